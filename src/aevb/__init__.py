@@ -1,0 +1,69 @@
+"""aevb: declare p and q, and the bound is derived.
+
+>>> from aevb import Model, Normal, Bernoulli, mlp
+>>> vae = Model(p={"z": Normal(20), "x | z": Bernoulli(784, net=mlp(500, 500))}, q={"z | x": Normal(net=mlp(500, 500))})
+>>> print(vae.explain())                                                # doctest: +ELLIPSIS
+log p(x) ≥ E of this estimator (ELBO):
+<BLANKLINE>
+  log p(x|zˢ) − KL(q(z|x) ‖ p(z))
+...
+"""
+
+from aevb.conditionals import (
+    Bernoulli,
+    Beta,
+    Conditional,
+    ContinuousBernoulli,
+    Exact,
+    Laplace,
+    Mixture,
+    MultivariateNormal,
+    NegativeBinomial,
+    Normal,
+    OneHot,
+    Poisson,
+    StudentT,
+    register_kl,
+)
+from aevb.deterministic import GRU, LSTM, Deterministic
+from aevb.estimators import Bound
+from aevb.evidence import Evidence
+from aevb.model import Model, from_declaration, load
+from aevb.networks import Network, conv, deconv, linear, mlp, table
+from aevb.posterior import Posterior
+from aevb.registry import register
+from aevb.version import __version__
+
+__all__ = [
+    "GRU",
+    "LSTM",
+    "Bernoulli",
+    "Beta",
+    "Bound",
+    "Conditional",
+    "ContinuousBernoulli",
+    "Deterministic",
+    "Evidence",
+    "Exact",
+    "Laplace",
+    "Mixture",
+    "Model",
+    "MultivariateNormal",
+    "NegativeBinomial",
+    "Network",
+    "Normal",
+    "OneHot",
+    "Poisson",
+    "Posterior",
+    "StudentT",
+    "__version__",
+    "conv",
+    "deconv",
+    "from_declaration",
+    "linear",
+    "load",
+    "mlp",
+    "register",
+    "register_kl",
+    "table",
+]  # fmt: skip

@@ -1,0 +1,3 @@
+from aevb.cli import main
+
+main()

@@ -1,0 +1,206 @@
+"""From what a user has (arrays, labels, NaNs, lengths) to what an estimate reads, with everything checked on the way.
+
+A batch is a flat dictionary of [T or 1, N, d] tensors: ``x`` the values, ``x?`` which of them are known (only where some are
+not), ``steps`` which steps are real (only for ragged sequences). The examples are always axis −2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+
+from aevb.conditionals import OneHot
+from aevb.graph import Graph
+
+Batch = dict[str, Tensor]
+
+
+def prepare(
+    graph: Graph, data: Mapping[str, Any], *, like: Tensor, need: tuple[str, ...] | None = None, steps: Any = None, lengths: Any = None
+) -> Batch:
+    """Check the data against the declaration and lay them out. ``need`` are the variables that must be there."""
+    need = (*graph.observed, *graph.given) if need is None else need
+    known = (*graph.stochastic, *graph.given)
+    for name in data:
+        if name not in known:
+            what = "deterministic, so it is computed" if name in graph.deterministic else f"not a variable of this model ({', '.join(known)})"
+            raise ValueError(f"The data have {name!r}, which is {what}. Leave it out.")
+    for name in need:
+        if data.get(name) is None:
+            raise ValueError(_lacking(graph, name))
+    batch: Batch = {}
+    masks: Batch = {}
+    for name, value in data.items():
+        if value is not None:
+            batch[name], mask = _layout(graph, name, value, like)
+            if mask is not None:
+                masks[f"{name}?"] = mask
+    _check_lengths(graph, batch)
+    real = _real_steps(graph, batch, steps, lengths)
+    for name, value in batch.items():
+        mask = masks.get(f"{name}?")
+        inside = None if real is None or not graph.timed[name] else real
+        _check_support(graph, name, value, mask, inside)
+        if inside is not None:
+            batch[name] = torch.where(inside, value, torch.zeros_like(value))
+            if mask is not None:
+                masks[f"{name}?"] = mask = mask | ~inside
+        if mask is not None:
+            if bool(mask.all()):
+                del masks[f"{name}?"]
+            else:
+                _check_missing(graph, name, mask)
+    return batch | masks | ({} if real is None else {"steps": real})
+
+
+def split_latents(graph: Graph, batch: Mapping[str, Tensor]) -> tuple[frozenset[str], frozenset[str]]:
+    """The latents known in every row, and the variables known in some."""
+    clamped = frozenset(name for name in graph.latents if name in batch and f"{name}?" not in batch)
+    return clamped, frozenset(name[:-1] for name in batch if name.endswith("?"))
+
+
+def _lacking(graph: Graph, name: str) -> str:
+    if name in graph.given:
+        return f"{name!r} is given: p or q is conditioned on it, but the data lack it. Pass {name}=…."
+    family = type(graph.rule("p", name).spec).__name__
+    if name in graph.latents:
+        return f"{name!r} has no value. A complete assignment names every variable: pass {name}=…."
+    reads = next((other for other in graph.observed if other != name), "x")
+    return (
+        f"{name!r} is observed (q has no factor for it), but the data lack it. Pass {name}=…, or make it latent: "
+        f'add "{name} | {reads}": {family}(net=mlp(500, 500)) to q.'
+    )
+
+
+def _layout(graph: Graph, name: str, value: Any, like: Tensor) -> tuple[Tensor, Tensor | None]:
+    tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+    if tensor.is_complex() or (not isinstance(value, Tensor) and np.asarray(value).dtype.kind not in "biuf"):
+        raise ValueError(f"{name} holds {np.asarray(value).dtype}, not numbers.")
+    shape, time = graph.shapes[name], 1 if graph.timed[name] else 0
+    d = graph.size(name)
+    axes = "[N, T" if time else "[N"
+    labels = d > 1 and tensor.dim() == 1 + time and (name in graph.given or isinstance(graph.rule("p", name).spec, OneHot))
+    if labels:
+        return _one_hot(name, tensor.to(like.device), d, like)
+    if tensor.dim() == 1 + time and shape == (1,):
+        tensor = tensor.unsqueeze(-1)
+    expected = ", ".join([axes, *map(str, shape)]) + "]"
+    if tensor.shape[1 + time :] != shape and not (tensor.dim() == 2 + time and tensor.shape[-1] == d):
+        raise ValueError(f"{name} has shape {list(tensor.shape)}; expected {expected}, the examples first.")
+    if tensor.shape[0] == 0:
+        raise ValueError(f"{name} has no examples.")
+    tensor = tensor.reshape(*tensor.shape[: 1 + time], d).to(device=like.device, dtype=like.dtype)
+    tensor = tensor.transpose(0, 1) if time else tensor.unsqueeze(0)
+    mask = ~tensor.isnan()
+    if bool(mask.all()):
+        return tensor, None
+    return torch.where(mask, tensor, torch.zeros_like(tensor)), mask
+
+
+def _one_hot(name: str, labels: Tensor, count: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Labels 0 … C−1, −1 or NaN where unknown, as one-hot vectors."""
+    numbers = torch.where(labels.isnan(), torch.full_like(labels, -1), labels) if labels.is_floating_point() else labels
+    whole = numbers.long()
+    bad = (whole != numbers) | (whole < -1) | (whole >= count)
+    if bool(bad.any()):
+        row = tuple(int(i) for i in bad.nonzero()[0])
+        raise ValueError(
+            f"{name} has {int(bad.sum())} labels outside 0 … {count - 1} (first: row {row[0]}: {numbers[row].item()}). Number the classes from 0; −1 is unknown."
+        )
+    known = (whole >= 0).unsqueeze(-1)
+    vectors = torch.nn.functional.one_hot(whole.clamp_min(0), count).to(like.dtype) * known.to(like.dtype)
+    vectors = vectors.transpose(0, 1) if vectors.dim() == 3 else vectors.unsqueeze(0)
+    if bool(known.all()):
+        return vectors, None
+    known = (known.transpose(0, 1) if known.dim() == 3 else known.unsqueeze(0)).expand(vectors.shape)
+    return vectors, known
+
+
+def _check_lengths(graph: Graph, batch: Batch) -> None:
+    rows = {name: value.shape[-2] for name, value in batch.items()}
+    if len(set(rows.values())) > 1:
+        raise ValueError(f"The data disagree on the number of examples: {', '.join(f'{name} {n}' for name, n in rows.items())}.")
+    steps = {name: value.shape[0] for name, value in batch.items() if graph.timed[name]}
+    if len(set(steps.values())) > 1:
+        raise ValueError(f"The data disagree on the number of steps: {', '.join(f'{name} {n}' for name, n in steps.items())}.")
+
+
+def _real_steps(graph: Graph, batch: Batch, steps: Any, lengths: Any) -> Tensor | None:
+    if steps is None and lengths is None:
+        return None
+    timed = next((value for name, value in batch.items() if graph.timed[name]), None)
+    if timed is None:
+        raise ValueError("steps= and lengths= are for sequences; no variable of these data has [t].")
+    count, n = timed.shape[0], timed.shape[1]
+    if lengths is not None:
+        length = torch.as_tensor(lengths, device=timed.device)
+        if length.shape != (n,) or bool(((length < 1) | (length > count)).any()):
+            raise ValueError(f"lengths holds one number for each of the {n} rows, from 1 to {count}.")
+        real = torch.arange(count, device=timed.device)[:, None] < length[None, :]
+    else:
+        mask = torch.as_tensor(steps, device=timed.device).bool()
+        if mask.shape != (n, count):
+            raise ValueError(f"steps has shape {list(mask.shape)}; expected [N, T] = [{n}, {count}].")
+        real = mask.T
+        if not bool(real[0].all()) or bool((real[1:] & ~real[:-1]).any()):
+            raise ValueError(
+                "steps marks each row's real steps from the first on, without gaps. For a step that was not observed put NaN into the data."
+            )
+    return real.unsqueeze(-1)
+
+
+def _check_missing(graph: Graph, name: str, mask: Tensor) -> None:
+    if name in graph.latents:
+        if bool((mask.any(-1) != mask.all(-1)).any()):
+            raise ValueError(f"{name!r} is latent and known in part of its entries in some row. Give the whole row, or none of it (NaN).")
+        return
+    reader = next((entry for entry in graph.entries() if entry.side == "p" and any(ref.name == name for ref in entry.key.parents)), None)
+    if reader is not None:
+        raise ValueError(f'{name} has missing entries but p reads it ("{reader.key}"). Give q a factor for {name}, or fill the entries.')
+    if name in graph.given:
+        return
+    for entry in graph.p[name].values():
+        if isinstance(entry.spec, OneHot) or entry.spec.factorised:
+            continue
+        raise ValueError(
+            f"{name} has missing entries, but {type(entry.spec).__name__} has no marginal without them. Fill them, or use a family of independent entries."
+        )
+
+
+_FIXES: dict[Any, str] = {
+    constraints.boolean: "Binarise them (x > 0.5), or use ContinuousBernoulli.",
+    constraints.unit_interval: "Divide by 256, or use Normal.",
+    constraints.nonnegative_integer: "Round them to counts, or use Normal.",
+    constraints.one_hot: "Pass labels 0 … C−1, or one-hot rows.",
+    constraints.positive: "Shift or exponentiate them, or use Normal.",
+}
+
+
+def _check_support(graph: Graph, name: str, value: Tensor, mask: Tensor | None, inside: Tensor | None) -> None:
+    infinite = torch.isinf(value)
+    if name in graph.given:
+        bad, what, fix = infinite, "not finite", "Replace them."
+    else:
+        spec = graph.rule("p", name).spec
+        check = spec.support.check(value)
+        check = check.unsqueeze(-1).expand(value.shape) if check.dim() < value.dim() else check
+        if bool(infinite.any()):
+            bad, what, fix = infinite, "not finite", "Replace them; NaN marks a missing entry."
+        else:
+            interval = {constraints.boolean: "that are not 0 or 1", constraints.unit_interval: "outside [0, 1]"}
+            bad, what = ~check, interval.get(spec.support, f"outside {type(spec).__name__}'s support")
+            fix = _FIXES.get(spec.support, "Transform the data, or use another family.")
+            what += f" (first: {{first}}), but p gives {name} a {type(spec).__name__}"
+    bad = bad if mask is None else bad & mask
+    bad = bad if inside is None else bad & inside
+    if bool(bad.any()):
+        t, row, column = (int(i) for i in bad.transpose(0, 1).nonzero()[0][[1, 0, 2]])
+        place = f"row {row}, " + (f"step {t}, " if graph.timed[name] else "") + f"column {column}: {value[t, row, column].item()}"
+        text = what.format(first=place) if "{first}" in what else f"{what} (first: {place})"
+        count = int(bad.any(-1).sum()) if name not in graph.given and isinstance(graph.rule("p", name).spec, OneHot) else int(bad.sum())
+        raise ValueError(f"{name} has {count} values {text}. {fix}")

@@ -1,0 +1,176 @@
+"""Distributions that torch lacks or gets wrong, and the arithmetic they share.
+
+Everything here is a plain function of its parameters: no validation (data are checked once, before training), nothing that
+waits for the device.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.distributions as td
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributions import constraints
+
+# torch's ContinuousBernoulli clamps probs at float32's eps; this is the logit of that clamp.
+CLAMPED_LOGIT = math.log(1 - torch.finfo(torch.float32).eps) - math.log(torch.finfo(torch.float32).eps)
+INVERSE_SOFTPLUS_ONE = math.log(math.expm1(1.0))
+
+
+def _inside(x: Tensor, radius: float) -> tuple[Tensor, Tensor]:
+    """Where |x| < radius, and |x| with those entries replaced, so that the other branch has finite gradients there."""
+    near = x.abs() < radius
+    return near, torch.where(near, torch.ones_like(x), x.abs())
+
+
+def continuous_bernoulli_log_normalizer(logits: Tensor) -> Tensor:
+    """log C(η) with C = η / tanh(η/2): what makes λˣ(1−λ)¹⁻ˣ integrate to one over [0, 1]. Even in η, exact for any η."""
+    near, a = _inside(logits, 0.5)
+    far = a.log() + torch.log1p(-torch.exp(-a)).neg() + torch.log1p(torch.exp(-a))
+    s = torch.where(near, logits, torch.zeros_like(logits)).square()
+    series = math.log(2) + s * (1 / 12 + s * (-7 / 1440 + s * (31 / 90720 + s * (-127 / 4838400))))
+    return torch.where(near, series, far)
+
+
+def continuous_bernoulli_mean(logits: Tensor) -> Tensor:
+    """1/(1−e^{−η}) − 1/η, by its series near 0 and by symmetry on the negative side."""
+    near, a = _inside(logits, 0.5)
+    positive = -1 / torch.expm1(-a) - 1 / a
+    far = torch.where(logits < 0, 1 - positive, positive)
+    e = torch.where(near, logits, torch.zeros_like(logits))
+    s = e.square()
+    series = 0.5 + e * (1 / 12 + s * (-1 / 720 + s * (1 / 30240 + s * (-1 / 1209600))))
+    return torch.where(near, series, far)
+
+
+class ContinuousBernoulli(td.Distribution):
+    """The continuous Bernoulli on [0, 1], exact in logit space for any logit.
+
+    log p(x) = xη − softplus(η) + log C(η).
+    """
+
+    arg_constraints = {"logits": constraints.real}
+    support = constraints.unit_interval
+    has_rsample = True
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+        super().__init__(logits.shape, validate_args=False)
+
+    @property
+    def mean(self) -> Tensor:
+        return continuous_bernoulli_mean(self.logits)
+
+    @property
+    def probs(self) -> Tensor:
+        return torch.sigmoid(self.logits)
+
+    def expand(self, batch_shape, _instance=None):  # type: ignore[no-untyped-def]
+        return ContinuousBernoulli(self.logits.expand(batch_shape))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return value * self.logits - F.softplus(self.logits) + continuous_bernoulli_log_normalizer(self.logits)
+
+    def icdf(self, value: Tensor) -> Tensor:
+        """The quantile function; the reparametrised sample is ``icdf(u)`` with u uniform."""
+        near, a = _inside(self.logits, 1e-2)
+        u = torch.where(self.logits < 0, 1 - value, value)
+        x = 1 + torch.log(u + (1 - u) * torch.exp(-a)) / a
+        far = torch.where(self.logits < 0, 1 - x, x)
+        e = torch.where(near, self.logits, torch.zeros_like(self.logits))
+        series = value + value * (1 - value) * e * (0.5 + e * (1 - 2 * value) / 12)
+        return torch.where(near, series, far).clamp(0, 1)
+
+    def rsample(self, sample_shape=torch.Size()) -> Tensor:  # type: ignore[no-untyped-def]  # noqa: B008
+        u = torch.rand(self._extended_shape(sample_shape), dtype=self.logits.dtype, device=self.logits.device)
+        return self.icdf(u)
+
+
+class MultivariateNormal(td.MultivariateNormal):
+    """torch's, with the inverse Cholesky factor computed once for all rows that share it."""
+
+    def __init__(self, loc: Tensor, scale_tril: Tensor) -> None:
+        super().__init__(loc, scale_tril=scale_tril, validate_args=False)
+
+    def whiten(self, value: Tensor) -> Tensor:
+        """L⁻¹ (value − loc)."""
+        factor = self._unbroadcasted_scale_tril
+        eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
+        inverse = torch.linalg.solve_triangular(factor, eye.expand(factor.shape), upper=False)
+        return matvec(inverse, value - self.loc)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        d = self._unbroadcasted_scale_tril.shape[-1]
+        return -0.5 * (self.whiten(value).square().sum(-1) + d * math.log(2 * math.pi)) - self.log_det
+
+    @property
+    def log_det(self) -> Tensor:
+        """log |L|, half the log-determinant of the covariance."""
+        return self._unbroadcasted_scale_tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+class GaussianMixture(td.MixtureSameFamily):
+    """Σₖ πₖ N(μₖ, diag σₖ²) on vectors; ``loc`` and ``scale`` are [..., k, d]."""
+
+    def __init__(self, logits: Tensor, loc: Tensor, scale: Tensor) -> None:
+        self.log_weights = logits.log_softmax(-1)
+        self.loc, self.scale = loc, scale
+        super().__init__(
+            td.Categorical(logits=logits, validate_args=False),
+            td.Independent(td.Normal(loc, scale, validate_args=False), 1, validate_args=False),
+            validate_args=False,
+        )
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        each = normal_log_prob(x.unsqueeze(-2), self.loc, self.scale).sum(-1)
+        return (each + self.log_weights).logsumexp(-1)
+
+
+def matvec(matrix: Tensor, vector: Tensor) -> Tensor:
+    """matrix @ vector over any leading axes; one product when all rows share the matrix."""
+    if matrix.dim() == 2:
+        return F.linear(vector, matrix)
+    return (matrix @ vector.unsqueeze(-1)).squeeze(-1)
+
+
+def normal_log_prob(value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
+    return -0.5 * ((value - loc) / scale).square() - scale.log() - 0.5 * math.log(2 * math.pi)
+
+
+def tril_from_vector(entries: Tensor, d: int) -> Tensor:
+    """A Cholesky factor from its d(d+1)/2 free entries, row by row, with softplus on the diagonal."""
+    rows, columns = torch.tril_indices(d, d).unbind(0)
+    position = torch.full((d, d), entries.shape[-1], dtype=torch.long)
+    position[rows, columns] = torch.arange(entries.shape[-1])
+    padded = F.pad(entries, (0, 1))  # the last entry, zero, stands above the diagonal
+    matrix = padded[..., position.to(entries.device).flatten()].unflatten(-1, (d, d))
+    eye = torch.eye(d, dtype=torch.bool, device=entries.device)
+    return torch.where(eye, F.softplus(matrix), matrix)
+
+
+def relaxed_log_prob(log_value: Tensor, logits: Tensor, temperature: float | Tensor) -> Tensor:
+    """Density of log ỹ for ỹ ~ Gumbel-Softmax(logits, τ), in log space so that no ỹ underflows.
+
+    log Γ(C) + (C−1) log τ + Σ aᵢ − C logsumexp(a), with a = logits − τ log ỹ.
+    """
+    c = logits.shape[-1]
+    a = logits - temperature * log_value
+    tau = torch.as_tensor(temperature, dtype=logits.dtype, device=logits.device)
+    return math.lgamma(c) + (c - 1) * tau.log() + a.sum(-1) - c * a.logsumexp(-1)
+
+
+def relaxed_bernoulli_log_prob(logit_value: Tensor, logits: Tensor, temperature: float | Tensor) -> Tensor:
+    """Density of logit(ỹ) for the binary relaxation: a logistic with location logits/τ and scale 1/τ."""
+    tau = torch.as_tensor(temperature, dtype=logits.dtype, device=logits.device)
+    a = logits - tau * logit_value
+    return tau.log() + a - 2 * F.softplus(a)
+
+
+def xlogy_difference(log_q: Tensor, log_p: Tensor) -> Tensor:
+    """q (log q − log p), zero where q is zero, with finite gradients there."""
+    zero = torch.isneginf(log_q)
+    safe = torch.where(zero, torch.zeros_like(log_q), log_q)
+    log_p = torch.where(zero, torch.zeros_like(log_p), log_p)
+    return torch.where(zero, torch.zeros_like(safe), safe.exp() * (safe - log_p))

@@ -1,0 +1,541 @@
+"""Estimating a bound by a plan: one pure function of parameters, batch and noise.
+
+Terms are tensors laid out as in :mod:`aevb.program`, with an event axis of size 1. An expectation over an enumerated latent
+is a weighted sum over its axis, one over samples a mean over S; both are taken here, innermost latent first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributions as td
+from torch import Tensor, nn
+
+from aevb.conditionals import Conditional, Exact, Factor, closed_form_kl
+from aevb.graph import Entry
+from aevb.plan import Plan, S
+from aevb.program import TIME, Program, join, over_time, steps_of, swap
+
+SAMPLES = -4
+
+
+@dataclass(frozen=True)
+class Bound:
+    """An estimate, one number an example. For the ELBO, value = Σ likelihood terms − Σ KL terms, exactly.
+
+    ``terms`` holds ``"x"`` for log p(x|·) and ``"kl(z)"`` for E[log q(z|·) − log p(z|·)]; under iwae they are diagnostics,
+    averaged with the normalised weights. ``log_weights`` are iwae's, [K, N], where no latent is enumerated outside them.
+    """
+
+    value: Tensor
+    terms: dict[str, Tensor]
+    log_weights: Tensor | None = None
+
+
+def scale_gradient(value: Tensor, factor: Tensor) -> Tensor:
+    """The same value, its gradient multiplied."""
+    return value.detach() + factor * (value - value.detach())
+
+
+def on_axis(vector: Tensor, slot: int) -> Tensor:
+    """Move the event axis to an enumeration axis. Contiguous: strided weights slow every gradient behind them."""
+    return swap(vector, slot, -1).contiguous()
+
+
+def place(values: Tensor, slot: int) -> Tensor:
+    """A table of values, one a row, on an enumeration axis: [V, 1, …, 1, d]."""
+    return values.reshape(values.shape[0], *[1] * (-slot - 2), values.shape[1])
+
+
+class Estimate:
+    """The working of one estimate: draws values, then answers log-probabilities, weights and terms."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        factors: Mapping[str, nn.Module],
+        batch: Mapping[str, Tensor],
+        noise: Mapping[str, Tensor],
+        *,
+        temperature: float | Tensor = 0.5,
+        scale: Tensor | None = None,
+    ) -> None:
+        self.plan, self.graph, self.factors = plan, plan.graph, factors
+        self.batch, self.noise, self.temperature, self.scale = batch, noise, temperature, scale
+        timed = [name for name in batch if self.graph.timed.get(name)]
+        self.steps = batch[timed[0]].shape[TIME] if timed else 1
+        self.program = Program(
+            self.graph, factors, batch, noise=noise, slots=plan.slots, steps=self.steps, q_draws=frozenset(plan.choices),
+            hook=self._unscale if scale is not None else None,
+        )  # fmt: skip
+        self._log_p: dict[str, Tensor] = {}
+        self._log_w: dict[str, Tensor] = {}
+        self._noise_steps: dict[str, Sequence[Tensor]] = {}
+        values = self.program.values
+        for name in (*self.graph.observed, *self.graph.given, *plan.clamped):
+            values[name] = batch[name]
+        for name in plan.enumerated:
+            spec = self.graph.rule("p", name).spec
+            table = spec.values(self.graph.size(name))
+            assert table is not None  # the plan enumerates finite families only
+            values[name] = place(table.to(self._like()), plan.slots[name][0])
+        self.program.run(plan.stages, self._draw)
+
+    def _like(self) -> Tensor:
+        return next(iter(self.batch.values()))
+
+    # Drawing --------------------------------------------------------------------------------------------------------------
+
+    def _unscale(self, entry: Entry, value: Tensor) -> Tensor:
+        """DReG weights the gradient of each draw once: what flows on to earlier draws must not be weighted again."""
+        sampled = value.dim() >= -SAMPLES and value.shape[SAMPLES] > 1
+        if entry.side == "p" or not sampled or self.graph.is_deterministic(entry.key.name) or self.scale is None:
+            return value
+        tiny = self.scale < 1e-12  # such a sample has no say; its inverse weight would overflow
+        return scale_gradient(value, torch.where(tiny, torch.zeros_like(self.scale), 1 / self.scale))
+
+    def _noise_at(self, name: str, t: int | None) -> Tensor:
+        noise = self.noise[name]
+        if t is None or noise.dim() == 0:
+            return noise if t is None else noise + t
+        if name not in self._noise_steps:
+            self._noise_steps[name] = steps_of(noise, self.steps)
+        return self._noise_steps[name][t]
+
+    def _draw(self, name: str, entry: Entry, raw: Tensor, t: int | None) -> Tensor:
+        factor, noise = self.factors[entry.id], self._noise_at(name, t)
+        assert isinstance(factor, Factor)
+        draw, spec = self.plan.choices[name].draw, factor.spec
+        if self.scale is not None:
+            raw = scale_gradient(raw.expand(torch.broadcast_shapes(raw.shape, (*self.scale.shape[:-1], 1))), self.scale)
+        if noise.dim() == 0:  # a seed: torch draws, for every axis the value has
+            raw = raw.expand(torch.broadcast_shapes(raw.shape, (*self._value_shape(name, t)[:-1], 1)))
+        dist = factor.distribution(raw)
+        if draw in ("pathwise", "detached"):
+            value = spec.reparametrise(dist, noise) if spec.noise(1) else sample_with_seed(dist, noise)
+            value = value.detach() if draw == "detached" else value
+        elif draw in ("score", "sample"):
+            with torch.no_grad():
+                value = spec.reparametrise(dist, noise) if spec.noise(1) else sample_with_seed(dist, noise)
+        elif draw == "stratify":
+            slot = self.plan.slots[name][0]
+            loc, deviation = (_component_axis(part, slot) for part in (dist.loc, dist.scale))  # type: ignore[attr-defined]
+            value = torch.addcmul(loc, deviation, noise)
+        else:
+            value, _ = spec.relax(dist, noise, self.temperature)  # type: ignore[attr-defined]
+            if draw == "straight-through":
+                hard = spec.reparametrise(dist, noise)
+                value = hard + (value - value.detach())
+        seen = self.batch.get(f"{name}?")
+        if seen is not None:
+            known, seen = (part if t is None or part.shape[TIME] == 1 else part.narrow(TIME, t, 1) for part in (self.batch[name], seen))
+            value = torch.where(seen, known, value)
+        return value
+
+    def _value_shape(self, name: str, t: int | None) -> tuple[int, ...]:
+        n = self._like().shape[-2]
+        shape = list(self.plan._shape(self.plan.values[name], n, self.steps, self.graph.size(name)))
+        if t is not None:
+            shape[TIME] = 1
+        return tuple(shape)
+
+    # Log-probabilities and weights -----------------------------------------------------------------------------------------------
+
+    def _detached(self, name: str, region: str) -> tuple[Conditional, td.Distribution]:
+        """q's factor with its parameters, and whatever is not sampled, held fixed; only samples carry gradients."""
+        entry = self.program.entry("q", name, region)
+        factor, program = self.factors[entry.id], self.program
+        assert isinstance(factor, Factor)
+        if S not in self.plan.axes[entry.id]:
+            return factor.spec, factor.distribution(self.program.select(program.raw(entry).detach(), region), detach=True)
+        program.hook, hook = None, program.hook
+        inputs = {str(ref): program.read(ref) if S in self.plan.values[ref.name] else program.read(ref).detach() for ref in entry.key.parents}
+        program.hook = hook
+        fixed = {key: parameter.detach() for key, parameter in factor.named_parameters()}
+        raw = torch.func.functional_call(factor, fixed, (inputs, program.keep(entry), program.missing(entry, inputs)))
+        return factor.spec, factor.distribution(self.program.select(raw, region), detach=True)
+
+    def log_p(self, name: str) -> Tensor:
+        """log p(v | ·) at v's value, missing entries left out."""
+        if name not in self._log_p:
+            value, present = self.program.values[name], self.batch.get(f"{name}?") if name in self.graph.observed else None
+            if present is not None:
+                value = torch.where(present, value, torch.full_like(value, self.graph.rule("p", name).spec.fill))
+            if self.program.real is not None and self.graph.timed[name]:
+                value = torch.where(self.program.real, value, torch.full_like(value, self.graph.rule("p", name).spec.fill))
+
+            def at(region: str) -> Tensor:
+                spec, dist = self.program.distribution("p", name, region)
+                here = None if present is None else self.select_mask(present, region)
+                return spec.log_prob(dist, self.program.select(value, region), here).unsqueeze(-1)
+
+            self._log_p[name] = self.program.piecewise(name, "p", at)
+        return self._log_p[name]
+
+    def select_mask(self, mask: Tensor, region: str) -> Tensor:
+        return mask if region == "all" else self.program.select(mask.to(self._like().dtype), region) > 0
+
+    def log_q(self, name: str) -> Tensor:
+        """log q(v | ·) at v's sample; q's parameters held fixed for the gradients that ask for it."""
+        fixed = self.plan.gradient in ("stl", "dreg") and self.plan.choices[name].draw == "pathwise"
+
+        def at(region: str) -> Tensor:
+            spec, dist = self._detached(name, region) if fixed else self.program.distribution("q", name, region)
+            return spec.log_prob(dist, self.program.select(self.program.values[name], region)).unsqueeze(-1)
+
+        return self.program.piecewise(name, "q", at)
+
+    def log_w(self, name: str) -> Tensor:
+        """log q of every value of an enumerated latent (log π of every component of a mixture), on its axis."""
+        if name not in self._log_w:
+            self._log_w[name] = self._bayes(name) if isinstance(self.graph.rule("q", name).spec, Exact) else self._weights_of(name)
+        return self._log_w[name]
+
+    def _weights_of(self, name: str) -> Tensor:
+        slot = self.plan.slots[name][0]
+
+        def at(region: str) -> Tensor:
+            spec, dist = self.program.distribution("q", name, region)
+            if self.plan.choices[name].draw == "stratify":
+                return on_axis(dist.log_weights, slot)  # type: ignore[attr-defined]
+            if isinstance(dist, td.OneHotCategorical):
+                return on_axis(dist.logits, slot)
+            return spec.log_prob(dist, self.program.values[name]).unsqueeze(-1)
+
+        return self.program.piecewise(name, "q", at)
+
+    def _bayes(self, name: str) -> Tensor:
+        """Bayes' rule: log q(y|·) = Σ log p of the factors that contain y, normalised over y."""
+        total: Tensor | None = None
+        for factor in self.graph.factors_containing(name):
+            part = self.log_p(factor)
+            if self.graph.timed[factor] and not self.graph.timed[name]:
+                part = self.over_steps(part)
+            total = part if total is None else total + part
+        assert total is not None
+        return total.log_softmax(self.plan.slots[name][0])
+
+    # Terms -------------------------------------------------------------------------------------------------------------------
+
+    def over_steps(self, term: Tensor) -> Tensor:
+        """The sum over the real steps."""
+        if self.program.real is not None:
+            term = torch.where(self.program.real, term, torch.zeros_like(term))
+        return term.sum(TIME, keepdim=True)
+
+    def finish(self, name: str, term: Tensor, side: str) -> Tensor:
+        """Sum a term over time, and over the latents enumerated at each step, with their weights there."""
+        if not self.graph.timed[name]:
+            return term
+        latents = [latent for latent in self.plan.slots if self.graph.timed[latent]]
+        if any(size(term, slot) > 1 for latent in latents for slot in self.plan.slots[latent] if slot):
+            weighted = self.chain.weights(self.plan.direction(side, name)) * term
+            slots = [slot for latent in latents for slot in self.plan.slots[latent] if slot]
+            term = weighted.sum([slot for slot in slots if weighted.dim() >= -slot], keepdim=True)
+        return self.over_steps(over_time(term, self.steps))
+
+    @property
+    def chain(self) -> Chain:
+        if not hasattr(self, "_chain"):
+            self._chain = Chain(self)
+        return self._chain
+
+    def weight(self, name: str) -> Tensor:
+        """The weight of every value: q's, or one-hot where the value is known."""
+        weight = self.log_w(name).exp()
+        seen = self.batch.get(f"{name}?")
+        if seen is None or self.plan.choices[name].draw == "stratify":
+            return weight
+        table = self.program.values[name]
+        here = (table == self.batch[name]).all(-1, keepdim=True).to(weight.dtype)
+        return torch.where(seen[..., :1], here, weight)
+
+    def kl(self, name: str) -> Tensor:
+        """E[log q(v|·) − log p(v|·)] as the plan takes it, not yet averaged over what it depends on; summed over time."""
+        choice = self.plan.choices[name]
+        seen = self.batch.get(f"{name}?")
+        if choice.term == "summed":
+            log_q, log_p = self.log_w(name), self.log_p(name)
+            known = None if seen is None else seen[..., :1]
+            if choice.draw == "sum":
+                return -self.finish(name, log_p, "p")
+            log_q = torch.where(torch.isneginf(log_q), torch.zeros_like(log_q), log_q)  # such a value has weight zero
+            if known is not None:
+                log_q = torch.where(known, torch.zeros_like(log_q), log_q)
+            return self.finish(name, log_q, "q") - self.finish(name, log_p, "p")
+        if choice.term == "closed":
+
+            def at(region: str) -> Tensor:
+                (q, dist_q), (p, dist_p) = self.program.distribution("q", name, region), self.program.distribution("p", name, region)
+                kl = closed_form_kl(q, p)
+                assert kl is not None
+                return kl(dist_q, dist_p).unsqueeze(-1)
+
+            term = self.program.piecewise(name, "qp", at)
+            if seen is not None:
+                term = torch.where(seen[..., :1], -self.log_p(name), term)
+            return self.finish(name, term, "q" if self.plan.direction("q", name) else "p")
+        if choice.term == "relaxed":
+            log_q, log_p = (self.program.piecewise(name, side, self._relaxed(side, name)) for side in "qp")
+            if seen is not None:
+                log_p = torch.where(seen[..., :1], self.log_p(name), log_p)
+        elif choice.term == "entropy":
+
+            def negative_entropy(region: str) -> Tensor:
+                spec, dist = self.program.distribution("q", name, region)
+                return -spec.entropy(dist).unsqueeze(-1)
+
+            log_q, log_p = self.program.piecewise(name, "q", negative_entropy), self.log_p(name)
+        else:
+            log_q, log_p = self.log_q(name), self.log_p(name)
+        if seen is not None:
+            log_q = torch.where(seen[..., :1], torch.zeros_like(log_q), log_q)
+        return self.finish(name, log_q, "q") - self.finish(name, log_p, "p")
+
+    def _relaxed(self, side: str, name: str) -> Callable[[str], Tensor]:
+        def at(region: str) -> Tensor:
+            spec, dist_q = self.program.distribution("q", name, region)
+            _, log_value = spec.relax(dist_q, self.program.select(self.noise[name], region), self.temperature)  # type: ignore[attr-defined]
+            spec, dist = self.program.distribution(side, name, region)
+            return spec.relaxed_log_prob(dist, log_value, self.temperature).unsqueeze(-1)  # type: ignore[attr-defined]
+
+        return at
+
+    def likelihood(self, name: str) -> Tensor:
+        return self.finish(name, self.log_p(name), "p")
+
+    # The bound -----------------------------------------------------------------------------------------------------------------
+
+    def sequence(self) -> list[tuple[str, int]]:
+        """The expectations left after time, innermost first: (latent or "#S", axis)."""
+        static = [name for name in self.plan.slots if not self.graph.timed[name]]
+        axes = {name: self.plan.axes[self.graph.rule("q", name).id] for name in static}
+        inner = [name for name in static if S in axes[name]]
+        if self.plan.bound == "iwae":  # sums inside the logarithm may be taken before the samples' mean, if nothing outside waits for them
+            outer = [name for name in static if name not in inner]
+            inner += [n for n in outer if self.plan.choices[n].draw != "enumerate" and not any((n, 0) in axes[other] for other in outer)]
+            inner.sort(key=static.index)
+        order = [*reversed(inner), "#S", *(name for name in reversed(static) if name not in inner)]
+        return [(name, SAMPLES if name == "#S" else self.plan.slots[name][0]) for name in order]
+
+    def terms(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Likelihood and KL terms, summed over time, not yet averaged."""
+        known = (*self.graph.observed, *(name for name in self.graph.latents if name in self.plan.clamped))
+        return {name: self.likelihood(name) for name in known}, {f"kl({name})": self.kl(name) for name in self.plan.choices}
+
+    def sample_weights(self, kl_weight: float | Tensor = 1.0) -> Tensor:
+        """The samples' normalised importance weights."""
+        terms, kls = self.terms()
+        total = _integrand(terms, kls, kl_weight)
+        for name, axis in self.sequence():
+            if name == "#S":
+                break
+            total = contract(total, self.weight(name), axis)
+        return expand_axis(total, SAMPLES, self.plan.samples).softmax(SAMPLES)
+
+    def bound(self, kl_weight: float | Tensor = 1.0) -> Bound:
+        plan = self.plan
+        terms, kls = self.terms()
+        score = [name for name, choice in plan.choices.items() if choice.draw == "score"]
+        weighted = plan.bound == "iwae"
+        total = surrogate = log_weights = None
+        if weighted or score:
+            total = _integrand(terms, kls, kl_weight)
+        every = terms | kls
+        for name, axis in self.sequence():
+            if name == "#S":
+                if score:
+                    assert total is not None
+                    surrogate = self._score_surrogate(total, score)
+                if weighted:
+                    assert total is not None
+                    if total.dim() <= 4:
+                        log_weights = expand_axis(total, SAMPLES, plan.samples).reshape(plan.samples, -1)
+                    share = expand_axis(total, SAMPLES, plan.samples).softmax(SAMPLES).detach()
+                    total = expand_axis(total, SAMPLES, plan.samples).logsumexp(SAMPLES, keepdim=True) - math.log(plan.samples)
+                    every = {key: contract(term, share, axis) for key, term in every.items()}
+                else:
+                    every = {key: term.mean(axis, keepdim=True) if size(term, axis) > 1 else term for key, term in every.items()}
+                    total = total.mean(axis, keepdim=True) if total is not None and size(total, axis) > 1 else total
+                continue
+            weight, draw = self.weight(name), plan.choices[name].draw
+            if weighted and draw in ("sum", "stratify"):
+                assert total is not None
+                logits = total + self.log_w(name) if draw == "stratify" else total
+                weight = expand_axis(logits, axis, plan.size((name, 0))).softmax(axis).detach()
+                total = expand_axis(logits, axis, plan.size((name, 0))).logsumexp(axis, keepdim=True)
+            elif total is not None:
+                total = contract(total, weight, axis)
+            if surrogate is not None:
+                surrogate = contract(surrogate, weight.detach(), axis)
+            every = {key: contract(term, weight, axis) for key, term in every.items()}
+        n = self._like().shape[-2]
+        shown = {key: term.reshape(-1).expand(n) for key, term in every.items()}
+        if weighted:
+            assert total is not None
+            value = total.reshape(-1).expand(n)
+        else:
+            value = _integrand({key: shown[key] for key in terms}, {key: shown[key] for key in kls}, kl_weight)
+        if surrogate is not None:
+            value = value + (surrogate - surrogate.detach()).reshape(-1)
+        return Bound(value, shown, log_weights)
+
+    def _score_surrogate(self, total: Tensor, names: list[str]) -> Tensor:
+        """A zero whose gradient is the score function's, with a leave-one-out baseline (VIMCO under iwae)."""
+        log_q: Tensor | None = None
+        for name in names:
+            part = self.log_q(name)
+            seen = self.batch.get(f"{name}?")
+            if seen is not None:
+                part = torch.where(seen[..., :1], torch.zeros_like(part), part)
+            part = self.over_steps(part) if self.graph.timed[name] else part
+            log_q = part if log_q is None else log_q + part
+        assert log_q is not None
+        k = self.plan.samples
+        f = expand_axis(total, SAMPLES, k).detach()
+        others = (f.sum(SAMPLES, keepdim=True) - f) / (k - 1)
+        if self.plan.bound == "elbo":
+            return ((f - others) * log_q).mean(SAMPLES, keepdim=True)
+        # The bound had sample k been the geometric mean of the others: replace each f in turn.
+        replaced = torch.where(
+            torch.eye(k, dtype=torch.bool, device=f.device)[..., None, None, None], others.unsqueeze(SAMPLES), f.unsqueeze(SAMPLES - 1)
+        )
+        without = replaced.logsumexp(SAMPLES, keepdim=True).squeeze(SAMPLES)
+        return ((f.logsumexp(SAMPLES, keepdim=True) - without) * log_q).sum(SAMPLES, keepdim=True)
+
+
+class Chain:
+    """Weights of the latents enumerated at every step: q's marginals, and its pairwise marginals where a neighbour is read.
+
+    If q's factors read their neighbour, the marginals follow by a recursion, T·C² instead of C^T paths.
+    """
+
+    def __init__(self, estimate: Estimate) -> None:
+        plan, graph = estimate.plan, estimate.graph
+        self.steps = estimate.steps
+        names = [name for name in plan.slots if graph.timed[name]]
+        self.slots = [plan.slots[name] for name in names]
+        self.sizes = [plan.size((name, 0)) for name in names]
+        product: Tensor | None = None
+        for name in names:
+            weight = over_time(estimate.weight(name), self.steps)
+            product = weight if product is None else product * weight
+        assert product is not None
+        self.direction = next((d for name in names if (d := plan.direction("q", name))), 0)
+        self.neighbours = [slot for _, slot in self.slots if slot is not None]
+        if self.direction:
+            self.pair, self.single = self._recursion(product)
+        else:
+            self.single = product
+            self.pair = None
+
+    def _uniform(self) -> float:
+        return 1 / math.prod(count for count, (_, slot) in zip(self.sizes, self.slots, strict=True) if slot is not None)
+
+    def _to_neighbour(self, value: Tensor) -> Tensor:
+        """Rename the present to the neighbour, after summing out what no neighbour's axis stands for."""
+        for current, slot in self.slots:
+            if slot is not None:
+                value = swap(value, current, slot)
+            elif value.dim() >= -current:
+                value = value.sum(current, keepdim=True)
+        return value
+
+    def _recursion(self, conditional: Tensor) -> tuple[Tensor, Tensor]:
+        parts = steps_of(conditional, self.steps)
+        pairs: list[Tensor] = [conditional] * self.steps
+        singles: list[Tensor] = [conditional] * self.steps
+        before: Tensor | None = None
+        for t in range(self.steps) if self.direction < 0 else range(self.steps - 1, -1, -1):
+            pairs[t] = parts[t] * (self._uniform() if before is None else self._to_neighbour(before))
+            widened = pairs[t]
+            for count, slot in zip(self.sizes, (slot for _, slot in self.slots), strict=True):
+                if slot is not None:
+                    widened = expand_axis(widened, slot, count)
+            pairs[t] = widened
+            singles[t] = before = widened.sum(self.neighbours, keepdim=True)
+        return join(pairs), join(singles)
+
+    def weights(self, direction: int) -> Tensor:
+        """The weights of (present, neighbour at t + direction); of the present alone for 0."""
+        if not direction:
+            return self.single
+        if direction == self.direction:
+            assert self.pair is not None
+            return self.pair
+        # Shift the other neighbour's marginals (or the independent product) into place; outside the sequence all values weigh the same.
+        edge = self.single.narrow(TIME, 0 if direction < 0 else self.steps - 1, 1) * self._uniform()
+        start = 0 if direction < 0 else 1
+        if self.pair is None:
+            here = self.single.narrow(TIME, 1 - start, self.steps - 1)
+            inside = here * self._to_neighbour(self.single.narrow(TIME, start, self.steps - 1))
+        else:
+            inside = self._to_neighbour(self.pair.narrow(TIME, start, self.steps - 1))
+        for count, (_, slot) in zip(self.sizes, self.slots, strict=True):
+            if slot is not None:
+                edge = expand_axis(edge, slot, count)
+        return join([edge, inside] if direction < 0 else [inside, edge])
+
+
+def size(value: Tensor, axis: int) -> int:
+    return value.shape[axis] if value.dim() >= -axis else 1
+
+
+def expand_axis(value: Tensor, axis: int, count: int) -> Tensor:
+    """The value with an axis of full size, added on the left if absent."""
+    if value.dim() < -axis:
+        value = value.reshape(*[1] * (-axis - value.dim()), *value.shape)
+    shape = list(value.shape)
+    shape[axis] = count
+    return value.expand(shape)
+
+
+def contract(term: Tensor, weight: Tensor, axis: int) -> Tensor:
+    """The weighted sum over an axis; what does not depend on the axis stays, since weights sum to one."""
+    return (weight * term).sum(axis, keepdim=True) if size(term, axis) > 1 else term
+
+
+def _integrand(terms: Mapping[str, Tensor], kls: Mapping[str, Tensor], kl_weight: float | Tensor) -> Tensor:
+    """Σ likelihood terms − Σ KL terms."""
+    total: Tensor | None = None
+    for term in terms.values():
+        total = term if total is None else total + term
+    assert total is not None  # a model has data
+    for kl in kls.values():
+        total = total - (kl if isinstance(kl_weight, float) and kl_weight == 1.0 else kl_weight * kl)
+    return total
+
+
+def _component_axis(value: Tensor, slot: int) -> Tensor:
+    """[.., N, k, d] → components on their axis, [k, …, N, d]."""
+    value = value.movedim(-2, 0)
+    return value.reshape(value.shape[0], *[1] * (-slot - value.dim()), *value.shape[1:]) if value.dim() < -slot else value
+
+
+def sample_with_seed(dist: td.Distribution, seed: Tensor) -> Tensor:
+    """torch's own (where possible differentiable) sample, from a seed: for families without a noise of their own."""
+    devices = [seed.device] if seed.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(int(seed))
+        return dist.rsample() if dist.has_rsample else dist.sample()
+
+
+def estimate(
+    plan: Plan,
+    factors: Mapping[str, nn.Module],
+    batch: Mapping[str, Tensor],
+    noise: Mapping[str, Tensor],
+    *,
+    temperature: float | Tensor = 0.5,
+    kl_weight: float | Tensor = 1.0,
+) -> Bound:
+    """The bound that the plan derives, for this batch and noise."""
+    if plan.gradient != "dreg":
+        return Estimate(plan, factors, batch, noise, temperature=temperature).bound(kl_weight)
+    # The doubly reparametrised gradient weights each draw by its normalised weight: a first pass finds the weights.
+    with torch.no_grad():
+        scale = Estimate(plan, factors, batch, noise, temperature=temperature).sample_weights(kl_weight)
+    return Estimate(plan, factors, batch, noise, temperature=temperature, scale=scale).bound(kl_weight)

@@ -1,0 +1,357 @@
+"""Model: a declaration with its weights, and everything a user does with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aevb import noise as noises
+from aevb.batch import Batch, prepare, split_latents
+from aevb.conditionals import Conditional, Factor
+from aevb.deterministic import Cell, Deterministic, Function, Recurrence
+from aevb.estimators import Bound, estimate
+from aevb.evidence import Evidence, log_evidence
+from aevb.explain import Explanation, describe, explain
+from aevb.graph import Entry, Graph
+from aevb.networks import Shape
+from aevb.plan import Plan, derive
+from aevb.posterior import Posterior, public
+from aevb.program import TIME, Program
+from aevb.registry import from_record, to_record
+from aevb.schedule import schedule
+
+FORMAT = 1
+RESERVED = ("steps", "lengths", "how", "bound", "samples", "gradient", "temperature", "noise", "seed", "kl_weight", "mean", "method", "n")
+
+
+class Model(nn.Module):
+    """A latent variable model p with an approximate posterior q.
+
+    Declare the two factorizations; the bound, its estimator and their derivation follow.
+
+    >>> from aevb import Bernoulli, Normal, mlp
+    >>> vae = Model(
+    ...     p={"z": Normal(20), "x | z": Bernoulli(784, net=mlp(500, 500))},
+    ...     q={"z | x": Normal(net=mlp(500, 500))},
+    ... )
+    >>> vae.elbo(x=torch.zeros(3, 784)).value.shape
+    torch.Size([3])
+
+    ``given`` holds the sizes of variables that are only conditioned on. ``missing="mask"`` lets q's networks see which
+    entries are missing, through inputs whose weights start at zero; by default it reads them as zeros.
+    """
+
+    def __init__(
+        self,
+        p: Mapping[str, Conditional],
+        q: Mapping[str, Conditional],
+        given: Mapping[str, int | Shape] | None = None,
+        *,
+        missing: str = "zeros",
+    ) -> None:
+        super().__init__()
+        if missing not in ("zeros", "mask"):
+            raise ValueError(f'missing is "zeros" or "mask", got {missing!r}.')
+        self.graph = Graph(p, q, given or {})
+        for name in self.graph.shapes:
+            if name in RESERVED:
+                raise ValueError(f"{name!r} is a word of this library; call the variable something else.")
+        self.missing = missing
+        self.factors = nn.ModuleDict({entry.id: self._build(entry) for entry in self.graph.entries()})
+        self._plans: dict[Any, Plan] = {}
+
+    def _build(self, entry: Entry) -> nn.Module:
+        spec, shape = entry.spec, self.graph.shapes[entry.key.name]
+        own = entry.key.name if isinstance(spec, Cell) else None
+        parents = {str(ref): self.graph.shapes[ref.name] for ref in entry.key.parents if ref.name != own}
+        told = self.missing == "mask" and entry.side == "q"
+        masked = [str(ref) for ref in entry.key.parents if told and ref.name in self.graph.observed]
+        try:
+            if isinstance(spec, Cell):
+                return Recurrence(spec, shape[0], parents, masked)
+            if isinstance(spec, Deterministic):
+                return Function(spec, shape, parents, masked)
+            return Factor(spec, shape, parents, masked) if spec.has_parameters else nn.Module()
+        except ValueError as error:
+            raise ValueError(f"{entry.where}: {error}") from None
+
+    # Looking at it --------------------------------------------------------------------------------------------------------
+
+    def theta(self) -> list[nn.Parameter]:
+        """The generative parameters: everything reached from a factor of p, even if q uses it too."""
+        return [parameter for entry in self.graph.entries() if entry.side == "p" for parameter in self.factors[entry.id].parameters()]
+
+    def phi(self) -> list[nn.Parameter]:
+        """The inference parameters: what only q reaches."""
+        return [parameter for entry in self.graph.entries() if entry.side == "q" for parameter in self.factors[entry.id].parameters()]
+
+    def __repr__(self) -> str:
+        counts = {entry.id: sum(parameter.numel() for parameter in self.factors[entry.id].parameters()) for entry in self.graph.entries()}
+        return describe(self.graph, counts)
+
+    __str__ = __repr__
+
+    def plan(
+        self,
+        *,
+        how: Mapping[str, str] | None = None,
+        bound: str = "elbo",
+        samples: int = 1,
+        gradient: str = "plain",
+        clamped: Iterable[str] = (),
+        partial: Iterable[str] = (),
+    ) -> Plan:
+        """The estimator derived for these choices (cached). ``clamped`` latents are known in every row, ``partial`` in some."""
+        key = (tuple(sorted((how or {}).items())), bound, samples, gradient, frozenset(clamped), frozenset(partial))
+        if key not in self._plans:
+            self._plans[key] = derive(
+                self.graph, how=how, bound=bound, samples=samples, gradient=gradient, clamped=frozenset(clamped), partial=frozenset(partial)
+            )
+        return self._plans[key]
+
+    def explain(self, **choices: Any) -> Explanation:
+        """The estimator as mathematics, and for each term how it is taken and why; ``.latex`` holds it for a document."""
+        return explain(self.plan(**choices))
+
+    # The bound ---------------------------------------------------------------------------------------------------------------
+
+    def _parameter(self) -> Tensor:
+        for tensor in (*self.parameters(), *self.buffers()):
+            if tensor.is_floating_point():
+                return tensor
+        return torch.zeros(())
+
+    def prepare(self, *, steps: Any = None, lengths: Any = None, **data: Any) -> Batch:
+        """Check data against the declaration and lay them out as estimates read them."""
+        return prepare(self.graph, data, like=self._parameter(), steps=steps, lengths=lengths)
+
+    def draw_noise(self, plan: Plan, batch: Mapping[str, Tensor], *, seed: int | None = None) -> dict[str, Tensor]:
+        """All random numbers of one estimate; the global generator's, or those of a seed."""
+        like = self._parameter()
+        n, steps = self._extent(batch)
+        generator = None if seed is None else torch.Generator(like.device).manual_seed(seed)
+        layout = plan.layout(n, steps, dropout=self.training)
+        return noises.draw(layout, generator=generator, device=like.device, dtype=like.dtype)
+
+    def _extent(self, batch: Mapping[str, Tensor]) -> tuple[int, int]:
+        timed = [value.shape[TIME] for name, value in batch.items() if self.graph.timed.get(name)]
+        return next(iter(batch.values())).shape[-2], timed[0] if timed else 1
+
+    def elbo(
+        self,
+        *,
+        how: Mapping[str, str] | None = None,
+        bound: str = "elbo",
+        samples: int = 1,
+        gradient: str = "plain",
+        temperature: float | Tensor = 0.5,
+        kl_weight: float | Tensor = 1.0,
+        noise: Mapping[str, Tensor] | None = None,
+        seed: int | None = None,
+        steps: Any = None,
+        lengths: Any = None,
+        **data: Any,
+    ) -> Bound:
+        """An estimate of a lower bound on log p(data | given), one number an example.
+
+        ``how`` overrides the plan a latent at a time; ``bound="iwae"`` with ``samples=K`` is the importance-weighted bound;
+        ``gradient`` is "plain", "stl" or "dreg". The same ``noise`` (or ``seed``) gives the same numbers. A latent may be
+        passed too, for all rows or some (−1 or NaN elsewhere): it is clamped there.
+        """
+        batch = self.prepare(steps=steps, lengths=lengths, **data)
+        clamped, partial = split_latents(self.graph, batch)
+        plan = self.plan(how=how, bound=bound, samples=samples, gradient=gradient, clamped=clamped, partial=partial)
+        if noise is None:
+            noise = self.draw_noise(plan, batch, seed=seed)
+        return estimate(plan, self.factors, batch, noise, temperature=temperature, kl_weight=kl_weight)  # type: ignore[arg-type]
+
+    def log_evidence(self, *, method: str = "auto", samples: int = 1000, seed: int | None = None, **data: Any) -> Evidence:
+        """log p(data | given), one number an example: exact where the declaration allows it, otherwise estimated."""
+        return log_evidence(self, data, method=method, samples=samples, seed=seed)
+
+    # Use after training -----------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _evaluating(self, seed: int | None) -> Iterator[None]:
+        """No gradients, no dropout, and a seed of its own if one is given."""
+        was = self.training
+        self.eval()
+        try:
+            with torch.no_grad():
+                if seed is None:
+                    yield
+                else:
+                    device = self._parameter().device
+                    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+                        torch.manual_seed(seed)
+                        yield
+        finally:
+            self.train(was)
+
+    def sample(self, n: int = 1, *, steps: int | None = None, mean: bool = False, seed: int | None = None, **fixed: Any) -> dict[str, Tensor]:
+        """Ancestral samples of all variables, [n, size] or [n, steps, size] each.
+
+        A variable may be fixed if it is given, a root of p, or all its parents are fixed; anything else would be an
+        intervention. ``mean=True`` returns observed variables as the mean of their conditional instead of a draw from it.
+        """
+        graph = self.graph
+        timed = [name for name in graph.stochastic if graph.timed[name]]
+        if timed and steps is None:
+            raise ValueError(f"{timed[0]}[t] lives in time: say how many steps to draw, e.g. sample({n}, steps=28).")
+        for name in graph.given:
+            if name not in fixed:
+                raise ValueError(f"{name!r} is given: p is conditioned on it. Pass {name}=…, e.g. sample({n}, {name}=…).")
+        known = self._fixed(n, steps or 1, fixed)
+        for name in fixed:
+            self._check_fixed(name, set(fixed))
+        free = {name: graph.reads("p", name) for name in graph.p if name not in fixed}
+        with self._evaluating(seed):
+            program = Program(graph, self.factors, known, steps=steps or 1)  # type: ignore[arg-type]
+            program.values |= known
+            program.run(schedule(free, "p"), self._ancestral(n, steps or 1))
+            values = {name: program.values[name] for name in graph.stochastic}
+            if mean:
+                for name in graph.observed:
+                    if name not in fixed:
+                        values[name] = program.mean(name)
+        return {name: public(graph, name, value, n, steps or 1) for name, value in values.items()}
+
+    def _fixed(self, n: int, steps: int, fixed: Mapping[str, Any]) -> Batch:
+        """Fixed values for all n rows: a label or a number, one row, or n of them."""
+        full = {}
+        for name, value in fixed.items():
+            if name not in self.graph.shapes or self.graph.is_deterministic(name):
+                raise ValueError(f"{name!r} is not a variable that can be fixed; those are {', '.join((*self.graph.stochastic, *self.graph.given))}.")
+            tensor = torch.as_tensor(value)
+            time = (steps,) if self.graph.timed[name] else ()
+            labels = time if not tensor.is_floating_point() else None
+            if not tensor.dim():
+                tensor = tensor.expand(n, *time)
+            elif tensor.shape in ((*time, *self.graph.shapes[name]), labels) and not (tensor.shape == (n,) and not tensor.is_floating_point()):
+                tensor = tensor.expand(n, *tensor.shape)
+            if tensor.shape[0] != n:
+                raise ValueError(f"{name} has {tensor.shape[0]} rows, but {n} samples were asked for. Fix one row, or one for each sample.")
+            full[name] = tensor
+        return prepare(self.graph, full, like=self._parameter(), need=tuple(full)) if full else {}
+
+    def _check_fixed(self, name: str, fixed: set[str]) -> None:
+        if name in self.graph.given:
+            return
+        frontier = [ref.name for ref in self.graph.reads("p", name)]
+        while frontier:
+            parent = frontier.pop()
+            if self.graph.is_deterministic(parent):
+                frontier += [ref.name for ref in self.graph.reads("p", parent) if ref.name != parent]
+            elif parent not in fixed:
+                raise ValueError(
+                    f"sample cannot fix {name!r}: p draws it given {parent!r}, which is free, so this would be an intervention. "
+                    f"Use reconstruct({name}=…) or posterior({name}=…) to condition on it, or fix {parent!r} too."
+                )
+
+    def _ancestral(self, n: int, steps: int) -> Callable[[str, Entry, Tensor, int | None], Tensor]:
+        like = self._parameter()
+
+        def draw(name: str, entry: Entry, raw: Tensor, t: int | None) -> Tensor:
+            factor = self.factors[entry.id]
+            assert isinstance(factor, Factor)
+            count = steps if self.graph.timed[name] and t is None else 1
+            raw = raw.expand(torch.broadcast_shapes(raw.shape, (count, n, 1)))
+            dist, kind = factor.distribution(raw), factor.spec.noise(factor.d)
+            if kind is None:
+                return dist.sample()
+            shape = (*raw.shape[:-1], kind[1])
+            return factor.spec.reparametrise(dist, noises.draw_one(kind[0], shape, None, like.device, like.dtype))
+
+        return draw
+
+    def posterior(self, *, samples: int = 64, seed: int | None = None, steps: Any = None, lengths: Any = None, **data: Any) -> Posterior:
+        """q(latents | data): ``["z"]`` is a distribution, ``.sample(S)`` draws jointly, ``.log_prob(z=…)`` scores."""
+        batch = self.prepare(steps=steps, lengths=lengths, **data)
+        return Posterior(self, batch, samples=samples, seed=seed)
+
+    def reconstruct(self, *, mean: bool = True, seed: int | None = None, steps: Any = None, lengths: Any = None, **data: Any) -> dict[str, Tensor]:
+        """Observed variables through the posterior and back: latents drawn from q, then p's mean (or a draw)."""
+        posterior = self.posterior(seed=seed, steps=steps, lengths=lengths, **data)
+        return posterior.reconstruct(mean=mean)
+
+    def log_prob(self, *, steps: Any = None, lengths: Any = None, **assignment: Any) -> Tensor:
+        """log p of a complete assignment (every stochastic variable and every given one), one number an example."""
+        graph = self.graph
+        batch = prepare(graph, assignment, like=self._parameter(), need=(*graph.stochastic, *graph.given), steps=steps, lengths=lengths)
+        for name in graph.latents:
+            if f"{name}?" in batch:
+                raise ValueError(f"{name!r} is unknown in some rows; log_prob takes a complete assignment.")
+        plan = self.plan(clamped=graph.latents)
+        was = self.training
+        self.eval()
+        try:
+            return estimate(plan, self.factors, batch, {}).value  # type: ignore[arg-type]
+        finally:
+            self.train(was)
+
+    # Saving ------------------------------------------------------------------------------------------------------------------------
+
+    def declaration(self) -> dict[str, Any]:
+        """The declaration as JSON-ready data."""
+        graph = self.graph
+        sides = {side: {str(entry.key): to_record(entry.spec) for entry in graph.entries() if entry.side == side} for side in "pq"}
+        given = {name: list(shape) for name, shape in graph.given.items()}
+        return {"format": "aevb model", "version": FORMAT, **sides, "given": given, "missing": self.missing}
+
+    def save(self, path: str | Path) -> None:
+        """Write ``model.json`` (the declaration) and ``weights.safetensors`` into a folder."""
+        from safetensors.torch import save_file
+
+        folder = Path(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        save_file(weights, folder / "weights.safetensors")
+        (folder / "model.json").write_text(json.dumps(self.declaration(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def from_declaration(declaration: Mapping[str, Any], custom: Iterable[type] = ()) -> Model:
+    """A fresh model from its declaration as data. ``custom`` are your own classes, if they are not registered."""
+    if declaration.get("format") != "aevb model":
+        raise ValueError("This is not an aevb model's declaration.")
+    if declaration.get("version", 0) > FORMAT:
+        raise ValueError(f"The model was saved in format {declaration['version']}, newer than this version's {FORMAT}. Update aevb.")
+    custom = tuple(custom)
+    p, q = ({key: from_record(record, custom) for key, record in declaration[side].items()} for side in ("p", "q"))
+    given = {name: tuple(shape) for name, shape in declaration.get("given", {}).items()}
+    return Model(p, q, given, missing=declaration.get("missing", "zeros"))
+
+
+def load(path: str | Path, custom: Iterable[type] = ()) -> Model:
+    """Read a model that ``save`` wrote. Nothing is unpickled and nothing is imported."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    folder = Path(path)
+    for name in ("model.json", "weights.safetensors"):
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder} holds no saved model: {name} is missing.")
+    try:
+        declaration = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{folder / 'model.json'} is damaged: {error}.") from None
+    model = from_declaration(declaration, custom)
+    try:
+        weights = load_file(folder / "weights.safetensors")
+    except SafetensorError as error:
+        raise ValueError(f"{folder / 'weights.safetensors'} is damaged or not a safetensors file: {error}.") from None
+    expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    for name in sorted(expected.keys() ^ weights.keys()):
+        raise ValueError(f"{folder}: the weights and the declaration disagree: {name} is in only one of them.")
+    for name, shape in expected.items():
+        if weights[name].shape != shape:
+            raise ValueError(f"{folder}: {name} has shape {list(weights[name].shape)}, the declaration says {list(shape)}.")
+    floating = [tensor.dtype for tensor in weights.values() if tensor.is_floating_point()]
+    model = model.to(floating[0]) if floating else model
+    model.load_state_dict(weights)
+    return model

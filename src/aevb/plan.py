@@ -1,0 +1,475 @@
+"""The derivation: from the two factorizations to an estimator of the bound, with the reason for every choice.
+
+For each latent the plan says how its expectation is taken (enumerated, pathwise, relaxed, score function) and how its term
+E[log p(v|·) − log q(v|·)] is (in closed form, or on samples). A closed form is valid if a KL is known for the two families
+and no parent of v in p is a descendant of v in the graph made of q's factors and all deterministic nodes, unrolled over time:
+only then does the inner expectation over v leave p's parameters fixed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from aevb.conditionals import Exact, Mixture, closed_form_kl
+from aevb.graph import Entry, Graph
+from aevb.notation import Ref
+from aevb.schedule import Stage
+
+DRAWS = ("enumerate", "sum", "stratify", "pathwise", "gumbel", "relaxed", "straight-through", "score", "detached")
+TERMS = ("closed", "entropy", "sampled")
+BOUNDS = ("elbo", "iwae")
+GRADIENTS = ("plain", "stl", "dreg")
+AXIS_DRAWS = ("enumerate", "sum", "stratify")
+LIMIT = 256
+
+Axis = tuple[str, int]  # an axis a value depends on: samples, steps, examples, or (latent, offset in time)
+S, T, N = ("#S", 0), ("#T", 0), ("#N", 0)  # no variable can have such a name
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How one latent is handled."""
+
+    name: str
+    draw: str
+    term: str
+    why_draw: str
+    why_term: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A derived estimator: data, printable, and all that ``estimate`` needs besides numbers."""
+
+    graph: Graph = field(repr=False)
+    choices: dict[str, Choice]
+    bound: str
+    samples: int
+    gradient: str
+    clamped: frozenset[str]  # latents known in every row
+    partial: frozenset[str]  # variables known in some rows or entries
+    stages: tuple[Stage, ...] = field(repr=False)
+    slots: dict[str, tuple[int, int | None]] = field(repr=False)
+    axes: dict[str, frozenset[Axis]] = field(repr=False)  # of each entry's raw numbers
+    values: dict[str, frozenset[Axis]] = field(repr=False)  # of each variable's value
+
+    @property
+    def drawn(self) -> tuple[str, ...]:
+        """Latents whose value is sampled."""
+        return tuple(name for name, choice in self.choices.items() if choice.draw not in ("enumerate", "sum"))
+
+    @property
+    def enumerated(self) -> tuple[str, ...]:
+        return tuple(name for name, choice in self.choices.items() if choice.draw in ("enumerate", "sum"))
+
+    @property
+    def untrained(self) -> tuple[str, ...]:
+        """Latents whose q cancels from this bound, so that it cannot be trained by it."""
+        return tuple(name for name, choice in self.choices.items() if choice.draw == "sum")
+
+    @property
+    def biased(self) -> dict[str, str]:
+        """Latents whose estimator is biased, and how."""
+        notes = {
+            "gumbel": "value and gradient are biased by the relaxation, less so at low temperature",
+            "relaxed": "an unbiased bound, but of the relaxed model",
+            "straight-through": "the value is unbiased, the gradient is not",
+            "detached": "no gradient of the reconstruction reaches q: its gradient is biased",
+        }
+        return {name: notes[choice.draw] for name, choice in self.choices.items() if choice.draw in notes}
+
+    def size(self, axis: Axis) -> int:
+        name = axis[0]
+        if axis in (S, T, N):
+            return self.samples if axis == S else 1
+        spec = self.graph.rule("q", name).spec
+        if isinstance(spec, Mixture):
+            return spec.components
+        return self.graph.rule("p", name).spec.count(self.graph.size(name)) or 1
+
+    def passes(self, name: str) -> int:
+        """How often an example goes through p's network of this variable."""
+        return math.prod(self.size(axis) for axis in self.axes[self.graph.rule("p", name).id])
+
+    def direction(self, side: str, name: str) -> int:
+        """−1 or +1 where log p or log q of a variable depends on an enumerated latent's step before or after, else 0."""
+        rules = self.graph.p if side == "p" else self.graph.q
+        offsets = {offset for entry in rules[name].values() for _, offset in self.axes[entry.id] | self.values[name] if offset}
+        if len(offsets) > 1:
+            raise ValueError(
+                f"{side}'s factor of {name} depends on an enumerated latent at [t-1] and at [t+1]. Draw that latent instead (how=…: 'gumbel')."
+            )
+        return offsets.pop() if offsets else 0
+
+    def layout(self, n: int, steps: int, *, dropout: bool) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """The noise one estimate needs: what to draw, and its shape."""
+        noise: dict[str, tuple[str, tuple[int, ...]]] = {}
+        for name in self.drawn:
+            spec, d = self.graph.rule("q", name).spec, self.graph.size(name)
+            kind, width = ("normal", d) if self.choices[name].draw == "stratify" else spec.noise(d) or ("seed", 0)
+            noise[name] = (kind, self._shape(self.values[name], n, steps, width) if width else ())
+        if dropout:
+            for entry in self.graph.entries():
+                for i, (p, width) in enumerate(self._dropouts(entry)):
+                    shape = self._shape(self.axes[entry.id], n, steps, width)
+                    noise[f"{entry.id} dropout {i}"] = (f"keep {1 - p}", shape)
+        return noise
+
+    def _dropouts(self, entry: Entry) -> tuple[tuple[float, int], ...]:
+        used = entry.id in self.axes and bool(entry.key.parents)
+        p, hidden = getattr(entry.spec.net, "dropout", 0.0), getattr(entry.spec.net, "hidden", ())
+        return tuple((p, width) for width in hidden) if used and p else ()
+
+    def _shape(self, axes: frozenset[Axis], n: int, steps: int, width: int) -> tuple[int, ...]:
+        left = max([4, *(-slot for axis in axes for slot in self._slots(axis))])
+        shape = [1] * left
+        for axis in axes:
+            for slot in self._slots(axis):
+                shape[slot] = self.size(axis)
+        shape[-1], shape[-2] = width, n if N in axes else 1
+        shape[-3] = steps if T in axes else 1
+        shape[-4] = self.samples if S in axes else 1
+        return tuple(shape)
+
+    def _slots(self, axis: Axis) -> tuple[int, ...]:
+        name, offset = axis
+        if name not in self.slots:
+            return ()
+        current, neighbour = self.slots[name]
+        return (neighbour,) if offset and neighbour else (current,)
+
+
+def derive(
+    graph: Graph,
+    *,
+    how: Mapping[str, str] | None = None,
+    bound: str = "elbo",
+    samples: int = 1,
+    gradient: str = "plain",
+    clamped: frozenset[str] = frozenset(),
+    partial: frozenset[str] = frozenset(),
+    sampling: bool = False,
+) -> Plan:
+    """Derive the estimator; a :class:`ValueError` says why a request cannot be had.
+
+    ``sampling`` derives a plan that draws every latent from q as it is, for use after training; it estimates nothing.
+    """
+    how = dict(how or {})
+    if bound not in BOUNDS:
+        raise ValueError(f"Unknown bound {bound!r}. Choose one of {', '.join(BOUNDS)}.")
+    if gradient not in GRADIENTS:
+        raise ValueError(f"Unknown gradient {gradient!r}. Choose one of {', '.join(GRADIENTS)}.")
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        raise ValueError(f"samples is a positive whole number, got {samples!r}.")
+    for name in how:
+        if name not in graph.latents:
+            raise ValueError(f"how names {name!r}, which is not a latent. The latents are {', '.join(graph.latents)}.")
+    latents = [name for name in graph.latents if name not in clamped]
+    requests = {name: _words(name, how.get(name, "")) for name in latents}
+    draws = _draws(graph, latents, requests, samples, bound, sampling)
+    if sampling:
+        draws = {
+            name: (draw if isinstance(graph.rule("q", name).spec, Exact) or draw == "pathwise" else "sample", why)
+            for name, (draw, why) in draws.items()
+        }
+    drawn = tuple(name for name in latents if draws[name][0] not in ("enumerate", "sum"))
+    stages = graph.inference_stages(drawn)
+    values, axes = _axes(graph, draws, stages, clamped)
+    choices = {}
+    for name in latents:
+        draw, why = draws[name]
+        term, why_term = _term(graph, name, draw, requests[name][1], bound, gradient, clamped, axes)
+        choices[name] = Choice(name, draw, term, why, why_term)
+    plan = Plan(graph, choices, bound, samples, gradient, clamped, partial, stages, _slots(choices, axes, values), axes, values)
+    if not sampling:
+        _check_combinations(plan)
+    return plan
+
+
+# How each latent is drawn ------------------------------------------------------------------------------------------------
+
+
+def _words(name: str, text: str) -> tuple[str | None, str | None]:
+    """``"pathwise sampled"`` → how it is drawn and how its term is taken; either may be left to the plan."""
+    draw = term = None
+    for word in text.replace(",", " ").split():
+        if word in DRAWS:
+            draw = word
+        elif word in TERMS:
+            term = word
+        else:
+            raise ValueError(f"how={{{name!r}: {text!r}}}: unknown word {word!r}. Draws: {', '.join(DRAWS)}. Terms: {', '.join(TERMS)}.")
+    return draw, term
+
+
+def _draws(graph: Graph, latents: list[str], requests: dict, samples: int, bound: str, sampling: bool) -> dict[str, tuple[str, str]]:
+    draws: dict[str, tuple[str, str]] = {}
+    budget = LIMIT
+    for name in latents:
+        asked = requests[name][0]
+        q, p = graph.rule("q", name).spec, graph.rule("p", name).spec
+        family, count = type(q).__name__, p.count(graph.size(name)) if p.finite else None
+        if asked is not None:
+            _check_draw(name, asked, q, p, samples, bound)
+            draws[name] = (asked, "as asked")
+            if asked in ("enumerate", "sum"):
+                budget //= count or 1
+            continue
+        if isinstance(q, Exact):
+            draws[name] = ("enumerate", f"p's own conditional by Bayes, over {count} values")
+        elif count is not None and count <= budget:
+            budget //= count
+            draws[name] = ("enumerate", f"{count} values: the expectation is a sum, without variance")
+        elif count is not None:
+            kind = "score" if samples > 1 else "gumbel"
+            draws[name] = (kind, f"{count} values are too many to enumerate (over {LIMIT} jointly)")
+        elif isinstance(q, Mixture):
+            draws[name] = ("stratify", f"each of the {q.components} components is drawn once and weighted by its probability")
+        elif q.pathwise:
+            draws[name] = ("pathwise", f"a {family} sample is a differentiable function of its parameters and of noise")
+        elif samples > 1 or sampling:
+            draws[name] = ("score", f"{family} is discrete and unbounded: score function with a leave-one-out baseline")
+        else:
+            raise ValueError(
+                f"q draws {name!r} from a {family}, which is neither finite nor reparametrisable: it needs the score function, samples=2 or more."
+            )
+    return draws
+
+
+def _check_draw(name: str, asked: str, q: object, p: object, samples: int, bound: str) -> None:
+    family = type(q).__name__
+    where = f"how={{{name!r}: {asked!r}}}"
+    if asked in ("enumerate", "sum") and not p.finite:  # type: ignore[attr-defined]
+        raise ValueError(f'{where}: {name} is a {family} with infinitely many values. Use "pathwise".')
+    if isinstance(q, Exact) and asked not in ("enumerate", "sum"):
+        raise ValueError(f'{where}: Exact() is the sum over all values of {name}. Use "enumerate".')
+    if asked == "stratify" and not isinstance(q, Mixture):
+        raise ValueError(f"{where}: only a Mixture has components to draw, {name} is a {family}.")
+    if asked in ("pathwise", "detached") and not q.pathwise:  # type: ignore[attr-defined]
+        instead = '"enumerate", "gumbel" or "score"' if p.finite else '"stratify" or "score"'  # type: ignore[attr-defined]
+        raise ValueError(f"{where}: a {family} sample is not a differentiable function of its parameters. Use {instead}.")
+    if asked in ("gumbel", "relaxed", "straight-through") and not hasattr(q, "relax"):
+        raise ValueError(f"{where}: only OneHot and Bernoulli have a relaxation, {name} is a {family}.")
+    if asked == "score" and samples < 2:
+        raise ValueError(f"{where}: the leave-one-out baseline compares samples. Ask for samples=2 or more.")
+    if asked == "sum" and bound != "iwae":
+        raise ValueError(f'{where} sums inside the logarithm, which is a bound of its own. Ask for bound="iwae" too, or use "enumerate".')
+    if asked == "gumbel" and bound == "iwae":
+        raise ValueError(
+            f'{where}: iwae needs log-weights of what was drawn, and the relaxed sample has none under the categorical. Use "relaxed" or "straight-through".'
+        )
+
+
+# Which axes every value has -------------------------------------------------------------------------------------------------
+
+
+def _shifted(axes: frozenset[Axis], ref: Ref, reader: str, graph: Graph) -> frozenset[Axis]:
+    if ref.at in ("first", "last"):
+        return axes - {T}
+    if not ref.lag:
+        return axes
+    result = set()
+    for name, offset in axes:
+        if name in graph.shapes and graph.timed[name]:
+            moved = offset + ref.lag
+            if abs(moved) > 1:
+                count = graph.rule("p", name).spec.count(graph.size(name))
+                raise ValueError(
+                    f"{reader}[t] remembers {name}, so {name} cannot be enumerated ({count}^T paths). "
+                    f"how={{{name!r}: 'gumbel'}} draws it (or 'score', with samples=2 or more)."
+                )
+            result.add((name, moved))
+        else:
+            result.add((name, offset))
+    return frozenset(result | {T})
+
+
+def _axes(graph: Graph, draws: dict, stages: tuple[Stage, ...], clamped: frozenset[str]) -> tuple[dict, dict]:
+    """The axes of every variable's value and of every factor's raw numbers: a fixpoint over the graph."""
+    none: frozenset[Axis] = frozenset()
+    values: dict[str, frozenset[Axis]] = {}
+    for name in (*graph.observed, *graph.given, *clamped):
+        values[name] = frozenset({N, T} if graph.timed[name] else {N})
+    for name, (draw, _) in draws.items():
+        values[name] = frozenset({(name, 0)}) if draw in ("enumerate", "sum") else none
+
+    def reads(entry: Entry) -> frozenset[Axis]:
+        here = entry.key.at
+        parents = [Ref(ref.name, "t") if here in ("first", "last") and ref.timed else ref for ref in entry.key.parents]
+        return none.union(*(_shifted(values.get(ref.name, none), ref, entry.key.name, graph) for ref in parents))
+
+    changed = True
+    while changed:
+        changed = False
+        for stage in stages:
+            for name in stage.nodes:
+                side = "q" if name in draws or name not in graph.p else "p"
+                found = none.union(*(reads(entry) for entry in (graph.q if side == "q" else graph.p)[name].values()))
+                if name in draws:
+                    found |= {S, N} | ({T} if graph.timed[name] else set())
+                    found |= {(name, 0)} if draws[name][0] == "stratify" else set()
+                if found != values.get(name):
+                    values[name], changed = found, True
+    axes = {}
+    for entry in graph.entries():
+        if entry.side == "p" or entry.key.name in draws or graph.is_deterministic(entry.key.name):
+            axes[entry.id] = reads(entry)
+            for latent in {name for name, _ in axes[entry.id]}:
+                if {(latent, -1), (latent, 1)} <= axes[entry.id]:
+                    raise ValueError(
+                        f"{entry.where} depends on {latent}[t-1] and {latent}[t+1] at once, so {latent} cannot be enumerated. how={{{latent!r}: 'gumbel'}} draws it."
+                    )
+    for name, (draw, _) in draws.items():
+        if isinstance(graph.rule("q", name).spec, Exact):
+            own = none.union(*(axes[graph.rule("p", factor).id] | values[factor] for factor in graph.factors_containing(name)))
+            axes[graph.rule("q", name).id] = own - {(name, 0)}
+    return values, axes
+
+
+def _slots(choices: dict[str, Choice], axes: dict, values: dict) -> dict[str, tuple[int, int | None]]:
+    slots: dict[str, tuple[int, int | None]] = {}
+    position = -5
+    used = frozenset().union(*axes.values(), *values.values())
+    for name, choice in choices.items():
+        if choice.draw in AXIS_DRAWS:
+            if (name, -1) in used or (name, 1) in used:
+                slots[name], position = (position - 1, position), position - 2
+            else:
+                slots[name], position = (position, None), position - 1
+    return slots
+
+
+# How each term is taken ---------------------------------------------------------------------------------------------------
+
+
+def descendants(graph: Graph, name: str, clamped: frozenset[str]) -> set[tuple[str, int | None]]:
+    """What depends on ``name`` at step 0 in the unrolled graph of q's factors and all deterministic nodes: (node, step).
+
+    The step is None for static nodes and for nodes reached through one, which depend on it at every step. Data cut paths.
+    """
+    reads = {node: refs for node, refs in graph.value_reads(graph.latents).items() if node not in clamped}
+    reach = 2 * len(reads) + 2
+    start: tuple[str, int | None] = (name, 0 if graph.timed[name] else None)
+    found: set[tuple[str, int | None]] = set()
+    frontier = [start]
+    while frontier:
+        node, step = frontier.pop()
+        for other, refs in reads.items():
+            for ref in refs:
+                if ref.name != node:
+                    continue
+                at: int | None = None
+                if graph.timed[other] and step is not None and ref.at == "t":
+                    at = step - ref.lag
+                    if abs(at) > reach:
+                        continue
+                if (other, at) not in found:
+                    found.add((other, at))
+                    frontier.append((other, at))
+    return found
+
+
+def _term(graph: Graph, name: str, draw: str, asked: str | None, bound: str, gradient: str, clamped: frozenset[str], axes: dict) -> tuple[str, str]:
+    where = f"how={{{name!r}: {asked!r}}}"
+    if draw in ("enumerate", "sum"):
+        if asked in ("entropy", "sampled"):
+            raise ValueError(
+                f"{where}: {name} is enumerated, so its term is summed exactly; there is no sample. Draw it (gumbel, score) to sample its term."
+            )
+        return "summed", "summed over all values, exactly"
+    if draw == "relaxed":
+        if asked:
+            raise ValueError(f'{where}: "relaxed" takes both log-probabilities on the relaxed sample. Use "gumbel" for the categorical KL.')
+        return "relaxed", "both log-probabilities on the relaxed sample, with relaxed heads"
+    if draw == "gumbel" and asked == "sampled":
+        raise ValueError(f'{where}: a relaxed sample has no probability under the categorical. Use "relaxed".')
+    pairs = [(q, p) for q in graph.q[name].values() for p in graph.p[name].values()]
+    unknown = next(((q, p) for q, p in pairs if closed_form_kl(q.spec, p.spec) is None), None)
+    conflict = _conflict(graph, name, clamped)
+    reason = None
+    if bound == "iwae":
+        reason = "the importance-weighted bound averages log-weights of samples; with a closed-form KL it would be no bound"
+    elif gradient == "stl":
+        reason = "sticking the landing differentiates −log q at the sample"
+    elif unknown:
+        reason = f"no closed form is known for KL({type(unknown[0].spec).__name__} ‖ {type(unknown[1].spec).__name__})"
+    elif conflict:
+        reason = conflict
+    elif (offsets := {offset for entry in (*graph.q[name].values(), *graph.p[name].values()) for _, offset in axes[entry.id]}) >= {-1, 1}:
+        reason = f"p and q depend on different neighbours in time of an enumerated latent ({sorted(offsets)})"
+    if asked == "closed" and reason:
+        raise ValueError(f"{where}: {reason}.")
+    if asked in (None, "closed") and reason is None:
+        q, p = pairs[0]
+        parents = ", ".join(str(ref) for ref in p.key.parents)
+        fixed = f"no parent of {name} in p ({parents}) depends on {name} under q" if parents else f"{name} has no parents in p"
+        return "closed", f"KL({type(q.spec).__name__} ‖ {type(p.spec).__name__}) is known, and {fixed}"
+    entropy = all(q.spec.has_entropy for q in graph.q[name].values()) and bound == "elbo" and gradient == "plain"
+    if asked == "entropy" and not entropy:
+        raise ValueError(
+            f"{where}: "
+            + (f"no closed-form entropy is known for {type(pairs[0][0].spec).__name__}." if bound == "elbo" and gradient == "plain" else f"{reason}.")
+        )
+    if asked == "entropy" or (asked is None and entropy):
+        return "entropy", (f"{reason}; " if reason else "") + "so log p is taken at the sample, q's entropy in closed form"
+    return "sampled", (f"{reason}; " if reason and asked is None else "") + ("as asked, " if asked else "") + "log p and log q at the sample"
+
+
+def _conflict(graph: Graph, name: str, clamped: frozenset[str]) -> str | None:
+    """The parent of ``name`` in p that depends on it under q, if any, in words."""
+    below = descendants(graph, name, clamped)
+    for entry in graph.p[name].values():
+        for ref in entry.key.parents:
+            step = ref.lag if ref.at == "t" else 0 if ref.at != "static" else None
+            if (ref.name, step) in below or (ref.name, None) in below:
+                return f"p conditions {entry.key.target} on {ref}, which depends on {entry.key.target} under q"
+    return None
+
+
+# Which choices go together ---------------------------------------------------------------------------------------------------
+
+
+def _check_combinations(plan: Plan) -> None:
+    graph, choices = plan.graph, plan.choices
+    drawn = {name: choices[name].draw for name in plan.drawn}
+    for name in graph.stochastic:
+        plan.direction("p", name)
+        if name in choices:
+            plan.direction("q", name)
+    timed_axes = {name for name in plan.slots if graph.timed[name]}
+    if plan.gradient == "stl":
+        if plan.bound == "iwae" and plan.samples > 1:
+            raise ValueError('gradient="stl" is biased for iwae with samples > 1. Use gradient="dreg", or bound="elbo".')
+        if "pathwise" not in drawn.values():
+            raise ValueError('gradient="stl" needs a pathwise latent; this plan has none. Use gradient="plain".')
+    if plan.gradient == "dreg":
+        if plan.bound != "iwae" or plan.samples < 2:
+            raise ValueError('gradient="dreg" is for bound="iwae" with samples=2 or more.')
+        other = next((name for name, draw in drawn.items() if draw != "pathwise"), None)
+        if other or not drawn:
+            what = f"{other} is drawn by {drawn[other]!r}" if other else "this plan draws nothing"
+            raise ValueError(f'gradient="dreg" needs every latent that is not enumerated to be pathwise, but {what}.')
+    for name, draw in drawn.items():
+        mixed = {axis for axis, _ in plan.values[name] if axis in timed_axes and axis != name}
+        inner = {
+            axis
+            for axis in plan.slots
+            if axis != name and (axis, 0) in plan.values[name] and not graph.timed[axis] and S in plan.axes[graph.rule("q", axis).id]
+        }
+        if plan.bound == "iwae" and plan.samples > 1 and mixed:
+            raise ValueError(
+                f'{name} is drawn for each value of the enumerated {sorted(mixed)[0]}[t]: their weights do not factor over time under iwae. Use bound="elbo", or draw {sorted(mixed)[0]} too.'
+            )
+        if draw == "score" and (mixed or inner):
+            raise ValueError(
+                f"{name} is drawn by the score function for each value of the enumerated {sorted(mixed | inner)[0]}. Draw that one by the score function too."
+            )
+        if draw == "stratify" and graph.timed[name]:
+            raise ValueError(
+                f'{name} is a mixture at every step: its components cannot be drawn side by side (K^T paths). how={{{name!r}: "score"}} draws it, with samples=2 or more.'
+            )
+    for name, choice in choices.items():
+        if choice.draw == "sum" and graph.timed[name]:
+            raise ValueError(f'how={{{name!r}: "sum"}}: {name}[t] lives in time, where the sum does not factor. Use "enumerate".')

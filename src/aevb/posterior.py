@@ -1,0 +1,206 @@
+"""q after training: marginals, joint samples, log-probabilities, reconstructions.
+
+A relaxed posterior needs no switching back: a latent is asked here with its own, discrete distribution however it was trained.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributions as td
+from torch import Tensor
+
+from aevb.batch import Batch, prepare, split_latents
+from aevb.conditionals import Categories, Exact, Factor
+from aevb.estimators import SAMPLES, Estimate, on_axis, size
+from aevb.graph import Graph
+from aevb.plan import S, derive
+from aevb.program import TIME, Program, over_time, swap
+
+if TYPE_CHECKING:
+    from aevb.model import Model
+
+
+def public(graph: Graph, name: str, value: Tensor, n: int, steps: int) -> Tensor:
+    """[…, T, N, d] → […, N, *shape] or […, N, T, *shape]."""
+    lead = value.shape[:-3]
+    value = value.expand(*lead, steps if graph.timed[name] else 1, n, value.shape[-1]).transpose(-3, -2)
+    return value.reshape(*lead, n, *([steps] if graph.timed[name] else []), *graph.shapes[name])
+
+
+class Posterior:
+    """q(latents | data) for one batch. ``posterior["z"]``, ``posterior.sample(S)``, ``posterior.log_prob(z=…)``."""
+
+    def __init__(self, model: Model, batch: Batch, *, samples: int, seed: int | None) -> None:
+        self.model, self.graph, self.batch = model, model.graph, batch
+        self.samples, self.seed = samples, seed
+        self.n, self.steps = model._extent(batch)
+        self.clamped, self.partial = split_latents(self.graph, batch)
+
+    def __getitem__(self, name: str) -> td.Distribution:
+        """q's marginal of one latent: its factor if that reads data only, else a mixture over what it also reads.
+
+        The mixture is exact over enumerated latents, and over ``samples`` draws of the others.
+        """
+        if name not in self.graph.latents:
+            raise ValueError(f"{name!r} is not a latent; those are {', '.join(self.graph.latents)}.")
+        if name in self.clamped:
+            raise ValueError(f"{name!r} was passed for every row, so it has no posterior here. Leave it out of the data.")
+        with self.model._evaluating(self.seed):
+            working = self._working(name)
+            spec, raw = self._raw(working, name)
+            weight = _weights(working, raw, name)
+            axes = [axis for axis in range(-raw.dim(), -3) if raw.shape[axis] > 1]
+            # Components to the event's left, in the user's order of axes.
+            shape = torch.broadcast_shapes(raw.shape[:-1], weight.shape[:-1])
+            time = self.steps if self.graph.timed[name] else 1
+            shape = (*shape[:-2], time, self.n)
+            components = math.prod(shape[:-2])
+            raw = raw.expand(*shape, raw.shape[-1]).reshape(components, time, self.n, -1)
+            weight = weight.expand(*shape, 1).reshape(components, time, self.n)
+            raw, weight = raw.permute(2, 1, 0, 3), weight.permute(2, 1, 0)
+            if not self.graph.timed[name]:
+                raw, weight = raw[:, 0], weight[:, 0]
+            weight = weight / weight.sum(-1, keepdim=True)
+            factor = self.model.factors[self.graph.rule("q", name).id]
+            if isinstance(spec, Exact):
+                return Categories((raw.softmax(-1) * weight.unsqueeze(-1)).sum(-2).log())
+            assert isinstance(factor, Factor)
+            dist = factor.distribution(raw)
+            if not axes or components == 1:
+                dist = factor.distribution(raw.squeeze(-2)) if components == 1 else dist
+                return dist if dist.event_shape else td.Independent(dist, 1, validate_args=False)
+            if isinstance(dist, Categories):
+                return Categories((dist.probs * weight.unsqueeze(-1)).sum(-2).log())
+            whole = dist if dist.event_shape else td.Independent(dist, 1, validate_args=False)
+            return td.MixtureSameFamily(td.Categorical(probs=weight, validate_args=False), whole, validate_args=False)
+
+    def _working(self, name: str) -> Estimate:
+        graph, model = self.graph, self.model
+        common: dict[str, Any] = {"clamped": self.clamped, "partial": self.partial}
+        try:
+            plan = derive(graph, **common)
+            if S in plan.axes[graph.rule("q", name).id]:
+                plan = derive(graph, samples=self.samples, **common)
+        except ValueError:  # not every posterior can be enumerated: draw instead
+            plan = derive(graph, samples=self.samples, sampling=True, **common)
+        return Estimate(plan, model.factors, self.batch, model.draw_noise(plan, self.batch))  # type: ignore[arg-type]
+
+    def _raw(self, working: Estimate, name: str) -> tuple[Any, Tensor]:
+        """The raw numbers of q's factor at every step (for Exact, the log-probabilities of all values)."""
+        program, spec = working.program, self.graph.rule("q", name).spec
+        if isinstance(spec, Exact):
+            return spec, swap(working.log_w(name), working.plan.slots[name][0], -1)
+        raw = program.piecewise(name, "q", lambda region: program.select(program.raw(program.entry("q", name, region)), region))
+        return spec, raw
+
+    def sample(self, samples: int = 1) -> dict[str, Tensor]:
+        """Joint samples of all latents, [S, N, size] or [S, N, T, size] each."""
+        with self.model._evaluating(self.seed):
+            plan = derive(self.graph, samples=samples, clamped=self.clamped, partial=self.partial, sampling=True)
+            working = Estimate(plan, self.model.factors, self.batch, self.model.draw_noise(plan, self.batch))  # type: ignore[arg-type]
+            values = {name: working.program.values[name] for name in plan.choices}
+            for name in plan.enumerated:  # Exact ones: draw by their probabilities, then keep what belongs to the value drawn
+                slot = plan.slots[name][0]
+                weight = working.weight(name)
+                for other in plan.enumerated[: plan.enumerated.index(name)]:
+                    weight = _pick(weight, on_axis(values[other], plan.slots[other][0]), plan.slots[other][0])
+                probs = swap(weight, slot, -1)
+                probs = probs.expand(samples, *([self.steps] if self.graph.timed[name] else [1]), self.n, probs.shape[-1])
+                index = torch.distributions.Categorical(probs=probs, validate_args=False).sample()
+                table = self.graph.rule("p", name).spec.values(self.graph.size(name))
+                assert table is not None
+                values[name] = table.to(probs)[index]
+                chosen = on_axis(torch.nn.functional.one_hot(index, probs.shape[-1]).to(probs), slot)
+                values = {key: value if key == name else _pick(value, chosen, slot) for key, value in values.items()}
+            full = {name: value.reshape(value.shape[-4:]).expand(samples, *value.shape[-3:]) for name, value in values.items()}
+            return {name: public(self.graph, name, value, self.n, self.steps) for name, value in full.items()}
+
+    def log_prob(self, **values: Any) -> Tensor:
+        """log q(values | data), one number an example; values of all latents, [N, size] or [N, T, size]."""
+        graph, model = self.graph, self.model
+        latents = [name for name in graph.latents if name not in self.clamped]
+        missing = [name for name in latents if name not in values]
+        if missing or set(values) - set(latents):
+            raise ValueError(f"log_prob takes a value for each latent, {', '.join(latents)}; got {', '.join(values) or 'none'}.")
+        given = prepare(graph, values, like=model._parameter(), need=())
+        batch = {**self.batch, **given}
+        exact = [name for name in latents if isinstance(graph.rule("q", name).spec, Exact)]
+        with model._evaluating(self.seed):
+            plan = derive(graph, clamped=frozenset(name for name in graph.latents if name not in exact))
+            working = Estimate(plan, model.factors, batch, {})  # type: ignore[arg-type]
+            total = torch.zeros(self.n, dtype=model._parameter().dtype, device=model._parameter().device)
+            for name in latents:
+                if name in exact:
+                    table = working.program.values[name]
+                    here = (table == given[name]).all(-1, keepdim=True)
+                    part = torch.where(here, working.log_w(name), torch.zeros_like(table[..., :1])).sum(plan.slots[name][0], keepdim=True)
+                else:
+                    part = _log_q(working.program, name, given[name])
+                part = working.over_steps(over_time(part, self.steps)) if graph.timed[name] else part
+                total = total + part.reshape(-1)
+        return total
+
+    def reconstruct(self, *, mean: bool = True) -> dict[str, Tensor]:
+        """Latents drawn from q, then p's mean of each observed variable (or a draw from it)."""
+        model, graph = self.model, self.graph
+        latents = {name: value[0] for name, value in self.sample().items()}
+        with model._evaluating(self.seed):
+            batch = self.batch | prepare(graph, latents, like=model._parameter(), need=())
+            program = Program(graph, model.factors, batch, steps=self.steps)  # type: ignore[arg-type]
+            known = (*graph.stochastic, *graph.given)
+            program.values |= {name: batch[name] for name in known}
+            program.run(derive(graph, clamped=frozenset(graph.latents)).stages, lambda *_: torch.zeros(()))
+            found = {}
+            for name in graph.observed:
+                value = program.mean(name)
+                if not mean:
+                    draw = model._ancestral(self.n, self.steps)
+                    value = program.piecewise(
+                        name,
+                        "p",
+                        lambda region, name=name: draw(
+                            name, entry := program.entry("p", name, region), program.select(program.raw(entry), region), None
+                        ),
+                    )
+                found[name] = public(graph, name, value, self.n, self.steps)
+        return found
+
+
+def _pick(value: Tensor, chosen: Tensor, slot: int) -> Tensor:
+    """Keep, of an enumeration axis, what belongs to the value drawn (one-hot on that axis)."""
+    return (value * chosen).sum(slot, keepdim=True) if size(value, slot) > 1 else value
+
+
+def _weights(working: Estimate, raw: Tensor, name: str) -> Tensor:
+    """The joint weights of the axes that ``raw`` has, others summed out."""
+    plan, graph = working.plan, working.graph
+    weight = raw.new_ones(1, 1, 1)
+    timed = [latent for latent in plan.slots if graph.timed[latent]]
+    slots = [slot for latent in timed for slot in plan.slots[latent] if slot]
+    if any(size(raw, slot) > 1 for slot in slots):
+        weight = working.chain.weights(plan.direction("q", name))
+    needed = [
+        latent for latent in plan.slots if latent not in timed and max(size(raw, plan.slots[latent][0]), size(weight, plan.slots[latent][0])) > 1
+    ]
+    for latent in reversed([latent for latent in plan.slots if latent not in timed]):
+        if latent in needed or size(weight, plan.slots[latent][0]) > 1:
+            weight = weight * working.weight(latent)
+    for axis in range(-weight.dim(), SAMPLES):
+        if size(raw, axis) == 1 and weight.shape[axis] > 1:
+            weight = weight.sum(axis, keepdim=True)
+    return weight
+
+
+def _log_q(program: Program, name: str, value: Tensor) -> Tensor:
+    def at(region: str) -> Tensor:
+        spec, dist = program.distribution("q", name, region)
+        return spec.log_prob(dist, program.select(value, region)).unsqueeze(-1)
+
+    return program.piecewise(name, "q", at)
+
+
+__all__ = ["TIME", "Mapping", "Posterior", "public"]

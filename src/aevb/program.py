@@ -1,0 +1,329 @@
+"""Computing the values of a declaration's nodes, stage by stage, over time too.
+
+Layout. Every value is a tensor whose axes are, from the right: event, N (examples), T (steps; 1 for what is static), S
+(samples), then one axis for each enumerated latent. An axis that a value does not depend on has size 1 or is absent, so
+that broadcasting does the enumeration and nothing is ever repeated in memory. A step inside a loop is a batch with T = 1: a
+factor never knows whether it runs inside one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import torch.distributions as td
+from torch import Tensor
+
+from aevb.conditionals import Conditional, Factor
+from aevb.deterministic import Function, Recurrence
+from aevb.graph import Entry, Graph
+from aevb.notation import At, Ref
+from aevb.schedule import Stage
+
+TIME, EVENT = -3, -1
+FIRST_SLOT = -5  # enumeration axes stand left of event, N, T and S
+
+# What a node's factor is turned into: (node, entry, raw numbers, step or None for all steps at once) → value
+Draw = Callable[[str, Entry, Tensor, int | None], Tensor]
+
+
+def steps_of(value: Tensor, count: int) -> Sequence[Tensor]:
+    """The T = 1 slices of a value. (Indexing instead would fill a whole tensor for each step in the backward pass.)"""
+    return value.split(1, TIME) if value.shape[TIME] > 1 else [value] * count
+
+
+def join(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat(torch.broadcast_tensors(*parts), TIME) if len(parts) > 1 else parts[0]
+
+
+def over_time(value: Tensor, count: int) -> Tensor:
+    """The value with a T axis of full length."""
+    shape = list(value.shape)
+    shape[TIME] = count
+    return value.expand(shape)
+
+
+def swap(value: Tensor, a: int, b: int) -> Tensor:
+    """Exchange two axes counted from the right, one of which may be absent."""
+    missing = max(-a, -b) - value.dim()
+    return (value.reshape(*[1] * missing, *value.shape) if missing > 0 else value).transpose(a, b)
+
+
+class Program:
+    """One evaluation: the values of all nodes for one batch.
+
+    ``batch`` holds [T or 1, N, d] tensors: data by name, ``name?`` a mask of the entries that are known, ``steps`` a mask of
+    the real steps. ``slots`` gives each enumerated latent its axis and, if its neighbour in time is read, that one's.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        factors: Mapping[str, torch.nn.Module],
+        batch: Mapping[str, Tensor],
+        *,
+        noise: Mapping[str, Tensor] | None = None,
+        slots: Mapping[str, tuple[int, int | None]] | None = None,
+        steps: int = 1,
+        q_draws: frozenset[str] = frozenset(),
+        hook: Callable[[Entry, Tensor], Tensor] | None = None,
+    ) -> None:
+        self.graph, self.factors, self.batch = graph, factors, batch
+        self.noise, self.slots, self.count = noise or {}, slots or {}, steps
+        self.q_draws, self.hook = q_draws, hook
+        self.real = batch.get("steps")
+        self.values: dict[str, Tensor] = {}
+        self.raws: dict[str, Tensor] = {}
+
+    # Reading -----------------------------------------------------------------------------------------------------------
+
+    def read(self, ref: Ref, entry: Entry | None = None) -> Tensor:
+        """A parent's value as an entry sees it: shifted in time, zeros outside the sequence."""
+        value = self._at(self.values[ref.name], ref, masked=True)
+        return self.hook(entry, value) if self.hook and entry else value
+
+    def _at(self, value: Tensor, ref: Ref, *, masked: bool) -> Tensor:
+        if ref.at == "first":
+            return value.narrow(TIME, 0, 1)
+        if ref.at == "last":
+            return self.last_step(value)
+        if not ref.lag:
+            return value
+        for current, neighbour in self.slots.values():
+            if neighbour is not None and value.dim() >= -neighbour:
+                value = swap(value, current, neighbour)  # what was on the present is now on the neighbour's axis
+        value = over_time(value, self.count)
+        if masked and self.real is not None:
+            value = torch.where(self.real, value, torch.zeros_like(value))
+        zeros = torch.zeros_like(value.narrow(TIME, 0, 1))
+        kept = value.narrow(TIME, max(ref.lag, 0), self.count - 1)
+        return torch.cat([zeros, kept] if ref.lag < 0 else [kept, zeros], TIME)
+
+    def last_step(self, value: Tensor) -> Tensor:
+        """Each row's own last real step, as T = 1."""
+        value = over_time(value, self.count)
+        if self.real is None:
+            return value.narrow(TIME, self.count - 1, 1)
+        return (value * self.is_last().to(value.dtype)).sum(TIME, keepdim=True)
+
+    def is_last(self) -> Tensor:
+        """[T, N or 1, 1]: whether the step is the row's last."""
+        if self.real is None:
+            last = torch.zeros(self.count, 1, 1, dtype=torch.bool, device=self._device())
+            last[-1] = True
+            return last
+        after = torch.cat([self.real[1:], torch.zeros_like(self.real[:1])], 0)
+        return self.real & ~after
+
+    def _device(self) -> torch.device:
+        return next(iter(self.batch.values())).device if self.batch else torch.device("cpu")
+
+    def inputs(self, entry: Entry, names: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
+        """The values an entry's parents have, by their label, for the parents whose name passes."""
+        own = entry.key.name if isinstance(self.factors[entry.id], Recurrence) else None
+        return {str(ref): self.read(ref, entry) for ref in entry.key.parents if ref.name != own and names(ref.name)}
+
+    def missing(self, entry: Entry, labels: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Where the inputs are missing, for factors of q that are told so."""
+        found = {}
+        for ref in entry.key.parents:
+            mask = self.batch.get(f"{ref.name}?")
+            if entry.side == "q" and mask is not None and str(ref) in labels and ref.name in self.graph.observed:
+                known = self.values[ref.name]
+                found[str(ref)] = self._at((~mask).to(known.dtype), ref, masked=True)
+        return found
+
+    def keep(self, entry: Entry) -> list[Tensor]:
+        """Dropout masks, where the noise has them."""
+        count = len(self.factors[entry.id].dropouts)  # type: ignore[arg-type]
+        return [self.noise[f"{entry.id} dropout {i}"] for i in range(count) if f"{entry.id} dropout {i}" in self.noise]
+
+    # Factors that nothing waits for ----------------------------------------------------------------------------------------
+
+    def raw(self, entry: Entry) -> Tensor:
+        """A factor's raw numbers for all steps at once."""
+        if entry.id not in self.raws:
+            inputs = self.inputs(entry)
+            self.raws[entry.id] = self.factors[entry.id](inputs, self.keep(entry), self.missing(entry, inputs))
+        return self.raws[entry.id]
+
+    # Quantities of a variable, step by step ------------------------------------------------------------------------------------
+
+    def regions(self, name: str, sides: Sequence[str]) -> list[str]:
+        """The whole sequence, then its ends where one side has an entry of its own for them."""
+        ats = {at for side in sides for at in (self.graph.p if side == "p" else self.graph.q)[name]}
+        return ["all"] + [at for at in ("first", "last") if at in ats]
+
+    def entry(self, side: str, name: str, region: str) -> Entry:
+        entries = (self.graph.p if side == "p" else self.graph.q)[name]
+        return entries[region] if region in entries else entries[self.graph.main(name)]  # type: ignore[index]
+
+    def select(self, value: Tensor, region: str) -> Tensor:
+        if region == "all" or value.shape[TIME] == 1:
+            return value
+        return value.narrow(TIME, 0, 1) if region == "first" else self.last_step(value)
+
+    def distribution(self, side: str, name: str, region: str = "all") -> tuple[Conditional, td.Distribution]:
+        entry = self.entry(side, name, region)
+        factor = self.factors[entry.id]
+        assert isinstance(factor, Factor)
+        return factor.spec, factor.distribution(self.select(self.raw(entry), region))
+
+    def piecewise(self, name: str, sides: Sequence[str], function: Callable[[str], Tensor]) -> Tensor:
+        """Put together a quantity of each step from the regions' own; [.., T, N, 1]."""
+        regions = self.regions(name, sides)
+        result = function("all")
+        if not self.graph.timed[name]:
+            return result
+        result = over_time(result, self.count)
+        if "first" in regions:
+            start = function("first")
+            result = join([start, result.narrow(TIME, 1, self.count - 1)]) if self.count > 1 else start
+        if "last" in regions:
+            result = torch.where(self.is_last(), function("last"), result)
+        return result
+
+    def mean(self, name: str) -> Tensor:
+        """The mean of p's conditional, at every step."""
+        return self.piecewise(name, "p", lambda region: self.distribution("p", name, region)[1].mean)
+
+    # Running ------------------------------------------------------------------------------------------------------------
+
+    def run(self, stages: Sequence[Stage], draw: Draw) -> None:
+        for stage in stages:
+            if stage.direction:
+                self._loop(stage, draw)
+            elif stage.nodes[0] not in self.values:
+                self.values[stage.nodes[0]] = self._batched(stage.nodes[0], draw)
+
+    def entries(self, name: str) -> dict[At, Entry]:
+        """The rules by which a node gets its value here: q's if q draws it, otherwise p's (or its own, if deterministic)."""
+        graph = self.graph
+        return graph.q[name] if name in self.q_draws or name not in graph.p else graph.p[name]
+
+    def _value(self, name: str, entry: Entry, raw: Tensor, t: int | None, draw: Draw) -> Tensor:
+        factor = self.factors[entry.id]
+        return factor.value(raw) if isinstance(factor, Function) else draw(name, entry, raw, t)
+
+    def _batched(self, name: str, draw: Draw) -> Tensor:
+        entries = self.entries(name)
+        main = entries[self.graph.main(name)]
+        value = self._value(name, main, self.raw(main), None, draw)
+        if self.graph.is_deterministic(name):
+            value = self._zero_outside(value, main)
+        if "first" in entries:
+            start = self._value(name, entries["first"], self.raw(entries["first"]), 0, draw)
+            value = over_time(value, self.count)
+            value = join([start, value.narrow(TIME, 1, self.count - 1)]) if self.count > 1 else start
+        if "last" in entries:
+            value = torch.where(self.is_last(), self._value(name, entries["last"], self.raw(entries["last"]), None, draw), value)
+        if self.real is not None and main.spec.stochastic and self.graph.timed[name]:
+            value = torch.where(self.real, value, torch.zeros_like(value))
+        return value
+
+    def _zero_outside(self, value: Tensor, entry: Entry) -> Tensor:
+        """A deterministic node all of whose parents lie outside the sequence is zeros."""
+        inside = self._inside(entry)
+        return value if inside is None else torch.where(inside, over_time(value, self.count), torch.zeros_like(value))
+
+    def _inside(self, entry: Entry) -> Tensor | None:
+        """[T, N or 1, 1]: whether any parent lies inside the sequence; None: always."""
+        lags = {ref.lag for ref in entry.key.parents}
+        if 0 in lags:
+            return None
+        real = self.real if self.real is not None else torch.ones(self.count, 1, 1, dtype=torch.bool, device=self._device())
+        outside = torch.zeros_like(real[:1])
+        parts = [torch.cat([outside, real[:-1]] if lag < 0 else [real[1:], outside], 0) for lag in lags]
+        return parts[0] if len(parts) == 1 else parts[0] | parts[1]
+
+    def _loop(self, stage: Stage, draw: Draw) -> None:
+        """Only what the recurrence needs runs here; the blocks of parents known beforehand were summed for all steps."""
+        graph, count = self.graph, self.count
+        inside = set(stage.nodes)
+        ready = {entry.id: self._prepare(entry, inside) for name in stage.nodes for entry in self.entries(name).values()}
+        order = range(count) if stage.direction > 0 else range(count - 1, -1, -1)
+        real = self.real.split(1, 0) if self.real is not None else None
+        last = self.is_last().split(1, 0) if any("last" in self.entries(name) for name in stage.nodes) else None
+        within = {name: self._inside(self.entries(name)["t"]) for name in stage.nodes if graph.is_deterministic(name)}
+        states: dict[str, tuple[Tensor, ...]] = {}
+        raws: dict[str, dict[int, Tensor]] = {entry_id: {} for entry_id in ready}
+        values: dict[str, dict[int, Tensor]] = {name: {} for name in stage.nodes}
+
+        def neighbour(ref: Ref, t: int) -> Tensor:
+            if t == order[0]:
+                like = next(iter(self.batch.values())) if self.batch else self._parameter()
+                return torch.zeros(1, 1, graph.size(ref.name), dtype=self._parameter().dtype, device=like.device)
+            value = values[ref.name][t + ref.lag]
+            return value if real is None else torch.where(real[t + ref.lag], value, torch.zeros_like(value))
+
+        def gates(entry: Entry, t: int) -> Tensor:
+            factor, (before, _) = self.factors[entry.id], ready[entry.id]
+            own = entry.key.name if isinstance(factor, Recurrence) else None
+            inner = {
+                str(ref): neighbour(ref, t) if ref.lag else values[ref.name][t] for ref in entry.key.parents if ref.name in inside and ref.name != own
+            }
+            if self.hook:
+                inner = {label: self.hook(entry, value) for label, value in inner.items()}
+            if before is None:
+                return factor.first(inner)  # type: ignore[operator]
+            return before[t] + factor.first(inner, bias=False) if inner else before[t]  # type: ignore[operator]
+
+        def evaluate(name: str, entry: Entry, t: int) -> Tensor:
+            keep = [masks[t] for masks in ready[entry.id][1]]
+            if not entry.key.parents:
+                raw = self.factors[entry.id]({})
+            else:
+                raw = self.factors[entry.id].rest(gates(entry, t), keep)  # type: ignore[operator]
+            raws[entry.id][t] = raw
+            return self._value(name, entry, raw, t, draw)
+
+        for t in order:
+            for name in stage.nodes:
+                entries = self.entries(name)
+                factor, outside = self.factors[entries["t"].id], within.get(name)
+                skip = outside is not None and real is None and t == order[0]  # all parents lie outside: zeros
+                if isinstance(factor, Recurrence):
+                    state = states.get(name) or factor.initial(self._parameter().new_zeros(1, 1, 1))
+                    if "first" in entries and t == 0:
+                        value = evaluate(name, entries["first"], t)
+                        states[name] = factor.starting_from(value)
+                    elif skip:
+                        value, states[name] = state[factor.spec.layers - 1], state
+                    else:
+                        value, new = factor.step(gates(entries["t"], t), state)
+                        if real is not None:
+                            live = real[t] if outside is None else real[t] & outside[t : t + 1]
+                            new = tuple(torch.where(live, a, b) for a, b in zip(new, state, strict=True))
+                            value = new[factor.spec.layers - 1]
+                        states[name] = new
+                else:
+                    value = evaluate(name, entries["t"], t)
+                    if outside is not None:
+                        value = torch.where(outside[t : t + 1], value, torch.zeros_like(value))
+                    if "first" in entries and t == 0:
+                        value = evaluate(name, entries["first"], t)
+                    if "last" in entries and last is not None:
+                        value = torch.where(last[t], evaluate(name, entries["last"], t), value)
+                    if real is not None and entries["t"].spec.stochastic:
+                        value = torch.where(real[t], value, torch.zeros_like(value))
+                values[name][t] = value
+        for name, steps in values.items():
+            self.values[name] = join([steps[t] for t in range(count)])
+        for entry_id, parts in raws.items():
+            if parts:
+                self.raws[entry_id] = join([parts[t] for t in sorted(parts)])
+
+    def _parameter(self) -> Tensor:
+        for factor in self.factors.values():
+            for tensor in (*factor.parameters(), *factor.buffers()):
+                return tensor
+        return torch.zeros(())
+
+    def _prepare(self, entry: Entry, inside: set[str]) -> tuple[Sequence[Tensor] | None, list[Sequence[Tensor]]]:
+        """What of an entry is known before the loop, by step: the sum of the outer parents' blocks, and dropout masks."""
+        outer = self.inputs(entry, lambda name: name not in inside)
+        keep = [steps_of(mask, self.count) for mask in self.keep(entry)]
+        if not outer:
+            return None, keep
+        before = self.factors[entry.id].first(outer, missing=self.missing(entry, outer))  # type: ignore[operator]
+        return steps_of(before, self.count), keep

@@ -1,0 +1,66 @@
+"""The registry through which a declaration becomes data and comes back: name → class, nothing else.
+
+A specification (a conditional or a network) is a frozen dataclass; its record holds its registered name and the fields that
+differ from their defaults. Reading a record never imports anything and never runs anything but the registered constructor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+_known: dict[str, type] = {}
+C = TypeVar("C", bound=type)
+
+
+def register(cls: C) -> C:
+    """Make a conditional or network class known by its name, so that models that use it can be saved and loaded."""
+    if not dataclasses.is_dataclass(cls):
+        raise TypeError(f"{cls.__name__} is not a dataclass. Put @dataclass(frozen=True) below @register.")
+    if not cls.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        raise TypeError(f"{cls.__name__} can change after it was declared. Write @dataclass(frozen=True).")
+    other = _known.get(cls.__name__)
+    if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise ValueError(f"The name {cls.__name__!r} is taken by {other.__module__}.{other.__qualname__}. Rename the class.")
+    _known[cls.__name__] = cls
+    return cls
+
+
+def to_record(spec: Any) -> Any:
+    """A specification as JSON-ready data."""
+    if dataclasses.is_dataclass(spec) and not isinstance(spec, type):
+        record: dict[str, Any] = {"type": type(spec).__name__}
+        for field in dataclasses.fields(spec):
+            value = getattr(spec, field.name)
+            if field.default is dataclasses.MISSING or value != field.default:
+                record[field.name] = to_record(value)
+        return record
+    if isinstance(spec, tuple | list):
+        return [to_record(item) for item in spec]
+    if spec is None or isinstance(spec, bool | int | float | str):
+        return spec
+    raise TypeError(f"A declaration holds numbers, strings, tuples and registered specifications, not {type(spec).__name__}: {spec!r}.")
+
+
+def from_record(record: Any, custom: Iterable[type] = ()) -> Any:
+    """The specification a record describes; ``custom`` are classes known to the caller but not registered."""
+    known = _known | {cls.__name__: cls for cls in custom}
+    return _read(record, known)
+
+
+def _read(record: Any, known: dict[str, type]) -> Any:
+    if isinstance(record, dict):
+        name = record.get("type")
+        if name not in known:
+            raise ValueError(
+                f"The saved model uses {name!r}, which is not a known conditional or network. Hand its class over: load(path, custom=[{name}])."
+            )
+        fields = {field.name for field in dataclasses.fields(known[name])}
+        unknown = sorted(set(record) - fields - {"type"})
+        if unknown:
+            raise ValueError(f"The saved model gives {name} a setting {unknown[0]!r} that it does not have; it may come from another version.")
+        return known[name](**{key: _read(value, known) for key, value in record.items() if key != "type"})
+    if isinstance(record, list):
+        return tuple(_read(item, known) for item in record)
+    return record

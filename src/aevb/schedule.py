@@ -1,0 +1,84 @@
+"""The order in which nodes are computed: batches over all of time where possible, loops where a recurrence asks for one.
+
+Nodes that need each other across time form a strongly connected group, which runs step by step in one direction; everything
+else is computed for all steps at once, before or after the loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from aevb.notation import Ref
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One batch (``direction`` 0, one node) or one loop over t, forward (+1) or backward (−1), nodes in their inner order."""
+
+    nodes: tuple[str, ...]
+    direction: int = 0
+
+
+def schedule(reads: Mapping[str, Sequence[Ref]], side: str) -> tuple[Stage, ...]:
+    """Stages for nodes that read each other as ``reads`` says; names it does not list are known beforehand.
+
+    A :class:`ValueError` names the nodes that no order can compute.
+    """
+    stages = []
+    for group in _strongly_connected(reads):
+        inner = {(node, ref) for node in group for ref in reads[node] if ref.name in group}
+        if not inner:
+            stages.append(Stage((group[0],)))
+            continue
+        present = {node: [ref.name for ref in reads[node] if ref.name in group and not ref.lag] for node in group}
+        order = [names[0] if len(names) == 1 else names for names in _components(present)]
+        for names in order:
+            if not isinstance(names, str):
+                loop = " → ".join(f"{name}[t]" if _timed(reads, name) else name for name in [*names, names[0]])
+                at = " at the same t" if any(_timed(reads, name) for name in names) else ""
+                raise ValueError(f"{side}: {loop} read each other{at}. Drop one of the arrows, or shift it to [t-1].")
+        itself = [node for node in group if node in present[node]]
+        if itself:
+            raise ValueError(f"{side}: {itself[0]} is its own parent. Read {itself[0]}[t-1] instead, or drop it.")
+        signs = {ref.lag for _, ref in inner if ref.lag}
+        if len(signs) > 1:
+            back, ahead = (next(f"{node}[t] reads {ref}" for node, ref in sorted(inner, key=str) if ref.lag == lag) for lag in (-1, 1))
+            raise ValueError(f"{side}: {back} and {ahead}, and each needs the other: no order in time computes both. Use one direction.")
+        stages.append(Stage(tuple(str(name) for name in order), -signs.pop()))
+    return tuple(stages)
+
+
+def _timed(reads: Mapping[str, Sequence[Ref]], name: str) -> bool:
+    return any(ref.name == name and ref.timed for refs in reads.values() for ref in refs)
+
+
+def _strongly_connected(reads: Mapping[str, Sequence[Ref]]) -> list[list[str]]:
+    return _components({node: [ref.name for ref in refs if ref.name in reads] for node, refs in reads.items()})
+
+
+def _components(edges: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """Strongly connected components, those read before those that read them (Tarjan)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in edges[node]:
+            if other not in index:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            cut = stack.index(node)
+            found.append(stack[cut:])
+            del stack[cut:]
+
+    for node in edges:
+        if node not in index:
+            visit(node)
+    return found

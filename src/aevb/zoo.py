@@ -1,0 +1,94 @@
+"""The tutorial's models, each a short declaration with the tutorial's sizes as defaults.
+
+``zoo["gmvae"]()`` builds one; its arguments are the sizes and variants that the tutorial names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from aevb.conditionals import Bernoulli, Conditional, ContinuousBernoulli, MultivariateNormal, Normal, OneHot
+from aevb.deterministic import GRU, LSTM
+from aevb.model import Model
+from aevb.networks import linear, mlp
+
+Choice = TypeVar("Choice")
+
+
+def fa(x: int = 3, z: int = 2, *, posterior: str = "full", scale: float = 0.5) -> Model:
+    """Factor analysis (5.2): x = W z + noise, with the posterior "full", "diagonal", or "fixed" at one scale."""
+    families: dict[str, Conditional] = {
+        "full": MultivariateNormal(net=linear(bias=False, init="normal"), covariance="shared"),
+        "diagonal": Normal(net=linear(bias=False, init="normal"), scale="learned"),
+        "fixed": Normal(net=linear(bias=False, init="normal"), scale=scale),
+    }
+    return Model(
+        p={"z": Normal(z), "x | z": Normal(x, net=linear(bias=False, init="normal"), scale="learned")},
+        q={"z | x": _choose("posterior", posterior, families)},
+    )
+
+
+def vae(x: int = 784, z: int = 20, *, hidden: tuple[int, ...] = (500, 500), dropout: float = 0.1, likelihood: Conditional | None = None) -> Model:
+    """Variational auto-encoder (5.3) for data in [0, 1], by default with the continuous Bernoulli."""
+    net = mlp(*hidden, dropout=dropout)
+    return Model(
+        p={"z": Normal(z), "x | z": likelihood or ContinuousBernoulli(x, net=net)},
+        q={"z | x": Normal(net=net)},
+    )
+
+
+def cvae(x: int = 784, z: int = 20, y: int = 10, *, variant: str = "both", hidden: tuple[int, ...] = (500, 500), dropout: float = 0.1) -> Model:
+    """Conditional VAE (5.4): the label conditions "both" prior and likelihood, the "prior" only, or the "likelihood" only."""
+    net = mlp(*hidden, dropout=dropout)
+    likelihood = ContinuousBernoulli(x, net=net)
+    variants: dict[str, dict[str, Conditional]] = {
+        "both": {"z | y": Normal(z), "x | y, z": likelihood},
+        "prior": {"z | y": Normal(z), "x | z": likelihood},
+        "likelihood": {"z": Normal(z), "x | y, z": likelihood},
+    }
+    return Model(p=_choose("variant", variant, variants), q={"z | x, y": Normal(net=net)}, given={"y": y})
+
+
+def gmvae(x: int = 784, z: int = 64, y: int = 10, *, hidden: tuple[int, ...] = (512, 512)) -> Model:
+    """Gaussian mixture VAE (5.5): clusters y, codes z drawn around each cluster's centre, binary data."""
+    net = mlp(*hidden, init="glorot_normal")
+    return Model(
+        p={"y": OneHot(y), "z | y": Normal(z, net=linear(init="glorot_normal")), "x | z": Bernoulli(x, net=net)},
+        q={"y | x": OneHot(net=net), "z | x, y": Normal(net=net)},
+    )
+
+
+def m2(x: int = 784, z: int = 64, y: int = 10, *, hidden: tuple[int, ...] = (512, 512)) -> Model:
+    """The alternative mixture (5.5.1), M2: class y and style z are independent, and the decoder reads both."""
+    net = mlp(*hidden, init="glorot_normal")
+    return Model(
+        p={"y": OneHot(y), "z": Normal(z), "x | y, z": Bernoulli(x, net=net)},
+        q={"y | x": OneHot(net=net), "z | x, y": Normal(net=net)},
+    )
+
+
+def vrnn(x: int = 28, z: int = 2, h: int = 256, *, posterior: str = "filtering", hidden: tuple[int, ...] = (500, 500), layers: int = 2) -> Model:
+    """Variational RNN (5.6) for binary sequences; q sees the past and present ("filtering"), or all of x ("smoothing")."""
+    net = mlp(*hidden)
+    posteriors: dict[str, dict[str, Conditional]] = {
+        "filtering": {"z[t] | h[t], x[t]": Normal(net=net)},
+        "smoothing": {"b[t] | b[t+1], x[t]": GRU(h), "z[t] | h[t], b[t]": Normal(net=net)},
+    }
+    return Model(
+        p={
+            "h[t] | h[t-1], x[t-1], z[t-1]": LSTM(h, layers=layers),
+            "z[t] | h[t]": Normal(z, net=net),
+            "x[t] | h[t], z[t]": Bernoulli(x, net=net),
+        },
+        q=_choose("posterior", posterior, posteriors),
+    )
+
+
+zoo: dict[str, Callable[..., Model]] = {"fa": fa, "vae": vae, "cvae": cvae, "gmvae": gmvae, "m2": m2, "vrnn": vrnn}
+
+
+def _choose(what: str, value: str, choices: Mapping[str, Choice]) -> Choice:
+    if value not in choices:
+        raise ValueError(f"Unknown {what} {value!r}. Choose one of {', '.join(choices)}.")
+    return choices[value]
