@@ -109,9 +109,8 @@ def _one_hot(name: str, labels: Tensor, count: int, like: Tensor) -> tuple[Tenso
     bad = (whole != numbers) | (whole < -1) | (whole >= count)
     if bool(bad.any()):
         row = tuple(int(i) for i in bad.nonzero()[0])
-        raise ValueError(
-            f"{name} has {int(bad.sum())} labels outside 0 … {count - 1} (first: row {row[0]}: {numbers[row].item()}). Number the classes from 0; −1 is unknown."
-        )
+        first = f"row {row[0]}: {numbers[row].item()}"
+        raise ValueError(f"{name} has {int(bad.sum())} labels outside 0 … {count - 1} (first: {first}). Number the classes from 0; −1 is unknown.")
     known = (whole >= 0).unsqueeze(-1)
     vectors = torch.nn.functional.one_hot(whole.clamp_min(0), count).to(like.dtype) * known.to(like.dtype)
     vectors = vectors.transpose(0, 1) if vectors.dim() == 3 else vectors.unsqueeze(0)
@@ -167,9 +166,8 @@ def _check_missing(graph: Graph, name: str, mask: Tensor) -> None:
     for entry in graph.p[name].values():
         if isinstance(entry.spec, OneHot) or entry.spec.factorised:
             continue
-        raise ValueError(
-            f"{name} has missing entries, but {type(entry.spec).__name__} has no marginal without them. Fill them, or use a family of independent entries."
-        )
+        family = type(entry.spec).__name__
+        raise ValueError(f"{name} has missing entries, but {family} has no marginal without them. Fill them, or use a family of independent entries.")
 
 
 _FIXES: dict[Any, str] = {

@@ -575,7 +575,7 @@ class Factor(nn.Module):
         self.dropouts: tuple[tuple[float, int], ...] = ()
         if parents:
             self.net = (spec.net or mlp()).build(parents, list(self.sizes.values()), shape, masked)
-            self.dropouts = tuple(self.net.dropouts)
+            self.dropouts = tuple(self.net.dropouts)  # type: ignore[arg-type]
         else:
             standard = spec.standard(d)
             root = torch.cat([torch.zeros(size) + standard.get(name, 0.0) for name, size in self.sizes.items()])

@@ -7,6 +7,7 @@ waits for the device.
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 import torch.distributions as td
@@ -51,7 +52,7 @@ class ContinuousBernoulli(td.Distribution):
     log p(x) = xη − softplus(η) + log C(η).
     """
 
-    arg_constraints = {"logits": constraints.real}
+    arg_constraints: ClassVar[dict] = {"logits": constraints.real}
     support = constraints.unit_interval
     has_rsample = True
 

@@ -426,11 +426,10 @@ class Chain:
         assert product is not None
         self.direction = next((d for name in names if (d := plan.direction("q", name))), 0)
         self.neighbours = [slot for _, slot in self.slots if slot is not None]
+        self.pair: Tensor | None = None
+        self.single = product
         if self.direction:
             self.pair, self.single = self._recursion(product)
-        else:
-            self.single = product
-            self.pair = None
 
     def _uniform(self) -> float:
         return 1 / math.prod(count for count, (_, slot) in zip(self.sizes, self.slots, strict=True) if slot is not None)

@@ -119,7 +119,8 @@ class LinearGaussian:
         mean = torch.zeros(self.n, d, dtype=like.dtype, device=like.device)
         rows: dict[str, Tensor] = {}
         if entry.key.parents:
-            blocks = factor.net.blocks  # type: ignore[union-attr]
+            assert isinstance(factor.net, MLP)
+            blocks = factor.net.blocks
             mean = mean + (blocks.bias[:d] if blocks.bias is not None else 0.0)
             for ref in entry.key.parents:
                 matrix = blocks.weights[str(ref)][:d]

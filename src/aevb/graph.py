@@ -179,9 +179,7 @@ class Graph:
                 raise ValueError(f"{entry.where} gives {name!r} the size {size}, but it is {_text(known)} already. State the size once, in p.")
         for entry in self.entries():
             if not entry.key.parents and entry.spec.net is not None:
-                raise ValueError(
-                    f"{entry.where} has a network but no parents. Name the parents right of a bar, or drop net= (learned=True makes a root learnable)."
-                )
+                raise ValueError(f"{entry.where} has a network but no parents. Name the parents right of a bar, or use learned=True instead of net=.")
             if entry.key.parents and entry.spec.learned:
                 raise ValueError(f"{entry.where}: learned=True is for a variable without parents; this one's network is learned anyway. Drop it.")
 

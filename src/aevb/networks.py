@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -166,7 +167,7 @@ class MLP(nn.Module):
         else:
             self.blocks = Blocks(inputs, spec.hidden[0], bias=True, init=spec.init, masked=masked)
         sizes = list(spec.hidden)
-        self.hidden = nn.ModuleList(_layer(a, b, spec.init) for a, b in zip(sizes, sizes[1:], strict=False))
+        self.hidden = nn.ModuleList(_layer(a, b, spec.init) for a, b in pairwise(sizes))
         self.heads = _layer(sizes[-1], sum(heads), spec.init, heads) if sizes else None
         self.dropouts = tuple((spec.dropout, width) for width in sizes) if spec.dropout else ()
         self.activation = ACTIVATIONS[spec.activation]
@@ -280,7 +281,7 @@ class Encoder(nn.Module):
         if name in self.masked:
             mask = torch.zeros_like(image) if absent is None else absent.to(value.dtype).expand(value.shape).reshape(image.shape)
             image = torch.cat([image, mask], 1)
-        for layer in self.stacks[name]:  # type: ignore[union-attr]
+        for layer in self.stacks[name]:  # type: ignore[union-attr,attr-defined]
             image = self.activation(layer(image))
         return image.reshape(*value.shape[:-1], -1)
 

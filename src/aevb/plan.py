@@ -258,7 +258,8 @@ def _check_draw(name: str, asked: str, q: object, p: object, samples: int, bound
         raise ValueError(f'{where} sums inside the logarithm, which is a bound of its own. Ask for bound="iwae" too, or use "enumerate".')
     if asked == "gumbel" and bound == "iwae":
         raise ValueError(
-            f'{where}: iwae needs log-weights of what was drawn, and the relaxed sample has none under the categorical. Use "relaxed" or "straight-through".'
+            f"{where}: iwae needs log-weights of what was drawn, and the relaxed sample has none under the categorical. "
+            'Use "relaxed" or "straight-through".'
         )
 
 
@@ -319,9 +320,10 @@ def _axes(graph: Graph, draws: dict, stages: tuple[Stage, ...], clamped: frozens
             for latent in {name for name, _ in axes[entry.id]}:
                 if {(latent, -1), (latent, 1)} <= axes[entry.id]:
                     raise ValueError(
-                        f"{entry.where} depends on {latent}[t-1] and {latent}[t+1] at once, so {latent} cannot be enumerated. how={{{latent!r}: 'gumbel'}} draws it."
+                        f"{entry.where} depends on {latent}[t-1] and {latent}[t+1] at once, so {latent} cannot be enumerated. "
+                        f"how={{{latent!r}: 'gumbel'}} draws it."
                     )
-    for name, (draw, _) in draws.items():
+    for name in draws:
         if isinstance(graph.rule("q", name).spec, Exact):
             own = none.union(*(axes[graph.rule("p", factor).id] | values[factor] for factor in graph.factors_containing(name)))
             axes[graph.rule("q", name).id] = own - {(name, 0)}
@@ -460,16 +462,23 @@ def _check_combinations(plan: Plan) -> None:
         }
         if plan.bound == "iwae" and plan.samples > 1 and mixed:
             raise ValueError(
-                f'{name} is drawn for each value of the enumerated {sorted(mixed)[0]}[t]: their weights do not factor over time under iwae. Use bound="elbo", or draw {sorted(mixed)[0]} too.'
+                f"{name} is drawn for each value of the enumerated {sorted(mixed)[0]}[t]: their weights do not factor over time under iwae. "
+                f'Use bound="elbo", or draw {sorted(mixed)[0]} too.'
             )
         if draw == "score" and (mixed or inner):
-            raise ValueError(
-                f"{name} is drawn by the score function for each value of the enumerated {sorted(mixed | inner)[0]}. Draw that one by the score function too."
-            )
+            other = sorted(mixed | inner)[0]
+            raise ValueError(f"{name} is drawn by the score function for each value of the enumerated {other}. Draw {other} by it too.")
         if draw == "stratify" and graph.timed[name]:
             raise ValueError(
-                f'{name} is a mixture at every step: its components cannot be drawn side by side (K^T paths). how={{{name!r}: "score"}} draws it, with samples=2 or more.'
+                f"{name} is a mixture at every step: its components cannot be drawn side by side (K^T paths). "
+                f'how={{{name!r}: "score"}} draws it, with samples=2 or more.'
             )
+    directions = {plan.direction("q", name): name for name in plan.enumerated if graph.timed[name]}
+    if {-1, 1} <= directions.keys():
+        raise ValueError(
+            f"q runs {directions[-1]} forward and {directions[1]} backward in time; they cannot be enumerated together. "
+            f"Draw one of them: how={{{directions[1]!r}: 'gumbel'}}."
+        )
     for name, choice in choices.items():
         if choice.draw == "sum" and graph.timed[name]:
             raise ValueError(f'how={{{name!r}: "sum"}}: {name}[t] lives in time, where the sum does not factor. Use "enumerate".')

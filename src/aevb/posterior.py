@@ -6,7 +6,6 @@ A relaxed posterior needs no switching back: a latent is asked here with its own
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +17,7 @@ from aevb.conditionals import Categories, Exact, Factor
 from aevb.estimators import SAMPLES, Estimate, on_axis, size
 from aevb.graph import Graph
 from aevb.plan import S, derive
-from aevb.program import TIME, Program, over_time, swap
+from aevb.program import Program, over_time, swap
 
 if TYPE_CHECKING:
     from aevb.model import Model
@@ -154,20 +153,8 @@ class Posterior:
             known = (*graph.stochastic, *graph.given)
             program.values |= {name: batch[name] for name in known}
             program.run(derive(graph, clamped=frozenset(graph.latents)).stages, lambda *_: torch.zeros(()))
-            found = {}
-            for name in graph.observed:
-                value = program.mean(name)
-                if not mean:
-                    draw = model._ancestral(self.n, self.steps)
-                    value = program.piecewise(
-                        name,
-                        "p",
-                        lambda region, name=name: draw(
-                            name, entry := program.entry("p", name, region), program.select(program.raw(entry), region), None
-                        ),
-                    )
-                found[name] = public(graph, name, value, self.n, self.steps)
-        return found
+            values = {name: program.mean(name) if mean else program.draw(name, model._ancestral(self.n, self.steps)) for name in graph.observed}
+            return {name: public(graph, name, value, self.n, self.steps) for name, value in values.items()}
 
 
 def _pick(value: Tensor, chosen: Tensor, slot: int) -> Tensor:
@@ -183,11 +170,9 @@ def _weights(working: Estimate, raw: Tensor, name: str) -> Tensor:
     slots = [slot for latent in timed for slot in plan.slots[latent] if slot]
     if any(size(raw, slot) > 1 for slot in slots):
         weight = working.chain.weights(plan.direction("q", name))
-    needed = [
-        latent for latent in plan.slots if latent not in timed and max(size(raw, plan.slots[latent][0]), size(weight, plan.slots[latent][0])) > 1
-    ]
     for latent in reversed([latent for latent in plan.slots if latent not in timed]):
-        if latent in needed or size(weight, plan.slots[latent][0]) > 1:
+        slot = plan.slots[latent][0]
+        if max(size(raw, slot), size(weight, slot)) > 1:
             weight = weight * working.weight(latent)
     for axis in range(-weight.dim(), SAMPLES):
         if size(raw, axis) == 1 and weight.shape[axis] > 1:
@@ -201,6 +186,3 @@ def _log_q(program: Program, name: str, value: Tensor) -> Tensor:
         return spec.log_prob(dist, program.select(value, region)).unsqueeze(-1)
 
     return program.piecewise(name, "q", at)
-
-
-__all__ = ["TIME", "Mapping", "Posterior", "public"]

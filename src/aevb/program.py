@@ -187,6 +187,15 @@ class Program:
         """The mean of p's conditional, at every step."""
         return self.piecewise(name, "p", lambda region: self.distribution("p", name, region)[1].mean)
 
+    def draw(self, name: str, draw: Draw) -> Tensor:
+        """A draw from p's conditional of a variable nothing else waits for."""
+
+        def at(region: str) -> Tensor:
+            entry = self.entry("p", name, region)
+            return draw(name, entry, self.select(self.raw(entry), region), None if region == "all" else 0)
+
+        return self.piecewise(name, "p", at)
+
     # Running ------------------------------------------------------------------------------------------------------------
 
     def run(self, stages: Sequence[Stage], draw: Draw) -> None:
