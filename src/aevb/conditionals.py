@@ -578,11 +578,19 @@ class Factor(nn.Module):
             self.dropouts = tuple(self.net.dropouts)  # type: ignore[arg-type]
         else:
             standard = spec.standard(d)
-            root = torch.cat([torch.zeros(size) + standard.get(name, 0.0) for name, size in self.sizes.items()])
+            self.standard = torch.cat([torch.zeros(size, dtype=torch.float64) + standard.get(name, 0.0) for name, size in self.sizes.items()])
+            root = self.standard.to(torch.get_default_dtype())
             if spec.learned:
                 self.root = nn.Parameter(root)
             else:
                 self.register_buffer("root", root, persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Factor:
+        """A fixed root is standard in any precision: made anew when the model is cast, not rounded twice."""
+        super()._apply(fn, recurse)
+        if "root" in self._buffers:
+            self.root = self.standard.to(self.root)
+        return self
 
     def first(self, inputs: Mapping[str, Tensor], *, bias: bool = True, missing: Mapping[str, Tensor] | None = None) -> Tensor:
         return self.net.first(inputs, bias=bias, missing=missing)  # type: ignore[union-attr,operator]
