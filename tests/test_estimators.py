@@ -301,7 +301,7 @@ def hierarchy() -> Model:
     torch.manual_seed(11)
     model = Model(
         p={"z2": Normal(1), "z1 | z2": Normal(1, net=mlp(4, activation="tanh")), "x | z1": Normal(1, net=mlp(4, activation="tanh"), scale=0.5)},
-        q={"z1 | x": Normal(net=mlp(4, activation="tanh")), "z2 | z1": Normal(net=mlp(4, activation="tanh"))},
+        q={"z1 | x": Normal(net=mlp(4, activation="tanh")), "z2 | z1": Normal(net=mlp(4, activation="tanh"), scale="learned")},
     ).double()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -317,7 +317,8 @@ def by_hand(model: Model, x: torch.Tensor, e1: torch.Tensor, e2: torch.Tensor) -
         module = factor.net
         (weight,) = module.blocks.weights.values()
         raw = module.heads(torch.tanh(value @ weight.T + module.blocks.bias))
-        scale = softplus(raw[..., 1:]) if raw.shape[-1] == 2 else torch.tensor(0.5, dtype=torch.float64)
+        free = softplus(factor.vectors["scale"]) if "scale" in factor.vectors else torch.tensor(0.5, dtype=torch.float64)
+        scale = softplus(raw[..., 1:]) if raw.shape[-1] == 2 else free
         return torch.distributions.Normal(raw[..., :1], scale)
 
     q1 = normal("q(z1|x)", x)
@@ -347,7 +348,7 @@ def test_hierarchy_takes_the_upper_kl_in_closed_form_the_lower_by_sampling():
 def test_iwae_gradients_of_a_hierarchy_against_quadrature(gradient):
     """K = 2: four noises, integrated on a grid; both gradients must have the integral's mean, φ's and θ's."""
     model, x = hierarchy(), torch.tensor([[0.7]], dtype=torch.float64)
-    nodes, weights = quadrature(16)
+    nodes, weights = quadrature(32)
     grid = torch.meshgrid(nodes, nodes, indexing="ij")
     pair_weight = torch.outer(weights, weights).reshape(-1)
     log_w = by_hand(model, x, grid[0].reshape(-1, 1), grid[1].reshape(-1, 1))
@@ -369,7 +370,7 @@ def test_dreg_leaves_theta_alone_and_calms_phi():
     model, x = factor_analysis(exact=True), data(5)
     with torch.no_grad():
         for parameter in model.phi():
-            parameter.mul_(1.1)  # near the posterior, where training ends up
+            parameter.mul_(1.02)  # near the posterior, where training ends up
     rows = {g: [] for g in ("plain", "dreg")}
     for seed in range(100):
         for gradient, found in rows.items():
@@ -379,7 +380,7 @@ def test_dreg_leaves_theta_alone_and_calms_phi():
     for plain, dreg in zip(rows["plain"], rows["dreg"], strict=True):
         assert all(torch.allclose(a, b, rtol=0, atol=1e-10) for a, b in zip(plain[:k], dreg[:k], strict=True))
     spread = {g: sum(torch.stack([row[i] for row in found]).var(0).sum() for i in range(k, len(found[0]))) for g, found in rows.items()}
-    assert spread["dreg"] < 0.5 * spread["plain"]
+    assert spread["dreg"] < 0.1 * spread["plain"]
 
 
 # The graph condition, and the q families of the tutorial's remarks ---------------------------------------------------------------

@@ -604,8 +604,8 @@ class Factor(nn.Module):
             return self.root.reshape(1, 1, -1)  # type: ignore[union-attr,operator]
         return self.rest(self.first(inputs, missing=missing), keep)
 
-    def distribution(self, raw: Tensor, *, detach: bool = False) -> td.Distribution:
-        """The torch distribution; ``detach`` cuts the factor's own parameters (raw is the caller's to cut)."""
+    def distribution(self, raw: Tensor, vectors: Callable[[Tensor], Tensor] | None = None) -> td.Distribution:
+        """The torch distribution; ``vectors`` is applied to the learned vectors as the caller did to ``raw``, e.g. detached."""
         heads = dict(zip(self.sizes, raw.split(list(self.sizes.values()), -1), strict=True))
-        heads |= {name: vector.detach() if detach else vector for name, vector in self.vectors.items()}
+        heads |= {name: vectors(vector) if vectors else vector for name, vector in self.vectors.items()}
         return self.spec.distribution(**heads)

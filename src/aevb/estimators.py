@@ -97,6 +97,11 @@ class Estimate:
         tiny = self.scale < 1e-12  # such a sample has no say; its inverse weight would overflow
         return scale_gradient(value, torch.where(tiny, torch.zeros_like(self.scale), 1 / self.scale))
 
+    def _scaled(self, raw: Tensor) -> Tensor:
+        """A draw's parameters, with each sample's gradient weighted."""
+        assert self.scale is not None
+        return scale_gradient(raw.expand(torch.broadcast_shapes(raw.shape, (*self.scale.shape[:-1], 1))), self.scale)
+
     def _noise_at(self, name: str, t: int | None) -> Tensor:
         noise = self.noise[name]
         if t is None or noise.dim() == 0:
@@ -109,11 +114,11 @@ class Estimate:
         factor, noise = self.factors[entry.id], self._noise_at(name, t)
         assert isinstance(factor, Factor)
         draw, spec = self.plan.choices[name].draw, factor.spec
-        if self.scale is not None:
-            raw = scale_gradient(raw.expand(torch.broadcast_shapes(raw.shape, (*self.scale.shape[:-1], 1))), self.scale)
+        scaled = self._scaled if self.scale is not None else None
+        raw = scaled(raw) if scaled else raw
         if noise.dim() == 0:  # a seed: torch draws, for every axis the value has
             raw = raw.expand(torch.broadcast_shapes(raw.shape, (*self._value_shape(name, t)[:-1], 1)))
-        dist = factor.distribution(raw)
+        dist = factor.distribution(raw, scaled)
         if draw in ("pathwise", "detached"):
             value = spec.reparametrise(dist, noise) if spec.noise(1) else sample_with_seed(dist, noise)
             value = value.detach() if draw == "detached" else value
@@ -150,13 +155,13 @@ class Estimate:
         factor, program = self.factors[entry.id], self.program
         assert isinstance(factor, Factor)
         if S not in self.plan.axes[entry.id]:
-            return factor.spec, factor.distribution(self.program.select(program.raw(entry).detach(), region), detach=True)
+            return factor.spec, factor.distribution(self.program.select(program.raw(entry).detach(), region), torch.detach)
         program.hook, hook = None, program.hook
         inputs = {str(ref): program.read(ref) if S in self.plan.values[ref.name] else program.read(ref).detach() for ref in entry.key.parents}
         program.hook = hook
         fixed = {key: parameter.detach() for key, parameter in factor.named_parameters()}
         raw = torch.func.functional_call(factor, fixed, (inputs, program.keep(entry), program.missing(entry, inputs)))
-        return factor.spec, factor.distribution(self.program.select(raw, region), detach=True)
+        return factor.spec, factor.distribution(self.program.select(raw, region), torch.detach)
 
     def log_p(self, name: str) -> Tensor:
         """log p(v | ·) at v's value, missing entries left out."""
