@@ -357,7 +357,7 @@ class Estimate:
                     surrogate = self._score_surrogate(total, score)
                 if weighted:
                     assert total is not None
-                    if total.dim() <= 4:
+                    if math.prod(total.shape[:-4]) == 1:
                         log_weights = expand_axis(total, SAMPLES, plan.samples).reshape(plan.samples, -1)
                     share = expand_axis(total, SAMPLES, plan.samples).softmax(SAMPLES).detach()
                     total = expand_axis(total, SAMPLES, plan.samples).logsumexp(SAMPLES, keepdim=True) - math.log(plan.samples)

@@ -108,6 +108,7 @@ class Posterior:
                 for other in plan.enumerated[: plan.enumerated.index(name)]:
                     weight = _pick(weight, on_axis(values[other], plan.slots[other][0]), plan.slots[other][0])
                 probs = swap(weight, slot, -1)
+                probs = probs.reshape(probs.shape[-4:])
                 probs = probs.expand(samples, *([self.steps] if self.graph.timed[name] else [1]), self.n, probs.shape[-1])
                 index = torch.distributions.Categorical(probs=probs, validate_args=False).sample()
                 table = self.graph.rule("p", name).spec.values(self.graph.size(name))
