@@ -1,5 +1,5 @@
 # make test    creates the environment and passes the tests
-# make models  lists the models that come with the library
+# make explain derives and prints the estimator of every model that comes with the library
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -12,7 +12,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
 	touch $@
 
-.PHONY: test lint models clean
+.PHONY: test lint explain clean
 test: $(VENV)/ready lint
 	$(BIN)/python -m pytest
 
@@ -22,8 +22,8 @@ lint: $(VENV)/ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-models: $(VENV)/ready
-	$(BIN)/aevb models
+explain: $(VENV)/ready
+	for model in fa vae cvae gmvae m2 vrnn; do $(BIN)/aevb explain $$model && echo || exit 1; done
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

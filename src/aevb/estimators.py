@@ -157,7 +157,7 @@ class Estimate:
         if S not in self.plan.axes[entry.id]:
             return factor.spec, factor.distribution(self.program.select(program.raw(entry).detach(), region), torch.detach)
         program.hook, hook = None, program.hook
-        inputs = {str(ref): program.read(ref) if S in self.plan.values[ref.name] else program.read(ref).detach() for ref in entry.key.parents}
+        inputs = {ref.label: program.read(ref) if S in self.plan.values[ref.name] else program.read(ref).detach() for ref in entry.key.parents}
         program.hook = hook
         fixed = {key: parameter.detach() for key, parameter in factor.named_parameters()}
         raw = torch.func.functional_call(factor, fixed, (inputs, program.keep(entry), program.missing(entry, inputs)))

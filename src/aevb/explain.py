@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aevb.conditionals import Exact, Mixture
+from aevb.conditionals import Exact, Mixture, closed_form_kl
 from aevb.graph import Entry, Graph
 from aevb.notation import Ref
-from aevb.plan import Choice, Plan
+from aevb.plan import Choice, N, Plan
 
 
 class Explanation(str):
@@ -77,7 +77,7 @@ class Writer:
         """One latent's contribution, with its sign."""
         q, p = (self.plan.graph.rule(side, choice.name) for side in "qp")
         log, minus = self._pick("log ", r"\log "), self._pick(" − ", " - ")
-        if choice.term == "closed":
+        if choice.term == "closed" or self.constant(choice):
             name, between = self._pick("KL", r"D_{\mathrm{KL}}"), self._pick(" ‖ ", r" \,\|\, ")
             return f"{minus}{name}({self.factor(q, sampled=False)}{between}{self.factor(p, sampled=False)})"
         log_p = f" + {log}{self.factor(p, sampled=True)}"
@@ -86,6 +86,12 @@ class Writer:
         if choice.term == "entropy":
             return f"{log_p} + {self._pick('H', ENTROPY_TEX)}[{self.factor(q, sampled=False)}]"
         return f"{log_p}{minus}{log}{self.factor(q, sampled=True)}"
+
+    def constant(self, choice: Choice) -> bool:
+        """Whether an enumerated latent's term is one KL divergence, the same for all of its values and samples."""
+        q, p = (self.plan.graph.rule(side, choice.name) for side in "qp")
+        axes = self.plan.axes[q.id] | self.plan.axes[p.id]
+        return choice.draw == "enumerate" and not q.key.target.timed and closed_form_kl(q.spec, p.spec) is not None and axes <= {N}
 
     def expectations(self) -> str:
         """The sums that stand before the braces: enumerated latents, then samples."""
@@ -111,21 +117,26 @@ class Writer:
     def estimator(self) -> str:
         graph, plan = self.plan.graph, self.plan
         log = self._pick("log ", r"\log ")
-        static, timed = "", ""
+        static, timed, after = "", "", ""
         known = (*graph.observed, *(name for name in graph.latents if name in plan.clamped))
         terms = [(name, f" + {log}{self.factor(graph.rule('p', name), sampled=False)}") for name in known]
         for name, text in [*terms, *((choice.name, self.term(choice)) for choice in plan.choices.values())]:
-            if graph.timed[name]:
+            if name in plan.choices and self.constant(plan.choices[name]):
+                after += text
+            elif graph.timed[name]:
                 timed += text
             else:
                 static += text
         if timed:
             chain = [self.bare(Ref(name, "t")) for name in plan.slots if graph.timed[name]]
+            pairs = [name for name, (_, neighbour) in plan.slots.items() if neighbour is not None]
+            lags = {name: {offset for axes in plan.axes.values() for latent, offset in axes if latent == name and offset} for name in pairs}
+            chain += [self.symbol(Ref(name, "t", lag)) for name in pairs for lag in sorted(lags[name])]
             names = ", ".join(chain)
             expectation = self._pick(f"E_q({names})", rf"\mathbb{{E}}_{{q({names})}}") if chain else ""
             static += f" + {self._pick('Σₜ', SUM_TEX)} {expectation}[{timed.removeprefix(' + ')}]"
         inside, outside = static.removeprefix(" + "), self.expectations()
-        return f"{outside}{self._pick('{ ', OPEN_TEX)}{inside}{self._pick(' }', CLOSE_TEX)}" if outside else inside
+        return f"{outside}{self._pick('{ ', OPEN_TEX)}{inside}{self._pick(' }', CLOSE_TEX)}{after}" if outside else inside + after
 
 
 P_TEX, Q_TEX, ENTROPY_TEX, SUM_TEX = r"p_\theta", r"q_\phi", r"\mathbb{H}", r"\sum_{t}"
@@ -174,6 +185,9 @@ def explain(plan: Plan) -> Explanation:
         exact = isinstance(graph.rule("q", choice.name).spec, Exact)
         lines.append(f"{choice.name}: {'enumerated by Bayes' if exact else choice.draw}: {choice.why_draw}.")
         lines.append(f"{' ' * len(choice.name)}  term {choice.term}: {choice.why_term}.")
+    for entry in graph.entries():
+        if entry.key.at in ("first", "last") and entry.spec.stochastic:
+            lines.append(f"at the {entry.key.at} step {entry.id} stands for {graph.rule(entry.side, entry.key.name).id}.")
     for latent in sorted(plan.partial & set(graph.latents)):
         lines.append(f"{latent}: where it is known it is clamped: log p({latent}) there, no −log q({latent}).")
     for latent, note in plan.biased.items():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from aevb.conditionals import Conditional, Exact
@@ -24,11 +24,10 @@ class Entry:
     side: str
     key: Key
     spec: Conditional
+    id: str = field(init=False)  # its name everywhere: in printed models, in error messages, in the weights' file
 
-    @property
-    def id(self) -> str:
-        """Its name everywhere: in printed models, in error messages, in the weights' file."""
-        return f"{self.side}({str(self.key).replace(' | ', '|')})"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "id", f"{self.side}({str(self.key).replace(' | ', '|')})")
 
     @property
     def where(self) -> str:

@@ -12,7 +12,7 @@ Key('z[t] | h[t], x[t-1]')
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 At = Literal["static", "t", "first", "last"]
@@ -28,16 +28,18 @@ class Ref:
     name: str
     at: At = "static"
     lag: int = 0
+    label: str = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        index = {"static": "", "first": "[0]", "last": "[T]", "t": f"[t{self.lag:+d}]" if self.lag else "[t]"}[self.at]
+        object.__setattr__(self, "label", self.name + index)
 
     @property
     def timed(self) -> bool:
         return self.at != "static"
 
     def __str__(self) -> str:
-        if self.at == "static":
-            return self.name
-        index = {"first": "0", "last": "T", "t": f"t{self.lag:+d}" if self.lag else "t"}[self.at]
-        return f"{self.name}[{index}]"
+        return self.label
 
 
 @dataclass(frozen=True)

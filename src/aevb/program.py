@@ -121,16 +121,16 @@ class Program:
     def inputs(self, entry: Entry, names: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
         """The values an entry's parents have, by their label, for the parents whose name passes."""
         own = entry.key.name if isinstance(self.factors[entry.id], Recurrence) else None
-        return {str(ref): self.read(ref, entry) for ref in entry.key.parents if ref.name != own and names(ref.name)}
+        return {ref.label: self.read(ref, entry) for ref in entry.key.parents if ref.name != own and names(ref.name)}
 
     def missing(self, entry: Entry, labels: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Where the inputs are missing, for factors of q that are told so."""
         found = {}
         for ref in entry.key.parents:
             mask = self.batch.get(f"{ref.name}?")
-            if entry.side == "q" and mask is not None and str(ref) in labels and ref.name in self.graph.observed:
+            if entry.side == "q" and mask is not None and ref.label in labels and ref.name in self.graph.observed:
                 known = self.values[ref.name]
-                found[str(ref)] = self._at((~mask).to(known.dtype), ref, masked=True)
+                found[ref.label] = self._at((~mask).to(known.dtype), ref, masked=True)
         return found
 
     def keep(self, entry: Entry) -> list[Tensor]:
@@ -269,7 +269,7 @@ class Program:
             factor, (before, _) = self.factors[entry.id], ready[entry.id]
             own = entry.key.name if isinstance(factor, Recurrence) else None
             inner = {
-                str(ref): neighbour(ref, t) if ref.lag else values[ref.name][t] for ref in entry.key.parents if ref.name in inside and ref.name != own
+                ref.label: neighbour(ref, t) if ref.lag else values[ref.name][t] for ref in entry.key.parents if ref.name in inside and ref.name != own
             }
             if self.hook:
                 inner = {label: self.hook(entry, value) for label, value in inner.items()}
