@@ -26,7 +26,7 @@ def test_ancestral_samples_have_the_models_moments():
     model = model.double()
     n = 40_000
     draws = model.sample(n, seed=0)
-    joint = LinearGaussian(model, {"x": torch.zeros(1, 2, dtype=torch.float64)})
+    joint = LinearGaussian(model, model.prepare(x=torch.zeros(1, 2)))
     for name in ("a", "b", "x"):
         error = joint.covariances[name, name].diagonal().sqrt() / math.sqrt(n)
         assert ((draws[name].mean(0) - joint.means[name][0]).abs() < 4 * error).all()

@@ -16,14 +16,25 @@ from torch.distributions import constraints
 
 from aevb.conditionals import OneHot
 from aevb.graph import Graph
+from aevb.networks import table
 
 Batch = dict[str, Tensor]
 
 
 def prepare(
-    graph: Graph, data: Mapping[str, Any], *, like: Tensor, need: tuple[str, ...] | None = None, steps: Any = None, lengths: Any = None
+    graph: Graph,
+    data: Mapping[str, Any],
+    *,
+    like: Tensor,
+    need: tuple[str, ...] | None = None,
+    steps: Any = None,
+    lengths: Any = None,
+    first_row: int = 0,
 ) -> Batch:
-    """Check the data against the declaration and lay them out. ``need`` are the variables that must be there."""
+    """Check the data against the declaration and lay them out.
+
+    ``need`` are the variables that must be there; ``first_row`` is the number of the first row, for messages.
+    """
     need = (*graph.observed, *graph.given) if need is None else need
     known = (*graph.stochastic, *graph.given)
     for name in data:
@@ -37,7 +48,7 @@ def prepare(
     masks: Batch = {}
     for name, value in data.items():
         if value is not None:
-            batch[name], mask = _layout(graph, name, value, like)
+            batch[name], mask = _layout(graph, name, value, like, first_row)
             if mask is not None:
                 masks[f"{name}?"] = mask
     _check_lengths(graph, batch)
@@ -45,7 +56,7 @@ def prepare(
     for name, value in batch.items():
         mask = masks.get(f"{name}?")
         inside = None if real is None or not graph.timed[name] else real
-        _check_support(graph, name, value, mask, inside)
+        _check_support(graph, name, value, mask, inside, first_row)
         if inside is not None:
             batch[name] = torch.where(inside, value, torch.zeros_like(value))
             if mask is not None:
@@ -77,7 +88,7 @@ def _lacking(graph: Graph, name: str) -> str:
     )
 
 
-def _layout(graph: Graph, name: str, value: Any, like: Tensor) -> tuple[Tensor, Tensor | None]:
+def _layout(graph: Graph, name: str, value: Any, like: Tensor, first_row: int) -> tuple[Tensor, Tensor | None]:
     tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
     if tensor.is_complex() or (not isinstance(value, Tensor) and np.asarray(value).dtype.kind not in "biuf"):
         raise ValueError(f"{name} holds {np.asarray(value).dtype}, not numbers.")
@@ -86,7 +97,7 @@ def _layout(graph: Graph, name: str, value: Any, like: Tensor) -> tuple[Tensor, 
     axes = "[N, T" if time else "[N"
     labels = d > 1 and tensor.dim() == 1 + time and (name in graph.given or isinstance(graph.rule("p", name).spec, OneHot))
     if labels:
-        return _one_hot(name, tensor.to(like.device), d, like)
+        return _one_hot(name, tensor.to(like.device), d, like, first_row)
     if tensor.dim() == 1 + time and shape == (1,):
         tensor = tensor.unsqueeze(-1)
     expected = ", ".join([axes, *map(str, shape)]) + "]"
@@ -102,14 +113,14 @@ def _layout(graph: Graph, name: str, value: Any, like: Tensor) -> tuple[Tensor, 
     return torch.where(mask, tensor, torch.zeros_like(tensor)), mask
 
 
-def _one_hot(name: str, labels: Tensor, count: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
+def _one_hot(name: str, labels: Tensor, count: int, like: Tensor, first_row: int) -> tuple[Tensor, Tensor | None]:
     """Labels 0 … C−1, −1 or NaN where unknown, as one-hot vectors."""
     numbers = torch.where(labels.isnan(), torch.full_like(labels, -1), labels) if labels.is_floating_point() else labels
     whole = numbers.long()
     bad = (whole != numbers) | (whole < -1) | (whole >= count)
     if bool(bad.any()):
         row = tuple(int(i) for i in bad.nonzero()[0])
-        first = f"row {row[0]}: {numbers[row].item()}"
+        first = f"row {first_row + row[0]}: {numbers[row].item()}"
         raise ValueError(f"{name} has {int(bad.sum())} labels outside 0 … {count - 1} (first: {first}). Number the classes from 0; −1 is unknown.")
     known = (whole >= 0).unsqueeze(-1)
     vectors = torch.nn.functional.one_hot(whole.clamp_min(0), count).to(like.dtype) * known.to(like.dtype)
@@ -161,13 +172,6 @@ def _check_missing(graph: Graph, name: str, mask: Tensor) -> None:
     reader = next((entry for entry in graph.entries() if entry.side == "p" and any(ref.name == name for ref in entry.key.parents)), None)
     if reader is not None:
         raise ValueError(f'{name} has missing entries but p reads it ("{reader.key}"). Give q a factor for {name}, or fill the entries.')
-    if name in graph.given:
-        return
-    for entry in graph.p[name].values():
-        if isinstance(entry.spec, OneHot) or entry.spec.factorised:
-            continue
-        family = type(entry.spec).__name__
-        raise ValueError(f"{name} has missing entries, but {family} has no marginal without them. Fill them, or use a family of independent entries.")
 
 
 _FIXES: dict[Any, str] = {
@@ -179,10 +183,14 @@ _FIXES: dict[Any, str] = {
 }
 
 
-def _check_support(graph: Graph, name: str, value: Tensor, mask: Tensor | None, inside: Tensor | None) -> None:
+def _check_support(graph: Graph, name: str, value: Tensor, mask: Tensor | None, inside: Tensor | None, first_row: int) -> None:
     infinite = torch.isinf(value)
+    rows = next((e.spec.net.rows for e in graph.entries() if isinstance(e.spec.net, table) and e.key.parents[0].name == name), None)
     if name in graph.given:
         bad, what, fix = infinite, "not finite", "Replace them."
+        if rows is not None:
+            bad, what = infinite | (value != value.round()) | (value < 0) | (value >= rows), f"that are not rows of table({rows})"
+            fix = f"Rows are numbered 0 … {rows - 1}."
     else:
         spec = graph.rule("p", name).spec
         check = spec.support.check(value)
@@ -198,7 +206,7 @@ def _check_support(graph: Graph, name: str, value: Tensor, mask: Tensor | None, 
     bad = bad if inside is None else bad & inside
     if bool(bad.any()):
         t, row, column = (int(i) for i in bad.transpose(0, 1).nonzero()[0][[1, 0, 2]])
-        place = f"row {row}, " + (f"step {t}, " if graph.timed[name] else "") + f"column {column}: {value[t, row, column].item()}"
+        place = f"row {first_row + row}, " + (f"step {t}, " if graph.timed[name] else "") + f"column {column}: {value[t, row, column].item()}"
         text = what.format(first=place) if "{first}" in what else f"{what} (first: {place})"
         count = int(bad.any(-1).sum()) if name not in graph.given and isinstance(graph.rule("p", name).spec, OneHot) else int(bad.sum())
         raise ValueError(f"{name} has {count} values {text}. {fix}")

@@ -124,11 +124,6 @@ class Conditional:
         """How many values a finite variable of d entries has."""
         return None
 
-    @property
-    def factorised(self) -> bool:
-        """Whether entries are independent given the parents, so that missing ones simply drop out."""
-        return True
-
     def __repr__(self) -> str:
         shown = []
         for field in fields(self):
@@ -278,6 +273,11 @@ class Mixture(Conditional):
 
     components: int = 2
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.components, bool) or not isinstance(self.components, int) or self.components < 1:
+            raise ValueError(f"Mixture: components is a positive whole number, got {self.components!r}.")
+
     def heads(self, d: int) -> dict[str, int]:
         return {"weight": self.components, "loc": self.components * d, "scale": self.components * d}
 
@@ -288,9 +288,8 @@ class Mixture(Conditional):
         shape = (self.components, loc.shape[-1] // self.components)
         return ad.GaussianMixture(weight, loc.unflatten(-1, shape), F.softplus(scale).unflatten(-1, shape))
 
-    @property
-    def factorised(self) -> bool:
-        return False
+    def log_prob(self, dist: td.Distribution, value: Tensor, present: Tensor | None = None) -> Tensor:
+        return dist.log_prob(value, present)  # type: ignore[call-arg]
 
 
 @register
@@ -402,6 +401,9 @@ class Categories(td.OneHotCategorical):
         self._categorical = td.Categorical(logits=logits, validate_args=False)
         td.Distribution.__init__(self, logits.shape[:-1], logits.shape[-1:], validate_args=False)
 
+    def expand(self, batch_shape, _instance=None):  # type: ignore[no-untyped-def]
+        return Categories(self.logits.expand(*batch_shape, self.logits.shape[-1]))
+
     def log_prob(self, value: Tensor) -> Tensor:
         logits = self.logits
         impossible = torch.isneginf(logits) & (value == 0)
@@ -445,12 +447,7 @@ class Poisson(Conditional):
         return {"log_rate": d}
 
     def distribution(self, log_rate: Tensor) -> td.Distribution:  # type: ignore[override]
-        return td.Poisson(log_rate.exp(), validate_args=False)
-
-    def log_prob(self, dist: td.Distribution, value: Tensor, present: Tensor | None = None) -> Tensor:
-        rate = dist.rate  # type: ignore[attr-defined]
-        log_prob = torch.xlogy(value, rate) - rate - torch.lgamma(value + 1)
-        return (log_prob if present is None else torch.where(present, log_prob, torch.zeros_like(log_prob))).sum(-1)
+        return ad.Poisson(log_rate)
 
 
 @register
@@ -523,7 +520,7 @@ def _kl_normal(q: td.Normal, p: td.Normal) -> Tensor:
 @register_kl(MultivariateNormal, Normal)
 def _kl_full_diagonal(q: ad.MultivariateNormal, p: td.Normal) -> Tensor:
     variance = q._unbroadcasted_scale_tril.square().sum(-1)
-    quadratic = ((variance + (q.loc - p.loc).square()) / p.scale.square() - 1 + 2 * p.scale.log().expand(q.loc.shape)).sum(-1)
+    quadratic = ((variance + (q.loc - p.loc).square()) / p.scale.square() - 1 + 2 * p.scale.log()).sum(-1)
     return 0.5 * quadratic - q.log_det
 
 
@@ -555,7 +552,12 @@ def _kl_torch(q: td.Distribution, p: td.Distribution) -> Tensor:
     return td.kl_divergence(q, p).sum(-1)
 
 
-for _family in (Laplace, Beta, Poisson):
+@register_kl(Poisson, Poisson)
+def _kl_poisson(q: ad.Poisson, p: ad.Poisson) -> Tensor:
+    return (q.rate * (q.log_rate - p.log_rate) - q.rate + p.rate).sum(-1)
+
+
+for _family in (Laplace, Beta):
     register_kl(_family, _family)(_kl_torch)
 
 

@@ -72,16 +72,21 @@ class ContinuousBernoulli(td.Distribution):
         return ContinuousBernoulli(self.logits.expand(batch_shape))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        return value * self.logits - F.softplus(self.logits) + continuous_bernoulli_log_normalizer(self.logits)
+        # xη − softplus(η), written so that nothing cancels at large positive η
+        positive = self.logits > 0
+        decay = F.softplus(torch.where(positive, -self.logits, self.logits))
+        return (value - positive.to(value.dtype)) * self.logits - decay + continuous_bernoulli_log_normalizer(self.logits)
 
     def icdf(self, value: Tensor) -> Tensor:
         """The quantile function; the reparametrised sample is ``icdf(u)`` with u uniform."""
         near, a = _inside(self.logits, 1e-2)
         u = torch.where(self.logits < 0, 1 - value, value)
-        x = 1 + torch.log(u + (1 - u) * torch.exp(-a)) / a
+        inner = u + (1 - u) * torch.exp(-a)
+        end = inner < torch.finfo(inner.dtype).tiny  # u is exactly 0 and e^−a underflows: x is 0, without a gradient
+        x = torch.where(end, torch.zeros_like(inner), 1 + torch.log(torch.where(end, torch.ones_like(inner), inner)) / a)
         far = torch.where(self.logits < 0, 1 - x, x)
         e = torch.where(near, self.logits, torch.zeros_like(self.logits))
-        series = value + value * (1 - value) * e * (0.5 + e * (1 - 2 * value) / 12)
+        series = value + value * (1 - value) * e * (0.5 + e * (1 - 2 * value) / 6)
         return torch.where(near, series, far).clamp(0, 1)
 
     def rsample(self, sample_shape=torch.Size()) -> Tensor:  # type: ignore[no-untyped-def]  # noqa: B008
@@ -94,6 +99,10 @@ class MultivariateNormal(td.MultivariateNormal):
 
     def __init__(self, loc: Tensor, scale_tril: Tensor) -> None:
         super().__init__(loc, scale_tril=scale_tril, validate_args=False)
+
+    def expand(self, batch_shape, _instance=None):  # type: ignore[no-untyped-def]
+        d = self.loc.shape[-1]
+        return MultivariateNormal(self.loc.expand(*batch_shape, d), self._unbroadcasted_scale_tril)
 
     def whiten(self, value: Tensor) -> Tensor:
         """L⁻¹ (value − loc)."""
@@ -112,6 +121,20 @@ class MultivariateNormal(td.MultivariateNormal):
         return self._unbroadcasted_scale_tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
+class Poisson(td.Poisson):
+    """torch's, by its log-rate: log p(k) = k log λ − λ − log k!, finite where λ underflows."""
+
+    def __init__(self, log_rate: Tensor) -> None:
+        self.log_rate = log_rate
+        super().__init__(log_rate.exp(), validate_args=False)
+
+    def expand(self, batch_shape, _instance=None):  # type: ignore[no-untyped-def]
+        return Poisson(self.log_rate.expand(batch_shape))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return value * self.log_rate - self.rate - torch.lgamma(value + 1)
+
+
 class GaussianMixture(td.MixtureSameFamily):
     """Σₖ πₖ N(μₖ, diag σₖ²) on vectors; ``loc`` and ``scale`` are [..., k, d]."""
 
@@ -124,9 +147,16 @@ class GaussianMixture(td.MixtureSameFamily):
             validate_args=False,
         )
 
-    def log_prob(self, x: Tensor) -> Tensor:
-        each = normal_log_prob(x.unsqueeze(-2), self.loc, self.scale).sum(-1)
-        return (each + self.log_weights).logsumexp(-1)
+    def expand(self, batch_shape, _instance=None):  # type: ignore[no-untyped-def]
+        parts = (self.log_weights, self.loc, self.scale)
+        return GaussianMixture(*(part.expand(*batch_shape, *part.shape[len(self.batch_shape) :]) for part in parts))
+
+    def log_prob(self, x: Tensor, present: Tensor | None = None) -> Tensor:
+        """Entries that are not ``present`` leave every component, and so the mixture, exactly."""
+        each = normal_log_prob(x.unsqueeze(-2), self.loc, self.scale)
+        if present is not None:
+            each = torch.where(present.unsqueeze(-2), each, torch.zeros_like(each))
+        return (each.sum(-1) + self.log_weights).logsumexp(-1)
 
 
 def matvec(matrix: Tensor, vector: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from aevb.batch import prepare
 from aevb.conditionals import Factor, MultivariateNormal, Normal
 from aevb.deterministic import Deterministic
 from aevb.distributions import MultivariateNormal as Gaussian
@@ -38,7 +37,7 @@ def log_evidence(model: Model, data: Mapping[str, Any], *, method: str, samples:
         raise ValueError(f'The evidence of this model is not known in closed form: {reason}. Use method="importance".')
     with torch.no_grad():
         if reason is None and method != "importance":
-            value = LinearGaussian(model, data).log_evidence()
+            value = LinearGaussian(model, model.prepare(**data)).log_evidence()
             return Evidence(value, torch.zeros_like(value), "exact")
         return _importance(model, data, samples, seed)
 
@@ -101,10 +100,9 @@ class LinearGaussian:
     Each variable is v = Σ A parent + b + ε, so mean and covariance follow in the order of generation.
     """
 
-    def __init__(self, model: Model, data: Mapping[str, Any]) -> None:
+    def __init__(self, model: Model, batch: Mapping[str, Tensor]) -> None:
         graph = model.graph
-        like = model._parameter()
-        self.graph, self.batch = graph, prepare(graph, dict(data), like=like, need=tuple(data))
+        self.graph, self.batch = graph, batch
         self.n = next(iter(self.batch.values())).shape[-2]
         self.means: dict[str, Tensor] = {}
         self.covariances: dict[tuple[str, str], Tensor] = {}

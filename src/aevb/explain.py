@@ -25,6 +25,7 @@ class Explanation(str):
 def describe(graph: Graph, counts: Mapping[str, int]) -> str:
     """A model as it is printed: the factorizations, then every entry with its size and number of parameters."""
     lines = []
+    width = max(len(str(entry.key)) for entry in graph.entries())
     for side, symbol in (("p", "θ"), ("q", "φ")):
         entries = [entry for entry in graph.entries() if entry.side == side]
         total = sum(counts[entry.id] for entry in entries)
@@ -34,7 +35,7 @@ def describe(graph: Graph, counts: Mapping[str, int]) -> str:
         lines.append(f"{side}:  {product}{functions}   ({total:,} parameters {symbol})")
         for entry in entries:
             size = "×".join(map(str, graph.shapes[entry.key.name]))
-            lines.append(f"    {entry.key!s:<24} {size:>8}   {counts[entry.id]:>11,}   {entry.spec!r}")
+            lines.append(f"    {entry.key!s:<{width}}   {size:>7}   {counts[entry.id]:>9,}   {entry.spec!r}")
     if graph.given:
         lines.append("given: " + ", ".join(f"{name} ({'×'.join(map(str, shape))})" for name, shape in graph.given.items()))
     roles = [f"latent {', '.join(graph.latents)}", f"observed {', '.join(graph.observed)}"]

@@ -41,7 +41,7 @@ def _sizes(what: str, sizes: Sequence[int]) -> None:
             raise ValueError(f"{what} takes positive whole numbers, got {size!r}.")
 
 
-def initialise(weight: Tensor, bias: Tensor | None, how: str, fan_in: int) -> None:
+def initialise(weight: Tensor, bias: Tensor | None, how: str, fan_in: int, fan_out: int | None = None) -> None:
     """Fill one layer; ``fan_in`` counts all parents, of which ``weight`` may be one block."""
     with torch.no_grad():
         if how == "default":  # torch's own for nn.Linear
@@ -55,7 +55,7 @@ def initialise(weight: Tensor, bias: Tensor | None, how: str, fan_in: int) -> No
         elif how == "zeros":
             weight.zero_()
         else:
-            std = math.sqrt(2 / (fan_in + weight.shape[0]))
+            std = math.sqrt(2 / (fan_in + (fan_out or weight.shape[0])))
             weight.normal_(0, std) if how == "glorot_normal" else weight.uniform_(-std * math.sqrt(3), std * math.sqrt(3))
         if bias is not None:
             bias.zero_()
@@ -246,8 +246,8 @@ def _halve(size: int) -> int:
 
 def _convolution(layer: nn.Conv2d | nn.ConvTranspose2d, init: str) -> Any:
     if init != "default":
-        fan_in = layer.in_channels * math.prod(layer.kernel_size)
-        initialise(layer.weight.data.flatten(1), layer.bias.data if layer.bias is not None else None, init, fan_in)
+        area = math.prod(layer.kernel_size)
+        initialise(layer.weight.data, layer.bias.data if layer.bias is not None else None, init, layer.in_channels * area, layer.out_channels * area)
     return layer
 
 

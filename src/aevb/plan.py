@@ -230,7 +230,10 @@ def _draws(graph: Graph, latents: list[str], requests: dict, samples: int, bound
         elif q.pathwise:
             draws[name] = ("pathwise", f"a {family} sample is a differentiable function of its parameters and of noise")
         elif samples > 1 or sampling:
-            draws[name] = ("score", f"{family} is discrete and unbounded: score function with a leave-one-out baseline")
+            draws[name] = (
+                "score",
+                f"a {family} sample is not a differentiable function of its parameters: score function with a leave-one-out baseline",
+            )
         else:
             raise ValueError(
                 f"q draws {name!r} from a {family}, which is neither finite nor reparametrisable: it needs the score function, samples=2 or more."

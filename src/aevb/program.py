@@ -269,7 +269,9 @@ class Program:
             factor, (before, _) = self.factors[entry.id], ready[entry.id]
             own = entry.key.name if isinstance(factor, Recurrence) else None
             inner = {
-                ref.label: neighbour(ref, t) if ref.lag else values[ref.name][t] for ref in entry.key.parents if ref.name in inside and ref.name != own
+                ref.label: neighbour(ref, t) if ref.lag else values[ref.name][t]
+                for ref in entry.key.parents
+                if ref.name in inside and ref.name != own
             }
             if self.hook:
                 inner = {label: self.hook(entry, value) for label, value in inner.items()}
