@@ -233,14 +233,15 @@ class Estimate:
 
     def finish(self, name: str, term: Tensor, side: str) -> Tensor:
         """Sum a term over time, and over the latents enumerated at each step, with their weights there."""
-        if not self.graph.timed[name]:
-            return term
-        latents = [latent for latent in self.plan.slots if self.graph.timed[latent]]
-        if any(size(term, slot) > 1 for latent in latents for slot in self.plan.slots[latent] if slot):
-            weighted = self.chain.weights(self.plan.direction(side, name)) * term
-            slots = [slot for latent in latents for slot in self.plan.slots[latent] if slot]
+        timed = self.graph.timed[name]
+        slots = [slot for latent in self.plan.slots if self.graph.timed[latent] for slot in self.plan.slots[latent] if slot]
+        if any(size(term, slot) > 1 for slot in slots):
+            weights = self.chain.weights(self.plan.direction(side, name))
+            if not timed:  # it reads an end of the sequence
+                weights = self.program.select(weights, self.plan.ends(self.graph.rule(side, name))[0])
+            weighted = weights * term
             term = weighted.sum([slot for slot in slots if weighted.dim() >= -slot], keepdim=True)
-        return self.over_steps(over_time(term, self.steps))
+        return self.over_steps(over_time(term, self.steps)) if timed else term
 
     @property
     def chain(self) -> Chain:
@@ -255,6 +256,8 @@ class Estimate:
         if seen is None or self.plan.choices[name].draw == "stratify":
             return weight
         table = self.program.values[name]
+        if self.program.real is not None and self.graph.timed[name]:
+            seen = seen & self.program.real  # beyond a row's end nothing is known; the weights there must still sum to one
         here = (table == self.batch[name]).all(-1, keepdim=True).to(weight.dtype)
         return torch.where(seen[..., :1], here, weight)
 

@@ -205,7 +205,7 @@ class Model(nn.Module):
         if timed and steps is None:
             raise ValueError(f"{timed[0]}[t] lives in time: say how many steps to draw, e.g. sample({n}, steps=28).")
         for name in graph.given:
-            if name not in fixed:
+            if name not in fixed and any(ref.name == name for other in graph.p for ref in graph.reads("p", other)):
                 raise ValueError(f"{name!r} is given: p is conditioned on it. Pass {name}=…, e.g. sample({n}, {name}=…).")
         known = self._fixed(n, steps or 1, fixed)
         for name in fixed:
@@ -233,7 +233,7 @@ class Model(nn.Module):
             labels = time if not tensor.is_floating_point() else None
             if not tensor.dim():
                 tensor = tensor.expand(n, *time)
-            elif tensor.shape in ((*time, *self.graph.shapes[name]), labels) and not (tensor.shape == (n,) and not tensor.is_floating_point()):
+            elif tensor.shape in ((*time, *self.graph.shapes[name]), labels) and (time or labels is None or tensor.shape != (n,)):
                 tensor = tensor.expand(n, *tensor.shape)
             if tensor.shape[0] != n:
                 raise ValueError(f"{name} has {tensor.shape[0]} rows, but {n} samples were asked for. Fix one row, or one for each sample.")

@@ -103,6 +103,11 @@ class Plan:
             )
         return offsets.pop() if offsets else 0
 
+    def ends(self, entry: Entry) -> list[str]:
+        """The ends of the sequence at which a static factor reads what depends on a latent enumerated in time."""
+        enumerated = {name for name in self.slots if self.graph.timed[name]}
+        return sorted({ref.at for ref in entry.key.parents if any(name in enumerated for name, _ in self.values.get(ref.name, ()))})
+
     def layout(self, n: int, steps: int, *, dropout: bool) -> dict[str, tuple[str, tuple[int, ...]]]:
         """The noise one estimate needs: what to draw, and its shape."""
         noise: dict[str, tuple[str, tuple[int, ...]]] = {}
@@ -323,7 +328,7 @@ def _axes(graph: Graph, draws: dict, stages: tuple[Stage, ...], clamped: frozens
             for latent in {name for name, _ in axes[entry.id]}:
                 if {(latent, -1), (latent, 1)} <= axes[entry.id]:
                     raise ValueError(
-                        f"{entry.where} depends on {latent}[t-1] and {latent}[t+1] at once, so {latent} cannot be enumerated. "
+                        f"{entry.id} depends on {latent}[t-1] and {latent}[t+1] at once, so {latent} cannot be enumerated. "
                         f"how={{{latent!r}: 'gumbel'}} draws it."
                     )
     for name in draws:
@@ -444,6 +449,15 @@ def _check_combinations(plan: Plan) -> None:
         if name in choices:
             plan.direction("q", name)
     timed_axes = {name for name in plan.slots if graph.timed[name]}
+    for entry in graph.entries():
+        chain = next((axis for axis, _ in plan.axes.get(entry.id, ()) if axis in timed_axes), None)
+        if chain is None or entry.key.target.timed:
+            continue
+        if entry.side == "q" or not entry.spec.stochastic or len(plan.ends(entry)) > 1:
+            raise ValueError(
+                f"{entry.id} reads an end of {chain}, which is enumerated at every step: its other steps would have to remember that end. "
+                f"how={{{chain!r}: 'gumbel'}} draws it (or 'score', with samples=2 or more)."
+            )
     if plan.gradient == "stl":
         if plan.bound == "iwae" and plan.samples > 1:
             raise ValueError('gradient="stl" is biased for iwae with samples > 1. Use gradient="dreg", or bound="elbo".')

@@ -119,6 +119,12 @@ class Posterior:
             full = {name: value.reshape(value.shape[-4:]).expand(samples, *value.shape[-3:]) for name, value in values.items()}
             return {name: public(self.graph, name, value, self.n, self.steps) for name, value in full.items()}
 
+    def _laid_out(self, values: dict[str, Any]) -> Batch:
+        """Values of latents as a batch, with this batch's real steps."""
+        real = self.batch.get("steps")
+        steps = real.squeeze(-1).T if real is not None and any(self.graph.timed[name] for name in values) else None
+        return prepare(self.graph, values, like=self.model._parameter(), need=(), steps=steps)
+
     def log_prob(self, **values: Any) -> Tensor:
         """log q(values | data), one number an example; values of all latents, [N, size] or [N, T, size]."""
         graph, model = self.graph, self.model
@@ -126,7 +132,7 @@ class Posterior:
         missing = [name for name in latents if name not in values]
         if missing or set(values) - set(latents):
             raise ValueError(f"log_prob takes a value for each latent, {', '.join(latents)}; got {', '.join(values) or 'none'}.")
-        given = prepare(graph, values, like=model._parameter(), need=())
+        given = self._laid_out(values)
         batch = {**self.batch, **given}
         exact = [name for name in latents if isinstance(graph.rule("q", name).spec, Exact)]
         with model._evaluating(self.seed):
@@ -149,7 +155,7 @@ class Posterior:
         model, graph = self.model, self.graph
         latents = {name: value[0] for name, value in self.sample().items()}
         with model._evaluating(self.seed):
-            batch = self.batch | prepare(graph, latents, like=model._parameter(), need=())
+            batch = self.batch | self._laid_out(latents)
             program = Program(graph, model.factors, batch, steps=self.steps)  # type: ignore[arg-type]
             known = (*graph.stochastic, *graph.given)
             program.values |= {name: batch[name] for name in known}

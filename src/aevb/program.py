@@ -33,7 +33,11 @@ def steps_of(value: Tensor, count: int) -> Sequence[Tensor]:
 
 
 def join(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat(torch.broadcast_tensors(*parts), TIME) if len(parts) > 1 else parts[0]
+    """One after the other in time; all other axes are broadcast."""
+    if len(parts) == 1:
+        return parts[0]
+    shape = torch.broadcast_shapes(*((*part.shape[:TIME], 1, *part.shape[TIME + 1 :]) for part in parts))
+    return torch.cat([part.expand(*shape[:TIME], part.shape[TIME], *shape[TIME + 1 :]) for part in parts], TIME)
 
 
 def over_time(value: Tensor, count: int) -> Tensor:
@@ -307,6 +311,10 @@ class Program:
                             new = tuple(torch.where(live, a, b) for a, b in zip(new, state, strict=True))
                             value = new[factor.spec.layers - 1]
                         states[name] = new
+                    if "last" in entries and last is not None:
+                        end = evaluate(name, entries["last"], t)
+                        value = torch.where(last[t], end, value)
+                        states[name] = tuple(torch.where(last[t], a, b) for a, b in zip(factor.starting_from(end), states[name], strict=True))
                 else:
                     value = evaluate(name, entries["t"], t)
                     if outside is not None:
