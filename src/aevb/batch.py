@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from aevb.conditionals import OneHot
+from aevb.conditionals import Beta, Conditional, OneHot
 from aevb.graph import Graph
 from aevb.networks import table
 
@@ -81,21 +81,37 @@ def _lacking(graph: Graph, name: str) -> str:
     family = type(graph.rule("p", name).spec).__name__
     if name in graph.latents:
         return f"{name!r} has no value. A complete assignment names every variable: pass {name}=…."
-    reads = next((other for other in graph.observed if other != name), "x")
-    return (
-        f"{name!r} is observed (q has no factor for it), but the data lack it. Pass {name}=…, or make it latent: "
-        f'add "{name} | {reads}": {family}(net=mlp(500, 500)) to q.'
-    )
+    text = f"{name!r} is observed (q has no factor for it), but the data lack it. Pass {name}=…"
+    others = [other for other in graph.observed if other != name]
+    return text + (f', or make it latent: add "{name} | {others[0]}": {family}(net=mlp(500, 500)) to q.' if others else ".")
+
+
+def _numbers(name: str, value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        if value.is_complex():
+            raise ValueError(f"{name} holds {value.dtype}, not numbers.")
+        return value.detach()
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise ValueError(f"{name} is no array: its rows have different lengths. Pad them, and say how long each is: lengths=….") from None
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"{name} holds {array.dtype}, not numbers.")
+    if not array.dtype.isnative or not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        array = array.astype(array.dtype.newbyteorder("="), order="C", copy=True)  # torch cannot share such memory
+    return torch.as_tensor(array)
 
 
 def _layout(graph: Graph, name: str, value: Any, like: Tensor, first_row: int) -> tuple[Tensor, Tensor | None]:
-    tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
-    if tensor.is_complex() or (not isinstance(value, Tensor) and np.asarray(value).dtype.kind not in "biuf"):
-        raise ValueError(f"{name} holds {np.asarray(value).dtype}, not numbers.")
+    tensor = _numbers(name, value)
     shape, time = graph.shapes[name], 1 if graph.timed[name] else 0
     d = graph.size(name)
     axes = "[N, T" if time else "[N"
     labels = d > 1 and tensor.dim() == 1 + time and (name in graph.given or isinstance(graph.rule("p", name).spec, OneHot))
+    if tensor.shape[:1] == (0,):
+        raise ValueError(f"{name} has no examples.")
+    if time and tensor.shape[1:2] == (0,):
+        raise ValueError(f"{name} has no steps.")
     if labels:
         return _one_hot(name, tensor.to(like.device), d, like, first_row)
     if tensor.dim() == 1 + time and shape == (1,):
@@ -103,8 +119,6 @@ def _layout(graph: Graph, name: str, value: Any, like: Tensor, first_row: int) -
     expected = ", ".join([axes, *map(str, shape)]) + "]"
     if tensor.shape[1 + time :] != shape and not (tensor.dim() == 2 + time and tensor.shape[-1] == d):
         raise ValueError(f"{name} has shape {list(tensor.shape)}; expected {expected}, the examples first.")
-    if tensor.shape[0] == 0:
-        raise ValueError(f"{name} has no examples.")
     tensor = tensor.reshape(*tensor.shape[: 1 + time], d).to(device=like.device, dtype=like.dtype)
     tensor = tensor.transpose(0, 1) if time else tensor.unsqueeze(0)
     mask = ~tensor.isnan()
@@ -120,7 +134,8 @@ def _one_hot(name: str, labels: Tensor, count: int, like: Tensor, first_row: int
     bad = (whole != numbers) | (whole < -1) | (whole >= count)
     if bool(bad.any()):
         row = tuple(int(i) for i in bad.nonzero()[0])
-        first = f"row {first_row + row[0]}: {numbers[row].item()}"
+        step = f", step {row[1]}" if len(row) > 1 else ""
+        first = f"row {first_row + row[0]}{step}: {numbers[row].item()}"
         raise ValueError(f"{name} has {int(bad.sum())} labels outside 0 … {count - 1} (first: {first}). Number the classes from 0; −1 is unknown.")
     known = (whole >= 0).unsqueeze(-1)
     vectors = torch.nn.functional.one_hot(whole.clamp_min(0), count).to(like.dtype) * known.to(like.dtype)
@@ -143,13 +158,15 @@ def _check_lengths(graph: Graph, batch: Batch) -> None:
 def _real_steps(graph: Graph, batch: Batch, steps: Any, lengths: Any) -> Tensor | None:
     if steps is None and lengths is None:
         return None
+    if steps is not None and lengths is not None:
+        raise ValueError("Pass steps= or lengths=, not both.")
     timed = next((value for name, value in batch.items() if graph.timed[name]), None)
     if timed is None:
         raise ValueError("steps= and lengths= are for sequences; no variable of these data has [t].")
     count, n = timed.shape[0], timed.shape[1]
     if lengths is not None:
         length = torch.as_tensor(lengths, device=timed.device)
-        if length.shape != (n,) or bool(((length < 1) | (length > count)).any()):
+        if length.shape != (n,) or bool(((length.long() != length) | (length < 1) | (length > count)).any()):
             raise ValueError(f"lengths holds one number for each of the {n} rows, from 1 to {count}.")
         real = torch.arange(count, device=timed.device)[:, None] < length[None, :]
     else:
@@ -171,7 +188,17 @@ def _check_missing(graph: Graph, name: str, mask: Tensor) -> None:
         return
     reader = next((entry for entry in graph.entries() if entry.side == "p" and any(ref.name == name for ref in entry.key.parents)), None)
     if reader is not None:
-        raise ValueError(f'{name} has missing entries but p reads it ("{reader.key}"). Give q a factor for {name}, or fill the entries.')
+        fix = f"Fill the entries, or declare {name} in p and q" if name in graph.given else f"Give q a factor for {name}, or fill the entries"
+        raise ValueError(f'{name} has missing entries but p reads it ("{reader.key}"). {fix}.')
+    if name in graph.given or not bool((mask.any(-1) != mask.all(-1)).any()):
+        return
+    for entry in graph.p[name].values():
+        spec, d = entry.spec, graph.size(name)
+        if type(spec).log_prob is Conditional.log_prob and not isinstance(spec, OneHot):  # it does not say what its marginals are
+            raw = {head: torch.zeros(size) for head, size in spec.heads(d).items()} | spec.vectors(d)
+            if spec.distribution(**raw).event_shape:
+                family = type(spec).__name__
+                raise ValueError(f"{name} has missing entries, but {family} has no marginal without them. Fill them, or use independent entries.")
 
 
 _FIXES: dict[Any, str] = {
@@ -189,7 +216,9 @@ def _check_support(graph: Graph, name: str, value: Tensor, mask: Tensor | None, 
     if name in graph.given:
         bad, what, fix = infinite, "not finite", "Replace them."
         if rows is not None:
-            bad, what = infinite | (value != value.round()) | (value < 0) | (value >= rows), f"that are not rows of table({rows})"
+            unknown = torch.zeros_like(infinite) if mask is None else ~mask  # read as zeros, it would be row 0
+            bad, mask = unknown | infinite | (value != value.round()) | (value < 0) | (value >= rows), None
+            what = f"that are not rows of table({rows})"
             fix = f"Rows are numbered 0 … {rows - 1}."
     else:
         spec = graph.rule("p", name).spec
@@ -201,6 +230,8 @@ def _check_support(graph: Graph, name: str, value: Tensor, mask: Tensor | None, 
             interval = {constraints.boolean: "that are not 0 or 1", constraints.unit_interval: "outside [0, 1]"}
             bad, what = ~check, interval.get(spec.support, f"outside {type(spec).__name__}'s support")
             fix = _FIXES.get(spec.support, "Transform the data, or use another family.")
+            if isinstance(spec, Beta):  # its density is 0 or infinite at the ends
+                bad, what, fix = (value <= 0) | (value >= 1), "outside (0, 1)", "Squeeze them inside, or use ContinuousBernoulli."
             what += f" (first: {{first}}), but p gives {name} a {type(spec).__name__}"
     bad = bad if mask is None else bad & mask
     bad = bad if inside is None else bad & inside

@@ -70,11 +70,12 @@ def resolve(text: str):  # type: ignore[no-untyped-def]
 def _from_file(path: Path, name: str) -> object:
     if not path.is_file():
         raise ValueError(f"There is no file {path}.")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    name_of_module = f"aevb model file {path.stem}"  # no import can have this name, so none is shadowed
+    spec = importlib.util.spec_from_file_location(name_of_module, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses look their module up
+    sys.modules[name_of_module] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     if not hasattr(module, name):
         from aevb.model import Model

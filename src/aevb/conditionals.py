@@ -589,9 +589,9 @@ class Factor(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Factor:
         """A fixed root is standard in any precision: made anew when the model is cast, not rounded twice."""
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if "root" in self._buffers:
-            self.root = self.standard.to(self.root)
+            self.root = self.standard.to(self.root)  # type: ignore[assignment]
         return self
 
     def first(self, inputs: Mapping[str, Tensor], *, bias: bool = True, missing: Mapping[str, Tensor] | None = None) -> Tensor:

@@ -118,7 +118,8 @@ class Estimate:
         raw = scaled(raw) if scaled else raw
         if noise.dim() == 0:  # a seed: torch draws, for every axis the value has
             raw = raw.expand(torch.broadcast_shapes(raw.shape, (*self._value_shape(name, t)[:-1], 1)))
-        dist = factor.distribution(raw, scaled)
+        whole = t is None and scaled is None and noise.dim() and entry.key.at in ("t", "static")
+        dist = self.program.distribution("q", name)[1] if whole else factor.distribution(raw, scaled)
         if draw in ("pathwise", "detached"):
             value = spec.reparametrise(dist, noise) if spec.noise(1) else sample_with_seed(dist, noise)
             value = value.detach() if draw == "detached" else value

@@ -42,6 +42,8 @@ class Graph:
 
     def __init__(self, p: Mapping[str, Conditional], q: Mapping[str, Conditional], given: Mapping[str, int | Shape]) -> None:
         self.p, self.q = _read("p", p), _read("q", q)
+        if not isinstance(given, Mapping):
+            raise ValueError(f"given is a dictionary from a variable to its size, got {type(given).__name__}.")
         self.timed: dict[str, bool] = {}
         self.shapes: dict[str, Shape] = {}
         self.given = {name: _shape(f"given {name!r}", size) for name, size in given.items()}
@@ -115,7 +117,8 @@ class Graph:
         read: set[str] = set()
         for entry in self.entries():
             for ref in entry.key.parents:
-                read.add(ref.name)
+                if ref.name != entry.key.name:
+                    read.add(ref.name)
                 if ref.name in self.p or ref.name in self.given:
                     continue
                 if ref.name not in self.q:
@@ -139,7 +142,9 @@ class Graph:
         if not latent:
             roots = [name for name in stochastic if not any(self.p[name][at].key.parents for at in self.p[name])]
             name = (roots or stochastic or list(self.p))[0]
-            raise ValueError(f'q has no factor for latent {name!r}. Add one, e.g. "{name} | x": Normal(net=mlp(500, 500)).')
+            leaf = next((other for other in reversed(stochastic) if other != name), "x")
+            family = type(next(iter(self.p[name].values())).spec).__name__
+            raise ValueError(f'q has no factor for latent {name!r}. Add one, e.g. "{name} | {leaf}": {family}(net=mlp(500, 500)).')
         if len(latent) == len(stochastic):
             raise ValueError(
                 f"q has a factor for every variable of p ({', '.join(latent)}), so nothing is observed. Take the data's variable out of q."
@@ -170,7 +175,8 @@ class Graph:
             name, size = entry.key.name, entry.spec.size
             if size is None:
                 if name not in self.shapes and not any(e.spec.size is not None for e in (self.p.get(name) or self.q[name]).values()):
-                    raise ValueError(f"{entry.where} has no size. State it once, in p: {type(entry.spec).__name__}(20).")
+                    side = "p" if name in self.p else "q"
+                    raise ValueError(f"{entry.where}, but {name!r} has no size. State it once, in {side}: {type(entry.spec).__name__}(20).")
                 continue
             shape = _shape(entry.id, size)
             known = self.shapes.setdefault(name, shape)
@@ -249,22 +255,32 @@ class Graph:
                         frontier.append(other)
         return [name] + [other for other in self.stochastic if other in reached and other != name]
 
+    def _stochastic_reads(self, factor: str) -> list[tuple[str, bool]]:
+        """What p's factor reads, directly or through deterministic nodes: (stochastic or given variable, at another step?)."""
+        found: dict[tuple[str, bool], None] = {}
+        frontier = [(ref.name, ref.lag != 0) for ref in self.reads("p", factor)]
+        while frontier:
+            node, elsewhere = frontier.pop(0)
+            if (node, elsewhere) not in found:
+                found[node, elsewhere] = None
+                if self.is_deterministic(node):
+                    frontier += [(ref.name, elsewhere or ref.lag != 0) for ref in self.reads("p", node)]
+        return [(node, elsewhere) for node, elsewhere in found if not self.is_deterministic(node)]
+
     def _check_exact(self, name: str) -> None:
         entry = self.rule("q", name)
+        family = type(self.rule("p", name).spec).__name__
         needed: dict[str, None] = {}
         for factor in self.factors_containing(name):
-            frontier = [factor, *(ref.name for ref in self.reads("p", factor))]
-            while frontier:
-                node = frontier.pop()
-                if self.is_deterministic(node):
-                    frontier += [ref.name for ref in self.reads("p", node)]
-                elif node != name:
-                    needed[node] = None
-            lagged = [ref for ref in self.reads("p", factor) if ref.lag and (ref.name == name or factor == name)]
+            if self.timed[factor] and not self.timed[name]:
+                raise ValueError(f"{entry.where}: by Bayes it depends on every step of {factor!r}, which no key can name. Use {family}(net=…).")
+            ties = self._stochastic_reads(factor)
+            needed |= {node: None for node in (factor, *(node for node, _ in ties)) if node != name}
+            lagged = [node for node, elsewhere in ties if elsewhere and (node == name or factor == name)]
             if lagged:
                 raise ValueError(
-                    f"{entry.where}: p({factor}) ties {name!r} to {lagged[0]}, another step, so Bayes' rule has no answer step by step. "
-                    f"Use {type(self.rule('p', name).spec).__name__}(net=…)."
+                    f"{entry.where}: p({factor}) ties {name!r} to another step of {lagged[0]!r}, so Bayes' rule has no answer step by step. "
+                    f"Use {family}(net=…)."
                 )
         before = set(self.latents[: self.latents.index(name)])
         for other in needed:

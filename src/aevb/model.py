@@ -27,7 +27,7 @@ from aevb.registry import from_record, to_record
 from aevb.schedule import schedule
 
 FORMAT = 1
-RESERVED = ("steps", "lengths", "how", "bound", "samples", "gradient", "temperature", "noise", "seed", "kl_weight", "mean", "method", "n")
+RESERVED = ("self", "steps", "lengths", "how", "bound", "samples", "gradient", "temperature", "noise", "seed", "kl_weight", "mean", "method", "n")
 
 
 class Model(nn.Module):
@@ -317,10 +317,13 @@ class Model(nn.Module):
 
 def from_declaration(declaration: Mapping[str, Any], custom: Iterable[type] = ()) -> Model:
     """A fresh model from its declaration as data. ``custom`` are your own classes, if they are not registered."""
-    if declaration.get("format") != "aevb model":
+    if not isinstance(declaration, Mapping) or declaration.get("format") != "aevb model":
         raise ValueError("This is not an aevb model's declaration.")
-    if declaration.get("version", 0) > FORMAT:
-        raise ValueError(f"The model was saved in format {declaration['version']}, newer than this version's {FORMAT}. Update aevb.")
+    version = declaration.get("version")
+    if isinstance(version, int) and version > FORMAT:
+        raise ValueError(f"The model was saved in format {version}, newer than this version's {FORMAT}. Update aevb.")
+    if not isinstance(version, int) or not all(isinstance(declaration.get(part), Mapping) for part in ("p", "q", "given")):
+        raise ValueError("This is not an aevb model's declaration: version, p, q or given is missing, or not what it should be.")
     custom = tuple(custom)
     p, q = ({key: from_record(record, custom) for key, record in declaration[side].items()} for side in ("p", "q"))
     given = {name: tuple(shape) for name, shape in declaration.get("given", {}).items()}

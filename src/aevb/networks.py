@@ -61,6 +61,16 @@ def initialise(weight: Tensor, bias: Tensor | None, how: str, fan_in: int, fan_o
             bias.zero_()
 
 
+class Named(nn.ParameterDict):
+    """Parameters by the names of variables, which may be those of a container's own attributes ("values", "type")."""
+
+    def _key_to_attr(self, key: str) -> str:
+        return f"[{key}]" if key in TAKEN else key
+
+
+TAKEN = frozenset(dir(nn.ParameterDict()))
+
+
 class Blocks(nn.Module):
     """The first layer: one weight block a parent, one bias. ``heads`` splits the output rows for initialisation only."""
 
@@ -71,9 +81,9 @@ class Blocks(nn.Module):
         self.bias = nn.Parameter(torch.empty(out)) if bias else None
         _initialise_heads(whole, self.bias, init, fan_in, heads or [out])
         blocks = zip(parents, whole.split(list(parents.values()), -1), strict=True)
-        self.weights = nn.ParameterDict({name: nn.Parameter(block.clone()) for name, block in blocks})
+        self.weights = Named({name: nn.Parameter(block.clone()) for name, block in blocks})
         # What q knows about missing entries: extra inputs whose weights start at zero.
-        self.missing = nn.ParameterDict({name: nn.Parameter(torch.zeros(out, parents[name])) for name in masked})
+        self.missing = Named({name: nn.Parameter(torch.zeros(out, parents[name])) for name in masked})
 
     def forward(self, inputs: Mapping[str, Tensor], *, bias: bool = True, missing: Mapping[str, Tensor] | None = None) -> Tensor:
         total: Tensor | None = None

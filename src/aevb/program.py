@@ -78,6 +78,7 @@ class Program:
         self.real = batch.get("steps")
         self.values: dict[str, Tensor] = {}
         self.raws: dict[str, Tensor] = {}
+        self._distributions: dict[tuple[str, str], td.Distribution] = {}
 
     # Reading -----------------------------------------------------------------------------------------------------------
 
@@ -171,7 +172,9 @@ class Program:
         entry = self.entry(side, name, region)
         factor = self.factors[entry.id]
         assert isinstance(factor, Factor)
-        return factor.spec, factor.distribution(self.select(self.raw(entry), region))
+        if (entry.id, region) not in self._distributions:
+            self._distributions[entry.id, region] = factor.distribution(self.select(self.raw(entry), region))
+        return factor.spec, self._distributions[entry.id, region]
 
     def piecewise(self, name: str, sides: Sequence[str], function: Callable[[str], Tensor]) -> Tensor:
         """Put together a quantity of each step from the regions' own; [.., T, N, 1]."""

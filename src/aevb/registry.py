@@ -52,7 +52,7 @@ def from_record(record: Any, custom: Iterable[type] = ()) -> Any:
 def _read(record: Any, known: dict[str, type]) -> Any:
     if isinstance(record, dict):
         name = record.get("type")
-        if name not in known:
+        if not isinstance(name, str) or name not in known:
             raise ValueError(
                 f"The saved model uses {name!r}, which is not a known conditional or network. Hand its class over: load(path, custom=[{name}])."
             )

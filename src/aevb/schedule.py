@@ -37,10 +37,13 @@ def schedule(reads: Mapping[str, Sequence[Ref]], side: str) -> tuple[Stage, ...]
             if not isinstance(names, str):
                 loop = " → ".join(f"{name}[t]" if _timed(reads, name) else name for name in [*names, names[0]])
                 at = " at the same t" if any(_timed(reads, name) for name in names) else ""
-                raise ValueError(f"{side}: {loop} read each other{at}. Drop one of the arrows, or shift it to [t-1].")
+                shift = ", or shift it to [t-1]" if at else ""
+                raise ValueError(f"{side}: {loop} read each other{at}. Drop one of the arrows{shift}.")
         itself = [node for node in group if node in present[node]]
         if itself:
-            raise ValueError(f"{side}: {itself[0]} is its own parent. Read {itself[0]}[t-1] instead, or drop it.")
+            name = itself[0]
+            fix = f"Read {name}[t-1] instead, or drop it." if _timed(reads, name) else "Drop it right of the bar."
+            raise ValueError(f"{side}: {name} is its own parent. {fix}")
         signs = {ref.lag for _, ref in inner if ref.lag}
         if len(signs) > 1:
             back, ahead = (next(f"{node}[t] reads {ref}" for node, ref in sorted(inner, key=str) if ref.lag == lag) for lag in (-1, 1))

@@ -1,0 +1,401 @@
+"""Saving: a loaded model is the saved one bit for bit, a folder holds data only, and a damaged one is refused by name."""
+
+import json
+import re
+import shutil
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.distributions as td
+from safetensors.torch import load_file, save_file
+from torch.nn.functional import softplus
+
+import aevb
+from aevb import (
+    GRU,
+    LSTM,
+    Bernoulli,
+    Beta,
+    Conditional,
+    ContinuousBernoulli,
+    Deterministic,
+    Exact,
+    Laplace,
+    Mixture,
+    Model,
+    MultivariateNormal,
+    NegativeBinomial,
+    Normal,
+    OneHot,
+    Poisson,
+    StudentT,
+    conv,
+    deconv,
+    linear,
+    mlp,
+    table,
+)
+from aevb.zoo import zoo
+
+N, T = 6, 3
+
+
+def uniform(*shape):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(1))
+
+
+def binary(*shape):
+    return (uniform(*shape) > 0.5).float()
+
+
+LABELS = torch.arange(N) % 3
+HOLES = torch.where(uniform(N, 4) < 0.3, float("nan"), uniform(N, 4))
+
+MODELS = {
+    # the zoo, all its variants
+    "fa": (lambda: zoo["fa"](), {"x": uniform(N, 3)}),
+    "fa diagonal": (lambda: zoo["fa"](posterior="diagonal"), {"x": uniform(N, 3)}),
+    "fa fixed": (lambda: zoo["fa"](posterior="fixed", scale=0.3), {"x": uniform(N, 3)}),
+    "vae": (lambda: zoo["vae"](4, 2, hidden=(5, 5)), {"x": uniform(N, 4)}),
+    "vae clamped": (lambda: zoo["vae"](4, 2, hidden=(5,), likelihood=ContinuousBernoulli(4, net=mlp(3), clamped=True)), {"x": uniform(N, 4)}),
+    "cvae": (lambda: zoo["cvae"](4, 2, 3, hidden=(5, 5)), {"x": uniform(N, 4), "y": LABELS}),
+    "cvae prior": (lambda: zoo["cvae"](4, 2, 3, variant="prior", hidden=(5,)), {"x": uniform(N, 4), "y": LABELS}),
+    "cvae likelihood": (lambda: zoo["cvae"](4, 2, 3, variant="likelihood", hidden=(5,)), {"x": uniform(N, 4), "y": LABELS}),
+    "gmvae": (lambda: zoo["gmvae"](4, 2, 3, hidden=(5, 5)), {"x": binary(N, 4)}),
+    "m2": (lambda: zoo["m2"](4, 2, 3, hidden=(5, 5)), {"x": binary(N, 4), "y": torch.where(LABELS > 0, LABELS, -1)}),
+    "vrnn": (lambda: zoo["vrnn"](4, 2, 3, hidden=(5,)), {"x": binary(N, T, 4)}),
+    "vrnn smoothing": (lambda: zoo["vrnn"](4, 2, 3, posterior="smoothing", hidden=(5,)), {"x": binary(N, T, 4), "lengths": [3, 2, 1, 3, 3, 2]}),
+    # networks
+    "conv": (
+        lambda: Model(
+            {"z": Normal(2), "x | z": Bernoulli((1, 6, 5), net=deconv(4, 3, hidden=5))},
+            {"z | x": Normal(net=conv(3, 4, hidden=5, activation="elu"))},
+        ),
+        {"x": binary(N, 1, 6, 5)},
+    ),
+    "table": (
+        lambda: Model({"z": Normal(2), "x | z": Normal(4)}, {"z | i": Normal(net=table(N))}, given={"i": 1}),
+        {"x": uniform(N, 4), "i": torch.arange(N)},
+    ),
+    "missing=mask": (lambda: Model({"z": Normal(2), "x | z": Normal(4)}, {"z | x": Normal(net=mlp(5))}, missing="mask"), {"x": HOLES}),
+    "linear without bias": (lambda: Model({"z": Normal(2), "x | z": Normal(4, net=linear(bias=False))}, {"z | x": Normal()}), {"x": uniform(N, 4)}),
+    # families
+    "Exact": (
+        lambda: Model({"y": OneHot(3, learned=True), "z | y": Normal(2), "x | z": Normal(4)}, {"z | x": Normal(net=mlp(5)), "y | z": Exact()}),
+        {"x": uniform(N, 4)},
+    ),
+    "Mixture": (lambda: Model({"z": Normal(2), "x | z": Normal(4)}, {"z | x": Mixture(components=3, net=mlp(5))}), {"x": uniform(N, 4)}),
+    "MultivariateNormal": (
+        lambda: Model(
+            {"z": MultivariateNormal(2, learned=True), "x | z": MultivariateNormal(4, covariance="shared")}, {"z | x": MultivariateNormal()},
+        ),
+        {"x": uniform(N, 4)},
+    ),
+    "other families": (
+        lambda: Model(
+            {
+                "a": Laplace(2), "b": Beta(1), "y": Bernoulli(2, learned=True), "h | a, b, y": Deterministic(3, activation="tanh"),
+                "x | h": StudentT(4, df=3.0, scale="learned"), "n1 | h": Poisson(2), "n2 | h": NegativeBinomial(2),
+            },
+            {"g | x": Deterministic(4, net=mlp(5)), "a | g": Laplace(), "b | g": Beta(), "y | g": Bernoulli()},
+        ),
+        {"x": uniform(N, 4), "n1": binary(N, 2), "n2": 3 * binary(N, 2)},
+    ),
+    # time
+    "ends in time": (
+        lambda: Model(
+            {
+                "z[0]": Normal(2, learned=True), "z[t] | z[t-1], c": Normal(2, net=mlp(4)), "c": OneHot(2),
+                "x[t] | z[t]": Normal(4), "x[T] | z[T], c": Normal(4, net=mlp(3)),
+            },
+            {
+                "b[t] | b[t+1], x[t]": GRU(3), "c | b[0]": OneHot(), "z[0] | b[0], c": Normal(), "z[t] | z[t-1], b[t], c": Normal(net=mlp(4)),
+                "z[T] | b[T]": Normal(),
+            },
+        ),
+        {"x": uniform(N, T, 4), "lengths": [3, 2, 1, 3, 3, 2]},
+    ),
+    "a state that starts somewhere": (
+        lambda: Model(
+            {"c": Normal(2), "h[0] | c": Deterministic(3), "h[t] | h[t-1], x[t-1]": LSTM(3, layers=2), "x[t] | h[t], u[t]": Normal(4)},
+            {"b[t] | b[t+1], x[t]": GRU(3), "c | b[0]": Normal()},
+            given={"u": 2},
+        ),
+        {"x": uniform(N, T, 4), "u": uniform(N, T, 2)},
+    ),
+    "a discrete chain": (
+        lambda: Model({"y[0]": OneHot(3), "y[t] | y[t-1]": OneHot(3), "x[t] | y[t]": Normal(4)}, {"y[t] | y[t-1], x[t]": OneHot(net=mlp(4))}),
+        {"x": uniform(N, T, 4)},
+    ),
+}  # fmt: skip
+
+
+def scrambled(build):
+    """The model with every parameter moved away from where it started, and from where a fresh one would start."""
+    model, generator = build(), torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_loaded_model_gives_the_saved_ones_bound_to_the_last_bit(name, dtype, tmp_path):
+    build, data = MODELS[name]
+    model = scrambled(build).to(dtype)
+    model.save(tmp_path / "model")
+    loaded = aevb.load(tmp_path / "model")
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["model.json", "weights.safetensors"]
+    assert {parameter.dtype for parameter in loaded.parameters()} == {dtype}
+    assert {buffer.dtype for buffer in loaded.buffers()} <= {dtype}
+    assert str(loaded) == str(model)
+    assert loaded.declaration() == model.declaration()
+    bound, again = model.elbo(**data, seed=0), loaded.elbo(**data, seed=0)
+    assert bound.value.dtype == dtype
+    assert torch.isfinite(bound.value).all()
+    assert torch.equal(bound.value, again.value)
+    assert all(torch.equal(bound.terms[key], again.terms[key]) for key in bound.terms)
+
+
+def test_the_files_are_json_and_tensors_and_nothing_else(tmp_path):
+    model = zoo["gmvae"](4, 2, 3, hidden=(5,))
+    model.save(tmp_path)
+    declaration = json.loads((tmp_path / "model.json").read_text(encoding="utf-8"))
+    assert declaration == {
+        "format": "aevb model",
+        "version": 1,
+        "p": {
+            "y": {"type": "OneHot", "size": 3},
+            "z | y": {"type": "Normal", "size": 2, "net": {"type": "mlp", "init": "glorot_normal"}},
+            "x | z": {"type": "Bernoulli", "size": 4, "net": {"type": "mlp", "hidden": [5], "init": "glorot_normal"}},
+        },
+        "q": {
+            "y | x": {"type": "OneHot", "net": {"type": "mlp", "hidden": [5], "init": "glorot_normal"}},
+            "z | x, y": {"type": "Normal", "net": {"type": "mlp", "hidden": [5], "init": "glorot_normal"}},
+        },
+        "given": {},
+        "missing": "zeros",
+    }
+    weights = load_file(tmp_path / "weights.safetensors")
+    assert {name: tensor.shape for name, tensor in weights.items()} == {name: tensor.shape for name, tensor in model.state_dict().items()}
+    content = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert b"pickle" not in content
+    assert b"aevb.conditionals" not in content  # names, not paths to code
+
+
+def test_a_declaration_as_data_gives_a_fresh_model():
+    model = MODELS["ends in time"][0]()
+    data = json.loads(json.dumps(model.declaration()))
+    fresh = aevb.from_declaration(data)
+    assert str(fresh) == str(model)
+    assert not any(torch.equal(a, b) for a, b in zip(fresh.phi(), model.phi(), strict=True))
+
+
+def test_saving_again_replaces_what_was_there(tmp_path):
+    zoo["fa"]().save(tmp_path)
+    model = scrambled(lambda: zoo["gmvae"](4, 2, 3, hidden=(5,)))
+    model.save(str(tmp_path))  # a path may be text
+    loaded = aevb.load(str(tmp_path))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loaded.parameters(), strict=True))
+
+
+# Classes of one's own ------------------------------------------------------------------------------------------------------
+
+
+@aevb.register
+@dataclass(frozen=True)
+class ShiftedGamma(Conditional):
+    """Positive data; the example of the documentation."""
+
+    shift: float = 0.0
+    support = td.constraints.positive
+    fill = 1.0
+
+    def heads(self, d):
+        return {"concentration": d, "rate": d}
+
+    def distribution(self, concentration, rate):
+        return td.Gamma(softplus(concentration) + self.shift, softplus(rate), validate_args=False)
+
+
+@dataclass(frozen=True)
+class LogNormal(Conditional):
+    """The same, but not registered."""
+
+    support = td.constraints.positive
+    fill = 1.0
+
+    def heads(self, d):
+        return {"loc": d}
+
+    def distribution(self, loc):
+        return td.LogNormal(loc, loc.new_ones(()), validate_args=False)
+
+
+@dataclass(frozen=True, repr=False)
+class squares(aevb.Network):
+    """A network of one's own: the wrapped network's first layer, squared."""
+
+    width: int = 3
+
+    def build(self, parents, heads, shape, masked):
+        module = mlp(self.width).build(parents, heads, shape, masked)
+        module.activation = torch.square
+        return module
+
+
+CUSTOM = {
+    "registered": (lambda: Model({"z": Normal(2), "x | z": ShiftedGamma(4, shift=0.5)}, {"z | x": Normal()}), []),
+    "handed over": (lambda: Model({"z": Normal(2), "x | z": LogNormal(4)}, {"z | x": Normal()}), [LogNormal]),
+    "a network": (lambda: Model({"z": Normal(2), "x | z": Normal(4)}, {"z | x": Normal(net=squares(5))}), [squares]),
+}
+
+
+@pytest.mark.parametrize(("build", "custom"), CUSTOM.values(), ids=CUSTOM)
+def test_a_class_of_ones_own_is_saved_by_name(build, custom, tmp_path):
+    model, x = scrambled(build), 0.1 + uniform(N, 4)
+    model.save(tmp_path)
+    loaded = aevb.load(tmp_path, custom=custom)
+    assert torch.equal(model.elbo(x=x, seed=0).value, loaded.elbo(x=x, seed=0).value)
+    for cls in custom:  # handing a class over registers nothing
+        message = f"The saved model uses {cls.__name__!r}, which is not a known conditional or network. Hand its class over: load(path, custom=["
+        with pytest.raises(ValueError, match=re.escape(message)):
+            aevb.load(tmp_path)
+
+
+def test_what_can_be_registered():
+    @dataclass(frozen=True)
+    class Normal(Conditional):
+        """A name that is taken."""
+
+    with pytest.raises(ValueError, match=re.escape("The name 'Normal' is taken by aevb.conditionals.Normal. Rename the class.")):
+        aevb.register(Normal)
+
+    with pytest.raises(TypeError, match=re.escape("Int is not a dataclass. Put @dataclass(frozen=True) below @register.")):
+        aevb.register(type("Int", (int,), {}))
+
+    @dataclass
+    class Mutable:
+        a: int = 0
+
+    with pytest.raises(TypeError, match=re.escape("Mutable can change after it was declared. Write @dataclass(frozen=True).")):
+        aevb.register(Mutable)
+
+
+def test_a_setting_that_is_no_data_cannot_be_saved(tmp_path):
+    @dataclass(frozen=True)
+    class Curved(LogNormal):
+        function: object = None
+
+    model = Model({"z": Normal(2), "x | z": Curved(4, function=torch.sin)}, {"z | x": Normal()})
+    with pytest.raises(TypeError, match="A declaration holds numbers, strings, tuples and registered specifications, not builtin"):
+        model.save(tmp_path / "model")
+    assert not (tmp_path / "model" / "model.json").exists()
+
+
+# Damage ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    zoo["gmvae"](4, 2, 3, hidden=(5,)).save(folder)
+    return folder
+
+
+def edit(change):
+    """Change the declaration on disk."""
+
+    def damage(folder):
+        path = folder / "model.json"
+        data = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps(change(data)), encoding="utf-8")
+
+    return damage
+
+
+def weights(change):
+    """Change the weights on disk."""
+
+    def damage(folder):
+        path = folder / "weights.safetensors"
+        save_file(change(load_file(path)), path)
+
+    return damage
+
+
+def cut(name, share):
+    def damage(folder):
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[: int(len(content) * share)])
+
+    return damage
+
+
+def without(mapping, *names):
+    return {key: value for key, value in mapping.items() if key not in names}
+
+
+HEADS = "factors.p(x|z).net.heads.weight"
+DAMAGE = {
+    "no folder": (shutil.rmtree, "holds no saved model: model.json is missing."),
+    "no declaration": (lambda folder: (folder / "model.json").unlink(), "holds no saved model: model.json is missing."),
+    "no weights": (lambda folder: (folder / "weights.safetensors").unlink(), "holds no saved model: weights.safetensors is missing."),
+    "half a declaration": (cut("model.json", 0.5), "model.json is damaged: "),
+    "empty declaration": (cut("model.json", 0), "model.json is damaged: "),
+    "not text": (lambda folder: (folder / "model.json").write_bytes(b"\xff\xfe\x00"), "model.json is damaged: "),
+    "half the weights": (cut("weights.safetensors", 0.9), "weights.safetensors is damaged or not a safetensors file: "),
+    "empty weights": (cut("weights.safetensors", 0), "weights.safetensors is damaged or not a safetensors file: "),
+    "a pickle": (lambda folder: torch.save({"a": torch.ones(2)}, folder / "weights.safetensors"), "is damaged or not a safetensors file: "),
+    "another format": (edit(lambda data: data | {"format": "onnx"}), "This is not an aevb model's declaration."),
+    "a list": (edit(lambda data: [data]), "This is not an aevb model's declaration."),
+    "a number": (edit(lambda data: 3), "This is not an aevb model's declaration."),
+    "newer": (edit(lambda data: data | {"version": 2}), "The model was saved in format 2, newer than this version's 1. Update aevb."),
+    "no p": (edit(lambda data: without(data, "p")), "This is not an aevb model's declaration"),
+    "p is a list": (edit(lambda data: data | {"p": [1]}), "This is not an aevb model's declaration"),
+    "given is a list": (edit(lambda data: data | {"given": ["y"]}), "This is not an aevb model's declaration"),
+    "version is text": (edit(lambda data: data | {"version": "two"}), "This is not an aevb model's declaration"),
+    "type is a list": (edit(lambda data: data | {"p": data["p"] | {"y": {"type": ["OneHot"]}}}), "The saved model uses ['OneHot'], which is not"),
+    "unknown class": (
+        edit(lambda data: data | {"p": data["p"] | {"z | y": {"type": "Wishart", "size": 2}}}),
+        "The saved model uses 'Wishart', which is not a known conditional or network. Hand its class over: load(path, custom=[Wishart]).",
+    ),
+    "a path to code": (
+        edit(lambda data: data | {"p": data["p"] | {"z | y": {"type": "os.system", "size": 2}}}),
+        "The saved model uses 'os.system', which is not a known",
+    ),
+    "unknown setting": (
+        edit(lambda data: data | {"p": data["p"] | {"y": {"type": "OneHot", "size": 3, "colour": 1}}}),
+        "The saved model gives OneHot a setting 'colour' that it does not have; it may come from another version.",
+    ),
+    "impossible size": (
+        edit(lambda data: data | {"p": data["p"] | {"y": {"type": "OneHot", "size": 0}}}),
+        "OneHot: a size is a positive whole number or a tuple of them",
+    ),
+    "another size": (
+        edit(lambda data: data | {"p": data["p"] | {"x | z": data["p"]["x | z"] | {"size": 5}}}),
+        "factors.p(x|z).net.heads.weight has shape [4, 5], the declaration says [5, 5].",
+    ),
+    "a factor less": (edit(lambda data: data | {"q": without(data["q"], "y | x")}), "the weights and the declaration disagree: factors.q(y|x).net."),
+    "a weight less": (weights(lambda w: without(w, HEADS)), f"the weights and the declaration disagree: {HEADS} is in only one of them."),
+    "a weight more": (weights(lambda w: w | {"extra": torch.ones(1)}), "the weights and the declaration disagree: extra is in only one of them."),
+    "a weight of another shape": (weights(lambda w: w | {HEADS: w[HEADS][:, :2].clone()}), f"{HEADS} has shape [4, 2], the declaration says [4, 5]."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_model_is_refused_by_name(damage, message, saved, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(saved, folder)
+    damage(folder)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        aevb.load(folder)
+
+
+def test_a_damaged_folder_is_named_with_its_path(saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "gmvae")
+    cut("weights.safetensors", 0.5)(tmp_path / "gmvae")
+    with pytest.raises(ValueError, match=re.escape(str(tmp_path / "gmvae" / "weights.safetensors"))):
+        aevb.load(tmp_path / "gmvae")
