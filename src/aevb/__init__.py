@@ -32,6 +32,8 @@ from aevb.model import Model, from_declaration, load
 from aevb.networks import Network, conv, deconv, linear, mlp, table
 from aevb.posterior import Posterior
 from aevb.registry import register
+from aevb.training.fit import Run, fit
+from aevb.training.schedules import alternate, joint, mle
 from aevb.version import __version__
 
 __all__ = [
@@ -55,15 +57,20 @@ __all__ = [
     "OneHot",
     "Poisson",
     "Posterior",
+    "Run",
     "StudentT",
     "__version__",
+    "alternate",
     "conv",
     "deconv",
+    "fit",
     "from_declaration",
+    "joint",
     "linear",
     "load",
+    "mle",
     "mlp",
     "register",
     "register_kl",
     "table",
-]  # fmt: skip
+]

@@ -1,0 +1,1 @@
+"""Data: where rows come from, and how they are prepared."""

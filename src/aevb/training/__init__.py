@@ -1,0 +1,1 @@
+"""Training: one loop, schedules as data, checkpoints that survive anything."""

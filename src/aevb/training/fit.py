@@ -1,0 +1,485 @@
+"""fit: one training loop, read top to bottom.
+
+What is random is a function of (seed, step): the order of the rows, the noise of the estimate. So a run's whole state is its
+weights, its optimiser, and its step; a resumed run is the uninterrupted one, bit for bit on the CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aevb import noise as noises
+from aevb.batch import Batch, split_latents
+from aevb.data.sources import Source, open_source
+from aevb.estimators import Bound, estimate
+from aevb.evidence import LinearGaussian, why_not_linear_gaussian
+from aevb.model import Model
+from aevb.plan import Plan
+from aevb.program import Program
+from aevb.training.checkpoint import Checkpoint, CheckpointError, check_fit, folders, latest, optimizer_tensors, read, restore_optimizer, write
+from aevb.training.schedules import Phase, Schedule, joint
+
+
+class TrainingError(RuntimeError):
+    """A run that cannot go on; the message names the step, the rows and the factor."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that decides a run besides the model and the data; recorded with it."""
+
+    epochs: float | None = None  # passes over the data; or steps
+    steps: int | None = None
+    batch: int = 100
+    lr: float = 1e-3
+    warmup: int = 0  # steps of rising learning rate
+    decay: str = "cosine"  # or "constant"; inside each phase of the schedule
+    clip: float | None = None  # largest norm of the gradient
+    kl_warmup: int = 0  # steps over which the weight of the KL terms rises to 1
+    classify: float = 0.0  # weight of log q(y|x) on rows whose label is known
+    patience: int | None = None  # validations without improvement before it stops
+    seed: int = 0
+    schedule: Schedule = field(default_factory=joint)
+    how: Mapping[str, str] = field(default_factory=dict)
+    bound: str = "elbo"
+    samples: int = 1
+    gradient: str = "plain"
+    temperature: float = 0.5
+    validate_every: int | None = None  # steps; by default once an epoch
+    log_every: int | None = None  # steps; by default about 200 lines a run
+    checkpoint_every: int | None = None  # steps; by default at every validation
+    skip: int = 0  # batches with a non-finite loss or gradient that may be skipped
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "samples"):
+            _positive(name, getattr(self, name))
+        if self.epochs is not None and self.steps is not None:
+            raise ValueError("Say epochs= or steps=, not both.")
+        if self.decay not in ("cosine", "constant"):
+            raise ValueError(f'decay is "cosine" or "constant", got {self.decay!r}.')
+        if not (self.lr > 0 and math.isfinite(self.lr)):
+            raise ValueError(f"lr must be positive, got {self.lr}.")
+
+    def total(self, n: int) -> int:
+        """The number of steps; by default 20 epochs, but at least 2,000 steps and at most 200 epochs."""
+        per_epoch = n / min(self.batch, n)
+        if self.steps is not None:
+            return self.steps
+        epochs = self.epochs if self.epochs is not None else min(200.0, max(20.0, 2000 / per_epoch))
+        return max(1, round(epochs * per_epoch))
+
+    def record(self) -> dict[str, Any]:
+        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "schedule"}
+        return plain | {"how": dict(self.how), "schedule": {"name": type(self.schedule).__name__, **asdict(self.schedule)}}
+
+
+def _positive(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} is a positive whole number, got {value!r}.")
+
+
+@dataclass
+class Run:
+    """What a training left behind: ``history`` as arrays by name, the model, and where its files are."""
+
+    model: Model
+    settings: Settings
+    rows: list[dict[str, Any]]
+    out: Path | None
+    step: int
+    seconds: float
+
+    @property
+    def history(self) -> dict[str, np.ndarray]:
+        """Every recorded quantity as an array over the steps it was recorded at, those in ``<name>.step``."""
+        found: dict[str, list[tuple[int, Any]]] = {}
+        for row in self.rows:
+            for name, value in row.items():
+                if name != "step" and isinstance(value, int | float):
+                    found.setdefault(name, []).append((row["step"], value))
+        arrays = {name: np.array([value for _, value in pairs], dtype=float) for name, pairs in found.items()}
+        return arrays | {f"{name}.step": np.array([step for step, _ in pairs]) for name, pairs in found.items()}
+
+
+def seed_of(*parts: int | str) -> int:
+    """A 63-bit seed from numbers and words, the same on every machine."""
+    words = [part if isinstance(part, int) else int.from_bytes(part.encode(), "little") for part in parts]
+    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1)
+
+
+class Order:
+    """The rows of each step: one permutation of the data after another, cut into batches of one size."""
+
+    def __init__(self, n: int, batch: int, seed: int) -> None:
+        self.n, self.batch, self.seed = n, min(batch, n), seed
+        self._kept: dict[int, Tensor] = {}
+
+    def rows(self, step: int) -> Tensor:
+        start = step * self.batch
+        parts, wanted = [], self.batch
+        while wanted:
+            epoch, offset = divmod(start, self.n)
+            part = self._permutation(epoch)[offset : offset + wanted]
+            parts.append(part)
+            start, wanted = start + len(part), wanted - len(part)
+        return torch.cat(parts)
+
+    def _permutation(self, epoch: int) -> Tensor:
+        if epoch not in self._kept:
+            self._kept = {key: value for key, value in self._kept.items() if key == epoch - 1}
+            generator = torch.Generator().manual_seed(seed_of(self.seed, "order", epoch))
+            self._kept[epoch] = torch.randperm(self.n, generator=generator)
+        return self._kept[epoch]
+
+
+def fit(
+    model: Model, data: Any, *, validation: Any = None, out: str | Path | None = None, resume: bool = False, progress: bool = False, **settings: Any
+) -> Run:
+    """Train a model and return the run.
+
+    ``data`` is a dictionary of arrays (or files) by variable; ``validation`` likewise. ``settings`` are those of
+    :class:`Settings`: epochs or steps, batch, lr, schedule, how, bound, …. With ``out`` the run's files go there, and
+    ``resume=True`` continues one that was interrupted.
+    """
+    unknown = sorted(set(settings) - {f.name for f in fields(Settings)})
+    if unknown:
+        raise TypeError(f"fit has no setting {unknown[0]!r}. Its settings are {', '.join(f.name for f in fields(Settings))}.")
+    return Training(model, data, validation, Settings(**settings), Path(out) if out is not None else None, resume, progress).run()
+
+
+class Training:
+    """One run in the making."""
+
+    def __init__(self, model: Model, data: Any, validation: Any, settings: Settings, out: Path | None, resume: bool, progress: bool) -> None:
+        self.model, self.settings, self.out, self.progress = model, settings, out, progress
+        like = model._parameter()
+        self.device, self.dtype = like.device, like.dtype
+        self.source = open_source(model.graph, data, like)
+        self.validation = None if validation is None else open_source(model.graph, validation, like)
+        self.total = settings.total(self.source.n)
+        self.order = Order(self.source.n, settings.batch, settings.seed)
+        self.per_epoch = max(1, round(self.source.n / self.order.batch))
+        first = self.source.take(torch.arange(min(2, self.source.n)))
+        self.plan = self._plan(first)
+        self.labelled = [name for name in model.graph.latents if name in first and model.graph.rule("q", name).spec.finite]
+        self._check_settings()
+        self.names = {parameter: name for name, parameter in model.named_parameters()}
+        self.groups = {"theta": model.theta(), "phi": model.phi()}
+        fused = self.device.type in ("cpu", "cuda")
+        self.optimizer = torch.optim.Adam([p for group in self.groups.values() for p in group], lr=settings.lr, fused=fused)
+        self.step, self.waited, self.skipped = 0, 0, 0
+        self.rows: list[dict[str, Any]] = []
+        self.best: dict[str, Any] | None = None
+        self.best_weights: dict[str, Tensor] | None = None
+        self.exact = why_not_linear_gaussian(model) is None
+        if out is not None:
+            self._open(out, resume)
+        elif resume:
+            raise ValueError("resume=True continues a run from its files; say where they are with out=….")
+
+    # Before the first step ----------------------------------------------------------------------------------------------------
+
+    def _plan(self, batch: Batch) -> Plan:
+        clamped, partial = split_latents(self.model.graph, batch)
+        s = self.settings
+        return self.model.plan(how=s.how, bound=s.bound, samples=s.samples, gradient=s.gradient, clamped=clamped, partial=partial)
+
+    def _check_settings(self) -> None:
+        s = self.settings
+        if s.kl_warmup >= self.total:
+            raise ValueError(
+                f"kl_warmup={s.kl_warmup} does not end before training does ({self.total} steps): the bound would never be trained. Shorten it."
+            )
+        if s.warmup >= self.total:
+            raise ValueError(f"warmup={s.warmup} does not end before training does ({self.total} steps). Shorten it.")
+        if self.plan.untrained and s.schedule.objective != "evidence":
+            name = self.plan.untrained[0]
+            raise ValueError(
+                f"how={{{name!r}: 'sum'}} cancels q({name}) from the bound, so it cannot be trained. Use 'enumerate' to train, 'sum' to evaluate."
+            )
+        if s.schedule.objective == "evidence" and (reason := why_not_linear_gaussian(self.model)):
+            raise ValueError(f"mle() ascends the exact evidence, which is not known for this model: {reason}. Use joint().")
+        if s.classify and not self.labelled:
+            raise ValueError(
+                "classify= adds log q(y|x) on rows whose label is known; the data have labels for no discrete latent. Pass y=…, −1 where unknown."
+            )
+        for name in self.labelled if s.classify else ():
+            unknown = [ref.name for ref in self.model.graph.reads("q", name) if ref.name in self.model.graph.latents]
+            if unknown:
+                raise ValueError(f"classify= needs q({name}|·) as a function of the data alone, but it reads {unknown[0]!r}.")
+        if s.patience is not None and self.validation is None:
+            raise ValueError("patience counts validations; pass validation= data.")
+
+    def _open(self, out: Path, resume: bool) -> None:
+        if folders(out) and not resume:
+            raise ValueError(f"{out} holds a run already. Continue it with resume=True, or choose another folder.")
+        out.mkdir(parents=True, exist_ok=True)
+        declaration = self.model.declaration()
+        found = latest(out) if resume else None
+        if found is None:
+            (out / "model.json").write_text(json.dumps(declaration, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            (out / "config.json").write_text(json.dumps(self.settings.record(), indent=2) + "\n", encoding="utf-8")
+            (out / "metrics.jsonl").write_text("", encoding="utf-8")
+            return
+        here = {**self.settings.record(), "epochs": None, "steps": None}
+        there = {**found.state["settings"], "epochs": None, "steps": None}
+        changed = sorted(key for key in here if here[key] != there.get(key))
+        if changed:
+            raise CheckpointError(
+                f"{out} was trained with {changed[0]}={there.get(changed[0])!r}, not {here[changed[0]]!r}. Resume with the same settings."
+            )
+        check_fit(found, self.model.state_dict(), out)
+        self.model.load_state_dict(found.weights)
+        restore_optimizer(self.optimizer, found.optimizer, {name: parameter for parameter, name in self.names.items()})
+        self.step, self.best, self.waited, self.skipped = found.step, found.state["best"], found.state["waited"], found.state["skipped"]
+        lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines() if (out / "metrics.jsonl").is_file() else []
+        self.rows = [row for row in (_parse(line) for line in lines) if row and row["step"] <= self.step]
+        (out / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in self.rows), encoding="utf-8")
+
+    # The loop ---------------------------------------------------------------------------------------------------------------------
+
+    def run(self) -> Run:
+        s = self.settings
+        began = time.perf_counter()
+        log_every = s.log_every or max(1, self.total // 200)
+        validate_every = s.validate_every or self.per_epoch
+        checkpoint_every = s.checkpoint_every or validate_every
+        was = self.model.training
+        self.model.train()
+        sums: dict[str, Tensor] = {}
+        counted = 0
+        with _interruptible() as interrupted:
+            while self.step < self.total:
+                phase = s.schedule.phase(self.step, self.total)
+                taken = self._take_step(phase)
+                self.step += 1
+                if taken is not None:
+                    counted += 1
+                    for name, value in taken.items():
+                        sums[name] = sums[name] + value if name in sums else value
+                if self.step % log_every == 0 or self.step == self.total:
+                    self._record(
+                        {name: float(value) / max(1, counted) for name, value in sums.items()} | {"lr": self._rate(phase), "phase": phase.name}, began
+                    )
+                    sums, counted = {}, 0
+                stop = False
+                if self.validation is not None and (self.step % validate_every == 0 or self.step == self.total):
+                    stop = self._validate(began)
+                if self.step % checkpoint_every == 0 or self.step == self.total or stop or interrupted:
+                    self._save()
+                if interrupted:
+                    raise KeyboardInterrupt(
+                        f"stopped after step {self.step} of {self.total}" + (f"; resume=True continues it from {self.out}" if self.out else "")
+                    )
+                if stop:
+                    break
+        if s.patience is not None:
+            self._restore_best()
+        self.model.train(was)
+        return Run(self.model, s, self.rows, self.out, self.step, time.perf_counter() - began)
+
+    def _take_step(self, phase: Phase) -> dict[str, Tensor] | None:
+        """One step of the optimiser; None if it was skipped."""
+        s, model = self.settings, self.model
+        rows = self.order.rows(self.step)
+        batch = self.source.take(rows)
+        active = [p for name in ("theta", "phi") if getattr(phase, name) for p in self.groups[name]]
+        self.optimizer.zero_grad(set_to_none=True)
+        if s.schedule.objective == "evidence":
+            bound = Bound(self._evidence(batch), {})
+        else:
+            steps = next((value.shape[-3] for name, value in batch.items() if model.graph.timed.get(name)), 1)
+            layout = self.plan.layout(len(rows), steps, dropout=True)
+            generator = torch.Generator(self.device).manual_seed(seed_of(s.seed, "noise", self.step))
+            noise = noises.draw(layout, generator=generator, device=self.device, dtype=self.dtype)
+            kl_weight = min(1.0, (self.step + 1) / s.kl_warmup) if s.kl_warmup else 1.0
+            bound = estimate(self.plan, model.factors, batch, noise, temperature=s.temperature, kl_weight=kl_weight)  # type: ignore[arg-type]
+        objective = bound.value.mean()
+        if s.classify:
+            objective = objective + s.classify * self._classification(batch)
+        (-objective).backward(inputs=active)
+        gradients = [p.grad for p in active if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if not bool(torch.isfinite(norm + objective.detach())):
+            self._trouble(bound, rows, active)
+            return None
+        if s.clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(active, s.clip, norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._rate(phase)
+        self.optimizer.step()
+        name = "evidence" if s.schedule.objective == "evidence" else s.bound
+        return {name: bound.value.detach().mean()} | {name: term.detach().mean() for name, term in bound.terms.items()} | {"gradient": norm}
+
+    def _rate(self, phase: Phase) -> float:
+        s = self.settings
+        rate = s.lr * min(1.0, (phase.position + 1) / s.warmup) if s.warmup else s.lr
+        if s.decay == "cosine":
+            rate *= 0.5 * (1 + math.cos(math.pi * phase.position / phase.length))
+        return rate
+
+    def _evidence(self, batch: Batch) -> Tensor:
+        return LinearGaussian(self.model, batch).log_evidence()
+
+    def _classification(self, batch: Batch) -> Tensor:
+        """Mean over the batch of log q(y|x) where the label is known: clamped rows teach q(y|x) nothing by themselves."""
+        graph = self.model.graph
+        program = Program(graph, self.model.factors, batch, steps=next(iter(batch.values())).shape[-3])  # type: ignore[arg-type]
+        program.values |= {name: batch[name] for name in (*graph.observed, *graph.given)}
+        program.run(graph.inference_stages(()), lambda *_: torch.zeros(()))
+        total = torch.zeros((), dtype=self.dtype, device=self.device)
+        for name in self.labelled:
+            spec, dist = program.distribution("q", name)
+            log_q, seen = spec.log_prob(dist, batch[name]), batch.get(f"{name}?")
+            total = total + (log_q if seen is None else torch.where(seen[..., 0], log_q, torch.zeros_like(log_q))).sum()
+        return total / next(iter(batch.values())).shape[-2]
+
+    # Seeing it ------------------------------------------------------------------------------------------------------------------------
+
+    def _record(self, values: dict[str, Any], began: float) -> None:
+        row = {
+            "step": self.step,
+            "epoch": round(self.step * self.order.batch / self.source.n, 4),
+            **values,
+            "seconds": round(time.perf_counter() - began, 3),
+        }
+        self.rows.append(row)
+        if self.out is not None:
+            with (self.out / "metrics.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+        if self.progress:
+            shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items() if isinstance(value, float) and name != "gradient")
+            print(f"step {self.step}/{self.total}  {shown}", flush=True)
+
+    def _validate(self, began: float) -> bool:
+        """Record the bound (and the evidence, where exact) on the validation data; whether patience has run out."""
+        assert self.validation is not None
+        values = evaluate(self.model, self.validation, plan=None, seed=self.settings.seed)
+        self._record({f"validation {name}": value for name, value in values.items()}, began)
+        value = values["elbo"]
+        if self.best is None or value > self.best["value"]:
+            self.best, self.waited = {"value": value, "step": self.step}, 0
+            self.best_weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        else:
+            self.waited += 1
+        return self.settings.patience is not None and self.waited >= self.settings.patience
+
+    # Keeping it --------------------------------------------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        if self.out is None:
+            return
+        state = {"best": self.best, "waited": self.waited, "skipped": self.skipped, "settings": self.settings.record()}
+        weights = dict(self.model.state_dict())
+        checkpoint = Checkpoint(self.step, weights, optimizer_tensors(self.optimizer, self.names), state)
+        write(self.out, checkpoint, keep=frozenset({self.best["step"]} if self.best else set()))
+
+    def _restore_best(self) -> None:
+        if self.best is None:
+            return
+        weights = self.best_weights
+        if weights is None and self.out is not None:
+            weights = read(self.out / "checkpoints" / f"step-{self.best['step']}").weights
+        if weights is not None:
+            self.model.load_state_dict(weights)
+
+    # Trouble -----------------------------------------------------------------------------------------------------------------------------
+
+    def _trouble(self, bound: Bound, rows: Tensor, active: list[torch.nn.Parameter]) -> None:
+        """A non-finite loss or gradient: no step is taken; name the rows and the factor, and stop unless skipping is allowed."""
+        self.optimizer.zero_grad(set_to_none=False)
+        what = "the gradient"
+        bad = ~bound.value.detach().isfinite()
+        for name, term in bound.terms.items():
+            if not bool(term.detach().isfinite().all()):
+                latent = name[3:-1] if name.startswith("kl(") else name
+                what, bad = f"the term {name} (p's factor {self.model.graph.rule('p', latent).id})", ~term.detach().isfinite()
+                break
+        else:
+            if not bool(bad.any()):
+                culprit = next((self.names[p] for p in active if p.grad is not None and not bool(p.grad.isfinite().all())), None)
+                what = f"the gradient of {culprit}" if culprit else "the gradient"
+        which = rows[bad.cpu()].tolist() if bool(bad.any()) else rows.tolist()
+        shown = ", ".join(map(str, which[:8])) + (f", … ({len(which)} rows)" if len(which) > 8 else "")
+        message = f"Step {self.step}: {what} is not finite for rows {shown}. No step was taken."
+        self.skipped += 1
+        if self.skipped <= self.settings.skip:
+            self._note(message + f" Skipped ({self.skipped} of {self.settings.skip}).")
+            return
+        kept = f" The last good checkpoint is {folders(self.out)[-1]}." if self.out is not None and folders(self.out) else ""
+        raise TrainingError(message + kept + " Look at these rows, lower lr, or set clip=.")
+
+    def _note(self, text: str) -> None:
+        self.rows.append({"step": self.step, "note": text})
+        if self.out is not None:
+            with (self.out / "metrics.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": self.step, "note": text}) + "\n")
+
+
+def evaluate(model: Model, source: Source, *, plan: Plan | None = None, seed: int = 0, chunk: int = 1000) -> dict[str, float]:
+    """The mean bound and its terms over all rows of a source (and the exact evidence where there is one), in nats an example."""
+    sums: dict[str, float] = {}
+    exact = why_not_linear_gaussian(model) is None
+    with model._evaluating(None):
+        for start in range(0, source.n, chunk):
+            batch = source.take(torch.arange(start, min(source.n, start + chunk)))
+            clamped, partial = split_latents(model.graph, batch)
+            chosen = plan or model.plan(clamped=clamped, partial=partial)
+            noise = model.draw_noise(chosen, batch, seed=seed_of(seed, "evaluation", start))
+            bound = estimate(chosen, model.factors, batch, noise)  # type: ignore[arg-type]
+            found = {"elbo": bound.value, **bound.terms}
+            if exact:
+                found["evidence"] = LinearGaussian(model, batch).log_evidence()
+            for name, value in found.items():
+                sums[name] = sums.get(name, 0.0) + float(value.double().sum())
+    return {name: value / source.n for name, value in sums.items()}
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:  # the last line of a run that was killed while writing it
+        return None
+    return row if isinstance(row, dict) and "step" in row else None
+
+
+class _Flag:
+    def __init__(self) -> None:
+        self.set = False
+
+    def __bool__(self) -> bool:
+        return self.set
+
+
+@contextmanager
+def _interruptible() -> Iterator[_Flag]:
+    """Ctrl-C finishes the step and saves; a second one stops at once."""
+    flag = _Flag()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if flag.set:
+            raise KeyboardInterrupt
+        flag.set = True
+
+    try:
+        before = signal.signal(signal.SIGINT, handle)
+    except ValueError:  # not the main thread
+        yield flag
+        return
+    try:
+        yield flag
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,64 @@
+"""Schedules as data: which parameters move at which step, and by what objective.
+
+``joint()`` is AEVB: θ and φ together. ``alternate(e, m)`` is approximate EM: φ alone for e steps (the E-step, which tightens the
+bound), then θ alone for m (the M-step, which raises it). ``mle()`` ascends the exact evidence itself, where there is one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What one step does: the groups it moves, and the position inside its phase, from 0 to ``length``."""
+
+    name: str
+    theta: bool
+    phi: bool
+    position: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The base: a schedule answers, for a step of so many, which phase it belongs to."""
+
+    objective = "bound"
+
+    def phase(self, step: int, total: int) -> Phase:
+        return Phase("joint", True, True, step, total)
+
+
+@dataclass(frozen=True)
+class joint(Schedule):
+    """θ and φ move together at every step: AEVB."""
+
+
+@dataclass(frozen=True)
+class alternate(Schedule):
+    """φ alone for ``e_steps``, then θ alone for ``m_steps``, and again: approximate E- and M-steps."""
+
+    e_steps: int = 1000
+    m_steps: int = 1000
+
+    def __post_init__(self) -> None:
+        if min(self.e_steps, self.m_steps) < 1:
+            raise ValueError(f"alternate takes positive numbers of steps, got {self.e_steps} and {self.m_steps}.")
+
+    def phase(self, step: int, total: int) -> Phase:
+        cycle, position = divmod(step, self.e_steps + self.m_steps)
+        start = cycle * (self.e_steps + self.m_steps)
+        if position < self.e_steps:
+            return Phase("E", False, True, position, min(self.e_steps, total - start))
+        return Phase("M", True, False, position - self.e_steps, min(self.m_steps, total - start - self.e_steps))
+
+
+@dataclass(frozen=True)
+class mle(Schedule):
+    """θ ascends the exact evidence; q stays as it is. For models whose evidence is known in closed form."""
+
+    objective = "evidence"
+
+    def phase(self, step: int, total: int) -> Phase:
+        return Phase("mle", True, False, step, total)

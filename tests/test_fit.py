@@ -1,0 +1,436 @@
+"""Training: the loop does what it says, resumes bit for bit, and refuses what it cannot do well."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from sklearn.decomposition import FactorAnalysis
+
+from aevb import Bernoulli, Model, Normal, OneHot, fit, linear, mlp
+from aevb.data.builtin import factor_analysis
+from aevb.data.sources import Mapped, Resident, open_source
+from aevb.training import fit as loop
+from aevb.training.checkpoint import CheckpointError, folders, latest, read
+from aevb.training.fit import Order, TrainingError
+from aevb.training.schedules import alternate, mle
+from aevb.zoo import fa, gmvae, m2
+
+
+def small_vae() -> Model:
+    torch.manual_seed(0)
+    return Model(p={"z": Normal(2), "x | z": Bernoulli(6, net=mlp(8, dropout=0.2))}, q={"z | x": Normal(net=mlp(8))})
+
+
+def bits(n: int = 90, d: int = 6) -> np.ndarray:
+    return (np.random.default_rng(0).random((n, d)) > 0.5).astype(np.float32)
+
+
+def weights(model: Model) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def assert_equal_weights(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    for name, tensor in a.items():
+        assert torch.equal(tensor, b[name]), name
+
+
+# The loop ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_every_epoch_visits_every_row_once_and_batches_have_one_size():
+    order = Order(10, 4, seed=3)
+    rows = torch.cat([order.rows(step) for step in range(10)])
+    assert {len(order.rows(step)) for step in range(10)} == {4}
+    for epoch in range(4):
+        assert sorted(rows[10 * epoch : 10 * epoch + 10].tolist()) == list(range(10))
+    again = Order(10, 4, seed=3)
+    assert torch.equal(torch.cat([again.rows(step) for step in reversed(range(10))]), torch.cat([order.rows(s) for s in reversed(range(10))]))
+    assert not torch.equal(Order(10, 4, seed=4).rows(0), order.rows(0))
+
+
+def test_training_raises_the_bound_and_records_it(tmp_path):
+    model, x = small_vae(), bits()
+    run = fit(model, {"x": x}, validation={"x": x}, epochs=30, batch=30, lr=1e-2, out=tmp_path / "run")
+    history = run.history
+    assert history["validation elbo"][-1] > history["validation elbo"][0] + 0.05
+    assert run.step == 90
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert rows == run.rows
+    recorded = [row for row in rows if "elbo" in row]
+    assert all(abs(row["elbo"] - row["x"] + row["kl(z)"]) < 1e-4 for row in recorded)
+    assert (tmp_path / "run" / "model.json").is_file()
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others():
+    found = []
+    for seed in (0, 0, 1):
+        model = small_vae()
+        fit(model, {"x": bits()}, steps=20, seed=seed)
+        found.append(weights(model))
+    assert_equal_weights(found[0], found[1])
+    assert any(not torch.equal(tensor, found[2][name]) for name, tensor in found[0].items())
+
+
+def test_an_e_phase_moves_only_phi_and_an_m_phase_only_theta():
+    model, x = fa(), factor_analysis(200)
+    before = weights(model)
+    fit(model, {"x": x}, steps=30, batch=32, lr=0.05, schedule=alternate(30, 30))
+    middle = weights(model)
+    for name in before:
+        assert torch.equal(before[name], middle[name]) == name.startswith("factors.p("), name
+    fit(model, {"x": x}, steps=60, batch=32, lr=0.05, schedule=alternate(1, 59))
+    after = weights(model)
+    assert all(not torch.equal(middle[name], after[name]) for name in before if name.startswith("factors.p("))
+
+
+def test_in_an_e_phase_the_evidence_stands_still_while_the_bound_rises_to_it():
+    torch.manual_seed(0)
+    model, x = fa(), factor_analysis(500)
+    run = fit(model, {"x": x}, validation={"x": x}, steps=1000, batch=50, lr=0.1, schedule=alternate(1000, 1000), validate_every=100)
+    evidence, bound = run.history["validation evidence"], run.history["validation elbo"]
+    assert np.ptp(evidence) == 0
+    assert bound[0] < bound[-1] <= evidence[-1] + 0.1  # a sampled bound: 0.03 nats of noise
+    assert evidence[-1] - bound[-1] < 0.1
+
+
+def test_direct_ascent_reaches_the_maximum_of_the_evidence():
+    torch.manual_seed(0)
+    data = factor_analysis(400)
+    data -= data.mean(0)  # the model has no bias
+    model = fa().double()
+    fit(model, {"x": data}, steps=800, batch=400, lr=0.1, schedule=mle())
+    best = FactorAnalysis(2, tol=1e-10, max_iter=10_000, svd_method="lapack").fit(data).score(data)
+    assert abs(model.log_evidence(x=data).value.mean().item() - best) < 1e-3
+
+
+def test_classification_teaches_q_what_clamped_rows_do_not():
+    x, y = bits(60), np.array([0, 1, 2] * 20)
+    found = {}
+    for weight in (0.0, 5.0):
+        torch.manual_seed(0)
+        model = m2(x=6, z=2, y=3, hidden=(8,))
+        before = {name: tensor for name, tensor in weights(model).items() if "q(y|x)" in name}
+        fit(model, {"x": x, "y": y}, steps=30, batch=30, lr=1e-2, classify=weight)
+        found[weight] = any(not torch.equal(tensor, model.state_dict()[name]) for name, tensor in before.items())
+    assert found == {0.0: False, 5.0: True}
+
+
+def test_labels_known_for_some_rows_train_with_one_plan():
+    y = np.where(np.arange(60) % 4 == 0, np.arange(60) % 3, -1)
+    model = gmvae(x=6, z=2, y=3, hidden=(8,))
+    run = fit(model, {"x": bits(60), "y": y}, steps=20, batch=7, classify=1.0)
+    assert run.step == 20
+    assert all(np.isfinite(values).all() for values in run.history.values())
+
+
+def test_early_stopping_gives_back_the_best_weights():
+    model = small_vae()
+    run = fit(model, {"x": bits(20)}, validation={"x": bits(50)[20:]}, epochs=400, batch=20, lr=0.05, patience=3, decay="constant")
+    values = run.history["validation elbo"]
+    assert run.step < 400
+    assert len(values) - 1 - int(values.argmax()) == 3
+    found = loop.evaluate(model, Resident(model.graph, {"x": bits(50)[20:]}, model._parameter()), seed=0)["elbo"]
+    assert abs(found - values.max()) < 1e-5
+
+
+# Resuming -------------------------------------------------------------------------------------------------------------------------------
+
+
+class KilledError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("moment", [3, 10, 17, 29])
+def test_a_run_killed_once_equals_the_uninterrupted_one_bit_for_bit(tmp_path, monkeypatch, moment):
+    settings = {"steps": 30, "batch": 20, "checkpoint_every": 5, "validate_every": 10, "warmup": 4, "kl_warmup": 7}
+    x = bits()
+    whole = small_vae()
+    reference = fit(whole, {"x": x}, validation={"x": x}, out=tmp_path / "whole", **settings)
+    take = loop.Training._take_step
+
+    def dying(self, phase):
+        if self.step == moment:
+            raise KilledError
+        return take(self, phase)
+
+    model = small_vae()
+    monkeypatch.setattr(loop.Training, "_take_step", dying)
+    with pytest.raises(KilledError):
+        fit(model, {"x": x}, validation={"x": x}, out=tmp_path / "run", **settings)
+    monkeypatch.undo()
+    torch.manual_seed(99)
+    fresh = Model(p={"z": Normal(2), "x | z": Bernoulli(6, net=mlp(8, dropout=0.2))}, q={"z | x": Normal(net=mlp(8))})
+    if moment < 5:
+        fresh.load_state_dict(small_vae().state_dict())  # nothing was saved yet: it starts again
+    resumed = fit(fresh, {"x": x}, validation={"x": x}, out=tmp_path / "run", resume=True, **settings)
+    assert_equal_weights(weights(whole), weights(fresh))
+    strip = [{key: value for key, value in row.items() if key != "seconds"} for row in reference.rows]
+    assert strip == [{key: value for key, value in row.items() if key != "seconds"} for row in resumed.rows]
+
+
+def test_a_kill_inside_a_save_leaves_the_checkpoint_before_it(tmp_path, monkeypatch):
+    from aevb.training import checkpoint
+
+    real = checkpoint._write_synced
+    calls = []
+
+    def dying(path, content):
+        calls.append(path)
+        if len(calls) == 5:  # inside the second checkpoint
+            path.write_bytes(content[: len(content) // 2])
+            raise KilledError
+        real(path, content)
+
+    monkeypatch.setattr(checkpoint, "_write_synced", dying)
+    with pytest.raises(KilledError):
+        fit(small_vae(), {"x": bits()}, steps=30, batch=20, checkpoint_every=10, out=tmp_path)
+    monkeypatch.undo()
+    assert [folder.name for folder in folders(tmp_path)] == ["step-10"]
+    model = small_vae()
+    fit(model, {"x": bits()}, steps=30, batch=20, checkpoint_every=10, out=tmp_path, resume=True)
+    whole = small_vae()
+    fit(whole, {"x": bits()}, steps=30, batch=20)
+    assert_equal_weights(weights(whole), weights(model))
+
+
+def test_resuming_with_other_settings_or_over_another_run_is_refused(tmp_path):
+    fit(small_vae(), {"x": bits()}, steps=5, out=tmp_path)
+    with pytest.raises(ValueError, match="holds a run already. Continue it with resume=True"):
+        fit(small_vae(), {"x": bits()}, steps=5, out=tmp_path)
+    with pytest.raises(CheckpointError, match=r"was trained with lr=0\.001, not 0\.1"):
+        fit(small_vae(), {"x": bits()}, steps=9, lr=0.1, out=tmp_path, resume=True)
+    with pytest.raises(CheckpointError, match="its weights are not this model's"):
+        fit(fa(x=6), {"x": bits()}, steps=9, out=tmp_path, resume=True)
+    with pytest.raises(ValueError, match="say where they are with out="):
+        fit(small_vae(), {"x": bits()}, steps=5, resume=True)
+
+
+def damage_truncate(folder):
+    path = folder / "weights.safetensors"
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def damage_flip(folder):
+    path = folder / "weights.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def damage_remove(folder):
+    (folder / "optimizer.safetensors").unlink()
+
+
+def damage_version(folder):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"version": 99}))
+
+
+def damage_foreign(folder):
+    (folder / "manifest.json").write_text('{"format": "something else"}')
+
+
+def damage_manifest(folder):
+    (folder / "manifest.json").write_text('{"format": "aevb che')
+
+
+def damage_pickle(folder):
+    import hashlib
+    import pickle
+
+    content = pickle.dumps({"weights": [1, 2, 3]})
+    (folder / "weights.safetensors").write_bytes(content)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"]["weights.safetensors"] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+FAULTS = [
+    (damage_truncate, "is truncated: .* bytes instead of"),
+    (damage_flip, "its SHA-256 is not the one recorded"),
+    (damage_remove, "optimizer.safetensors is missing"),
+    (damage_version, "newer than this version's 1. Update aevb"),
+    (damage_foreign, "was not written by aevb"),
+    (damage_manifest, "manifest.json is damaged"),
+    (damage_pickle, "is not a safetensors file"),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), FAULTS, ids=[damage.__name__ for damage, _ in FAULTS])
+def test_a_damaged_checkpoint_is_refused_and_nothing_is_lost(tmp_path, damage, message):
+    fit(small_vae(), {"x": bits()}, steps=5, out=tmp_path)
+    (folder,) = folders(tmp_path)
+    shutil.copytree(folder, tmp_path / "copy")
+    damage(folder)
+    before = sorted(path.name for path in folder.iterdir())
+    with pytest.raises(CheckpointError, match=message):
+        fit(small_vae(), {"x": bits()}, steps=9, out=tmp_path, resume=True)
+    assert sorted(path.name for path in folder.iterdir()) == before
+    assert read(tmp_path / "copy").step == 5
+
+
+# Trouble ----------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_non_finite_loss_takes_no_step_and_names_step_rows_and_factor(tmp_path, monkeypatch):
+    model = small_vae()
+    take = loop.Training._take_step
+    seen = {}
+
+    def poisoned(self, phase):
+        if self.step == 12:
+            seen["before"] = weights(self.model)
+            with torch.no_grad():
+                self.model.factors["p(x|z)"].net.heads.bias[2] = float("nan")
+        return take(self, phase)
+
+    monkeypatch.setattr(loop.Training, "_take_step", poisoned)
+    with pytest.raises(
+        TrainingError, match=r"Step 12: the term x \(p's factor p\(x\|z\)\) is not finite for rows .*\. No step was taken\. The last good"
+    ) as error:
+        fit(model, {"x": bits()}, steps=30, batch=20, checkpoint_every=10, out=tmp_path)
+    assert "step-10" in str(error.value)
+    changed = [name for name, tensor in seen["before"].items() if not torch.equal(tensor, model.state_dict()[name])]
+    assert changed == ["factors.p(x|z).net.heads.bias"]  # only the poison
+    found = latest(tmp_path)
+    assert found is not None
+    assert all(tensor.isfinite().all() for tensor in found.weights.values())
+
+
+def test_some_bad_batches_may_be_skipped(monkeypatch):
+    take = loop.Training._take_step
+    once = []
+
+    def poisoned(self, phase):
+        bias = self.model.factors["p(x|z)"].net.heads.bias
+        kept = bias.detach().clone()
+        if self.step in (3, 5):
+            with torch.no_grad():
+                bias[0] = float("inf")
+        result = take(self, phase)
+        if self.step in (3, 5):
+            once.append(result)
+            with torch.no_grad():
+                bias.copy_(kept)
+        return result
+
+    monkeypatch.setattr(loop.Training, "_take_step", poisoned)
+    run = fit(small_vae(), {"x": bits()}, steps=10, skip=2)
+    assert once == [None, None]
+    assert [row["note"][:7] for row in run.rows if "note" in row] == ["Step 3:", "Step 5:"]
+    with pytest.raises(TrainingError, match="Step 5"):
+        fit(small_vae(), {"x": bits()}, steps=10, skip=1)
+
+
+WRONG = [
+    ({"epochs": 1, "steps": 1}, "Say epochs= or steps=, not both"),
+    ({"steps": 10, "kl_warmup": 10}, "kl_warmup=10 does not end before training does"),
+    ({"steps": 10, "warmup": 11}, "warmup=11 does not end before training does"),
+    ({"patience": 3}, "pass validation= data"),
+    ({"classify": 1.0}, "the data have labels for no discrete latent"),
+    ({"schedule": mle()}, r"mle\(\) ascends the exact evidence, which is not known for this model"),
+    ({"decay": "linear"}, 'decay is "cosine" or "constant"'),
+    ({"batch": 0}, "batch is a positive whole number"),
+    ({"lr": -1.0}, "lr must be positive"),
+    ({"how": {"z": "closed"}, "bound": "iwae", "samples": 2}, "it would be no bound"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), WRONG, ids=[str(s) for s, _ in WRONG])
+def test_settings_that_cannot_work_are_refused_before_the_first_step(settings, message):
+    with pytest.raises(ValueError, match=message):
+        fit(small_vae(), {"x": bits()}, **settings)
+
+
+def test_unknown_settings_and_untrainable_plans_are_refused():
+    with pytest.raises(TypeError, match="fit has no setting 'learning_rate'"):
+        fit(small_vae(), {"x": bits()}, learning_rate=1e-3)
+    with pytest.raises(ValueError, match="cancels q\\(y\\) from the bound, so it cannot be trained"):
+        fit(gmvae(x=6, z=2, y=3, hidden=(4,)), {"x": bits()}, bound="iwae", how={"y": "sum"})
+    with pytest.raises(ValueError, match="alternate takes positive numbers"):
+        alternate(0, 5)
+
+
+# Data -------------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_memory_mapped_rows_train_as_rows_in_memory_do(tmp_path):
+    x = bits(5000)
+    x[7, 2] = np.nan
+    np.save(tmp_path / "x.npy", x)
+    models = [small_vae(), small_vae()]
+    fit(models[0], {"x": x}, steps=10)
+    fit(models[1], {"x": tmp_path / "x.npy"}, steps=10)
+    assert_equal_weights(weights(models[0]), weights(models[1]))
+    source = Mapped(models[0].graph, {"x": np.load(tmp_path / "x.npy", mmap_mode="r")}, models[0]._parameter())
+    rows = torch.tensor([9, 2, 4000, 2])
+    taken = source.take(rows)
+    assert torch.equal(taken["x"][0], torch.as_tensor(np.nan_to_num(x[rows])))
+    x[4500, 1] = 3.0
+    np.save(tmp_path / "bad.npy", x)
+    with pytest.raises(ValueError, match=r"first: row 4500, column 1: 3\.0"):
+        fit(small_vae(), {"x": tmp_path / "bad.npy"}, steps=10)
+
+
+def test_files_and_datasets_give_the_same_rows_as_arrays(tmp_path):
+    x = bits(40)
+    np.savez(tmp_path / "data.npz", x=x)
+    np.savetxt(tmp_path / "data.csv", x, delimiter=",", header="a,b,c,d,e,f", comments="")
+
+    class Rows(torch.utils.data.Dataset):
+        def __len__(self):
+            return len(x)
+
+        def __getitem__(self, i):
+            return x[i]
+
+    found = []
+    for data in ({"x": x}, x, tmp_path / "data.npz", tmp_path / "data.csv", Rows(), torch.utils.data.DataLoader(Rows(), batch_size=7)):
+        model = small_vae()
+        fit(model, data, steps=5)
+        found.append(weights(model))
+    for other in found[1:]:
+        assert_equal_weights(found[0], other)
+
+
+BAD_FILES = [
+    ("missing.csv", None, "There is no file"),
+    ("empty.csv", "", "it is empty"),
+    ("words.csv", "a,b\n1,2\n3,x\n", "line 3, column 2 holds 'x', not a number"),
+    ("ragged.csv", "1,2\n3\n", "line 2 has 1 cells, the first has 2"),
+    ("data.parquet", "x", "use .npy, .npz or .csv"),
+    ("broken.npy", "not numpy", "cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), BAD_FILES, ids=[name for name, _, _ in BAD_FILES])
+def test_files_that_cannot_be_read_are_named(tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        fit(small_vae(), tmp_path / name, steps=1)
+
+
+def test_empty_cells_of_a_table_are_missing_entries(tmp_path):
+    (tmp_path / "x.csv").write_text("1,0,,1,0,1\n0,1,1,,0,0\n")
+    model = small_vae()
+    source = open_source(model.graph, tmp_path / "x.csv", model._parameter())
+    assert isinstance(source, Resident)
+    assert source.batch["x?"][0].tolist() == [[True, True, False, True, True, True], [True, True, True, False, True, True]]
+
+
+def test_data_by_position_need_a_single_variable():
+    model = Model(p={"z": Normal(2), "x | z, u": Normal(3)}, q={"z | x": Normal(net=linear())}, given={"u": 1})
+    with pytest.raises(ValueError, match="Pass the data by name: {'x': …, 'u': …}"):
+        fit(model, np.zeros((3, 3)), steps=1)
+    with pytest.raises(ValueError, match="The data are empty"):
+        fit(small_vae(), {}, steps=1)
+
+
+def test_one_row_and_a_batch_larger_than_the_data_work():
+    run = fit(small_vae(), {"x": bits(1)}, steps=3, batch=100)
+    assert run.step == 3
+    labels = Model(p={"y": OneHot(2), "x | y": Normal(1)}, q={"y | x": OneHot(net=linear())})
+    assert fit(labels, {"x": np.zeros((5, 1))}, epochs=2, batch=100).step == 2
