@@ -44,6 +44,8 @@ class Graph:
         self.p, self.q = _read("p", p), _read("q", q)
         if not isinstance(given, Mapping):
             raise ValueError(f"given is a dictionary from a variable to its size, got {type(given).__name__}.")
+        # A name that both declare is p's to judge; the checks below refuse a mixture.
+        self.functions = frozenset(name for name, ats in (self.q | self.p).items() if not next(iter(ats.values())).spec.stochastic)
         self.timed: dict[str, bool] = {}
         self.shapes: dict[str, Shape] = {}
         self.given = {name: _shape(f"given {name!r}", size) for name, size in given.items()}
@@ -81,8 +83,7 @@ class Graph:
         return list(refs)
 
     def is_deterministic(self, name: str) -> bool:
-        rules = self.p.get(name) or self.q.get(name) or {}
-        return bool(rules) and not next(iter(rules.values())).spec.stochastic
+        return name in self.functions
 
     @cached_property
     def stochastic(self) -> tuple[str, ...]:
