@@ -36,12 +36,13 @@ from aevb import (
     OneHot,
     Poisson,
     StudentT,
+    divergences,
+    families,
     linear,
     mlp,
     register,
     register_kl,
 )
-from aevb import conditionals as families
 from aevb import distributions as ad
 from aevb.conditionals import Factor
 from aevb.noise import draw_one
@@ -597,19 +598,19 @@ def as_torch(spec: Conditional, raw: torch.Tensor, free: dict[str, torch.Tensor]
 
 SPECS = {name: family.spec(3) for name, family in FAMILIES.items()} | {"Laplace, learned scale": Laplace(3, scale="learned")}
 DIVERGENCES = [
-    (q, p) for q, p in itertools.product(SPECS, SPECS) if (type(SPECS[q]), type(SPECS[p])) in families._KL and "clamped" not in q
+    (q, p) for q, p in itertools.product(SPECS, SPECS) if (type(SPECS[q]), type(SPECS[p])) in divergences._KL and "clamped" not in q
 ]  # fmt: skip
 
 
 def test_every_registered_divergence_is_tested() -> None:
-    assert {(type(SPECS[q]), type(SPECS[p])) for q, p in DIVERGENCES} == {pair for pair in families._KL if pair[0].__module__.startswith("aevb")}
+    assert {(type(SPECS[q]), type(SPECS[p])) for q, p in DIVERGENCES} == {pair for pair in divergences._KL if pair[0].__module__.startswith("aevb")}
 
 
 @pytest.mark.parametrize(("q", "p"), DIVERGENCES)
 def test_closed_form_kl(q: str, p: str) -> None:
     """Equal to torch's, with any axis in only one of the two: samples, or a latent enumerated in p or in q alone."""
     q_spec, p_spec = SPECS[q], SPECS[p]
-    kl = families.closed_form_kl(q_spec, p_spec)
+    kl = divergences.closed_form_kl(q_spec, p_spec)
     full = isinstance(q_spec, MultivariateNormal) or isinstance(p_spec, MultivariateNormal)
     for q_shape, p_shape in (((1, 5), (1, 1)), ((2, 1, 5), (4, 1, 1, 1)), ((4, 1, 1, 5), (1, 5))):
         (raw_q, free_q, dist_q), (raw_p, free_p, dist_p) = raw_numbers(q_spec, 3, q_shape, seed=1), raw_numbers(p_spec, 3, p_shape, seed=2)
@@ -622,7 +623,7 @@ def test_closed_form_kl(q: str, p: str) -> None:
 
 @pytest.mark.parametrize(("q", "p"), DIVERGENCES)
 def test_kl_is_not_negative_and_zero_from_itself(q: str, p: str) -> None:
-    kl = families.closed_form_kl(SPECS[q], SPECS[p])
+    kl = divergences.closed_form_kl(SPECS[q], SPECS[p])
     _, _, dist_q = raw_numbers(SPECS[q], 3, (200,), seed=3)
     _, _, dist_p = raw_numbers(SPECS[p], 3, (200,), seed=4)
     assert (kl(dist_q, dist_p) > 0).all()
@@ -636,7 +637,7 @@ def test_kl_of_classes_with_probability_zero() -> None:
     p = torch.tensor([[0.25, 0.5, 0.25], [0.5, 0.5, 0.0]], dtype=torch.float64).log().requires_grad_()
     spec = OneHot(3)
     dist_q, dist_p = spec.distribution(q), spec.distribution(p)
-    kl = families.closed_form_kl(spec, spec)(dist_q, dist_p)
+    kl = divergences.closed_form_kl(spec, spec)(dist_q, dist_p)
     torch.testing.assert_close(kl, torch.tensor([0.5 * math.log(2), 0.0], dtype=torch.float64))
     kl[0].backward()
     # ∂KL/∂ηᵢ = qᵢ (log qᵢ/pᵢ − KL) for q's logits, pᵢ − qᵢ for p's
@@ -847,7 +848,7 @@ def test_own_family_estimates_its_elbo_and_gradient(cls: type[Gamma]) -> None:
 
 
 def test_own_divergence_makes_the_term_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(families, "_KL", dict(families._KL))
+    monkeypatch.setattr(divergences, "_KL", dict(divergences._KL))
     register_kl(Gamma, Gamma)(lambda q, p: td.kl_divergence(q, p).sum(-1))
     model = gamma_model(Gamma)
     assert model.plan(samples=2).choices["z"].term == "closed"

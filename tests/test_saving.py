@@ -270,7 +270,7 @@ def test_what_can_be_registered():
     class Normal(Conditional):
         """A name that is taken."""
 
-    with pytest.raises(ValueError, match=re.escape("The name 'Normal' is taken by aevb.conditionals.Normal. Rename the class.")):
+    with pytest.raises(ValueError, match=re.escape("The name 'Normal' is taken by aevb.families.Normal. Rename the class.")):
         aevb.register(Normal)
 
     with pytest.raises(TypeError, match=re.escape("Int is not a dataclass. Put @dataclass(frozen=True) below @register.")):

@@ -9,10 +9,14 @@ log p(x) ≥ E of this estimator (ELBO):
 ...
 """
 
-from aevb.conditionals import (
+from aevb.conditionals import Conditional
+from aevb.deterministic import GRU, LSTM, Deterministic
+from aevb.divergences import register_kl
+from aevb.estimators import Bound
+from aevb.evidence import Evidence
+from aevb.families import (
     Bernoulli,
     Beta,
-    Conditional,
     ContinuousBernoulli,
     Exact,
     Laplace,
@@ -23,11 +27,7 @@ from aevb.conditionals import (
     OneHot,
     Poisson,
     StudentT,
-    register_kl,
 )
-from aevb.deterministic import GRU, LSTM, Deterministic
-from aevb.estimators import Bound
-from aevb.evidence import Evidence
 from aevb.model import Model, from_declaration, load
 from aevb.networks import Network, conv, deconv, linear, mlp, table
 from aevb.posterior import Posterior

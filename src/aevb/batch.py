@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from aevb.conditionals import Beta, Conditional, OneHot
+from aevb.conditionals import Conditional
+from aevb.families import Beta, OneHot
 from aevb.graph import Graph
 from aevb.networks import table
 

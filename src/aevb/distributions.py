@@ -121,6 +121,25 @@ class MultivariateNormal(td.MultivariateNormal):
         return self._unbroadcasted_scale_tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
+class Categories(td.OneHotCategorical):
+    """torch's OneHotCategorical without the checks it makes even when told not to; log_prob is linear in the value."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self._categorical = td.Categorical(logits=logits, validate_args=False)
+        td.Distribution.__init__(self, logits.shape[:-1], logits.shape[-1:], validate_args=False)
+
+    def expand(self, batch_shape, _instance=None):  # type: ignore[no-untyped-def]
+        return Categories(self.logits.expand(*batch_shape, self.logits.shape[-1]))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        logits = self.logits
+        impossible = torch.isneginf(logits) & (value == 0)
+        return (value * torch.where(impossible, torch.zeros_like(logits), logits)).sum(-1)
+
+    def entropy(self) -> Tensor:
+        return -xlogy_difference(self.logits, torch.zeros_like(self.logits)).sum(-1)
+
+
 class Poisson(td.Poisson):
     """torch's, by its log-rate: log p(k) = k log λ − λ − log k!, finite where λ underflows."""
 

@@ -1,6 +1,6 @@
 """Estimating a bound by a plan: one pure function of parameters, batch and noise.
 
-Terms are tensors laid out as in :mod:`aevb.program`, with an event axis of size 1. An expectation over an enumerated latent
+Terms are tensors laid out as in :mod:`aevb.axes`, with an event axis of size 1. An expectation over an enumerated latent
 is a weighted sum over its axis, one over samples a mean over S; both are taken here, innermost latent first.
 """
 
@@ -14,12 +14,15 @@ import torch
 import torch.distributions as td
 from torch import Tensor, nn
 
-from aevb.conditionals import Conditional, Exact, Factor, closed_form_kl
+from aevb.axes import SAMPLES, TIME, contract, expand_axis, on_axis, over_time, place, size, steps_of
+from aevb.chain import Chain
+from aevb.conditionals import Conditional, Factor
+from aevb.dependence import S
+from aevb.divergences import closed_form_kl
+from aevb.families import Exact
 from aevb.graph import Entry
-from aevb.plan import Plan, S
-from aevb.program import TIME, Program, join, over_time, steps_of, swap
-
-SAMPLES = -4
+from aevb.plan import Plan
+from aevb.program import Program
 
 
 @dataclass(frozen=True)
@@ -38,16 +41,6 @@ class Bound:
 def scale_gradient(value: Tensor, factor: Tensor) -> Tensor:
     """The same value, its gradient multiplied."""
     return value.detach() + factor * (value - value.detach())
-
-
-def on_axis(vector: Tensor, slot: int) -> Tensor:
-    """Move the event axis to an enumeration axis. Contiguous: strided weights slow every gradient behind them."""
-    return swap(vector, slot, -1).contiguous()
-
-
-def place(values: Tensor, slot: int) -> Tensor:
-    """A table of values, one a row, on an enumeration axis: [V, 1, …, 1, d]."""
-    return values.reshape(values.shape[0], *[1] * (-slot - 2), values.shape[1])
 
 
 class Estimate:
@@ -247,7 +240,7 @@ class Estimate:
     @property
     def chain(self) -> Chain:
         if not hasattr(self, "_chain"):
-            self._chain = Chain(self)
+            self._chain = Chain(self.plan, self.weight, self.steps)
         return self._chain
 
     def weight(self, name: str) -> Tensor:
@@ -414,96 +407,6 @@ class Estimate:
         )
         without = replaced.logsumexp(SAMPLES, keepdim=True).squeeze(SAMPLES)
         return ((f.logsumexp(SAMPLES, keepdim=True) - without) * log_q).sum(SAMPLES, keepdim=True)
-
-
-class Chain:
-    """Weights of the latents enumerated at every step: q's marginals, and its pairwise marginals where a neighbour is read.
-
-    If q's factors read their neighbour, the marginals follow by a recursion, T·C² instead of C^T paths.
-    """
-
-    def __init__(self, estimate: Estimate) -> None:
-        plan, graph = estimate.plan, estimate.graph
-        self.steps = estimate.steps
-        names = [name for name in plan.slots if graph.timed[name]]
-        self.slots = [plan.slots[name] for name in names]
-        self.sizes = [plan.size((name, 0)) for name in names]
-        product: Tensor | None = None
-        for name in names:
-            weight = over_time(estimate.weight(name), self.steps)
-            product = weight if product is None else product * weight
-        assert product is not None
-        self.direction = next((d for name in names if (d := plan.direction("q", name))), 0)
-        self.neighbours = [slot for _, slot in self.slots if slot is not None]
-        self.pair: Tensor | None = None
-        self.single = product
-        if self.direction:
-            self.pair, self.single = self._recursion(product)
-
-    def _uniform(self) -> float:
-        return 1 / math.prod(count for count, (_, slot) in zip(self.sizes, self.slots, strict=True) if slot is not None)
-
-    def _to_neighbour(self, value: Tensor) -> Tensor:
-        """Rename the present to the neighbour, after summing out what no neighbour's axis stands for."""
-        for current, slot in self.slots:
-            if slot is not None:
-                value = swap(value, current, slot)
-            elif value.dim() >= -current:
-                value = value.sum(current, keepdim=True)
-        return value
-
-    def _recursion(self, conditional: Tensor) -> tuple[Tensor, Tensor]:
-        parts = steps_of(conditional, self.steps)
-        pairs: list[Tensor] = [conditional] * self.steps
-        singles: list[Tensor] = [conditional] * self.steps
-        before: Tensor | None = None
-        for t in range(self.steps) if self.direction < 0 else range(self.steps - 1, -1, -1):
-            pairs[t] = parts[t] * (self._uniform() if before is None else self._to_neighbour(before))
-            widened = pairs[t]
-            for count, slot in zip(self.sizes, (slot for _, slot in self.slots), strict=True):
-                if slot is not None:
-                    widened = expand_axis(widened, slot, count)
-            pairs[t] = widened
-            singles[t] = before = widened.sum(self.neighbours, keepdim=True)
-        return join(pairs), join(singles)
-
-    def weights(self, direction: int) -> Tensor:
-        """The weights of (present, neighbour at t + direction); of the present alone for 0."""
-        if not direction:
-            return self.single
-        if direction == self.direction:
-            assert self.pair is not None
-            return self.pair
-        # Shift the other neighbour's marginals (or the independent product) into place; outside the sequence all values weigh the same.
-        edge = self.single.narrow(TIME, 0 if direction < 0 else self.steps - 1, 1) * self._uniform()
-        start = 0 if direction < 0 else 1
-        if self.pair is None:
-            here = self.single.narrow(TIME, 1 - start, self.steps - 1)
-            inside = here * self._to_neighbour(self.single.narrow(TIME, start, self.steps - 1))
-        else:
-            inside = self._to_neighbour(self.pair.narrow(TIME, start, self.steps - 1))
-        for count, (_, slot) in zip(self.sizes, self.slots, strict=True):
-            if slot is not None:
-                edge = expand_axis(edge, slot, count)
-        return join([edge, inside] if direction < 0 else [inside, edge])
-
-
-def size(value: Tensor, axis: int) -> int:
-    return value.shape[axis] if value.dim() >= -axis else 1
-
-
-def expand_axis(value: Tensor, axis: int, count: int) -> Tensor:
-    """The value with an axis of full size, added on the left if absent."""
-    if value.dim() < -axis:
-        value = value.reshape(*[1] * (-axis - value.dim()), *value.shape)
-    shape = list(value.shape)
-    shape[axis] = count
-    return value.expand(shape)
-
-
-def contract(term: Tensor, weight: Tensor, axis: int) -> Tensor:
-    """The weighted sum over an axis; what does not depend on the axis stays, since weights sum to one."""
-    return (weight * term).sum(axis, keepdim=True) if size(term, axis) > 1 else term
 
 
 def _integrand(terms: Mapping[str, Tensor], kls: Mapping[str, Tensor], kl_weight: float | Tensor) -> Tensor:

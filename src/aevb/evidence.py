@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from aevb.conditionals import Factor, MultivariateNormal, Normal
+from aevb.conditionals import Factor
 from aevb.deterministic import Deterministic
 from aevb.distributions import MultivariateNormal as Gaussian
 from aevb.estimators import estimate
+from aevb.families import MultivariateNormal, Normal
 from aevb.networks import MLP
 
 if TYPE_CHECKING:

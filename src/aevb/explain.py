@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aevb.conditionals import Exact, Mixture, closed_form_kl
+from aevb.dependence import N
+from aevb.divergences import closed_form_kl
+from aevb.families import Exact, Mixture
 from aevb.graph import Entry, Graph
 from aevb.notation import Ref
-from aevb.plan import Choice, N, Plan
+from aevb.plan import Choice, Plan
 
 
 class Explanation(str):

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from aevb.conditionals import Conditional, Exact
+from aevb.conditionals import Conditional
 from aevb.deterministic import Cell, Deterministic
+from aevb.families import Exact
 from aevb.networks import Shape
 from aevb.notation import At, Key, Ref, parse_key
 from aevb.schedule import Stage, schedule

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from aevb import noise as noises
+from aevb.axes import TIME
 from aevb.batch import Batch, prepare, split_latents
 from aevb.conditionals import Conditional, Factor
 from aevb.deterministic import Cell, Deterministic, Function, Recurrence
@@ -22,7 +23,7 @@ from aevb.graph import Entry, Graph
 from aevb.networks import Shape
 from aevb.plan import Plan, derive
 from aevb.posterior import Posterior, public
-from aevb.program import TIME, Program
+from aevb.program import Program
 from aevb.registry import from_record, to_record
 from aevb.schedule import schedule
 

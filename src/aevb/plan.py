@@ -12,9 +12,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from aevb.conditionals import Exact, Mixture, closed_form_kl
+from aevb.axes import FIRST_SLOT
+from aevb.dependence import Axis, N, S, T, conflict, find_axes
+from aevb.divergences import closed_form_kl
+from aevb.families import Exact, Mixture
 from aevb.graph import Entry, Graph
-from aevb.notation import Ref
 from aevb.schedule import Stage
 
 DRAWS = ("enumerate", "sum", "stratify", "pathwise", "gumbel", "relaxed", "straight-through", "score", "detached")
@@ -23,9 +25,6 @@ BOUNDS = ("elbo", "iwae")
 GRADIENTS = ("plain", "stl", "dreg")
 AXIS_DRAWS = ("enumerate", "sum", "stratify")
 LIMIT = 256
-
-Axis = tuple[str, int]  # an axis a value depends on: samples, steps, examples, or (latent, offset in time)
-S, T, N = ("#S", 0), ("#T", 0), ("#N", 0)  # no variable can have such a name
 
 
 @dataclass(frozen=True)
@@ -181,7 +180,7 @@ def derive(
         }
     drawn = tuple(name for name in latents if draws[name][0] not in ("enumerate", "sum"))
     stages = graph.inference_stages(drawn)
-    values, axes = _axes(graph, draws, stages, clamped)
+    values, axes = find_axes(graph, draws, stages, clamped)
     choices = {}
     for name in latents:
         draw, why = draws[name]
@@ -271,76 +270,12 @@ def _check_draw(name: str, asked: str, q: object, p: object, samples: int, bound
         )
 
 
-# Which axes every value has -------------------------------------------------------------------------------------------------
-
-
-def _shifted(axes: frozenset[Axis], ref: Ref, reader: str, graph: Graph) -> frozenset[Axis]:
-    if ref.at in ("first", "last"):
-        return axes - {T}
-    if not ref.lag:
-        return axes
-    result = set()
-    for name, offset in axes:
-        if name in graph.shapes and graph.timed[name]:
-            moved = offset + ref.lag
-            if abs(moved) > 1:
-                count = graph.rule("p", name).spec.count(graph.size(name))
-                raise ValueError(
-                    f"{reader}[t] remembers {name}, so {name} cannot be enumerated ({count}^T paths). "
-                    f"how={{{name!r}: 'gumbel'}} draws it (or 'score', with samples=2 or more)."
-                )
-            result.add((name, moved))
-        else:
-            result.add((name, offset))
-    return frozenset(result | {T})
-
-
-def _axes(graph: Graph, draws: dict, stages: tuple[Stage, ...], clamped: frozenset[str]) -> tuple[dict, dict]:
-    """The axes of every variable's value and of every factor's raw numbers: a fixpoint over the graph."""
-    none: frozenset[Axis] = frozenset()
-    values: dict[str, frozenset[Axis]] = {}
-    for name in (*graph.observed, *graph.given, *clamped):
-        values[name] = frozenset({N, T} if graph.timed[name] else {N})
-    for name, (draw, _) in draws.items():
-        values[name] = frozenset({(name, 0)}) if draw in ("enumerate", "sum") else none
-
-    def reads(entry: Entry) -> frozenset[Axis]:
-        here = entry.key.at
-        parents = [Ref(ref.name, "t") if here in ("first", "last") and ref.timed else ref for ref in entry.key.parents]
-        return none.union(*(_shifted(values.get(ref.name, none), ref, entry.key.name, graph) for ref in parents))
-
-    changed = True
-    while changed:
-        changed = False
-        for stage in stages:
-            for name in stage.nodes:
-                side = "q" if name in draws or name not in graph.p else "p"
-                found = none.union(*(reads(entry) for entry in (graph.q if side == "q" else graph.p)[name].values()))
-                if name in draws:
-                    found |= {S, N} | ({T} if graph.timed[name] else set())
-                    found |= {(name, 0)} if draws[name][0] == "stratify" else set()
-                if found != values.get(name):
-                    values[name], changed = found, True
-    axes = {}
-    for entry in graph.entries():
-        if entry.side == "p" or entry.key.name in draws or graph.is_deterministic(entry.key.name):
-            axes[entry.id] = reads(entry)
-            for latent in {name for name, _ in axes[entry.id]}:
-                if {(latent, -1), (latent, 1)} <= axes[entry.id]:
-                    raise ValueError(
-                        f"{entry.id} depends on {latent}[t-1] and {latent}[t+1] at once, so {latent} cannot be enumerated. "
-                        f"how={{{latent!r}: 'gumbel'}} draws it."
-                    )
-    for name in draws:
-        if isinstance(graph.rule("q", name).spec, Exact):
-            own = none.union(*(axes[graph.rule("p", factor).id] | values[factor] for factor in graph.factors_containing(name)))
-            axes[graph.rule("q", name).id] = own - {(name, 0)}
-    return values, axes
+# Which axis is where ------------------------------------------------------------------------------------------------------
 
 
 def _slots(choices: dict[str, Choice], axes: dict, values: dict) -> dict[str, tuple[int, int | None]]:
     slots: dict[str, tuple[int, int | None]] = {}
-    position = -5
+    position = FIRST_SLOT
     used = frozenset().union(*axes.values(), *values.values())
     for name, choice in choices.items():
         if choice.draw in AXIS_DRAWS:
@@ -352,33 +287,6 @@ def _slots(choices: dict[str, Choice], axes: dict, values: dict) -> dict[str, tu
 
 
 # How each term is taken ---------------------------------------------------------------------------------------------------
-
-
-def descendants(graph: Graph, name: str, clamped: frozenset[str]) -> set[tuple[str, int | None]]:
-    """What depends on ``name`` at step 0 in the unrolled graph of q's factors and all deterministic nodes: (node, step).
-
-    The step is None for static nodes and for nodes reached through one, which depend on it at every step. Data cut paths.
-    """
-    reads = {node: refs for node, refs in graph.value_reads(graph.latents).items() if node not in clamped}
-    reach = 2 * len(reads) + 2
-    start: tuple[str, int | None] = (name, 0 if graph.timed[name] else None)
-    found: set[tuple[str, int | None]] = set()
-    frontier = [start]
-    while frontier:
-        node, step = frontier.pop()
-        for other, refs in reads.items():
-            for ref in refs:
-                if ref.name != node:
-                    continue
-                at: int | None = None
-                if graph.timed[other] and step is not None and ref.at == "t":
-                    at = step - ref.lag
-                    if abs(at) > reach:
-                        continue
-                if (other, at) not in found:
-                    found.add((other, at))
-                    frontier.append((other, at))
-    return found
 
 
 def _term(graph: Graph, name: str, draw: str, asked: str | None, bound: str, gradient: str, clamped: frozenset[str], axes: dict) -> tuple[str, str]:
@@ -397,7 +305,7 @@ def _term(graph: Graph, name: str, draw: str, asked: str | None, bound: str, gra
         raise ValueError(f'{where}: a relaxed sample has no probability under the categorical. Use "relaxed".')
     pairs = [(q, p) for q in graph.q[name].values() for p in graph.p[name].values()]
     unknown = next(((q, p) for q, p in pairs if closed_form_kl(q.spec, p.spec) is None), None)
-    conflict = _conflict(graph, name, clamped)
+    depends = conflict(graph, name, clamped)
     reason = None
     if bound == "iwae":
         reason = "the importance-weighted bound averages log-weights of samples; with a closed-form KL it would be no bound"
@@ -405,8 +313,8 @@ def _term(graph: Graph, name: str, draw: str, asked: str | None, bound: str, gra
         reason = "sticking the landing differentiates −log q at the sample"
     elif unknown:
         reason = f"no closed form is known for KL({type(unknown[0].spec).__name__} ‖ {type(unknown[1].spec).__name__})"
-    elif conflict:
-        reason = conflict
+    elif depends:
+        reason = depends
     elif (offsets := {offset for entry in (*graph.q[name].values(), *graph.p[name].values()) for _, offset in axes[entry.id]}) >= {-1, 1}:
         reason = f"p and q depend on different neighbours in time of an enumerated latent ({sorted(offsets)})"
     if asked == "closed" and reason:
@@ -425,17 +333,6 @@ def _term(graph: Graph, name: str, draw: str, asked: str | None, bound: str, gra
     if asked == "entropy" or (asked is None and entropy):
         return "entropy", (f"{reason}; " if reason else "") + "so log p is taken at the sample, q's entropy in closed form"
     return "sampled", (f"{reason}; " if reason and asked is None else "") + ("as asked, " if asked else "") + "log p and log q at the sample"
-
-
-def _conflict(graph: Graph, name: str, clamped: frozenset[str]) -> str | None:
-    """The parent of ``name`` in p that depends on it under q, if any, in words."""
-    below = descendants(graph, name, clamped)
-    for entry in graph.p[name].values():
-        for ref in entry.key.parents:
-            step = ref.lag if ref.at == "t" else 0 if ref.at != "static" else None
-            if (ref.name, step) in below or (ref.name, None) in below:
-                return f"p conditions {entry.key.target} on {ref}, which depends on {entry.key.target} under q"
-    return None
 
 
 # Which choices go together ---------------------------------------------------------------------------------------------------

@@ -12,12 +12,16 @@ import torch
 import torch.distributions as td
 from torch import Tensor
 
+from aevb.axes import SAMPLES, on_axis, over_time, size, swap
 from aevb.batch import Batch, prepare, split_latents
-from aevb.conditionals import Categories, Exact, Factor
-from aevb.estimators import SAMPLES, Estimate, on_axis, size
+from aevb.conditionals import Factor
+from aevb.dependence import S
+from aevb.distributions import Categories
+from aevb.estimators import Estimate
+from aevb.families import Exact
 from aevb.graph import Graph
-from aevb.plan import S, derive
-from aevb.program import Program, over_time, swap
+from aevb.plan import derive
+from aevb.program import Program
 
 if TYPE_CHECKING:
     from aevb.model import Model

@@ -1,9 +1,7 @@
 """Computing the values of a declaration's nodes, stage by stage, over time too.
 
-Layout. Every value is a tensor whose axes are, from the right: event, N (examples), T (steps; 1 for what is static), S
-(samples), then one axis for each enumerated latent. An axis that a value does not depend on has size 1 or is absent, so
-that broadcasting does the enumeration and nothing is ever repeated in memory. A step inside a loop is a batch with T = 1: a
-factor never knows whether it runs inside one.
+Values are laid out as in :mod:`aevb.axes`. A step inside a loop is a batch with T = 1: a factor never knows whether it runs
+inside one.
 """
 
 from __future__ import annotations
@@ -14,43 +12,15 @@ import torch
 import torch.distributions as td
 from torch import Tensor
 
+from aevb.axes import TIME, join, over_time, steps_of, swap
 from aevb.conditionals import Conditional, Factor
 from aevb.deterministic import Function, Recurrence
 from aevb.graph import Entry, Graph
 from aevb.notation import At, Ref
 from aevb.schedule import Stage
 
-TIME, EVENT = -3, -1
-FIRST_SLOT = -5  # enumeration axes stand left of event, N, T and S
-
 # What a node's factor is turned into: (node, entry, raw numbers, step or None for all steps at once) → value
 Draw = Callable[[str, Entry, Tensor, int | None], Tensor]
-
-
-def steps_of(value: Tensor, count: int) -> Sequence[Tensor]:
-    """The T = 1 slices of a value. (Indexing instead would fill a whole tensor for each step in the backward pass.)"""
-    return value.split(1, TIME) if value.shape[TIME] > 1 else [value] * count
-
-
-def join(parts: Sequence[Tensor]) -> Tensor:
-    """One after the other in time; all other axes are broadcast."""
-    if len(parts) == 1:
-        return parts[0]
-    shape = torch.broadcast_shapes(*((*part.shape[:TIME], 1, *part.shape[TIME + 1 :]) for part in parts))
-    return torch.cat([part.expand(*shape[:TIME], part.shape[TIME], *shape[TIME + 1 :]) for part in parts], TIME)
-
-
-def over_time(value: Tensor, count: int) -> Tensor:
-    """The value with a T axis of full length."""
-    shape = list(value.shape)
-    shape[TIME] = count
-    return value.expand(shape)
-
-
-def swap(value: Tensor, a: int, b: int) -> Tensor:
-    """Exchange two axes counted from the right, one of which may be absent."""
-    missing = max(-a, -b) - value.dim()
-    return (value.reshape(*[1] * missing, *value.shape) if missing > 0 else value).transpose(a, b)
 
 
 class Program:

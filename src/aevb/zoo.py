@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from aevb.conditionals import Bernoulli, Conditional, ContinuousBernoulli, MultivariateNormal, Normal, OneHot
+from aevb.conditionals import Conditional
 from aevb.deterministic import GRU, LSTM
+from aevb.families import Bernoulli, ContinuousBernoulli, MultivariateNormal, Normal, OneHot
 from aevb.model import Model
 from aevb.networks import linear, mlp
 
