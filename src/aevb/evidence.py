@@ -40,12 +40,11 @@ def log_evidence(model: Model, data: Mapping[str, Any], *, method: str, samples:
         if reason is None and method != "importance":
             value = LinearGaussian(model, model.prepare(**data)).log_evidence()
             return Evidence(value, torch.zeros_like(value), "exact")
-        return _importance(model, data, samples, seed)
+        return importance(model, model.prepare(**data), samples, seed)
 
 
-def _importance(model: Model, data: Mapping[str, Any], samples: int, seed: int | None) -> Evidence:
+def importance(model: Model, batch: Mapping[str, Tensor], samples: int, seed: int | None) -> Evidence:
     """log 1/K Σ p(x, z)/q(z|x), z ~ q; enumerated latents are summed inside, exactly."""
-    batch = model.prepare(**data)
     graph = model.graph
     # What is enumerated is summed inside the logarithm, exactly; over time it is drawn, since the sum does not factor.
     how = {name: "score" if graph.timed[name] else "sum" for name in graph.latents if name not in batch and graph.rule("p", name).spec.finite}

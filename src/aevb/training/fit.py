@@ -25,8 +25,8 @@ from aevb import noise as noises
 from aevb.batch import Batch, split_latents
 from aevb.data.sources import Source, open_source
 from aevb.estimators import Bound, estimate
-from aevb.evidence import LinearGaussian, why_not_linear_gaussian
-from aevb.model import Model
+from aevb.evidence import LinearGaussian, importance, why_not_linear_gaussian
+from aevb.model import Model, from_declaration
 from aevb.plan import Plan
 from aevb.program import Program
 from aevb.training.checkpoint import Checkpoint, CheckpointError, check_fit, folders, latest, optimizer_tensors, read, restore_optimizer, write
@@ -114,6 +114,25 @@ class Run:
         return arrays | {f"{name}.step": np.array([step for step, _ in pairs]) for name, pairs in found.items()}
 
 
+def load_run(out: str | Path) -> Model:
+    """The model of a run, with the weights of its best checkpoint where validation chose one, otherwise of its last."""
+    folder = Path(out)
+    if not (folder / "model.json").is_file():
+        raise ValueError(f"{folder} holds no run: model.json is missing.")
+    found = latest(folder)
+    if found is None:
+        raise ValueError(f"{folder} holds no checkpoint yet.")
+    best = found.state["best"]
+    if best is not None and (folder / "checkpoints" / f"step-{best['step']}").is_dir():
+        found = read(folder / "checkpoints" / f"step-{best['step']}")
+    model = from_declaration(json.loads((folder / "model.json").read_text(encoding="utf-8")))
+    floating = [tensor.dtype for tensor in found.weights.values() if tensor.is_floating_point()]
+    model = model.to(floating[0]) if floating else model
+    check_fit(found, model.state_dict(), folder)
+    model.load_state_dict(found.weights)
+    return model
+
+
 def seed_of(*parts: int | str) -> int:
     """A 63-bit seed from numbers and words, the same on every machine."""
     words = [part if isinstance(part, int) else int.from_bytes(part.encode(), "little") for part in parts]
@@ -184,6 +203,7 @@ class Training:
         self.rows: list[dict[str, Any]] = []
         self.best: dict[str, Any] | None = None
         self.best_weights: dict[str, Tensor] | None = None
+        self.spoke = time.perf_counter()
         self.exact = why_not_linear_gaussian(model) is None
         if out is not None:
             self._open(out, resume)
@@ -360,9 +380,17 @@ class Training:
         if self.out is not None:
             with (self.out / "metrics.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
-        if self.progress:
+        if self.progress and (self.step == self.total or any(name.startswith("validation") for name in values) or self._due()):
             shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items() if isinstance(value, float) and name != "gradient")
             print(f"step {self.step}/{self.total}  {shown}", flush=True)
+
+    def _due(self) -> bool:
+        """Whether it is time for a line between validations: not more than one in five seconds."""
+        now = time.perf_counter()
+        if now - self.spoke < 5:
+            return False
+        self.spoke = now
+        return True
 
     def _validate(self, began: float) -> bool:
         """Record the bound (and the evidence, where exact) on the validation data; whether patience has run out."""
@@ -446,6 +474,16 @@ def evaluate(model: Model, source: Source, *, plan: Plan | None = None, seed: in
             for name, value in found.items():
                 sums[name] = sums.get(name, 0.0) + float(value.double().sum())
     return {name: value / source.n for name, value in sums.items()}
+
+
+def evaluate_evidence(model: Model, source: Source, *, samples: int, seed: int = 0, chunk: int = 100) -> float:
+    """The mean importance-sampled log p(x) over all rows of a source."""
+    total = 0.0
+    for start in range(0, source.n, chunk):
+        batch = source.take(torch.arange(start, min(source.n, start + chunk)))
+        with torch.no_grad():
+            total += float(importance(model, batch, samples, seed_of(seed, "evidence", start)).value.double().sum())
+    return total / source.n
 
 
 def _parse(line: str) -> dict[str, Any] | None:
