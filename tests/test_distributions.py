@@ -519,7 +519,8 @@ def test_a_root_is_fixed_and_standard_unless_learned(name: str) -> None:
 
 @every_family
 def test_a_record_gives_the_specification_back(name: str) -> None:
-    for spec in (FAMILIES[name].spec(7), FAMILIES[name].spec((1, 4, 4), net=mlp(5, 6, dropout=0.1)), FAMILIES[name].spec(2, learned=True)):
+    shape = 16 if name == "OneHot" else (1, 4, 4)  # a categorical has one number of classes
+    for spec in (FAMILIES[name].spec(7), FAMILIES[name].spec(shape, net=mlp(5, 6, dropout=0.1)), FAMILIES[name].spec(2, learned=True)):
         back = from_record(json.loads(json.dumps(to_record(spec))))
         assert back == spec
         assert type(back) is type(spec)
@@ -532,6 +533,7 @@ def test_a_record_gives_the_specification_back(name: str) -> None:
     [
         (lambda: Normal(0), "a size is a positive whole number or a tuple of them, got 0"),
         (lambda: Normal((3, -1)), r"got \(3, -1\)"),
+        (lambda: OneHot((3, 2)), r"one number of classes, got the shape \(3, 2\)"),
         (lambda: Normal(True), "got True"),
         (lambda: Bernoulli(2.0), "got 2.0"),
         (lambda: Normal(2, net=500), r"net=500 is not a network. Use linear\(\), mlp\(500, 500\)"),

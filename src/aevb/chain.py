@@ -36,7 +36,7 @@ class Chain:
             self.pair, self.single = self._recursion(product)
 
     def _uniform(self) -> float:
-        return 1 / math.prod(count for count, (_, slot) in zip(self.sizes, self.slots, strict=True) if slot is not None)
+        return 1 / math.prod([count for count, (_, slot) in zip(self.sizes, self.slots, strict=True) if slot is not None])
 
     def _to_neighbour(self, value: Tensor) -> Tensor:
         """Rename the present to the neighbour, after summing out what no neighbour's axis stands for."""

@@ -7,10 +7,11 @@ sample. The rest (networks, learned vectors, missing entries, enumeration, time)
 A family of your own is one small class::
 
     @register
-    @dataclass(frozen=True)
+    @dataclass(frozen=True, repr=False)
     class Gamma(Conditional):
         support = constraints.positive
         fill = 1.0                                   # any value of the support, put where data are missing
+        pathwise = True                              # torch's own rsample is differentiable
 
         def heads(self, d):
             return {"concentration": d, "rate": d}
@@ -35,6 +36,7 @@ from torch.distributions import constraints
 
 from aevb.networks import Network, Shape, mlp
 
+TABLE_LIMIT = 2**16  # values of a finite variable that are listed
 Noise = tuple[str, int]  # what to draw (see noise.py) and how many numbers an example
 
 
@@ -143,6 +145,9 @@ class Factor(nn.Module):
         self.sizes = spec.heads(d)
         self.vectors = nn.ParameterDict(spec.vectors(d))
         self.dropouts: tuple[tuple[float, int], ...] = ()
+        count = spec.count(d) if spec.finite else None
+        if count is not None and count <= TABLE_LIMIT:  # on the device from the start: an estimate copies nothing
+            self.register_buffer("values", spec.values(d), persistent=False)
         if parents:
             self.net = (spec.net or mlp()).build(parents, list(self.sizes.values()), shape, masked)
             self.dropouts = tuple(self.net.dropouts)  # type: ignore[arg-type]
@@ -161,6 +166,12 @@ class Factor(nn.Module):
         if "root" in self._buffers:
             self.root = self.standard.to(self.root)  # type: ignore[assignment]
         return self
+
+    def table(self) -> Tensor:
+        """All values of a finite variable, one a row."""
+        if "values" not in self._buffers:
+            raise ValueError(f"{type(self.spec).__name__}({self.d}) has {self.spec.count(self.d)} values, too many to list. Draw it instead (score).")
+        return self._buffers["values"]  # type: ignore[return-value]
 
     def first(self, inputs: Mapping[str, Tensor], *, bias: bool = True, missing: Mapping[str, Tensor] | None = None) -> Tensor:
         return self.net.first(inputs, bias=bias, missing=missing)  # type: ignore[union-attr,operator]

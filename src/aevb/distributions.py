@@ -140,6 +140,27 @@ class Categories(td.OneHotCategorical):
         return -xlogy_difference(self.logits, torch.zeros_like(self.logits)).sum(-1)
 
 
+class Values(td.Distribution):
+    """A distribution over a list of vectors, one a row of ``table``, with probabilities ``probs``."""
+
+    arg_constraints: ClassVar[dict] = {"probs": constraints.simplex}
+
+    def __init__(self, table: Tensor, probs: Tensor) -> None:
+        self.table, self.probs = table, probs
+        super().__init__(probs.shape[:-1], table.shape[-1:], validate_args=False)
+
+    @property
+    def mean(self) -> Tensor:
+        return self.probs @ self.table
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        here = (value.unsqueeze(-2) == self.table).all(-1)
+        return (self.probs * here.to(self.probs.dtype)).sum(-1).log()
+
+    def sample(self, sample_shape=torch.Size()) -> Tensor:  # type: ignore[no-untyped-def]  # noqa: B008
+        return self.table[td.Categorical(probs=self.probs, validate_args=False).sample(sample_shape)]
+
+
 class Poisson(td.Poisson):
     """torch's, by its log-rate: log p(k) = k log λ − λ − log k!, finite where λ underflows."""
 
@@ -191,11 +212,11 @@ def normal_log_prob(value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
 
 def tril_from_vector(entries: Tensor, d: int) -> Tensor:
     """A Cholesky factor from its d(d+1)/2 free entries, row by row, with softplus on the diagonal."""
-    rows, columns = torch.tril_indices(d, d).unbind(0)
-    position = torch.full((d, d), entries.shape[-1], dtype=torch.long)
-    position[rows, columns] = torch.arange(entries.shape[-1])
+    rows, columns = torch.tril_indices(d, d, device=entries.device).unbind(0)
+    position = torch.full((d, d), entries.shape[-1], dtype=torch.long, device=entries.device)
+    position[rows, columns] = torch.arange(entries.shape[-1], device=entries.device)
     padded = F.pad(entries, (0, 1))  # the last entry, zero, stands above the diagonal
-    matrix = padded[..., position.to(entries.device).flatten()].unflatten(-1, (d, d))
+    matrix = padded[..., position.flatten()].unflatten(-1, (d, d))
     eye = torch.eye(d, dtype=torch.bool, device=entries.device)
     return torch.where(eye, F.softplus(matrix), matrix)
 
@@ -207,15 +228,17 @@ def relaxed_log_prob(log_value: Tensor, logits: Tensor, temperature: float | Ten
     """
     c = logits.shape[-1]
     a = logits - temperature * log_value
-    tau = torch.as_tensor(temperature, dtype=logits.dtype, device=logits.device)
-    return math.lgamma(c) + (c - 1) * tau.log() + a.sum(-1) - c * a.logsumexp(-1)
+    return math.lgamma(c) + (c - 1) * _log(temperature) + a.sum(-1) - c * a.logsumexp(-1)
 
 
 def relaxed_bernoulli_log_prob(logit_value: Tensor, logits: Tensor, temperature: float | Tensor) -> Tensor:
     """Density of logit(ỹ) for the binary relaxation: a logistic with location logits/τ and scale 1/τ."""
-    tau = torch.as_tensor(temperature, dtype=logits.dtype, device=logits.device)
-    a = logits - tau * logit_value
-    return tau.log() + a - 2 * F.softplus(a)
+    a = logits - temperature * logit_value
+    return _log(temperature) + a - 2 * F.softplus(a)
+
+
+def _log(number: float | Tensor) -> float | Tensor:
+    return number.log() if isinstance(number, Tensor) else math.log(number)
 
 
 def xlogy_difference(log_q: Tensor, log_p: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from aevb.dependence import S
 from aevb.divergences import closed_form_kl
 from aevb.families import Exact
 from aevb.graph import Entry
+from aevb.notation import Ref
 from aevb.plan import Plan
 from aevb.program import Program
 
@@ -71,10 +72,9 @@ class Estimate:
         for name in (*self.graph.observed, *self.graph.given, *plan.clamped):
             values[name] = batch[name]
         for name in plan.enumerated:
-            spec = self.graph.rule("p", name).spec
-            table = spec.values(self.graph.size(name))
-            assert table is not None  # the plan enumerates finite families only
-            values[name] = place(table.to(self._like()), plan.slots[name][0])
+            factor = factors[self.graph.rule("p", name).id]
+            assert isinstance(factor, Factor)
+            values[name] = place(factor.table(), plan.slots[name][0])
         self.program.run(plan.stages, self._draw)
 
     def _like(self) -> Tensor:
@@ -82,10 +82,12 @@ class Estimate:
 
     # Drawing --------------------------------------------------------------------------------------------------------------
 
-    def _unscale(self, entry: Entry, value: Tensor) -> Tensor:
-        """DReG weights the gradient of each draw once: what flows on to earlier draws must not be weighted again."""
-        sampled = value.dim() >= -SAMPLES and value.shape[SAMPLES] > 1
-        if entry.side == "p" or not sampled or self.graph.is_deterministic(entry.key.name) or self.scale is None:
+    def _unscale(self, entry: Entry, ref: Ref, value: Tensor) -> Tensor:
+        """DReG weights the gradient of each draw once: what flows on to earlier draws must not be weighted again.
+
+        Whether a parent carries samples is the plan's word, not the tensor's: a state's first step may not have them yet.
+        """
+        if entry.side == "p" or entry.key.name not in self.plan.drawn or S not in self.plan.values[ref.name] or self.scale is None:
             return value
         tiny = self.scale < 1e-12  # such a sample has no say; its inverse weight would overflow
         return scale_gradient(value, torch.where(tiny, torch.zeros_like(self.scale), 1 / self.scale))
@@ -95,7 +97,8 @@ class Estimate:
         assert self.scale is not None
         return scale_gradient(raw.expand(torch.broadcast_shapes(raw.shape, (*self.scale.shape[:-1], 1))), self.scale)
 
-    def _noise_at(self, name: str, t: int | None) -> Tensor:
+    def _noise_at(self, entry: Entry, t: int | None) -> Tensor:
+        name = self.plan.noise_keys[entry.id]
         noise = self.noise[name]
         if t is None or noise.dim() == 0:
             return noise if t is None else noise + t
@@ -104,7 +107,7 @@ class Estimate:
         return self._noise_steps[name][t]
 
     def _draw(self, name: str, entry: Entry, raw: Tensor, t: int | None) -> Tensor:
-        factor, noise = self.factors[entry.id], self._noise_at(name, t)
+        factor, noise = self.factors[entry.id], self._noise_at(entry, t)
         assert isinstance(factor, Factor)
         draw, spec = self.plan.choices[name].draw, factor.spec
         scaled = self._scaled if self.scale is not None else None
@@ -314,11 +317,13 @@ class Estimate:
     def sequence(self) -> list[tuple[str, int]]:
         """The expectations left after time, innermost first: (latent or "#S", axis)."""
         static = [name for name in self.plan.slots if not self.graph.timed[name]]
-        axes = {name: self.plan.axes[self.graph.rule("q", name).id] for name in static}
-        inner = [name for name in static if S in axes[name]]
+        inner = list(self.plan.inner)
         if self.plan.bound == "iwae":  # sums inside the logarithm may be taken before the samples' mean, if nothing outside waits for them
-            outer = [name for name in static if name not in inner]
-            inner += [n for n in outer if self.plan.choices[n].draw != "enumerate" and not any((n, 0) in axes[other] for other in outer)]
+            for name in reversed(static):
+                outer = [other for other in static if other not in inner]
+                waits = any((name, 0) in self.plan.axes[self.graph.rule("q", other).id] for other in outer)
+                if name in outer and self.plan.choices[name].draw != "enumerate" and not waits:
+                    inner.append(name)
             inner.sort(key=static.index)
         order = [*reversed(inner), "#S", *(name for name in reversed(static) if name not in inner)]
         return [(name, SAMPLES if name == "#S" else self.plan.slots[name][0]) for name in order]
@@ -367,6 +372,10 @@ class Estimate:
             if weighted and draw in ("sum", "stratify"):
                 assert total is not None
                 logits = total + self.log_w(name) if draw == "stratify" else total
+                seen = self.batch.get(f"{name}?")
+                if draw == "sum" and seen is not None:  # a known value is the only one
+                    here = (self.program.values[name] == self.batch[name]).all(-1, keepdim=True)
+                    logits = torch.where(seen[..., :1] & ~here, torch.full_like(logits, -math.inf), logits)
                 weight = expand_axis(logits, axis, plan.size((name, 0))).softmax(axis).detach()
                 total = expand_axis(logits, axis, plan.size((name, 0))).logsumexp(axis, keepdim=True)
             elif total is not None:

@@ -163,10 +163,11 @@ def _sample(choice: Choice, plan: Plan) -> str:
             symbol, kind = f"μₖ({parents}) + σₖ({parents}) ε", "normal"
         text = f"{name} = {symbol or f'{family}({parents}) at ε'}, ε ~ {_NOISE.get(kind, kind or 'torch rsample')}"
         return text + (", held fixed: no gradient" if choice.draw == "detached" else "")
+    soft, hard = ("softmax", "onehot(argmax") if kind == "gumbel" else ("sigmoid", "step(")
     if choice.draw in ("gumbel", "relaxed"):
-        return f"{name} = softmax((logits({parents}) + g)/τ), g ~ Gumbel(0, 1)"
+        return f"{name} = {soft}((logits({parents}) + g)/τ), g ~ {_NOISE[kind]}"
     if choice.draw == "straight-through":
-        return f"{name} = onehot(argmax(logits({parents}) + g)), gradient of softmax((logits + g)/τ), g ~ Gumbel(0, 1)"
+        return f"{name} = {hard}(logits({parents}) + g)), gradient of {soft}((logits + g)/τ), g ~ {_NOISE[kind]}"
     return f"{name} ~ {write.factor(entry, sampled=False)}"
 
 
@@ -174,10 +175,11 @@ def explain(plan: Plan) -> Explanation:
     graph = plan.graph
     data = ", ".join(f"{n}" for n in (*graph.observed, *(n for n in graph.latents if n in plan.clamped)))
     given = " | " + ", ".join(graph.given) if graph.given else ""
-    relation = "≥ E" if plan.choices else "="
+    draws = {choice.draw for choice in plan.choices.values()}
+    relation = "≈" if "gumbel" in draws else "of the relaxed model ≥" if "relaxed" in draws else "≥"
     name = {"elbo": "ELBO", "iwae": f"importance-weighted bound, K = {plan.samples}"}[plan.bound]
     lines = [
-        f"log p({data}{given}) {relation} of this estimator ({name}):" if plan.choices else f"log p({data}{given}) =",
+        f"log p({data}{given}) {relation} E of this estimator ({name}):" if plan.choices else f"log p({data}{given}) =",
         "",
         f"  {Writer(plan, tex=False).estimator()}",
         "",

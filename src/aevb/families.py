@@ -257,6 +257,11 @@ class OneHot(Conditional):
     def distribution(self, logits: Tensor) -> td.Distribution:  # type: ignore[override]
         return ad.Categories(logits)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.size, tuple) and len(self.size) > 1:
+            raise ValueError(f"OneHot has one number of classes, got the shape {self.size}.")
+
     def count(self, d: int) -> int:
         return d
 

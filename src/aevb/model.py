@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ class Model(nn.Module):
     # The bound ---------------------------------------------------------------------------------------------------------------
 
     def _parameter(self) -> Tensor:
-        for tensor in (*self.parameters(), *self.buffers()):
+        for tensor in chain(self.parameters(), self.buffers()):
             if tensor.is_floating_point():
                 return tensor
         return torch.zeros(())
@@ -139,6 +140,12 @@ class Model(nn.Module):
         generator = None if seed is None else torch.Generator(like.device).manual_seed(seed)
         layout = plan.layout(n, steps, dropout=self.training)
         return noises.draw(layout, generator=generator, device=like.device, dtype=like.dtype)
+
+    def _check_noise(self, plan: Plan, batch: Mapping[str, Tensor], noise: Mapping[str, Tensor]) -> None:
+        for name, (_, shape) in plan.layout(*self._extent(batch), dropout=False).items():
+            if name not in noise or tuple(noise[name].shape) != shape:
+                found = f"has shape {list(noise[name].shape)}" if name in noise else "is missing"
+                raise ValueError(f"The noise of {name} {found}; this estimate needs {list(shape)}. Draw it with draw_noise(plan, batch).")
 
     def _extent(self, batch: Mapping[str, Tensor]) -> tuple[int, int]:
         timed = [value.shape[TIME] for name, value in batch.items() if self.graph.timed.get(name)]
@@ -165,11 +172,15 @@ class Model(nn.Module):
         ``gradient`` is "plain", "stl" or "dreg". The same ``noise`` (or ``seed``) gives the same numbers. A latent may be
         passed too, for all rows or some (−1 or NaN elsewhere): it is clamped there.
         """
+        if not isinstance(temperature, Tensor) and not temperature > 0:
+            raise ValueError(f"temperature must be positive, got {temperature}.")
         batch = self.prepare(steps=steps, lengths=lengths, **data)
         clamped, partial = split_latents(self.graph, batch)
         plan = self.plan(how=how, bound=bound, samples=samples, gradient=gradient, clamped=clamped, partial=partial)
         if noise is None:
             noise = self.draw_noise(plan, batch, seed=seed)
+        else:
+            self._check_noise(plan, batch, noise)
         return estimate(plan, self.factors, batch, noise, temperature=temperature, kl_weight=kl_weight)  # type: ignore[arg-type]
 
     def log_evidence(self, *, method: str = "auto", samples: int = 1000, seed: int | None = None, **data: Any) -> Evidence:

@@ -124,7 +124,12 @@ class Network:
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def build(self, parents: Mapping[str, Shape], heads: Sequence[int], shape: Shape, masked: Sequence[str]) -> nn.Module:
-        """A module from the parents' shapes to ``sum(heads)`` raw numbers; ``shape`` is the variable's own."""
+        """A module from the parents' shapes to ``sum(heads)`` raw numbers; ``shape`` is the variable's own.
+
+        It has ``first(inputs, *, bias, missing)``, the sum over some of the parents (by label) of what each contributes to the
+        first layer, ``rest(h, keep)``, what follows, and ``dropouts``, a tuple of (probability, width). ``masked`` are the
+        labels of parents whose missing entries it is told.
+        """
         raise TypeError(f"{type(self).__name__} does not say how to build itself; give it a method build(parents, heads, shape, masked).")
 
 

@@ -53,6 +53,7 @@ class Plan:
     slots: dict[str, tuple[int, int | None]] = field(repr=False)
     axes: dict[str, frozenset[Axis]] = field(repr=False)  # of each entry's raw numbers
     values: dict[str, frozenset[Axis]] = field(repr=False)  # of each variable's value
+    noise_keys: dict[str, str] = field(repr=False)  # of each entry that is drawn: an end whose family needs another kind has its own
 
     @property
     def drawn(self) -> tuple[str, ...]:
@@ -62,6 +63,16 @@ class Plan:
     @property
     def enumerated(self) -> tuple[str, ...]:
         return tuple(name for name, choice in self.choices.items() if choice.draw in ("enumerate", "sum"))
+
+    @property
+    def inner(self) -> tuple[str, ...]:
+        """Static latents with an axis whose weights depend on samples, directly or through one that does: taken before the samples' mean."""
+        found: list[str] = []
+        for name in self.slots:
+            axes = () if self.graph.timed[name] else self.axes[self.graph.rule("q", name).id]
+            if S in axes or any((other, 0) in axes for other in found):
+                found.append(name)
+        return tuple(found)
 
     @property
     def untrained(self) -> tuple[str, ...]:
@@ -111,9 +122,13 @@ class Plan:
         """The noise one estimate needs: what to draw, and its shape."""
         noise: dict[str, tuple[str, tuple[int, ...]]] = {}
         for name in self.drawn:
-            spec, d = self.graph.rule("q", name).spec, self.graph.size(name)
-            kind, width = ("normal", d) if self.choices[name].draw == "stratify" else spec.noise(d) or ("seed", 0)
-            noise[name] = (kind, self._shape(self.values[name], n, steps, width) if width else ())
+            d = self.graph.size(name)
+            for entry in self.graph.q[name].values():
+                key = self.noise_keys[entry.id]
+                if key in noise:
+                    continue
+                kind, width = ("normal", d) if self.choices[name].draw == "stratify" else entry.spec.noise(d) or ("seed", 0)
+                noise[key] = (kind, self._shape(self.values[name], n, steps, width) if width else ())
         if dropout:
             for entry in self.graph.entries():
                 for i, (p, width) in enumerate(self._dropouts(entry)):
@@ -167,6 +182,9 @@ def derive(
         raise ValueError(f"Unknown gradient {gradient!r}. Choose one of {', '.join(GRADIENTS)}.")
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise ValueError(f"samples is a positive whole number, got {samples!r}.")
+    for name in (*clamped, *partial):
+        if name not in graph.shapes:
+            raise ValueError(f"{name!r} is not a variable of this model.")
     for name in how:
         if name not in graph.latents:
             raise ValueError(f"how names {name!r}, which is not a latent. The latents are {', '.join(graph.latents)}.")
@@ -186,7 +204,8 @@ def derive(
         draw, why = draws[name]
         term, why_term = _term(graph, name, draw, requests[name][1], bound, gradient, clamped, axes)
         choices[name] = Choice(name, draw, term, why, why_term)
-    plan = Plan(graph, choices, bound, samples, gradient, clamped, partial, stages, _slots(choices, axes, values), axes, values)
+    slots = _slots(choices, axes, values)
+    plan = Plan(graph, choices, bound, samples, gradient, clamped, partial, stages, slots, axes, values, _noise_keys(graph, drawn))
     if not sampling:
         _check_combinations(plan)
     return plan
@@ -199,10 +218,12 @@ def _words(name: str, text: str) -> tuple[str | None, str | None]:
     """``"pathwise sampled"`` → how it is drawn and how its term is taken; either may be left to the plan."""
     draw = term = None
     for word in text.replace(",", " ").split():
-        if word in DRAWS:
+        if word in DRAWS and draw is None:
             draw = word
-        elif word in TERMS:
+        elif word in TERMS and term is None:
             term = word
+        elif word in DRAWS or word in TERMS:
+            raise ValueError(f"how={{{name!r}: {text!r}}} asks for two things at once. Give one word for the draw, one for the term.")
         else:
             raise ValueError(f"how={{{name!r}: {text!r}}}: unknown word {word!r}. Draws: {', '.join(DRAWS)}. Terms: {', '.join(TERMS)}.")
     return draw, term
@@ -227,11 +248,11 @@ def _draws(graph: Graph, latents: list[str], requests: dict, samples: int, bound
             budget //= count
             draws[name] = ("enumerate", f"{count} values: the expectation is a sum, without variance")
         elif count is not None:
-            kind = "score" if samples > 1 else "gumbel"
+            kind = "score" if samples > 1 else "relaxed" if bound == "iwae" else "gumbel"
             draws[name] = (kind, f"{count} values are too many to enumerate (over {LIMIT} jointly)")
         elif isinstance(q, Mixture):
             draws[name] = ("stratify", f"each of the {q.components} components is drawn once and weighted by its probability")
-        elif q.pathwise:
+        elif all(entry.spec.pathwise for entry in graph.q[name].values()):
             draws[name] = ("pathwise", f"a {family} sample is a differentiable function of its parameters and of noise")
         elif samples > 1 or sampling:
             draws[name] = (
@@ -273,6 +294,16 @@ def _check_draw(name: str, asked: str, q: object, p: object, samples: int, bound
 # Which axis is where ------------------------------------------------------------------------------------------------------
 
 
+def _noise_keys(graph: Graph, drawn: tuple[str, ...]) -> dict[str, str]:
+    """One noise a latent, by its name; an end whose family needs another kind has its own, ``z[0]`` or ``z[T]``."""
+    keys = {}
+    for name in drawn:
+        usual, d = graph.rule("q", name).spec.noise(graph.size(name)), graph.size(name)
+        for entry in graph.q[name].values():
+            keys[entry.id] = name if entry.spec.noise(d) == usual else entry.key.target.label
+    return keys
+
+
 def _slots(choices: dict[str, Choice], axes: dict, values: dict) -> dict[str, tuple[int, int | None]]:
     slots: dict[str, tuple[int, int | None]] = {}
     position = FIRST_SLOT
@@ -309,7 +340,7 @@ def _term(graph: Graph, name: str, draw: str, asked: str | None, bound: str, gra
     reason = None
     if bound == "iwae":
         reason = "the importance-weighted bound averages log-weights of samples; with a closed-form KL it would be no bound"
-    elif gradient == "stl":
+    elif gradient == "stl" and draw == "pathwise":
         reason = "sticking the landing differentiates −log q at the sample"
     elif unknown:
         reason = f"no closed form is known for KL({type(unknown[0].spec).__name__} ‖ {type(unknown[1].spec).__name__})"
@@ -324,7 +355,7 @@ def _term(graph: Graph, name: str, draw: str, asked: str | None, bound: str, gra
         parents = ", ".join(str(ref) for ref in p.key.parents)
         fixed = f"no parent of {name} in p ({parents}) depends on {name} under q" if parents else f"{name} has no parents in p"
         return "closed", f"KL({type(q.spec).__name__} ‖ {type(p.spec).__name__}) is known, and {fixed}"
-    entropy = all(q.spec.has_entropy for q in graph.q[name].values()) and bound == "elbo" and gradient == "plain"
+    entropy = all(q.spec.has_entropy for q in graph.q[name].values()) and bound == "elbo" and (gradient == "plain" or draw != "pathwise")
     if asked == "entropy" and not entropy:
         raise ValueError(
             f"{where}: "
@@ -367,17 +398,20 @@ def _check_combinations(plan: Plan) -> None:
         if other or not drawn:
             what = f"{other} is drawn by {drawn[other]!r}" if other else "this plan draws nothing"
             raise ValueError(f'gradient="dreg" needs every latent that is not enumerated to be pathwise, but {what}.')
+        if plan.untrained:
+            raise ValueError(f'gradient="dreg" has no weights for samples of every value of {plan.untrained[0]} ("sum"). Use "enumerate".')
     for name, draw in drawn.items():
         mixed = {axis for axis, _ in plan.values[name] if axis in timed_axes and axis != name}
-        inner = {
-            axis
-            for axis in plan.slots
-            if axis != name and (axis, 0) in plan.values[name] and not graph.timed[axis] and S in plan.axes[graph.rule("q", axis).id]
-        }
+        inner = {axis for axis in plan.inner if axis != name and (axis, 0) in plan.values[name]}
         if plan.bound == "iwae" and plan.samples > 1 and mixed:
             raise ValueError(
                 f"{name} is drawn for each value of the enumerated {sorted(mixed)[0]}[t]: their weights do not factor over time under iwae. "
                 f'Use bound="elbo", or draw {sorted(mixed)[0]} too.'
+            )
+        if plan.gradient == "dreg" and inner:
+            raise ValueError(
+                f'{name} is drawn for each value of {sorted(inner)[0]}, whose weights depend on samples: gradient="dreg" has no weights for it. '
+                'Use gradient="plain".'
             )
         if draw == "score" and (mixed or inner):
             other = sorted(mixed | inner)[0]

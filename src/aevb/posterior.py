@@ -16,9 +16,9 @@ from aevb.axes import SAMPLES, on_axis, over_time, size, swap
 from aevb.batch import Batch, prepare, split_latents
 from aevb.conditionals import Factor
 from aevb.dependence import S
-from aevb.distributions import Categories
+from aevb.distributions import Categories, Values
 from aevb.estimators import Estimate
-from aevb.families import Exact
+from aevb.families import Exact, OneHot
 from aevb.graph import Graph
 from aevb.plan import derive
 from aevb.program import Program
@@ -56,7 +56,6 @@ class Posterior:
             working = self._working(name)
             spec, raw = self._raw(working, name)
             weight = _weights(working, raw, name)
-            axes = [axis for axis in range(-raw.dim(), -3) if raw.shape[axis] > 1]
             # Components to the event's left, in the user's order of axes.
             shape = torch.broadcast_shapes(raw.shape[:-1], weight.shape[:-1])
             time = self.steps if self.graph.timed[name] else 1
@@ -70,16 +69,27 @@ class Posterior:
             weight = weight / weight.sum(-1, keepdim=True)
             factor = self.model.factors[self.graph.rule("q", name).id]
             if isinstance(spec, Exact):
-                return Categories((raw.softmax(-1) * weight.unsqueeze(-1)).sum(-2).log())
+                return self._finite(name, (raw.softmax(-1) * weight.unsqueeze(-1)).sum(-2))
             assert isinstance(factor, Factor)
-            dist = factor.distribution(raw)
-            if not axes or components == 1:
-                dist = factor.distribution(raw.squeeze(-2)) if components == 1 else dist
-                return dist if dist.event_shape else td.Independent(dist, 1, validate_args=False)
+            dist = factor.distribution(raw if components > 1 else raw.squeeze(-2))
             if isinstance(dist, Categories):
-                return Categories((dist.probs * weight.unsqueeze(-1)).sum(-2).log())
+                return self._finite(name, (dist.probs * weight.unsqueeze(-1)).sum(-2) if components > 1 else dist.probs)
+            if components == 1:
+                return dist if dist.event_shape else td.Independent(dist, 1, validate_args=False)
             whole = dist if dist.event_shape else td.Independent(dist, 1, validate_args=False)
             return td.MixtureSameFamily(td.Categorical(probs=weight, validate_args=False), whole, validate_args=False)
+
+    def _finite(self, name: str, probs: Tensor) -> td.Distribution:
+        """A distribution over the values of a finite latent; certain where it is known."""
+        factor = self.model.factors[self.graph.rule("p", name).id]
+        assert isinstance(factor, Factor)
+        if not isinstance(factor.spec, OneHot):
+            return Values(factor.table(), probs)
+        seen = self.batch.get(f"{name}?")
+        if seen is not None:
+            known, here = (part.transpose(0, 1) if self.graph.timed[name] else part[0] for part in (self.batch[name], seen))
+            probs = torch.where(here, known, probs)
+        return Categories(probs.log())
 
     def _working(self, name: str) -> Estimate:
         graph, model = self.graph, self.model
@@ -87,7 +97,7 @@ class Posterior:
         try:
             plan = derive(graph, **common)
             if S in plan.axes[graph.rule("q", name).id]:
-                plan = derive(graph, samples=self.samples, **common)
+                plan = derive(graph, samples=max(2, self.samples), **common)  # two: one alone would relax what is too large to enumerate
         except ValueError:  # not every posterior can be enumerated: draw instead
             plan = derive(graph, samples=self.samples, sampling=True, **common)
         return Estimate(plan, model.factors, self.batch, model.draw_noise(plan, self.batch))  # type: ignore[arg-type]
@@ -115,9 +125,9 @@ class Posterior:
                 probs = probs.reshape(probs.shape[-4:])
                 probs = probs.expand(samples, *([self.steps] if self.graph.timed[name] else [1]), self.n, probs.shape[-1])
                 index = torch.distributions.Categorical(probs=probs, validate_args=False).sample()
-                table = self.graph.rule("p", name).spec.values(self.graph.size(name))
-                assert table is not None
-                values[name] = table.to(probs)[index]
+                factor = self.model.factors[self.graph.rule("p", name).id]
+                assert isinstance(factor, Factor)
+                values[name] = factor.table()[index]
                 chosen = on_axis(torch.nn.functional.one_hot(index, probs.shape[-1]).to(probs), slot)
                 values = {key: value if key == name else _pick(value, chosen, slot) for key, value in values.items()}
             full = {name: value.reshape(value.shape[-4:]).expand(samples, *value.shape[-3:]) for name, value in values.items()}
@@ -150,6 +160,12 @@ class Posterior:
                     part = torch.where(here, working.log_w(name), torch.zeros_like(table[..., :1])).sum(plan.slots[name][0], keepdim=True)
                 else:
                     part = _log_q(working.program, name, given[name])
+                for other in exact:  # what was computed for every value of a latent taken by Bayes: keep the value asked about
+                    here = (working.program.values[other] == given[other]).all(-1, keepdim=True)
+                    part = _pick(part, here.to(part.dtype), plan.slots[other][0])
+                seen = self.batch.get(f"{name}?")
+                if seen is not None:  # known there: it has no q
+                    part = torch.where(seen[..., :1], torch.zeros_like(part), part)
                 part = working.over_steps(over_time(part, self.steps)) if graph.timed[name] else part
                 total = total + part.reshape(-1)
         return total

@@ -40,7 +40,7 @@ class Program:
         slots: Mapping[str, tuple[int, int | None]] | None = None,
         steps: int = 1,
         q_draws: frozenset[str] = frozenset(),
-        hook: Callable[[Entry, Tensor], Tensor] | None = None,
+        hook: Callable[[Entry, Ref, Tensor], Tensor] | None = None,
     ) -> None:
         self.graph, self.factors, self.batch = graph, factors, batch
         self.noise, self.slots, self.count = noise or {}, slots or {}, steps
@@ -55,7 +55,7 @@ class Program:
     def read(self, ref: Ref, entry: Entry | None = None) -> Tensor:
         """A parent's value as an entry sees it: shifted in time, zeros outside the sequence."""
         value = self._at(self.values[ref.name], ref, masked=True)
-        return self.hook(entry, value) if self.hook and entry else value
+        return self.hook(entry, ref, value) if self.hook and entry else value
 
     def _at(self, value: Tensor, ref: Ref, *, masked: bool) -> Tensor:
         if ref.at == "first":
@@ -251,7 +251,7 @@ class Program:
                 if ref.name in inside and ref.name != own
             }
             if self.hook:
-                inner = {label: self.hook(entry, value) for label, value in inner.items()}
+                inner = {ref.label: self.hook(entry, ref, inner[ref.label]) for ref in entry.key.parents if ref.label in inner}
             if before is None:
                 return factor.first(inner)  # type: ignore[operator]
             return before[t] + factor.first(inner, bias=False) if inner else before[t]  # type: ignore[operator]
