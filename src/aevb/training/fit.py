@@ -30,6 +30,7 @@ from aevb.model import Model, from_declaration
 from aevb.plan import Plan
 from aevb.program import Program
 from aevb.training.checkpoint import Checkpoint, CheckpointError, check_fit, folders, latest, optimizer_tensors, read, restore_optimizer, write
+from aevb.training.distributed import join
 from aevb.training.schedules import Phase, Schedule, joint
 
 
@@ -186,6 +187,8 @@ class Training:
         self.model, self.settings, self.out, self.progress = model, settings, out, progress
         like = model._parameter()
         self.device, self.dtype = like.device, like.dtype
+        self.world = join(self.device)
+        self.world.copy_first(list(model.state_dict().values()))
         self.source = open_source(model.graph, data, like)
         self.validation = None if validation is None else open_source(model.graph, validation, like)
         self.total = settings.total(self.source.n)
@@ -249,6 +252,8 @@ class Training:
         out.mkdir(parents=True, exist_ok=True)
         declaration = self.model.declaration()
         found = latest(out) if resume else None
+        if not self.world.first and found is None:
+            return
         if found is None:
             (out / "model.json").write_text(json.dumps(declaration, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
             (out / "config.json").write_text(json.dumps(self.settings.record(), indent=2) + "\n", encoding="utf-8")
@@ -267,7 +272,8 @@ class Training:
         self.step, self.best, self.waited, self.skipped = found.step, found.state["best"], found.state["waited"], found.state["skipped"]
         lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines() if (out / "metrics.jsonl").is_file() else []
         self.rows = [row for row in (_parse(line) for line in lines) if row and row["step"] <= self.step]
-        (out / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in self.rows), encoding="utf-8")
+        if self.world.first:
+            (out / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in self.rows), encoding="utf-8")
 
     # The loop ---------------------------------------------------------------------------------------------------------------------
 
@@ -291,6 +297,7 @@ class Training:
                     for name, value in taken.items():
                         sums[name] = sums[name] + value if name in sums else value
                 if self.step % log_every == 0 or self.step == self.total:
+                    self.world.sum(list(sums.values()))
                     self._record(
                         {name: float(value) / max(1, counted) for name, value in sums.items()} | {"lr": self._rate(phase), "phase": phase.name}, began
                     )
@@ -298,9 +305,10 @@ class Training:
                 stop = False
                 if self.validation is not None and (self.step % validate_every == 0 or self.step == self.total):
                     stop = self._validate(began)
-                if self.step % checkpoint_every == 0 or self.step == self.total or stop or interrupted:
+                stopped = self.world.any(bool(interrupted))
+                if self.step % checkpoint_every == 0 or self.step == self.total or stop or stopped:
                     self._save()
-                if interrupted:
+                if stopped:
                     raise KeyboardInterrupt(
                         f"stopped after step {self.step} of {self.total}" + (f"; resume=True continues it from {self.out}" if self.out else "")
                     )
@@ -315,6 +323,8 @@ class Training:
         """One step of the optimiser; None if it was skipped."""
         s, model = self.settings, self.model
         rows = self.order.rows(self.step)
+        n = len(rows)
+        rows = rows[self.world.share(n)]
         batch = self.source.take(rows)
         active = [p for name in ("theta", "phi") if getattr(phase, name) for p in self.groups[name]]
         self.optimizer.zero_grad(set_to_none=True)
@@ -322,18 +332,21 @@ class Training:
             bound = Bound(self._evidence(batch), {})
         else:
             steps = next((value.shape[-3] for name, value in batch.items() if model.graph.timed.get(name)), 1)
-            layout = self.plan.layout(len(rows), steps, dropout=True)
+            layout = self.plan.layout(n, steps, dropout=True)
             generator = torch.Generator(self.device).manual_seed(seed_of(s.seed, "noise", self.step))
-            noise = noises.draw(layout, generator=generator, device=self.device, dtype=self.dtype)
+            noise = self.world.rows_of(noises.draw(layout, generator=generator, device=self.device, dtype=self.dtype), n)
             kl_weight = min(1.0, (self.step + 1) / s.kl_warmup) if s.kl_warmup else 1.0
             bound = estimate(self.plan, model.factors, batch, noise, temperature=s.temperature, kl_weight=kl_weight)  # type: ignore[arg-type]
-        objective = bound.value.mean()
+        objective = bound.value.sum() / n
         if s.classify:
-            objective = objective + s.classify * self._classification(batch)
+            objective = objective + s.classify * self._classification(batch) / n
         (-objective).backward(inputs=active)
         gradients = [p.grad for p in active if p.grad is not None]
+        self.world.sum(gradients)
         norm = torch.nn.utils.get_total_norm(gradients)
-        if not bool(torch.isfinite(norm + objective.detach())):
+        total = objective.detach().clone()
+        self.world.sum([total])
+        if not bool(torch.isfinite(norm + total)):
             self._trouble(bound, rows, active)
             return None
         if s.clip is not None:
@@ -342,7 +355,8 @@ class Training:
             group["lr"] = self._rate(phase)
         self.optimizer.step()
         name = "evidence" if s.schedule.objective == "evidence" else s.bound
-        return {name: bound.value.detach().mean()} | {name: term.detach().mean() for name, term in bound.terms.items()} | {"gradient": norm}
+        sums = {name: bound.value.detach().sum() / n} | {name: term.detach().sum() / n for name, term in bound.terms.items()}
+        return sums | {"gradient": norm / self.world.size}  # each process adds its share
 
     def _rate(self, phase: Phase) -> float:
         s = self.settings
@@ -355,7 +369,7 @@ class Training:
         return LinearGaussian(self.model, batch).log_evidence()
 
     def _classification(self, batch: Batch) -> Tensor:
-        """Mean over the batch of log q(y|x) where the label is known: clamped rows teach q(y|x) nothing by themselves."""
+        """The sum over the batch of log q(y|x) where the label is known: clamped rows teach q(y|x) nothing by themselves."""
         graph = self.model.graph
         program = Program(graph, self.model.factors, batch, steps=next(iter(batch.values())).shape[-3])  # type: ignore[arg-type]
         program.values |= {name: batch[name] for name in (*graph.observed, *graph.given)}
@@ -365,7 +379,7 @@ class Training:
             spec, dist = program.distribution("q", name)
             log_q, seen = spec.log_prob(dist, batch[name]), batch.get(f"{name}?")
             total = total + (log_q if seen is None else torch.where(seen[..., 0], log_q, torch.zeros_like(log_q))).sum()
-        return total / next(iter(batch.values())).shape[-2]
+        return total
 
     # Seeing it ------------------------------------------------------------------------------------------------------------------------
 
@@ -377,10 +391,10 @@ class Training:
             "seconds": round(time.perf_counter() - began, 3),
         }
         self.rows.append(row)
-        if self.out is not None:
+        if self.out is not None and self.world.first:
             with (self.out / "metrics.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
-        if self.progress and (self.step == self.total or any(name.startswith("validation") for name in values) or self._due()):
+        if self.progress and self.world.first and (self.step == self.total or any(name.startswith("validation") for name in values) or self._due()):
             shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items() if isinstance(value, float) and name != "gradient")
             print(f"step {self.step}/{self.total}  {shown}", flush=True)
 
@@ -410,10 +424,14 @@ class Training:
     def _save(self) -> None:
         if self.out is None:
             return
+        if not self.world.first:
+            self.world.wait()
+            return
         state = {"best": self.best, "waited": self.waited, "skipped": self.skipped, "settings": self.settings.record()}
         weights = dict(self.model.state_dict())
         checkpoint = Checkpoint(self.step, weights, optimizer_tensors(self.optimizer, self.names), state)
         write(self.out, checkpoint, keep=frozenset({self.best["step"]} if self.best else set()))
+        self.world.wait()
 
     def _restore_best(self) -> None:
         if self.best is None:
@@ -452,7 +470,7 @@ class Training:
 
     def _note(self, text: str) -> None:
         self.rows.append({"step": self.step, "note": text})
-        if self.out is not None:
+        if self.out is not None and self.world.first:
             with (self.out / "metrics.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": self.step, "note": text}) + "\n")
 

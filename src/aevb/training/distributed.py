@@ -1,0 +1,76 @@
+"""Many processes: each takes its share of every batch, and the active group's gradients are summed.
+
+Started by ``torchrun``; without it there is one process and nothing here does anything. The noise of a step is drawn for the whole
+batch and each process keeps its rows' part, so that any number of processes trains the same weights.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among the others."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes files and speaks."""
+        return self.rank == 0
+
+    def share(self, n: int) -> slice:
+        """This process's part of n rows."""
+        return slice(self.rank * n // self.size, (self.rank + 1) * n // self.size)
+
+    def rows_of(self, noise: Mapping[str, Tensor], n: int) -> dict[str, Tensor]:
+        """The part of a step's noise that belongs to this process's rows."""
+        if self.size == 1:
+            return dict(noise)
+        part = self.share(n)
+        return {name: value[..., part, :] if value.dim() > 1 and value.shape[-2] == n else value for name, value in noise.items()}
+
+    def sum(self, tensors: list[Tensor]) -> None:
+        """Add up tensors over all processes, in place, as one message."""
+        if self.size == 1 or not tensors:
+            return
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        dist.all_reduce(flat)
+        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(part.reshape(tensor.shape))
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set in any process."""
+        if self.size == 1:
+            return flag
+        count = torch.tensor([float(flag)])
+        dist.all_reduce(count)
+        return bool(count.item())
+
+    def copy_first(self, tensors: list[Tensor]) -> None:
+        """Give every process the first one's values."""
+        if self.size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, 0)
+
+    def wait(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+
+def join(device: torch.device) -> World:
+    """Join the processes that torchrun started; alone if there are none."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        return World()
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return World(dist.get_rank(), size)
