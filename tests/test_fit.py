@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tomllib
 
 import numpy as np
 import pytest
@@ -61,6 +62,11 @@ def test_training_raises_the_bound_and_records_it(tmp_path):
     recorded = [row for row in rows if "elbo" in row]
     assert all(abs(row["elbo"] - row["x"] + row["kl(z)"]) < 1e-4 for row in recorded)
     assert (tmp_path / "run" / "model.json").is_file()
+    config = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert config["lr"] == 1e-2
+    assert config["schedule"] == {"name": "joint"}
+    run.plot(tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others():

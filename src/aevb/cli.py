@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -59,8 +60,8 @@ def train(
     data: Data,
     out: Annotated[Path, typer.Option(help="A new folder for the run's files.")],
     epochs: Annotated[float | None, typer.Option(help="Passes over the data; by default 20 or more.")] = None,
-    batch: Annotated[int, typer.Option(help="Rows a step.")] = 100,
-    lr: Annotated[float, typer.Option(help="Learning rate.")] = 1e-3,
+    batch: Annotated[int | None, typer.Option(help="Rows a step; 100 unless the model is best trained otherwise.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate; 0.001 unless the model is best trained otherwise.")] = None,
     seed: Seed = 0,
     how: How = None,
     bound: BoundName = "elbo",
@@ -75,20 +76,25 @@ def train(
     import torch
 
     from aevb.data.named import load
-    from aevb.pictures import curves
     from aevb.training.fit import fit
+    from aevb.zoo import recipes
 
     torch.manual_seed(seed)
     found = resolve(model, data)
     place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     found = found.to(place)
     rows, test = load(data, found.graph, prepare=prepare, seed=seed)
-    print(f"{found}\n\n{found.explain(how=_overrides(how), bound=bound, samples=samples, gradient=gradient)}\n")
-    settings = {"epochs": epochs, "batch": batch, "lr": lr, "seed": seed, "patience": patience}
+    speaks = os.environ.get("RANK", "0") == "0"  # of several processes, the first
+    if speaks:
+        print(f"{found}\n\n{found.explain(how=_overrides(how), bound=bound, samples=samples, gradient=gradient)}\n")
+    asked = {"epochs": epochs, "batch": batch, "lr": lr, "seed": seed, "patience": patience}
+    settings: dict[str, Any] = recipes.get(model, {}) | {name: value for name, value in asked.items() if value is not None}
     choices = {"how": _overrides(how), "bound": bound, "samples": samples, "gradient": gradient}
     validation = None if test is None else test.data
     run = fit(found, rows.data, validation=validation, out=out, resume=resume, progress=True, **settings, **choices)
-    curves(run.history, out / "curves.png")
+    if not speaks:
+        return
+    run.plot(out / "curves.png")
     print(f"\n{run.step} steps in {run.seconds:.1f} s. The run is in {out}: curves.png, metrics.jsonl, checkpoints.")
     print(f"Next: aevb evaluate {out} --data {data}")
 

@@ -121,7 +121,8 @@ class Network:
         shown = [repr(n) for n in getattr(self, fields(self)[0].name)] if fields(self)[0].type == "Shape" else []
         rest = fields(self)[1:] if fields(self)[0].type == "Shape" else fields(self)
         shown += [f"{field.name}={value!r}" for field in rest if (value := getattr(self, field.name)) != field.default]
-        return f"{type(self).__name__}({', '.join(shown)})"
+        name = "linear" if isinstance(self, mlp) and not self.hidden else type(self).__name__
+        return f"{name}({', '.join(shown)})"
 
     def build(self, parents: Mapping[str, Shape], heads: Sequence[int], shape: Shape, masked: Sequence[str]) -> nn.Module:
         """A module from the parents' shapes to ``sum(heads)`` raw numbers; ``shape`` is the variable's own.

@@ -86,6 +86,9 @@ def vrnn(x: int = 28, z: int = 2, h: int = 256, *, posterior: str = "filtering",
     )
 
 
+# How each is best trained, where the general defaults of fit are not.
+recipes: dict[str, dict[str, float | int]] = {"fa": {"lr": 0.1, "batch": 32}}
+
 zoo: dict[str, Callable[..., Model]] = {"fa": fa, "vae": vae, "cvae": cvae, "gmvae": gmvae, "m2": m2, "vrnn": vrnn}
 
 

@@ -27,6 +27,7 @@ from aevb.data.sources import Source, open_source
 from aevb.estimators import Bound, estimate
 from aevb.evidence import LinearGaussian, importance, why_not_linear_gaussian
 from aevb.model import Model, from_declaration
+from aevb.pictures import curves
 from aevb.plan import Plan
 from aevb.program import Program
 from aevb.training.checkpoint import Checkpoint, CheckpointError, check_fit, folders, latest, optimizer_tensors, read, restore_optimizer, write
@@ -113,6 +114,10 @@ class Run:
                     found.setdefault(name, []).append((row["step"], value))
         arrays = {name: np.array([value for _, value in pairs], dtype=float) for name, pairs in found.items()}
         return arrays | {f"{name}.step": np.array([step for step, _ in pairs]) for name, pairs in found.items()}
+
+    def plot(self, path: str | Path) -> None:
+        """Draw the bound (and the evidence, where it is known) over the steps, as a PNG."""
+        curves(self.history, path)
 
 
 def load_run(out: str | Path) -> Model:
@@ -256,7 +261,7 @@ class Training:
             return
         if found is None:
             (out / "model.json").write_text(json.dumps(declaration, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-            (out / "config.json").write_text(json.dumps(self.settings.record(), indent=2) + "\n", encoding="utf-8")
+            (out / "config.toml").write_text(_toml(self.settings.record()), encoding="utf-8")
             (out / "metrics.jsonl").write_text("", encoding="utf-8")
             return
         here = {**self.settings.record(), "epochs": None, "steps": None}
@@ -502,6 +507,16 @@ def evaluate_evidence(model: Model, source: Source, *, samples: int, seed: int =
         with torch.no_grad():
             total += float(importance(model, batch, samples, seed_of(seed, "evidence", start)).value.double().sum())
     return total / source.n
+
+
+def _toml(record: Mapping[str, Any]) -> str:
+    """A flat record with tables one deep, as TOML; what is not set is left out."""
+    plain = {key: value for key, value in record.items() if not isinstance(value, Mapping) and value is not None}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in plain.items()]
+    for name, table in record.items():
+        if isinstance(table, Mapping) and table:
+            lines += ["", f"[{name}]", *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in table.items())]
+    return "\n".join(lines) + "\n"
 
 
 def _parse(line: str) -> dict[str, Any] | None:
