@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -13,60 +15,61 @@ from safetensors.torch import load_file
 from aevb.training.checkpoint import latest
 from aevb.training.distributed import World
 
-SCRIPT = """
-import os, sys
-import numpy as np
+MODEL = """
+import os
 import torch
-from aevb import Bernoulli, Model, Normal, OneHot, fit, mlp
+from aevb import Bernoulli, Model, Normal, OneHot, mlp
 
 torch.set_num_threads(1)
-torch.manual_seed(int(os.environ.get("RANK", "0")))  # other initial weights elsewhere: the first process's must win
-model = Model(
-    p={"y": OneHot(3), "z | y": Normal(2), "x | z": Bernoulli(8, net=mlp(8, dropout=0.1))},
-    q={"y | x": OneHot(net=mlp(8)), "z | x, y": Normal(net=mlp(8))},
-).double()
-x = (np.random.default_rng(0).random((101, 8)) > 0.5).astype(float)
-y = np.where(np.arange(101) % 5 == 0, np.arange(101) % 3, -1)
-fit(model, {"x": x, "y": y}, steps=int(sys.argv[2]), batch=33, lr=0.01, classify=1.0, checkpoint_every=20, out=sys.argv[1])
+
+
+def mixture():
+    torch.manual_seed(int(os.environ.get("RANK", "0")))  # other initial weights elsewhere: the first process's must win
+    return Model(
+        p={"y": OneHot(3), "z | y": Normal(2), "x | z": Bernoulli(8, net=mlp(8, dropout=0.1))},
+        q={"y | x": OneHot(net=mlp(8)), "z | x, y": Normal(net=mlp(8))},
+    ).double()
 """
 
 
 @pytest.fixture
-def script(tmp_path):
-    path = tmp_path / "train.py"
-    path.write_text(SCRIPT)
-    return path
+def files(tmp_path):
+    (tmp_path / "models.py").write_text(MODEL)
+    np.savez(tmp_path / "data.npz", x=(np.random.default_rng(0).random((99, 8)) > 0.5).astype(float))
+    return tmp_path
 
 
-def command(script, out, steps: int, processes: int) -> list[str]:
+def command(folder, out, epochs: float, processes: int) -> list[str]:
     launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={processes}"] if processes > 1 else []
-    return [sys.executable, *launcher, str(script), str(out), str(steps)]
+    arguments = ["--data", folder / "data.npz", "--out", out, "--epochs", epochs, "--batch", "33"]
+    return [sys.executable, *launcher, "-m", "aevb", "train", f"{folder}/models.py:mixture", *map(str, arguments)]
 
 
-def test_two_processes_train_what_one_trains(tmp_path, script):
+def test_two_processes_train_what_one_trains(files):
     found = []
     for processes in (1, 2):
-        out = tmp_path / f"run {processes}"
-        done = subprocess.run(command(script, out, 20, processes), capture_output=True, text=True, timeout=120, check=False)
+        out = files / f"run{processes}"
+        done = subprocess.run(command(files, out, 7, processes), capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
-        found.append(load_file(out / "checkpoints" / "step-20" / "weights.safetensors"))
+        found.append(load_file(out / "checkpoints" / "step-21" / "weights.safetensors"))
     for name, tensor in found[0].items():
         assert torch.allclose(tensor, found[1][name], rtol=0, atol=1e-9), name
+    assert done.stdout.count("21 steps in") == 1  # one of them speaks
 
 
-def test_when_one_process_dies_all_stop_and_the_checkpoint_is_valid(tmp_path, script):
-    out = tmp_path / "run"
-    launcher = subprocess.Popen(command(script, out, 10**6, 2), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def test_when_one_process_dies_all_stop_and_the_checkpoint_is_valid(files):
+    out = files / "run"
+    launcher = subprocess.Popen(command(files, out, 10**6, 2), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while not list(out.glob("checkpoints/step-*")) and time.monotonic() < deadline:
         time.sleep(0.1)
-    workers = subprocess.run(["pgrep", "-P", str(launcher.pid)], capture_output=True, text=True, check=True).stdout.split()
+    workers = [int(pid) for pid in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()]
     assert len(workers) == 2
-    os.kill(int(workers[-1]), signal.SIGKILL)
+    os.kill(workers[-1], signal.SIGKILL)
     assert launcher.wait(timeout=30) != 0
     found = latest(out)
     assert found is not None
-    assert found.step % 20 == 0
+    assert found.step % 3 == 0
 
 
 def test_every_row_and_its_noise_belong_to_one_process():

@@ -261,16 +261,29 @@ def _from_file(path: Path, name: str) -> object:
 
 def main() -> None:
     """Run the command line. Exit codes: 0, 1 if a run failed, 2 for a mistake in what was asked."""
+    code = _run()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        # torch's gloo and autograd threads can abort a process that goes the usual way; everything is written by now.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _run() -> int:
     from aevb.training.fit import TrainingError
 
     try:
         app()
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0
     except ValueError as error:
         print(f"aevb: {error}", file=sys.stderr)
-        sys.exit(2)
+        return 2
     except (TrainingError, OSError) as error:
         print(f"aevb: {error}", file=sys.stderr)
-        sys.exit(1)
+        return 1
     except KeyboardInterrupt as error:
         print(f"aevb: {error or 'interrupted'}", file=sys.stderr)
-        sys.exit(1)
+        return 1
+    return 0

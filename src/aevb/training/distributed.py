@@ -65,6 +65,12 @@ class World:
         if self.size > 1:
             dist.barrier()
 
+    def leave(self) -> None:
+        """Part in order, before the interpreter goes: a connection still open then can abort the process."""
+        if self.size > 1 and dist.is_initialized():
+            dist.barrier()
+            dist.destroy_process_group()
+
 
 def join(device: torch.device) -> World:
     """Join the processes that torchrun started; alone if there are none."""

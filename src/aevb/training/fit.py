@@ -322,6 +322,7 @@ class Training:
         if s.patience is not None:
             self._restore_best()
         self.model.train(was)
+        self.world.leave()
         return Run(self.model, s, self.rows, self.out, self.step, time.perf_counter() - began)
 
     def _take_step(self, phase: Phase) -> dict[str, Tensor] | None:
