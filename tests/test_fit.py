@@ -14,7 +14,9 @@ from aevb.data.builtin import factor_analysis
 from aevb.data.sources import Mapped, Resident, open_source
 from aevb.training import fit as loop
 from aevb.training.checkpoint import CheckpointError, folders, latest, read
-from aevb.training.fit import Order, TrainingError
+from aevb.training.evaluation import evaluate
+from aevb.training.fit import TrainingError
+from aevb.training.order import Order
 from aevb.training.schedules import alternate, mle
 from aevb.zoo import fa, gmvae, m2
 
@@ -137,7 +139,7 @@ def test_early_stopping_gives_back_the_best_weights():
     values = run.history["validation elbo"]
     assert run.step < 400
     assert len(values) - 1 - int(values.argmax()) == 3
-    found = loop.evaluate(model, Resident(model.graph, {"x": bits(50)[20:]}, model._parameter()), seed=0)["elbo"]
+    found = evaluate(model, Resident(model.graph, {"x": bits(50)[20:]}, model._parameter()), seed=0)["elbo"]
     assert abs(found - values.max()) < 1e-5
 
 

@@ -32,7 +32,8 @@ from aevb.model import Model, from_declaration, load
 from aevb.networks import Network, conv, deconv, linear, mlp, table
 from aevb.posterior import Posterior
 from aevb.registry import register
-from aevb.training.fit import Run, fit
+from aevb.training.fit import fit
+from aevb.training.run import Run
 from aevb.training.schedules import alternate, joint, mle
 from aevb.version import __version__
 

@@ -112,18 +112,19 @@ def evaluate(
 
     from aevb.data.named import clustering_accuracy, load
     from aevb.data.sources import open_source
-    from aevb.training import fit as training
+    from aevb.training import evaluation
+    from aevb.training.run import load_run
 
-    model = training.load_run(run)
+    model = load_run(run)
     rows, test = load(data, model.graph, prepare=prepare, seed=seed)
     chosen = test or rows
     source = open_source(model.graph, chosen.data, model._parameter())
-    values = training.evaluate(model, source, seed=seed)
+    values = evaluation.evaluate(model, source, seed=seed)
     print(f"{source.n} rows of {data}{' (test)' if test else ''}, nats an example:")
     for name, value in values.items():
         print(f"  {name:<12} {value:10.3f}")
     if samples and "evidence" not in values:
-        found = training.evaluate_evidence(model, source, samples=samples, seed=seed)
+        found = evaluation.evaluate_evidence(model, source, samples=samples, seed=seed)
         print(f"  {'log p(x)':<12} {found:10.3f}   importance sampling, {samples} samples: a bound that rises with their number")
     for name in model.graph.latents:
         spec = model.graph.rule("p", name).spec
@@ -148,7 +149,7 @@ def sample(
     import numpy as np
 
     from aevb.pictures import grid
-    from aevb.training.fit import load_run
+    from aevb.training.run import load_run
 
     model = load_run(run)
     graph = model.graph
@@ -185,7 +186,7 @@ def encode(
     import torch
 
     from aevb.data.named import load
-    from aevb.training.fit import load_run
+    from aevb.training.run import load_run
 
     model = load_run(run)
     rows, test = load(data, model.graph, prepare=prepare, seed=seed)

@@ -10,164 +10,35 @@ import json
 import math
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import fields
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from aevb import noise as noises
 from aevb.batch import Batch, split_latents
-from aevb.data.sources import Source, open_source
+from aevb.data.sources import open_source
 from aevb.estimators import Bound, estimate
-from aevb.evidence import LinearGaussian, importance, why_not_linear_gaussian
-from aevb.model import Model, from_declaration
-from aevb.pictures import curves
+from aevb.evidence import LinearGaussian, why_not_linear_gaussian
+from aevb.model import Model
 from aevb.plan import Plan
 from aevb.program import Program
 from aevb.training.checkpoint import Checkpoint, CheckpointError, check_fit, folders, latest, optimizer_tensors, read, restore_optimizer, write
 from aevb.training.distributed import join
-from aevb.training.schedules import Phase, Schedule, joint
+from aevb.training.evaluation import evaluate
+from aevb.training.order import Order, seed_of
+from aevb.training.run import Run
+from aevb.training.schedules import Phase
+from aevb.training.settings import Settings, to_toml
 
 
 class TrainingError(RuntimeError):
     """A run that cannot go on; the message names the step, the rows and the factor."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """All that decides a run besides the model and the data; recorded with it."""
-
-    epochs: float | None = None  # passes over the data; or steps
-    steps: int | None = None
-    batch: int = 100
-    lr: float = 1e-3
-    warmup: int = 0  # steps of rising learning rate
-    decay: str = "cosine"  # or "constant"; inside each phase of the schedule
-    clip: float | None = None  # largest norm of the gradient
-    kl_warmup: int = 0  # steps over which the weight of the KL terms rises to 1
-    classify: float = 0.0  # weight of log q(y|x) on rows whose label is known
-    patience: int | None = None  # validations without improvement before it stops
-    seed: int = 0
-    schedule: Schedule = field(default_factory=joint)
-    how: Mapping[str, str] = field(default_factory=dict)
-    bound: str = "elbo"
-    samples: int = 1
-    gradient: str = "plain"
-    temperature: float = 0.5
-    validate_every: int | None = None  # steps; by default once an epoch
-    log_every: int | None = None  # steps; by default about 200 lines a run
-    checkpoint_every: int | None = None  # steps; by default at every validation
-    skip: int = 0  # batches with a non-finite loss or gradient that may be skipped
-
-    def __post_init__(self) -> None:
-        for name in ("batch", "samples"):
-            _positive(name, getattr(self, name))
-        if self.epochs is not None and self.steps is not None:
-            raise ValueError("Say epochs= or steps=, not both.")
-        if self.decay not in ("cosine", "constant"):
-            raise ValueError(f'decay is "cosine" or "constant", got {self.decay!r}.')
-        if not (self.lr > 0 and math.isfinite(self.lr)):
-            raise ValueError(f"lr must be positive, got {self.lr}.")
-
-    def total(self, n: int) -> int:
-        """The number of steps; by default 20 epochs, but at least 2,000 steps and at most 200 epochs."""
-        per_epoch = n / min(self.batch, n)
-        if self.steps is not None:
-            return self.steps
-        epochs = self.epochs if self.epochs is not None else min(200.0, max(20.0, 2000 / per_epoch))
-        return max(1, round(epochs * per_epoch))
-
-    def record(self) -> dict[str, Any]:
-        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "schedule"}
-        return plain | {"how": dict(self.how), "schedule": {"name": type(self.schedule).__name__, **asdict(self.schedule)}}
-
-
-def _positive(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} is a positive whole number, got {value!r}.")
-
-
-@dataclass
-class Run:
-    """What a training left behind: ``history`` as arrays by name, the model, and where its files are."""
-
-    model: Model
-    settings: Settings
-    rows: list[dict[str, Any]]
-    out: Path | None
-    step: int
-    seconds: float
-
-    @property
-    def history(self) -> dict[str, np.ndarray]:
-        """Every recorded quantity as an array over the steps it was recorded at, those in ``<name>.step``."""
-        found: dict[str, list[tuple[int, Any]]] = {}
-        for row in self.rows:
-            for name, value in row.items():
-                if name != "step" and isinstance(value, int | float):
-                    found.setdefault(name, []).append((row["step"], value))
-        arrays = {name: np.array([value for _, value in pairs], dtype=float) for name, pairs in found.items()}
-        return arrays | {f"{name}.step": np.array([step for step, _ in pairs]) for name, pairs in found.items()}
-
-    def plot(self, path: str | Path) -> None:
-        """Draw the bound (and the evidence, where it is known) over the steps, as a PNG."""
-        curves(self.history, path)
-
-
-def load_run(out: str | Path) -> Model:
-    """The model of a run, with the weights of its best checkpoint where validation chose one, otherwise of its last."""
-    folder = Path(out)
-    if not (folder / "model.json").is_file():
-        raise ValueError(f"{folder} holds no run: model.json is missing.")
-    found = latest(folder)
-    if found is None:
-        raise ValueError(f"{folder} holds no checkpoint yet.")
-    best = found.state["best"]
-    if best is not None and (folder / "checkpoints" / f"step-{best['step']}").is_dir():
-        found = read(folder / "checkpoints" / f"step-{best['step']}")
-    model = from_declaration(json.loads((folder / "model.json").read_text(encoding="utf-8")))
-    floating = [tensor.dtype for tensor in found.weights.values() if tensor.is_floating_point()]
-    model = model.to(floating[0]) if floating else model
-    check_fit(found, model.state_dict(), folder)
-    model.load_state_dict(found.weights)
-    return model
-
-
-def seed_of(*parts: int | str) -> int:
-    """A 63-bit seed from numbers and words, the same on every machine."""
-    words = [part if isinstance(part, int) else int.from_bytes(part.encode(), "little") for part in parts]
-    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1)
-
-
-class Order:
-    """The rows of each step: one permutation of the data after another, cut into batches of one size."""
-
-    def __init__(self, n: int, batch: int, seed: int) -> None:
-        self.n, self.batch, self.seed = n, min(batch, n), seed
-        self._kept: dict[int, Tensor] = {}
-
-    def rows(self, step: int) -> Tensor:
-        start = step * self.batch
-        parts, wanted = [], self.batch
-        while wanted:
-            epoch, offset = divmod(start, self.n)
-            part = self._permutation(epoch)[offset : offset + wanted]
-            parts.append(part)
-            start, wanted = start + len(part), wanted - len(part)
-        return torch.cat(parts)
-
-    def _permutation(self, epoch: int) -> Tensor:
-        if epoch not in self._kept:
-            self._kept = {key: value for key, value in self._kept.items() if key == epoch - 1}
-            generator = torch.Generator().manual_seed(seed_of(self.seed, "order", epoch))
-            self._kept[epoch] = torch.randperm(self.n, generator=generator)
-        return self._kept[epoch]
 
 
 def fit(
@@ -261,7 +132,7 @@ class Training:
             return
         if found is None:
             (out / "model.json").write_text(json.dumps(declaration, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-            (out / "config.toml").write_text(_toml(self.settings.record()), encoding="utf-8")
+            (out / "config.toml").write_text(to_toml(self.settings.record()), encoding="utf-8")
             (out / "metrics.jsonl").write_text("", encoding="utf-8")
             return
         here = {**self.settings.record(), "epochs": None, "steps": None}
@@ -479,45 +350,6 @@ class Training:
         if self.out is not None and self.world.first:
             with (self.out / "metrics.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": self.step, "note": text}) + "\n")
-
-
-def evaluate(model: Model, source: Source, *, plan: Plan | None = None, seed: int = 0, chunk: int = 1000) -> dict[str, float]:
-    """The mean bound and its terms over all rows of a source (and the exact evidence where there is one), in nats an example."""
-    sums: dict[str, float] = {}
-    exact = why_not_linear_gaussian(model) is None
-    with model._evaluating(None):
-        for start in range(0, source.n, chunk):
-            batch = source.take(torch.arange(start, min(source.n, start + chunk)))
-            clamped, partial = split_latents(model.graph, batch)
-            chosen = plan or model.plan(clamped=clamped, partial=partial)
-            noise = model.draw_noise(chosen, batch, seed=seed_of(seed, "evaluation", start))
-            bound = estimate(chosen, model.factors, batch, noise)  # type: ignore[arg-type]
-            found = {"elbo": bound.value, **bound.terms}
-            if exact:
-                found["evidence"] = LinearGaussian(model, batch).log_evidence()
-            for name, value in found.items():
-                sums[name] = sums.get(name, 0.0) + float(value.double().sum())
-    return {name: value / source.n for name, value in sums.items()}
-
-
-def evaluate_evidence(model: Model, source: Source, *, samples: int, seed: int = 0, chunk: int = 100) -> float:
-    """The mean importance-sampled log p(x) over all rows of a source."""
-    total = 0.0
-    for start in range(0, source.n, chunk):
-        batch = source.take(torch.arange(start, min(source.n, start + chunk)))
-        with torch.no_grad():
-            total += float(importance(model, batch, samples, seed_of(seed, "evidence", start)).value.double().sum())
-    return total / source.n
-
-
-def _toml(record: Mapping[str, Any]) -> str:
-    """A flat record with tables one deep, as TOML; what is not set is left out."""
-    plain = {key: value for key, value in record.items() if not isinstance(value, Mapping) and value is not None}
-    lines = [f"{key} = {json.dumps(value)}" for key, value in plain.items()]
-    for name, table in record.items():
-        if isinstance(table, Mapping) and table:
-            lines += ["", f"[{name}]", *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in table.items())]
-    return "\n".join(lines) + "\n"
 
 
 def _parse(line: str) -> dict[str, Any] | None:

@@ -1,0 +1,38 @@
+"""Which rows each step takes, and the seeds of everything random: functions of (seed, step)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def seed_of(*parts: int | str) -> int:
+    """A 63-bit seed from numbers and words, the same on every machine."""
+    words = [part if isinstance(part, int) else int.from_bytes(part.encode(), "little") for part in parts]
+    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1)
+
+
+class Order:
+    """The rows of each step: one permutation of the data after another, cut into batches of one size."""
+
+    def __init__(self, n: int, batch: int, seed: int) -> None:
+        self.n, self.batch, self.seed = n, min(batch, n), seed
+        self._kept: dict[int, Tensor] = {}
+
+    def rows(self, step: int) -> Tensor:
+        start = step * self.batch
+        parts, wanted = [], self.batch
+        while wanted:
+            epoch, offset = divmod(start, self.n)
+            part = self._permutation(epoch)[offset : offset + wanted]
+            parts.append(part)
+            start, wanted = start + len(part), wanted - len(part)
+        return torch.cat(parts)
+
+    def _permutation(self, epoch: int) -> Tensor:
+        if epoch not in self._kept:
+            self._kept = {key: value for key, value in self._kept.items() if key == epoch - 1}
+            generator = torch.Generator().manual_seed(seed_of(self.seed, "order", epoch))
+            self._kept[epoch] = torch.randperm(self.n, generator=generator)
+        return self._kept[epoch]
