@@ -68,7 +68,7 @@ def test_a_wrong_q_lies_below_by_the_closed_form_kl(how):
     draws = model.elbo(x=x.repeat(4000, 1), how=how, seed=0).value.reshape(4000, 20)
     error = draws.std(0) / math.sqrt(4000)
     assert gap.min() > 0.1
-    assert ((draws.mean(0) - (evidence(x) - gap)).abs() < 3.5 * error).all()  # 60 comparisons: 3 % of seeds would fail one
+    assert ((draws.mean(0) - (evidence(x) - gap)).abs() < 3 * error).all()  # 60 comparisons: 15 % of seeds would fail one
 
 
 def test_iwae_never_exceeds_the_evidence_but_a_closed_form_kl_inside_it_would():
@@ -286,9 +286,14 @@ def test_stl_gradient_vanishes_at_the_exact_posterior_and_is_unbiased_elsewhere(
     model = factor_analysis(exact=True)
     bound = model.elbo(x=x, gradient="stl", seed=0).value
     assert all(g.abs().max() < 1e-9 for g in torch.autograd.grad(bound.sum(), model.phi()))
-    model = factor_analysis(exact=False)
-    exact = projected_gradients(model, x, 200, samples=50)
-    assert max(z_scores(exact, projected_gradients(model, x, 200, samples=50, gradient="stl")).values()) < 4
+    # Near the posterior, on the same noise: the differences of the two gradients, which are small there, must average to zero.
+    with torch.no_grad():
+        for parameter in model.phi():
+            parameter.mul_(1.1)
+    plain, stl = (projected_gradients(model, x, 400, samples=20, gradient=gradient) for gradient in ("plain", "stl"))
+    for name, rows in plain.items():
+        difference = rows - stl[name]
+        assert (difference.mean(0).abs() <= 4 * difference.std(0) / math.sqrt(400) + 1e-9).all(), name
 
 
 def quadrature(n: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -342,6 +347,24 @@ def test_hierarchy_takes_the_upper_kl_in_closed_form_the_lower_by_sampling():
     for how in ({}, {"z1": "sampled"}, {"z1": "sampled", "z2": "sampled"}):
         draws = model.elbo(x=x.expand(40_000, 1), how=how, seed=0).value
         assert abs(draws.mean().item() - integral) < 4 * draws.std().item() / 200
+
+
+@pytest.mark.parametrize("gradient", ["plain", "stl"])
+def test_elbo_gradients_of_a_hierarchy_against_quadrature(gradient):
+    model, x = hierarchy(), torch.tensor([[0.7]], dtype=torch.float64)
+    nodes, weights = quadrature(60)
+    e1, e2 = torch.meshgrid(nodes, nodes, indexing="ij")
+    exact = (by_hand(model, x, e1.reshape(-1, 1), e2.reshape(-1, 1)) * torch.outer(weights, weights).reshape(-1)).sum()
+    names = [name for name, _ in model.named_parameters()]
+    truth = dict(zip(names, torch.autograd.grad(exact, list(model.parameters())), strict=True))
+    rows = []
+    for seed in range(60):
+        bound = model.elbo(x=x.expand(1000, 1), gradient=gradient, seed=seed).value.mean()
+        rows.append(torch.autograd.grad(bound, list(model.parameters())))
+    for i, name in enumerate(names):
+        sample = torch.stack([row[i] for row in rows])
+        error = sample.std(0) / math.sqrt(len(rows))
+        assert ((sample.mean(0) - truth[name]).abs() < 4.5 * error + 1e-9).all(), name
 
 
 @pytest.mark.parametrize("gradient", ["plain", "dreg"])

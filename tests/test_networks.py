@@ -211,7 +211,7 @@ def test_dropout_with_given_masks_is_torchs() -> None:
     h = F.dropout(torch.relu(torch.cat(list(values.values()), -1) @ first_weight(net.blocks, *PARENTS).T + net.blocks.bias), 0.25)
     h = F.dropout(torch.relu(net.hidden[0](h)), 0.25)
     close(run(net, values, keep), net.heads(h))
-    assert net.dropouts == ((0.25, 8), (0.25, 6))
+    assert net.spec.dropouts() == ((0.25, 8), (0.25, 6))
 
 
 def test_a_model_drops_out_in_training_only() -> None:

@@ -55,8 +55,6 @@ class per_step(Network):
 
 
 class PerStep(nn.Module):
-    dropouts = ()
-
     def __init__(self, steps, sizes, out):
         super().__init__()
         self.sizes = sizes

@@ -1,11 +1,28 @@
 """Declarations in odd orders: the bound against its definition, E_q[log p − log q], from log_prob and samples of q; gradients too."""
 
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
 
-from aevb import GRU, Bernoulli, Beta, ContinuousBernoulli, Deterministic, Exact, Laplace, Mixture, Model, Normal, OneHot, StudentT, linear, mlp
+from aevb import (
+    GRU,
+    Bernoulli,
+    Beta,
+    ContinuousBernoulli,
+    Deterministic,
+    Exact,
+    Laplace,
+    Mixture,
+    Model,
+    Network,
+    Normal,
+    OneHot,
+    StudentT,
+    linear,
+    mlp,
+)
 
 TANH = mlp(3, activation="tanh")
 
@@ -234,6 +251,42 @@ def test_relaxed_terms_are_never_taken_under_the_categorical():
 def test_settings_that_make_no_sense_are_refused(choices, message):
     with pytest.raises(ValueError, match=message):
         gmvae().elbo(x=torch.zeros(2, 2), **choices)
+
+
+def test_an_end_that_is_not_pathwise_is_not_taken_for_one():
+    model = build({"z[t] | z[t-1]": Normal(1), "x[t] | z[t]": Normal(1)}, {"z[0] | x[0]": Mixture(), "z[t] | z[t-1], x[t]": Normal()})
+    with pytest.raises(ValueError, match="a Mixture sample is not a differentiable function of its parameters"):
+        model.plan(how={"z": "pathwise"})
+    assert model.plan(samples=2).choices["z"].draw == "score"
+
+
+@dataclass(frozen=True, repr=False)
+class Dropping(Network):
+    """A network of one's own: linear, with dropout on its output."""
+
+    def dropouts(self):
+        return ((0.5, 2),)
+
+    def build(self, parents, heads, shape, masked):
+        inner = linear().build(parents, heads, shape, masked)
+        inner.rest = lambda h, keep=(): h * keep[0] * 2 if keep else h
+        return inner
+
+
+def test_a_network_of_ones_own_gets_its_dropout_masks():
+    model = build({"z": Normal(1), "x | z": Normal(1)}, {"z | x": Normal(net=Dropping())})
+    x = torch.randn(50, 1, dtype=torch.float64)
+    plan, batch = model.plan(), model.prepare(x=x)
+    noise = model.draw_noise(plan, batch, seed=0)
+    mask = noise["q(z|x) dropout 0"]
+    assert mask.shape == (1, 1, 50, 2)
+    assert set(mask.unique().tolist()) == {0.0, 1.0}
+    kept = model.elbo(x=x, noise=noise).terms["kl(z)"]
+    raw = model.factors["q(z|x)"].net.first({"x": x}) * mask[0, 0] * 2
+    scale = torch.nn.functional.softplus(raw[:, 1])
+    assert torch.allclose(kept, 0.5 * (scale**2 + raw[:, 0] ** 2 - 1 - 2 * scale.log()), rtol=0, atol=1e-12)
+    model.eval()
+    assert sorted(model.draw_noise(plan, batch, seed=0)) == ["z"]
 
 
 def test_an_unknown_clamped_variable_is_refused():

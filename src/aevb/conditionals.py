@@ -144,13 +144,11 @@ class Factor(nn.Module):
         self.spec, self.shape, self.d = spec, shape, d
         self.sizes = spec.heads(d)
         self.vectors = nn.ParameterDict(spec.vectors(d))
-        self.dropouts: tuple[tuple[float, int], ...] = ()
         count = spec.count(d) if spec.finite else None
         if count is not None and count <= TABLE_LIMIT:  # on the device from the start: an estimate copies nothing
             self.register_buffer("values", spec.values(d), persistent=False)
         if parents:
             self.net = (spec.net or mlp()).build(parents, list(self.sizes.values()), shape, masked)
-            self.dropouts = tuple(self.net.dropouts)  # type: ignore[arg-type]
         else:
             standard = spec.standard(d)
             self.standard = torch.cat([torch.zeros(size, dtype=torch.float64) + standard.get(name, 0.0) for name, size in self.sizes.items()])

@@ -78,8 +78,6 @@ class GRU(Cell):
 class Recurrence(nn.Module):
     """The module of a cell. ``first`` sums the inputs' blocks of the bottom layer's gates, ``step`` advances the state."""
 
-    dropouts: tuple[tuple[float, int], ...] = ()
-
     def __init__(self, spec: Cell, size: int, parents: Mapping[str, Shape], masked: Sequence[str] = ()) -> None:
         super().__init__()
         self.spec, self.d, self.shape = spec, size, (size,)

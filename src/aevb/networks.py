@@ -124,12 +124,16 @@ class Network:
         name = "linear" if isinstance(self, mlp) and not self.hidden else type(self).__name__
         return f"{name}({', '.join(shown)})"
 
+    def dropouts(self) -> tuple[tuple[float, int], ...]:
+        """The masks that ``rest`` takes in training: the probability to drop a unit, and the layer's width."""
+        return ()
+
     def build(self, parents: Mapping[str, Shape], heads: Sequence[int], shape: Shape, masked: Sequence[str]) -> nn.Module:
         """A module from the parents' shapes to ``sum(heads)`` raw numbers; ``shape`` is the variable's own.
 
         It has ``first(inputs, *, bias, missing)``, the sum over some of the parents (by label) of what each contributes to the
-        first layer, ``rest(h, keep)``, what follows, and ``dropouts``, a tuple of (probability, width). ``masked`` are the
-        labels of parents whose missing entries it is told.
+        first layer, and ``rest(h, keep)``, what follows, with the masks that ``dropouts`` asks for (none outside training).
+        ``masked`` are the labels of parents whose missing entries it is told.
         """
         raise TypeError(f"{type(self).__name__} does not say how to build itself; give it a method build(parents, heads, shape, masked).")
 
@@ -164,6 +168,9 @@ class mlp(Network):
         if self.hidden and not bias:
             raise ValueError("mlp has biases; only linear(bias=False) goes without.")
 
+    def dropouts(self) -> tuple[tuple[float, int], ...]:
+        return tuple((self.dropout, width) for width in self.hidden) if self.dropout else ()
+
     def build(self, parents: Mapping[str, Shape], heads: Sequence[int], shape: Shape, masked: Sequence[str]) -> nn.Module:
         return MLP(self, parents, heads, masked)
 
@@ -185,7 +192,6 @@ class MLP(nn.Module):
         sizes = list(spec.hidden)
         self.hidden = nn.ModuleList(_layer(a, b, spec.init) for a, b in pairwise(sizes))
         self.heads = _layer(sizes[-1], sum(heads), spec.init, heads) if sizes else None
-        self.dropouts = tuple((spec.dropout, width) for width in sizes) if spec.dropout else ()
         self.activation = ACTIVATIONS[spec.activation]
 
     def first(self, inputs: Mapping[str, Tensor], *, bias: bool = True, missing: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -270,7 +276,7 @@ def _convolution(layer: nn.Conv2d | nn.ConvTranspose2d, init: str) -> Any:
 class Encoder(nn.Module):
     def __init__(self, spec: conv, parents: Mapping[str, Shape], heads: Sequence[int], masked: Sequence[str]) -> None:
         super().__init__()
-        self.activation, self.dropouts = ACTIVATIONS[spec.activation], ()
+        self.activation = ACTIVATIONS[spec.activation]
         self.shapes = {name: shape for name, shape in parents.items() if len(shape) == 3}
         self.masked = [name for name in masked if name in self.shapes]
         self.stacks = nn.ModuleDict()
@@ -308,7 +314,7 @@ class Encoder(nn.Module):
 class Decoder(nn.Module):
     def __init__(self, spec: deconv, parents: Mapping[str, Shape], heads: Sequence[int], shape: Shape, masked: Sequence[str]) -> None:
         super().__init__()
-        self.activation, self.dropouts = ACTIVATIONS[spec.activation], ()
+        self.activation = ACTIVATIONS[spec.activation]
         inputs = {name: math.prod(parent) for name, parent in parents.items()}
         self.blocks = Blocks(inputs, spec.hidden, bias=True, init=spec.init, masked=masked)
         self.sizes = [shape[1:]]
@@ -354,7 +360,6 @@ class table(Network):
 class Table(nn.Module):
     def __init__(self, rows: int, out: int) -> None:
         super().__init__()
-        self.dropouts: tuple[tuple[float, int], ...] = ()
         self.rows = nn.Parameter(torch.zeros(rows, out))
 
     def first(self, inputs: Mapping[str, Tensor], *, bias: bool = True, missing: Mapping[str, Tensor] | None = None) -> Tensor:

@@ -131,15 +131,12 @@ class Plan:
                 noise[key] = (kind, self._shape(self.values[name], n, steps, width) if width else ())
         if dropout:
             for entry in self.graph.entries():
-                for i, (p, width) in enumerate(self._dropouts(entry)):
+                if entry.id not in self.axes or entry.spec.net is None:
+                    continue
+                for i, (p, width) in enumerate(entry.spec.net.dropouts()):
                     shape = self._shape(self.axes[entry.id], n, steps, width)
                     noise[f"{entry.id} dropout {i}"] = (f"keep {1 - p}", shape)
         return noise
-
-    def _dropouts(self, entry: Entry) -> tuple[tuple[float, int], ...]:
-        used = entry.id in self.axes and bool(entry.key.parents)
-        p, hidden = getattr(entry.spec.net, "dropout", 0.0), getattr(entry.spec.net, "hidden", ())
-        return tuple((p, width) for width in hidden) if used and p else ()
 
     def _shape(self, axes: frozenset[Axis], n: int, steps: int, width: int) -> tuple[int, ...]:
         left = max([4, *(-slot for axis in axes for slot in self._slots(axis))])
@@ -237,7 +234,8 @@ def _draws(graph: Graph, latents: list[str], requests: dict, samples: int, bound
         q, p = graph.rule("q", name).spec, graph.rule("p", name).spec
         family, count = type(q).__name__, p.count(graph.size(name)) if p.finite else None
         if asked is not None:
-            _check_draw(name, asked, q, p, samples, bound)
+            for entry in graph.q[name].values():
+                _check_draw(name, asked, entry.spec, p, samples, bound)
             draws[name] = (asked, "as asked")
             if asked in ("enumerate", "sum"):
                 budget //= count or 1

@@ -110,7 +110,7 @@ class Program:
 
     def keep(self, entry: Entry) -> list[Tensor]:
         """Dropout masks, where the noise has them."""
-        count = len(self.factors[entry.id].dropouts)  # type: ignore[arg-type]
+        count = len(entry.spec.net.dropouts()) if entry.spec.net else 0
         return [self.noise[f"{entry.id} dropout {i}"] for i in range(count) if f"{entry.id} dropout {i}" in self.noise]
 
     # Factors that nothing waits for ----------------------------------------------------------------------------------------
