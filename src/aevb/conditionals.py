@@ -58,6 +58,7 @@ class Conditional:
     fill: ClassVar[float] = 0.0  # a value inside the support, put where data are missing before log_prob
     finite: ClassVar[bool] = False  # has a finite list of values: may be enumerated
     has_entropy: ClassVar[bool] = False
+    full_moments: ClassVar[bool] = False  # its likelihood depends on products of different entries
 
     def __post_init__(self) -> None:
         if isinstance(self.size, list):
@@ -101,6 +102,14 @@ class Conditional:
 
     def values(self, d: int) -> Tensor | None:
         """All values of a finite variable, one a row."""
+        return None
+
+    def most_likely(self, count: Tensor, mean: Tensor, second: Tensor) -> dict[str, Tensor] | None:
+        """The raw heads and vectors of greatest likelihood for values with these moments; None if no closed form is known.
+
+        Each row stands for one value of a parent: how much of the data has it ([C, d]), their mean ([C, d]) and their second
+        moments ([C, d], or [C, d, d] for a family with ``full_moments``). Heads have a row each, vectors are one for all.
+        """
         return None
 
     # What follows from it ----------------------------------------------------------------------------------------------

@@ -210,6 +210,19 @@ def normal_log_prob(value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
     return -0.5 * ((value - loc) / scale).square() - scale.log() - 0.5 * math.log(2 * math.pi)
 
 
+def inverse_softplus(value: Tensor) -> Tensor:
+    """The x with log(1 + eˣ) = value."""
+    return value + torch.log(-torch.expm1(-value))
+
+
+def vector_from_tril(matrix: Tensor) -> Tensor:
+    """The free entries of a Cholesky factor: the inverse of :func:`tril_from_vector`."""
+    d = matrix.shape[-1]
+    rows, columns = torch.tril_indices(d, d, device=matrix.device).unbind(0)
+    entries = matrix[..., rows, columns]
+    return torch.where(rows == columns, inverse_softplus(torch.where(rows == columns, entries, 1.0)), entries)
+
+
 def tril_from_vector(entries: Tensor, d: int) -> Tensor:
     """A Cholesky factor from its d(d+1)/2 free entries, row by row, with softplus on the diagonal."""
     rows, columns = torch.tril_indices(d, d, device=entries.device).unbind(0)

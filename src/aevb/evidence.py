@@ -1,4 +1,7 @@
-"""log p(x): exact for linear-Gaussian models, by importance sampling with q as proposal elsewhere."""
+"""log p(x) and its distance from the bound: exact for linear-Gaussian models and for finite latents, elsewhere by importance sampling.
+
+An exact posterior comes with the exact evidence: :class:`LinearGaussian` has Gaussian conditionals, :func:`log_joint` a table.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributions as td
 from torch import Tensor
 
+from aevb.axes import expand_axis
 from aevb.batch import split_latents
 from aevb.conditionals import Factor
 from aevb.deterministic import Deterministic
 from aevb.distributions import MultivariateNormal as Gaussian
-from aevb.estimators import estimate
+from aevb.estimators import Estimate, estimate
 from aevb.families import Exact, MultivariateNormal, Normal
+from aevb.graph import Graph
 from aevb.networks import MLP
 from aevb.plan import LIMIT
+from aevb.program import Program
 
 if TYPE_CHECKING:
     from aevb.model import Model
@@ -38,14 +45,117 @@ class Evidence:
 def log_evidence(model: Model, data: Mapping[str, Any], *, method: str, samples: int, seed: int | None) -> Evidence:
     if method not in ("auto", "exact", "importance"):
         raise ValueError(f"Unknown method {method!r}. Choose auto, exact or importance.")
-    reason = why_not_linear_gaussian(model)
+    reason = why_not_exact(model)
     if method == "exact" and reason:
         raise ValueError(f'The evidence of this model is not known in closed form: {reason}. Use method="importance".')
-    with torch.no_grad():
+    with model._evaluating(None):
         if reason is None and method != "importance":
-            value = LinearGaussian(model, model.prepare(**data)).log_evidence()
+            value = exact_evidence(model, model.prepare(**data))
             return Evidence(value, torch.zeros_like(value), "exact")
         return importance(model, model.prepare(**data), samples, seed)
+
+
+def why_not_exact(model: Model) -> str | None:
+    """What keeps the evidence and the posterior from being known exactly, in words; None if nothing does."""
+    return None if why_not_finite(model) is None else why_not_linear_gaussian(model)
+
+
+def exact_evidence(model: Model, batch: Mapping[str, Tensor]) -> Tensor:
+    """log p(observed | given), one number an example, differentiable; for models that have it exactly."""
+    if why_not_finite(model) is None:
+        return log_joint(model, batch).flatten(0, -2).logsumexp(0)
+    return LinearGaussian(model, batch).log_evidence()
+
+
+def gap(model: Model, batch: Mapping[str, Tensor]) -> Tensor | None:
+    """KL(q(latents | data) ‖ p(latents | data)), one number an example and without sampling; None where it is not known so."""
+    graph = model.graph
+    if why_not_finite(model) is None:
+        clamped, partial = split_latents(graph, batch)
+        how = {name: "enumerate" for name in graph.latents if name not in clamped}
+        bound = estimate(model.plan(how=how, clamped=clamped, partial=partial), model.factors, batch, {})  # type: ignore[arg-type]
+        return exact_evidence(model, batch) - bound.value
+    latents = tuple(name for name in graph.latents if name not in batch)
+    if why_not_linear_gaussian(model) or any(f"{name}?" in batch for name in graph.latents) or not latents:
+        return None
+    program = Program(graph, model.factors, batch, steps=1)  # type: ignore[arg-type]
+    program.values |= {name: batch[name] for name in (*graph.stochastic, *graph.given) if name in batch}
+    program.run(graph.inference_stages(()), lambda *_: torch.zeros(()))
+    means, factors = [], []
+    for name in latents:
+        spec = graph.rule("q", name).spec
+        if not isinstance(spec, Normal | MultivariateNormal) or _reads_latents(graph, name):
+            return None
+        dist: Any = program.distribution("q", name)[1]
+        d = graph.size(name)
+        means.append(dist.loc.reshape(-1, d))
+        factor = dist._unbroadcasted_scale_tril if isinstance(dist, Gaussian) else torch.diag_embed(dist.scale.expand(dist.loc.shape))
+        factors.append(factor.reshape(-1, d, d))
+    exact = LinearGaussian(model, batch).posterior(*latents)
+    n = exact.loc.shape[0]
+    q = td.MultivariateNormal(torch.cat(means, -1), scale_tril=_block_diagonal([factor.expand(n, -1, -1) for factor in factors]), validate_args=False)
+    p = td.MultivariateNormal(exact.loc, scale_tril=exact._unbroadcasted_scale_tril.expand(n, -1, -1), validate_args=False)
+    return td.kl_divergence(q, p)
+
+
+def _reads_latents(graph: Graph, name: str) -> bool:
+    frontier, seen = [ref.name for ref in graph.reads("q", name)], set()
+    while frontier:
+        parent = frontier.pop()
+        if parent in graph.latents:
+            return True
+        if parent not in seen and graph.is_deterministic(parent):
+            seen.add(parent)
+            side = "q" if parent in graph.q else "p"
+            frontier += [ref.name for ref in graph.reads(side, parent)]
+    return False
+
+
+def _block_diagonal(matrices: list[Tensor]) -> Tensor:
+    """Batched square matrices, [N, d, d] each, as one of blocks."""
+    size = sum(matrix.shape[-1] for matrix in matrices)
+    whole = matrices[0].new_zeros(*matrices[0].shape[:-2], size, size)
+    start = 0
+    for matrix in matrices:
+        stop = start + matrix.shape[-1]
+        whole[..., start:stop, start:stop] = matrix
+        start = stop
+    return whole
+
+
+# Finite latents ---------------------------------------------------------------------------------------------------------------
+
+
+def why_not_finite(model: Model) -> str | None:
+    """What keeps p's latents from being summed over, in words; None if nothing does."""
+    graph, count = model.graph, 1
+    for name in graph.latents:
+        spec = graph.rule("p", name).spec
+        if not spec.finite:
+            return f"{name} has no finite list of values"
+        if graph.timed[name]:
+            return f"{name} lives in time"
+        count *= spec.count(graph.size(name)) or 1
+    return f"the latents have {count} joint values, more than {LIMIT}" if count > LIMIT else None
+
+
+def log_joint(model: Model, batch: Mapping[str, Tensor]) -> Tensor:
+    """log p(observed, latents | given) for every joint value of the latents: an axis each, in the graph's order, the examples last.
+
+    A latent known in all rows has an axis of one; where it is known in some, −∞ stands at its other values.
+    """
+    graph = model.graph
+    clamped, partial = split_latents(graph, batch)
+    unknown = [name for name in graph.latents if name not in clamped]
+    plan = model.plan(how=dict.fromkeys(unknown, "sum"), bound="iwae", clamped=clamped, partial=partial)
+    table = Estimate(plan, model.factors, batch, {}).log_joint()  # type: ignore[arg-type]
+    for name in unknown:
+        table = expand_axis(table, plan.slots[name][0], plan.size((name, 0)))
+    n = next(iter(batch.values())).shape[-2]
+    table = table.squeeze(-1).expand(*table.shape[:-2], n)
+    axes = {name: plan.slots[name][0] + 1 for name in unknown}
+    table = table.permute(*(axes[name] for name in unknown), *range(-3, 0)) if unknown else table
+    return table.reshape([1 if name in clamped else plan.size((name, 0)) for name in graph.latents] + [n])
 
 
 def importance(model: Model, batch: Mapping[str, Tensor], samples: int, seed: int | None) -> Evidence:
@@ -180,19 +290,30 @@ class LinearGaussian:
         value = torch.cat([self.batch[name][0] for name in names], -1)
         mean = torch.cat([self.means[name] for name in names], -1)
         dist = Gaussian(mean, torch.linalg.cholesky(self._stack(names, names)))
-        masks = [self.batch.get(f"{name}?") for name in names]
-        if all(mask is None for mask in masks):
+        present = self._present(names)
+        if present is None:
             return dist.log_prob(value)
-        present = torch.cat(
-            [torch.ones_like(self.batch[name][0], dtype=torch.bool) if mask is None else mask[0] for name, mask in zip(names, masks, strict=True)], -1
-        )
         return MultivariateNormal().log_prob(dist, value, present)
 
-    def posterior(self, name: str) -> Gaussian:
-        """p(latent | observed, given), exactly."""
+    def posterior(self, *latents: str) -> Gaussian:
+        """p(latents | observed, given), exactly and jointly, with missing entries marginalised."""
         names = tuple(other for other in self.graph.stochastic if other in self.batch)
-        cross, observed = self._stack((name,), names), self._stack(names, names)
+        cross, observed = self._stack(latents, names), self._stack(names, names)
         residual = torch.cat([self.batch[other][0] - self.means[other] for other in names], -1)
-        gain = torch.linalg.solve(observed, cross.T).T
-        covariance = self.covariances[name, name] - gain @ cross.T
-        return Gaussian(self.means[name] + residual @ gain.T, torch.linalg.cholesky(covariance))
+        present = self._present(names)
+        if present is not None:  # what is missing gets unit variance and no covariance with anything
+            keep = present.to(residual.dtype)
+            cross, residual = cross * keep.unsqueeze(-2), residual * keep
+            observed = observed * keep.unsqueeze(-1) * keep.unsqueeze(-2) + torch.diag_embed(1 - keep)
+        gain = torch.linalg.solve(observed, cross.mT).mT
+        covariance = self._stack(latents, latents) - gain @ cross.mT
+        mean = torch.cat([self.means[name] for name in latents], -1) + (gain @ residual.unsqueeze(-1)).squeeze(-1)
+        return Gaussian(mean, torch.linalg.cholesky((covariance + covariance.mT) / 2))
+
+    def _present(self, names: tuple[str, ...]) -> Tensor | None:
+        """Which entries of these variables, side by side, are known; None if all are."""
+        masks = [self.batch.get(f"{name}?") for name in names]
+        if all(mask is None for mask in masks):
+            return None
+        pairs = zip(names, masks, strict=True)
+        return torch.cat([torch.ones_like(self.batch[name][0], dtype=torch.bool) if mask is None else mask[0] for name, mask in pairs], -1)

@@ -17,6 +17,9 @@ from aevb import distributions as ad
 from aevb.conditionals import Conditional, Noise
 from aevb.registry import register
 
+# Where the most likely value lies at infinity (a cluster of equal rows, a column of zeros), a closed form stops here.
+SMALLEST_VARIANCE, SMALLEST_PROBABILITY = 1e-6, 1e-6
+
 
 def _scale_setting(spec: Conditional, name: str, value: Any) -> None:
     numeric = isinstance(value, int | float) and not isinstance(value, bool)
@@ -65,6 +68,13 @@ class Normal(LocationScale):
         log_prob = ad.normal_log_prob(value, dist.loc, dist.scale)  # type: ignore[attr-defined]
         return (log_prob if present is None else torch.where(present, log_prob, torch.zeros_like(log_prob))).sum(-1)
 
+    def most_likely(self, count: Tensor, mean: Tensor, second: Tensor) -> dict[str, Tensor]:
+        variance = second - mean.square()
+        if self.scale == "learned":  # one for all rows
+            variance = (count * variance).sum(0) / count.sum(0)
+        found = {"scale": ad.inverse_softplus(variance.clamp_min(SMALLEST_VARIANCE).sqrt())}
+        return {"loc": mean} | (found if isinstance(self.scale, str) else {})
+
     def noise(self, d: int) -> Noise:
         return "normal", d
 
@@ -107,6 +117,7 @@ class MultivariateNormal(Conditional):
 
     covariance: str = "network"
     has_entropy: ClassVar[bool] = True
+    full_moments: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,6 +139,13 @@ class MultivariateNormal(Conditional):
 
     def distribution(self, loc: Tensor, tril: Tensor) -> td.Distribution:  # type: ignore[override]
         return ad.MultivariateNormal(loc, ad.tril_from_vector(tril, loc.shape[-1]))
+
+    def most_likely(self, count: Tensor, mean: Tensor, second: Tensor) -> dict[str, Tensor]:
+        covariance = second - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+        if self.covariance == "shared":
+            covariance = (count[:, :1, None] * covariance).sum(0) / count[:, 0].sum()
+        floor = SMALLEST_VARIANCE * torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
+        return {"loc": mean, "tril": ad.vector_from_tril(torch.linalg.cholesky(covariance + floor))}
 
     def noise(self, d: int) -> Noise:
         return "normal", d
@@ -197,6 +215,9 @@ class Bernoulli(Conditional):
         log_prob = value * logits - F.softplus(logits)
         return (log_prob if present is None else torch.where(present, log_prob, torch.zeros_like(log_prob))).sum(-1)
 
+    def most_likely(self, count: Tensor, mean: Tensor, second: Tensor) -> dict[str, Tensor]:
+        return {"logits": torch.logit(mean, eps=SMALLEST_PROBABILITY)}
+
     def count(self, d: int) -> int:
         return 2**d
 
@@ -262,6 +283,9 @@ class OneHot(Conditional):
         if isinstance(self.size, tuple) and len(self.size) > 1:
             raise ValueError(f"OneHot has one number of classes, got the shape {self.size}.")
 
+    def most_likely(self, count: Tensor, mean: Tensor, second: Tensor) -> dict[str, Tensor]:
+        return {"logits": mean.clamp_min(SMALLEST_PROBABILITY).log()}
+
     def count(self, d: int) -> int:
         return d
 
@@ -319,6 +343,9 @@ class Poisson(Conditional):
 
     def distribution(self, log_rate: Tensor) -> td.Distribution:  # type: ignore[override]
         return ad.Poisson(log_rate)
+
+    def most_likely(self, count: Tensor, mean: Tensor, second: Tensor) -> dict[str, Tensor]:
+        return {"log_rate": mean.clamp_min(SMALLEST_PROBABILITY).log()}
 
 
 @register
