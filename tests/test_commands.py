@@ -1,7 +1,8 @@
-"""The command line's main job on the embedded digits: train, evaluate, sample, encode, resume."""
+"""The command line's main job, on the embedded digits and on files: train, evaluate, sample, encode, impute, resume."""
 
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -80,12 +81,151 @@ def test_tables_train_and_sample_as_tables(tmp_path, monkeypatch, capsys):
     printed = aevb(monkeypatch, capsys, "evaluate", run, "--data", tmp_path / "x.csv")
     assert "evidence" in printed
     aevb(monkeypatch, capsys, "sample", run, "--out", tmp_path / "samples.csv", "-n", "7")
-    assert np.loadtxt(tmp_path / "samples.csv", delimiter=",").shape == (7, 3)
+    assert (tmp_path / "samples.csv").read_text().splitlines()[0] == "x0,x1,x2"
+    assert np.loadtxt(tmp_path / "samples.csv", delimiter=",", skiprows=1).shape == (7, 3)
+
+
+NAMES = "height,weight,income,year"
+
+
+def write_csv(path, table, header):
+    lines = (",".join("" if np.isnan(cell) else f"{cell:.8g}" for cell in row) for row in table)
+    path.write_text(header + "\n" + "\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    """400 rows of four columns in very different units, driven by two factors, without a tenth of the cells; table.csv, and y in labelled.csv."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 3, 400)
+    z = random.normal(size=(400, 2)) + 4 * np.array([[0, 0], [1, 0], [0, 1]])[labels]
+    whole = z @ np.array([[1, 0.5], [0, 2], [-1, 1], [0.3, 0.3]]).T + 0.1 * random.normal(size=(400, 4))
+    whole = whole * [1, 10, 100, 1] + [0, 50, -200, 1000]
+    holes = np.where(random.random(whole.shape) < 0.1, np.nan, whole)
+    write_csv(tmp_path / "table.csv", holes, NAMES)
+    write_csv(tmp_path / "labelled.csv", np.c_[labels, holes], f"y,{NAMES}")
+    return whole, holes
+
+
+SMALL = ["--set", "z=2", "--set", "hidden=[16]"]
+
+
+def test_a_table_with_missing_cells_from_training_to_imputation(monkeypatch, capsys, table):
+    whole, holes = table
+    asked = ["gmvae", "--data", "table.csv", "--set", "likelihood=Normal", "--set", "y=3", *SMALL, "--prepare", "standardise", "--hold-out", "0.1"]
+    printed = aevb(monkeypatch, capsys, "train", *asked, "--out", "run", "--steps", "300", "--lr", "0.01")
+    assert "x | z            4" in printed  # as many as the table has columns
+    assert "Data: 360 rows of table.csv, standardised, 40 validate." in printed
+    recipe = json.loads(Path("run/data.json").read_text())
+    held = np.sort(np.random.default_rng(0).permutation(400)[:40])
+    assert np.allclose(recipe["mean"], np.nanmean(np.delete(holes, held, 0), 0), rtol=1e-6)
+    assert recipe["columns"] == {"x": NAMES.split(",")}
+    assert "40 rows of table.csv (held out), nats an example:" in aevb(monkeypatch, capsys, "evaluate", "run", "--samples", "0")
+    assert "400 rows of table.csv, nats" not in aevb(monkeypatch, capsys, "evaluate", "run", "--data", "labelled.csv", "--samples", "0")
+    aevb(monkeypatch, capsys, "sample", "run", "-n", "50")
+    assert Path("run/samples.csv").read_text().splitlines()[0] == f"{NAMES},y"
+    drawn = np.loadtxt("run/samples.csv", delimiter=",", skiprows=1)
+    assert drawn.shape == (150, 5)
+    spread = np.nanstd(holes, 0)
+    assert (np.abs(drawn[:, :4].mean(0) - np.nanmean(holes, 0)) < spread).all()  # in the table's units
+    aevb(monkeypatch, capsys, "encode", "run", "--out", "codes.csv")
+    assert np.loadtxt("codes.csv", delimiter=",", skiprows=1).shape == (400, 5)
+    printed = aevb(monkeypatch, capsys, "impute", "run", "--out", "filled.csv", "--samples", "10")
+    missing = np.isnan(holes)
+    assert f"{missing.sum()} missing cells of 400 rows filled, in filled.csv" in printed
+    filled = np.loadtxt("filled.csv", delimiter=",", skiprows=1)
+    assert np.allclose(filled[~missing], holes[~missing], rtol=1e-5)
+    error = np.sqrt(np.mean(((filled - whole) / spread)[missing] ** 2))
+    assert error < 0.8 * np.sqrt(np.mean(((np.nanmean(holes, 0) - whole) / spread)[missing] ** 2))  # the columns' means know less
+
+
+def test_columns_are_found_again_by_name(monkeypatch, capsys, table):
+    _, holes = table
+    asked = ["vae", "--data", "table.csv", "--set", "likelihood=Normal", *SMALL, "--prepare", "standardise"]
+    aevb(monkeypatch, capsys, "train", *asked, "--out", "run", "--steps", "3")
+    expected = aevb(monkeypatch, capsys, "evaluate", "run", "--samples", "0").splitlines()[1:]
+    write_csv(Path("turned.csv"), np.c_[np.zeros(400), holes[:, ::-1]], "id," + ",".join(reversed(NAMES.split(","))))
+    assert aevb(monkeypatch, capsys, "evaluate", "run", "--data", "turned.csv", "--samples", "0").splitlines()[1:] == expected
+    write_csv(Path("less.csv"), holes[:, :3], "height,weight,income")
+    assert "less.csv lacks the column 'year' that x was trained with" in mistake(monkeypatch, capsys, "evaluate", "run", "--data", "less.csv")
+
+
+def test_labels_in_a_table_size_a_conditional_model_and_judge_clusters(monkeypatch, capsys, table):
+    asked = ["--data", "labelled.csv", "--set", "likelihood=Normal", *SMALL, "--prepare", "standardise", "--steps", "5"]
+    printed = aevb(monkeypatch, capsys, "train", "cvae", *asked, "--out", "given")
+    assert "x | y, z         4" in printed
+    assert "6 samples of x, 2 for each of the 3 values of y" in aevb(monkeypatch, capsys, "sample", "given", "-n", "2")
+    aevb(monkeypatch, capsys, "train", "gmvae", *asked, "--out", "latent", "--classify", "1")
+    assert "clusters y: " in aevb(monkeypatch, capsys, "evaluate", "latent", "--samples", "0")
+    assert "y needs 10 columns, or one of labels, but gets none. Its columns are height, weight, income, year." in mistake(
+        monkeypatch, capsys, "train", "cvae", "--data", "table.csv", "--set", "likelihood=Normal", "--out", "no"
+    )
+    assert not Path("no").exists()
+
+
+def test_counts(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    np.savetxt("counts.csv", np.random.default_rng(0).poisson(3, (60, 3)), delimiter=",", fmt="%d", header="a,b,c", comments="")
+    asked = ["vae", "--data", "counts.csv", "--set", "likelihood=Poisson", *SMALL, "--validation", "counts.csv", "--out", "run", "--steps", "5"]
+    aevb(monkeypatch, capsys, "train", *asked)
+    assert "60 rows of counts.csv (validation)" in aevb(monkeypatch, capsys, "evaluate", "run", "--samples", "0")
+    aevb(monkeypatch, capsys, "sample", "run", "-n", "9", "--draw", "--out", "drawn")
+    drawn = np.loadtxt("drawn.csv", delimiter=",", skiprows=1)
+    assert drawn.shape == (9, 3)
+    assert np.array_equal(drawn, drawn.round())
+
+
+def test_ragged_sequences(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    lengths = random.integers(2, 7, 40)
+    np.savez("sequences.npz", x=random.normal(5, 2, (40, 6, 2)), lengths=lengths)
+    asked = ["vrnn", "--data", "sequences.npz", "--set", "likelihood=Normal", *SMALL, "--set", "h=8", "--set", "layers=1", "--prepare", "standardise"]
+    printed = aevb(monkeypatch, capsys, "train", *asked, "--out", "run", "--steps", "4", "--hold-out", "0.25", "--schedule", "alternate:2,2")
+    assert "Data: 30 rows of sequences.npz, standardised, 10 validate." in printed
+    assert "10 rows of sequences.npz (held out)" in aevb(monkeypatch, capsys, "evaluate", "run", "--samples", "0")
+    aevb(monkeypatch, capsys, "sample", "run", "-n", "3")
+    lines = Path("run/samples.csv").read_text().splitlines()
+    assert lines[0] == "row,step,x0,x1"
+    assert len(lines) == 1 + 3 * 6
+    assert abs(np.loadtxt(lines[1:], delimiter=",")[:, 2:].mean() - 5) < 2  # in the data's units
+    aevb(monkeypatch, capsys, "encode", "run", "--out", "codes.csv")
+    assert len(Path("codes.csv").read_text().splitlines()) == 1 + lengths.sum()  # a line a real step
+
+
+def test_images_drawn_anew_are_recorded_and_resumed(tmp_path, monkeypatch, capsys, small):
+    asked = ["train", f"{small}:mixture", "--data", "digits", "--out", tmp_path / "run", "--epochs", "0.3", "--prepare", "binarise-fresh"]
+    aevb(monkeypatch, capsys, *asked)
+    assert 'x" = "binarise 17"' in (tmp_path / "run" / "config.toml").read_text()
+    assert json.loads((tmp_path / "run" / "data.json").read_text())["prepare"] == "binarise-fresh"
+    assert "holds a run already" in mistake(monkeypatch, capsys, *asked)
+    aevb(monkeypatch, capsys, *asked, "--resume")
+    assert "was trained with prepare='binarise-fresh', not 'threshold'" in mistake(monkeypatch, capsys, *asked[:-1], "threshold", "--resume")
+    values = [aevb(monkeypatch, capsys, "evaluate", tmp_path / "run", "--samples", "0") for _ in range(2)]
+    assert values[0] == values[1]
+
+
+def mistake(monkeypatch, capsys, *arguments: object) -> str:
+    monkeypatch.setattr(sys, "argv", ["aevb", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
 
 
 MISTAKES = [
     (["train", "gmvae", "--data", "nothing.csv", "--out", "run"], 2, "There is no file nothing.csv"),
     (["train", "gmvae", "--data", "digits", "--out", "run", "--prepare", "sharpen"], 2, "Unknown preparation 'sharpen'"),
+    (["train", "gmvae", "--data", "digits", "--out", "run", "--set", "layers=3"], 2, "gmvae has no argument 'layers'. Its arguments are x=784, z=64"),
+    (["train", "gmvae", "--data", "digits", "--out", "run", "--set", "z"], 2, "--set takes NAME=VALUE, e.g. --set z=5; got 'z'."),
+    (["train", "gmvae", "--data", "digits", "--out", "run", "--set", "likelihood=Gauss"], 2, "Unknown likelihood 'Gauss'. Choose one of Bernoulli"),
+    (["train", "gmvae", "--data", "digits", "--out", "run", "--schedule", "slow"], 2, "Unknown schedule 'slow'. Choose one of joint, alternate"),
+    (["train", "gmvae", "--data", "digits", "--out", "run", "--schedule", "alternate:0,1"], 2, "alternate takes positive numbers of steps"),
+    (["train", "gmvae", "--data", "digits", "--out", "run", "--hold-out", "0.1"], 2, "digits brings its test rows"),
+    (["train", "gmvae", "--data", "digits", "--out", "run", "--prepare", "scale"], 2, "Here: --set likelihood=Normal"),
     (["evaluate", "nowhere", "--data", "digits"], 2, "holds no run: model.json is missing"),
     (["train", "gmvae", "--data", "digits", "--out", "/proc/run", "--epochs", "0.1"], 1, "/proc/run"),
 ]

@@ -1,9 +1,11 @@
 """What a newcomer runs first: the declarations of the documentation, the zoo, and the command line."""
 
+import inspect
 import random
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from scipy.stats import multivariate_normal, norm
 from torch.nn.functional import relu, softplus
 
 import aevb
-from aevb import LSTM, Bernoulli, ContinuousBernoulli, Model, MultivariateNormal, Normal, OneHot, linear, mlp
+from aevb import LSTM, Bernoulli, ContinuousBernoulli, Model, MultivariateNormal, Normal, OneHot, Poisson, linear, mlp
 from aevb.cli import main
 from aevb.estimators import estimate
 from aevb.zoo import zoo
@@ -196,9 +198,24 @@ def test_every_bound_is_captured_whole_and_equals_eager(variant):
     assert torch.equal(captured, bound(batch, noise))
 
 
+@pytest.mark.parametrize("name", [name for name in zoo if name != "fa"])
+def test_any_family_may_be_the_likelihood(name):
+    sizes = {"x": 5, "z": 2, "hidden": (4,)}
+    networks = zoo[name](**sizes).graph.p["x"]
+    for likelihood, expected in (
+        ("Poisson", Poisson(5)),
+        (Normal(scale=0.1), Normal(5, scale=0.1)),
+        (Normal(5, net=linear()), Normal(5, net=linear())),
+    ):
+        for at, entry in zoo[name](**sizes, likelihood=likelihood).graph.p["x"].items():
+            assert entry.spec == replace(expected, net=expected.net or networks[at].spec.net)
+
+
 @pytest.mark.parametrize(
     ("name", "setting", "message"),
     [
+        ("vae", {"likelihood": "Gaussian"}, "Unknown likelihood 'Gaussian'. Choose one of Bernoulli, ContinuousBernoulli, Normal"),
+        ("vae", {"likelihood": 3}, "likelihood is a family's name or a conditional, got 3."),
         ("fa", {"posterior": "exact"}, "Unknown posterior 'exact'. Choose one of full, diagonal, fixed."),
         ("cvae", {"variant": "none"}, "Unknown variant 'none'. Choose one of both, prior, likelihood."),
         ("vrnn", {"posterior": "full"}, "Unknown posterior 'full'. Choose one of filtering, smoothing."),
@@ -229,9 +246,27 @@ def test_models_lists_the_zoo(run):
     code, out, err = run("models")
     listed, _, hint = out.strip().partition("\n\n")
     assert (code, err) == (0, "")
-    assert [line.split()[0] for line in listed.splitlines()] == list(zoo)
-    assert all(len(line.split()) > 3 for line in listed.splitlines())  # each with what it is
     assert hint == "See one derived: aevb explain gmvae"
+    lines = listed.splitlines()
+    assert [line.split()[0] for line in lines[::2]] == list(zoo)
+    assert all(len(line.split()) > 3 for line in lines[::2])  # each with what it is
+    for name, line in zip(zoo, lines[1::2], strict=True):  # and with its arguments
+        assert [part.split("=")[0] for part in re.findall(r"\w+=", line)] == list(inspect.signature(zoo[name]).parameters)
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "sample", "encode", "impute", "explain"])
+def test_every_command_shows_an_example(run, command):
+    code, out, err = run(command, "--help")
+    assert (code, err) == (0, "")
+    assert f"aevb {command}" in out.replace(f"Usage: aevb {command}", "")
+    assert "[default: (dynamic)]" not in out
+
+
+def test_explain_takes_the_models_arguments(run):
+    code, out, _ = run("explain", "gmvae", "--set", "y=3", "--set", "hidden=[8,8]", "--set", "likelihood=Normal")
+    assert code == 0
+    assert "Normal(784, net=mlp(8, 8, init='glorot_normal'))" in out
+    assert "3 values" in out
 
 
 def test_explain_prints_the_model_and_its_derivation(run):

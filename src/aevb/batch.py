@@ -1,4 +1,4 @@
-"""From what a user has (arrays, labels, NaNs, lengths) to what an estimate reads, with everything checked on the way.
+"""From what a user has (arrays, labels, NaNs, lengths, ragged lists) to what an estimate reads, with everything checked on the way.
 
 A batch is a flat dictionary of [T or 1, N, d] tensors: ``x`` the values, ``x?`` which of them are known (only where some are
 not), ``steps`` which steps are real (only for ragged sequences). The examples are always axis −2.
@@ -6,7 +6,7 @@ not), ``steps`` which steps are real (only for ragged sequences). The examples a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,7 @@ def prepare(
     for name in need:
         if data.get(name) is None:
             raise ValueError(_lacking(graph, name))
+    data, lengths = pad(graph, data, steps, lengths)
     batch: Batch = {}
     masks: Batch = {}
     for name, value in data.items():
@@ -68,6 +69,98 @@ def prepare(
             else:
                 _check_missing(graph, name, mask)
     return batch | masks | ({} if real is None else {"steps": real})
+
+
+def lay_out(graph: Graph, data: Mapping[str, Any], *, like: Tensor, masks: Iterable[str] = (), steps: Any = None, lengths: Any = None) -> Batch:
+    """The batch of rows that ``prepare`` has seen before: nothing is checked again.
+
+    ``masks`` are the masks (``x?``) that the whole data need, so that every batch has the same ones.
+    """
+    batch: Batch = {}
+    for name, value in data.items():
+        tensor = _numbers(name, value).to(like.device)
+        masked = f"{name}?" in masks
+        if _are_labels(graph, name, tensor):
+            batch[name], known = _vectors(tensor, graph.size(name), like)
+        else:
+            batch[name] = known = _on_axes(graph, name, tensor, like)
+            if masked:
+                known = ~known.isnan()
+                batch[name] = torch.where(known, batch[name], 0.0)
+        if masked:
+            batch[f"{name}?"] = known
+    real = _real_steps(graph, batch, steps, lengths, check=False)
+    if real is not None:
+        for name in data:
+            if graph.timed[name]:
+                batch[name] = torch.where(real, batch[name], 0.0)
+                if f"{name}?" in batch:
+                    batch[f"{name}?"] = batch[f"{name}?"] | ~real
+        batch["steps"] = real
+    return batch
+
+
+def raw_on_axes(graph: Graph, name: str, value: Any, like: Tensor) -> Tensor:
+    """Values as [T or 1, N, d] on the model's device, whole numbers in the type they came in; missing ones are zeros."""
+    tensor = _numbers(name, value)
+    kind = torch.empty((), dtype=like.dtype if tensor.is_floating_point() else tensor.dtype, device=like.device)
+    found = _on_axes(graph, name, tensor, kind)
+    return found.nan_to_num(0.0) if found.is_floating_point() else found
+
+
+def pad(graph: Graph, data: Mapping[str, Any], steps: Any = None, lengths: Any = None) -> tuple[dict[str, Any], Any]:
+    """Lists of sequences of different lengths as padded arrays, and the lengths that they say."""
+    ragged = {name: rows for name, value in data.items() if graph.timed.get(name) and (rows := _ragged(value)) is not None}
+    if not ragged:
+        return dict(data), lengths
+    if steps is not None or lengths is not None:
+        word = "steps" if lengths is None else "lengths"
+        raise ValueError(f"{next(iter(ragged))} is a list of sequences of different lengths, which say how long each is. Leave out {word}=.")
+    found: dict[str, list[int]] = {}
+    padded = dict(data)
+    for name, value in data.items():
+        if name in ragged:
+            padded[name], found[name] = _padded(name, ragged[name])
+        elif graph.timed.get(name) and value is not None:
+            shape = np.shape(value)
+            found[name] = [shape[1] if len(shape) > 1 else 0] * (shape[0] if shape else 0)
+    first, *others = found
+    for other in others:
+        if len(found[first]) != len(found[other]):
+            raise ValueError(f"The data disagree on the number of examples: {first} {len(found[first])}, {other} {len(found[other])}.")
+        for row, (a, b) in enumerate(zip(found[first], found[other], strict=True)):
+            if a != b:
+                raise ValueError(f"Row {row} has {a} steps of {first} but {b} of {other}. Sequences of one row have one length: pass both as lists.")
+    return padded, np.array(found[first])
+
+
+def _ragged(value: Any) -> list[np.ndarray] | None:
+    """The rows of a list (or object array) whose first axes differ; None for anything that is an array as it is."""
+    if not isinstance(value, list | tuple) and not (isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 1):
+        return None
+    try:
+        rows = [row.detach().cpu().numpy() if isinstance(row, Tensor) else np.asarray(row) for row in value]
+    except ValueError:
+        return None
+    if not rows or any(row.ndim == 0 for row in rows):
+        return None
+    return rows if len({len(row) for row in rows}) > 1 or isinstance(value, np.ndarray) else None
+
+
+def _padded(name: str, rows: list[np.ndarray]) -> tuple[np.ndarray, list[int]]:
+    lengths = [len(row) for row in rows]
+    for i, row in enumerate(rows):
+        if not len(row):
+            raise ValueError(f"{name} has no steps in row {i}. Leave that row out.")
+        if row.dtype.kind not in "biuf":
+            raise ValueError(f"{name} holds {row.dtype} in row {i}, not numbers.")
+        if row.shape[1:] != rows[0].shape[1:]:
+            shapes = f"{list(row.shape)} in row {i} but {list(rows[0].shape)} in row 0"
+            raise ValueError(f"{name} has shape {shapes}. Only the first axis, time, may differ.")
+    whole = np.zeros((len(rows), max(lengths), *rows[0].shape[1:]), np.result_type(*(row.dtype for row in rows)))
+    for i, row in enumerate(rows):
+        whole[i, : len(row)] = row
+    return whole, lengths
 
 
 def split_latents(graph: Graph, batch: Mapping[str, Tensor]) -> tuple[frozenset[str], frozenset[str]]:
@@ -95,10 +188,10 @@ def _numbers(name: str, value: Any) -> Tensor:
     try:
         array = np.asarray(value)
     except ValueError:
-        raise ValueError(f"{name} is no array: its rows have different lengths. Pad them, and say how long each is: lengths=….") from None
+        raise ValueError(f"{name} is no array: its rows have different lengths, which only a sequence may have ({name}[t]).") from None
     if array.dtype.kind not in "biuf":
         raise ValueError(f"{name} holds {array.dtype}, not numbers.")
-    if not array.dtype.isnative or not array.flags.writeable or any(stride < 0 for stride in array.strides):
+    if not array.dtype.isnative or not array.flags.writeable or not array.flags.aligned or any(stride < 0 for stride in array.strides):
         array = array.astype(array.dtype.newbyteorder("="), order="C", copy=True)  # torch cannot share such memory
     return torch.as_tensor(array)
 
@@ -108,28 +201,39 @@ def _layout(graph: Graph, name: str, value: Any, like: Tensor, first_row: int) -
     shape, time = graph.shapes[name], 1 if graph.timed[name] else 0
     d = graph.size(name)
     axes = "[N, T" if time else "[N"
-    labels = d > 1 and tensor.dim() == 1 + time and (name in graph.given or isinstance(graph.rule("p", name).spec, OneHot))
     if tensor.shape[:1] == (0,):
         raise ValueError(f"{name} has no examples.")
     if time and tensor.shape[1:2] == (0,):
         raise ValueError(f"{name} has no steps.")
-    if labels:
-        return _one_hot(name, tensor.to(like.device), d, like, first_row)
-    if tensor.dim() == 1 + time and shape == (1,):
-        tensor = tensor.unsqueeze(-1)
+    if _are_labels(graph, name, tensor):
+        tensor = tensor.to(like.device)
+        _check_labels(name, tensor, d, first_row)
+        vectors, known = _vectors(tensor, d, like)
+        return vectors, None if bool(known.all()) else known
     expected = ", ".join([axes, *map(str, shape)]) + "]"
-    if tensor.shape[1 + time :] != shape and not (tensor.dim() == 2 + time and tensor.shape[-1] == d):
+    alone = tensor.dim() == 1 + time and shape == (1,)
+    if tensor.shape[1 + time :] != shape and not alone and not (tensor.dim() == 2 + time and tensor.shape[-1] == d):
         raise ValueError(f"{name} has shape {list(tensor.shape)}; expected {expected}, the examples first.")
-    tensor = tensor.reshape(*tensor.shape[: 1 + time], d).to(device=like.device, dtype=like.dtype)
-    tensor = tensor.transpose(0, 1) if time else tensor.unsqueeze(0)
+    tensor = _on_axes(graph, name, tensor, like)
     mask = ~tensor.isnan()
     if bool(mask.all()):
         return tensor, None
     return torch.where(mask, tensor, torch.zeros_like(tensor)), mask
 
 
-def _one_hot(name: str, labels: Tensor, count: int, like: Tensor, first_row: int) -> tuple[Tensor, Tensor | None]:
-    """Labels 0 … C−1, −1 or NaN where unknown, as one-hot vectors."""
+def _on_axes(graph: Graph, name: str, tensor: Tensor, like: Tensor) -> Tensor:
+    """[N, *shape] or [N, T, *shape] → [T or 1, N, d], on the model's device and in its precision."""
+    time = 1 if graph.timed[name] else 0
+    tensor = tensor.reshape(*tensor.shape[: 1 + time], graph.size(name)).to(like.device).to(like.dtype)
+    return tensor.transpose(0, 1) if time else tensor.unsqueeze(0)
+
+
+def _are_labels(graph: Graph, name: str, tensor: Tensor) -> bool:
+    time = 1 if graph.timed[name] else 0
+    return graph.size(name) > 1 and tensor.dim() == 1 + time and (name in graph.given or isinstance(graph.rule("p", name).spec, OneHot))
+
+
+def _check_labels(name: str, labels: Tensor, count: int, first_row: int) -> None:
     numbers = torch.where(labels.isnan(), torch.full_like(labels, -1), labels) if labels.is_floating_point() else labels
     whole = numbers.long()
     bad = (whole != numbers) | (whole < -1) | (whole >= count)
@@ -138,13 +242,15 @@ def _one_hot(name: str, labels: Tensor, count: int, like: Tensor, first_row: int
         step = f", step {row[1]}" if len(row) > 1 else ""
         first = f"row {first_row + row[0]}{step}: {numbers[row].item()}"
         raise ValueError(f"{name} has {int(bad.sum())} labels outside 0 … {count - 1} (first: {first}). Number the classes from 0; −1 is unknown.")
+
+
+def _vectors(labels: Tensor, count: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Labels 0 … C−1, −1 or NaN where unknown, as one-hot vectors, and which are known."""
+    whole = (labels.nan_to_num(-1.0) if labels.is_floating_point() else labels).long()
     known = (whole >= 0).unsqueeze(-1)
     vectors = torch.nn.functional.one_hot(whole.clamp_min(0), count).to(like.dtype) * known.to(like.dtype)
-    vectors = vectors.transpose(0, 1) if vectors.dim() == 3 else vectors.unsqueeze(0)
-    if bool(known.all()):
-        return vectors, None
-    known = (known.transpose(0, 1) if known.dim() == 3 else known.unsqueeze(0)).expand(vectors.shape)
-    return vectors, known
+    vectors, known = ((part.transpose(0, 1) if vectors.dim() == 3 else part.unsqueeze(0)) for part in (vectors, known))
+    return vectors, known.expand(vectors.shape)
 
 
 def _check_lengths(graph: Graph, batch: Batch) -> None:
@@ -156,7 +262,7 @@ def _check_lengths(graph: Graph, batch: Batch) -> None:
         raise ValueError(f"The data disagree on the number of steps: {', '.join(f'{name} {n}' for name, n in steps.items())}.")
 
 
-def _real_steps(graph: Graph, batch: Batch, steps: Any, lengths: Any) -> Tensor | None:
+def _real_steps(graph: Graph, batch: Batch, steps: Any, lengths: Any, *, check: bool = True) -> Tensor | None:
     if steps is None and lengths is None:
         return None
     if steps is not None and lengths is not None:
@@ -167,15 +273,15 @@ def _real_steps(graph: Graph, batch: Batch, steps: Any, lengths: Any) -> Tensor 
     count, n = timed.shape[0], timed.shape[1]
     if lengths is not None:
         length = torch.as_tensor(lengths, device=timed.device)
-        if length.shape != (n,) or bool(((length.long() != length) | (length < 1) | (length > count)).any()):
+        if check and (length.shape != (n,) or bool(((length.long() != length) | (length < 1) | (length > count)).any())):
             raise ValueError(f"lengths holds one number for each of the {n} rows, from 1 to {count}.")
         real = torch.arange(count, device=timed.device)[:, None] < length[None, :]
     else:
         mask = torch.as_tensor(steps, device=timed.device).bool()
-        if mask.shape != (n, count):
+        if check and mask.shape != (n, count):
             raise ValueError(f"steps has shape {list(mask.shape)}; expected [N, T] = [{n}, {count}].")
         real = mask.T
-        if not bool(real[0].all()) or bool((real[1:] & ~real[:-1]).any()):
+        if check and (not bool(real[0].all()) or bool((real[1:] & ~real[:-1]).any())):
             raise ValueError(
                 "steps marks each row's real steps from the first on, without gaps. For a step that was not observed put NaN into the data."
             )

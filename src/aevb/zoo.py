@@ -1,28 +1,48 @@
 """The tutorial's models, each a short declaration with the tutorial's sizes as defaults.
 
-``zoo["gmvae"]()`` builds one; its arguments are the sizes and variants that the tutorial names.
+``zoo["gmvae"]()`` builds one; its arguments are the sizes and variants that the tutorial names. ``likelihood`` is the family of x, by
+its name ("Normal", "Poisson", …) or as a conditional (``Normal(scale=0.1)``), with the model's own network unless it has one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 from aevb.conditionals import Conditional
 from aevb.deterministic import GRU, LSTM
-from aevb.families import Bernoulli, ContinuousBernoulli, MultivariateNormal, Normal, OneHot
+from aevb.families import (
+    Bernoulli,
+    Beta,
+    ContinuousBernoulli,
+    Laplace,
+    Mixture,
+    MultivariateNormal,
+    NegativeBinomial,
+    Normal,
+    OneHot,
+    Poisson,
+    StudentT,
+)
 from aevb.model import Model
-from aevb.networks import linear, mlp
+from aevb.networks import Network, linear, mlp
 
+FAMILIES: dict[str, type[Conditional]] = {
+    family.__name__: family
+    for family in (Bernoulli, ContinuousBernoulli, Normal, Laplace, StudentT, MultivariateNormal, Mixture, Beta, Poisson, NegativeBinomial, OneHot)
+}
+Likelihood = str | Conditional
 Choice = TypeVar("Choice")
 
 
 def fa(x: int = 3, z: int = 2, *, posterior: str = "full", scale: float = 0.5) -> Model:
     """Factor analysis (5.2): x = W z + noise, with the posterior "full", "diagonal", or "fixed" at one scale."""
+    start = linear(bias=False, init="zeros")  # a random V starts far from any posterior: an E-step then takes thousands of steps
     families: dict[str, Conditional] = {
-        "full": MultivariateNormal(net=linear(bias=False, init="normal"), covariance="shared"),
-        "diagonal": Normal(net=linear(bias=False, init="normal"), scale="learned"),
-        "fixed": Normal(net=linear(bias=False, init="normal"), scale=scale),
+        "full": MultivariateNormal(net=start, covariance="shared"),
+        "diagonal": Normal(net=start, scale="learned"),
+        "fixed": Normal(net=start, scale=scale),
     }
     return Model(
         p={"z": Normal(z), "x | z": Normal(x, net=linear(bias=False, init="normal"), scale="learned")},
@@ -30,47 +50,67 @@ def fa(x: int = 3, z: int = 2, *, posterior: str = "full", scale: float = 0.5) -
     )
 
 
-def vae(x: int = 784, z: int = 20, *, hidden: tuple[int, ...] = (500, 500), dropout: float = 0.1, likelihood: Conditional | None = None) -> Model:
-    """Variational auto-encoder (5.3) for data in [0, 1], by default with the continuous Bernoulli."""
+def vae(
+    x: int = 784, z: int = 20, *, hidden: tuple[int, ...] = (500, 500), dropout: float = 0.1, likelihood: Likelihood = "ContinuousBernoulli"
+) -> Model:
+    """Variational auto-encoder (5.3), by default for data in [0, 1], with the continuous Bernoulli."""
     net = mlp(*hidden, dropout=dropout)
     return Model(
-        p={"z": Normal(z), "x | z": likelihood or ContinuousBernoulli(x, net=net)},
+        p={"z": Normal(z), "x | z": _family(likelihood, x, net)},
         q={"z | x": Normal(net=net)},
     )
 
 
-def cvae(x: int = 784, z: int = 20, y: int = 10, *, variant: str = "both", hidden: tuple[int, ...] = (500, 500), dropout: float = 0.1) -> Model:
+def cvae(
+    x: int = 784,
+    z: int = 20,
+    y: int = 10,
+    *,
+    variant: str = "both",
+    hidden: tuple[int, ...] = (500, 500),
+    dropout: float = 0.1,
+    likelihood: Likelihood = "ContinuousBernoulli",
+) -> Model:
     """Conditional VAE (5.4): the label conditions "both" prior and likelihood, the "prior" only, or the "likelihood" only."""
     net = mlp(*hidden, dropout=dropout)
-    likelihood = ContinuousBernoulli(x, net=net)
+    family = _family(likelihood, x, net)
     variants: dict[str, dict[str, Conditional]] = {
-        "both": {"z | y": Normal(z), "x | y, z": likelihood},
-        "prior": {"z | y": Normal(z), "x | z": likelihood},
-        "likelihood": {"z": Normal(z), "x | y, z": likelihood},
+        "both": {"z | y": Normal(z), "x | y, z": family},
+        "prior": {"z | y": Normal(z), "x | z": family},
+        "likelihood": {"z": Normal(z), "x | y, z": family},
     }
     return Model(p=_choose("variant", variant, variants), q={"z | x, y": Normal(net=net)}, given={"y": y})
 
 
-def gmvae(x: int = 784, z: int = 64, y: int = 10, *, hidden: tuple[int, ...] = (512, 512)) -> Model:
-    """Gaussian mixture VAE (5.5): clusters y, codes z drawn around each cluster's centre, binary data."""
+def gmvae(x: int = 784, z: int = 64, y: int = 10, *, hidden: tuple[int, ...] = (512, 512), likelihood: Likelihood = "Bernoulli") -> Model:
+    """Gaussian mixture VAE (5.5): clusters y, codes z drawn around each cluster's centre; by default for binary data."""
     net = mlp(*hidden, init="glorot_normal")
     return Model(
-        p={"y": OneHot(y), "z | y": Normal(z, net=linear(init="glorot_normal")), "x | z": Bernoulli(x, net=net)},
+        p={"y": OneHot(y), "z | y": Normal(z, net=linear(init="glorot_normal")), "x | z": _family(likelihood, x, net)},
         q={"y | x": OneHot(net=net), "z | x, y": Normal(net=net)},
     )
 
 
-def m2(x: int = 784, z: int = 64, y: int = 10, *, hidden: tuple[int, ...] = (512, 512)) -> Model:
+def m2(x: int = 784, z: int = 64, y: int = 10, *, hidden: tuple[int, ...] = (512, 512), likelihood: Likelihood = "Bernoulli") -> Model:
     """The alternative mixture (5.5.1), M2: class y and style z are independent, and the decoder reads both."""
     net = mlp(*hidden, init="glorot_normal")
     return Model(
-        p={"y": OneHot(y), "z": Normal(z), "x | y, z": Bernoulli(x, net=net)},
+        p={"y": OneHot(y), "z": Normal(z), "x | y, z": _family(likelihood, x, net)},
         q={"y | x": OneHot(net=net), "z | x, y": Normal(net=net)},
     )
 
 
-def vrnn(x: int = 28, z: int = 2, h: int = 256, *, posterior: str = "filtering", hidden: tuple[int, ...] = (500, 500), layers: int = 2) -> Model:
-    """Variational RNN (5.6) for binary sequences; q sees the past and present ("filtering"), or all of x ("smoothing")."""
+def vrnn(
+    x: int = 28,
+    z: int = 2,
+    h: int = 256,
+    *,
+    posterior: str = "filtering",
+    hidden: tuple[int, ...] = (500, 500),
+    layers: int = 2,
+    likelihood: Likelihood = "Bernoulli",
+) -> Model:
+    """Variational RNN (5.6) for sequences, by default binary; q sees the past and present ("filtering"), or all of x ("smoothing")."""
     net = mlp(*hidden)
     posteriors: dict[str, dict[str, Conditional]] = {
         "filtering": {"z[t] | h[t], x[t]": Normal(net=net)},
@@ -80,7 +120,7 @@ def vrnn(x: int = 28, z: int = 2, h: int = 256, *, posterior: str = "filtering",
         p={
             "h[t] | h[t-1], x[t-1], z[t-1]": LSTM(h, layers=layers),
             "z[t] | h[t]": Normal(z, net=net),
-            "x[t] | h[t], z[t]": Bernoulli(x, net=net),
+            "x[t] | h[t], z[t]": _family(likelihood, x, net),
         },
         q=_choose("posterior", posterior, posteriors),
     )
@@ -90,6 +130,14 @@ def vrnn(x: int = 28, z: int = 2, h: int = 256, *, posterior: str = "filtering",
 recipes: dict[str, dict[str, float | int]] = {"fa": {"lr": 0.1, "batch": 32}}
 
 zoo: dict[str, Callable[..., Model]] = {"fa": fa, "vae": vae, "cvae": cvae, "gmvae": gmvae, "m2": m2, "vrnn": vrnn}
+
+
+def _family(likelihood: Likelihood, size: int, net: Network) -> Conditional:
+    """The conditional of the data: a family by its name, or a conditional, with the model's size and network where it has none."""
+    spec = _choose("likelihood", likelihood, FAMILIES)() if isinstance(likelihood, str) else likelihood
+    if not isinstance(spec, Conditional):
+        raise ValueError(f"likelihood is a family's name or a conditional, got {likelihood!r}.")
+    return replace(spec, size=spec.size or size, net=spec.net or net)
 
 
 def _choose(what: str, value: str, choices: Mapping[str, Choice]) -> Choice:

@@ -1,21 +1,63 @@
-"""Data by name, as the command line asks for it: a built-in set or a file, prepared for one model."""
+"""Data by name, as the command line asks for it: a built-in set or a file, prepared for one model.
+
+What was done to the rows is a :class:`Recipe`, kept beside a run as ``data.json``: whatever is done with the run afterwards prepares
+its rows in the same way, with the same numbers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from aevb.data.builtin import Images, digits, factor_analysis, mnist
-from aevb.data.preparation import as_variable
-from aevb.data.sources import read_arrays
+from aevb.data.files import TABLES, assigned, read_file
+from aevb.data.preparation import CHOICES, Fresh, Standardised, default_preparation, prepare_levels, standardise
+from aevb.data.sources import some_rows
 from aevb.graph import Graph
 
 IMAGES: dict[str, Callable[[], tuple[Images, Images]]] = {"digits": digits, "mnist": mnist, "fashion": partial(mnist, "fashion")}
 NAMES = ("fa", *IMAGES)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Where rows came from and what was done to them."""
+
+    data: str
+    prepare: str | None = None  # what was done to the first observed variable
+    levels: int | None = None  # how many grey levels it had
+    mean: list[float] | None = None  # what was subtracted from its columns,
+    scale: list[float] | None = None  # and what they were divided by
+    columns: Mapping[str, list[str]] | None = None  # the columns of a table that each variable has
+    image: list[int] | None = None  # height and width, if rows were images
+    steps: int | None = None  # the length of the longest sequence
+    validation: str | None = None  # a file of test rows,
+    hold_out: float = 0.0  # or the share of rows that are
+    seed: int = 0
+
+    def text(self) -> str:
+        return json.dumps({key: value for key, value in asdict(self).items() if value is not None}, indent=2, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def read(cls, folder: Path) -> Recipe | None:
+        """The recipe of a run; None for one that was trained without the command line."""
+        path = folder / "data.json"
+        if not path.is_file():
+            return None
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path} is damaged: {error}. Delete it, and say --prepare yourself.") from None
+
+    def numbers(self) -> Standardised | None:
+        """The numbers of a standardisation."""
+        return None if self.mean is None else Standardised(np.empty(0), np.array(self.mean), np.array(self.scale))
 
 
 @dataclass(frozen=True)
@@ -24,34 +66,168 @@ class Split:
 
     data: dict[str, Any]
     labels: np.ndarray | None = None
+    raw: dict[str, Any] = field(default_factory=dict)  # as they were before preparation
 
 
-def sizes(name: str, timed: bool) -> dict[str, int]:
-    """What a built-in set says about a zoo model's sizes."""
+@dataclass(frozen=True)
+class Loaded:
+    """Training rows, test rows where there are some, and how they were prepared."""
+
+    train: Split
+    test: Split | None
+    recipe: Recipe
+
+
+def sizes(name: str, graph: Graph) -> dict[str, int]:
+    """What data say about the sizes of a zoo model: x from the columns, y from the labels."""
     if name == "fa":
         return {"x": 3}
-    if name not in IMAGES:
-        return {}
-    pixels = IMAGES[name]()[0].pixels
-    return {"x": pixels.shape[2] if timed else pixels.shape[1] * pixels.shape[2]}
+    if name in IMAGES:
+        pixels = IMAGES[name]()[0].pixels
+        return {"x": pixels.shape[2] if graph.timed["x"] else pixels.shape[1] * pixels.shape[2]}
+    found = {}
+    for variable, value in read_file(Path(name), graph, check=False).items():
+        if variable in graph.shapes:
+            shape = (0, *value[0].shape) if isinstance(value, list) else value.shape
+            inner = shape[2 if graph.timed[variable] else 1 :]
+            labels = not inner and variable != graph.observed[0]
+            found[variable] = int(np.nanmax(value)) + 1 if labels else int(np.prod(inner))
+    return found
 
 
-def load(name: str, graph: Graph, *, prepare: str | None = None, seed: int = 0) -> tuple[Split, Split | None]:
-    """Training and test rows of a built-in set, or all rows of a file."""
+def load(
+    name: str,
+    graph: Graph,
+    *,
+    prepare: str | None = None,
+    seed: int = 0,
+    validation: str | None = None,
+    hold_out: float = 0.0,
+    like: Recipe | None = None,
+) -> Loaded:
+    """Rows of a built-in set, which has test rows, or of a file, which may be told some: ``validation`` is a file, ``hold_out`` a share.
+
+    ``like`` is the recipe of a run: rows are then prepared as its training rows were.
+    """
+    if prepare is not None and prepare not in (*CHOICES, "none"):
+        raise ValueError(f"Unknown preparation {prepare!r}. Choose one of {', '.join((*CHOICES, 'none'))}.")
+    if not 0 <= hold_out < 1:
+        raise ValueError(f"A share of the rows is held out, from 0 to less than 1; got {hold_out}.")
+    x = graph.observed[0]
+    recipe = Recipe(name, validation=validation, hold_out=hold_out, seed=seed)
+    if like is not None:
+        recipe = like if like.data == name else replace(like, data=name, validation=None, hold_out=0.0)
+    if name in NAMES and (recipe.hold_out or recipe.validation):
+        raise ValueError(f"{name} brings its test rows; --validation and --hold-out are for files.")
+    train, test, found = _builtin(name, graph, recipe) if name in NAMES else _file(name, graph, recipe)
+    recipe = replace(found, prepare=prepare or recipe.prepare, levels=recipe.levels or found.levels)
+    if recipe.prepare is None and name in IMAGES:
+        recipe = replace(recipe, prepare=default_preparation(graph, x))
+    if recipe.prepare in (None, "none"):
+        return Loaded(replace(train, raw=train.data), None if test is None else replace(test, raw=test.data), replace(recipe, prepare=None))
+    record = recipe.numbers()
+    if recipe.prepare == "standardise":
+        if record is None:
+            record = standardise(_real(train.data, x))
+            recipe = replace(recipe, mean=record.mean.tolist(), scale=record.scale.tolist())
+    elif recipe.levels is None:
+        recipe = replace(recipe, levels=_count_levels(train.data[x]))
+
+    def prepared(split: Split, offset: int) -> Split:
+        value = split.data[x]
+        if recipe.prepare == "standardise":
+            done: Any = standardise(value, like=record)
+        else:
+            done = prepare_levels(str(recipe.prepare), value, recipe.levels or 256, seed=recipe.seed + offset)
+        return replace(split, data=split.data | {x: done}, raw=split.data)
+
+    return Loaded(prepared(train, 0), None if test is None else prepared(test, 1), recipe)
+
+
+def _builtin(name: str, graph: Graph, recipe: Recipe) -> tuple[Split, Split, Recipe]:
+    x = graph.observed[0]
     if name == "fa":
-        return Split({"x": factor_analysis(seed=0)}), Split({"x": factor_analysis(seed=1)})
-    if name not in IMAGES:
-        return Split(read_arrays(name, graph)), None
-    observed = next((variable for variable in graph.observed), "x")
-    train, test = IMAGES[name]()
+        return Split({x: factor_analysis(seed=0)}), Split({x: factor_analysis(seed=1)}), recipe
+    both = IMAGES[name]()
 
-    def split(images: Images, offset: int) -> Split:
-        data: dict[str, Any] = {observed: as_variable(graph, observed, images.pixels, images.levels, how=prepare, seed=seed + offset)}
+    def split(images: Images) -> Split:
+        pixels = images.pixels if graph.timed[x] else images.pixels.reshape(len(images.pixels), -1)
+        data: dict[str, Any] = {x: pixels}
         if len(graph.given) == 1:
             data[next(iter(graph.given))] = images.labels
         return Split(data, images.labels)
 
-    return split(train, 0), split(test, 1)
+    shape = both[0].pixels.shape
+    told = replace(recipe, levels=both[0].levels, image=list(shape[1:]), steps=shape[1] if graph.timed[x] else None)
+    return split(both[0]), split(both[1]), told
+
+
+def _file(name: str, graph: Graph, recipe: Recipe) -> tuple[Split, Split | None, Recipe]:
+    x, path = graph.observed[0], Path(name)
+    columns = recipe.columns or (assigned(path, graph) if path.suffix in TABLES else None)
+    data = _read(path, graph, columns)
+    shape = data[x][0].shape if isinstance(data[x], list) else data[x].shape[1:]
+    if not graph.timed[x] and len(shape) == 2:
+        recipe = replace(recipe, image=list(shape))
+    data = _flat(graph, x, data)
+    test = None
+    if recipe.validation is not None:
+        if recipe.hold_out:
+            raise ValueError("Validation rows come from --validation or from --hold-out, not both.")
+        test = _flat(graph, x, _read(Path(recipe.validation), graph, columns))
+    elif recipe.hold_out:
+        n = len(data[x])
+        held = max(1, round(n * recipe.hold_out))
+        if held >= n:
+            raise ValueError(f"{name} has {n} rows: holding out {held} leaves none to train on.")
+        order = np.random.default_rng(recipe.seed).permutation(n)
+        train_rows, test_rows = np.sort(order[held:]), np.sort(order[:held])
+        data, test = ({key: some_rows(value, rows) for key, value in data.items()} for rows in (train_rows, test_rows))
+    longest = max(map(len, data[x])) if isinstance(data[x], list) else shape[0] if shape else None
+    recipe = replace(recipe, columns=columns, steps=longest if graph.timed[x] else None)
+    return _labelled(data, graph), None if test is None else _labelled(test, graph), recipe
+
+
+def _read(path: Path, graph: Graph, columns: Mapping[str, list[str]] | None) -> dict[str, Any]:
+    data = read_file(path, graph, columns=columns if path.suffix in TABLES else None)
+    if graph.observed[0] not in data:
+        raise ValueError(f"{path} holds {', '.join(data)}, but not {graph.observed[0]}.")
+    return data
+
+
+def _flat(graph: Graph, x: str, data: dict[str, Any]) -> dict[str, Any]:
+    """Images [N, height, width] as rows, where the variable is flat."""
+    value = data[x]
+    flat = not graph.timed[x] and isinstance(value, np.ndarray) and value.ndim > 2 and len(graph.shapes[x]) == 1
+    return data | {x: value.reshape(len(value), -1)} if flat else data
+
+
+def _labelled(data: dict[str, Any], graph: Graph) -> Split:
+    labels = next((np.asarray(value) for name, value in data.items() if name in graph.latents and np.ndim(value) == 1), None)
+    return Split(data, labels)
+
+
+def _real(data: Mapping[str, Any], x: str) -> Any:
+    """The values of x, NaN in the padding of ragged sequences."""
+    value, lengths, steps = data[x], data.get("lengths"), data.get("steps")
+    if isinstance(value, list) or (lengths is None and steps is None):
+        return value
+    real = np.asarray(steps).astype(bool) if steps is not None else np.arange(value.shape[1]) < np.asarray(lengths)[:, None]
+    return np.where(real.reshape(*real.shape, *[1] * (value.ndim - 2)), value, np.nan)
+
+
+def _count_levels(x: Any) -> int:
+    if isinstance(x, list) or np.asarray(x[:1]).dtype == np.uint8:
+        return 256
+    highest = float(np.nanmax(x))
+    if highest != int(highest):
+        raise ValueError(f"Grey levels are whole numbers from 0, but the data go up to {highest}. --prepare none takes them as they are.")
+    return max(2, int(highest) + 1)
+
+
+def plain(value: Any) -> np.ndarray:
+    """A prepared variable as an array; what is fresh is drawn once."""
+    return value.once() if isinstance(value, Fresh) else np.asarray(value)
 
 
 def clustering_accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:

@@ -1,50 +1,247 @@
-"""Preparation: from grey levels to what a likelihood takes."""
+"""Preparation: from grey levels, tables and images to what a likelihood takes.
+
+Each function takes an array and gives one back. Two give records instead: ``standardise`` remembers its numbers, so that other rows
+are treated alike and samples can be taken back, and with ``fresh=True`` ``binarise`` and ``dequantise`` leave the drawing to
+training, which then draws every row anew each time it is taken.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from torch import Tensor
+from torch.distributions import constraints
 
-from aevb.families import Bernoulli, Beta, ContinuousBernoulli
+from aevb.families import Bernoulli
 from aevb.graph import Graph
 
-
-def dequantise(x: np.ndarray, levels: int = 256, *, seed: int = 0) -> np.ndarray:
-    """(x + u) / levels with u uniform: grey levels 0 … levels − 1 become values of a density on (0, 1)."""
-    noise = np.random.default_rng(seed).random(x.shape, dtype=np.float32)
-    return (x.astype(np.float32) + noise) / np.float32(levels)
+INSIDE = 2.0**-24  # the nearest to 0 and to 1 that a dequantised value comes: a density may have no value at the ends
+CHUNK = 2**24  # bytes of a file that are read at a time
 
 
-def threshold(x: np.ndarray, levels: int = 256, *, seed: int = 0) -> np.ndarray:
-    """1 where the grey level is in the upper half, else 0."""
-    return (x >= levels / 2).astype(np.float32)
+@dataclass(frozen=True, eq=False)
+class Fresh:
+    """Grey levels 0 … ``levels`` − 1 that are drawn anew, by ``how``, each time rows are taken for training.
+
+    The levels stay stored as they are. Where nothing is trained (validation, evaluation) the draw of a row is always the same.
+    """
+
+    values: Any
+    how: str
+    levels: int = 256
+
+    def draw(self, levels: Tensor, uniform: Tensor) -> Tensor:
+        """One draw of some rows, from their grey levels and as many numbers uniform on [0, 1)."""
+        if self.how == "binarise":
+            return (uniform * (self.levels - 1) < levels).to(uniform.dtype)
+        return ((levels + uniform) / self.levels).clamp(INSIDE, 1 - INSIDE)
+
+    def middle(self, levels: np.ndarray) -> np.ndarray:
+        """A value that a draw can take, for checking."""
+        return threshold(levels, self.levels) if self.how == "binarise" else (_levels("dequantise", levels, self.levels) + 0.5) / self.levels
+
+    def once(self, seed: int = 0) -> np.ndarray:
+        """All rows drawn once, as an array."""
+        return PREPARATIONS[self.how](self.values, self.levels, seed=seed)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __repr__(self) -> str:
+        return f"{self.how} {self.levels}"
 
 
-def binarise(x: np.ndarray, levels: int = 256, *, seed: int = 0) -> np.ndarray:
-    """1 with the probability that the grey level stands for, drawn once."""
-    draws = np.random.default_rng(seed).random(x.shape, dtype=np.float32)
-    return (draws * (levels - 1) < x).astype(np.float32)
+@dataclass(frozen=True, eq=False)
+class Standardised:
+    """Rows of ``raw``, less ``mean``, divided by ``scale``. An array wherever one is expected; files stay mapped."""
+
+    raw: Any
+    mean: np.ndarray
+    scale: np.ndarray
+
+    @property
+    def values(self) -> Any:
+        return [self.apply(np.asarray(row)) for row in self.raw] if isinstance(self.raw, list) else self.apply(np.asarray(self.raw))
+
+    def apply(self, x: np.ndarray) -> np.ndarray:
+        """Other rows, with these numbers."""
+        precision = x.dtype if x.dtype.kind == "f" else np.float64
+        columns = x[..., None] if self.mean.size == 1 and x.shape[-1:] != (1,) else x
+        return ((columns - self.mean) / self.scale).astype(precision).reshape(x.shape)
+
+    def undo(self, x: Any) -> np.ndarray:
+        """Back to the units of ``raw``."""
+        array = np.asarray(x)
+        return np.asarray(array * self.scale + self.mean, dtype=array.dtype if array.dtype.kind == "f" else None)
+
+    def __len__(self) -> int:
+        return len(self.raw)
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        return self.apply(np.asarray(self.raw[rows]))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.values, dtype=dtype)
 
 
-def scale(x: np.ndarray, levels: int = 256, *, seed: int = 0) -> np.ndarray:
-    """Grey levels to [0, 1]."""
-    return x.astype(np.float32) / np.float32(levels - 1)
+def dequantise(x: Any, levels: int = 256, *, seed: int = 0, fresh: bool = False) -> Any:
+    """(x + u) / levels with u uniform: grey levels 0 … levels − 1 become values of a density on (0, 1).
+
+    >>> (dequantise([0, 3], levels=4) * 4).astype(int).tolist()
+    [0, 3]
+    """
+    array = _levels("dequantise", x, levels)
+    if fresh:
+        return Fresh(array, "dequantise", levels)
+    noise = np.random.default_rng(seed).random(array.shape, dtype=np.float32)
+    return np.clip((array.astype(np.float32) + noise) / np.float32(levels), np.float32(INSIDE), np.float32(1 - INSIDE))
 
 
-PREPARATIONS: dict[str, Callable[..., np.ndarray]] = {"dequantise": dequantise, "threshold": threshold, "binarise": binarise, "scale": scale}
+def threshold(x: Any, levels: int = 256, *, seed: int = 0) -> np.ndarray:
+    """1 where the grey level is in the upper half, else 0.
+
+    >>> threshold([0, 127, 128, 255]).tolist()
+    [0.0, 0.0, 1.0, 1.0]
+    """
+    array = _levels("threshold", x, levels)
+    return _where_known(array, array >= levels / 2)
+
+
+def binarise(x: Any, levels: int = 256, *, seed: int = 0, fresh: bool = False) -> Any:
+    """1 with the probability that the grey level stands for, x / (levels − 1): drawn once, or with ``fresh`` each time anew."""
+    array = _levels("binarise", x, levels)
+    if fresh:
+        return Fresh(array, "binarise", levels)
+    draws = np.random.default_rng(seed).random(array.shape, dtype=np.float32)
+    return _where_known(array, draws * (levels - 1) < array)
+
+
+def scale(x: Any, levels: int = 256, *, seed: int = 0) -> np.ndarray:
+    """Grey levels to [0, 1].
+
+    >>> scale([0, 255]).tolist()
+    [0.0, 1.0]
+    """
+    return _levels("scale", x, levels).astype(np.float32) / np.float32(levels - 1)
+
+
+def counts(x: Any, levels: int = 256, *, seed: int = 0) -> np.ndarray:
+    """Grey levels as they are: counts."""
+    return _levels("counts", x, levels).astype(np.float32)
+
+
+def standardise(x: Any, like: Standardised | None = None) -> Standardised:
+    """Every column (the last axis) to mean 0 and scale 1, missing entries (NaN) apart; a constant column keeps its scale.
+
+    ``like`` is the record of other rows, whose numbers are then used: ``standardise(test, like=train)``. The record is an array to
+    ``fit`` and to numpy; ``record.undo(samples)`` goes back to the units of x. A list of sequences of different lengths is
+    taken as their steps together.
+
+    >>> record = standardise([[1.0, 5.0], [3.0, 5.0]])
+    >>> record.values.tolist(), record.mean.tolist(), record.scale.tolist()
+    ([[-1.0, 0.0], [1.0, 0.0]], [2.0, 5.0], [1.0, 1.0])
+    """
+    if isinstance(x, list | tuple) and x and np.ndim(x[0]):
+        raw: Any = [np.asarray(row) for row in x]
+    else:
+        raw = x if isinstance(x, np.memmap) or hasattr(x, "raw") else np.asarray(x)  # rows of a file are read when they are needed
+    if isinstance(raw, list) and len({row.shape for row in raw}) == 1:
+        raw = np.stack(raw)
+    if like is not None:
+        width = 1 if not isinstance(raw, list) and raw.ndim == 1 else (raw[0] if isinstance(raw, list) else raw).shape[-1]
+        if like.mean.size != 1 and width != like.mean.size:
+            raise ValueError(f"These rows have {width} columns, those that they are standardised like have {like.mean.size}.")
+        return Standardised(raw, like.mean, like.scale)
+    count, mean, square, low, high = 0.0, 0.0, 0.0, np.inf, -np.inf
+    for part in _parts(raw):  # means and squares of parts are merged, so that a file is read a part at a time
+        known = ~np.isnan(part)
+        n = known.sum(0)
+        here = np.where(known, part, 0).sum(0) / np.maximum(n, 1)
+        spread = (np.where(known, part - here, 0) ** 2).sum(0)
+        total = np.maximum(count + n, 1)
+        square = square + spread + (here - mean) ** 2 * count * n / total
+        mean = mean + (here - mean) * n / total
+        count = count + n
+        low, high = np.minimum(low, np.where(known, part, np.inf).min(0)), np.maximum(high, np.where(known, part, -np.inf).max(0))
+    deviation = np.sqrt(square / np.maximum(count, 1))
+    return Standardised(raw, np.asarray(mean), np.where((high > low) & (deviation > 0), deviation, 1.0))
+
+
+def as_sequence(images: Any, steps: int | None = None) -> np.ndarray:
+    """An image's rows as the steps of a sequence: [N, height, width] stays, [N, height · width] is cut into ``steps`` rows.
+
+    >>> as_sequence(np.zeros((5, 64))).shape
+    (5, 8, 8)
+    """
+    array = np.asarray(images)
+    if array.ndim == 3:
+        return array
+    if array.ndim != 2:
+        raise ValueError(f"as_sequence takes images [N, height, width] or [N, height · width], got the shape {list(array.shape)}.")
+    rows = steps or round(array.shape[1] ** 0.5)
+    if array.shape[1] % rows or (steps is None and rows * rows != array.shape[1]):
+        raise ValueError(f"{array.shape[1]} columns are no {steps or 'square of'} rows. Say how many rows an image has: as_sequence(x, steps=…).")
+    return array.reshape(len(array), rows, -1)
+
+
+PREPARATIONS: dict[str, Callable[..., np.ndarray]] = {
+    "dequantise": dequantise,
+    "threshold": threshold,
+    "binarise": binarise,
+    "scale": scale,
+    "counts": counts,
+}
+CHOICES = (*PREPARATIONS, "dequantise-fresh", "binarise-fresh", "standardise")
 
 
 def default_preparation(graph: Graph, name: str) -> str:
-    """What the likelihood of an image calls for: binary, a density on (0, 1), or plain scaling."""
+    """What the likelihood of an image calls for: binary, counts, or a density."""
     family = graph.rule("p", name).spec
-    return "threshold" if isinstance(family, Bernoulli) else "dequantise" if isinstance(family, ContinuousBernoulli | Beta) else "scale"
+    if isinstance(family, Bernoulli):
+        return "threshold"
+    return "counts" if family.support is constraints.nonnegative_integer else "dequantise"
 
 
-def as_variable(graph: Graph, name: str, pixels: np.ndarray, levels: int, *, how: str | None = None, seed: int = 0) -> np.ndarray:
+def prepare_levels(how: str, x: Any, levels: int, *, seed: int = 0) -> Any:
+    """Grey levels prepared as a word says: one of :data:`PREPARATIONS`, or ``binarise-fresh``, ``dequantise-fresh``."""
+    name, _, fresh = how.partition("-")
+    if how not in CHOICES or how == "standardise":
+        raise ValueError(f"Unknown preparation {how!r}. Choose one of {', '.join(CHOICES)}.")
+    return PREPARATIONS[name](x, levels, seed=seed, **({"fresh": True} if fresh else {}))
+
+
+def as_variable(graph: Graph, name: str, pixels: np.ndarray, levels: int, *, how: str | None = None, seed: int = 0) -> Any:
     """Images [N, height, width] as the model's variable: prepared, flat, or a row a step where the variable lives in time."""
-    how = how or default_preparation(graph, name)
-    if how not in PREPARATIONS:
-        raise ValueError(f"Unknown preparation {how!r}. Choose one of {', '.join(PREPARATIONS)}.")
-    x = PREPARATIONS[how](pixels, levels, seed=seed)
-    return x if graph.timed[name] else x.reshape(len(x), -1)
+    x = pixels if graph.timed[name] else pixels.reshape(len(pixels), -1)
+    return prepare_levels(how or default_preparation(graph, name), x, levels, seed=seed)
+
+
+def _levels(what: str, x: Any, levels: int) -> np.ndarray:
+    array = x if isinstance(x, np.ndarray) else np.asarray(x)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"{what} takes grey levels, not {array.dtype}.")
+    if array.size and not isinstance(array, np.memmap) and not (array.dtype == np.uint8 and levels == 256):
+        low, high = np.nanmin(array), np.nanmax(array)
+        if low < 0 or high > levels - 1:
+            raise ValueError(f"{what} takes grey levels 0 … {levels - 1}, but these go from {low} to {high}. Say how many there are: levels=….")
+    return array
+
+
+def _where_known(x: np.ndarray, value: np.ndarray) -> np.ndarray:
+    found = value.astype(np.float32)
+    return np.where(np.isnan(x), np.float32("nan"), found) if x.dtype.kind == "f" else found
+
+
+def _parts(raw: Any) -> Any:
+    """Rows [n, d] in double precision, some at a time."""
+    if isinstance(raw, list):
+        for row in raw:
+            yield row.reshape(len(row), -1).astype(np.float64)
+        return
+    width = raw.shape[-1] if raw.ndim > 1 else 1
+    step = max(1, CHUNK // max(1, raw[:1].nbytes))
+    for start in range(0, len(raw), step):
+        yield np.asarray(raw[start : start + step]).reshape(-1, width).astype(np.float64)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import csv
+import mmap
+import os
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,59 +13,220 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aevb.batch import Batch, prepare
+from aevb.batch import Batch, lay_out, pad, prepare, raw_on_axes
+from aevb.data.files import read_file
+from aevb.data.preparation import CHUNK, Fresh, Standardised
 from aevb.graph import Graph
 
-CHUNK = 4096  # rows checked at a time when data are not loaded whole
+RELEASE = 2**28  # bytes of mapped files in memory before their pages are given back
+PIECE = 64  # rows read between two looks at that; the system may map 2 MiB around a row
+BLOCK = 256  # rows that share a generator where draws are fixed
+
+Extents = dict[str, tuple[Tensor, Tensor]]  # variable → least and greatest value of each column
 
 
 class Source:
-    """Rows laid out for a model. ``take`` gives the batch of some rows; ``n`` counts them."""
+    """Rows laid out for a model. ``take`` gives the batch of some rows; ``n`` counts them.
+
+    ``extents`` holds the least and greatest value of every column of the observed variables, among known entries and real steps.
+    """
 
     n: int
+    like: Tensor
+    fresh: dict[str, Fresh]
+    extents: Extents
 
-    def take(self, rows: Tensor) -> Batch:
-        raise TypeError(f"{type(self).__name__} has no take(rows).")
+    def take(self, rows: Tensor, *, generator: torch.Generator | None = None, share: slice = slice(None)) -> Batch:
+        """The batch of ``rows[share]``.
+
+        What is fresh is drawn by the generator for all the rows, of which the share keeps its part; without one the draw of a row is fixed.
+        """
+        chosen = rows[share]
+        batch = self.read(chosen)
+        for name, fresh in self.fresh.items():
+            levels = batch[name].to(self.like.dtype)
+            steps, _, d = levels.shape
+            if generator is None:
+                uniform = self._fixed(chosen, steps, d)
+            else:
+                uniform = torch.rand((steps, len(rows), d), generator=generator, device=self.like.device, dtype=self.like.dtype)[:, share]
+            value = fresh.draw(levels, uniform)
+            for there in (f"{name}?", "steps"):
+                value = torch.where(batch[there], value, 0.0) if there in batch and (there != "steps" or steps > 1) else value
+            batch[name] = value
+        return batch
+
+    def read(self, rows: Tensor) -> Batch:
+        """The batch of these rows as they are stored, what is fresh as its grey levels."""
+        raise TypeError(f"{type(self).__name__} has no read(rows).")
+
+    def _fixed(self, rows: Tensor, steps: int, d: int) -> Tensor:
+        """Uniform numbers that are always the same for a row, whichever rows are taken with it."""
+        rows = rows.cpu()
+        uniform = torch.empty((steps, len(rows), d), device=self.like.device, dtype=self.like.dtype)
+        for block in (rows // BLOCK).unique().tolist():
+            generator = torch.Generator(self.like.device).manual_seed(block)
+            drawn = torch.rand((steps, BLOCK, d), generator=generator, device=self.like.device, dtype=self.like.dtype)
+            here = (rows // BLOCK == block).nonzero()[:, 0]
+            uniform[:, here] = drawn[:, rows[here] % BLOCK]
+        return uniform
 
 
 class Resident(Source):
-    """Data in memory (the model's device): laid out once, indexed ever after."""
+    """Data in memory (the model's device): laid out once, indexed ever after. What is fresh keeps the type it came in: bytes stay bytes."""
 
     def __init__(self, graph: Graph, data: Mapping[str, Any], like: Tensor) -> None:
-        values = {name: value for name, value in data.items() if name not in ("steps", "lengths")}
-        self.batch = prepare(graph, values, like=like, steps=data.get("steps"), lengths=data.get("lengths"))
+        self.like = like
+        self.fresh = {name: value for name, value in data.items() if isinstance(value, Fresh)}
+        values = {name: value.middle(np.asarray(value.values)) if isinstance(value, Fresh) else value for name, value in data.items()}
+        steps, lengths = values.pop("steps", None), values.pop("lengths", None)
+        self.batch = prepare(graph, values, like=like, steps=steps, lengths=lengths)
+        for name, value in self.fresh.items():
+            self.batch[name] = raw_on_axes(graph, name, value.values, like)
         self.n = next(iter(self.batch.values())).shape[-2]
+        self.extents = _extents(graph, self.batch, self.fresh)
 
-    def take(self, rows: Tensor) -> Batch:
+    def read(self, rows: Tensor) -> Batch:
         return {name: value.index_select(-2, rows.to(value.device)) for name, value in self.batch.items()}
 
 
 class Mapped(Source):
-    """Memory-mapped arrays: checked in chunks before training, then only the rows of a batch are read."""
+    """Arrays in files: checked a part at a time before training, then only the rows of a batch are read.
+
+    Pages of a mapped file that were touched count as this process's memory until they are given back. So a plain array is read from its
+    file by itself; of other maps (a part of a file, another order of axes) the pages are given back as one goes.
+    """
 
     def __init__(self, graph: Graph, data: Mapping[str, Any], like: Tensor) -> None:
-        self.graph, self.data, self.like = graph, dict(data), like
-        counts = {name: len(value) for name, value in data.items()}
+        self.graph, self.like = graph, like
+        self.fresh = {name: value for name, value in data.items() if isinstance(value, Fresh)}
+        values, lengths = pad(graph, {name: value.values if isinstance(value, Fresh) else value for name, value in data.items()})
+        values |= {} if lengths is None else {"lengths": lengths}
+        self.data = {name: _rows_of(value) for name, value in values.items()}
+        self.maps = {name: found for name, value in self.data.items() if (found := memory_map(value)) is not None and found.mode == "r"}
+        self.before = _mapped_bytes()
+        counts = {name: len(value) for name, value in self.data.items()}
         if len(set(counts.values())) > 1:
             raise ValueError(f"The data disagree on the number of examples: {', '.join(f'{name} {n}' for name, n in counts.items())}.")
         self.n = next(iter(counts.values()))
-        self.masked: set[str] = set()
-        for start in range(0, self.n, CHUNK):
-            self.masked |= {name for name in self._lay_out(slice(start, start + CHUNK), start) if name.endswith("?")}
+        self.masks: set[str] = set()
+        self.extents = {}
+        part = max(1, CHUNK // max(1, sum(np.asarray(value[:1]).size * like.element_size() for value in self.data.values())))
+        for start in range(0, max(1, self.n), part):
+            self._check(start, min(start + part, self.n))
 
-    def _lay_out(self, rows: Any, first_row: int = 0) -> Batch:
-        values = {name: np.asarray(value[rows]) for name, value in self.data.items()}
+    def _check(self, start: int, stop: int) -> None:
+        values = {name: np.asarray(value[start:stop]) for name, value in self.data.items()}
+        values |= {name: fresh.middle(values[name]) for name, fresh in self.fresh.items()}
         steps, lengths = values.pop("steps", None), values.pop("lengths", None)
-        return prepare(self.graph, values, like=self.like, first_row=first_row, steps=steps, lengths=lengths)
+        batch = prepare(self.graph, values, like=self.like, first_row=start, steps=steps, lengths=lengths)
+        self.masks |= {name for name in batch if name.endswith("?")}
+        for name, (low, high) in _extents(self.graph, batch, self.fresh).items():
+            before = self.extents.get(name, (low, high))
+            self.extents[name] = torch.minimum(before[0], low), torch.maximum(before[1], high)
+        self._release()
 
-    def take(self, rows: Tensor) -> Batch:
+    def _release(self) -> None:
+        """Give the pages of read-only files back when they have become many. A copy-on-write map would lose what was written to it."""
+        if self.maps and _mapped_bytes() - self.before > RELEASE:
+            for found in self.maps.values():
+                found._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
+            self.before = _mapped_bytes()
+
+    def _gather(self, name: str, index: np.ndarray) -> np.ndarray:
+        if name not in self.maps:
+            return np.asarray(self.data[name][index])
+        parts = []
+        for start in range(0, len(index), PIECE):
+            parts.append(np.asarray(self.data[name][index[start : start + PIECE]]))
+            self._release()
+        return np.concatenate(parts)
+
+    def read(self, rows: Tensor) -> Batch:
         index = rows.cpu().numpy()
-        order = np.argsort(index, kind="stable")  # a file is read front to back
-        back = torch.as_tensor(np.argsort(order, kind="stable"))
-        batch = {name: value.index_select(-2, back.to(value.device)) for name, value in self._lay_out(index[order]).items()}
-        for name in self.masked - batch.keys():  # a batch may happen to miss nothing; the plan stays the same
-            batch[name] = torch.ones_like(batch[name[:-1]], dtype=torch.bool)
-        return batch
+        values = {name: self._gather(name, index) for name in self.data}
+        steps, lengths = values.pop("steps", None), values.pop("lengths", None)
+        return lay_out(self.graph, values, like=self.like, masks=self.masks, steps=steps, lengths=lengths)
+
+
+class OnDisk:
+    """The rows of a mapped array, read from its file: pages are not mapped, of which the system may take 2 MiB for a row."""
+
+    def __init__(self, array: np.memmap) -> None:
+        self.file = open(array.filename, "rb", buffering=0)  # type: ignore[arg-type]  # noqa: SIM115
+        begin = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY  # of the map, which lies at some address
+        address = np.frombuffer(array._mmap, np.uint8, 1).__array_interface__["data"][0]  # type: ignore[attr-defined]
+        self.offset = begin + array.__array_interface__["data"][0] - address
+        self.dtype, self.shape = array.dtype, array.shape
+        self.number, self.width = self.file.fileno(), array[:1].nbytes
+        weakref.finalize(self, self.file.close)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
+        start, stop, _ = rows.indices(len(self)) if isinstance(rows, slice) else (0, len(rows), 1)
+        found = np.empty((max(0, stop - start), *self.shape[1:]), self.dtype)
+        content = memoryview(found.reshape(-1).view(np.uint8).data)
+        if isinstance(rows, slice):
+            self._read(content, self.offset + start * self.width)
+        else:
+            width = self.width
+            for i, row in enumerate(rows.tolist()):
+                self._read(content[i * width : (i + 1) * width], self.offset + row * width)
+        return found
+
+    def _read(self, into: memoryview, place: int) -> None:
+        count = os.preadv(self.number, [into], place)
+        if count < len(into):  # at most 2 GiB come at once, and nothing beyond the end
+            if not count:
+                raise ValueError(f"{self.file.name} has become shorter while it was read.")
+            self._read(into[count:], place + count)
+
+
+class Rows:
+    """Some rows of an array, in an order of their own; of a mapped file they are read when they are taken."""
+
+    def __init__(self, raw: Any, index: np.ndarray) -> None:
+        self.raw, self.index = raw, index
+        self.shape = (len(index), *raw.shape[1:])
+        self.ndim = len(self.shape)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self[:], dtype=dtype)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        return np.asarray(self.raw[self.index[rows]])
+
+
+def _mapped_bytes() -> int:
+    """Pages of files that count as this process's memory; 0 where the system does not say, or cannot take them back."""
+    if not hasattr(mmap, "MADV_DONTNEED"):
+        return 0
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[2]) * mmap.PAGESIZE
+    except OSError:
+        return 0
+
+
+def memory_map(value: Any) -> np.memmap | None:
+    """The mapped file that an array (or some rows of it, or a preparation) reads from."""
+    while isinstance(value, Rows | Standardised | Fresh):
+        value = value.values if isinstance(value, Fresh) else value.raw
+    return value if isinstance(value, np.memmap) and getattr(value, "_mmap", None) is not None else None
+
+
+def some_rows(value: Any, index: np.ndarray) -> Any:
+    """These rows of an array, a list or a mapped file (which stays mapped)."""
+    if memory_map(value) is not None:
+        return Rows(value, index)
+    if isinstance(value, list):
+        return [value[i] for i in index]
+    return np.asarray(value)[index]
 
 
 def open_source(graph: Graph, data: Any, like: Tensor) -> Source:
@@ -71,23 +234,21 @@ def open_source(graph: Graph, data: Any, like: Tensor) -> Source:
     if isinstance(data, Source):
         return data
     arrays = read_arrays(data, graph)
-    if any(isinstance(value, np.memmap) for value in arrays.values()):
+    if any(memory_map(value) is not None for value in arrays.values()):
         return Mapped(graph, arrays, like)
-    return Resident(graph, arrays, like)
+    return Resident(graph, {name: value.values if isinstance(value, Standardised) else value for name, value in arrays.items()}, like)
 
 
 def read_arrays(data: Any, graph: Graph) -> dict[str, Any]:
+    """Arrays by variable."""
     if isinstance(data, torch.utils.data.DataLoader):
         data = data.dataset
     if isinstance(data, str | Path):
-        return _read_file(Path(data), graph)
+        return read_file(Path(data), graph)
     if isinstance(data, Mapping):
         if not data:
             raise ValueError('The data are empty: pass a dictionary from variable to array, e.g. {"x": X}.')
-        found: dict[str, Any] = {}
-        for name, value in data.items():
-            found[name] = _single(Path(value), name, graph) if isinstance(value, str | Path) else value
-        return found
+        return {name: _single(Path(value), name, graph) if isinstance(value, str | Path) else value for name, value in data.items()}
     if isinstance(data, torch.utils.data.IterableDataset):
         raise ValueError("An IterableDataset has no rows to return to, so a run could not be resumed. Pass arrays, files or a map-style Dataset.")
     if isinstance(data, torch.utils.data.Dataset):
@@ -102,6 +263,31 @@ def _names(graph: Graph) -> list[str]:
     return [*graph.observed, *graph.given]
 
 
+def _rows_of(value: Any) -> Any:
+    """What rows are read from: a file by itself where an array is the plain content of one, otherwise the array."""
+    if isinstance(value, Rows):
+        return Rows(_rows_of(value.raw), value.index)
+    if isinstance(value, Standardised):
+        return Standardised(_rows_of(value.raw), value.mean, value.scale)
+    if memory_map(value) is not None and value.mode == "r" and value.flags.c_contiguous and value.filename:
+        return OnDisk(value)
+    if isinstance(value, np.memmap):
+        return value
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+
+
+def _extents(graph: Graph, batch: Batch, fresh: Mapping[str, Fresh]) -> Extents:
+    found: Extents = {}
+    for name in graph.observed:
+        if name in batch and name not in fresh:
+            low = high = batch[name]
+            inside = [batch[mask] for mask in (f"{name}?", "steps") if mask in batch and (mask != "steps" or graph.timed[name])]
+            for there in inside:
+                low, high = torch.where(there, low, torch.inf), torch.where(there, high, -torch.inf)
+            found[name] = low.amin((0, 1)), high.amax((0, 1))
+    return found
+
+
 def _from_dataset(data: torch.utils.data.Dataset, graph: Graph) -> dict[str, Any]:
     """Rows of a map-style Dataset: dictionaries, tuples in the order (observed, given), or single arrays."""
     rows = [data[i] for i in range(len(data))]  # type: ignore[arg-type]
@@ -113,61 +299,13 @@ def _from_dataset(data: torch.utils.data.Dataset, graph: Graph) -> dict[str, Any
         if isinstance(rows[0], Mapping)
         else zip(*(row if isinstance(row, tuple | list) else (row,) for row in rows), strict=True)
     )
-    return {name: np.stack([np.asarray(value) for value in column]) for name, column in zip(names, columns, strict=False)}
+    return {name: _stacked([np.asarray(value) for value in column]) for name, column in zip(names, columns, strict=False)}
+
+
+def _stacked(rows: list[np.ndarray]) -> Any:
+    return np.stack(rows) if len({row.shape for row in rows}) == 1 else rows
 
 
 def _single(path: Path, name: str, graph: Graph) -> Any:
-    found = _read_file(path, graph)
+    found = read_file(path, graph, only=name)
     return found[name] if name in found else next(iter(found.values()))
-
-
-def _read_file(path: Path, graph: Graph) -> dict[str, Any]:
-    if not path.is_file():
-        raise ValueError(f"There is no file {path}.")
-    names = _names(graph)
-    try:
-        if path.suffix == ".npy":
-            return {names[0]: np.load(path, mmap_mode="r", allow_pickle=False)}
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as archive:
-                known = [key for key in archive.files if key in graph.shapes or key in ("steps", "lengths")]
-                return {key: archive[key] for key in known} or {names[0]: archive[archive.files[0]]}
-        if path.suffix in (".csv", ".tsv", ".txt"):
-            return {names[0]: _read_table(path)}
-    except (OSError, EOFError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
-    raise ValueError(f"{path}: files of kind {path.suffix or 'no suffix'} are not known; use .npy, .npz or .csv.")
-
-
-def _read_table(path: Path) -> np.ndarray:
-    """A CSV file of numbers; a header is skipped, an empty cell is missing."""
-    with path.open(newline="", encoding="utf-8") as file:
-        sample = file.read(4096)
-        file.seek(0)
-        delimiter = "\t" if path.suffix == ".tsv" or ("\t" in sample and "," not in sample) else ";" if ";" in sample and "," not in sample else ","
-        rows = [row for row in csv.reader(file, delimiter=delimiter) if row]
-    if not rows:
-        raise ValueError("it is empty")
-    header = not all(_number(cell) is not None for cell in rows[0])
-    body = rows[1:] if header else rows
-    width = len(rows[0])
-    table = np.empty((len(body), width))
-    for i, row in enumerate(body):
-        if len(row) != width:
-            raise ValueError(f"line {i + 1 + header} has {len(row)} cells, the first has {width}")
-        for j, cell in enumerate(row):
-            value = _number(cell)
-            if value is None:
-                raise ValueError(f"line {i + 1 + header}, column {j + 1} holds {cell!r}, not a number")
-            table[i, j] = value
-    return table
-
-
-def _number(cell: str) -> float | None:
-    text = cell.strip()
-    if text in ("", "NA", "NaN", "nan", "null"):
-        return float("nan")
-    try:
-        return float(text)
-    except ValueError:
-        return None
