@@ -1,7 +1,6 @@
 """Training: the loop does what it says, resumes bit for bit, and refuses what it cannot do well."""
 
 import json
-import shutil
 import tomllib
 
 import numpy as np
@@ -13,7 +12,7 @@ from aevb import Bernoulli, Model, Normal, OneHot, fit, linear, mlp
 from aevb.data.builtin import factor_analysis
 from aevb.data.sources import Mapped, Resident, open_source
 from aevb.training import fit as loop
-from aevb.training.checkpoint import CheckpointError, folders, latest, read
+from aevb.training.checkpoint import CheckpointError, latest
 from aevb.training.evaluation import evaluate
 from aevb.training.fit import TrainingError
 from aevb.training.order import Order
@@ -178,31 +177,6 @@ def test_a_run_killed_once_equals_the_uninterrupted_one_bit_for_bit(tmp_path, mo
     assert strip == [{key: value for key, value in row.items() if key != "seconds"} for row in resumed.rows]
 
 
-def test_a_kill_inside_a_save_leaves_the_checkpoint_before_it(tmp_path, monkeypatch):
-    from aevb.training import checkpoint
-
-    real = checkpoint._write_synced
-    calls = []
-
-    def dying(path, content):
-        calls.append(path)
-        if len(calls) == 5:  # inside the second checkpoint
-            path.write_bytes(content[: len(content) // 2])
-            raise KilledError
-        real(path, content)
-
-    monkeypatch.setattr(checkpoint, "_write_synced", dying)
-    with pytest.raises(KilledError):
-        fit(small_vae(), {"x": bits()}, steps=30, batch=20, checkpoint_every=10, out=tmp_path)
-    monkeypatch.undo()
-    assert [folder.name for folder in folders(tmp_path)] == ["step-10"]
-    model = small_vae()
-    fit(model, {"x": bits()}, steps=30, batch=20, checkpoint_every=10, out=tmp_path, resume=True)
-    whole = small_vae()
-    fit(whole, {"x": bits()}, steps=30, batch=20)
-    assert_equal_weights(weights(whole), weights(model))
-
-
 def test_resuming_with_other_settings_or_over_another_run_is_refused(tmp_path):
     fit(small_vae(), {"x": bits()}, steps=5, out=tmp_path)
     with pytest.raises(ValueError, match="holds a run already. Continue it with resume=True"):
@@ -213,70 +187,6 @@ def test_resuming_with_other_settings_or_over_another_run_is_refused(tmp_path):
         fit(fa(x=6), {"x": bits()}, steps=9, out=tmp_path, resume=True)
     with pytest.raises(ValueError, match="say where they are with out="):
         fit(small_vae(), {"x": bits()}, steps=5, resume=True)
-
-
-def damage_truncate(folder):
-    path = folder / "weights.safetensors"
-    path.write_bytes(path.read_bytes()[:-7])
-
-
-def damage_flip(folder):
-    path = folder / "weights.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-3] ^= 1
-    path.write_bytes(bytes(content))
-
-
-def damage_remove(folder):
-    (folder / "optimizer.safetensors").unlink()
-
-
-def damage_version(folder):
-    manifest = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps(manifest | {"version": 99}))
-
-
-def damage_foreign(folder):
-    (folder / "manifest.json").write_text('{"format": "something else"}')
-
-
-def damage_manifest(folder):
-    (folder / "manifest.json").write_text('{"format": "aevb che')
-
-
-def damage_pickle(folder):
-    import hashlib
-    import pickle
-
-    content = pickle.dumps({"weights": [1, 2, 3]})
-    (folder / "weights.safetensors").write_bytes(content)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["files"]["weights.safetensors"] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-
-
-FAULTS = [
-    (damage_truncate, "is truncated: .* bytes instead of"),
-    (damage_flip, "its SHA-256 is not the one recorded"),
-    (damage_remove, "optimizer.safetensors is missing"),
-    (damage_version, "newer than this version's 1. Update aevb"),
-    (damage_foreign, "was not written by aevb"),
-    (damage_manifest, "manifest.json is damaged"),
-    (damage_pickle, "is not a safetensors file"),
-]
-
-
-@pytest.mark.parametrize(("damage", "message"), FAULTS, ids=[damage.__name__ for damage, _ in FAULTS])
-def test_a_damaged_checkpoint_is_refused_and_nothing_is_lost(tmp_path, damage, message):
-    fit(small_vae(), {"x": bits()}, steps=5, out=tmp_path)
-    (folder,) = folders(tmp_path)
-    shutil.copytree(folder, tmp_path / "copy")
-    damage(folder)
-    before = sorted(path.name for path in folder.iterdir())
-    with pytest.raises(CheckpointError, match=message):
-        fit(small_vae(), {"x": bits()}, steps=9, out=tmp_path, resume=True)
-    assert sorted(path.name for path in folder.iterdir()) == before
-    assert read(tmp_path / "copy").step == 5
 
 
 # Trouble ----------------------------------------------------------------------------------------------------------------------------------
@@ -296,7 +206,9 @@ def test_a_non_finite_loss_takes_no_step_and_names_step_rows_and_factor(tmp_path
 
     monkeypatch.setattr(loop.Training, "_take_step", poisoned)
     with pytest.raises(
-        TrainingError, match=r"Step 12: the term x \(p's factor p\(x\|z\)\) is not finite for rows .*\. No step was taken\. The last good"
+        TrainingError,
+        match=r"Step 12: the term x \(p's factor p\(x\|z\)\) is not finite for rows .*\. The parameters of p\(x\|z\) are not finite\. "
+        r"No step was taken\. The last good",
     ) as error:
         fit(model, {"x": bits()}, steps=30, batch=20, checkpoint_every=10, out=tmp_path)
     assert "step-10" in str(error.value)
@@ -340,8 +252,8 @@ WRONG = [
     ({"classify": 1.0}, "the data have labels for no discrete latent"),
     ({"schedule": mle()}, r"mle\(\) ascends the exact evidence, which is not known for this model"),
     ({"decay": "linear"}, 'decay is "cosine" or "constant"'),
-    ({"batch": 0}, "batch is a positive whole number"),
-    ({"lr": -1.0}, "lr must be positive"),
+    ({"batch": 0}, "batch is a whole number, 1 or more"),
+    ({"lr": -1.0}, "lr is a positive number"),
     ({"how": {"z": "closed"}, "bound": "iwae", "samples": 2}, "it would be no bound"),
 ]
 
@@ -408,7 +320,7 @@ BAD_FILES = [
     ("empty.csv", "", "it is empty"),
     ("words.csv", "a,b\n1,2\n3,x\n", "line 3, column 2 holds 'x', not a number"),
     ("ragged.csv", "1,2\n3\n", "line 2 has 1 cells, the first has 2"),
-    ("data.parquet", "x", "use .npy, .npz or .csv"),
+    ("data.xlsx", "x", "use .npy, .npz, .csv or .parquet"),
     ("broken.npy", "not numpy", "cannot be read"),
 ]
 
@@ -441,4 +353,4 @@ def test_one_row_and_a_batch_larger_than_the_data_work():
     run = fit(small_vae(), {"x": bits(1)}, steps=3, batch=100)
     assert run.step == 3
     labels = Model(p={"y": OneHot(2), "x | y": Normal(1)}, q={"y | x": OneHot(net=linear())})
-    assert fit(labels, {"x": np.zeros((5, 1))}, epochs=2, batch=100).step == 2
+    assert fit(labels, {"x": np.arange(5.0)[:, None]}, epochs=2, batch=100).step == 2

@@ -33,8 +33,8 @@ from aevb.networks import Network, conv, deconv, linear, mlp, table
 from aevb.posterior import Posterior
 from aevb.registry import register
 from aevb.training.fit import fit
-from aevb.training.run import Run
-from aevb.training.schedules import alternate, joint, mle
+from aevb.training.run import Run, load_run
+from aevb.training.schedules import alternate, em, joint, mle
 from aevb.version import __version__
 
 __all__ = [
@@ -64,11 +64,13 @@ __all__ = [
     "alternate",
     "conv",
     "deconv",
+    "em",
     "fit",
     "from_declaration",
     "joint",
     "linear",
     "load",
+    "load_run",
     "mle",
     "mlp",
     "register",

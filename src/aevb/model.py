@@ -29,7 +29,10 @@ from aevb.registry import from_record, to_record
 from aevb.schedule import schedule
 
 FORMAT = 1
-RESERVED = ("self", "steps", "lengths", "how", "bound", "samples", "gradient", "temperature", "noise", "seed", "kl_weight", "mean", "method", "n")
+RESERVED = (
+    "self", "steps", "lengths", "how", "bound", "samples", "gradient", "temperature", "noise", "seed", "kl_weight", "mean", "method", "n",
+    "elbo", "iwae", "evidence", "expected", "gap", "step", "epoch", "lr", "phase", "seconds", "note",
+)  # fmt: skip
 
 
 class Model(nn.Module):

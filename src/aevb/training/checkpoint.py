@@ -19,10 +19,15 @@ import torch
 from torch import Tensor
 
 FORMAT, VERSION = "aevb checkpoint", 1
+FILES = ("weights.safetensors", "optimizer.safetensors")
 
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be used; the message says which file, what is wrong and what to do."""
+
+
+class TrainingError(RuntimeError):
+    """A run that cannot go on; the message names the place and what to do."""
 
 
 @dataclass(frozen=True)
@@ -36,20 +41,20 @@ class Checkpoint:
 def folders(out: Path) -> list[Path]:
     """The checkpoints of a run, oldest first."""
     found = [path for path in (out / "checkpoints").glob("step-*") if path.name[5:].isdigit()]
-    return sorted(found, key=lambda path: int(path.name[5:]))
+    return sorted(found, key=_step)
 
 
 def write(out: Path, checkpoint: Checkpoint, *, keep: frozenset[int] = frozenset()) -> Path:
     """Write a checkpoint, check it by reading it back, then drop all others but those of the steps to ``keep``."""
     root = out / "checkpoints"
-    root.mkdir(parents=True, exist_ok=True)
+    root.mkdir(exist_ok=True)  # not its parents: a run's folder that was removed is missed, not made again
     for stale in root.glob("writing-*"):
         shutil.rmtree(stale, ignore_errors=True)
     target, temporary = root / f"step-{checkpoint.step}", root / f"writing-{os.getpid()}"
     temporary.mkdir()
     try:
         files = {}
-        for name, tensors in (("weights.safetensors", checkpoint.weights), ("optimizer.safetensors", checkpoint.optimizer)):
+        for name, tensors in zip(FILES, (checkpoint.weights, checkpoint.optimizer), strict=True):
             content = _serialise(tensors)
             _write_synced(temporary / name, content)
             files[name] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
@@ -57,7 +62,7 @@ def write(out: Path, checkpoint: Checkpoint, *, keep: frozenset[int] = frozenset
         _write_synced(temporary / "manifest.json", (json.dumps(manifest, indent=2) + "\n").encode())
         _sync_folder(temporary)
         if target.exists():
-            shutil.rmtree(target)
+            _drop(target)
         temporary.rename(target)
         _sync_folder(root)
     except BaseException:
@@ -65,25 +70,42 @@ def write(out: Path, checkpoint: Checkpoint, *, keep: frozenset[int] = frozenset
         raise
     read(target)
     for other in folders(out):
-        if other != target and int(other.name[5:]) not in keep:
-            shutil.rmtree(other)
+        if other != target and _step(other) not in keep:
+            _drop(other)
     return target
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a text file so that a kill leaves the old one or the new one, never a half."""
+    temporary = path.with_name(f"{path.name}.writing")
+    try:
+        _write_synced(temporary, text.encode())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def read(folder: Path) -> Checkpoint:
     """Read and verify; a :class:`CheckpointError` names what is wrong."""
+    path = folder / "manifest.json"
     try:
-        manifest = json.loads((folder / "manifest.json").read_bytes())
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder} is no checkpoint: manifest.json is missing.") from None
-    except ValueError:
-        raise CheckpointError(f"{folder / 'manifest.json'} is damaged. {_advice(folder)}") from None
+        manifest = json.loads(_content(path))
+    except ValueError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{path} is damaged: it is no JSON. {_advice(folder)}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise CheckpointError(f"{folder} was not written by aevb.")
-    if manifest["version"] > VERSION:
-        raise CheckpointError(f"{folder} has format version {manifest['version']}, newer than this version's {VERSION}. Update aevb.")
-    parts = {name: _read_verified(folder / name, record) for name, record in manifest["files"].items()}
-    return Checkpoint(manifest["step"], parts["weights.safetensors"], parts["optimizer.safetensors"], manifest["state"])
+        raise CheckpointError(f"{folder} was not written by aevb. Move it out of the run's folder.")
+    version = manifest.get("version")
+    if isinstance(version, int) and version > VERSION:
+        raise CheckpointError(f"{folder} has format version {version}, newer than this version's {VERSION}. Update aevb.")
+    if wrong := _wrong(manifest):
+        raise CheckpointError(f"{path} is damaged: {wrong} is missing, or not what it should be. {_advice(folder)}")
+    if folder.name.startswith("step-") and manifest["step"] != _step(folder):
+        raise CheckpointError(f"{folder} holds the checkpoint of step {manifest['step']}. Rename it to step-{manifest['step']}, or delete it.")
+    weights, optimizer = (_read_verified(folder / name, manifest["files"][name]) for name in FILES)
+    return Checkpoint(manifest["step"], weights, optimizer, manifest["state"])
 
 
 def latest(out: Path) -> Checkpoint | None:
@@ -95,10 +117,17 @@ def latest(out: Path) -> Checkpoint | None:
 def check_fit(checkpoint: Checkpoint, expected: Mapping[str, Tensor], where: Path) -> None:
     """Refuse weights that are not this model's."""
     for name in sorted(checkpoint.weights.keys() ^ expected.keys()):
-        raise CheckpointError(f"{where}: its weights are not this model's: {name} is in only one of them.")
-    for name, tensor in expected.items():
-        if checkpoint.weights[name].shape != tensor.shape:
-            raise CheckpointError(f"{where}: {name} has shape {list(checkpoint.weights[name].shape)}, the model's has {list(tensor.shape)}.")
+        raise CheckpointError(f"{where}: its weights are not this model's: {name} is in only one of them. Resume with the model it was trained with.")
+    moments = {name: tensor for name, tensor in checkpoint.optimizer.items() if tensor.dim()}
+    for name, tensor in (checkpoint.weights | moments).items():
+        own = expected.get(name if name in expected else name.rpartition("/")[0])
+        if own is None:
+            raise CheckpointError(f"{where}: its optimiser is not this model's: {name} belongs to no parameter.")
+        if tensor.shape != own.shape:
+            shapes = f"{list(tensor.shape)}, the model's has {list(own.shape)}"
+            raise CheckpointError(f"{where}: {name} has shape {shapes}. Resume with the model it was trained with.")
+        if tensor.dtype != own.dtype:
+            raise CheckpointError(f"{where}: {name} is {tensor.dtype}, the model's is {own.dtype}. Make the model what it was: model.to(…).")
 
 
 def _serialise(tensors: Mapping[str, Tensor]) -> bytes:
@@ -107,26 +136,74 @@ def _serialise(tensors: Mapping[str, Tensor]) -> bytes:
     return save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
 
 
+def _step(folder: Path) -> int:
+    return int(folder.name[5:])
+
+
+def _drop(folder: Path) -> None:
+    """Remove a checkpoint; renamed first, so that a kill leaves no half of it under its name."""
+    doomed = folder.rename(folder.with_name(f"writing-{folder.name}"))
+    shutil.rmtree(doomed)
+
+
+def _wrong(manifest: Mapping[str, Any]) -> str | None:
+    """The first entry of a manifest that is not what it should be."""
+    kinds = {"version": int, "step": int, "files": dict, "state": dict}
+    wrong = [name for name, kind in kinds.items() if not isinstance(manifest.get(name), kind)]
+    if wrong:
+        return wrong[0]
+    for name in FILES:
+        record = manifest["files"].get(name)
+        if not isinstance(record, dict) or not isinstance(record.get("bytes"), int) or not isinstance(record.get("sha256"), str):
+            return f"files: {name}"
+    state = manifest["state"]
+    best, metrics = state.get("best", ...), state.get("metrics")
+    right = {
+        "best": best is None or (isinstance(best, dict) and isinstance(best.get("step"), int) and isinstance(best.get("value"), int | float)),
+        "waited": isinstance(state.get("waited"), int),
+        "skipped": isinstance(state.get("skipped"), int),
+        "metrics": isinstance(metrics, dict) and isinstance(metrics.get("taken"), int) and _are_numbers(metrics.get("sums")),
+        "settings": isinstance(state.get("settings"), dict),
+    }
+    return next((f"state: {name}" for name, fine in right.items() if not fine), None)
+
+
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, dict) and all(isinstance(value, int | float) for value in values.values())
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing. {_advice(path.parent)}") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}. {_advice(path.parent)}") from None
+
+
 def _read_verified(path: Path, record: Mapping[str, Any]) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing. {_advice(path.parent)}") from None
+    content = _content(path)
     if len(content) != record["bytes"]:
-        raise CheckpointError(f"{path} is truncated: {len(content)} bytes instead of {record['bytes']}. {_advice(path.parent)}")
+        raise CheckpointError(f"{path} is damaged: {len(content)} bytes instead of {record['bytes']}. {_advice(path.parent)}")
     if hashlib.sha256(content).hexdigest() != record["sha256"]:
         raise CheckpointError(f"{path} was changed: its SHA-256 is not the one recorded. {_advice(path.parent)}")
     try:
         return load(content)
     except SafetensorError as error:
-        raise CheckpointError(f"{path} is not a safetensors file: {error}.") from None
+        raise CheckpointError(f"{path} is not a safetensors file: {error}. {_advice(path.parent)}") from None
 
 
 def _advice(folder: Path) -> str:
-    return f"Delete {folder.name} to go on from the checkpoint before it."
+    """What to do about a damaged checkpoint: what is left without it."""
+    if not folder.name.startswith("step-"):
+        return "Choose another checkpoint."
+    earlier = [path for path in folders(folder.parents[1]) if _step(path) < _step(folder)]
+    if earlier:
+        return f"Delete {folder}; resume=True then goes on from {earlier[-1].name}."
+    return f"Delete {folder}; there is none before it, so training then starts again."
 
 
 def _write_synced(path: Path, content: bytes) -> None:
@@ -158,5 +235,6 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Te
     for name, tensor in tensors.items():
         parameter_name, _, key = name.rpartition("/")
         parameter = parameters[parameter_name]
-        value = tensor.to(parameter.device) if tensor.dim() else tensor
+        on_device = tensor.dim() or optimizer.defaults.get("fused") or optimizer.defaults.get("capturable")  # where Adam counts its steps
+        value = tensor.to(parameter.device) if on_device else tensor
         optimizer.state[parameter][key] = value.clone()

@@ -9,10 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,8 @@ class World:
 
     rank: int = 0
     size: int = 1
+    device: torch.device | None = None
+    joined: bool = False  # whether it was this library that joined them
 
     @property
     def first(self) -> bool:
@@ -51,7 +56,7 @@ class World:
         """Whether the flag is set in any process."""
         if self.size == 1:
             return flag
-        count = torch.tensor([float(flag)])
+        count = torch.tensor([float(flag)], device=self.device)
         dist.all_reduce(count)
         return bool(count.item())
 
@@ -61,6 +66,14 @@ class World:
             for tensor in tensors:
                 dist.broadcast(tensor, 0)
 
+    def gather(self, found: T) -> list[T]:
+        """What every process found, in the order of their ranks."""
+        if self.size == 1:
+            return [found]
+        everything: list[Any] = [None] * self.size
+        dist.all_gather_object(everything, found)
+        return everything
+
     def wait(self) -> None:
         if self.size > 1:
             dist.barrier()
@@ -69,7 +82,8 @@ class World:
         """Part in order, before the interpreter goes: a connection still open then can abort the process."""
         if self.size > 1 and dist.is_initialized():
             dist.barrier()
-            dist.destroy_process_group()
+            if self.joined:
+                dist.destroy_process_group()
 
 
 def join(device: torch.device) -> World:
@@ -77,6 +91,9 @@ def join(device: torch.device) -> World:
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return World()
-    if not dist.is_initialized():
+    joined = not dist.is_initialized()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if joined:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    return World(dist.get_rank(), size)
+    return World(dist.get_rank(), size, device, joined)

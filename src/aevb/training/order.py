@@ -16,8 +16,8 @@ def seed_of(*parts: int | str) -> int:
 class Order:
     """The rows of each step: one permutation of the data after another, cut into batches of one size."""
 
-    def __init__(self, n: int, batch: int, seed: int) -> None:
-        self.n, self.batch, self.seed = n, min(batch, n), seed
+    def __init__(self, n: int, batch: int, seed: int, device: torch.device | None = None) -> None:
+        self.n, self.batch, self.seed, self.device = n, min(batch, n), seed, device
         self._kept: dict[int, Tensor] = {}
 
     def rows(self, step: int) -> Tensor:
@@ -34,5 +34,5 @@ class Order:
         if epoch not in self._kept:
             self._kept = {key: value for key, value in self._kept.items() if key == epoch - 1}
             generator = torch.Generator().manual_seed(seed_of(self.seed, "order", epoch))
-            self._kept[epoch] = torch.randperm(self.n, generator=generator)
+            self._kept[epoch] = torch.randperm(self.n, generator=generator).to(self.device)
         return self._kept[epoch]

@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from aevb.model import Model, from_declaration
 from aevb.pictures import curves
-from aevb.training.checkpoint import check_fit, latest, read
+from aevb.training import schedules
+from aevb.training.checkpoint import Checkpoint, CheckpointError, check_fit, latest, read
+from aevb.training.folder import read_rows
 from aevb.training.settings import Settings
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Best(NamedTuple):
+    """The best validation of a run."""
+
+    step: int
+    value: float
 
 
 @dataclass
 class Run:
-    """What a training left behind: ``history`` as arrays by name, the model, and where its files are."""
+    """What a training left behind: ``history`` as arrays by name, the model, and where its files are.
+
+    The model has the weights of the last step; of the best validation if ``patience`` was set. On disk are both: see :func:`load_run`.
+    """
 
     model: Model
     settings: Settings
@@ -26,36 +41,101 @@ class Run:
     step: int
     seconds: float
 
+    @classmethod
+    def load(cls, out: str | Path) -> Run:
+        """A run from its files, as it stands: the model at its last checkpoint, the history up to there."""
+        folder = Path(out)
+        model, found = _load(folder, "last")
+        rows = read_rows(folder, found.step)
+        seconds = max((row.get("seconds", 0.0) for row in rows), default=0.0)
+        return cls(model, _settings(found.state["settings"]), rows, folder, found.step, seconds)
+
+    @property
+    def best(self) -> Best | None:
+        """The step and the bound of the best validation, the first of equals; None without validation data."""
+        name = f"validation {self.settings.bound}"
+        found = [Best(row["step"], row[name]) for row in self.rows if np.isfinite(row.get(name, np.nan))]
+        return max(found, key=lambda best: best.value) if found else None
+
     @property
     def history(self) -> dict[str, np.ndarray]:
-        """Every recorded quantity as an array over the steps it was recorded at, those in ``<name>.step``."""
+        """Every recorded quantity as an array over the steps it was recorded at, those in ``<name>.step``.
+
+        ``gap`` is KL(q ‖ the exact posterior) where that is known: as recorded, or the evidence less the ELBO.
+        """
         found: dict[str, list[tuple[int, Any]]] = {}
         for row in self.rows:
-            for name, value in row.items():
+            gaps = {
+                f"{side}gap": row[f"{side}evidence"] - row[f"{side}elbo"]
+                for side in ("", "validation ")
+                if f"{side}evidence" in row and f"{side}elbo" in row
+            }
+            for name, value in (gaps | row).items():
                 if name != "step" and isinstance(value, int | float):
                     found.setdefault(name, []).append((row["step"], value))
         arrays = {name: np.array([value for _, value in pairs], dtype=float) for name, pairs in found.items()}
         return arrays | {f"{name}.step": np.array([step for step, _ in pairs]) for name, pairs in found.items()}
 
-    def plot(self, path: str | Path) -> None:
-        """Draw the bound (and the evidence, where it is known) over the steps, as a PNG."""
-        curves(self.history, path)
+    @property
+    def phases(self) -> list[tuple[str, int, int]]:
+        """The phases of the schedule that were trained, in order: name ("E", "M", "joint", …), first step, and the step after the last."""
+        found: list[tuple[str, int, int]] = []
+        start = 0
+        while start < self.step:
+            phase = self.settings.schedule.phase(start, self.step)
+            end = min(self.step, start + max(1, phase.length - phase.position))
+            found.append((phase.name, start, end))
+            start = end
+        return found
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """Draw the bound (and the evidence, where it is known) and its terms over the steps; written as a PNG if a path is given."""
+        figure = curves(self.history, [(start, end) for name, start, end in self.phases if name == "E"])
+        if path is not None:
+            figure.savefig(path, dpi=130)
+        return figure
 
 
-def load_run(out: str | Path) -> Model:
-    """The model of a run, with the weights of its best checkpoint where validation chose one, otherwise of its last."""
-    folder = Path(out)
-    if not (folder / "model.json").is_file():
+def load_run(out: str | Path, which: str = "best") -> Model:
+    """The model of a run, from its files.
+
+    ``which="best"``, the default, has the weights of the best validation, or of the last checkpoint if there was no validation:
+    what one wants to use. ``which="last"`` has those of the last checkpoint, where ``resume=True`` would go on; that is also what
+    ``fit`` leaves in the model, unless ``patience`` was set.
+    """
+    if which not in ("best", "last"):
+        raise ValueError(f'which is "best" or "last", got {which!r}.')
+    return _load(Path(out), which)[0]
+
+
+def _load(folder: Path, which: str) -> tuple[Model, Checkpoint]:
+    path = folder / "model.json"
+    if not path.is_file():
         raise ValueError(f"{folder} holds no run: model.json is missing.")
     found = latest(folder)
     if found is None:
-        raise ValueError(f"{folder} holds no checkpoint yet.")
+        raise ValueError(f"{folder} holds no checkpoint yet. Train it further with resume=True.")
     best = found.state["best"]
-    if best is not None and (folder / "checkpoints" / f"step-{best['step']}").is_dir():
-        found = read(folder / "checkpoints" / f"step-{best['step']}")
-    model = from_declaration(json.loads((folder / "model.json").read_text(encoding="utf-8")))
+    if which == "best" and best is not None and best["step"] != found.step:
+        chosen = folder / "checkpoints" / f"step-{best['step']}"
+        if not chosen.is_dir():
+            raise CheckpointError(f'{chosen}, the best checkpoint, is missing. Load the last one: which="last".')
+        found = read(chosen)
+    try:
+        declaration = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}. Resuming the run with its model writes it again.") from None
+    model = from_declaration(declaration)
     floating = [tensor.dtype for tensor in found.weights.values() if tensor.is_floating_point()]
     model = model.to(floating[0]) if floating else model
     check_fit(found, model.state_dict(), folder)
     model.load_state_dict(found.weights)
-    return model
+    return model, found
+
+
+def _settings(record: dict[str, Any]) -> Settings:
+    """The settings that a record was made from."""
+    known = {field.name for field in fields(Settings)}
+    schedule = dict(record.get("schedule", {"name": "joint"}))
+    kind = getattr(schedules, schedule.pop("name"))
+    return Settings(**{name: value for name, value in record.items() if name in known} | {"schedule": kind(**schedule)})

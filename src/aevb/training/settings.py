@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+import numpy as np
+
 from aevb.training.schedules import Schedule, joint
 
 
@@ -38,18 +40,29 @@ class Settings:
     skip: int = 0  # batches with a non-finite loss or gradient that may be skipped
 
     def __post_init__(self) -> None:
-        for name in ("batch", "samples"):
+        for f in fields(self):  # numpy's numbers are numbers, but no JSON
+            if isinstance(value := getattr(self, f.name), np.generic):
+                object.__setattr__(self, f.name, value.item())
+        for name in ("batch", "samples", "steps", "patience", "validate_every", "log_every", "checkpoint_every"):
+            _whole(name, getattr(self, name), least=1)
+        for name in ("warmup", "kl_warmup", "skip", "seed"):
+            _whole(name, getattr(self, name), least=0)
+        for name in ("epochs", "lr", "clip", "temperature"):
             _positive(name, getattr(self, name))
+        if isinstance(self.classify, bool) or not isinstance(self.classify, int | float) or not 0 <= self.classify < math.inf:
+            raise ValueError(f"classify is a weight, 0 or more, got {self.classify!r}.")
         if self.epochs is not None and self.steps is not None:
             raise ValueError("Say epochs= or steps=, not both.")
         if self.decay not in ("cosine", "constant"):
             raise ValueError(f'decay is "cosine" or "constant", got {self.decay!r}.')
-        if not (self.lr > 0 and math.isfinite(self.lr)):
-            raise ValueError(f"lr must be positive, got {self.lr}.")
+        if not isinstance(self.schedule, Schedule):
+            raise ValueError(f"schedule is joint(), alternate(…), em() or mle(), got {self.schedule!r}.")
+        if not isinstance(self.how, Mapping):
+            raise ValueError(f'how is a dictionary from latent to choice, e.g. {{"y": "gumbel"}}, got {self.how!r}.')
 
-    def total(self, n: int) -> int:
+    def total(self, n: int, batch: int) -> int:
         """The number of steps; by default 20 epochs, but at least 2,000 steps and at most 200 epochs."""
-        per_epoch = n / min(self.batch, n)
+        per_epoch = n / min(batch, n)
         if self.steps is not None:
             return self.steps
         epochs = self.epochs if self.epochs is not None else min(200.0, max(20.0, 2000 / per_epoch))
@@ -60,16 +73,25 @@ class Settings:
         return plain | {"how": dict(self.how), "schedule": {"name": type(self.schedule).__name__, **asdict(self.schedule)}}
 
 
+def _whole(name: str, value: Any, *, least: int) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+        raise ValueError(f"{name} is a whole number, {least} or more, got {value!r}.")
+
+
 def _positive(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} is a positive whole number, got {value!r}.")
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf):
+        raise ValueError(f"{name} is a positive number, got {value!r}.")
 
 
 def to_toml(record: Mapping[str, Any]) -> str:
     """A flat record with tables one deep, as TOML; what is not set is left out."""
     plain = {key: value for key, value in record.items() if not isinstance(value, Mapping) and value is not None}
-    lines = [f"{key} = {json.dumps(value)}" for key, value in plain.items()]
+    lines = [f"{key} = {_word(value)}" for key, value in plain.items()]
     for name, table in record.items():
         if isinstance(table, Mapping) and table:
-            lines += ["", f"[{name}]", *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in table.items())]
+            lines += ["", f"[{name}]", *(f"{_word(key)} = {_word(value)}" for key, value in table.items())]
     return "\n".join(lines) + "\n"
+
+
+def _word(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,284 @@
+"""Seeing a run as it goes: a live panel on a terminal, plain lines elsewhere, scalars for TensorBoard.
+
+A watcher is told of every step (a number, nothing from the device), of every recorded row and of every note. It reads only what
+the loop has recorded already, so that watching costs no synchronisation.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from aevb.training.folder import Folder
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+BOUNDS = ("elbo", "iwae", "expected", "evidence")
+BESIDES = ("step", "epoch", "lr", "phase", "gradient", "kl weight", "seconds", "note")  # of a row, what is neither the bound nor a term
+
+
+class Watcher:
+    """What is told of a run. The base hears and says nothing."""
+
+    def step(self, step: int) -> None:
+        """One more step was taken."""
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """A row was recorded."""
+
+    def note(self, text: str) -> None:
+        """Something happened that is no number."""
+
+    def close(self) -> None:
+        """The run is over, or failed."""
+
+
+class Display(Watcher):
+    """What the live panel and the plain lines share: the newest numbers, and the time that is left."""
+
+    def __init__(self, start: int, total: int, epochs: float, bound: str = "elbo", best: Mapping[str, Any] | None = None) -> None:
+        self.at, self.total, self.epochs, self.bound = start, total, epochs, bound
+        self.best = (best["value"], best["step"]) if best else None
+        self.train: dict[str, float] = {}
+        self.validation: dict[str, float] = {}
+        self.phase = ""
+        self.marks = deque([(time.perf_counter(), start)])
+
+    def step(self, step: int) -> None:
+        self.at = step
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        self.phase = row.get("phase", self.phase)
+        for name, value in row.items():
+            if name.startswith("validation "):
+                self.validation[name.removeprefix("validation ")] = value
+            elif isinstance(value, int | float) and name not in ("step", "epoch", "seconds"):
+                fresh = name == "lr" or not math.isfinite(self.train.get(name, math.nan))
+                self.train[name] = value if fresh else 0.7 * self.train[name] + 0.3 * value
+        value = row.get(f"validation {self.bound}", math.nan)
+        if math.isfinite(value) and (self.best is None or value > self.best[0]):
+            self.best = value, row["step"]
+
+    def terms(self) -> list[str]:
+        """The bound, the likelihoods and the divergences, in this order."""
+        names = [name for name in dict.fromkeys((*self.train, *self.validation)) if name not in BESIDES]
+        return sorted(names, key=lambda name: (BOUNDS.index(name) if name in BOUNDS else len(BOUNDS), name.startswith("kl(")))
+
+    def pace(self) -> tuple[float, float]:
+        """Steps a second over the last half minute, and the seconds left at that pace."""
+        now = time.perf_counter()
+        if now - self.marks[-1][0] > 0.5:
+            self.marks.append((now, self.at))
+        while len(self.marks) > 2 and now - self.marks[0][0] > 30:
+            self.marks.popleft()
+        then, step = self.marks[0]
+        rate = (self.at - step) / max(now - then, 1e-9)
+        return rate, (self.total - self.at) / rate if rate else math.inf
+
+
+class Lines(Display):
+    """A table that grows by a line at every validation, and between them at most every five seconds."""
+
+    EVERY = 5.0
+
+    def __init__(self, start: int, total: int, epochs: float, bound: str = "elbo", best: Mapping[str, Any] | None = None) -> None:
+        super().__init__(start, total, epochs, bound, best)
+        self.spoke = time.perf_counter()
+        self.columns: list[str] = []
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        super().row(row)
+        self.at = row["step"]
+        now = time.perf_counter()
+        if f"validation {self.bound}" in row or now - self.spoke >= self.EVERY or (self.at == self.total and not self.validation):
+            self.spoke = now
+            self._print()
+
+    def note(self, text: str) -> None:
+        print(text, flush=True)
+
+    def _print(self) -> None:
+        width = max(len(f"{self.total:,}"), 6)
+        if self.columns != self.terms():
+            self.columns = self.terms()
+            names = "".join(f"{name[:14]:>{self._width(name)}}" for name in self.columns)
+            print(f"{'step':>{width}}  {'epoch':>7}{names}{'validation':>12}{'best':>12}{'lr':>10}{'steps/s':>9}{'left':>9}", flush=True)
+        rate, left = self.pace()
+        values = "".join(f"{number(self.train.get(name, self.validation.get(name))):>{self._width(name)}}" for name in self.columns)
+        checked = f"{number(self.validation.get(self.bound)):>12}{number(self.best[0] if self.best else None):>12}"
+        epoch = self.epochs * self.at / max(self.total, 1)
+        rest = f"{rate_of(self.train):>10}{pace(rate):>9}{clock(left):>9}"
+        print(f"{self.at:>{width},}  {epoch:>7.2f}{values}{checked}{rest}", flush=True)
+
+    def _width(self, name: str) -> int:
+        return max(11, len(name[:14]) + 2)
+
+
+class Live(Display):
+    """A panel that stays in its place: a bar, the bound and its terms in training and validation, the pace."""
+
+    EVERY = 0.2  # a frame takes about two milliseconds
+    MOST = 12  # terms shown
+
+    def __init__(self, start: int, total: int, epochs: float, bound: str = "elbo", best: Mapping[str, Any] | None = None) -> None:
+        from rich.console import Console
+        from rich.live import Live as Panel
+
+        super().__init__(start, total, epochs, bound, best)
+        self.console = Console(file=sys.stdout)
+        self.panel = Panel(self.frame(), console=self.console, auto_refresh=False, vertical_overflow="crop")
+        self.panel.start(refresh=True)
+        self.drawn = time.perf_counter()
+
+    def step(self, step: int) -> None:
+        self.at = step
+        if time.perf_counter() - self.drawn >= self.EVERY:
+            self._draw()
+
+    def note(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False)
+
+    def close(self) -> None:
+        try:
+            self._draw()
+        finally:
+            self.panel.stop()
+
+    def _draw(self) -> None:
+        self.panel.update(self.frame(), refresh=True)
+        self.drawn = time.perf_counter()
+
+    def frame(self) -> RenderableType:
+        from rich.console import Group
+        from rich.padding import Padding
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        rate, left = self.pace()
+        wide = self.console.width >= 80
+        epoch = f"epoch {self.epochs * self.at / max(self.total, 1):.2f} of {self.epochs:g}"
+        done = self.at >= self.total
+        top = Table.grid(padding=(0, 2))
+        bar = ProgressBar(total=self.total, completed=self.at, width=28 if wide else 12, complete_style="cyan", finished_style="green")
+        time_left = Text("done" if done else f"{clock(left)} left", style="green" if done else "")
+        top.add_row(bar, Text(f"step {self.at:,} of {self.total:,}"), *([Text(epoch, style="dim")] if wide else []), time_left)
+        table = Table.grid(padding=(0, 3))
+        table.add_column(min_width=10, no_wrap=True)
+        table.add_column(justify="right", min_width=10, no_wrap=True)
+        table.add_column(justify="right", min_width=10, no_wrap=True)
+        table.add_column(no_wrap=True)
+        table.add_row("", Text("training", style="dim"), Text("validation" if self.validation else "", style="dim"), "")
+        names = self.terms()
+        for name in names[: self.MOST]:
+            style = "bold" if name in BOUNDS else ""
+            best = f"best {number(self.best[0])} at step {self.best[1]:,}" if name == self.bound and self.best else ""
+            train, validation = (Text(number(values.get(name)), style=style) for values in (self.train, self.validation))
+            table.add_row(Text(name, style=style), train, validation, Text(best, style="dim"))
+        more = [Text(f"… and {len(names) - self.MOST} more", style="dim")] if len(names) > self.MOST else []
+        pieces = [f"{pace(rate)} steps/s"] if rate else []
+        if "lr" in self.train:
+            pieces = [f"lr {rate_of(self.train)}", f"gradient {number(self.train.get('gradient'))}", *pieces]
+        if self.phase not in ("", "joint", "mle"):
+            pieces.append(f"phase {self.phase}")
+        if not wide:
+            pieces.append(epoch)
+        parts: list[RenderableType] = [
+            top,
+            *([table] if names else []),
+            *more,
+            Text("   ".join(pieces), style="dim", no_wrap=True, overflow="ellipsis"),
+        ]
+        return Padding(Group(*parts), (0, 1))
+
+
+class TensorBoard(Watcher):
+    """Scalars for TensorBoard, in a file of the run. A resumed run writes the file anew from its rows, so that no step is there twice."""
+
+    def __init__(self, run: Folder, rows: list[dict[str, Any]]) -> None:
+        try:
+            from tensorboard.compat.proto.event_pb2 import SessionLog
+        except ImportError:
+            raise ValueError("tensorboard=True needs the package tensorboard: pip install 'aevb[tensorboard]'.") from None
+        self.run, self.folder = run, run.path / "tensorboard"
+        self.path = self.folder / f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}"
+        self.began = time.time() - max((row.get("seconds", 0.0) for row in rows), default=0.0)
+        start = [self._event(0, 0.0, file_version="brain.Event:2"), self._event(0, 0.0, session_log=SessionLog(status=SessionLog.START))]
+        with run.writing(self.folder, None):
+            self.folder.mkdir(exist_ok=True)
+            for old in self.folder.glob("events.out.tfevents.*"):
+                old.unlink()
+            self.path.write_bytes(b"".join([*start, *map(self._scalars, rows)]))
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        with self.run.writing(self.folder, row["step"]), self.path.open("ab") as file:
+            file.write(self._scalars(row))
+
+    def _scalars(self, row: Mapping[str, Any]) -> bytes:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = {name: value for name, value in row.items() if name not in ("step", "epoch", "seconds") and isinstance(value, int | float)}
+        tags = {name: name.replace("validation ", "validation/") if name.startswith("validation ") else f"training/{name}" for name in values}
+        summary = Summary(value=[Summary.Value(tag=tags[name], simple_value=value) for name, value in values.items()])
+        return self._event(row["step"], row.get("seconds", 0.0), summary=summary)
+
+    def _event(self, step: int, seconds: float, **content: Any) -> bytes:
+        """One record: an event with its length and checksums."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        record = io.BytesIO()
+        RecordWriter(record).write(Event(wall_time=self.began + seconds, step=step, **content).SerializeToString())
+        return record.getvalue()
+
+
+def display(progress: bool | None, start: int, total: int, epochs: float, bound: str = "elbo", best: Mapping[str, Any] | None = None) -> Watcher:
+    """A panel on a terminal, unless ``progress`` is False; elsewhere plain lines if it is True."""
+    if progress is not False and _on_terminal():
+        return Live(start, total, epochs, bound, best)
+    return Lines(start, total, epochs, bound, best) if progress else Watcher()
+
+
+def _on_terminal() -> bool:
+    from rich.console import Console
+
+    return sys.stdout.isatty() and not Console(file=sys.stdout).is_dumb_terminal
+
+
+def number(value: float | None) -> str:
+    """Four digits that matter, in a form that keeps its width."""
+    if value is None:
+        return "·"
+    if not math.isfinite(value):
+        return str(value)
+    size = abs(value)
+    if size and not 1e-3 <= size < 1e6:
+        return f"{value:.2e}"
+    return f"{value:,.{4 if size < 10 else 3 if size < 100 else 2 if size < 1000 else 1}f}"
+
+
+def rate_of(values: Mapping[str, float]) -> str:
+    return f"{values['lr']:.1e}" if "lr" in values else "·"
+
+
+def pace(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+
+
+def clock(seconds: float) -> str:
+    """0:07, 12:34, 1:02:03, or 3 d 4 h."""
+    if not math.isfinite(seconds):
+        return "–"
+    whole = round(seconds)
+    hours, minutes = whole // 3600, whole // 60 % 60
+    if hours >= 48:
+        return f"{hours // 24} d {hours % 24} h"
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"

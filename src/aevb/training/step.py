@@ -1,0 +1,334 @@
+"""One optimisation step, as the device takes it.
+
+What a step needs from the host (its rows, the seeds of what it draws, the learning rate, the weight of the KL terms) is put into
+tensors first; the rest is a function of tensors alone. On a GPU that function is captured as a graph, once for each phase of the
+schedule, and replayed, so that a step costs what its kernels cost.
+
+A step whose loss or gradient is not finite changes nothing. On a GPU nor does any step after it, until the host has looked: it looks
+when it reads the metrics, not at every step, and then goes back to the step that failed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aevb import noise as noises
+from aevb.batch import Batch
+from aevb.data.sources import Resident, Source
+from aevb.estimators import Bound, estimate
+from aevb.evidence import exact_evidence
+from aevb.model import Model
+from aevb.plan import Plan
+from aevb.program import Program
+from aevb.training.checkpoint import TrainingError, optimizer_tensors, restore_optimizer
+from aevb.training.distributed import World
+from aevb.training.em import Regressions, Responsibilities
+from aevb.training.order import Order, seed_of
+from aevb.training.schedules import Phase
+from aevb.training.settings import Settings
+
+EM_ROWS = 1024  # rows whose statistics are taken at a time
+WARM_UP = 3  # steps of a phase that run before it is captured: libraries initialise themselves, the optimiser makes its state
+
+
+class Stepper:
+    """Takes steps, and keeps what they need from one to the next: the optimiser, and the posterior that an M-step holds fixed."""
+
+    def __init__(
+        self,
+        model: Model,
+        plan: Plan,
+        source: Source,
+        order: Order,
+        settings: Settings,
+        world: World,
+        labelled: list[str],
+        em: Regressions | Responsibilities | None,
+    ) -> None:
+        self.model, self.plan, self.source, self.order, self.settings, self.world = model, plan, source, order, settings, world
+        self.labelled, self.em = labelled, em
+        like = model._parameter()
+        self.device, self.dtype = like.device, like.dtype
+        groups = {"theta": model.theta(), "phi": model.phi()}
+        self.groups = {name: [p for p in group if p.requires_grad] for name, group in groups.items()}
+        self.names = {parameter: name for name, parameter in model.named_parameters()}
+        on_gpu = self.device.type == "cuda"
+        self.rate = torch.tensor(settings.lr, device=self.device) if on_gpu else None
+        self.optimizer = torch.optim.Adam(
+            [p for group in groups.values() for p in group],
+            lr=settings.lr if self.rate is None else self.rate,
+            fused=self.device.type in ("cpu", "cuda"),
+            capturable=on_gpu,
+        )
+        self.reference: Model | None = None  # whose posterior an M-step holds fixed
+        self.noise, self.drawing = torch.Generator(self.device), torch.Generator(self.device)
+        self.rows = torch.zeros(order.batch, dtype=torch.long, device=self.device)
+        self.kl_weight = torch.ones((), device=self.device, dtype=self.dtype)
+        self.bad = torch.zeros((), device=self.device)  # 1 once a step has failed
+        self.moved = torch.zeros((), device=self.device)  # steps taken since the host last looked, the first of which was ``origin``
+        self.origin: int | None = None
+        self.taken = torch.zeros((), device=self.device)  # steps whose metrics are in ``sums``
+        self.measured: list[str] = []
+        self.sums = torch.zeros(0, device=self.device)
+        layout = plan.layout(order.batch, 1, dropout=True)
+        self.captures = (
+            on_gpu
+            and world.size == 1
+            and settings.schedule.objective == "bound"
+            and isinstance(source, Resident)
+            and not any(kind == "seed" for kind, _ in layout.values())
+        )
+        self.waits = on_gpu  # the host need not look after every step
+        self.graphs: dict[str, torch.cuda.CUDAGraph] = {}
+        self.seen: dict[str, int] = {}
+
+    # Taking a step ----------------------------------------------------------------------------------------------------------------
+
+    def step(self, step: int, phase: Phase, rate: float) -> None:
+        self.origin = step if self.origin is None else self.origin
+        if self.em is not None and self.em.closed:
+            self._iterate(step)
+            return
+        self._load(step, rate)
+        if self.settings.schedule.objective == "em" and (phase.position == 0 or self.reference is None):
+            self.reference = copy.deepcopy(self.model).eval()
+        if phase.name in self.graphs:
+            self.graphs[phase.name].replay()
+            return
+        count = self.seen[phase.name] = self.seen.get(phase.name, 0) + 1
+        if not self.captures:
+            self._advance(phase)
+        elif count <= WARM_UP:
+            with torch.cuda.stream(_side_stream(self.device)):
+                self._advance(phase)
+            torch.cuda.current_stream(self.device).wait_stream(_side_stream(self.device))
+        else:
+            self._capture(phase)
+            self.graphs[phase.name].replay()
+
+    def _capture(self, phase: Phase) -> None:
+        graph = torch.cuda.CUDAGraph()
+        for generator in (self.noise, self.drawing):
+            graph.register_generator_state(generator)
+        torch.cuda.synchronize(self.device)
+        with torch.cuda.graph(graph):
+            self._advance(phase)
+        self.graphs[phase.name] = graph
+
+    def _load(self, step: int, rate: float) -> None:
+        """What this step needs from the host."""
+        s = self.settings
+        self.rows.copy_(self.order.rows(step), non_blocking=True)
+        self.noise.manual_seed(seed_of(s.seed, "noise", step))
+        if self.source.fresh:
+            self.drawing.manual_seed(seed_of(s.seed, "data", step))
+        if s.kl_warmup:
+            self.kl_weight.fill_(min(1.0, (step + 1) / s.kl_warmup))
+        if self.rate is not None:
+            self.rate.fill_(rate)
+        else:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+
+    def active(self, phase: Phase) -> list[nn.Parameter]:
+        return [p for name in ("theta", "phi") if getattr(phase, name) for p in self.groups[name]]
+
+    def _objective(self, batch: Batch) -> tuple[Tensor, Bound]:
+        """This process's part of the mean objective over the whole batch, and the bound."""
+        s, n = self.settings, len(self.rows)
+        if s.schedule.objective == "evidence":
+            bound = Bound(exact_evidence(self.model, batch), {})
+        elif s.schedule.objective == "em":
+            bound = self._expected(batch)
+        else:
+            _, steps = self.model._extent(batch)
+            drawn = noises.draw(self.plan.layout(n, steps, dropout=True), generator=self.noise, device=self.device, dtype=self.dtype)
+            weight = self.kl_weight if s.kl_warmup else 1.0
+            noise = self.world.rows_of(drawn, n)
+            bound = estimate(self.plan, self.model.factors, batch, noise, temperature=s.temperature, kl_weight=weight)  # type: ignore[arg-type]
+        objective = bound.value.sum() / n
+        if s.classify:
+            objective = objective + s.classify * self._classification(batch) / n
+        return objective, bound
+
+    def _advance(self, phase: Phase) -> None:
+        active, n = self.active(phase), len(self.rows)
+        batch = self.source.take(self.rows, generator=self.drawing, share=self.world.share(n))
+        self.optimizer.zero_grad(set_to_none=True)
+        objective, bound = self._objective(batch)
+        (-objective).backward(inputs=active)
+        gradients = [p.grad for p in active if p.grad is not None]
+        self.world.sum(gradients)
+        norm, total = torch.nn.utils.get_total_norm(gradients), objective.detach().clone()
+        self.world.sum([total])
+        finite = (norm + total).isfinite()
+        if not self.waits and not bool(finite):
+            self.bad.fill_(1.0)
+            return
+        if self.waits:
+            self.bad.copy_(torch.maximum(self.bad, 1 - finite.to(self.bad.dtype)))
+            self.optimizer.found_inf = self.bad  # type: ignore[attr-defined]
+        if self.settings.clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(active, self.settings.clip, norm)
+        self.optimizer.step()
+        name = {"evidence": "evidence", "em": "expected"}.get(self.settings.schedule.objective, self.settings.bound)
+        values = {name: bound.value, **bound.terms}
+        if name == "elbo" and self.settings.kl_warmup:  # the bound itself, not the weighted objective
+            values[name] = sum((-term if key.startswith("kl(") else term for key, term in bound.terms.items()), torch.zeros_like(bound.value))
+        self._measure({key: value.detach().sum() / n for key, value in values.items()} | {"gradient": norm / self.world.size})
+
+    def _measure(self, found: dict[str, Tensor]) -> None:
+        """Add to the metrics what a step found; of several processes each adds its share."""
+        if not self.measured:
+            self.measured, self.sums = list(found), torch.zeros(len(found), device=self.device, dtype=self.dtype)
+        self.sums.add_(torch.where(self.bad > 0, 0.0, torch.stack(list(found.values())).to(self.sums.dtype)))
+        self.taken.add_(1 - self.bad)
+        self.moved.add_(1 - self.bad)
+
+    def _iterate(self, step: int) -> None:
+        """One iteration of exact EM: the posterior's statistics over all rows, then every factor of p in closed form, then q."""
+        assert self.em is not None
+        n = self.source.n
+        rows = torch.arange(n)[self.world.share(n)]
+        found: dict[str, Tensor] = {}
+        with torch.no_grad():
+            for part in rows.split(EM_ROWS):
+                for name, value in self.em.statistics(self.source.take(part)).items():
+                    found[name] = found[name] + value if name in found else value
+            self.world.sum(list(found.values()))
+            bad = next((name for name, value in found.items() if not bool(value.isfinite().all())), None)
+            if bad is not None:
+                raise TrainingError(f"Step {step}: the statistics of {bad.rpartition(' ')[0] or bad} are not finite. No step was taken.")
+            self.em.maximise(found)
+            self.em.tighten(self.source.take(rows[:2]))
+        self._measure({"evidence": found["evidence"] / found["rows"] / self.world.size})
+
+    # What the host sees -------------------------------------------------------------------------------------------------------------
+
+    def failed(self) -> bool:
+        """Whether a step failed since the host last looked; ``at`` is then that step."""
+        assert self.origin is not None
+        if bool(self.bad):
+            self.at = self.origin + int(self.moved)
+            return True
+        self.moved.zero_()
+        self.origin = None
+        return False
+
+    def go_on(self) -> None:
+        """Pass over the step that failed."""
+        self.bad.zero_()
+        self.moved.zero_()
+        self.origin = None
+
+    def read(self) -> dict[str, float]:
+        """The means of the metrics over the steps since the last reading."""
+        found = self.metrics()
+        self.sums.zero_()
+        self.taken.zero_()
+        return {name: value / found["taken"] for name, value in found["sums"].items()} if found["taken"] else {}
+
+    def metrics(self) -> dict[str, Any]:
+        """What was added up since the last reading, over all processes."""
+        sums = self.sums.clone()
+        self.world.sum([sums])
+        return {"taken": int(self.taken), "sums": dict(zip(self.measured, sums.tolist(), strict=True))}
+
+    # What the objective may contain -------------------------------------------------------------------------------------------------
+
+    def _expected(self, batch: Batch) -> Bound:
+        """E[log p(x, z)] under the posterior that the last E-step found, held fixed."""
+        assert self.reference is not None
+        with torch.no_grad():
+            frozen, _ = Responsibilities(self.reference).posterior(batch)
+        assert isinstance(self.em, Responsibilities)
+        expected, evidence = self.em.expected(batch, frozen)
+        return Bound(expected, {"evidence": evidence.detach()})
+
+    def _classification(self, batch: Batch) -> Tensor:
+        """The sum over the batch of log q(y|x) where the label is known: clamped rows teach q(y|x) nothing by themselves."""
+        graph = self.model.graph
+        program = Program(graph, self.model.factors, batch, steps=self.model._extent(batch)[1])  # type: ignore[arg-type]
+        program.values |= {name: batch[name] for name in (*graph.observed, *graph.given)}
+        program.run(graph.inference_stages(()), lambda *_: torch.zeros(()))
+        total = torch.zeros((), dtype=self.dtype, device=self.device)
+        for name in self.labelled:
+            spec, dist = program.distribution("q", name)
+            log_q = spec.log_prob(dist, batch[name])
+            for mask in (batch.get(f"{name}?"), program.real if graph.timed[name] else None):
+                log_q = log_q if mask is None else torch.where(mask[..., 0], log_q, torch.zeros_like(log_q))
+            total = total + log_q.sum()
+        return total
+
+    # State --------------------------------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Tensor]:
+        """What the next step needs besides the weights: the optimiser's moments, and the weights an M-step's posterior belongs to."""
+        reference = {} if self.reference is None else {f"{name}/reference": tensor for name, tensor in self.reference.state_dict().items()}
+        return optimizer_tensors(self.optimizer, self.names) | reference
+
+    def restore(self, tensors: Mapping[str, Tensor], metrics: Mapping[str, Any]) -> None:
+        reference = {name.removesuffix("/reference"): tensor for name, tensor in tensors.items() if name.endswith("/reference")}
+        moments = {name: tensor for name, tensor in tensors.items() if not name.endswith("/reference")}
+        restore_optimizer(self.optimizer, moments, {name: parameter for parameter, name in self.names.items()})
+        if reference:
+            self.reference = copy.deepcopy(self.model).eval()
+            self.reference.load_state_dict(reference)
+        self.measured = list(metrics["sums"])
+        mine = 1.0 if self.world.first else 0.0  # the sums are over all processes
+        self.sums = mine * torch.tensor(list(metrics["sums"].values()), device=self.device, dtype=self.dtype)
+        self.taken.fill_(metrics["taken"])
+
+    # Trouble ------------------------------------------------------------------------------------------------------------------------
+
+    def what_failed(self, step: int, phase: Phase) -> str:
+        """Take a failed step again, without the optimiser, and name the factor and the rows."""
+        self._load(step, 0.0)
+        share = self.world.share(len(self.rows))
+        rows = self.order.rows(step)[share].cpu()
+        broken = [name for name, factor in self.model.factors.items() if any(not bool(p.isfinite().all()) for p in factor.parameters())]
+        cause = f" The parameters of {', '.join(broken)} are not finite." if broken else ""
+        try:
+            what, bad = self._culprit(self.active(phase), share)
+        except (RuntimeError, ValueError):  # torch refuses parameters that are not numbers
+            if not broken:
+                raise
+            what, bad = "the bound", torch.ones(len(rows), dtype=torch.bool)
+        mine = (not what.startswith("the gradient"), what, rows[bad].tolist())
+        _, what, which = max(self.world.gather(mine), key=lambda found: found[0])  # of several processes, one that has a term to name
+        shown = ", ".join(map(str, which[:8])) + (f", … ({len(which)} rows)" if len(which) > 8 else "")
+        return f"Step {step}: {what} is not finite for rows {shown}.{cause} No step was taken."
+
+    def _culprit(self, active: list[nn.Parameter], share: slice) -> tuple[str, Tensor]:
+        """The term that is not finite and the rows where, or the parameter whose gradient is not, by all rows."""
+        self.optimizer.zero_grad(set_to_none=True)
+        objective, bound = self._objective(self.source.take(self.rows, generator=self.drawing, share=share))
+        for name, term in bound.terms.items():
+            bad = ~term.detach().isfinite().cpu()
+            if bool(bad.any()):
+                variable = name[3:-1] if name.startswith("kl(") else name
+                factor = f" (p's factor {self.model.graph.rule('p', variable).id})" if variable in self.model.graph.stochastic else ""
+                return f"the term {name}{factor}", bad
+        bad = ~bound.value.detach().isfinite().cpu()
+        if bool(bad.any()):
+            return "the bound", bad
+        (-objective).backward(inputs=active)
+        culprit = next((self.names[p] for p in active if p.grad is not None and not bool(p.grad.isfinite().all())), None)
+        self.optimizer.zero_grad(set_to_none=True)
+        return f"the gradient of {culprit}" if culprit else "the gradient", torch.ones_like(bad)
+
+
+_streams: dict[torch.device, torch.cuda.Stream] = {}
+
+
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Steps before a capture run beside the default stream, as graphs want it."""
+    if device not in _streams:
+        _streams[device] = torch.cuda.Stream(device)
+    _streams[device].wait_stream(torch.cuda.current_stream(device))
+    return _streams[device]

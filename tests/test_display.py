@@ -1,0 +1,348 @@
+"""Seeing a run: the panel, the lines, TensorBoard's scalars, the history and its picture."""
+
+import io
+import json
+import os
+import pty
+import re
+import sys
+import threading
+import time
+from contextlib import contextmanager, nullcontext
+
+import numpy as np
+import pytest
+import torch
+
+from aevb import Bernoulli, Model, Normal, OneHot, Run, alternate, fit, mlp
+from aevb.data.builtin import factor_analysis
+from aevb.training import fit as loop
+from aevb.training.display import Display, Lines, Live, clock, display, number
+from aevb.training.distributed import World
+from aevb.training.step import Stepper
+from aevb.zoo import fa
+
+
+def small_gmvae() -> Model:
+    torch.manual_seed(0)
+    return Model(
+        p={"y": OneHot(3), "z | y": Normal(2), "x | z": Bernoulli(6, net=mlp(8))},
+        q={"y | x": OneHot(net=mlp(8)), "z | x, y": Normal(net=mlp(8))},
+    )
+
+
+X = (np.random.default_rng(0).random((60, 6)) > 0.5).astype(np.float32)
+SETTINGS = {"steps": 30, "batch": 20, "validate_every": 10}
+
+
+def train(model: Model | None = None, **changed) -> Run:
+    return fit(small_gmvae() if model is None else model, {"x": X}, **({"validation": {"x": X}} | SETTINGS | changed))
+
+
+@contextmanager
+def terminal(monkeypatch, columns: int = 100):
+    """Standard output as a terminal; called, it gives back what was written there so far."""
+    primary, secondary = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("LINES", "40")
+    seen = io.BytesIO()
+
+    def drain() -> None:
+        while True:
+            try:
+                part = os.read(primary, 65536)
+            except OSError:
+                return
+            if not part:
+                return
+            seen.write(part)
+
+    reader = threading.Thread(target=drain, daemon=True)
+    reader.start()
+    screen = os.fdopen(secondary, "w", encoding="utf-8")
+    monkeypatch.setattr(sys, "stdout", screen)
+
+    def shown() -> str:
+        screen.flush()
+        time.sleep(0.05)
+        return seen.getvalue().decode()
+
+    try:
+        yield shown
+    finally:
+        monkeypatch.undo()
+        screen.close()
+        reader.join()
+        os.close(primary)
+
+
+def last_frame(text: str) -> list[str]:
+    """The panel as it was left: what follows the last erasure, without colours."""
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\x00", text)
+    frame = plain[plain.rindex("step 30 of 30") - 60 :].replace("\x00", "")
+    return [line.rstrip() for line in frame.split("\r\n") if line.strip()]
+
+
+def test_a_terminal_shows_a_panel_with_everything_in_it(monkeypatch):
+    with terminal(monkeypatch) as shown:
+        run = train()
+        lines = last_frame(shown())
+    assert re.search(r"step 30 of 30  epoch 10\.00 of 10  done$", lines[0])
+    assert lines[1].split() == ["training", "validation"]
+    assert [line.split()[0] for line in lines[2:6]] == ["elbo", "x", "kl(y)", "kl(z)"]
+    history = run.history
+    assert lines[2].endswith(f"best {number(run.best.value)} at step {run.best.step}")
+    for line in lines[2:6]:
+        name, _, validation = line.split()[:3]
+        assert validation == number(history[f"validation {name}"][-1])
+    assert re.search(r"^ lr \d\.\de-\d\d   gradient \d+\.\d+   [\d,]+ steps/s$", lines[6])
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
+def test_the_terminal_is_left_as_it_was(monkeypatch, error):
+    take = Stepper.step
+
+    def failing(self, step, *arguments):
+        if step == 7 and error is not None:
+            raise error
+        return take(self, step, *arguments)
+
+    with terminal(monkeypatch) as shown:
+        screen = sys.stdout
+        monkeypatch.setattr(Stepper, "step", failing)
+        with nullcontext() if error is None else pytest.raises(error):
+            train()
+        assert sys.stdout is screen  # not rich's stand-in
+        text = shown()
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # the cursor is back
+    assert text.index("\x1b[?25l") < text.index("\x1b[?25h")
+    assert "step 30 of 30" in text if error is None else "step 7 of 30" in text
+    assert text.endswith(("\r\n", "\x1b[?25h"))
+
+
+def test_steps_redraw_the_panel_at_most_five_times_a_second(monkeypatch):
+    with terminal(monkeypatch):
+        panel = Live(0, 10**6, 1.0)
+        drawn = []
+        monkeypatch.setattr(panel.panel, "update", lambda *_, **__: drawn.append(1))
+        began = time.perf_counter()
+        while time.perf_counter() - began < 0.5:
+            panel.step(panel.at + 1)
+        panel.panel.stop()
+    assert panel.at > 1000
+    assert len(drawn) <= 2
+
+
+def test_many_terms_and_long_names_fit_a_narrow_terminal(monkeypatch):
+    with terminal(monkeypatch, columns=60):
+        panel = Live(0, 10**6, 1234.5)
+        row = {"elbo": -1e7, "lr": 1e-3, "gradient": 1e9} | {f"kl(latent_{i})": float("nan") if i else 1e-9 for i in range(40)}
+        panel.row({"step": 3, "phase": "E", **row} | {"validation elbo": -3.0})
+        panel.close()
+        with panel.console.capture() as captured:
+            panel.console.print(panel.frame())
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", captured.get()).splitlines()
+    assert len(lines) == 4 + panel.MOST
+    assert all(len(line) <= 60 for line in lines)
+    assert "step 0 of 1,000,000  – left" in lines[0]
+    assert "… and 29 more" in lines[-2]
+    assert "phase E   epoch 0.00 of" in lines[-1]
+
+
+def test_elsewhere_lines_are_a_table_with_one_line_a_validation(capsys):
+    run = train(progress=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["step", "epoch", "elbo", "x", "kl(y)", "kl(z)", "validation", "best", "lr", "steps/s", "left"]
+    assert [line.split()[0] for line in lines[1:]] == ["10", "20", "30"]
+    assert len({len(line) for line in lines}) == 1  # aligned
+    assert [line.split()[6] for line in lines[1:]] == [number(value) for value in run.history["validation elbo"]]
+    assert lines[-1].split()[-1] == "0:00"
+
+
+def test_between_validations_a_line_comes_at_most_every_five_seconds(capsys, monkeypatch):
+    lines = Lines(0, 1000, 10.0)
+    now = [time.perf_counter()]
+    monkeypatch.setattr("aevb.training.display.time.perf_counter", lambda: now[0])
+    for step in range(1, 101):
+        now[0] += 0.24
+        lines.row({"step": step, "elbo": -1.0, "lr": 1e-3})
+    printed = capsys.readouterr().out.splitlines()[1:]
+    assert len(printed) == 4  # 24 seconds
+    assert printed[-1].split()[-1] == "3:40"  # 916 steps left, 25 in six seconds
+
+
+def test_the_best_is_that_of_the_bound_which_is_trained(capsys):
+    run = train(bound="iwae", samples=3, progress=True)
+    lines = capsys.readouterr().out.splitlines()
+    values = run.history["validation iwae"]
+    assert [line.split()[lines[0].split().index("validation")] for line in lines[1:]] == [number(value) for value in values]
+    assert run.best == ((values.argmax() + 1) * 10, values.max())
+
+
+def test_by_default_only_a_terminal_is_spoken_to(monkeypatch, capsys):
+    train()
+    assert capsys.readouterr().out == ""
+    with terminal(monkeypatch) as shown:
+        train(progress=False)
+        assert shown() == ""
+        panel = display(None, 0, 1, 1.0)
+        assert isinstance(panel, Live)
+        panel.close()
+        monkeypatch.setenv("TERM", "dumb")
+        assert isinstance(display(True, 0, 1, 1.0), Lines)
+
+
+def test_of_several_processes_only_the_first_speaks(capsys, monkeypatch):
+    class Other(World):
+        first = False
+
+    monkeypatch.setattr(loop, "join", lambda device: Other())
+    train(progress=True)
+    assert capsys.readouterr().out == ""
+
+
+def test_numbers_and_times_are_short():
+    assert [number(v) for v in (None, 0.0, -98.3125, 1234.5678, 3e-7, float("nan"), 2.5e9)] == [
+        "·",
+        "0.0000",
+        "-98.312",
+        "1,234.6",
+        "3.00e-07",
+        "nan",
+        "2.50e+09",
+    ]
+    assert [clock(s) for s in (7, 754, 3723, 273600, float("inf"))] == ["0:07", "12:34", "1:02:03", "3 d 4 h", "–"]
+
+
+def test_the_bound_shown_is_smoothed_and_forgets_what_is_not_finite():
+    shown = Display(0, 10, 1.0)
+    for value in (float("nan"), -10.0, -20.0):
+        shown.row({"step": 1, "elbo": value})
+    assert shown.train["elbo"] == pytest.approx(-13.0)
+
+
+# TensorBoard ---------------------------------------------------------------------------------------------------------------------------
+
+
+def events(folder) -> dict[str, list[tuple[int, float]]]:
+    """Every scalar of every event file, as it is on disk."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    found: dict[str, list[tuple[int, float]]] = {}
+    for path in sorted(folder.glob("events.*")):
+        for event in EventFileLoader(str(path)).Load():
+            for value in event.summary.value:
+                found.setdefault(value.tag, []).append((event.step, value.tensor.float_val[0]))
+    return found
+
+
+def test_tensorboard_reads_what_the_history_says_and_no_step_twice(tmp_path, monkeypatch):
+    class KilledError(Exception):
+        pass
+
+    take = Stepper.step
+
+    def dying(self, step, *arguments):
+        if step == 17:
+            raise KilledError
+        return take(self, step, *arguments)
+
+    monkeypatch.setattr(Stepper, "step", dying)
+    with pytest.raises(KilledError):
+        train(out=tmp_path, tensorboard=True)
+    assert [step for step, _ in events(tmp_path / "tensorboard")["training/elbo"]] == list(range(1, 18))
+    monkeypatch.undo()
+    run = train(out=tmp_path, tensorboard=True, resume=True)
+    found = events(tmp_path / "tensorboard")
+    names = {"elbo", "x", "kl(y)", "kl(z)"}
+    assert set(found) == {f"training/{name}" for name in names | {"lr", "gradient"}} | {f"validation/{name}" for name in names}
+    for tag, pairs in found.items():
+        name = tag.removeprefix("training/").replace("/", " ")
+        assert [step for step, _ in pairs] == run.history[f"{name}.step"].tolist(), tag
+        assert np.allclose([value for _, value in pairs], run.history[name], rtol=1e-6), tag
+
+
+def test_tensorboard_is_refused_where_it_cannot_work(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="tensorboard=True writes into the run's folder; say where that is with out="):
+        train(tensorboard=True)
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
+    with pytest.raises(ValueError, match=r"pip install 'aevb\[tensorboard\]'"):
+        train(out=tmp_path, tensorboard=True)
+    monkeypatch.undo()
+    assert train(out=tmp_path, tensorboard=True).step == 30
+
+
+# The history and its picture ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def alternating(tmp_path_factory):
+    torch.manual_seed(0)
+    out, x = tmp_path_factory.mktemp("alternating"), factor_analysis(100)
+    settings = {"steps": 250, "batch": 50, "lr": 0.05, "schedule": alternate(60, 40), "validate_every": 10, "log_every": 7}
+    return fit(fa(), {"x": x}, validation={"x": x}, out=out, **settings)
+
+
+def test_the_history_has_the_evidence_and_the_gap(alternating):
+    history = alternating.history
+    assert len(history["validation gap"]) == len(history["validation evidence"]) == len(history["validation elbo"]) == 25
+    assert (history["validation gap"] > 0).all()
+    computed = history["validation evidence"] - history["validation elbo"]
+    assert np.allclose(history["validation gap"], computed, atol=1.0)  # the ELBO is sampled, the gap is not
+    bare = Run(alternating.model, alternating.settings, [{"step": 1, "elbo": -3.0, "evidence": -2.5}], None, 1, 0.0)
+    assert bare.history["gap"].tolist() == [0.5]
+
+
+def test_the_phases_are_the_schedules(alternating):
+    assert alternating.phases == [("E", 0, 60), ("M", 60, 100), ("E", 100, 160), ("M", 160, 200), ("E", 200, 250)]
+    assert [row["phase"] for row in alternating.rows if "phase" in row][:15] == ["E"] * 8 + ["M"] * 6 + ["E"]
+    assert train(steps=3).phases == [("joint", 0, 3)]
+
+
+def test_a_run_is_read_back_from_its_folder(alternating):
+    found = Run.load(alternating.out)
+    assert found.rows == alternating.rows
+    assert found.settings == alternating.settings
+    assert (found.step, found.best, found.phases) == (alternating.step, alternating.best, alternating.phases)
+    assert 0 < found.seconds <= alternating.seconds
+    for name, tensor in alternating.model.state_dict().items():
+        assert torch.equal(tensor, found.model.state_dict()[name])
+    values = alternating.history["validation elbo"]
+    assert found.best == ((values.argmax() + 1) * 10, values.max())
+
+
+def test_the_seconds_of_a_resumed_run_go_on(tmp_path):
+    train(out=tmp_path, steps=20, decay="constant")
+    last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["seconds"]
+    (tmp_path / "metrics.jsonl").write_text((tmp_path / "metrics.jsonl").read_text().replace(f'"seconds": {last}', '"seconds": 1000.0'))
+    run = train(out=tmp_path, decay="constant", resume=True)
+    assert run.rows[-1]["seconds"] > 1000
+
+
+def test_the_picture_has_the_bound_above_and_each_term_below(alternating, tmp_path):
+    figure = alternating.plot(tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    top, *below = figure.axes
+    assert [text.get_text() for text in top.get_legend().get_texts()] == ["E-steps", "elbo, training", "elbo, validation", "evidence, validation"]
+    assert [axes.get_title(loc="left") for axes in below] == ["log p(x|·)", "kl(z)", "gap"]
+    assert all(len(axes.patches) == 3 for axes in figure.axes)
+    drawn = {line.get_label(): line for line in top.lines}
+    assert np.array_equal(drawn["elbo, validation"].get_ydata(), alternating.history["validation elbo"])
+
+
+def test_a_burst_and_a_wild_start_do_not_flatten_the_curve():
+    values = np.concatenate([-np.logspace(8, 2, 10), np.linspace(-100, -80, 190)])
+    values[150] = -1e12
+    values[160] = np.nan
+    rows = [{"step": i, "elbo": value} for i, value in enumerate(values)]
+    figure = Run(small_gmvae(), loop.Settings(), rows, None, 200, 0.0).plot()
+    low, high = figure.axes[0].get_ylim()
+    assert -105 < low < -90
+    assert -80 < high < -75
+
+
+@pytest.mark.parametrize("rows", [[], [{"step": 1, "elbo": -1.0}], [{"step": 1, "elbo": float("nan")}], [{"step": 0, "note": "skipped"}]])
+def test_a_short_run_has_a_picture_too(rows, tmp_path):
+    Run(small_gmvae(), loop.Settings(), rows, None, 1, 0.0).plot(tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 1000

@@ -1,0 +1,313 @@
+"""The report, from results that were made up: what stands in it, and that a browser shows it."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aevb import zoo
+from aevb.experiments.gmvae import WAYS
+from aevb.experiments.lab import Result, check, declared, write
+from aevb.report import figures
+from aevb.report.mathematics import formula, pieces
+from aevb.report.page import SECTIONS, TASKS, build, number, settings
+
+MACHINE = {"device": "a machine", "python": "3.0", "torch": "2.0", "aevb": "0.0"}
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def ramp(name: str, n: int = 12, low: float = -9.0, high: float = -4.0, every: int = 10) -> dict[str, np.ndarray]:
+    return {name: np.linspace(low, high, n), f"{name}.step": every * np.arange(1, n + 1)}
+
+
+def invented() -> dict[str, Result]:
+    """Results of every task, in the shapes that the experiments leave them in."""
+    random = np.random.default_rng(0)
+    models = {name: declared(zoo.zoo[name](**sizes)) for name, sizes in SIZES.items()}
+    mixture = {"latex": r"\sum_{k} \pi_k(z) \Big\{ \log p_\theta(x \mid z^{s}) - \log q_\phi(z^{s} \mid x) \Big\}"}
+    evidence, gap, elbo = ramp("validation evidence"), ramp("validation gap", low=2, high=0.01), ramp("validation elbo")
+    images = lambda n: random.random((n, 4, 4))  # noqa: E731
+    points = random.normal(size=(40, 3))
+    terms = {"elbo": -5.5, "x": -4.25, "kl(z)": 1.25}
+    short = {"lr": 3e-4, "decay": "constant", "batch": 100}
+    square = [[1.0, 0.5], [0.5, 2.0]]
+    seeds = {f"{seed} {key}": value for seed in (0, 1) for key, value in (("accuracy", np.linspace(0.1, 0.6, 5)), ("entropy", np.linspace(2, 1, 5)))}
+    seeds |= {f"{seed} {key}": value for seed in (0, 1) for key, value in ramp("validation elbo", 5).items()}
+    clusters = {"accuracy": [0.5, 0.7], "elbo": [-80.0, -82.0], "entropy": [1.0, 1.5], "epochs": 5, "settings": short}
+    exact = {f"{way} {key}": value for way in ("em", "mle") for key, value in (evidence | elbo).items()}
+    way = {"elbo": -30.0, "kl(y)": 0.5, "accuracy": 0.4, "seconds": 2.0, "estimator": "Σ_y <&>"}
+    look = {"parameters": images(30), "samples": images(30), "shown": images(15), "reconstructed": images(15)}
+    look |= {"plane": random.normal(size=(60, 2)), "plane labels": np.arange(60) % 10}
+    vae = {"elbo": -5.5, "terms": terms, "epochs": 12, "settings": short, **models["vae"]}
+    cvae = {"elbo": -5.5, "terms": terms, "epochs": 12, "agreement": 0.9, **models["cvae"]}
+    vrnn = {"elbo": -5.5, "kl": 1.25, "terms": terms, "epochs": 12, "settings": short, **models["vrnn"]}
+    followed = elbo | ramp("validation kl(z)", low=0, high=1)
+    return {
+        "fa/data": Result({"truth": -4.0, "loadings": [[1, 2]] * 3, "scale": [1, 1, 1]}, {"train": points, "test": points + 1}),
+        "fa/joint": Result(
+            {
+                "truth": -4.0, "evidence": [-4.01, -4.0125], "gap": [0.001, 0.002], "reached": [420, None], "steps": 120, "lr": 0.1, "batch": 32,
+                "V": square, "V exact": square, "Σ": square, "Σ exact": square, "covariance": square, "covariance true": square, **models["fa"],
+                "checks": [check("test evidence below the truth's", 0.0125, most=0.02, source="our defaults")],
+            },
+            evidence | gap | elbo | {"generated 5": points, "generated 100": points},
+        ),
+        "fa/tutorial": Result(
+            {"truth": -4.0, "behind": [0.5, 0.01], "gap after an E-phase": [0.2, 0.3], "share within 0.02": 0.5, "share of gaps below 0.01": 0.0}
+        ),
+        "fa/alternate": Result(
+            {"truth": -4.0, "length": 20, "gap": [0.003, 0.005], "gap after M": [0.5, 0.6], "rise in M": [1], "moved": [0], "reached": [None, 80]}
+            | {"checks": [check("gap <after> the first E-phase", 0.005, most=0.001, source="tutorial, Figure 3")]},
+            evidence | gap | elbo,
+        ),
+        "fa/exact": Result({"truth": -4.0, "em": {"reached": 14}, "mle": {"reached": None}, "centred": -3.9, "scikit-learn": -3.9}, exact),
+        "fa/posteriors": Result({"truth": -4.0, "variants": {"full covariance": {"evidence": -4.01, "gap": 0.001}}}),
+        "fa/naive": Result({"samples": 20, "dimensions": {str(d): {"error": -0.1 * d, "worst": d, "exact": -d, "stderr": 0.1} for d in (1, 10)}}),
+        "vae/originals": Result({"train": 1234, "test": 567}, {"images": images(30)}),
+        "vae/exact": Result(vae | {"iwae": {"1": -5.5, "10": -5.0}}, followed | look),
+        "vae/clamped": Result(vae, elbo),
+        "vae/beta": Result(vae, elbo),
+        "vae/mixture": Result(vae | mixture, elbo),
+        "vae/ours": Result({"elbo": -5.0, "best": -5.0, "epochs": 6, "settings": short}, elbo),
+        **{f"cvae/{name}": Result(dict(cvae), elbo | {"generated": images(150)}) for name in TASKS["cvae"]},
+        "gmvae/tutorial": Result(clusters | models["gmvae"], seeds | {"generated": images(150)}),
+        "gmvae/ours": Result({"elbo": -75.0, "accuracy": 0.5, "epochs": 5, "settings": short}, elbo),
+        "gmvae/estimators": Result({"epochs": 3, "ways": dict.fromkeys(WAYS, way)}),
+        "gmvae/m2": Result({"epochs": 3, "elbo": -85.0, "kl(y)": 0.01, "entropy": 2.3, "accuracy": 0.2, **models["m2"]}),
+        "gmvae/clustering": Result(
+            {"accuracy": [0.7, 0.8], "elbo": [-81.0, -82.0], "recipe": "A small z & a warm start."}, seeds | {"generated": images(150)}
+        ),
+        **{f"vrnn/{name}": Result(dict(vrnn), followed | {"generated": images(12)}) for name in TASKS["vrnn"]},
+    }  # fmt: skip
+
+
+SIZES: dict[str, dict] = {
+    "fa": {}, "vae": {"x": 16, "z": 2, "hidden": (4,)}, "cvae": {"x": 16, "z": 2, "hidden": (4,)}, "gmvae": {"x": 16, "z": 2, "hidden": (4,)},
+    "m2": {"x": 16, "z": 2, "hidden": (4,)}, "vrnn": {"x": 4, "h": 3, "hidden": (4,), "layers": 1},
+}  # fmt: skip
+
+
+def laboratory(out: Path, results: dict[str, Result], data: str = "mnist", quick: bool = False) -> Path:
+    for task, result in results.items():
+        result.numbers |= {"seconds": 1.5, "machine": MACHINE, "quick": quick, "data": data}
+        write(out / "results" / task, result)
+    return out
+
+
+class Page(HTMLParser):
+    """What a page is made of, and whether every element is closed."""
+
+    EMPTY = frozenset({"meta", "img", "br", "input", "link", "hr"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not {"style", "script"} & set(self.open):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", "".join(self.words))
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = laboratory(tmp_path_factory.mktemp("laboratory"), invented())
+    build(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(out: Path) -> Page:
+    return Page((out / "report.html").read_text(encoding="utf-8"))
+
+
+def test_structure(out: Path, page: Page) -> None:
+    assert page.open == []
+    assert (out / "report.html").stat().st_size < 15_000_000
+    ids = Counter(attributes["id"] for _, attributes in page.elements if "id" in attributes)
+    assert max(ids.values()) == 1
+    assert set(SECTIONS) <= set(ids)
+    assert len(page.all("h2")) == len(SECTIONS)
+    contents = [link["href"] for link in page.all("a") if (link["href"] or "").startswith("#")]
+    assert [f"#{section}" for section in SECTIONS] == contents[: len(SECTIONS)]
+    assert {link.removeprefix("#") for link in contents if link} <= set(ids)
+    used = {str(element["href"]).removeprefix("#") for element in page.all("use")}
+    clips = set(re.findall(r"url\(#([^)]+)\)", (out / "report.html").read_text(encoding="utf-8")))
+    assert used | clips <= set(ids)
+
+
+def test_figures_are_numbered_named_and_described(page: Page) -> None:
+    assert [int(n) for n in re.findall(r"Figure (\d+)\. ", page.text)] == list(range(1, 25))
+    for n in range(1, 13):
+        assert re.search(rf"tutorial's Figures? (\d+ and )?{n}\b", page.text), n
+    assert all(image.get("alt") is not None for image in page.all("img"))
+    drawings = [svg for svg in page.all("svg") if svg.get("role") == "img" or svg.get("aria-hidden") != "true"]
+    assert drawings
+    assert all(svg.get("aria-label") for svg in drawings)
+
+
+def test_nothing_is_fetched(out: Path, page: Page) -> None:
+    for tag, attributes in page.elements:
+        assert tag not in ("script", "link", "iframe", "object")
+        for name in ("src", "href", "xlink:href", "srcset", "poster"):
+            assert re.match(r"data:image/png;base64,|#", attributes.get(name) or "#"), (tag, attributes)
+    text = (out / "report.html").read_text(encoding="utf-8")
+    assert "@import" not in text
+    assert re.findall(r"url\((?!#)", text) == []
+
+
+def test_same_results_same_bytes(out: Path) -> None:
+    before = (out / "report.html").read_bytes()
+    assert build(out).read_bytes() == before
+
+
+def test_numbers_come_from_the_results(page: Page) -> None:
+    for words in (
+        "MNIST", "4 × 4 pixels", "1,234 train and 567 test rows", "a machine", "0.600 ± 0.141", "−81.00 ± 1.41", "1 of 2 met", "≤ 0.02 0.0125 pass",
+        "≤ 0.001 0.0050 falls short", "gap <after> the first E-phase".capitalize()[1:], "A small z & a warm start.", "Σ_y <&>",
+        "learning rate 0.0003, constant", "below 0.02 in 50 %", "aevb reproduce --data mnist --out", "±15.94",
+    ):  # fmt: skip
+        assert re.search(re.sub(r"\\?\s+", r"\\s+", re.escape(words)), page.text), words
+    assert "rehearsal" not in page.text
+    assert "Not run here" not in page.text
+
+
+def test_missing_tasks_are_left_out_with_a_note(tmp_path: Path) -> None:
+    results = {task: result for task, result in invented().items() if task in ("fa/exact", "fa/joint", "vrnn/detached")}
+    page = Page(build(laboratory(tmp_path, results, data="digits", quick=True)).read_text(encoding="utf-8"))
+    assert len(page.all("h2")) == len(SECTIONS)
+    assert re.search(r"Not run here, and so left out: fa/data, fa/tutorial, fa/alternate", page.text)
+    assert re.search(r"This part was not run: vae/originals", page.text)
+    assert "rehearsal" in page.text
+    assert "scikit-learn's handwritten digits" in page.text
+    assert "MNIST numbers are no targets here" in page.text
+
+
+def test_every_task_alone_makes_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures.Panel, "svg", lambda self: "")  # the drawings are tested above
+    for task, result in invented().items():
+        out = laboratory(tmp_path / task.replace("/", "-"), {task: result})
+        assert build(out).is_file()
+
+
+def test_an_empty_laboratory_says_what_to_run(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no results in .*aevb reproduce"):
+        build(tmp_path)
+
+
+def test_every_estimator_can_be_drawn() -> None:
+    found = set()
+    for name, sizes in SIZES.items():
+        model = zoo.zoo[name](**sizes)
+        found |= {model.explain().latex, model.explain(bound="iwae", samples=5).latex}
+    model = zoo.zoo["gmvae"](**SIZES["gmvae"])
+    found |= {model.explain(**choices).latex for choices in WAYS.values()}
+    found.add(model.explain(how={"y": "sum"}, bound="iwae", samples=3).latex)
+    for latex in found:
+        drawn = formula(latex)
+        assert drawn.count("<svg") == len(pieces(latex))
+        assert "".join(pieces(latex)).replace(r"\;", "").replace(" ", "") == latex.replace(" ", "")
+
+
+def test_words_for_numbers() -> None:
+    assert settings({"epochs": 7, "settings": {"lr": 0.002, "decay": "cosine", "batch": 100, "clip": 100.0}}) == (
+        "learning rate 0.002, cosine; batches of 100; gradients clipped at 100; 7 epochs"
+    )
+    assert settings({"truth": 1.0}) == ""
+    assert [number(value) for value in (float("nan"), 0.0, 420, -0.25)] == ["–", "0", "420", "−0.250"]
+
+
+LOOK = """
+<script>
+const found = {errors: []};
+addEventListener("load", () => setTimeout(() => {
+  for (const frame of document.querySelectorAll("iframe")) {
+    const page = frame.contentDocument, view = frame.contentWindow;
+    const clip = () => view.getComputedStyle(page.querySelector(".appearing img")).clipPath;
+    const visible = [...page.querySelectorAll("svg.plot")].filter(svg => svg.getBoundingClientRect().width > 0);
+    const of = found[frame.id] = {
+      scroll: page.documentElement.scrollWidth, width: page.documentElement.clientWidth, clips: [],
+      images: [...page.images].filter(image => !(image.complete && image.naturalWidth > 0)).length, count: page.images.length,
+      plots: visible.length, paper: view.getComputedStyle(page.body).backgroundColor,
+      outside: [...page.querySelectorAll("main *")]
+        .filter(e => !e.closest(".scroll, pre, svg") && e.getBoundingClientRect().right > view.innerWidth + 1).length,
+      animations: page.getAnimations().filter(animation => animation.playState === "running").length,
+    };
+    for (const time of [0, 1500, 5000]) {
+      page.getAnimations().forEach(animation => { animation.currentTime = time; });
+      of.clips.push(clip());
+    }
+    page.querySelector(".hold input").click();
+    of.held = clip();
+  }
+  const result = document.createElement("pre");
+  result.id = "found";
+  result.textContent = JSON.stringify(found);
+  document.body.append(result);
+}, 300));
+</script>
+"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium is installed")
+def test_in_a_browser(out: Path, tmp_path: Path) -> None:
+    """At a phone's width and a desk's: every image loads, nothing is wider than the screen, the rows appear one by one, and can be held still."""
+    source = html.escape((out / "report.html").read_text(encoding="utf-8"), quote=True)
+    frames = "".join(
+        f'<iframe id="{name}" style="width:{width}px;height:800px" srcdoc="{source}"></iframe>' for name, width in (("phone", 390), ("desk", 1500))
+    )
+    wrapper = tmp_path / "wrapper.html"
+    wrapper.write_text(f'<!DOCTYPE html><meta charset="utf-8"><body>{frames}{LOOK}</body>', encoding="utf-8")
+    command = [
+        str(BROWSER), "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--blink-settings=preferredColorScheme=0",
+        f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1600,900", "--virtual-time-budget=3000", "--dump-dom", wrapper.as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "CONSOLE" not in done.stderr
+    answer = re.search(r'<pre id="found">(.*?)</pre>', done.stdout)
+    assert answer is not None
+    found = json.loads(html.unescape(answer[1]))
+    assert found["errors"] == []
+    for name in ("phone", "desk"):
+        view = found[name]
+        assert view["images"] == 0, name
+        assert view["scroll"] <= view["width"], name
+        assert view["outside"] == 0, name
+        assert view["plots"] >= 20, name
+        assert view["animations"] == 12, name
+        first, later, last = view["clips"]
+        assert first != later != last, name
+        assert last == "inset(0px)", name
+        assert view["held"] == "none", name
+        assert view["paper"] == "rgb(23, 24, 26)", name  # the dark scheme was asked for
+    assert found["phone"]["count"] == found["desk"]["count"] > 12
