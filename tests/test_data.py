@@ -895,3 +895,17 @@ def test_images_are_dequantised_under_a_density():
         (Poisson, "counts"),
     ):
         assert default_preparation(fresh_model(family).graph, "x") == how
+
+
+def test_what_a_loader_would_change_is_not_dropped_silently():
+    from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
+
+    from aevb import zoo
+
+    rows = TensorDataset(torch.as_tensor(np.random.default_rng(0).random((20, 3))))
+    graph, like = zoo.fa().graph, torch.zeros(())
+    assert open_source(graph, DataLoader(rows, batch_size=4, shuffle=True), like).n == 20
+    with pytest.raises(ValueError, match="SubsetRandomSampler; training orders the rows itself"):
+        open_source(graph, DataLoader(rows, sampler=SubsetRandomSampler([1, 2])), like)
+    with pytest.raises(ValueError, match="collate_fn of its own"):
+        open_source(graph, DataLoader(rows, collate_fn=lambda batch: batch), like)

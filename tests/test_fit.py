@@ -1,6 +1,7 @@
 """Training: the loop does what it says, resumes bit for bit, and refuses what it cannot do well."""
 
 import json
+import signal
 import tomllib
 
 import numpy as np
@@ -8,15 +9,17 @@ import pytest
 import torch
 from sklearn.decomposition import FactorAnalysis
 
-from aevb import Bernoulli, Model, Normal, OneHot, fit, linear, mlp
+from aevb import GRU, Bernoulli, Model, Normal, OneHot, Poisson, fit, linear, mlp
 from aevb.data.builtin import factor_analysis
 from aevb.data.sources import Mapped, Resident, open_source
 from aevb.training import fit as loop
 from aevb.training.checkpoint import CheckpointError, latest
 from aevb.training.evaluation import evaluate
 from aevb.training.fit import TrainingError
+from aevb.training.folder import Folder
 from aevb.training.order import Order
 from aevb.training.schedules import alternate, mle
+from aevb.training.settings import Settings
 from aevb.zoo import fa, gmvae, m2
 
 
@@ -354,3 +357,142 @@ def test_one_row_and_a_batch_larger_than_the_data_work():
     assert run.step == 3
     labels = Model(p={"y": OneHot(2), "x | y": Normal(1)}, q={"y | x": OneHot(net=linear())})
     assert fit(labels, {"x": np.arange(5.0)[:, None]}, epochs=2, batch=100).step == 2
+
+
+# What was found by looking ------------------------------------------------------------------------------------------------------------
+
+
+SILLY = [
+    {"warmup": -3}, {"kl_warmup": -3}, {"clip": 0}, {"clip": -1.0}, {"clip": float("nan")}, {"patience": 0}, {"epochs": 0}, {"epochs": -1},
+    {"steps": 0}, {"steps": 10.5}, {"lr": True}, {"temperature": -1.0}, {"skip": -1}, {"log_every": 1.5}, {"seed": -1}, {"seed": 1.5},
+    {"schedule": "alternate"}, {"schedule": alternate}, {"how": "gumbel"}, {"how": None}, {"steps": "10"}, {"lr": "0.1"}, {"lr": float("inf")},
+    {"classify": -1.0}, {"validate_every": 0}, {"samples": 0},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", SILLY, ids=str)
+def test_settings_that_make_no_sense_are_named(settings):
+    (name,) = settings
+    with pytest.raises(ValueError, match=f"^{name} is "):
+        Settings(**settings)
+
+
+def test_numpys_numbers_are_numbers(tmp_path):
+    run = fit(small_vae(), {"x": bits()}, steps=np.int64(3), lr=np.float32(0.01), seed=np.int64(3), out=tmp_path)
+    assert run.step == 3
+    assert tomllib.loads((tmp_path / "config.toml").read_text())["steps"] == 3
+
+
+def test_frozen_parameters_stay_and_a_phase_without_any_is_refused():
+    model = small_vae()
+    for parameter in model.theta():
+        parameter.requires_grad_(False)
+    before = [parameter.clone() for parameter in model.theta()]
+    fit(model, {"x": bits()}, steps=5)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.theta(), strict=True))
+    with pytest.raises(ValueError, match="nothing to train in phase M: p has no free parameters"):
+        fit(model, {"x": bits()}, steps=40, schedule=alternate(10, 10))
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    with pytest.raises(ValueError, match="nothing to train in phase joint"):
+        fit(model, {"x": bits()}, steps=5)
+
+
+def test_a_gradient_that_is_not_finite_names_its_parameter(monkeypatch):
+    model = small_vae()
+    bias = model.factors["p(x|z)"].net.heads.bias
+    bias.register_hook(lambda gradient: gradient * float("nan"))
+    with pytest.raises(TrainingError, match=r"Step 0: the gradient of factors\.p\(x\|z\)\.net\.heads\.bias is not finite for rows .*\(100 rows\)"):
+        fit(model, {"x": bits(100)}, steps=5)
+
+
+def test_the_recorded_bound_is_the_bound_while_the_kl_warms_up():
+    run = fit(small_vae(), {"x": bits()}, steps=10, kl_warmup=8, log_every=1)
+    history = run.history
+    np.testing.assert_allclose(history["elbo"], history["x"] - history["kl(z)"], atol=1e-5)
+    np.testing.assert_allclose(history["kl weight"], np.minimum(1, np.arange(1, 11) / 8))
+
+
+def test_warm_up_is_over_once_though_phases_are_short():
+    run = fit(small_vae(), {"x": bits()}, steps=40, warmup=20, schedule=alternate(5, 5), decay="constant", lr=1e-3, log_every=1)
+    np.testing.assert_allclose(run.history["lr"], 1e-3 * np.minimum(1, np.arange(1, 41) / 20))
+
+
+def test_validation_is_of_the_bound_that_is_trained():
+    model = small_vae()
+    run = fit(model, {"x": bits()}, validation={"x": bits()}, steps=10, bound="iwae", samples=4)
+    assert "validation iwae" in run.history
+    assert run.best is not None
+    assert run.best.value == pytest.approx(max(run.history["validation iwae"]))
+    counts = Model(p={"k": Poisson(1), "x | k": Normal(2)}, q={"k | x": Poisson()})
+    fit(counts, {"x": np.random.default_rng(0).normal(size=(20, 2))}, validation={"x": np.zeros((4, 2))}, steps=4, samples=2, how={"k": "score"})
+
+
+def test_labels_in_time_are_classified_whatever_the_order_of_the_data():
+    random = np.random.default_rng(0)
+    labels = random.integers(2, size=60)
+    x = random.normal(size=(60, 4, 1)) + 3 * (2 * labels - 1)[:, None, None]
+
+    def trained(**data):
+        torch.manual_seed(0)
+        model = Model(
+            p={"y": OneHot(2), "z": Normal(1), "x[t] | y, z": Normal(1)},
+            q={"h[t] | h[t-1], x[t]": GRU(8), "y | h[T]": OneHot(), "z | h[T]": Normal()},
+        )
+        fit(model, data, steps=100, lr=0.02, batch=60, classify=10.0)
+        return model
+
+    first, second = trained(x=x, y=labels), trained(y=labels, x=x)
+    assert all(torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True))
+    assert (first.posterior(x=x)["y"].probs.argmax(-1).numpy() == labels).all()
+
+
+def test_padding_teaches_nothing():
+    random = np.random.default_rng(0)
+    x = random.normal(size=(20, 2, 1))
+    y = random.integers(2, size=(20, 2, 1)).astype(float)
+
+    def trained(extra):
+        torch.manual_seed(0)
+        model = Model(p={"y[t]": Bernoulli(1), "x[t] | y[t]": Normal(1)}, q={"y[t] | x[t]": Bernoulli()}).double()
+        data = {name: np.pad(value, ((0, 0), (0, extra), (0, 0)), constant_values=1) for name, value in (("x", x), ("y", y))}
+        fit(model, data | {"lengths": np.full(20, 2)}, steps=20, batch=20, classify=5.0)
+        return model
+
+    for a, b in zip(trained(0).state_dict().values(), trained(3).state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+def test_the_model_is_left_as_it_was_when_training_stops(tmp_path):
+    model = small_vae().eval()
+
+    def stop(step, model):
+        signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt, match="stopped after step"):
+        fit(model, {"x": bits()}, validation={"x": bits()}, steps=50, validate_every=5, after=stop, out=tmp_path)
+    assert not model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert latest(tmp_path).step >= 5
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_what_does_not_change_the_steps_may_change_on_resume(tmp_path):
+    whole = small_vae()
+    fit(whole, {"x": bits()}, steps=20)
+    part = small_vae()
+    fit(part, {"x": bits()}, steps=20, out=tmp_path, checkpoint_every=5, after=None)
+    resumed = small_vae()
+    fit(resumed, {"x": bits()}, steps=20, out=tmp_path, resume=True, checkpoint_every=7, log_every=3, skip=2)
+    assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True))
+    with pytest.raises(CheckpointError, match=r"was trained with lr=0\.001, not 0\.01"):
+        fit(small_vae(), {"x": bits()}, steps=20, out=tmp_path, resume=True, lr=0.01)
+
+
+def test_checkpoints_of_small_data_do_not_take_longer_than_training(tmp_path, monkeypatch):
+    written = []
+    real = Folder.save
+    monkeypatch.setattr(Folder, "save", lambda self, checkpoint, keep: (written.append(checkpoint.step), real(self, checkpoint, keep)))
+    fit(small_vae(), {"x": bits(20)}, validation={"x": bits(20)}, steps=200, batch=20, out=tmp_path)
+    assert len(written) <= 4  # the best and the last, however often it was validated
+    assert written[-1] == 200

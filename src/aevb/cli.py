@@ -143,7 +143,7 @@ def train(
     torch.manual_seed(seed)
     chosen = _schedule(schedule)
     found = resolve(model, data, _pairs("--set", set_))
-    found = found.to(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    found = found.to(_device(device))
     loaded = load(data, found.graph, prepare=prepare, seed=seed, validation=validation, hold_out=hold_out)
     speaks = os.environ.get("RANK", "0") == "0"  # of several processes, the first
     choices: dict[str, Any] = {"how": _pairs("--how", how), "bound": bound, "samples": samples, "gradient": gradient}
@@ -164,8 +164,13 @@ def train(
     settings: dict[str, Any] = recipes.get(model, {}) | {name: value for name, value in asked.items() if value is not None}
     files: dict[str, Any] = {"out": out, "resume": resume, "progress": True, "tensorboard": tensorboard}
     check = loaded.test.data if loaded.test else None
-    with _recorded(loaded.recipe, out, resume, speaks), _advised(model):
-        run = fit(found, loaded.train.data, validation=check, **files, **settings, **choices)
+    try:
+        with _recorded(loaded.recipe, out, resume, speaks), _advised(model):
+            run = fit(found, loaded.train.data, validation=check, **files, **settings, **choices)
+    except KeyboardInterrupt as stop:  # typer would drop the message
+        if speaks:
+            print(f"aevb: {stop or 'interrupted'}".replace("resume=True continues", "the same command with --resume continues"), file=sys.stderr)
+        raise typer.Exit(130) from None
     if not speaks:
         return
     run.plot(out / "curves.png")
@@ -640,6 +645,17 @@ def _from_file(path: Path, name: str) -> object:
         raise ValueError(f"{path} has no {name!r}." + (f" Its models are {', '.join(models)}." if models else ""))
     found: object = getattr(module, name)
     return found
+
+
+def _device(name: str) -> str:
+    """Where to train; of several processes each has a GPU of its own."""
+    import torch
+
+    if name not in ("auto", "cpu") and not (name.startswith("cuda") and torch.cuda.is_available()):
+        raise ValueError(f"There is no device {name!r} here. Use --device cpu.")
+    if name in ("auto", "cuda"):
+        return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
+    return name
 
 
 def main() -> None:

@@ -242,7 +242,7 @@ def open_source(graph: Graph, data: Any, like: Tensor) -> Source:
 def read_arrays(data: Any, graph: Graph) -> dict[str, Any]:
     """Arrays by variable."""
     if isinstance(data, torch.utils.data.DataLoader):
-        data = data.dataset
+        data = _dataset_of(data)
     if isinstance(data, str | Path):
         return read_file(Path(data), graph)
     if isinstance(data, Mapping):
@@ -288,18 +288,37 @@ def _extents(graph: Graph, batch: Batch, fresh: Mapping[str, Fresh]) -> Extents:
     return found
 
 
+def _dataset_of(loader: Any) -> Any:
+    """The data set behind a loader, whose batches and order training makes itself. What the loader would change is not dropped silently."""
+    usual = (torch.utils.data.SequentialSampler, torch.utils.data.RandomSampler)
+    if loader.batch_sampler is not None and not isinstance(loader.sampler, usual):
+        raise ValueError(
+            f"The DataLoader has a {type(loader.sampler).__name__}; training orders the rows itself. Pass the data set (a Subset of it)."
+        )
+    if loader.collate_fn is not torch.utils.data.default_collate:
+        raise ValueError("The DataLoader has a collate_fn of its own; training lays the rows out itself. Do its work in the data set, and pass that.")
+    return loader.dataset
+
+
 def _from_dataset(data: torch.utils.data.Dataset, graph: Graph) -> dict[str, Any]:
     """Rows of a map-style Dataset: dictionaries, tuples in the order (observed, given), or single arrays."""
     rows = [data[i] for i in range(len(data))]  # type: ignore[arg-type]
     if not rows:
         raise ValueError("The Dataset has no rows.")
     names = list(rows[0]) if isinstance(rows[0], Mapping) else _names(graph)
+    if isinstance(rows[0], tuple | list) and len(rows[0]) > len(names):
+        raise ValueError(
+            f"The Dataset's rows have {len(rows[0])} parts, the model reads {len(names)} ({', '.join(names)}). Let each be a dictionary by variable."
+        )
     columns = (
         ([row[name] for row in rows] for name in names)
         if isinstance(rows[0], Mapping)
         else zip(*(row if isinstance(row, tuple | list) else (row,) for row in rows), strict=True)
     )
-    return {name: _stacked([np.asarray(value) for value in column]) for name, column in zip(names, columns, strict=False)}
+    return {
+        name: _stacked([np.asarray(value.detach() if isinstance(value, Tensor) else value) for value in column])
+        for name, column in zip(names, columns, strict=False)
+    }
 
 
 def _stacked(rows: list[np.ndarray]) -> Any:

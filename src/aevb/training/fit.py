@@ -17,7 +17,6 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from aevb.batch import Batch, split_latents
 from aevb.data.degenerate import refuse_degenerate
@@ -110,7 +109,7 @@ class Training:
         self.step, self.waited, self.skipped, self.before = 0, 0, 0, 0.0
         self.rows: list[dict[str, Any]] = []
         self.best: dict[str, Any] | None = None
-        self.best_weights: dict[str, Tensor] | None = None
+        self.best_checkpoint: Checkpoint | None = None
         self.folder: Folder | None = None
         self.watchers: list[Watcher] = []
         self.after: Callable[[int, Model], None] | None = None
@@ -209,6 +208,7 @@ class Training:
         began = time.perf_counter()
         validate = s.validate_every or self.per_epoch
         intervals = {"log": s.log_every or max(1, self.total // 200), "validate": validate, "checkpoint": s.checkpoint_every or validate}
+        self.saved = began
         was = self.model.training
         self.model.train()
         stop = self._out_of_patience()
@@ -232,8 +232,7 @@ class Training:
                     if due["validate"] and self.validation is not None:
                         self._validate(began)
                         stop = self._out_of_patience()
-                    improved = self.best is not None and self.best["step"] == self.step
-                    if due["checkpoint"] or improved or stop or stopped:
+                    if (due["checkpoint"] and self._time_to_save()) or self.step == self.total or stop or stopped:
                         self._save()
                     if stopped:
                         raise KeyboardInterrupt(
@@ -248,18 +247,20 @@ class Training:
         return Run(self.model, s, self.rows, self.out, self.step, time.perf_counter() - began)
 
     def _take_step(self, phase: Phase) -> None:
-        self.stepper.step(self.step, phase, self._rate(phase))
+        self.stepper.step(self.step, phase, self._rate(phase, self.step))
 
     def _place(self, phase: Phase) -> dict[str, Any]:
         """Where in the schedule a step stands; an iteration in closed form has no learning rate."""
         if self.em is not None and self.em.closed:
             return {"phase": "EM"}
         s = self.settings
-        return {"lr": self._rate(phase), "phase": phase.name} | ({"kl weight": min(1.0, self.step / s.kl_warmup)} if s.kl_warmup else {})
+        return {"lr": self._rate(phase, self.step - 1), "phase": phase.name} | (
+            {"kl weight": min(1.0, self.step / s.kl_warmup)} if s.kl_warmup else {}
+        )
 
-    def _rate(self, phase: Phase) -> float:
+    def _rate(self, phase: Phase, step: int) -> float:
         s = self.settings
-        rate = s.lr * min(1.0, (self.step + 1) / s.warmup) if s.warmup else s.lr
+        rate = s.lr * min(1.0, (step + 1) / s.warmup) if s.warmup else s.lr
         if s.decay == "cosine":
             rate *= 0.5 * (1 + math.cos(math.pi * phase.position / phase.length))
         return rate
@@ -288,7 +289,7 @@ class Training:
         value = values[s.bound]
         if math.isfinite(value) and (self.best is None or value > self.best["value"]):
             self.best, self.waited = {"value": value, "step": self.step}, 0
-            self.best_weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+            self.best_checkpoint = self._checkpoint(copied=True)  # on disk with the next one that is written
         else:
             self.waited += 1
         if self.after is not None:
@@ -299,25 +300,37 @@ class Training:
 
     # Keeping it --------------------------------------------------------------------------------------------------------------------------
 
+    def _time_to_save(self) -> bool:
+        """Unless an interval was asked for, checkpoints are half a minute apart: on small data writing them would take longer than training."""
+        return self.settings.checkpoint_every is not None or self.world.any(self.world.first and time.perf_counter() - self.saved > 30)
+
+    def _checkpoint(self, copied: bool = False) -> Checkpoint:
+        state = {"best": self.best, "waited": self.waited, "skipped": self.skipped, "settings": self.recorded, "metrics": self.stepper.metrics()}
+        weights, tensors = dict(self.model.state_dict()), self.stepper.state()
+        if copied:
+            weights, tensors = ({name: tensor.clone() for name, tensor in found.items()} for found in (weights, tensors))
+        return Checkpoint(self.step, weights, tensors, state)
+
     def _save(self) -> None:
         if self.out is None:
             return
-        metrics = self.stepper.metrics()
+        newest, best = self._checkpoint(), self.best_checkpoint
         if self.folder is not None:
-            state = {"best": self.best, "waited": self.waited, "skipped": self.skipped, "settings": self.recorded}
-            state["metrics"] = metrics
-            checkpoint = Checkpoint(self.step, dict(self.model.state_dict()), self.stepper.state(), state)
-            self.folder.save(checkpoint, keep=frozenset({self.best["step"]} if self.best else set()))
+            known = {int(path.name[5:]) for path in folders(self.out)}
+            if best is not None and best.step != newest.step and best.step not in known:
+                self.folder.save(best, keep=frozenset(known))
+            self.folder.save(newest, keep=frozenset({self.best["step"]} if self.best else set()))
+        self.saved = time.perf_counter()
         self.world.wait()
 
     def _restore_best(self) -> None:
         if self.best is None:
             return
-        weights = self.best_weights
-        if weights is None and self.out is not None:
-            weights = read(self.out / "checkpoints" / f"step-{self.best['step']}").weights
-        if weights is not None:
-            self.model.load_state_dict(weights)
+        best = self.best_checkpoint
+        if best is None and self.out is not None:
+            best = read(self.out / "checkpoints" / f"step-{self.best['step']}")
+        if best is not None:
+            self.model.load_state_dict(best.weights)
 
     # Trouble -----------------------------------------------------------------------------------------------------------------------------
 
@@ -352,7 +365,7 @@ class _Flag:
 
 @contextmanager
 def _interruptible() -> Iterator[_Flag]:
-    """Ctrl-C finishes the step and saves; a second one stops at once."""
+    """Ctrl-C, or a request to end (SIGTERM), finishes the step and saves; a second one stops at once."""
     flag = _Flag()
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -360,12 +373,14 @@ def _interruptible() -> Iterator[_Flag]:
             raise KeyboardInterrupt
         flag.set = True
 
+    signals = (signal.SIGINT, signal.SIGTERM)
     try:
-        before = signal.signal(signal.SIGINT, handle)
+        before = {number: signal.signal(number, handle) for number in signals}
     except ValueError:  # not the main thread
         yield flag
         return
     try:
         yield flag
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
