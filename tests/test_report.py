@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import html
 import json
+import os
 import re
+import select
 import shutil
 import subprocess
+import sys
+import time
 from collections import Counter
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -118,6 +123,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
+        self.words.append(" " if tag in ("td", "th", "p", "li", "dt", "dd", "div", "figcaption") else "")
         if tag not in self.EMPTY:
             self.open.append(tag)
 
@@ -166,8 +172,9 @@ def test_structure(out: Path, page: Page) -> None:
     assert used | clips <= set(ids)
 
 
-def test_figures_are_numbered_named_and_described(page: Page) -> None:
-    assert [int(n) for n in re.findall(r"Figure (\d+)\. ", page.text)] == list(range(1, 25))
+def test_figures_are_numbered_named_and_described(out: Path, page: Page) -> None:
+    numbers = re.findall(r"<b>Figure (\d+)\.</b>", (out / "report.html").read_text(encoding="utf-8"))
+    assert list(map(int, numbers)) == list(range(1, 23))
     for n in range(1, 13):
         assert re.search(rf"tutorial's Figures? (\d+ and )?{n}\b", page.text), n
     assert all(image.get("alt") is not None for image in page.all("img"))
@@ -194,7 +201,7 @@ def test_same_results_same_bytes(out: Path) -> None:
 def test_numbers_come_from_the_results(page: Page) -> None:
     for words in (
         "MNIST", "4 × 4 pixels", "1,234 train and 567 test rows", "a machine", "0.600 ± 0.141", "−81.00 ± 1.41", "1 of 2 met", "≤ 0.02 0.0125 pass",
-        "≤ 0.001 0.0050 falls short", "gap <after> the first E-phase".capitalize()[1:], "A small z & a warm start.", "Σ_y <&>",
+        "≤ 0.001 0.0050 falls short", "ap <after> the first E-phase", "A small z & a warm start.", "Σ_y <&>",
         "learning rate 0.0003, constant", "below 0.02 in 50 %", "aevb reproduce --data mnist --out", "±15.94",
     ):  # fmt: skip
         assert re.search(re.sub(r"\\?\s+", r"\\s+", re.escape(words)), page.text), words
@@ -247,67 +254,121 @@ def test_words_for_numbers() -> None:
     assert [number(value) for value in (float("nan"), 0.0, 420, -0.25)] == ["–", "0", "420", "−0.250"]
 
 
-LOOK = """
-<script>
-const found = {errors: []};
-addEventListener("load", () => setTimeout(() => {
-  for (const frame of document.querySelectorAll("iframe")) {
-    const page = frame.contentDocument, view = frame.contentWindow;
-    const clip = () => view.getComputedStyle(page.querySelector(".appearing img")).clipPath;
-    const visible = [...page.querySelectorAll("svg.plot")].filter(svg => svg.getBoundingClientRect().width > 0);
-    const of = found[frame.id] = {
-      scroll: page.documentElement.scrollWidth, width: page.documentElement.clientWidth, clips: [],
-      images: [...page.images].filter(image => !(image.complete && image.naturalWidth > 0)).length, count: page.images.length,
-      plots: visible.length, paper: view.getComputedStyle(page.body).backgroundColor,
-      outside: [...page.querySelectorAll("main *")]
-        .filter(e => !e.closest(".scroll, pre, svg") && e.getBoundingClientRect().right > view.innerWidth + 1).length,
-      animations: page.getAnimations().filter(animation => animation.playState === "running").length,
-    };
-    for (const time of [0, 1500, 5000]) {
-      page.getAnimations().forEach(animation => { animation.currentTime = time; });
-      of.clips.push(clip());
-    }
-    page.querySelector(".hold input").click();
-    of.held = clip();
-  }
-  const result = document.createElement("pre");
-  result.id = "found";
-  result.textContent = JSON.stringify(found);
-  document.body.append(result);
-}, 300));
-</script>
+WIRED = """
+import fcntl, os, sys
+ends = [fcntl.fcntl(int(end), fcntl.F_DUPFD, 10) for end in sys.argv[1:3]]
+for end, number in zip(ends, (3, 4)):  # where the browser expects them
+    os.dup2(end, number)
+os.execv(sys.argv[3], sys.argv[3:])
 """
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no chromium is installed")
-def test_in_a_browser(out: Path, tmp_path: Path) -> None:
-    """At a phone's width and a desk's: every image loads, nothing is wider than the screen, the rows appear one by one, and can be held still."""
-    source = html.escape((out / "report.html").read_text(encoding="utf-8"), quote=True)
-    frames = "".join(
-        f'<iframe id="{name}" style="width:{width}px;height:800px" srcdoc="{source}"></iframe>' for name, width in (("phone", 390), ("desk", 1500))
+class Browser:
+    """A headless browser with one page, spoken to through its debugging pipe."""
+
+    def __init__(self, profile: Path) -> None:
+        theirs_in, self.to = os.pipe()
+        self.answers, theirs_out = os.pipe()
+        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-pipe", f"--user-data-dir={profile}"]
+        command = [sys.executable, "-c", WIRED, str(theirs_in), str(theirs_out), str(BROWSER), *flags, "about:blank"]
+        self.process = subprocess.Popen(command, pass_fds=(theirs_in, theirs_out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        os.close(theirs_in)
+        os.close(theirs_out)
+        self.read, self.count, self.complaints = b"", 0, []  # type: ignore[var-annotated]
+        self.session: str | None = None
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.ask(f"{domain}.enable")
+
+    def ask(self, method: str, **parameters: object) -> dict:
+        self.count += 1
+        message = {"id": self.count, "method": method, "params": parameters} | ({"sessionId": self.session} if self.session else {})
+        os.write(self.to, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._next()
+            if answer.get("id") == self.count:
+                assert "error" not in answer, answer
+                return answer["result"]
+
+    def _next(self) -> dict:
+        while b"\0" not in self.read:
+            ready, _, _ = select.select([self.answers], [], [], 60)
+            chunk = os.read(self.answers, 2**20) if ready else b""
+            assert chunk, "the browser does not answer"
+            self.read += chunk
+        first, _, self.read = self.read.partition(b"\0")
+        answer = json.loads(first)
+        if answer.get("method") in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded", "Network.loadingFailed"):
+            self.complaints.append(answer)
+        return answer
+
+    def show(self, path: Path, width: int, *, scheme: str = "light", motion: str = "no-preference") -> None:
+        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 500)
+        features = [{"name": "prefers-color-scheme", "value": scheme}, {"name": "prefers-reduced-motion", "value": motion}]
+        self.ask("Emulation.setEmulatedMedia", features=features)
+        self.ask("Page.navigate", url=path.as_uri())
+        while self._next().get("method") != "Page.loadEventFired":
+            pass
+
+    def value(self, expression: str) -> Any:
+        answer = self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def picture(self) -> str:
+        return self.ask("Page.captureScreenshot", format="png")["data"]
+
+    def close(self) -> None:
+        self.session = None
+        self.ask("Browser.close")
+        self.process.wait(30)
+        os.close(self.to)
+        os.close(self.answers)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if BROWSER is None:
+        pytest.skip("no chromium is installed")
+    found = Browser(tmp_path_factory.mktemp("profile"))
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize(("width", "scheme", "paper"), [(390, "dark", "rgb(23, 24, 26)"), (1500, "light", "rgb(253, 252, 248)")])
+def test_in_a_browser(out: Path, browser: Browser, width: int, scheme: str, paper: str) -> None:
+    """Every image loads, nothing is wider than the screen, each figure shows one of its drawings, nothing is complained of."""
+    browser.show(out / "report.html", width, scheme=scheme)
+    assert browser.value("[...document.images].filter(i => !(i.complete && i.naturalWidth)).length") == 0
+    assert browser.value("document.images.length") > 12
+    assert browser.value("document.documentElement.scrollWidth") <= width
+    wide = "[...document.querySelectorAll('main *')].filter(e => !e.closest('.scroll, pre, svg') && e.getBoundingClientRect().right > innerWidth + 1)"
+    assert browser.value(f"{wide}.length") == 0
+    empty = (
+        "[...document.querySelectorAll('.panels > div')].filter(d => ![...d.querySelectorAll('svg, img')].some(e => e.getBoundingClientRect().width))"
     )
-    wrapper = tmp_path / "wrapper.html"
-    wrapper.write_text(f'<!DOCTYPE html><meta charset="utf-8"><body>{frames}{LOOK}</body>', encoding="utf-8")
-    command = [
-        str(BROWSER), "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--blink-settings=preferredColorScheme=0",
-        f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1600,900", "--virtual-time-budget=3000", "--dump-dom", wrapper.as_uri(),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert "CONSOLE" not in done.stderr
-    answer = re.search(r'<pre id="found">(.*?)</pre>', done.stdout)
-    assert answer is not None
-    found = json.loads(html.unescape(answer[1]))
-    assert found["errors"] == []
-    for name in ("phone", "desk"):
-        view = found[name]
-        assert view["images"] == 0, name
-        assert view["scroll"] <= view["width"], name
-        assert view["outside"] == 0, name
-        assert view["plots"] >= 20, name
-        assert view["animations"] == 12, name
-        first, later, last = view["clips"]
-        assert first != later != last, name
-        assert last == "inset(0px)", name
-        assert view["held"] == "none", name
-        assert view["paper"] == "rgb(23, 24, 26)", name  # the dark scheme was asked for
-    assert found["phone"]["count"] == found["desk"]["count"] > 12
+    assert browser.value(f"{empty}.length") == 0
+    assert browser.value("getComputedStyle(document.body).backgroundColor") == paper
+    assert browser.complaints == []
+
+
+def test_rows_appear_one_by_one(out: Path, browser: Browser) -> None:
+    browser.show(out / "report.html", 800)
+    browser.value("document.documentElement.style.scrollBehavior = 'auto'; document.querySelector('.appearing').scrollIntoView()")
+    pictures = set()
+    for _ in range(3):
+        pictures.add(browser.picture())
+        time.sleep(0.9)
+    assert len(pictures) > 1
+    clip = "getComputedStyle(document.querySelector('.appearing img')).clipPath"
+    at = "document.getAnimations().forEach(a => {{ a.pause(); a.currentTime = {}; }})"
+    shown = [browser.value(f"{at.format(moment)}; {clip}") for moment in (0, 1500, 2500, 5000)]
+    assert shown == ["inset(0px 0px 75%)", "inset(0px 0px 50%)", "inset(0px 0px 25%)", "inset(0px)"]  # rows of four
+    browser.value("document.querySelector('.hold input').click()")
+    assert browser.value(clip) == "none"
+    browser.show(out / "report.html", 800, motion="reduce")
+    assert browser.value(clip) == "none"
+    browser.ask("Emulation.setEmulatedMedia", media="print")
+    assert browser.value(clip) == "none"
+    assert browser.complaints == []

@@ -1,0 +1,65 @@
+"""The tutorial's experiments, a file for each of its models: from settings to results on disk."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+
+import torch
+
+from aevb.experiments import cvae, fa, gmvae, vae, vrnn
+from aevb.experiments.lab import Lab, Result
+
+Task = Callable[[Lab], Result]
+SECTIONS = ("fa", "vae", "cvae", "gmvae", "vrnn")
+
+
+def tasks(lab: Lab, section: str) -> dict[str, Task]:
+    """What a section consists of, in the order of its telling."""
+    known: dict[str, dict[str, Task]] = {"fa": fa.TASKS, "vae": vae.TASKS, "cvae": cvae.TASKS, "vrnn": vrnn.TASKS}
+    return known[section] if section in known else gmvae.tasks(lab)
+
+
+def run(lab: Lab, sections: tuple[str, ...] = SECTIONS, *, jobs: int = 1) -> Iterator[tuple[str, float | None, str | None]]:
+    """Do what is not done yet, ``jobs`` tasks at a time in processes of their own; yield each task's name, seconds and, if it failed, why.
+
+    A task that was finished before has no seconds. One that fails does not stop the others.
+    """
+    wanted = [name for section in sections for name in tasks(lab, section)]
+    for name in wanted:
+        if lab.done(name):
+            yield name, None, None
+    left = sorted((name for name in wanted if not lab.done(name)), key=_longest_first)
+    if jobs == 1:
+        for name in left:
+            yield name, *_do(lab, name)
+    elif left:
+        threads = max(1, (os.cpu_count() or 1) // jobs)
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(min(jobs, len(left)), mp_context=context, initializer=_prepare, initargs=(threads,)) as pool:
+            waiting = {pool.submit(_do, lab, name): name for name in left}
+            for future in as_completed(waiting):
+                yield waiting[future], *future.result()
+    for name, summary in gmvae.SUMMARIES.items():
+        parts = [part for part in wanted if part.startswith(f"{name}/")]
+        if parts and all(lab.done(part) for part in parts):
+            lab.do(name, summary)
+
+
+def _longest_first(name: str) -> int:
+    order = ("gmvae/tutorial", "vrnn", "cvae", "vae", "gmvae", "fa")
+    return next((i for i, start in enumerate(order) if name.startswith(start)), len(order))
+
+
+def _prepare(threads: int) -> None:
+    torch.set_num_threads(threads)
+
+
+def _do(lab: Lab, name: str) -> tuple[float | None, str | None]:
+    try:
+        return lab.do(name, tasks(lab, name.partition("/")[0])[name]), None
+    except Exception:
+        return None, traceback.format_exc()

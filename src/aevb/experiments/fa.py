@@ -1,0 +1,266 @@
+"""Factor analysis (5.2): EM becomes AEVB on a model whose evidence and posterior are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from aevb import zoo
+from aevb.data.builtin import FA_LOADINGS, FA_SCALE, factor_analysis
+from aevb.data.sources import open_source
+from aevb.evidence import LinearGaussian
+from aevb.experiments.lab import Lab, Result, check, curve, declared
+from aevb.families import MultivariateNormal, Normal
+from aevb.model import Model
+from aevb.networks import linear, table
+from aevb.training.evaluation import evaluate
+from aevb.training.run import Run
+from aevb.training.schedules import alternate, em, mle
+
+SNAPSHOTS = (5, 100, 800)
+FIXED = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0)
+DIMENSIONS = (1, 2, 5, 10, 20, 50)
+LOADINGS, SCALE = "p(x|z)", "scale"
+
+
+def rows() -> tuple[dict[str, Any], dict[str, Any]]:
+    return {"x": factor_analysis(seed=0)}, {"x": factor_analysis(seed=1)}
+
+
+def true_model() -> Model:
+    """Factor analysis with the parameters the data were made with."""
+    model = zoo.fa().double()
+    factor: Any = model.factors[LOADINGS]
+    with torch.no_grad():
+        factor.net.blocks.weights["z"].copy_(torch.as_tensor(FA_LOADINGS))
+        factor.vectors[SCALE].copy_(torch.as_tensor(np.log(np.expm1(FA_SCALE))))
+    return model
+
+
+def true_evidence() -> float:
+    """The mean log p(x) of the test rows under the true model."""
+    return float(true_model().log_evidence(**rows()[1]).value.mean())
+
+
+def seeded(seed: int, **variant: Any) -> Model:
+    torch.manual_seed(seed)
+    return zoo.fa(**variant)
+
+
+def train(lab: Lab, name: str, model: Model, data: dict[str, Any], validation: dict[str, Any], **settings: Any) -> Run:
+    """On the CPU whatever there is: a step takes less than a millisecond."""
+    return lab.train(name, model, data, validation, device="cpu", **settings)
+
+
+def _data(lab: Lab) -> Result:
+    data, test = rows()
+    return Result({"truth": true_evidence(), "loadings": FA_LOADINGS.tolist(), "scale": FA_SCALE.tolist()}, {"train": data["x"], "test": test["x"]})
+
+
+def _reached(history: dict[str, np.ndarray], truth: float, within: float = 0.02) -> int | None:
+    """The first recorded step whose test evidence is this close to the truth."""
+    near = history["validation evidence.step"][history["validation evidence"] > truth - within]
+    return int(near[0]) if len(near) else None
+
+
+def _joint(lab: Lab) -> Result:
+    """AEVB with our settings, 8 seeds; the first is looked at closely."""
+    data, test = rows()
+    truth, steps = true_evidence(), 1000
+    snapshots: dict[str, np.ndarray] = {}
+
+    def look(step: int, model: Model) -> None:
+        if step in SNAPSHOTS:
+            snapshots[f"generated {step}"] = model.sample(1000, seed=0)["x"].cpu().numpy()
+
+    evidence, gaps, reached, arrays, first = [], [], [], {}, None
+    for seed in range(2 if lab.quick else 8):
+        model = seeded(seed)
+        settings = {"steps": steps, "batch": 32, "lr": 0.1, "seed": seed, "validate_every": 5 if seed == 0 else 20}
+        run = train(lab, f"fa/joint/{seed}", model, data, test, after=look if seed == 0 else None, **settings)
+        evidence.append(float(run.history["validation evidence"][-1]))
+        gaps.append(float(run.history["validation gap"][-1]))
+        reached.append(_reached(run.history, truth))
+        if first is None:
+            first, arrays = model, curve(run, "validation elbo", "validation evidence", "validation gap")
+    assert first is not None
+    numbers = {"truth": truth, "evidence": evidence, "gap": gaps, "reached": reached, "steps": steps, "lr": 0.1, "batch": 32, **declared(first)}
+    numbers |= _closed_form(first, test)
+    numbers["checks"] = [
+        check(f"test evidence below the truth's, worst of {len(evidence)} seeds", truth - min(evidence), most=0.02, source="our defaults")
+    ]
+    return Result(numbers, arrays | snapshots)
+
+
+def _closed_form(model: Model, test: dict[str, Any]) -> dict[str, Any]:
+    """V and Σ beside the posterior's closed form (footnote 8), and W Wᵀ + Φ beside the truth, which is what data identify."""
+    factor, q = model.factors[LOADINGS], model.factors["q(z|x)"]
+    with torch.no_grad():
+        w = factor.net.blocks.weights["z"].double()  # type: ignore[union-attr,index]
+        sigma = torch.nn.functional.softplus(factor.vectors[SCALE]).double()  # type: ignore[index]
+        exact = LinearGaussian(model, model.prepare(**test)).posterior("z")
+        covariance = w @ w.T + torch.diag(sigma.square())
+        gain = w.T @ torch.linalg.inv(covariance)
+        raw: Any = q
+        spread = raw.distribution(raw({"x": model.prepare(**test)["x"]}))._unbroadcasted_scale_tril.reshape(2, 2).double()
+        v = raw.net.blocks.weights["x"].double()
+    truth = FA_LOADINGS @ FA_LOADINGS.T + np.diag(FA_SCALE**2)
+    factor_exact = exact._unbroadcasted_scale_tril.reshape(2, 2).double()
+    return {
+        "V": v.tolist(), "V exact": gain.tolist(),
+        "Σ": (spread @ spread.T).tolist(), "Σ exact": (factor_exact @ factor_exact.T).tolist(),
+        "covariance": covariance.tolist(), "covariance true": truth.tolist(),
+    }  # fmt: skip
+
+
+def _tutorial(lab: Lab) -> Result:
+    """The tutorial's initialisation and constant rate: the share of seeds that get there in 1,000 steps."""
+    data, test = rows()
+    truth = true_evidence()
+    behind: list[float] = []
+    gaps: list[float] = []
+    for seed in range(2 if lab.quick else 16):
+        for schedule, found, name in ((None, behind, "validation evidence"), (alternate(1000, 1000), gaps, "validation gap")):
+            model = tutorial_model(seed)
+            settings = {"steps": 1000, "batch": 32, "lr": 1e-2, "decay": "constant", "seed": seed, "validate_every": 1000}
+            settings |= {} if schedule is None else {"schedule": schedule}
+            value = float(train(lab, f"fa/tutorial/{name}/{seed}", model, data, test, **settings).history[name][-1])
+            found.append(truth - value if schedule is None else value)
+    shares = {"share within 0.02": float(np.mean(np.array(behind) < 0.02)), "share of gaps below 0.01": float(np.mean(np.array(gaps) < 0.01))}
+    return Result({"truth": truth, "behind": behind, "gap after an E-phase": gaps, **shares})
+
+
+def tutorial_model(seed: int) -> Model:
+    """W, V and the raw scales drawn from N(0, 1), as the tutorial's code does."""
+    torch.manual_seed(seed)
+    normal = linear(bias=False, init="normal")
+    model = Model(
+        p={"z": Normal(2), "x | z": Normal(3, net=normal, scale="learned")}, q={"z | x": MultivariateNormal(net=normal, covariance="shared")}
+    )
+    factor: Any = model.factors[LOADINGS]
+    with torch.no_grad():
+        factor.vectors[SCALE].normal_()
+    return model
+
+
+def _alternate(lab: Lab) -> Result:
+    """Approximate EM, 8 seeds: 1,000 steps for φ alone, then 1,000 for θ alone, and again."""
+    data, test = rows()
+    truth, length = true_evidence(), 200 if lab.quick else 1000
+    gaps, moved, rose, opened, reached = [], [], [], [], []
+    arrays: dict[str, np.ndarray] = {}
+    for seed in range(2 if lab.quick else 8):
+        settings = {
+            "steps": length * (4 if lab.quick else 8 if seed == 0 else 4),
+            "batch": 32,
+            "lr": 1e-2,
+            "seed": seed,
+            "validate_every": length // 20,
+        }
+        run = train(lab, f"fa/alternate/{seed}", seeded(seed), data, test, schedule=alternate(length, length), **settings)
+        history = run.history
+        step, evidence, gap = history["validation evidence.step"], history["validation evidence"], history["validation gap"]
+        in_e = ((step - 1) // length) % 2 == 0
+        moved.append(max(float(np.ptp(evidence[in_e & ((step - 1) // length == k)])) for k in range(0, int(step[-1]) // length, 2)))
+        gaps.append(float(gap[step == length][0]))
+        opened.append(float(gap[step == 2 * length][0]))
+        rose.append(float(evidence[step == 2 * length][0] - evidence[step == length][0]))
+        reached.append(_reached(history, truth))
+        arrays = arrays or curve(run, "validation elbo", "validation evidence", "validation gap")
+    numbers: dict[str, Any] = {
+        "truth": truth,
+        "length": length,
+        "gap": gaps,
+        "gap after M": opened,
+        "rise in M": rose,
+        "moved": moved,
+        "reached": reached,
+    }
+    numbers["checks"] = [
+        check(f"gap after the first E-phase, worst of {len(gaps)} seeds", max(gaps), most=0.01, source="tutorial, Figure 3"),
+        check("largest move of the evidence inside an E-phase", max(moved), most=0.0, source="tutorial, Figure 3"),
+        check("smallest rise of the evidence in the first M-phase", min(rose), least=0.0, source="tutorial, Figure 3"),
+    ]
+    return Result(numbers, arrays)
+
+
+def _exact(lab: Lab) -> Result:
+    """Exact EM and ascent on the exact evidence (Eq. 1), from the same start."""
+    data, test = rows()
+    truth, numbers = true_evidence(), {}
+    arrays: dict[str, np.ndarray] = {}
+    choices: dict[str, dict[str, Any]] = {"em": {"schedule": em(), "steps": 300}, "mle": {"schedule": mle(), "steps": 1000, "batch": 32, "lr": 0.1}}
+    for name, settings in choices.items():
+        run = train(lab, f"fa/exact/{name}", seeded(0), data, test, seed=0, validate_every=2 if name == "em" else 5, **settings)
+        arrays |= {f"{name} {key}": value for key, value in curve(run, "validation evidence", "validation elbo").items()}
+        numbers[name] = {"evidence": float(run.history["validation evidence"][-1]), "reached": _reached(run.history, truth)}
+    centred = data["x"] - data["x"].mean(0)
+    model = seeded(0).double()
+    run = train(lab, "fa/exact/centred", model, {"x": centred}, {"x": centred}, schedule=em(), steps=1000, validate_every=1000)
+    from sklearn.decomposition import FactorAnalysis  # type: ignore[import-untyped]
+
+    reference = float(FactorAnalysis(2, tol=1e-10, svd_method="lapack", max_iter=10_000).fit(centred).score(centred))
+    found = float(run.history["validation evidence"][-1])
+    checks = [check("exact EM beside scikit-learn's FactorAnalysis, difference", abs(found - reference), most=1e-4, source="scikit-learn")]
+    return Result({"truth": truth, **numbers, "centred": found, "scikit-learn": reference, "checks": checks}, arrays)
+
+
+def _posteriors(lab: Lab) -> Result:
+    """Families of q (footnote 13) and free q_i (3.2): what each costs the evidence and the gap."""
+    data, test = rows()
+    variants: dict[str, Model] = {"full covariance": seeded(0), "diagonal": seeded(0, posterior="diagonal")}
+    variants |= {f"diagonal, fixed at {scale:g}": seeded(0, posterior="fixed", scale=scale) for scale in (FIXED[1::3] if lab.quick else FIXED)}
+    torch.manual_seed(0)
+    n = len(data["x"])
+    free = Model(
+        p={"z": Normal(2), "x | z": Normal(3, net=linear(bias=False, init="normal"), scale="learned")},
+        q={"z | i": MultivariateNormal(net=table(n))},
+        given={"i": 1},
+    )
+    found = {}
+    for name, model in variants.items():
+        run = train(lab, f"fa/posteriors/{name}", model, data, test, steps=1000, batch=32, lr=0.1, validate_every=1000)
+        found[name] = {"evidence": float(run.history["validation evidence"][-1]), "gap": float(run.history["validation gap"][-1])}
+    index = {"i": np.arange(n)}
+    train(lab, "fa/posteriors/free", free, data | index, data | index, steps=3000, batch=100, lr=0.1, validate_every=3000)
+    judge = seeded(0)
+    judge.factors[LOADINGS].load_state_dict(free.factors[LOADINGS].state_dict())  # θ alone decides the evidence of new rows
+    on_train = evaluate(free, open_source(free.graph, data | index, free._parameter()))
+    on_test = float(judge.log_evidence(**test).value.mean())
+    found["free qᵢ, no network"] = {"evidence": on_test, "gap": on_train["gap"]}
+    return Result({"truth": true_evidence(), "variants": found})
+
+
+def _naive(lab: Lab) -> Result:
+    """log p(x) by averaging p(x|z) over the prior, as the latent dimension grows; beside it importance sampling with the exact posterior's family."""
+    samples = 2000 if lab.quick else 20_000
+    found = {}
+    for size in DIMENSIONS:
+        torch.manual_seed(size)
+        prior = Normal(net=linear(bias=False, init="zeros"), scale=1.0)  # q(z|x) = p(z)
+        model = Model(p={"z": Normal(size), "x | z": Normal(2 * size, net=linear(bias=False, init="normal"), scale=0.5)}, q={"z | x": prior}).double()
+        x = model.sample(50, seed=0)["x"]
+        exact = model.log_evidence(x=x).value
+        estimate = model.log_evidence(x=x, method="importance", samples=samples, seed=1)
+        error = estimate.value - exact
+        found[size] = {
+            "error": float(error.mean()),
+            "worst": float(error.abs().max()),
+            "exact": float(exact.mean()),
+            "stderr": float(estimate.stderr.mean()),
+        }
+    return Result({"samples": samples, "dimensions": found})
+
+
+TASKS: dict[str, Callable[[Lab], Result]] = {
+    "fa/data": _data,
+    "fa/joint": _joint,
+    "fa/tutorial": _tutorial,
+    "fa/alternate": _alternate,
+    "fa/exact": _exact,
+    "fa/posteriors": _posteriors,
+    "fa/naive": _naive,
+}

@@ -1,0 +1,1 @@
+"""The report: results on disk become one page. Nothing is trained here."""

@@ -1,0 +1,235 @@
+"""One page from a folder of results: every number and picture in it is read from the results' files."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from aevb.experiments.lab import Result, read
+from aevb.report import figures
+from aevb.report.mathematics import factorisation, formula
+
+SECTIONS = {
+    "summary": "Summary",
+    "em": "From EM to AEVB",
+    "fa": "Factor analysis",
+    "vae": "The variational auto-encoder",
+    "cvae": "The conditional VAE",
+    "gmvae": "The Gaussian-mixture VAE",
+    "vrnn": "The variational RNN",
+    "errata": "Errata",
+    "again": "Running it again",
+}
+TASKS = {
+    "fa": ("data", "joint", "tutorial", "alternate", "exact", "posteriors", "naive"),
+    "vae": ("originals", "exact", "clamped", "beta", "mixture", "ours"),
+    "cvae": ("both", "prior", "likelihood", "clamped", "shuffled"),
+    "gmvae": ("tutorial", "ours", "estimators", "m2", "clustering"),
+    "vrnn": ("filtering", "detached", "smoothing", "ours"),
+}
+SHOWN = {"fa": "fa/joint", "vae": "vae/exact", "cvae": "cvae/both", "gmvae": "gmvae/tutorial", "vrnn": "vrnn/filtering"}  # a model's first run
+DATA = {"digits": "scikit-learn's handwritten digits", "mnist": "MNIST", "fashion": "Fashion-MNIST"}
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def build(out: Path) -> Path:
+    """Write ``out/report.html`` from the files under ``out/results``; tasks that are not there are left out, and the page says so."""
+    results = load(out)
+    if not results:
+        raise ValueError(f"There are no results in {Path(out) / 'results'}. Run the experiments first: aevb reproduce.")
+    path = Path(out) / "report.html"
+    temporary = path.with_name(".report.html.writing")
+    temporary.write_text(render(results), encoding="utf-8")
+    os.replace(temporary, path)
+    return path
+
+
+def load(out: Path) -> dict[str, Result]:
+    """The finished tasks of a laboratory, by name."""
+    folders = (path.parent for path in sorted((Path(out) / "results").glob("*/*/result.json")))
+    return {f"{folder.parent.name}/{folder.name}": read(folder) for folder in folders if not folder.name.startswith(".")}
+
+
+def render(results: Mapping[str, Result]) -> str:
+    """The page."""
+    counter = itertools.count(1)
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            r=results,
+            data=about(results),
+            machines=machines(results),
+            checks=checks(results),
+            missing=missing(results),
+            rows=rows(results),
+            seconds=sum(result.numbers["seconds"] for result in results.values()),
+            next_figure=lambda: next(counter),
+        )
+    )
+
+
+@cache
+def _environment() -> Environment:
+    loader = PackageLoader("aevb.report", "templates")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"number": number, "plain": plain, "spread": spread, "duration": duration, "settings": settings}
+    environment.filters["tex"] = lambda text: formula(str(text).strip())
+    environment.globals |= {"sections": SECTIONS, "models": {key: SECTIONS[key] for key in TASKS}, "shown": SHOWN, "draw": figures}
+    environment.globals |= {
+        "sides": sides,
+        "target": target,
+        "limits": limits,
+        "compared": compared,
+        "logit_limit": LOGIT,
+        "logit_cap": math.log(LOGIT),
+    }
+    return environment
+
+
+EPSILON = float(np.finfo(np.float32).eps)  # torch keeps probabilities this far from 0 and 1,
+LOGIT = math.log((1 - EPSILON) / EPSILON)  # and so logits this near to 0
+
+
+# What the page says -------------------------------------------------------------------------------------------------------------
+
+
+def about(results: Mapping[str, Result]) -> dict[str, Any]:
+    """The data of most tasks: name, size of an image, numbers of rows where they were recorded, and whether all was a rehearsal."""
+    names = [result.numbers["data"] for result in results.values()]
+    key = max(sorted(set(names)), key=names.count)
+    found: dict[str, Any] = {"key": key, "name": DATA.get(key, key), "quick": any(result.numbers["quick"] for result in results.values())}
+    found |= {"shape": None, "counts": {}}
+    originals = results.get("vae/originals")
+    if originals is not None:
+        found["shape"] = originals.arrays["images"].shape[1:]
+        found["counts"] = {name: originals.numbers[name] for name in ("train", "test") if name in originals.numbers}
+    return found
+
+
+def machines(results: Mapping[str, Result]) -> list[dict[str, str]]:
+    """Where the tasks ran, each place once."""
+    found: list[dict[str, str]] = []
+    for result in results.values():
+        if result.numbers["machine"] not in found:
+            found.append(result.numbers["machine"])
+    return found
+
+
+def checks(results: Mapping[str, Result]) -> list[dict[str, Any]]:
+    """Every target, in the order of the sections, with the section it belongs to."""
+    order = [f"{section}/{name}" for section, names in TASKS.items() for name in names]
+    tasks = sorted(results, key=lambda task: order.index(task) if task in order else len(order))
+    return [{"section": task.partition("/")[0], **check} for task in tasks for check in results[task].numbers.get("checks", ())]
+
+
+def missing(results: Mapping[str, Result]) -> dict[str, list[str]]:
+    """The tasks of each section that left no result."""
+    return {section: [name for name in names if f"{section}/{name}" not in results] for section, names in TASKS.items()}
+
+
+def rows(results: Mapping[str, Result]) -> dict[str, list[tuple[str, Result]]]:
+    """The tasks of each section that were done, by name."""
+    return {section: [(task.partition("/")[2], result) for task, result in results.items() if task.startswith(f"{section}/")] for section in TASKS}
+
+
+def sides(model: str) -> list[tuple[str, str, str]]:
+    """p and q of a printed model: the letter, the factorisation as LaTeX, the number of parameters."""
+    found = re.findall(r"^([pq]):  (.*?)   \(([\d,]+) parameters", model, flags=re.MULTILINE)
+    return [(side, factorisation(line), count) for side, line, count in found]
+
+
+def settings(numbers: Mapping[str, Any]) -> str:
+    """How a task was trained, in words; nothing for one that trains nothing or says nothing."""
+    told: dict[str, Any] = {**numbers, **numbers.get("settings", {})}
+    words = []
+    if "lr" in told:
+        words.append(f"learning rate {plain(told['lr'])}" + (f", {told['decay']}" if "decay" in told else ""))
+    if "batch" in told:
+        words.append(f"batches of {told['batch']}")
+    if "clip" in told:
+        words.append(f"gradients clipped at {plain(told['clip'])}")
+    for unit in ("epochs", "steps"):
+        if unit in told:
+            words.append(f"{told[unit]:,} {unit}")
+    return "; ".join(words)
+
+
+def limits(alternate: Result) -> dict[str, float]:
+    """The gap's extremes at the ends of the phases."""
+    return {"closed": max(alternate.numbers["gap"]), "opened": min(alternate.numbers["gap after M"])}
+
+
+def compared(first: float, second: float, digits: int = 1) -> str:
+    """How much more or less the first is than the second."""
+    difference = first - second
+    return f"{number(abs(difference), digits)} nats {'more' if difference >= 0 else 'less'}"
+
+
+# Numbers ------------------------------------------------------------------------------------------------------------------------
+
+
+def number(value: float | None, digits: int | None = None) -> str:
+    """A number as a table shows it: as many decimals as its size deserves, unless they are told.
+
+    >>> number(3206.8123), number(-83.1), number(0.0007737), number(6.5e-14), number(0.25, 1), number(None)
+    ('3,206.8', '−83.10', '0.0008', '6.5 × 10⁻¹⁴', '0.2', '–')
+    """
+    if value is None or not math.isfinite(value):
+        return "–"
+    size = abs(value)
+    if digits is None and isinstance(value, int):
+        text = f"{value:,}"
+    elif digits is not None or size >= 0.0005 or size == 0:
+        decimals = digits if digits is not None else 0 if size == 0 else 1 if size >= 100 else 2 if size >= 10 else 3 if size >= 0.1 else 4
+        text = f"{value:,.{decimals}f}"
+    else:
+        mantissa, _, exponent = f"{value:.1e}".partition("e")
+        text = f"{mantissa} × 10{str(int(exponent)).translate(SUPERSCRIPTS)}"
+    return text.replace("-", "−")
+
+
+def plain(value: float) -> str:
+    """A number that someone chose, with the digits it was chosen with.
+
+    >>> plain(3195.0), plain(0.0003), plain(-77.5)
+    ('3,195', '0.0003', '−77.5')
+    """
+    return f"{value:,g}".replace("-", "−")
+
+
+def spread(values: Iterable[float], digits: int = 3) -> str:
+    """Mean ± standard deviation.
+
+    >>> spread([0.5, 0.7])
+    '0.600 ± 0.141'
+    """
+    found: Sequence[float] = list(values)
+    mean = number(float(np.mean(found)), digits)
+    return mean if len(found) < 2 else f"{mean} ± {number(float(np.std(found, ddof=1)), digits)}"
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(7.4), duration(754), duration(7600)
+    ('7.4 s', '12 min 34 s', '2 h 7 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {round(minutes % 60 + rest / 60)} min"
+
+
+def target(check: Mapping[str, Any]) -> str:
+    """What a target asks for."""
+    parts = [f"{sign} {plain(check[key])}" for sign, key in (("≥", "least"), ("≤", "most")) if check[key] is not None]
+    return " and ".join(parts)
