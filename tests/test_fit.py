@@ -184,10 +184,10 @@ def test_resuming_with_other_settings_or_over_another_run_is_refused(tmp_path):
     fit(small_vae(), {"x": bits()}, steps=5, out=tmp_path)
     with pytest.raises(ValueError, match="holds a run already. Continue it with resume=True"):
         fit(small_vae(), {"x": bits()}, steps=5, out=tmp_path)
-    with pytest.raises(CheckpointError, match=r"was trained with lr=0\.001, not 0\.1"):
+    with pytest.raises(CheckpointError, match=r"was trained with lr=0\.002, not 0\.1"):
         fit(small_vae(), {"x": bits()}, steps=9, lr=0.1, out=tmp_path, resume=True)
     with pytest.raises(CheckpointError, match="its weights are not this model's"):
-        fit(fa(x=6), {"x": bits()}, steps=9, out=tmp_path, resume=True)
+        fit(fa(x=6), {"x": bits()}, steps=9, lr=0.002, out=tmp_path, resume=True)
     with pytest.raises(ValueError, match="say where they are with out="):
         fit(small_vae(), {"x": bits()}, steps=5, resume=True)
 
@@ -485,7 +485,7 @@ def test_what_does_not_change_the_steps_may_change_on_resume(tmp_path):
     resumed = small_vae()
     fit(resumed, {"x": bits()}, steps=20, out=tmp_path, resume=True, checkpoint_every=7, log_every=3, skip=2)
     assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True))
-    with pytest.raises(CheckpointError, match=r"was trained with lr=0\.001, not 0\.01"):
+    with pytest.raises(CheckpointError, match=r"was trained with lr=0\.002, not 0\.01"):
         fit(small_vae(), {"x": bits()}, steps=20, out=tmp_path, resume=True, lr=0.01)
 
 
@@ -496,3 +496,14 @@ def test_checkpoints_of_small_data_do_not_take_longer_than_training(tmp_path, mo
     fit(small_vae(), {"x": bits(20)}, validation={"x": bits(20)}, steps=200, batch=20, out=tmp_path)
     assert len(written) <= 4  # the best and the last, however often it was validated
     assert written[-1] == 200
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_defaults_alone_give_a_good_model(seed):
+    train, test = factor_analysis(seed=0), factor_analysis(seed=1)
+    torch.manual_seed(seed)
+    model = fa()
+    run = fit(model, {"x": train}, seed=seed)
+    best = FactorAnalysis(2, tol=1e-10, svd_method="lapack").fit(train).score(test)
+    assert run.settings.lr == 0.05
+    assert float(model.log_evidence(x=test).value.mean()) > best - 0.02

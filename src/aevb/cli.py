@@ -102,7 +102,7 @@ def train(
     epochs: Annotated[float | None, typer.Option(help="Passes over the data; by default 20 or more.", rich_help_panel="Training")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps, instead of epochs.", rich_help_panel="Training")] = None,
     batch: Annotated[int | None, typer.Option(help="Rows a step; 100 unless the model says otherwise.", rich_help_panel="Training")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate; 0.001 unless the model says otherwise.", rich_help_panel="Training")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate; by default what suits the model.", rich_help_panel="Training")] = None,
     warmup: Annotated[int | None, typer.Option(help="Steps of rising learning rate.", rich_help_panel="Training")] = None,
     decay: Annotated[str | None, typer.Option(help="cosine or constant.", rich_help_panel="Training")] = None,
     clip: Annotated[float | None, typer.Option(help="Largest norm of the gradient.", rich_help_panel="Training")] = None,

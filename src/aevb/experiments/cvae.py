@@ -59,21 +59,34 @@ def _train(lab: Lab, variant: str, *, clamped: bool = False, shuffled: bool = Fa
 def _agreement(lab: Lab, model: Model) -> tuple[float, np.ndarray]:
     """The share of generated images in which a classifier of real images sees the digit that was asked for; 15 of each digit."""
     train, _ = lab.images()
-    classifier = _classifier(train)
+    classify = _classifier(lab, train)
     side, right, shown = train.pixels.shape[1:], 0, []
     for label in range(10):
         x = model.sample(100, y=label, mean=True, seed=label)["x"].cpu().numpy()
-        right += int((classifier.predict(x.reshape(100, -1)) == label).sum())
+        right += int((classify(x.reshape(100, -1)) == label).sum())
         shown.append(x[:15].reshape(15, *side))
     return right / 1000, np.concatenate(shown)
 
 
-def _classifier(train: Images) -> Any:
-    from sklearn.neural_network import MLPClassifier  # type: ignore[import-untyped]
+def _classifier(lab: Lab, train: Images) -> Callable[[np.ndarray], np.ndarray]:
+    """A small network that was taught the real images."""
+    torch.manual_seed(0)
+    x = torch.as_tensor(train.pixels.reshape(len(train.pixels), -1) / (train.levels - 1), dtype=torch.float32, device=lab.device)
+    y = torch.as_tensor(train.labels, device=lab.device)
+    net = torch.nn.Sequential(torch.nn.Linear(x.shape[1], 256), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(256, 10)).to(lab.device)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    for _ in range(max(5, 150_000 // len(x))):
+        for rows in torch.randperm(len(x)).to(lab.device).split(250):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
+            optimizer.step()
+    net.eval()
 
-    rows = slice(0, 10_000)
-    x = train.pixels[rows].reshape(len(train.pixels[rows]), -1) / (train.levels - 1)
-    return MLPClassifier((100,), random_state=0, early_stopping=True, max_iter=60).fit(x, train.labels[rows])
+    def predict(images: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            return net(torch.as_tensor(images, dtype=torch.float32, device=lab.device)).argmax(-1).cpu().numpy()
+
+    return predict
 
 
 TASKS: dict[str, Callable[[Lab], Result]] = {

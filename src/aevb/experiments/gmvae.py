@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from aevb import zoo
+from aevb.clustering import deskew, graph_partition, principal
 from aevb.data.named import clustering_accuracy
 from aevb.data.sources import open_source
 from aevb.experiments.lab import Lab, Result, check, curve, declared
@@ -20,6 +21,11 @@ from aevb.training.evaluation import evaluate
 
 TUTORIAL: dict[str, Any] = {"lr": 1e-3, "decay": "constant", "batch": 100}
 OURS: dict[str, Any] = {"lr": 1e-3, "decay": "cosine", "batch": 100}
+RECIPE = (
+    "Upright copies of the training images (centred, sheared) are joined with their ten nearest neighbours; the graph is cut into ten parts "
+    "where it is thinnest. The model, with a smaller z, begins with these classes as if they were known ({warm} epochs, classify=10), and then "
+    "goes on with the bound alone and y unknown ({free} epochs). No label is used."
+)
 WAYS: dict[str, dict[str, Any]] = {
     "enumerated": {},
     "Gumbel-softmax, KL in closed form": {"how": {"y": "gumbel"}},
@@ -84,9 +90,45 @@ def _together(lab: Lab, name: str) -> Result:
     """The seeds of a task as one result; the first seed's images."""
     found = [lab.result(f"{name}/{seed}") for seed in range(seeds(lab))]
     numbers: dict[str, Any] = {**found[0].numbers}
-    numbers |= {key: [one.numbers[key] for one in found] for key in ("accuracy", "entropy", "elbo")}
+    numbers |= {key: [one.numbers[key] for one in found] for key in ("accuracy", "entropy", "elbo", "seconds")}
+    if name == "gmvae/clustering":
+        mean, least = float(np.mean(numbers["accuracy"])), 0.95 if lab.data == "mnist" else 0.8
+        what = f"clustering accuracy, mean of {len(found)} seeds"
+        numbers["checks"] = [check(what, mean, least=least, source="tutorial: one run, 0.833")] if not lab.quick else []
     arrays = {f"{seed} {key}": value for seed, one in enumerate(found) for key, value in one.arrays.items() if key != "generated"}
     return Result(numbers, arrays | {"generated": found[0].arrays["generated"]})
+
+
+def _clustering(lab: Lab, seed: int) -> Result:
+    """Our recipe: a smaller z, classes to begin with from the graph of neighbours, then the bound alone."""
+    torch.manual_seed(seed)
+    images, _ = lab.images()
+    x = images.pixels[0].size
+    model = zoo.gmvae(x, 10) if lab.tutorial_sizes else zoo.gmvae(x, 8, hidden=(128, 128))
+    train, test, truth, labels = lab.rows(model)
+    began = time.perf_counter()
+    upright = deskew(torch.as_tensor(images.pixels / (images.levels - 1), dtype=torch.float32, device=lab.device))
+    start, cut = graph_partition(principal(upright.flatten(1), 60), 10, seed=seed)
+    started = time.perf_counter() - began
+    classes = start.cpu().numpy()
+    warm, free = (
+        epochs(lab, {"mnist": 10, "digits": 40}, {"mnist": 1, "digits": 5}),
+        epochs(lab, {"mnist": 30, "digits": 80}, {"mnist": 1, "digits": 5}),
+    )
+    settings: dict[str, Any] = {"batch": 250 if lab.tutorial_sizes else 100, "lr": 1e-3, "seed": seed}
+    name = f"gmvae/clustering/{seed}"
+    lab.train(f"{name}/warm", model, train | {"y": classes}, test, epochs=warm, classify=10.0, decay="constant", **settings)
+    found, look = _follow(test, labels)
+    run = lab.train(f"{name}/free", model, train, test, epochs=free, after=look, **settings)
+    numbers: dict[str, Any] = {
+        "recipe": RECIPE.format(warm=warm, free=free),
+        "elbo": float(run.history["validation elbo"][-1]),
+        "epochs": warm + free,
+    }
+    numbers |= {"start": clustering_accuracy(classes, truth), "cut": cut, "seconds of the start": started, "settings": settings}
+    numbers |= {key: found[key][-1] for key in ("accuracy", "entropy")} | declared(model)
+    arrays = {key: np.array(values) for key, values in found.items()} | curve(run, "validation elbo")
+    return Result(numbers, arrays | {"generated": generated(lab, model, test, labels)})
 
 
 def generated(lab: Lab, model: Model, test: dict[str, Any], labels: np.ndarray) -> np.ndarray:
@@ -154,10 +196,11 @@ def _m2(lab: Lab) -> Result:
 def tasks(lab: Lab) -> dict[str, Callable[[Lab], Result]]:
     return {
         **{f"gmvae/tutorial/{seed}": partial(_seed, seed=seed) for seed in range(seeds(lab))},
+        **{f"gmvae/clustering/{seed}": partial(_clustering, seed=seed) for seed in range(seeds(lab))},
         "gmvae/ours": _ours,
         "gmvae/estimators": _estimators,
         "gmvae/m2": _m2,
     }
 
 
-SUMMARIES: dict[str, Callable[[Lab], Result]] = {"gmvae/tutorial": lambda lab: _together(lab, "gmvae/tutorial")}
+SUMMARIES: dict[str, Callable[[Lab], Result]] = {name: partial(_together, name=name) for name in ("gmvae/tutorial", "gmvae/clustering")}

@@ -109,7 +109,8 @@ class Lab:
         return found[0], found[1], train.labels, test.labels
 
     def machine(self) -> dict[str, str]:
-        name = torch.cuda.get_device_name() if self.device.startswith("cuda") else f"{platform.machine()}, {torch.get_num_threads()} threads"
+        on_gpu = self.device.startswith("cuda")
+        name = f"{torch.cuda.get_device_name()}, TF32" if on_gpu else f"{platform.machine()}, {torch.get_num_threads()} threads"
         return {"device": name, "python": platform.python_version(), "torch": torch.__version__, "aevb": __version__}
 
 

@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,8 +21,10 @@ import torch
 from aevb.batch import Batch, split_latents
 from aevb.data.degenerate import refuse_degenerate
 from aevb.data.sources import open_source
+from aevb.deterministic import Recurrence
 from aevb.evidence import why_not_exact
 from aevb.model import Model
+from aevb.networks import MLP
 from aevb.plan import Plan
 from aevb.training.checkpoint import (
     Checkpoint,
@@ -86,6 +88,7 @@ class Training:
     """One run in the making."""
 
     def __init__(self, model: Model, data: Any, validation: Any, settings: Settings, out: Path | None, resume: bool, closing: ExitStack) -> None:
+        settings = settings if settings.lr is not None else replace(settings, lr=_usual_rate(model))
         self.model, self.settings, self.out = model, settings, out
         like = model._parameter()
         self.device, self.dtype = like.device, like.dtype
@@ -260,6 +263,7 @@ class Training:
 
     def _rate(self, phase: Phase, step: int) -> float:
         s = self.settings
+        assert s.lr is not None
         rate = s.lr * min(1.0, (step + 1) / s.warmup) if s.warmup else s.lr
         if s.decay == "cosine":
             rate *= 0.5 * (1 + math.cos(math.pi * phase.position / phase.length))
@@ -353,6 +357,13 @@ class Training:
             self.folder.append(row)
         for watcher in self.watchers:
             watcher.note(text)
+
+
+def _usual_rate(model: Model) -> float:
+    """The learning rate where none is asked for: a model of linear maps takes much larger steps than one with networks."""
+    linear = all(not isinstance(module, MLP) or not module.spec.hidden for module in model.modules())
+    plain = all(not isinstance(module, torch.nn.Conv2d | torch.nn.ConvTranspose2d | Recurrence) for module in model.modules())
+    return 0.05 if linear and plain else 2e-3
 
 
 class _Flag:

@@ -20,7 +20,7 @@ class Settings:
     epochs: float | None = None  # passes over the data; or steps
     steps: int | None = None
     batch: int = 100
-    lr: float = 1e-3
+    lr: float | None = None  # by default 2e-3, and 0.05 where no factor has a hidden layer
     warmup: int = 0  # steps of rising learning rate
     decay: str = "cosine"  # or "constant"; inside each phase of the schedule
     clip: float | None = None  # largest norm of the gradient

@@ -58,6 +58,7 @@ class Stepper:
         self.groups = {name: [p for p in group if p.requires_grad] for name, group in groups.items()}
         self.names = {parameter: name for name, parameter in model.named_parameters()}
         on_gpu = self.device.type == "cuda"
+        assert settings.lr is not None
         self.rate = torch.tensor(settings.lr, device=self.device) if on_gpu else None
         self.optimizer = torch.optim.Adam(
             [p for group in groups.values() for p in group],

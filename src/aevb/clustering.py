@@ -1,0 +1,121 @@
+"""Clusters to start from: a partition of the graph of nearest neighbours, without labels.
+
+A mixture trained from random weights settles where it happens to; which rows it puts together is decided in its first epochs. Rows that
+are neighbours of neighbours belong together more reliably, and that can be known before any training: cut the graph of nearest
+neighbours where it is thinnest (normalised cut, by its leading eigenvectors), and let the model begin with these classes.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CHUNK = 2000  # rows whose distances to all others are taken at a time
+
+
+def deskew(images: Tensor) -> Tensor:
+    """Images [N, height, width] of ink on nothing, each centred on its mass and sheared until it stands upright (second moment xy = 0)."""
+    n, height, width = images.shape
+    y = torch.arange(height, device=images.device, dtype=images.dtype) - (height - 1) / 2
+    x = torch.arange(width, device=images.device, dtype=images.dtype) - (width - 1) / 2
+    mass = images.sum((1, 2)).clamp_min(1e-6)
+    at_x, at_y = (images.sum(1) * x).sum(1) / mass, (images.sum(2) * y).sum(1) / mass
+    from_y, from_x = y[None, :, None] - at_y[:, None, None], x[None, None, :] - at_x[:, None, None]
+    shear = (images * from_y * from_x).sum((1, 2)) / (images * from_y.square()).sum((1, 2)).clamp_min(1e-6)
+    maps = torch.zeros(n, 2, 3, device=images.device, dtype=images.dtype)
+    maps[:, 0, 0] = maps[:, 1, 1] = 1
+    maps[:, 0, 1] = shear * height / width
+    maps[:, 0, 2], maps[:, 1, 2] = 2 * at_x / width, 2 * at_y / height
+    grid = F.affine_grid(maps, [n, 1, height, width], align_corners=False)
+    return F.grid_sample(images[:, None], grid, align_corners=False)[:, 0]
+
+
+def principal(rows: Tensor, components: int) -> Tensor:
+    """The leading principal components of rows [N, d]."""
+    centred = rows - rows.mean(0)
+    vectors = torch.linalg.eigh((centred.T @ centred).double())[1]
+    return centred @ vectors[:, -min(components, rows.shape[1]) :].to(rows.dtype)
+
+
+def graph_partition(rows: Tensor, classes: int, *, neighbours: int = 10, restarts: int = 3, seed: int = 0) -> tuple[Tensor, float]:
+    """A class for each row of [N, d], and the normalised cut of the partition: of several tried, that of the least cut.
+
+    The graph joins each row with its nearest neighbours, weighted by exp(−d²/σᵢσⱼ) with σ a row's own scale. Its leading
+    eigenvectors, a few more each time, are clustered by k-means.
+    """
+    if len(rows) <= max(classes, neighbours):
+        raise ValueError(f"{len(rows)} rows are too few for {classes} classes and {neighbours} neighbours.")
+    with torch.sparse.check_sparse_tensor_invariants(False):  # said aloud, or torch warns
+        return _least_cut(rows, classes, neighbours, restarts, torch.Generator().manual_seed(seed))
+
+
+def _least_cut(rows: Tensor, classes: int, neighbours: int, restarts: int, generator: torch.Generator) -> tuple[Tensor, float]:
+    graph = _graph(rows, neighbours)
+    degree = (graph @ torch.ones(len(rows), 1, device=rows.device, dtype=rows.dtype))[:, 0]
+    vectors = _leading(graph, degree, 2 * classes, generator)
+    best: tuple[float, Tensor] | None = None
+    for count in range(classes, 2 * classes + 1, max(1, classes // 5)):
+        embedded = F.normalize(vectors[:, :count], dim=1)
+        for _ in range(restarts):
+            labels = _k_means(embedded, classes, generator)
+            cut = _cut(graph, degree, labels, classes)
+            if best is None or cut < best[0]:
+                best = cut, labels
+    assert best is not None
+    return best[1], best[0]
+
+
+def _graph(rows: Tensor, neighbours: int) -> Tensor:
+    """The symmetric sparse matrix of weights between neighbours."""
+    n, squares = len(rows), rows.square().sum(1)
+    distances, others = [], []
+    for start in range(0, n, CHUNK):
+        part = squares[start : start + CHUNK, None] + squares - 2 * rows[start : start + CHUNK] @ rows.T
+        here = torch.arange(len(part), device=rows.device)
+        part[here, here + start] = torch.inf
+        found = part.topk(neighbours, largest=False)
+        distances.append(found.values.clamp_min(0).sqrt())
+        others.append(found.indices)
+    distance, other = torch.cat(distances), torch.cat(others)
+    scale = distance[:, min(6, neighbours - 1)].clamp_min(1e-12)
+    weight = (torch.exp(-distance.square() / (scale[:, None] * scale[other])) / 2).reshape(-1)
+    row, column = torch.arange(n, device=rows.device).repeat_interleave(neighbours), other.reshape(-1)
+    places = torch.stack([torch.cat([row, column]), torch.cat([column, row])])
+    return torch.sparse_coo_tensor(places, torch.cat([weight, weight]), (n, n)).coalesce()
+
+
+def _leading(graph: Tensor, degree: Tensor, count: int, generator: torch.Generator, rounds: int = 400) -> Tensor:
+    """The leading eigenvectors of the normalised graph, by iterating a subspace of twice their number."""
+    scale, places = degree.clamp_min(1e-12).rsqrt(), graph.indices()
+    values = graph.values() * scale[places[0]] * scale[places[1]]
+    normal = torch.sparse_coo_tensor(places, values, graph.shape).coalesce()
+    space = torch.randn(graph.shape[0], min(2 * count, graph.shape[0]), generator=generator, dtype=degree.dtype).to(degree.device)
+    for step in range(rounds):
+        if step % 10 == 0:
+            space = torch.linalg.qr(space)[0]
+        space = (space + normal @ space) / 2  # half-shifted, so that the leading ones are also the largest
+    space = torch.linalg.qr(space)[0]
+    rotation = torch.linalg.eigh(space.T @ (normal @ space))[1]
+    return (space @ rotation).flip(1)[:, :count]
+
+
+def _k_means(rows: Tensor, classes: int, generator: torch.Generator, rounds: int = 60) -> Tensor:
+    """Lloyd's algorithm from centres spread by k-means++, the best of a few candidates each."""
+    centres = rows[torch.randint(len(rows), (1,), generator=generator)]
+    for _ in range(classes - 1):
+        near = torch.cdist(rows, centres).amin(1).square()
+        chosen = torch.multinomial((near / near.sum()).cpu().double(), 6, generator=generator).to(rows.device)
+        left = torch.minimum(near[:, None], torch.cdist(rows, rows[chosen]).square()).sum(0)
+        centres = torch.cat([centres, rows[chosen[left.argmin()]][None]])
+    for _ in range(rounds):
+        members = F.one_hot(torch.cdist(rows, centres).argmin(1), classes).to(rows.dtype)
+        centres = (members.T @ rows) / members.sum(0).clamp_min(1)[:, None]
+    return torch.cdist(rows, centres).argmin(1)
+
+
+def _cut(graph: Tensor, degree: Tensor, labels: Tensor, classes: int) -> float:
+    """The normalised cut: over the classes, the share of a class's weight that leads out of it."""
+    members = F.one_hot(labels, classes).to(degree.dtype)
+    inside = (members * (graph @ members)).sum(0) / (members.T @ degree).clamp_min(1e-12)
+    return float((1 - inside).sum())
