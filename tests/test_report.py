@@ -71,6 +71,7 @@ def invented() -> dict[str, Result]:
         ),
         "fa/alternate": Result(
             {"truth": -4.0, "length": 20, "gap": [0.003, 0.005], "gap after M": [0.5, 0.6], "rise in M": [1], "moved": [0], "reached": [None, 80]}
+            | {"short length": 5, "reached short": [70, 75]}
             | {"checks": [check("gap <after> the first E-phase", 0.005, most=0.001, source="tutorial, Figure 3")]},
             evidence | gap | elbo,
         ),

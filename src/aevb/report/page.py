@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import os
 import re
@@ -48,7 +49,7 @@ def build(out: Path) -> Path:
         raise ValueError(f"There are no results in {Path(out) / 'results'}. Run the experiments first: aevb reproduce.")
     path = Path(out) / "report.html"
     temporary = path.with_name(".report.html.writing")
-    temporary.write_text(render(results), encoding="utf-8")
+    temporary.write_text(render(results, wall=_wall(out)), encoding="utf-8")
     os.replace(temporary, path)
     return path
 
@@ -59,7 +60,13 @@ def load(out: Path) -> dict[str, Result]:
     return {f"{folder.parent.name}/{folder.name}": read(folder) for folder in folders if not folder.name.startswith(".")}
 
 
-def render(results: Mapping[str, Result]) -> str:
+def _wall(out: Path) -> float | None:
+    """The seconds the whole took from start to end, tasks at a time, if that was recorded."""
+    path = Path(out) / "lab.json"
+    return json.loads(path.read_text(encoding="utf-8")).get("seconds") if path.is_file() else None
+
+
+def render(results: Mapping[str, Result], wall: float | None = None) -> str:
     """The page."""
     counter = itertools.count(1)
     return (
@@ -73,6 +80,7 @@ def render(results: Mapping[str, Result]) -> str:
             missing=missing(results),
             rows=rows(results),
             seconds=sum(result.numbers["seconds"] for result in results.values()),
+            wall=wall,
             next_figure=lambda: next(counter),
         )
     )
