@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.distributions import constraints
 
@@ -245,3 +246,33 @@ def _parts(raw: Any) -> Any:
     step = max(1, CHUNK // max(1, raw[:1].nbytes))
     for start in range(0, len(raw), step):
         yield np.asarray(raw[start : start + step]).reshape(-1, width).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Affine:
+    """Random distortions of images of this shape: each is turned, sheared, scaled and shifted a little, anew at every step.
+
+    ``rotate`` is in radians, ``shift`` a share of the side; all are the largest that happen.
+    """
+
+    shape: tuple[int, int]
+    rotate: float = 0.2
+    shear: float = 0.3
+    scale: float = 0.12
+    shift: float = 0.06
+
+    def draws(self, n: int, generator: torch.Generator, like: Tensor) -> Tensor:
+        """The numbers that n distortions take."""
+        return torch.rand((n, 6), generator=generator, device=like.device, dtype=like.dtype) * 2 - 1
+
+    def __call__(self, rows: Tensor, draws: Tensor, *, binary: bool) -> Tensor:
+        """Distorted copies of rows [N, height · width]; ``binary`` ones are 0 or 1 again."""
+        turn, shear = draws[:, 0] * self.rotate, draws[:, 1] * self.shear
+        wide, high = 1 + draws[:, 2] * self.scale, 1 + draws[:, 3] * self.scale
+        cos, sin = turn.cos(), turn.sin()
+        top = torch.stack([wide * cos, high * (shear * cos - sin), 2 * self.shift * draws[:, 4]], -1)
+        bottom = torch.stack([wide * sin, high * (shear * sin + cos), 2 * self.shift * draws[:, 5]], -1)
+        images = rows.reshape(-1, 1, *self.shape)
+        grid = torch.nn.functional.affine_grid(torch.stack([top, bottom], 1), list(images.shape), align_corners=False)
+        moved = torch.nn.functional.grid_sample(images, grid, align_corners=False).reshape(rows.shape)
+        return (moved > 0.5).to(rows.dtype) if binary else moved

@@ -23,6 +23,7 @@ from aevb.data.degenerate import refuse_degenerate
 from aevb.data.sources import open_source
 from aevb.deterministic import Recurrence
 from aevb.evidence import why_not_exact
+from aevb.families import OneHot
 from aevb.model import Model
 from aevb.networks import MLP
 from aevb.plan import Plan
@@ -107,7 +108,7 @@ class Training:
         self.plan = self._plan(first)
         self.labelled = [name for name in model.graph.latents if name in first and model.graph.rule("q", name).spec.finite]
         self._check_settings()
-        self.stepper = Stepper(model, self.plan, self.source, self.order, settings, self.world, self.labelled, self.em)
+        self.stepper = Stepper(model, self.plan, self.source, self.order, settings, self.world, self.labelled, self._classes(), self.em)
         self._check_groups()
         self.step, self.waited, self.skipped, self.before = 0, 0, 0, 0.0
         self.rows: list[dict[str, Any]] = []
@@ -147,12 +148,30 @@ class Training:
             raise ValueError(
                 "classify= adds log q(y|x) on rows whose label is known; the data have labels for no discrete latent. Pass y=…, −1 where unknown."
             )
+        if bool(s.agree) != bool(s.distort):
+            raise ValueError("agree= is the weight of a class staying the same, distort= says under what. Set both, or neither.")
+        if s.agree and not self._classes():
+            raise ValueError("agree= is about q(y|x), but no latent without time is a OneHot that q reads off the data alone.")
+        for name in s.distort:
+            if name not in self.model.graph.observed or math.prod(s.distort[name].shape) != self.model.graph.size(name):
+                raise ValueError(f"distort= has images of {s.distort[name].shape} for {name!r}, which is no observed variable of that size.")
         for name in self.labelled if s.classify else ():
             unknown = [ref.name for ref in self.model.graph.reads("q", name) if ref.name in self.model.graph.latents]
             if unknown:
                 raise ValueError(f"classify= needs q({name}|·) as a function of the data alone, but it reads {unknown[0]!r}.")
         if s.patience is not None and self.validation is None:
             raise ValueError("patience counts validations; pass validation= data.")
+
+    def _classes(self) -> list[str]:
+        """Discrete latents whose q is a function of the data."""
+        graph = self.model.graph
+        return [
+            name
+            for name in graph.latents
+            if isinstance(graph.rule("q", name).spec, OneHot)
+            and not graph.timed[name]
+            and not any(ref.name in graph.latents for ref in graph.reads("q", name))
+        ]
 
     def _check_groups(self) -> None:
         """Every phase must have something to move."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from aevb.data.preparation import Affine
 from aevb.model import Model, from_declaration
 from aevb.pictures import curves
 from aevb.training import schedules
@@ -138,4 +139,5 @@ def _settings(record: dict[str, Any]) -> Settings:
     known = {field.name for field in fields(Settings)}
     schedule = dict(record.get("schedule", {"name": "joint"}))
     kind = getattr(schedules, schedule.pop("name"))
-    return Settings(**{name: value for name, value in record.items() if name in known} | {"schedule": kind(**schedule)})
+    distort = {name: Affine((numbers[0], numbers[1]), *numbers[2:]) for name, numbers in record.get("distort", {}).items()}
+    return Settings(**{name: value for name, value in record.items() if name in known} | {"schedule": kind(**schedule), "distort": distort})

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from aevb.data.preparation import Affine
 from aevb.training.schedules import Schedule, joint
 
 
@@ -26,6 +27,8 @@ class Settings:
     clip: float | None = None  # largest norm of the gradient
     kl_warmup: int = 0  # steps over which the weight of the KL terms rises to 1
     classify: float = 0.0  # weight of log q(y|x) on rows whose label is known
+    agree: float = 0.0  # weight of Σ q(y|x) log q(y|x̃): a class that does not change when the image is distorted a little
+    distort: Mapping[str, Affine] = field(default_factory=dict)  # how x̃ is made from x, by variable
     patience: int | None = None  # validations without improvement before it stops
     seed: int = 0
     schedule: Schedule = field(default_factory=joint)
@@ -49,8 +52,12 @@ class Settings:
             _whole(name, getattr(self, name), least=0)
         for name in ("epochs", "lr", "clip", "temperature"):
             _positive(name, getattr(self, name))
-        if isinstance(self.classify, bool) or not isinstance(self.classify, int | float) or not 0 <= self.classify < math.inf:
-            raise ValueError(f"classify is a weight, 0 or more, got {self.classify!r}.")
+        for name in ("classify", "agree"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+                raise ValueError(f"{name} is a weight, 0 or more, got {value!r}.")
+        if not isinstance(self.distort, Mapping) or not all(isinstance(value, Affine) for value in self.distort.values()):
+            raise ValueError(f'distort is a dictionary from variable to distortion, e.g. {{"x": Affine((28, 28))}}, got {self.distort!r}.')
         if self.epochs is not None and self.steps is not None:
             raise ValueError("Say epochs= or steps=, not both.")
         if self.decay not in ("cosine", "constant"):
@@ -70,7 +77,8 @@ class Settings:
 
     def record(self) -> dict[str, Any]:
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "schedule"}
-        return plain | {"how": dict(self.how), "schedule": {"name": type(self.schedule).__name__, **asdict(self.schedule)}}
+        distort = {name: [*how.shape, how.rotate, how.shear, how.scale, how.shift] for name, how in self.distort.items()}
+        return plain | {"how": dict(self.how), "distort": distort, "schedule": {"name": type(self.schedule).__name__, **asdict(self.schedule)}}
 
 
 def _whole(name: str, value: Any, *, least: int) -> None:

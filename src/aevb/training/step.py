@@ -22,6 +22,7 @@ from aevb.batch import Batch
 from aevb.data.sources import Resident, Source
 from aevb.estimators import Bound, estimate
 from aevb.evidence import exact_evidence
+from aevb.families import Bernoulli
 from aevb.model import Model
 from aevb.plan import Plan
 from aevb.program import Program
@@ -48,10 +49,11 @@ class Stepper:
         settings: Settings,
         world: World,
         labelled: list[str],
+        classes: list[str],
         em: Regressions | Responsibilities | None,
     ) -> None:
         self.model, self.plan, self.source, self.order, self.settings, self.world = model, plan, source, order, settings, world
-        self.labelled, self.em = labelled, em
+        self.labelled, self.classes, self.em = labelled, classes, em
         like = model._parameter()
         self.device, self.dtype = like.device, like.dtype
         groups = {"theta": model.theta(), "phi": model.phi()}
@@ -126,7 +128,7 @@ class Stepper:
         s = self.settings
         self.rows.copy_(self.order.rows(step), non_blocking=True)
         self.noise.manual_seed(seed_of(s.seed, "noise", step))
-        if self.source.fresh:
+        if self.source.fresh or s.distort:
             self.drawing.manual_seed(seed_of(s.seed, "data", step))
         if s.kl_warmup:
             self.kl_weight.fill_(min(1.0, (step + 1) / s.kl_warmup))
@@ -155,6 +157,8 @@ class Stepper:
         objective = bound.value.sum() / n
         if s.classify:
             objective = objective + s.classify * self._classification(batch) / n
+        if s.agree:
+            objective = objective + s.agree * self._agreement(batch) / n
         return objective, bound
 
     def _advance(self, phase: Phase) -> None:
@@ -251,19 +255,43 @@ class Stepper:
         expected, evidence = self.em.expected(batch, frozen)
         return Bound(expected, {"evidence": evidence.detach()})
 
-    def _classification(self, batch: Batch) -> Tensor:
-        """The sum over the batch of log q(y|x) where the label is known: clamped rows teach q(y|x) nothing by themselves."""
+    def _inference(self, batch: Batch) -> Program:
+        """q's factors that are functions of the data."""
         graph = self.model.graph
         program = Program(graph, self.model.factors, batch, steps=self.model._extent(batch)[1])  # type: ignore[arg-type]
         program.values |= {name: batch[name] for name in (*graph.observed, *graph.given)}
         program.run(graph.inference_stages(()), lambda *_: torch.zeros(()))
+        return program
+
+    def _classification(self, batch: Batch) -> Tensor:
+        """The sum over the batch of log q(y|x) where the label is known: clamped rows teach q(y|x) nothing by themselves."""
+        program = self._inference(batch)
         total = torch.zeros((), dtype=self.dtype, device=self.device)
         for name in self.labelled:
             spec, dist = program.distribution("q", name)
             log_q = spec.log_prob(dist, batch[name])
-            for mask in (batch.get(f"{name}?"), program.real if graph.timed[name] else None):
+            for mask in (batch.get(f"{name}?"), program.real if self.model.graph.timed[name] else None):
                 log_q = log_q if mask is None else torch.where(mask[..., 0], log_q, torch.zeros_like(log_q))
             total = total + log_q.sum()
+        return total
+
+    def _agreement(self, batch: Batch) -> Tensor:
+        """The sum over the batch of Σ_y q(y|x) log q(y|x̃), q(y|x) held fixed, or the label where it is known."""
+        graph, n = self.model.graph, len(self.rows)
+        moved = dict(batch)
+        for name, distortion in self.settings.distort.items():
+            draws = distortion.draws(n, self.drawing, batch[name])[self.world.share(n)]
+            moved[name] = distortion(batch[name][0], draws, binary=isinstance(graph.rule("p", name).spec, Bernoulli)).unsqueeze(0)
+        here, there = self._inference(batch), self._inference(moved)
+        total = torch.zeros((), dtype=self.dtype, device=self.device)
+        for name in self.classes:
+            before: Any = here.distribution("q", name)[1]
+            after: Any = there.distribution("q", name)[1]
+            target = before.probs.detach()
+            if name in batch:
+                seen = batch.get(f"{name}?")
+                target = batch[name] if seen is None else torch.where(seen, batch[name], target)
+            total = total + (target * after.logits).sum()
         return total
 
     # State --------------------------------------------------------------------------------------------------------------------------
