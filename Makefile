@@ -1,5 +1,5 @@
-# make test    creates the environment and passes the tests
-# make digits  trains a mixture VAE on the embedded digits and shows what it found, in runs/digits
+# make test       creates the environment and passes the tests
+# make reproduce  trains the five models on the embedded digits and writes reproduction/report.html
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -12,7 +12,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
 	touch $@
 
-.PHONY: test lint digits clean
+.PHONY: test lint reproduce clean
 test: $(VENV)/ready lint
 	$(BIN)/python -m pytest
 
@@ -22,11 +22,8 @@ lint: $(VENV)/ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-digits: $(VENV)/ready
-	rm -rf runs/digits
-	$(BIN)/aevb train gmvae --data digits --out runs/digits --epochs 60
-	$(BIN)/aevb evaluate runs/digits --data digits
-	$(BIN)/aevb sample runs/digits --out runs/digits/samples.png
+reproduce: $(VENV)/ready
+	$(BIN)/aevb reproduce --out reproduction
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

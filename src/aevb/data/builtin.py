@@ -71,14 +71,27 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "aevb"
 
 
+def at_hand(name: str) -> bool:
+    """Whether all files of a data set are on this machine."""
+    return all(_find(name, file) is not None for files in _IDX.values() for file in files)
+
+
+def _folders(name: str) -> list[Path]:
+    return [Path(os.environ[key]) / name for key in ("AEVB_DATA",) if os.environ.get(key)] + [cache_folder() / name]
+
+
+def _find(name: str, file: str) -> Path | None:
+    paths = (path for folder in _folders(name) for path in (folder / f"{file}.gz", folder / file))
+    return next((path for path in paths if path.is_file()), None)
+
+
 def _idx(name: str, file: str) -> np.ndarray:
     """One file of the idx format, found, or fetched and checked."""
-    folders = [Path(os.environ[key]) / name for key in ("AEVB_DATA",) if os.environ.get(key)] + [cache_folder() / name]
-    for folder in folders:
-        for path in (folder / f"{file}.gz", folder / file):
-            if path.is_file():
-                return _parse(path.read_bytes(), path)
-    return _parse(_fetch(name, file, folders[-1]), folders[-1] / f"{file}.gz")
+    found = _find(name, file)
+    if found is not None:
+        return _parse(found.read_bytes(), found)
+    cache = _folders(name)[-1]
+    return _parse(_fetch(name, file, cache), cache / f"{file}.gz")
 
 
 def _parse(content: bytes, path: Path) -> np.ndarray:
