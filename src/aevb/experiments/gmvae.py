@@ -206,9 +206,11 @@ def _fashion(lab: Lab) -> Result:
     train, test, _, labels = lab.rows(model, name="fashion")
     found, look = _follow(test, labels)
     run = lab.train("gmvae/fashion", model, train, test, epochs=count, seed=0, after=look, **OURS)
-    numbers: dict[str, Any] = {"epochs": count, "settings": OURS, "elbo": float(run.history["validation elbo"][-1])}
-    numbers |= {key: found[key][-1] for key in ("accuracy", "entropy")}
-    return Result(numbers, {"generated": generated(lab, model, test, labels, name="fashion")} | curve(run, "validation elbo"))
+    numbers: dict[str, Any] = {"epochs": count, "settings": OURS, "elbo": [float(run.history["validation elbo"][-1])]}
+    numbers |= {key: [found[key][-1]] for key in ("accuracy", "entropy")}
+    arrays = {f"0 {key}": np.array(values) for key, values in found.items()}
+    arrays |= {f"0 {key}": value for key, value in curve(run, "validation elbo").items()}
+    return Result(numbers, arrays | {"generated": generated(lab, model, test, labels, name="fashion")})
 
 
 def tasks(lab: Lab) -> dict[str, Callable[[Lab], Result]]:
