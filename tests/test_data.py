@@ -909,3 +909,13 @@ def test_what_a_loader_would_change_is_not_dropped_silently():
         open_source(graph, DataLoader(rows, sampler=SubsetRandomSampler([1, 2])), like)
     with pytest.raises(ValueError, match="collate_fn of its own"):
         open_source(graph, DataLoader(rows, collate_fn=lambda batch: batch), like)
+
+
+def test_a_variable_that_is_missing_everywhere_is_refused_and_a_column_is_not():
+    from aevb import fit, zoo
+
+    x = np.random.default_rng(0).normal(size=(30, 3))
+    with pytest.raises(ValueError, match=r"x is missing \(NaN\) in every row: there is nothing to learn it from"):
+        fit(zoo.fa(), {"x": np.full((30, 3), np.nan)}, steps=2)
+    x[:, 1] = np.nan
+    fit(zoo.fa(), {"x": x}, steps=2)

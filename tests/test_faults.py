@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -58,7 +57,7 @@ def whole(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def partway(tmp_path_factory):
-    """A run that stopped at step 30, with the checkpoints of steps 10 (the best) and 30."""
+    """A run that stopped at step 30, with the checkpoints of steps 10 (the best), 20 and 30."""
     out = tmp_path_factory.mktemp("partway")
     train(out, steps=30)
     return out
@@ -180,7 +179,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_advice_works(tmp_path, whole, p
     act, message = DAMAGES[damage]
     out = tmp_path / "run"
     shutil.copytree(partway, out)
-    assert [folder.name for folder in folders(out)] == ["step-10", "step-30"]
+    assert [folder.name for folder in folders(out)] == ["step-10", "step-20", "step-30"]
     newest = out / "checkpoints" / "step-30"
     act(newest)
     before = sorted(str(path.relative_to(out)) for path in out.rglob("*"))
@@ -190,7 +189,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_advice_works(tmp_path, whole, p
     with pytest.raises(CheckpointError) if "this model's" not in message and "the model's" not in message else pytest.raises(ValueError):
         load_run(out, which="last")
     if (advice := re.search(r"Delete (\S+); resume=True then goes on from (\S+)\.$", str(error.value))) is not None:
-        assert (advice[1], advice[2]) == (str(newest), "step-10")
+        assert (advice[1], advice[2]) == (str(newest), "step-20")
         shutil.rmtree(advice[1])
         assert same(train(out, resume=True), whole[1])
         assert rows(out) == rows(whole[0])
@@ -244,15 +243,20 @@ def test_a_half_written_record_is_passed_over(tmp_path, whole, partway, tail):
 
 
 @pytest.fixture
-def size_limit():
-    """Files may not grow beyond so many bytes, by the kernel's own limit; taken away again by ``None``."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+def size_limit(monkeypatch):
+    """Files may not be written, with the words of a limit on their size; taken away again by ``None``.
 
-    def limit(bytes_: int | None) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft if bytes_ is None else bytes_, hard))
+    (The kernel's own limit would bind this process's other files too, such as the log that its output may go to.)
+    """
+    real, refused = Path.open, [False]
 
-    yield limit
-    limit(None)
+    def guarded(self, mode="r", *arguments, **options):
+        if refused[0] and set(mode) & set("wa"):
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(self))
+        return real(self, mode, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", guarded)
+    return lambda bytes_: refused.__setitem__(0, bytes_ is not None)
 
 
 @pytest.mark.parametrize(("log_every", "place"), [(1, "metrics.jsonl"), (1000, "checkpoints")])
@@ -305,7 +309,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_first_step(tmp_pa
     with pytest.raises(TrainingError, match=r"file/run could not be written: Not a directory\..* choose another folder; nothing was trained yet"):
         train(tmp_path / "file" / "run")
     size_limit(100)
-    with pytest.raises(TrainingError, match="model.json could not be written: File too large"):
+    with pytest.raises(TrainingError, match="could not be written: File too large.*nothing was trained yet"):
         train(tmp_path / "run")
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [".lock"]
 
@@ -372,7 +376,7 @@ def test_a_kill_inside_a_save_leaves_the_checkpoint_before_it(tmp_path, whole, m
     assert [folder.name for folder in folders(tmp_path)] == ["step-10"]
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
     assert same(train(tmp_path, resume=True), whole[1])
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-10", "step-40"]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-10", "step-30", "step-40"]
 
 
 @pytest.mark.parametrize("moment", [3, 8, 20])
@@ -548,7 +552,7 @@ def test_a_skipped_step_is_noted_once_though_the_run_is_resumed_there(tmp_path, 
 
 def test_the_best_and_the_last_checkpoint_are_kept_and_either_is_loaded(whole):
     out, model = whole
-    assert [folder.name for folder in folders(out)] == ["step-10", "step-40"]
+    assert [folder.name for folder in folders(out)] == ["step-10", "step-30", "step-40"]
     assert same(load_run(out, which="last"), model)  # what fit left in memory
     best = load_run(out)
     assert not same(best, model)

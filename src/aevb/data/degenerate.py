@@ -14,6 +14,8 @@ from aevb.graph import Entry, Graph
 def refuse_degenerate(graph: Graph, source: Source) -> None:
     """Refuse columns on which p's density of an observed variable grows without bound."""
     for name in graph.observed:
+        if name in source.extents and bool((source.extents[name][0] > source.extents[name][1]).all()):
+            raise ValueError(f"{name} is missing (NaN) in every row: there is nothing to learn it from. Give it values, or leave it out of p.")
         for entry in graph.p[name].values():
             trouble = _trouble(entry)
             if trouble is None or name not in source.extents:

@@ -342,7 +342,8 @@ class Training:
             known = {int(path.name[5:]) for path in folders(self.out)}
             if best is not None and best.step != newest.step and best.step not in known:
                 self.folder.save(best, keep=frozenset(known))
-            self.folder.save(newest, keep=frozenset({self.best["step"]} if self.best else set()))
+            before = max((step for step in known if step < newest.step), default=newest.step)  # should the newest be damaged one day
+            self.folder.save(newest, keep=frozenset({before} | ({self.best["step"]} if self.best else set())))
         self.saved = time.perf_counter()
         self.world.wait()
 
