@@ -705,7 +705,7 @@ BAD_TABLES = {
     "sequences of vectors": (state, "a,b\n1,2\n", "A table holds sequences of one number a step; use .npz for more."),
     "twice": (vae, "a,a,c,d\n1,2,3,4\n", "its header has the column 'a' twice"),
     "no rows": (vae, "a,b,c,d\n", "it has a header but no rows"),
-    "words": (vae, "a,b,c,d\n1,2,3,x\n", "line 2, column 4 holds 'x', not a number"),
+    "words": (vae, "a,b,c,d\n1,2,3,x\n", "line 2, column 'd' holds 'x', not a number"),
 }
 
 

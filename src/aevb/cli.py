@@ -60,6 +60,19 @@ Prepare = Annotated[
 RunPrepare = Annotated[str | None, typer.Option(help="Prepare the rows otherwise than in training.", rich_help_panel="Data")]
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from aevb.version import __version__
+
+        print(f"aevb {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False) -> None:
+    pass
+
+
 @app.command(rich_help_panel="Models")
 def models() -> None:
     """List the models that come with the library, and their arguments."""
@@ -67,7 +80,7 @@ def models() -> None:
 
     for name, build in zoo.items():
         print(f"{name:<8} {inspect.getdoc(build)}")
-        print(f"{'':<8} --set " + ", ".join(_argument(parameter) for parameter in inspect.signature(build).parameters.values()))
+        print(f"{'':<8} " + " ".join(f"--set {_argument(parameter)}" for parameter in inspect.signature(build).parameters.values()))
     print("\nSee one derived: aevb explain gmvae")
 
 
@@ -169,7 +182,10 @@ def train(
             run = fit(found, loaded.train.data, validation=check, **files, **settings, **choices)
     except KeyboardInterrupt as stop:  # typer would drop the message
         if speaks:
-            print(f"aevb: {stop or 'interrupted'}".replace("resume=True continues", "the same command with --resume continues"), file=sys.stderr)
+            print(
+                f"aevb: {_in_its_words(stop) or 'interrupted'}".replace("--resume continues", "the same command with --resume continues"),
+                file=sys.stderr,
+            )
         raise typer.Exit(130) from None
     if not speaks:
         return
@@ -389,11 +405,18 @@ class _recorded:
                 )
             return
         if self.first:
-            from aevb.training.checkpoint import replace
+            from aevb.training.checkpoint import TrainingError, replace
+            from aevb.training.folder import Folder
 
             self.fresh = not self.out.exists()
-            self.out.mkdir(parents=True, exist_ok=True)
-            replace(self.out / "data.json", self.recipe.text())
+            try:
+                with Folder(self.out).writing(self.out, None):
+                    self.out.mkdir(parents=True, exist_ok=True)
+                    replace(self.out / "data.json", self.recipe.text())
+            except TrainingError:
+                if self.fresh and self.out.is_dir():
+                    self.out.rmdir()
+                raise
 
     def __exit__(self, kind: type | None, *_: object) -> None:
         if kind is ValueError and self.fresh and {path.name for path in self.out.iterdir()} == {"data.json"}:
@@ -524,7 +547,7 @@ def _write(out: Path, arrays: Mapping[str, np.ndarray], columns: Mapping[str, li
     whole = np.concatenate(parts, 1)
     if timed:
         whole = whole[~np.isnan(whole).any(1)]
-    np.savetxt(out, whole, delimiter=",", header=",".join(names), comments="", fmt="%.6g", encoding="utf-8")
+    np.savetxt(out, whole, delimiter=",", header=",".join(names), comments="", fmt="%.9g", encoding="utf-8")
 
 
 def _image_shape(graph: Any, name: str, recipe: Recipe | None) -> tuple[int, int] | None:
@@ -609,7 +632,9 @@ def _arguments(name: str, build: Callable[..., Any], settings: Mapping[str, str]
     for key in settings:
         if key not in parameters:
             raise ValueError(f"{name} has no argument {key!r}. Its arguments are {', '.join(map(_argument, parameters.values())) or 'none'}.")
-    return {key: _value(text) for key, text in settings.items()}
+    values = {key: _value(text) for key, text in settings.items()}
+    lists = {key for key in values if isinstance(parameters[key].default, tuple)}
+    return {key: (value,) if key in lists and not isinstance(value, tuple) else value for key, value in values.items()}
 
 
 def _argument(parameter: inspect.Parameter) -> str:
@@ -718,6 +743,20 @@ def main() -> None:
     sys.exit(code)
 
 
+def _in_its_words(error: BaseException) -> str:
+    """A message of the library, with the command line's words for what to do."""
+    words = {
+        "resume=True": "--resume",
+        "pass validation= data": "add --validation FILE, or --hold-out 0.1",
+        "clip=": "--clip",
+        "patience=": "--patience",
+    }
+    text = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else str(error)
+    for ours, theirs in words.items():
+        text = text.replace(ours, theirs)
+    return text
+
+
 def _run() -> int:
     from aevb.training.fit import TrainingError
 
@@ -726,10 +765,10 @@ def _run() -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
     except ValueError as error:
-        print(f"aevb: {error}", file=sys.stderr)
+        print(f"aevb: {_in_its_words(error)}", file=sys.stderr)
         return 2
     except (TrainingError, OSError) as error:
-        print(f"aevb: {error}", file=sys.stderr)
+        print(f"aevb: {_in_its_words(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as error:
         print(f"aevb: {error or 'interrupted'}", file=sys.stderr)

@@ -36,6 +36,7 @@ def curves(history: Mapping[str, np.ndarray], shaded: Sequence[tuple[int, int]] 
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     bounds = [name for name in ("elbo", "iwae", "expected", "evidence") if name in history or f"validation {name}" in history]
     besides = (*bounds, "epoch", "lr", "gradient", "kl weight", "seconds")
@@ -48,6 +49,7 @@ def curves(history: Mapping[str, np.ndarray], shaded: Sequence[tuple[int, int]] 
     layout = figure.add_gridspec(1 + lines, columns, height_ratios=[3.4, *[1.6] * lines])
     top = figure.add_subplot(layout[0, :])
     _panel(top, history, bounds, shaded)
+    top.xaxis.set_major_locator(MaxNLocator(5 if lines else 8))  # shared with the small panels below
     top.set_ylabel("nats an example")
     for i, name in enumerate(terms):
         axes = figure.add_subplot(layout[1 + i // columns, i % columns], sharex=top)

@@ -16,7 +16,7 @@ from aevb.families import OneHot
 from aevb.graph import Graph
 
 TABLES = (".csv", ".tsv", ".txt", ".parquet")
-MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "None", "?")
+MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "None", "?")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def read_file(
     of columns unchecked, for a model whose sizes are to be taken from them.
     """
     if not path.is_file():
-        raise ValueError(f"There is no file {path}.")
+        raise ValueError(f"There is no file {path}; the data sets by name are {', '.join(('fa', 'digits', 'mnist', 'fashion'))}.")
     try:
         if path.suffix == ".npy":
             return {only or _names(graph)[0]: np.load(path, mmap_mode="r", allow_pickle=False)}
@@ -127,14 +127,14 @@ def _read_text(path: Path) -> Table:
         try:
             values[i] = row
         except ValueError:
-            values[i] = [_cell(cell, i + 1 + named, j + 1) for j, cell in enumerate(row)]
+            values[i] = [_cell(cell, i + 1 + named, f"{rows[0][j].strip()!r}" if named else f"{j + 1}") for j, cell in enumerate(row)]
     return Table(values, _distinct(cell.strip() for cell in rows[0]) if named else None, {})
 
 
-def _cell(cell: str, line: int, column: int) -> float:
+def _cell(cell: str, line: int, column: str) -> float:
     value = _number(cell)
     if value is None:
-        raise ValueError(f"line {line}, column {column} holds {cell!r}, not a number")
+        raise ValueError(f"line {line}, column {column} holds {cell!r}, not a number; number its values from 0, or leave the column out")
     return value
 
 

@@ -200,9 +200,9 @@ def _advice(folder: Path) -> str:
     """What to do about a damaged checkpoint: what is left without it."""
     if not folder.name.startswith("step-"):
         return "Choose another checkpoint."
-    earlier = [path for path in folders(folder.parents[1]) if _step(path) < _step(folder)]
-    if earlier:
-        return f"Delete {folder}; resume=True then goes on from {earlier[-1].name}."
+    others = [path for path in folders(folder.parents[1]) if path != folder]
+    if others:
+        return f"Delete {folder}; resume=True then goes on from {others[-1].name}."
     return f"Delete {folder}; there is none before it, so training then starts again."
 
 

@@ -196,7 +196,7 @@ class Training:
             self.folder = folder
 
     def _continue(self, out: Path, found: Checkpoint) -> None:
-        there = found.state["settings"]
+        there = Settings().record() | found.state["settings"]  # a setting that did not exist then had its default
         changed = sorted(key for key in self.recorded if key not in MAY_CHANGE and self.recorded[key] != there.get(key))
         if changed:
             raise CheckpointError(
