@@ -324,7 +324,7 @@ def test_files_and_datasets_give_the_same_rows_as_arrays(tmp_path):
 BAD_FILES = [
     ("missing.csv", None, "There is no file"),
     ("empty.csv", "", "it is empty"),
-    ("words.csv", "a,b\n1,2\n3,x\n", "line 3, column 2 holds 'x', not a number"),
+    ("words.csv", "a,b\n1,2\n3,x\n", "line 3, column 'b' holds 'x', not a number"),
     ("ragged.csv", "1,2\n3\n", "line 2 has 1 cells, the first has 2"),
     ("data.xlsx", "x", "use .npy, .npz, .csv or .parquet"),
     ("broken.npy", "not numpy", "cannot be read"),
@@ -601,3 +601,35 @@ def test_distortions_that_cannot_be_are_refused(settings, message):
 def test_agreement_needs_a_class():
     with pytest.raises(ValueError, match="no latent without time is a OneHot that q reads off the data alone"):
         fit(small_vae(), {"x": bits()}, steps=1, agree=1.0, distort={"x": Affine((2, 3))})
+
+
+def test_resuming_on_other_data_is_refused(tmp_path):
+    fit(small_vae(), {"x": bits()}, steps=5, out=tmp_path)
+    with pytest.raises(CheckpointError, match=r"was trained on other data \(90 rows, .*, not 60 rows, .*\)\. Resume with the same"):
+        fit(small_vae(), {"x": bits(60)}, steps=9, out=tmp_path, resume=True)
+    with pytest.raises(CheckpointError, match="was trained on other data"):
+        fit(small_vae(), {"x": 1 - bits()}, steps=9, out=tmp_path, resume=True)
+    fit(small_vae(), {"x": bits()}, steps=9, out=tmp_path, resume=True)
+
+
+def test_what_after_returns_is_recorded():
+    run = fit(small_vae(), {"x": bits()}, validation={"x": bits()}, steps=20, validate_every=5, after=lambda step, model: {"twice": 2.0 * step})
+    np.testing.assert_array_equal(run.history["twice"], [10, 20, 30, 40])
+
+
+def test_a_skipped_last_step_still_ends_the_run_properly(tmp_path, monkeypatch):
+    take = loop.Training._take_step
+
+    def poisoned(self, phase):
+        bias = self.model.factors["p(x|z)"].net.heads.bias
+        kept = bias.detach().clone()
+        with torch.no_grad():
+            bias[0] = float("inf") if self.step == 9 else bias[0]
+        take(self, phase)
+        with torch.no_grad():
+            bias.copy_(kept) if self.step == 9 else None
+
+    monkeypatch.setattr(loop.Training, "_take_step", poisoned)
+    run = fit(small_vae(), {"x": bits()}, validation={"x": bits()}, steps=10, skip=1, out=tmp_path)
+    assert run.history["validation elbo.step"][-1] == 10
+    assert latest(tmp_path).step == 10

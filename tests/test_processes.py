@@ -41,7 +41,7 @@ def files(tmp_path):
 
 def command(folder, out, epochs: float, processes: int) -> list[str]:
     launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={processes}"] if processes > 1 else []
-    arguments = ["--data", folder / "data.npz", "--out", out, "--epochs", epochs, "--batch", "33"]
+    arguments = ["--data", folder / "data.npz", "--out", out, "--epochs", epochs, "--batch", "33", "--checkpoint-every", "3"]
     return [sys.executable, *launcher, "-m", "aevb", "train", f"{folder}/models.py:mixture", *map(str, arguments)]
 
 

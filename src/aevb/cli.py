@@ -125,6 +125,9 @@ def train(
         str | None, typer.Option(help="joint (AEVB), alternate:1000,1000 (E- and M-steps), em, mle.", rich_help_panel="Training")
     ] = None,
     patience: Annotated[int | None, typer.Option(help="Stop after so many validations without a better one.", rich_help_panel="Training")] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Steps between checkpoints; by default half a minute lies between.", rich_help_panel="Training")
+    ] = None,
     skip: Annotated[int | None, typer.Option(help="Steps that may be left out because they are not finite.", rich_help_panel="Training")] = None,
     how: How = None,
     bound: BoundName = "elbo",
@@ -174,6 +177,7 @@ def train(
         "decay": decay,
     }
     asked |= {"clip": clip, "kl_warmup": kl_warmup, "classify": classify, "skip": skip, "schedule": chosen}
+    asked |= {"checkpoint_every": checkpoint_every}
     settings: dict[str, Any] = recipes.get(model, {}) | {name: value for name, value in asked.items() if value is not None}
     files: dict[str, Any] = {"out": out, "resume": resume, "progress": True, "tensorboard": tensorboard}
     check = loaded.test.data if loaded.test else None
@@ -267,13 +271,12 @@ def sample(
         fixed: dict[str, Any] = {classes: c} if classes else {}
         parts.append(model.sample(n, steps=length, mean=not draw, seed=seed + c, **fixed)[observed].cpu().numpy())
     x, labels = np.concatenate(parts), {classes: np.repeat(np.arange(count), n)} if classes else {}
-    numbers = recipe.numbers() if recipe else None
     if out.suffix == ".png":
         if shape is None:
             raise ValueError(f"{observed} has {graph.size(observed)} columns, which are no image. Write a table: --out samples.csv.")
         grid(np.clip(x.reshape(len(x), *(x.shape[1:] if timed else shape)), 0, 1), n, out)
     else:
-        x = x if numbers is None else numbers.undo(x)
+        x = recipe.undo(x) if recipe else x
         columns = (recipe.columns or {}).get(observed) if recipe else None
         _write(out, {observed: x, **labels}, {observed: columns} if columns else {}, timed={observed} if timed else set())
     print(f"{len(x)} samples of {observed}{f', {n} for each of the {count} values of {classes}' if classes else ''} in {out}")
@@ -327,12 +330,11 @@ def impute(
     whole = load(name, model.graph, like=_whole(recipe)).train
     means = _reconstructions(model, whole.data, samples, seed)
     filled, count = {}, 0
-    numbers = recipe.numbers() if recipe else None
     for variable, value in whole.raw.items():
         array = np.asarray(value)
         if variable in means:
             mean = means[variable]
-            mean = numbers.undo(mean) if numbers is not None and variable == model.graph.observed[0] else mean
+            mean = recipe.undo(mean) if recipe and variable == model.graph.observed[0] else mean
             mean = mean.argmax(-1) if array.ndim < mean.ndim and mean.shape[-1] > 1 else mean.reshape(array.shape)
             missing = _missing(array, labels=array.ndim < means[variable].ndim and means[variable].shape[-1] > 1)
             missing &= _inside(whole.raw, array, model.graph.timed[variable])
@@ -340,7 +342,7 @@ def impute(
             array = np.where(missing, mean, array)
         filled[variable] = array
     columns = (recipe.columns if recipe else None) if Path(name).suffix in TABLES else None
-    _write(out, filled, dict(columns or {}), timed=set())
+    _write(out, filled, dict(columns or {}), timed=set(), exact=True)
     print(f"{count} missing cells of {len(next(iter(filled.values())))} rows filled, in {out}")
 
 
@@ -519,8 +521,11 @@ def _log(probs: np.ndarray) -> np.ndarray:
     return np.asarray(np.log(np.maximum(probs, 1e-12)))
 
 
-def _write(out: Path, arrays: Mapping[str, np.ndarray], columns: Mapping[str, list[str]], timed: set[str]) -> None:
-    """Arrays by variable: a .npz (or .npy) as they are, a .csv with a header; of sequences a line a step, those missing left out."""
+def _write(out: Path, arrays: Mapping[str, np.ndarray], columns: Mapping[str, list[str]], timed: set[str], *, exact: bool = False) -> None:
+    """Arrays by variable: a .npz (or .npy) as they are, a .csv with a header; of sequences a line a step, those missing left out.
+
+    Six digits are written, or with ``exact`` as many as give every number back.
+    """
     import numpy as np
 
     if out.suffix == ".npz":
@@ -547,7 +552,15 @@ def _write(out: Path, arrays: Mapping[str, np.ndarray], columns: Mapping[str, li
     whole = np.concatenate(parts, 1)
     if timed:
         whole = whole[~np.isnan(whole).any(1)]
-    np.savetxt(out, whole, delimiter=",", header=",".join(names), comments="", fmt="%.9g", encoding="utf-8")
+    with out.open("w", encoding="utf-8", newline="") as file:
+        file.write(",".join(names) + "\n")
+        for row in whole.tolist():
+            file.write(",".join(_digits(value, exact) for value in row) + "\n")
+
+
+def _digits(value: float, exact: bool) -> str:
+    short = f"{value:.6g}"
+    return short if not exact or float(short) == value else repr(value)
 
 
 def _image_shape(graph: Any, name: str, recipe: Recipe | None) -> tuple[int, int] | None:
@@ -714,7 +727,7 @@ def reproduce(
             if why:
                 failed.append(name)
                 print(why, file=sys.stderr)
-        lab.took(time.perf_counter() - began)
+            lab.took(time.perf_counter() - began)
     print(f"The report: {build(out)}")
     if failed:
         print(f"aevb: {len(failed)} of the experiments failed: {', '.join(failed)}. The same command tries them again.", file=sys.stderr)

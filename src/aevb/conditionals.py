@@ -104,11 +104,12 @@ class Conditional:
         """All values of a finite variable, one a row."""
         return None
 
-    def most_likely(self, count: Tensor, mean: Tensor, second: Tensor) -> dict[str, Tensor] | None:
+    def most_likely(self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor) -> dict[str, Tensor] | None:
         """The raw heads and vectors of greatest likelihood for values with these moments; None if no closed form is known.
 
         Each row stands for one value of a parent: how much of the data has it ([C, d]), their mean ([C, d]) and their second
-        moments ([C, d], or [C, d, d] for a family with ``full_moments``). Heads have a row each, vectors are one for all.
+        moments ([C, d], or [C, d, d] for a family with ``full_moments``). Heads have a row each, vectors are one for all. No variance is
+        to be less than ``floor`` ([d]).
         """
         return None
 

@@ -64,7 +64,7 @@ def exact_evidence(model: Model, batch: Mapping[str, Tensor]) -> Tensor:
     """log p(observed | given), one number an example, differentiable; for models that have it exactly."""
     if why_not_finite(model) is None:
         return log_joint(model, batch).flatten(0, -2).logsumexp(0)
-    return LinearGaussian(model, batch).log_evidence()
+    return LinearGaussian(model, batch, torch.float64).log_evidence().to(model._parameter().dtype)
 
 
 def gap(model: Model, batch: Mapping[str, Tensor]) -> Tensor | None:
@@ -84,7 +84,7 @@ def gap(model: Model, batch: Mapping[str, Tensor]) -> Tensor | None:
     means, factors = [], []
     for name in latents:
         spec = graph.rule("q", name).spec
-        if not isinstance(spec, Normal | MultivariateNormal) or _reads_latents(graph, name):
+        if not isinstance(spec, Normal | MultivariateNormal) or reads_latents(graph, name):
             return None
         dist: Any = program.distribution("q", name)[1]
         d = graph.size(name)
@@ -98,7 +98,8 @@ def gap(model: Model, batch: Mapping[str, Tensor]) -> Tensor | None:
     return td.kl_divergence(q, p)
 
 
-def _reads_latents(graph: Graph, name: str) -> bool:
+def reads_latents(graph: Graph, name: str) -> bool:
+    """Whether q's factor of a latent reads another latent, directly or through what is computed from one."""
     frontier, seen = [ref.name for ref in graph.reads("q", name)], set()
     while frontier:
         parent = frontier.pop()
@@ -231,9 +232,10 @@ class LinearGaussian:
     Each variable is v = Σ A parent + b + ε, so mean and covariance follow in the order of generation.
     """
 
-    def __init__(self, model: Model, batch: Mapping[str, Tensor]) -> None:
+    def __init__(self, model: Model, batch: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> None:
         graph = model.graph
-        self.graph, self.batch = graph, batch
+        self.graph, self.dtype = graph, dtype or model._parameter().dtype
+        self.batch = {name: value.to(self.dtype) if value.is_floating_point() else value for name, value in batch.items()}
         self.n = next(iter(self.batch.values())).shape[-2]
         self.means: dict[str, Tensor] = {}
         self.covariances: dict[tuple[str, str], Tensor] = {}
@@ -244,24 +246,24 @@ class LinearGaussian:
         entry, d = self.graph.rule("p", name), self.graph.size(name)
         factor = model.factors[entry.id]
         assert isinstance(factor, Factor)
-        like = model._parameter()
+        like = model._parameter().to(self.dtype)
         mean = torch.zeros(self.n, d, dtype=like.dtype, device=like.device)
         rows: dict[str, Tensor] = {}
         if entry.key.parents:
             assert isinstance(factor.net, MLP)
             blocks = factor.net.blocks
-            mean = mean + (blocks.bias[:d] if blocks.bias is not None else 0.0)
+            mean = mean + (blocks.bias[:d].to(self.dtype) if blocks.bias is not None else 0.0)
             for ref in entry.key.parents:
-                matrix = blocks.weights[str(ref)][:d]
+                matrix = blocks.weights[str(ref)][:d].to(self.dtype)
                 rows[ref.name] = matrix
                 value = self.means[ref.name] if ref.name in self.means else self.batch[ref.name][0]
                 mean = mean + value @ matrix.T
             raw = torch.zeros(1, sum(factor.sizes.values()), dtype=like.dtype, device=like.device)
         else:
-            raw = factor({})[0]
+            raw = factor({})[0].to(self.dtype)
         noise = torch.zeros(d, d, dtype=like.dtype, device=like.device)
         if entry.spec.stochastic:
-            dist = factor.distribution(raw)
+            dist = factor.distribution(raw, lambda vector: vector.to(self.dtype))
             if isinstance(dist, Gaussian):
                 factor_l = dist._unbroadcasted_scale_tril.reshape(d, d)
                 noise = factor_l @ factor_l.T

@@ -68,11 +68,11 @@ class Normal(LocationScale):
         log_prob = ad.normal_log_prob(value, dist.loc, dist.scale)  # type: ignore[attr-defined]
         return (log_prob if present is None else torch.where(present, log_prob, torch.zeros_like(log_prob))).sum(-1)
 
-    def most_likely(self, count: Tensor, mean: Tensor, second: Tensor) -> dict[str, Tensor]:
+    def most_likely(self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor) -> dict[str, Tensor]:
         variance = second - mean.square()
         if self.scale == "learned":  # one for all rows
-            variance = (count * variance).sum(0) / count.sum(0)
-        found = {"scale": ad.inverse_softplus(variance.clamp_min(SMALLEST_VARIANCE).sqrt())}
+            variance = (count * variance).sum(0) / count.sum(0).clamp_min(torch.finfo(count.dtype).tiny)
+        found = {"scale": ad.inverse_softplus(variance.maximum(floor).sqrt())}
         return {"loc": mean} | (found if isinstance(self.scale, str) else {})
 
     def noise(self, d: int) -> Noise:
@@ -140,12 +140,14 @@ class MultivariateNormal(Conditional):
     def distribution(self, loc: Tensor, tril: Tensor) -> td.Distribution:  # type: ignore[override]
         return ad.MultivariateNormal(loc, ad.tril_from_vector(tril, loc.shape[-1]))
 
-    def most_likely(self, count: Tensor, mean: Tensor, second: Tensor) -> dict[str, Tensor]:
+    def most_likely(self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor) -> dict[str, Tensor]:
         covariance = second - mean.unsqueeze(-1) * mean.unsqueeze(-2)
         if self.covariance == "shared":
             covariance = (count[:, :1, None] * covariance).sum(0) / count[:, 0].sum()
-        floor = SMALLEST_VARIANCE * torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
-        return {"loc": mean, "tril": ad.vector_from_tril(torch.linalg.cholesky(covariance + floor))}
+        size = floor.sqrt()  # in these units every direction has its least variance at 1
+        values, vectors = torch.linalg.eigh(covariance / size.unsqueeze(-1) / size)
+        root = size.unsqueeze(-1) * vectors * values.clamp_min(1.0).sqrt().unsqueeze(-2)
+        return {"loc": mean, "tril": ad.vector_from_tril(torch.linalg.cholesky(root @ root.mT))}
 
     def noise(self, d: int) -> Noise:
         return "normal", d
@@ -215,7 +217,7 @@ class Bernoulli(Conditional):
         log_prob = value * logits - F.softplus(logits)
         return (log_prob if present is None else torch.where(present, log_prob, torch.zeros_like(log_prob))).sum(-1)
 
-    def most_likely(self, count: Tensor, mean: Tensor, second: Tensor) -> dict[str, Tensor]:
+    def most_likely(self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor) -> dict[str, Tensor]:
         return {"logits": torch.logit(mean, eps=SMALLEST_PROBABILITY)}
 
     def count(self, d: int) -> int:
@@ -283,7 +285,7 @@ class OneHot(Conditional):
         if isinstance(self.size, tuple) and len(self.size) > 1:
             raise ValueError(f"OneHot has one number of classes, got the shape {self.size}.")
 
-    def most_likely(self, count: Tensor, mean: Tensor, second: Tensor) -> dict[str, Tensor]:
+    def most_likely(self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor) -> dict[str, Tensor]:
         return {"logits": mean.clamp_min(SMALLEST_PROBABILITY).log()}
 
     def count(self, d: int) -> int:
@@ -344,7 +346,7 @@ class Poisson(Conditional):
     def distribution(self, log_rate: Tensor) -> td.Distribution:  # type: ignore[override]
         return ad.Poisson(log_rate)
 
-    def most_likely(self, count: Tensor, mean: Tensor, second: Tensor) -> dict[str, Tensor]:
+    def most_likely(self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor) -> dict[str, Tensor]:
         return {"log_rate": mean.clamp_min(SMALLEST_PROBABILITY).log()}
 
 

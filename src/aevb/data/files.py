@@ -113,10 +113,14 @@ def _read_text(path: Path) -> Table:
         sample = file.read(4096)
         file.seek(0)
         delimiter = "\t" if path.suffix == ".tsv" or ("\t" in sample and "," not in sample) else ";" if ";" in sample and "," not in sample else ","
-        rows = [row for row in csv.reader(file, delimiter=delimiter) if row]
-    if not rows:
+        rows = list(csv.reader(file, delimiter=delimiter))
+    while rows and not rows[-1]:
+        rows.pop()
+    if not any(rows):
         raise ValueError("it is empty")
-    named = any(_number(cell) is None for cell in rows[0])
+    alone = max(map(len, rows)) == 1  # an empty line is then a missing cell
+    rows = [row or [""] for row in rows] if alone else [row for row in rows if row]
+    named = any(_number(cell) is None for cell in rows[0]) or rows[0] == [str(j) for j in range(len(rows[0]))] != ["0"]
     body, width = rows[1:] if named else rows, len(rows[0])
     if not body:
         raise ValueError("it has a header but no rows")
@@ -150,6 +154,8 @@ def _number(cell: str) -> float | None:
 
 def _distinct(names: Any) -> tuple[str, ...]:
     found = tuple(names)
+    if "" in found:
+        raise ValueError(f"its column {found.index('') + 1} has no name; drop it (an index?), or name it")
     twice = next((name for name in found if found.count(name) > 1), None)
     if twice is not None:
         raise ValueError(f"its header has the column {twice!r} twice")
@@ -220,7 +226,8 @@ def assigned(path: Path, graph: Graph) -> dict[str, list[str]] | None:
 
 
 def _assign(names: tuple[str, ...], graph: Graph, first: str) -> dict[str, list[str]]:
-    variables = sorted((*graph.stochastic, *graph.given), key=len, reverse=True)
+    known = [name for name in graph.latents if graph.rule("p", name).spec.finite]  # labels; a column z is a column, not the code
+    variables = sorted((*_names(graph), *known), key=len, reverse=True)
     numbered: dict[str, list[tuple[int, str]]] = {}
     rest = []
     for column in names:

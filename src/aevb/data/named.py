@@ -55,6 +55,15 @@ class Recipe:
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path} is damaged: {error}. Delete it, and say --prepare yourself.") from None
 
+    def undo(self, x: np.ndarray) -> np.ndarray:
+        """Values as a model has them, in the units of the data."""
+        numbers, how = self.numbers(), (self.prepare or "").partition("-")[0]
+        if numbers is not None:
+            return numbers.undo(x)
+        if how == "dequantise":
+            return x * (self.levels or 256) - 0.5
+        return x * ((self.levels or 256) - 1) if how in ("scale", "binarise", "threshold") else x
+
     def numbers(self) -> Standardised | None:
         """The numbers of a standardisation."""
         return None if self.mean is None else Standardised(np.empty(0), np.array(self.mean), np.array(self.scale))

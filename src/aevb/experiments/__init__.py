@@ -42,7 +42,8 @@ def run(lab: Lab, sections: tuple[str, ...] = SECTIONS, *, jobs: int = 1) -> Ite
         with ProcessPoolExecutor(min(jobs, len(left)), mp_context=context, initializer=_prepare, initargs=(threads,)) as pool:
             waiting = {pool.submit(_do, lab, name): name for name in left}
             for future in as_completed(waiting):
-                yield waiting[future], *future.result()
+                error = future.exception()  # the process was killed, and with it those that waited
+                yield waiting[future], *(future.result() if error is None else (None, f"{type(error).__name__}: {error}"))
     for name, summary in gmvae.SUMMARIES.items():
         parts = [part for part in wanted if part.startswith(f"{name}/")]
         if parts and all(lab.done(part) for part in parts):

@@ -12,7 +12,7 @@ import torch
 
 from aevb import zoo
 from aevb.clustering import deskew, graph_partition, principal
-from aevb.data.builtin import at_hand
+from aevb.data.builtin import Images, at_hand
 from aevb.data.named import clustering_accuracy
 from aevb.data.preparation import Affine
 from aevb.data.sources import open_source
@@ -20,6 +20,7 @@ from aevb.experiments.lab import Lab, Result, check, curve, declared
 from aevb.experiments.vae import epochs
 from aevb.model import Model
 from aevb.training.evaluation import evaluate
+from aevb.training.run import Run
 
 TUTORIAL: dict[str, Any] = {"lr": 1e-3, "decay": "constant", "batch": 100}
 OURS: dict[str, Any] = {"lr": 1e-3, "decay": "cosine", "batch": 100}
@@ -59,17 +60,18 @@ def entropy(probs: np.ndarray) -> float:
     return float(-(probs * np.log(np.maximum(probs, 1e-12))).sum(-1).mean())
 
 
-def _follow(test: dict[str, Any], labels: np.ndarray) -> tuple[dict[str, list[float]], Any]:
-    """Accuracy and conditional entropy after every validation."""
-    found: dict[str, list[float]] = {"accuracy": [], "entropy": [], "step": []}
+def _follow(test: dict[str, Any], labels: np.ndarray) -> Callable[[int, Model], dict[str, float]]:
+    """Accuracy and conditional entropy after every validation, for the run's own record."""
 
-    def look(step: int, model: Model) -> None:
+    def look(step: int, model: Model) -> dict[str, float]:
         probs = clusters(model, test)
-        found["accuracy"].append(clustering_accuracy(probs.argmax(-1), labels))
-        found["entropy"].append(entropy(probs))
-        found["step"].append(step)
+        return {"accuracy": clustering_accuracy(probs.argmax(-1), labels), "entropy": entropy(probs)}
 
-    return found, look
+    return look
+
+
+def _followed(run: Run) -> dict[str, np.ndarray]:
+    return {"accuracy": run.history["accuracy"], "entropy": run.history["entropy"], "step": run.history["accuracy.step"]}
 
 
 def _seed(lab: Lab, seed: int) -> Result:
@@ -77,11 +79,11 @@ def _seed(lab: Lab, seed: int) -> Result:
     count = epochs(lab, {"mnist": 78, "digits": 80}, {"mnist": 2, "digits": 8})
     model = build(lab, seed)
     train, test, _, labels = lab.rows(model)
-    found, look = _follow(test, labels)
-    run = lab.train(f"gmvae/tutorial/{seed}", model, train, test, epochs=count, seed=seed, after=look, **TUTORIAL)
+    run = lab.train(f"gmvae/tutorial/{seed}", model, train, test, epochs=count, seed=seed, after=_follow(test, labels), **TUTORIAL)
+    found = _followed(run)
     numbers: dict[str, Any] = {"epochs": count, "settings": TUTORIAL, "elbo": float(run.history["validation elbo"][-1])}
-    numbers |= {name: found[name][-1] for name in ("accuracy", "entropy")} | declared(model)
-    arrays = {key: np.array(values) for key, values in found.items()} | curve(run, "validation elbo")
+    numbers |= {name: float(found[name][-1]) for name in ("accuracy", "entropy")} | declared(model)
+    arrays = found | curve(run, "validation elbo")
     return Result(numbers, arrays | {"generated": generated(lab, model, test, labels)})
 
 
@@ -93,13 +95,28 @@ def _together(lab: Lab, name: str) -> Result:
     """The seeds of a task as one result; the first seed's images."""
     found = [lab.result(f"{name}/{seed}") for seed in range(seeds(lab))]
     numbers: dict[str, Any] = {**found[0].numbers}
-    numbers |= {key: [one.numbers[key] for one in found] for key in ("accuracy", "entropy", "elbo", "seconds")}
+    numbers |= {key: [one.numbers[key] for one in found] for key in ("accuracy", "entropy", "elbo")}
+    numbers["seconds"] = sum(one.numbers["seconds"] for one in found)
     if name == "gmvae/clustering":
         mean, least = float(np.mean(numbers["accuracy"])), 0.95 if lab.data == "mnist" else 0.8
         what = f"clustering accuracy, mean of {len(found)} seeds"
         numbers["checks"] = [check(what, mean, least=least, source="tutorial: one run, 0.833")] if not lab.quick else []
     arrays = {f"{seed} {key}": value for seed, one in enumerate(found) for key, value in one.arrays.items() if key != "generated"}
     return Result(numbers, arrays | {"generated": found[0].arrays["generated"]})
+
+
+def _start(lab: Lab, images: Images, seed: int) -> tuple[np.ndarray, float, float]:
+    """The classes that the graph of neighbours gives, its cut, and the seconds it took; kept, so that a stopped task goes on with the same."""
+    kept = lab.out / "unfinished" / f"gmvae/clustering/{seed}" / "start.npz"
+    if not kept.is_file():
+        began = time.perf_counter()
+        upright = deskew(torch.as_tensor(images.pixels / (images.levels - 1), dtype=torch.float32, device=lab.device))
+        found, cut = graph_partition(principal(upright.flatten(1), 60), 10, seed=seed)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(kept.with_name("writing.npz"), classes=found.cpu().numpy(), cut=cut, seconds=time.perf_counter() - began)
+        kept.with_name("writing.npz").rename(kept)
+    with np.load(kept) as found_before:
+        return found_before["classes"], float(found_before["cut"]), float(found_before["seconds"])
 
 
 def _clustering(lab: Lab, seed: int) -> Result:
@@ -109,11 +126,7 @@ def _clustering(lab: Lab, seed: int) -> Result:
     x = images.pixels[0].size
     model = zoo.gmvae(x, 10) if lab.tutorial_sizes else zoo.gmvae(x, 8, hidden=(128, 128))
     train, test, truth, labels = lab.rows(model)
-    began = time.perf_counter()
-    upright = deskew(torch.as_tensor(images.pixels / (images.levels - 1), dtype=torch.float32, device=lab.device))
-    start, cut = graph_partition(principal(upright.flatten(1), 60), 10, seed=seed)
-    started = time.perf_counter() - began
-    classes = start.cpu().numpy()
+    classes, cut, started = _start(lab, images, seed)
     warm, free = (
         epochs(lab, {"mnist": 10, "digits": 40}, {"mnist": 1, "digits": 5}),
         epochs(lab, {"mnist": 30, "digits": 80}, {"mnist": 1, "digits": 5}),
@@ -123,16 +136,16 @@ def _clustering(lab: Lab, seed: int) -> Result:
     distort = {"x": Affine((height, width))}
     name = f"gmvae/clustering/{seed}"
     lab.train(f"{name}/warm", model, train | {"y": classes}, test, epochs=warm, classify=10.0, decay="constant", distort=distort, **settings)
-    found, look = _follow(test, labels)
-    run = lab.train(f"{name}/free", model, train, test, epochs=free, after=look, distort=distort, **settings)
+    run = lab.train(f"{name}/free", model, train, test, epochs=free, after=_follow(test, labels), distort=distort, **settings)
+    found = _followed(run)
     numbers: dict[str, Any] = {
         "recipe": RECIPE.format(warm=warm, free=free),
         "elbo": float(run.history["validation elbo"][-1]),
         "epochs": warm + free,
     }
     numbers |= {"start": clustering_accuracy(classes, truth), "cut": cut, "seconds of the start": started, "settings": settings}
-    numbers |= {key: found[key][-1] for key in ("accuracy", "entropy")} | declared(model)
-    arrays = {key: np.array(values) for key, values in found.items()} | curve(run, "validation elbo")
+    numbers |= {key: float(found[key][-1]) for key in ("accuracy", "entropy")} | declared(model)
+    arrays = found | curve(run, "validation elbo")
     return Result(numbers, arrays | {"generated": generated(lab, model, test, labels)})
 
 
@@ -152,10 +165,9 @@ def _ours(lab: Lab) -> Result:
     count = epochs(lab, {"mnist": 30, "digits": 80}, {"mnist": 2, "digits": 8})
     model = build(lab, 0)
     train, test, _, labels = lab.rows(model)
-    found, look = _follow(test, labels)
-    run = lab.train("gmvae/ours", model, train, test, epochs=count, seed=0, after=look, **OURS)
+    run = lab.train("gmvae/ours", model, train, test, epochs=count, seed=0, after=_follow(test, labels), **OURS)
     value = float(run.history["validation elbo"][-1])
-    numbers: dict[str, Any] = {"epochs": count, "settings": OURS, "elbo": value, "accuracy": found["accuracy"][-1]}
+    numbers: dict[str, Any] = {"epochs": count, "settings": OURS, "elbo": value, "accuracy": float(run.history["accuracy"][-1])}
     if lab.data == "mnist" and not lab.quick:
         numbers["checks"] = [check(f"test ELBO, with −log 10, {count} epochs", value, least=-77.5, source="tutorial's run: −83.1")]
     return Result(numbers, curve(run, "validation elbo"))
@@ -204,11 +216,11 @@ def _fashion(lab: Lab) -> Result:
     torch.manual_seed(0)
     model = zoo.gmvae()
     train, test, _, labels = lab.rows(model, name="fashion")
-    found, look = _follow(test, labels)
-    run = lab.train("gmvae/fashion", model, train, test, epochs=count, seed=0, after=look, **OURS)
+    run = lab.train("gmvae/fashion", model, train, test, epochs=count, seed=0, after=_follow(test, labels), **OURS)
+    found = _followed(run)
     numbers: dict[str, Any] = {"epochs": count, "settings": OURS, "elbo": [float(run.history["validation elbo"][-1])]}
-    numbers |= {key: [found[key][-1]] for key in ("accuracy", "entropy")}
-    arrays = {f"0 {key}": np.array(values) for key, values in found.items()}
+    numbers |= {key: [float(found[key][-1])] for key in ("accuracy", "entropy")}
+    arrays = {f"0 {key}": values for key, values in found.items()}
     arrays |= {f"0 {key}": value for key, value in curve(run, "validation elbo").items()}
     return Result(numbers, arrays | {"generated": generated(lab, model, test, labels, name="fashion")})
 

@@ -23,6 +23,7 @@ from aevb.data.builtin import Images
 from aevb.data.named import IMAGES
 from aevb.data.preparation import as_variable
 from aevb.model import Model
+from aevb.training.checkpoint import replace
 from aevb.training.fit import fit
 from aevb.training.run import Run
 from aevb.version import __version__
@@ -60,18 +61,20 @@ class Lab:
                 raise ValueError(
                     f"{self.out} holds results on {there['data']}{' (quick)' if there['quick'] else ''}. Choose another folder with --out."
                 )
+            replace(path, json.dumps(there | {"before": there["seconds"]}) + "\n")
             return
         self.out.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(mine | {"seconds": 0.0}) + "\n", encoding="utf-8")
+        replace(path, json.dumps(mine | {"seconds": 0.0, "before": 0.0}) + "\n")
 
     def took(self, seconds: float) -> None:
-        """Add to the wall time of the whole."""
+        """Note the wall time of the whole so far, beside what was done before."""
         path = self.out / "lab.json"
         there = json.loads(path.read_text(encoding="utf-8"))
-        path.write_text(json.dumps(there | {"seconds": round(there["seconds"] + seconds, 1)}) + "\n", encoding="utf-8")
+        replace(path, json.dumps(there | {"seconds": round(there["before"] + seconds, 1)}) + "\n")
 
     def folder(self, name: str) -> Path:
-        return self.out / "results" / name
+        """Where a task's files are. The parts of a task (a seed each) lie apart from it: its own folder is replaced whole."""
+        return self.out / ("parts" if name.count("/") > 1 else "results") / name
 
     def done(self, name: str) -> bool:
         return (self.folder(name) / "result.json").is_file()
@@ -84,7 +87,8 @@ class Lab:
         began = time.perf_counter()
         result = task(self)
         seconds = time.perf_counter() - began
-        result.numbers |= {"seconds": round(seconds, 2), "machine": self.machine(), "quick": self.quick, "data": self.data}
+        result.numbers = {"seconds": round(seconds, 2)} | result.numbers  # a summary has the seconds of its parts
+        result.numbers |= {"machine": self.machine(), "quick": self.quick, "data": self.data}
         write(self.folder(name), result)
         shutil.rmtree(self.out / "unfinished" / name, ignore_errors=True)
         return seconds

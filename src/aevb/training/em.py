@@ -16,7 +16,7 @@ from torch import Tensor
 from aevb import distributions as ad
 from aevb.conditionals import Conditional, Factor
 from aevb.evidence import LinearGaussian, log_joint, why_not_exact, why_not_finite
-from aevb.families import Exact, MultivariateNormal, Normal, OneHot
+from aevb.families import SMALLEST_VARIANCE, Exact, MultivariateNormal, Normal, OneHot
 from aevb.graph import Entry
 from aevb.networks import MLP
 
@@ -31,6 +31,11 @@ def exact_em(model: Model) -> Regressions | Responsibilities:
     if reason := why_not_exact(model):
         raise ValueError(f"em() takes the exact posterior, which is not known for this model: {reason}. Use alternate() or joint().")
     return Responsibilities(model) if why_not_finite(model) is None else Regressions(model)
+
+
+def _floor(variance: Tensor, count: Tensor) -> Tensor:
+    """The least variance that a closed form may give each column: a share of its own, and 1 for a column that no row has."""
+    return torch.where(count > 0, (SMALLEST_VARIANCE * variance).clamp_min(1e-20), 1.0)
 
 
 class EM:
@@ -48,7 +53,8 @@ class EM:
             for name in factor.vectors:
                 factor.vectors[name].copy_(heads[name].reshape(-1))
             if not entry.key.parents:
-                factor.root.copy_(torch.cat([heads[name].reshape(-1) for name in factor.sizes]))
+                if entry.spec.learned:  # a fixed root is standard, and stays so
+                    factor.root.copy_(torch.cat([heads[name].reshape(-1) for name in factor.sizes]))
                 return
             blocks = factor.net.blocks
             for label, weight in weights.items():
@@ -69,9 +75,25 @@ class Regressions(EM):
                 raise ValueError(f"em(): {entry.where} is deterministic with weights of its own, which has no closed form. Use mle().")
 
     def statistics(self, batch: Mapping[str, Tensor]) -> Statistics:
-        """The sums over the rows of this batch."""
-        joint = LinearGaussian(self.model, batch)
-        found: Statistics = {"evidence": joint.log_evidence().double().sum(), "rows": torch.tensor(float(joint.n), dtype=torch.float64)}
+        """The sums over the rows of this batch; rows that know the same latents are taken together."""
+        partial = [name for name in self.graph.latents if f"{name}?" in batch]
+        if not partial:
+            return self._statistics(batch)
+        known = torch.stack([batch[f"{name}?"][0].all(-1) for name in partial], -1)
+        found: Statistics = {}
+        for pattern in known.unique(dim=0):
+            rows = (known == pattern).all(-1).nonzero()[:, 0]
+            hidden = {name for name, there in zip(partial, pattern.tolist(), strict=True) if not there}
+            drop = hidden | {f"{name}?" for name in partial}
+            some = {key: part.index_select(-2, rows) for key, part in batch.items() if key not in drop}
+            for name, value in self._statistics(some).items():
+                found[name] = found[name] + value if name in found else value
+        return found
+
+    def _statistics(self, batch: Mapping[str, Tensor]) -> Statistics:
+        joint = LinearGaussian(self.model, batch, torch.float64)
+        evidence = joint.log_evidence().sum()
+        found: Statistics = {"evidence": evidence, "rows": torch.full_like(evidence, joint.n)}
         latents = tuple(name for name in self.graph.latents if name not in batch)
         means: dict[str, Tensor] = {name: batch[name][0].double() for name in (*self.graph.stochastic, *self.graph.given) if name in batch}
         where: dict[str, slice] = {}
@@ -109,10 +131,11 @@ class Regressions(EM):
                     inner[:, start_a:stop_a, start_b:stop_b] = second(a, b)
                     start_b = stop_b
                 start_a = stop_a
-            own = second(name, name)
+            own, centre = second(name, name), means[name]
             present = batch.get(f"{name}?")
             if present is None:
                 found |= {f"{entry.id} inner": inner.sum(0), f"{entry.id} outer": outer.sum(0), f"{entry.id} own": own.sum(0)}
+                found[f"{entry.id} first"] = centre.sum(0)
                 found[f"{entry.id} count"] = torch.full((self.graph.size(name),), float(joint.n), dtype=torch.float64, device=own.device)
             elif isinstance(entry.spec, MultivariateNormal):
                 raise ValueError(f"em(): {name} has missing entries and a full covariance, for which no closed form is here. Use mle().")
@@ -121,18 +144,22 @@ class Regressions(EM):
                 found[f"{entry.id} inner"] = torch.einsum("nd,npq->dpq", keep, inner)
                 found[f"{entry.id} outer"] = torch.einsum("nd,ndp->dp", keep, outer)
                 found[f"{entry.id} own"] = torch.diag_embed((keep * own.diagonal(dim1=-2, dim2=-1)).sum(0))
-                found[f"{entry.id} count"] = keep.sum(0)
+                found[f"{entry.id} count"], found[f"{entry.id} first"] = keep.sum(0), (keep * centre).sum(0)
         return found
 
     def maximise(self, found: Statistics) -> None:
         """The M-step: every factor's regression, and what it leaves over."""
         for entry in self.entries:
-            inner, outer, own, count = (found[f"{entry.id} {part}"] for part in ("inner", "outer", "own", "count"))
+            inner, outer, own, count, first = (found[f"{entry.id} {part}"] for part in ("inner", "outer", "own", "count", "first"))
+            some = count.clamp_min(1.0)
             inverse = torch.linalg.pinv(inner, hermitian=True)
             matrix = (outer.unsqueeze(-2) @ inverse).squeeze(-2) if inner.dim() == 3 else outer @ inverse
-            left = (own - outer @ matrix.mT) / count
+            if not entry.key.parents and not entry.spec.learned:
+                matrix = torch.zeros_like(matrix)  # a fixed root has mean 0
+            left = (own - outer @ matrix.mT) / some
+            floor = _floor(own.diagonal() / some - (first / some).square(), count)
             heads = entry.spec.most_likely(
-                count[None], torch.zeros_like(count)[None], left[None] if entry.spec.full_moments else left.diagonal()[None]
+                count[None], torch.zeros_like(count)[None], left[None] if entry.spec.full_moments else left.diagonal()[None], floor
             )
             assert heads is not None
             if not entry.key.parents:
@@ -148,10 +175,10 @@ class Regressions(EM):
         return not entry.key.parents or self.model.factors[entry.id].net.blocks.bias is not None  # type: ignore[union-attr]
 
     def tighten(self, batch: Mapping[str, Tensor]) -> bool:
-        """Set q to the exact posterior, or to the nearest of its family; False where its family cannot express the posterior's mean."""
+        """Set q to the exact posterior of complete rows, or to the nearest of its family; False where that cannot express the posterior's mean."""
         graph = self.graph
         latents = tuple(name for name in graph.latents if name not in batch)
-        if len(latents) != 1 or graph.given or any(name.endswith("?") for name in batch):
+        if len(latents) != 1 or graph.given or f"{latents[0]}?" in batch:
             return False
         entry = graph.rule("q", latents[0])
         factor: Any = self.model.factors[entry.id]
@@ -161,7 +188,7 @@ class Regressions(EM):
         spec = entry.spec
         if not (isinstance(spec, Normal) and spec.scale != "network") and not (isinstance(spec, MultivariateNormal) and spec.covariance == "shared"):
             return False
-        joint = LinearGaussian(self.model, {name: torch.zeros_like(batch[name][:, :1]) for name in graph.observed})
+        joint = LinearGaussian(self.model, {name: torch.zeros_like(batch[name][:, :1]) for name in graph.observed}, torch.float64)
         names = tuple(parents)
         cross, observed = joint._stack(latents, names), joint._stack(names, names)
         gain = torch.linalg.solve(observed, cross.T).T
@@ -211,7 +238,7 @@ class Responsibilities(EM):
         table, evidence = self.posterior(batch)
         table = table.double()
         n = table.shape[-1]
-        found: Statistics = {"evidence": evidence.double().sum(), "rows": torch.tensor(float(n), dtype=torch.float64)}
+        found: Statistics = {"evidence": evidence.double().sum(), "rows": torch.tensor(float(n), dtype=torch.float64, device=evidence.device)}
         for entry in self.entries:
             name = entry.key.name
             parent = entry.key.parents[0].name if entry.key.parents else None
@@ -255,7 +282,12 @@ class Responsibilities(EM):
         for entry in self.entries:
             count, first, second = (found[f"{entry.id} {part}"] for part in ("count", "first", "second"))
             some = count.clamp_min(torch.finfo(count.dtype).tiny)
-            heads = entry.spec.most_likely(count, first / some, second / (some.unsqueeze(-1) if entry.spec.full_moments else some))
+            mean, square = first / some, second / (some.unsqueeze(-1) if entry.spec.full_moments else some)
+            if not entry.key.parents and not entry.spec.learned:
+                mean = torch.zeros_like(mean)  # a fixed root has mean 0
+            total, squares = count.sum(0), second.diagonal(dim1=-2, dim2=-1) if entry.spec.full_moments else second
+            n = total.clamp_min(torch.finfo(count.dtype).tiny)
+            heads = entry.spec.most_likely(count, mean, square, _floor(squares.sum(0) / n - (first.sum(0) / n).square(), total))
             assert heads is not None
             factor: Any = self.model.factors[entry.id]
             if not entry.key.parents:
@@ -265,7 +297,9 @@ class Responsibilities(EM):
             rows = torch.cat([heads[name] for name in factor.sizes], -1)  # [C, all heads]
             blocks = factor.net.blocks
             old = blocks.weights[label].T.double() + (blocks.bias.double() if blocks.bias is not None else 0.0)
-            alive = (count > 1e-9).all(-1, keepdim=True)  # a class that no row has keeps what it had
+            seen = count > 1e-9  # what no row has keeps what it had
+            whole = seen.all(-1, keepdim=True)
+            alive = torch.cat([seen if heads[name].shape == seen.shape else whole.expand_as(heads[name]) for name in factor.sizes], -1)
             self._set(entry, heads, {label: torch.where(alive, rows, old.detach()).T}, None)
 
     def expected(self, batch: Mapping[str, Tensor], posterior: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,10 +6,11 @@ weights, its optimiser, and its step; a resumed run is the uninterrupted one, bi
 
 from __future__ import annotations
 
+import hashlib
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -20,9 +21,9 @@ import torch
 
 from aevb.batch import Batch, split_latents
 from aevb.data.degenerate import refuse_degenerate
-from aevb.data.sources import open_source
+from aevb.data.sources import Source, open_source
 from aevb.deterministic import Recurrence
-from aevb.evidence import why_not_exact
+from aevb.evidence import reads_latents, why_not_exact
 from aevb.families import OneHot
 from aevb.model import Model
 from aevb.networks import MLP
@@ -62,7 +63,7 @@ def fit(
     resume: bool = False,
     progress: bool | None = None,
     tensorboard: bool = False,
-    after: Callable[[int, Model], None] | None = None,
+    after: Callable[[int, Model], Mapping[str, float] | None] | None = None,
     **settings: Any,
 ) -> Run:
     """Train a model and return the run.
@@ -73,7 +74,8 @@ def fit(
     validation if ``patience`` is set; :func:`load_run` reads either from the files.
 
     ``progress`` shows the run as it goes: on a terminal unless it is False, elsewhere as plain lines if it is True.
-    ``tensorboard=True`` writes scalars for TensorBoard into ``out/tensorboard``. ``after(step, model)`` is called after every validation.
+    ``tensorboard=True`` writes scalars for TensorBoard into ``out/tensorboard``. ``after(step, model)`` is called
+    after every validation; numbers that it returns, by name, are recorded with it.
     """
     unknown = sorted(set(settings) - {f.name for f in fields(Settings)})
     if unknown:
@@ -98,6 +100,7 @@ class Training:
         self.source = open_source(model.graph, data, like)
         refuse_degenerate(model.graph, self.source)
         self.recorded = settings.record() | {"fresh": {name: repr(fresh) for name, fresh in self.source.fresh.items()} or None}
+        self.recorded["data"] = _fingerprint(self.source)
         self.validation = None if validation is None else open_source(model.graph, validation, like)
         self.em = exact_em(model) if settings.schedule.objective == "em" else None
         size = self.source.n if self.em is not None and self.em.closed else settings.batch  # a step is then an iteration over all rows
@@ -116,7 +119,7 @@ class Training:
         self.best_checkpoint: Checkpoint | None = None
         self.folder: Folder | None = None
         self.watchers: list[Watcher] = []
-        self.after: Callable[[int, Model], None] | None = None
+        self.after: Callable[[int, Model], Mapping[str, float] | None] | None = None
         if out is not None:
             self._open(out, resume, closing)
         elif resume:
@@ -168,9 +171,7 @@ class Training:
         return [
             name
             for name in graph.latents
-            if isinstance(graph.rule("q", name).spec, OneHot)
-            and not graph.timed[name]
-            and not any(ref.name in graph.latents for ref in graph.reads("q", name))
+            if isinstance(graph.rule("q", name).spec, OneHot) and not graph.timed[name] and not reads_latents(graph, name)
         ]
 
     def _check_groups(self) -> None:
@@ -197,7 +198,10 @@ class Training:
 
     def _continue(self, out: Path, found: Checkpoint) -> None:
         there = Settings().record() | found.state["settings"]  # a setting that did not exist then had its default
-        changed = sorted(key for key in self.recorded if key not in MAY_CHANGE and self.recorded[key] != there.get(key))
+        changed = sorted(key for key in self.recorded.keys() & there.keys() - set(MAY_CHANGE) if self.recorded[key] != there[key])
+        if changed == ["data"]:
+            raise CheckpointError(f"{out} was trained on other data ({there['data']}, not {self.recorded['data']}). Resume with the same.")
+        changed = [key for key in changed if key != "data"]
         if changed:
             raise CheckpointError(
                 f"{out} was trained with {changed[0]}={there.get(changed[0])!r}, not {self.recorded[changed[0]]!r}. Resume with the same settings."
@@ -219,7 +223,7 @@ class Training:
         if tensorboard and self.folder is not None:
             self.watchers.append(TensorBoard(self.folder, self.rows))
         epochs = self.total * self.order.batch / self.source.n
-        self.watchers.append(display(progress, self.step, self.total, epochs, self.settings.bound, self.best))
+        self.watchers.append(display(progress, self.step, self.total, epochs, self.settings.judge, self.best))
         for watcher in self.watchers:
             closing.callback(watcher.close)
 
@@ -243,12 +247,15 @@ class Training:
                     for watcher in self.watchers:
                         watcher.step(self.step)
                     due = {name: self.step % every == 0 or self.step == self.total for name, every in intervals.items()}
-                    stopped = self.world.any(bool(interrupted))
+                    ask = self.world.size == 1 or any(due.values()) or self.step % 20 == 0  # the same in every process
+                    stopped = ask and self.world.any(bool(interrupted))
                     if self.stepper.waits and not (any(due.values()) or stopped):
                         continue  # a GPU works on; the host looks when there is something to do
                     if self.stepper.failed():
+                        reached = self.step
                         self._trouble()
-                        continue
+                        if self.step < reached:
+                            continue
                     if due["log"]:
                         self._record(self.stepper.read() | self._place(phase), began)
                     if due["validate"] and self.validation is not None:
@@ -266,7 +273,7 @@ class Training:
             self.stepper.optimizer.zero_grad(set_to_none=True)
             self.model.train(was)
         self.world.leave()
-        return Run(self.model, s, self.rows, self.out, self.step, time.perf_counter() - began)
+        return Run(self.model, s, self.rows, self.out, self.step, self.before + time.perf_counter() - began)
 
     def _take_step(self, phase: Phase) -> None:
         self.stepper.step(self.step, phase, self._rate(phase, self.step))
@@ -308,15 +315,14 @@ class Training:
         assert self.validation is not None
         s = self.settings
         values = evaluate(self.model, self.validation, how=s.how, bound=s.bound, samples=s.samples, seed=s.seed)
-        self._record({f"validation {name}": value for name, value in values.items()}, began)
-        value = values[s.bound]
+        found = self.after(self.step, self.model) if self.after is not None else None
+        self._record({f"validation {name}": value for name, value in values.items()} | dict(found or {}), began)
+        value = values[s.judge]
         if math.isfinite(value) and (self.best is None or value > self.best["value"]):
             self.best, self.waited = {"value": value, "step": self.step}, 0
             self.best_checkpoint = self._checkpoint(copied=True)  # on disk with the next one that is written
         else:
             self.waited += 1
-        if self.after is not None:
-            self.after(self.step, self.model)
 
     def _out_of_patience(self) -> bool:
         return self.settings.patience is not None and self.waited >= self.settings.patience
@@ -377,6 +383,15 @@ class Training:
             self.folder.append(row)
         for watcher in self.watchers:
             watcher.note(text)
+
+
+def _fingerprint(source: Source) -> str:
+    """The number of rows and a digest of some, by which a resumed run knows its data again."""
+    rows = torch.cat([torch.arange(min(8, source.n)), torch.arange(max(0, source.n - 8), source.n)])
+    digest = hashlib.sha256()
+    for name, value in sorted(source.read(rows).items()):
+        digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+    return f"{source.n} rows, {digest.hexdigest()[:16]}"
 
 
 def _usual_rate(model: Model) -> float:

@@ -54,7 +54,7 @@ class Run:
     @property
     def best(self) -> Best | None:
         """The step and the bound of the best validation, the first of equals; None without validation data."""
-        name = f"validation {self.settings.bound}"
+        name = f"validation {self.settings.judge}"
         found = [Best(row["step"], row[name]) for row in self.rows if np.isfinite(row.get(name, np.nan))]
         return max(found, key=lambda best: best.value) if found else None
 

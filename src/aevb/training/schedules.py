@@ -66,7 +66,7 @@ class alternate(Schedule):
 
 @dataclass(frozen=True)
 class em(Schedule):
-    """Exact E-steps, for linear-Gaussian models and finite latents.
+    """Exact E-steps, for linear-Gaussian models and finite latents; without dropout.
 
     Where the M-step has a closed form, a step is one iteration over all rows. Elsewhere an M-step is ``m_steps`` gradient steps
     on E[log p(x, z)] with the posterior frozen as the E-step found it.
@@ -86,7 +86,7 @@ class em(Schedule):
 
 @dataclass(frozen=True)
 class mle(Schedule):
-    """θ ascends the exact evidence; q stays as it is. For models whose evidence is known in closed form."""
+    """θ ascends the exact evidence, without dropout; q stays as it is. For models whose evidence is known in closed form."""
 
     objective = "evidence"
 

@@ -67,6 +67,11 @@ class Settings:
         if not isinstance(self.how, Mapping):
             raise ValueError(f'how is a dictionary from latent to choice, e.g. {{"y": "gumbel"}}, got {self.how!r}.')
 
+    @property
+    def judge(self) -> str:
+        """What a validation is judged by: the bound, or the evidence where that alone is trained and q stays behind."""
+        return self.bound if self.schedule.objective == "bound" else "evidence"
+
     def total(self, n: int, batch: int) -> int:
         """The number of steps; by default 20 epochs, but at least 2,000 steps and at most 200 epochs."""
         per_epoch = n / min(batch, n)

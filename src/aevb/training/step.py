@@ -210,7 +210,7 @@ class Stepper:
             if bad is not None:
                 raise TrainingError(f"Step {step}: the statistics of {bad.rpartition(' ')[0] or bad} are not finite. No step was taken.")
             self.em.maximise(found)
-            self.em.tighten(self.source.take(rows[:2]))
+            self.em.tighten(self.source.take(torch.arange(min(2, n))))
         self._measure({"evidence": found["evidence"] / found["rows"] / self.world.size})
 
     # What the host sees -------------------------------------------------------------------------------------------------------------
