@@ -120,7 +120,7 @@ def _start(lab: Lab, images: Images, seed: int) -> tuple[np.ndarray, float, floa
 
 
 def _clustering(lab: Lab, seed: int) -> Result:
-    """Our recipe: a smaller z, classes to begin with from the graph of neighbours, then the bound alone."""
+    """Our recipe: a smaller z, classes to begin with from the graph of neighbours, and classes that stay under distortion."""
     torch.manual_seed(seed)
     images, _ = lab.images()
     x = images.pixels[0].size
@@ -136,6 +136,7 @@ def _clustering(lab: Lab, seed: int) -> Result:
     distort = {"x": Affine((height, width))}
     name = f"gmvae/clustering/{seed}"
     lab.train(f"{name}/warm", model, train | {"y": classes}, test, epochs=warm, classify=10.0, decay="constant", distort=distort, **settings)
+    settings["warmup"] = 2 * len(classes) // settings["batch"]  # a new optimiser's first steps are large: they would undo the start
     run = lab.train(f"{name}/free", model, train, test, epochs=free, after=_follow(test, labels), distort=distort, **settings)
     found = _followed(run)
     numbers: dict[str, Any] = {
