@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ def rows(model: str, device: str, count: int = 1000) -> Tensor:
 
 def _network(*sizes: int) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for a, b in zip(sizes[:-2], sizes[1:-1], strict=True):
+    for a, b in pairwise(sizes[:-1]):
         layers += [nn.Linear(a, b), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1]))
 
@@ -119,9 +120,7 @@ def tutorial_gmvae(device: str) -> Step:
 def tutorial_vrnn(device: str) -> Step:
     h, z, hidden = 256, 2, (500, 500)
     lstm = nn.LSTM(28 + z, h, 2).to(device)
-    prior, posterior, likelihood = (
-        part.to(device) for part in (_Gaussian(h, hidden, z), _Gaussian(h + 28, hidden, z), _Bits(h + z, hidden, 28))
-    )
+    prior, posterior, likelihood = (part.to(device) for part in (_Gaussian(h, hidden, z), _Gaussian(h + 28, hidden, z), _Bits(h + z, hidden, 28)))
     optimizer = torch.optim.Adam([parameter for part in (lstm, prior, posterior, likelihood) for parameter in part.parameters()], lr=LR)
     batch = _Loop(rows("vrnn", device))
 

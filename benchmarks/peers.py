@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ def numpyro_vae(device: str) -> Step:
     from numpyro.infer import SVI, TraceMeanField_ELBO
 
     def network(name: str, sizes: tuple[int, ...], x: Any) -> Any:
-        for i, (a, b) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+        for i, (a, b) in enumerate(pairwise(sizes)):
             w = numpyro.param(f"{name}.w{i}", lambda key, a=a, b=b: jax.random.uniform(key, (a, b), minval=-1, maxval=1) / a**0.5)
             x = x @ w + numpyro.param(f"{name}.b{i}", jnp.zeros(b))
             x = jax.nn.relu(x) if i < len(sizes) - 2 else x
