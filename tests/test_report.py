@@ -373,3 +373,13 @@ def test_rows_appear_one_by_one(out: Path, browser: Browser) -> None:
     browser.ask("Emulation.setEmulatedMedia", media="print")
     assert browser.value(clip) == "none"
     assert browser.complaints == []
+
+
+def test_shortened_coordinates_leave_the_labels_alone():
+    panel = figures.Panel("ticks", "Numbers near each other")
+    panel.line(np.arange(3), np.array([0.8212, 0.8334, 0.8456]), figures.BLUE)
+    panel.axes.set_yticks([0.82, 0.8325, 0.845])
+    drawn = str(panel.svg())
+    for label in ("0.8200", "0.8325", "0.8450"):
+        assert f">{label}<" in drawn
+    assert not re.search(r'd="[^"]*\d\.\d{2,}', drawn)

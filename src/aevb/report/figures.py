@@ -102,7 +102,7 @@ def _clean(svg: str, name: str, label: str) -> str:
     svg = re.sub(r'xlink:href="#([^"]+)"', lambda match: f'href="#{own[match[1]]}"', svg)
     svg = re.sub(r"font: (?:\w+ )?(\d+)px [^;\"]*", r"font-size: \1px", svg)
     svg = re.sub(r"font-family: [^;\"]*;? ?", "", svg)
-    svg = re.sub(r"(\d\.\d)\d+", r"\1", svg)
+    svg = re.sub(r'"[^"<>]*"', lambda match: re.sub(r"(\d\.\d)\d+", r"\1", match[0]), svg)  # coordinates; never what a tick says
     svg = re.sub(r"M (\S+ \S+)\s+L \1\s+(?=M|\")", r"M\1h0", svg)
     for colour, variable in NAMES.items():
         svg = svg.replace(colour, f"var(--{variable})")
