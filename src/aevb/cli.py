@@ -154,6 +154,7 @@ def train(
 
     from aevb.data.named import load
     from aevb.training.fit import fit
+    from aevb.training.folder import refuse_second
     from aevb.zoo import recipes
 
     torch.manual_seed(seed)
@@ -162,6 +163,7 @@ def train(
     found = found.to(_device(device))
     loaded = load(data, found.graph, prepare=prepare, seed=seed, validation=validation, hold_out=hold_out)
     speaks = os.environ.get("RANK", "0") == "0"  # of several processes, the first
+    refuse_second(out, resume)
     choices: dict[str, Any] = {"how": _pairs("--how", how), "bound": bound, "samples": samples, "gradient": gradient}
     if speaks:
         print(f"{found}\n\n{found.explain(**choices)}\n")
@@ -369,7 +371,12 @@ def _load(run: Path, model: Model, data: str | None, prepare: str | None, seed: 
     name = data or (recipe.data if recipe else None)
     if name is None:
         raise ValueError(f"{run} does not say which data it was trained on. Name them: --data digits.")
-    return load(name, model.graph, prepare=prepare, seed=seed, like=recipe)
+    try:
+        return load(name, model.graph, prepare=prepare, seed=seed, like=recipe)
+    except ValueError as error:
+        if data is None and not Path(name).exists():
+            raise ValueError(f"{error} {run} was trained on {name}, as its data.json says: go to the folder where it lies, or say --data.") from None
+        raise
 
 
 def _kind(loaded: Loaded) -> str:

@@ -41,7 +41,7 @@ from aevb.training.display import TensorBoard, Watcher, display
 from aevb.training.distributed import join
 from aevb.training.em import exact_em
 from aevb.training.evaluation import evaluate
-from aevb.training.folder import Folder, check_declaration, read_rows
+from aevb.training.folder import Folder, check_declaration, read_rows, refuse_second
 from aevb.training.order import Order
 from aevb.training.run import Run
 from aevb.training.schedules import Phase
@@ -184,8 +184,7 @@ class Training:
                 raise ValueError(f"There is nothing to train in phase {phase.name}: {what} has no free parameters. Use another schedule.")
 
     def _open(self, out: Path, resume: bool, closing: ExitStack) -> None:
-        if folders(out) and not resume:
-            raise ValueError(f"{out} holds a run already. Continue it with resume=True, or choose another folder.")
+        refuse_second(out, resume)
         folder = Folder(out)
         if self.world.first:
             closing.enter_context(folder.held())

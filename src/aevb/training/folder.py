@@ -105,6 +105,12 @@ class Folder:
         return TrainingError(f"{text} {remedy} and start again: no checkpoint was written yet.")
 
 
+def refuse_second(path: Path, resume: bool) -> None:
+    """A folder holds one run: it is continued, or another is chosen."""
+    if folders(path) and not resume:
+        raise ValueError(f"{path} holds a run already. Continue it with resume=True, or choose another folder.")
+
+
 def check_declaration(path: Path, declaration: Mapping[str, Any]) -> None:
     """Refuse to continue a run with a model that is declared otherwise; a damaged model.json is written again."""
     try:
