@@ -26,7 +26,8 @@ from aevb import (
     zoo,
 )
 from aevb.data.builtin import factor_analysis
-from aevb.evidence import exact_evidence, gap
+from aevb.evidence.exact import exact_evidence
+from aevb.evidence.gap import gap
 from aevb.training.em import Responsibilities, exact_em
 
 X = factor_analysis(400, seed=0)

@@ -11,7 +11,7 @@ import torch
 from aevb import zoo
 from aevb.data.builtin import FA_LOADINGS, FA_SCALE, factor_analysis
 from aevb.data.sources import open_source
-from aevb.evidence import LinearGaussian
+from aevb.evidence.gaussian import LinearGaussian
 from aevb.experiments.lab import Lab, Result, check, curve, declared
 from aevb.families import MultivariateNormal, Normal
 from aevb.model import Model

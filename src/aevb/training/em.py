@@ -15,7 +15,9 @@ from torch import Tensor
 
 from aevb import distributions as ad
 from aevb.conditionals import Conditional, Factor
-from aevb.evidence import LinearGaussian, log_joint, why_not_exact, why_not_finite
+from aevb.evidence.exact import why_not_exact
+from aevb.evidence.finite import log_joint, why_not_finite
+from aevb.evidence.gaussian import LinearGaussian
 from aevb.families import SMALLEST_VARIANCE, Exact, MultivariateNormal, Normal, OneHot
 from aevb.graph import Entry
 from aevb.networks import MLP

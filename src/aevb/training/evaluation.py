@@ -11,7 +11,9 @@ from torch import Tensor
 from aevb.batch import Batch, split_latents
 from aevb.data.sources import Source
 from aevb.estimators import estimate
-from aevb.evidence import exact_evidence, gap, importance, why_not_exact
+from aevb.evidence.exact import exact_evidence, why_not_exact
+from aevb.evidence.gap import gap
+from aevb.evidence.sampling import importance
 from aevb.model import Model
 from aevb.plan import Plan
 from aevb.training.order import seed_of

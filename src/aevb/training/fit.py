@@ -23,7 +23,8 @@ from aevb.batch import Batch, split_latents
 from aevb.data.degenerate import refuse_degenerate
 from aevb.data.sources import Source, open_source
 from aevb.deterministic import Recurrence
-from aevb.evidence import reads_latents, why_not_exact
+from aevb.evidence.exact import why_not_exact
+from aevb.evidence.gap import reads_latents
 from aevb.families import OneHot
 from aevb.model import Model
 from aevb.networks import MLP

@@ -21,7 +21,7 @@ from aevb import noise as noises
 from aevb.batch import Batch
 from aevb.data.sources import Resident, Source
 from aevb.estimators import Bound, estimate
-from aevb.evidence import exact_evidence
+from aevb.evidence.exact import exact_evidence
 from aevb.families import Bernoulli
 from aevb.model import Model
 from aevb.plan import Plan

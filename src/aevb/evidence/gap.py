@@ -1,0 +1,80 @@
+"""The distance between the bound and the evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributions as td
+from torch import Tensor
+
+from aevb.batch import split_latents
+from aevb.distributions import MultivariateNormal as Gaussian
+from aevb.estimators import estimate
+from aevb.evidence.exact import exact_evidence
+from aevb.evidence.finite import why_not_finite
+from aevb.evidence.gaussian import LinearGaussian, why_not_linear_gaussian
+from aevb.families import MultivariateNormal, Normal
+from aevb.graph import Graph
+from aevb.program import Program
+
+if TYPE_CHECKING:
+    from aevb.model import Model
+
+
+def gap(model: Model, batch: Mapping[str, Tensor]) -> Tensor | None:
+    """KL(q(latents | data) ‖ p(latents | data)), one number an example and without sampling; None where it is not known so."""
+    graph = model.graph
+    if why_not_finite(model) is None:
+        clamped, partial = split_latents(graph, batch)
+        how = {name: "enumerate" for name in graph.latents if name not in clamped}
+        bound = estimate(model.plan(how=how, clamped=clamped, partial=partial), model.factors, batch, {})  # type: ignore[arg-type]
+        return exact_evidence(model, batch) - bound.value
+    latents = tuple(name for name in graph.latents if name not in batch)
+    if why_not_linear_gaussian(model) or any(f"{name}?" in batch for name in graph.latents) or not latents:
+        return None
+    program = Program(graph, model.factors, batch, steps=1)  # type: ignore[arg-type]
+    program.values |= {name: batch[name] for name in (*graph.stochastic, *graph.given) if name in batch}
+    program.run(graph.inference_stages(()), lambda *_: torch.zeros(()))
+    means, factors = [], []
+    for name in latents:
+        spec = graph.rule("q", name).spec
+        if not isinstance(spec, Normal | MultivariateNormal) or reads_latents(graph, name):
+            return None
+        dist: Any = program.distribution("q", name)[1]
+        d = graph.size(name)
+        means.append(dist.loc.reshape(-1, d))
+        factor = dist._unbroadcasted_scale_tril if isinstance(dist, Gaussian) else torch.diag_embed(dist.scale.expand(dist.loc.shape))
+        factors.append(factor.reshape(-1, d, d))
+    exact = LinearGaussian(model, batch).posterior(*latents)
+    n = exact.loc.shape[0]
+    q = td.MultivariateNormal(torch.cat(means, -1), scale_tril=_block_diagonal([factor.expand(n, -1, -1) for factor in factors]), validate_args=False)
+    p = td.MultivariateNormal(exact.loc, scale_tril=exact._unbroadcasted_scale_tril.expand(n, -1, -1), validate_args=False)
+    return td.kl_divergence(q, p)
+
+
+def reads_latents(graph: Graph, name: str) -> bool:
+    """Whether q's factor of a latent reads another latent, directly or through what is computed from one."""
+    frontier, seen = [ref.name for ref in graph.reads("q", name)], set()
+    while frontier:
+        parent = frontier.pop()
+        if parent in graph.latents:
+            return True
+        if parent not in seen and graph.is_deterministic(parent):
+            seen.add(parent)
+            side = "q" if parent in graph.q else "p"
+            frontier += [ref.name for ref in graph.reads(side, parent)]
+    return False
+
+
+def _block_diagonal(matrices: list[Tensor]) -> Tensor:
+    """Batched square matrices, [N, d, d] each, as one of blocks."""
+    size = sum(matrix.shape[-1] for matrix in matrices)
+    whole = matrices[0].new_zeros(*matrices[0].shape[:-2], size, size)
+    start = 0
+    for matrix in matrices:
+        stop = start + matrix.shape[-1]
+        whole[..., start:stop, start:stop] = matrix
+        start = stop
+    return whole
