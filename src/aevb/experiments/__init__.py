@@ -51,7 +51,20 @@ def run(lab: Lab, sections: tuple[str, ...] = SECTIONS, *, jobs: int = 1) -> Ite
 
 
 def _longest_first(name: str) -> int:
-    order = ("vrnn/ours", "gmvae/tutorial", "vrnn", "cvae/both", "cvae/clamped", "vae/exact", "vae", "cvae", "gmvae", "fa")
+    order = (
+        "vrnn/ours",
+        "fa/alternate",
+        "gmvae/tutorial",
+        "vrnn",
+        "fa/tutorial",
+        "cvae/both",
+        "cvae/clamped",
+        "vae/exact",
+        "vae",
+        "cvae",
+        "gmvae",
+        "fa",
+    )
     return next((i for i, start in enumerate(order) if name.startswith(start)), len(order))
 
 
