@@ -200,7 +200,7 @@ def lean_gmvae(device: str) -> Step:
 # This library, as ``fit`` runs it -------------------------------------------------------------------------------------------------------
 
 
-def aevb(model: str, device: str) -> Step:
+def aevb(model: str, device: str, **choices: Any) -> Step:
     from contextlib import ExitStack
 
     torch.manual_seed(0)
@@ -210,7 +210,7 @@ def aevb(model: str, device: str) -> Step:
         "vrnn": zoo.vrnn,
     }
     built = build[model]().to(device)
-    settings = Settings(steps=10**9, batch=BATCH, lr=LR, decay="constant")
+    settings = Settings(steps=10**9, batch=BATCH, lr=LR, decay="constant", **choices)
     training = Training(built, {"x": rows(model, device)}, None, settings, None, False, ExitStack())
     built.train()
     phase = settings.schedule.phase(0, 10**9)
@@ -258,6 +258,9 @@ def contenders(model: str, device: str) -> dict[str, Callable[[], Step]]:
         if model in builders:
             found[name] = lambda build=builders[model]: build(device)  # type: ignore[misc]
     found["aevb"] = lambda: aevb(model, device)
+    found["aevb, bfloat16"] = lambda: aevb(model, device, precision="bf16")
+    if model != "vrnn":  # unrolled over its steps it takes minutes to compile
+        found["aevb, compiled"] = lambda: aevb(model, device, compile=True)
     if model != "vrnn":
         found["matrix products alone"] = lambda: floor(model, device)
     from peers import peers

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from aevb import cli
 from aevb.data.named import clustering_accuracy
@@ -50,9 +51,15 @@ def test_from_training_to_samples_and_codes(tmp_path, monkeypatch, capsys, small
     evidence = next(float(line.split()[2]) for line in printed.splitlines() if "log p(x)" in line)
     assert evidence > values["elbo"]
     assert "299 rows of digits (test)" in printed
+    closer = aevb(monkeypatch, capsys, "evaluate", run, "--data", "digits", "--samples", "0", "--evidence", "importance").splitlines()
+    bounds = [float(line.split()[3]) for line in closer if line.startswith("  k = ")]
+    assert len(bounds) == 4
+    assert bounds == sorted(bounds)  # the bound rises with its samples
+    assert any(line.startswith("  log p = ") and "mean of 299 examples, importance, samples 1000" in line for line in closer)
     printed = aevb(monkeypatch, capsys, "sample", run, "--out", tmp_path / "samples.png", "-n", "3")
     assert "30 samples of x, 3 for each of the 10 values of y" in printed
-    assert (tmp_path / "samples.png").read_bytes()[:4] == b"\x89PNG"
+    with Image.open(tmp_path / "samples.png") as picture:
+        assert picture.width > 3 * 63 + 30  # the rows' labels stand left of three images
     aevb(monkeypatch, capsys, "encode", run, "--data", "digits", "--out", tmp_path / "codes.csv")
     codes = np.loadtxt(tmp_path / "codes.csv", delimiter=",", skiprows=1)
     assert codes.shape == (299, 14)

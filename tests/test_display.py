@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from aevb import Bernoulli, Model, Normal, OneHot, Run, alternate, fit, mlp
+from aevb.data import sources
 from aevb.data.builtin import factor_analysis
 from aevb.training import fit as loop
-from aevb.training.display import Display, Lines, Live, clock, display, number
+from aevb.training.display import Checking, Display, Lines, Live, clock, display, number
 from aevb.training.distributed import World
 from aevb.training.step import Stepper
 from aevb.zoo import fa
@@ -166,10 +167,53 @@ def test_between_validations_a_line_comes_at_most_every_five_seconds(capsys, mon
     monkeypatch.setattr("aevb.training.display.time.perf_counter", lambda: now[0])
     for step in range(1, 101):
         now[0] += 0.24
+        lines.step(step)
         lines.row({"step": step, "elbo": -1.0, "lr": 1e-3})
     printed = capsys.readouterr().out.splitlines()[1:]
     assert len(printed) == 4  # 24 seconds
     assert printed[-1].split()[-1] == "3:40"  # 916 steps left, 25 in six seconds
+
+
+def test_a_step_that_is_logged_and_validated_has_one_line(capsys, monkeypatch):
+    now = [time.perf_counter()]
+    monkeypatch.setattr("aevb.training.display.time.perf_counter", lambda: now[0])
+    lines = Lines(0, 30, 3.0)
+    for step in range(1, 31):
+        now[0] += 6  # a line is always due
+        lines.step(step)
+        lines.row({"step": step, "elbo": -float(step), "lr": 1e-3})
+        if step % 10 == 0:
+            lines.row({"step": step, "validation elbo": -2.0 * step})
+    lines.note("a note")
+    lines.close()
+    header, *printed, note = capsys.readouterr().out.splitlines()
+    assert note == "a note"
+    assert [int(line.split()[0]) for line in printed] == list(range(1, 31))
+    assert printed[9].split()[header.split().index("validation")] == number(-20.0)
+
+
+def test_the_check_of_a_large_file_is_seen_if_it_takes_long(capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("aevb.training.display.time.perf_counter", lambda: now[0])
+    told, quiet = Checking(True), Checking(None)
+    for rows in range(100, 2001, 100):
+        now[0] += 1.0
+        told(rows, 2000)
+        quiet(rows, 2000)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "checking the training data: 200 of 2,000 rows, 0:18 left"
+    assert len(printed) == 4  # after 2, 7, 12 and 17 seconds
+    for rows in (1000, 2000):
+        Checking(True)(rows, 2000)
+    assert capsys.readouterr().out == ""
+
+
+def test_the_check_of_a_mapped_file_is_told_of(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sources, "CHUNK", 40)
+    monkeypatch.setattr(Checking, "PATIENCE", -1.0)
+    np.save(tmp_path / "x.npy", X)
+    train(progress=True, validation={"x": tmp_path / "x.npy"}, steps=1, validate_every=1)
+    assert "checking the validation data: 1 of 60 rows" in capsys.readouterr().out
 
 
 def test_the_best_is_that_of_the_bound_which_is_trained(capsys):

@@ -26,9 +26,12 @@ from aevb import (
     zoo,
 )
 from aevb.data.builtin import factor_analysis
+from aevb.data.sources import open_source
 from aevb.evidence.exact import exact_evidence
 from aevb.evidence.gap import gap
 from aevb.training.em import Responsibilities, exact_em
+from aevb.training.evaluation import evaluate
+from aevb.training.fit import Training, TrainingError
 
 X = factor_analysis(400, seed=0)
 CENTRED = X - X.mean(0)
@@ -353,3 +356,111 @@ def test_a_column_that_a_class_never_shows_does_not_freeze_the_class():
     fit(model, {"x": x, "y": labels}, schedule=em(), steps=1)
     means = model.factors["p(x|y)"].net.blocks.weights["y"][:2].T.detach().numpy()
     np.testing.assert_allclose(means[1], x[labels == 1, :2].mean(0), atol=1e-9)
+
+
+# Where EM starts, and what it leaves alone ------------------------------------------------------------------------------------------
+
+
+def biased(seed: int = 0) -> Model:
+    torch.manual_seed(seed)
+    p = {"z": Normal(2), "x | z": Normal(3, net=linear(), scale="learned")}
+    return Model(p, {"z | x": MultivariateNormal(net=linear(), covariance="shared")}).double()
+
+
+@pytest.mark.parametrize("offset", [10.0, 1000.0])
+def test_an_offset_of_the_data_costs_no_iterations(offset):
+    reference = FactorAnalysis(2, tol=1e-10, svd_method="lapack", max_iter=10_000).fit(X).score(X)
+    evidence = [fit(biased(), {"x": x}, schedule=em(), steps=60, log_every=1).history["evidence"] for x in (X, X + offset * np.array([1, -1, 0.5]))]
+    np.testing.assert_allclose(evidence[1], evidence[0], rtol=0, atol=1e-6)  # the same at every step
+    assert climbs(evidence[1])
+    assert evidence[1][-1] == pytest.approx(reference, abs=1e-3)
+
+
+def test_em_starts_at_the_means_of_what_is_known_given_what_is_given():
+    random = np.random.default_rng(1)
+    given = random.normal(3.0, 1.0, size=(200, 2))
+    u = random.normal(size=(200, 2)) + 50
+    x = u @ random.normal(size=(2, 3)) + given @ random.normal(size=(2, 3)) - 20 + random.normal(size=(200, 3))
+    torch.manual_seed(0)
+    model = Model(
+        p={"z": Normal(1), "u | z": Normal(2, scale="learned"), "x | u, z, c": Normal(3, scale="learned")},
+        q={"z | x, u, c": Normal()}, given={"c": 2},
+    ).double()  # fmt: skip
+    before = float(model.log_evidence(x=x, u=u, c=given).value.mean())
+    run = fit(model, {"x": x, "u": u, "c": given}, schedule=em(), steps=1, log_every=1)
+    assert run.history["evidence"][0] > before + 100  # recorded by the E-step: where the iteration started
+    holes = np.where(random.random(x.shape) < 0.3, np.nan, x)
+    run = fit(biased(), {"x": holes}, schedule=em(), steps=30, log_every=1)
+    assert climbs(run.history["evidence"])
+
+
+def test_a_start_that_is_better_than_the_means_is_kept():
+    """With entries missing by their value, the means of what is known are not p's; EM goes on from where it ended."""
+    holes = np.where(X > 0.5, np.nan, X)
+    model = biased()
+    first = fit(model, {"x": holes}, schedule=em(), steps=400, log_every=1).history["evidence"]
+    again = fit(model, {"x": holes}, schedule=em(), steps=2, log_every=1).history["evidence"]
+    assert again[0] >= first[-1] - 1e-9
+
+
+def test_a_root_that_is_observed_starts_at_the_data():
+    torch.manual_seed(0)
+    model = Model(p={"x": Normal(3, learned=True), "z": Normal(1)}, q={"z | x": Normal()}).double()
+    run = fit(model, {"x": X + 7}, schedule=em(), steps=1, log_every=1)
+    exact = float(torch.distributions.Normal(torch.as_tensor(X.mean(0)), 1.0).log_prob(torch.as_tensor(X)).sum(-1).mean())
+    assert run.history["evidence"][0] == pytest.approx(exact, abs=1e-6)  # the initial scale is 1 in single precision
+
+
+LEFT = {
+    "two latents": (
+        {"u": Normal(1), "z | u": Normal(2, scale="learned"), "x | z": Normal(3, scale="learned")}, {"z | x": Normal(), "u | z": Normal()},
+        "a joint posterior of z, u has no closed form in factors of q",
+    ),
+    "a network": ({"z": Normal(2), "x | z": Normal(3, scale="learned")}, {"z | x": Normal(net=mlp(4))}, "q(z|x) is not linear"),
+    "a spread by row": (
+        {"z": Normal(2), "x | z": Normal(3, scale="learned")}, {"z | x": Normal()}, "q(z|x) is no Gaussian with one spread for all rows",
+    ),
+    "no bias": (
+        {"z": Normal(2), "x | z": Normal(3, scale="learned")}, {"z | x": MultivariateNormal(net=linear(bias=False), covariance="shared")},
+        "q(z|x) has no bias, which the posterior's mean needs",
+    ),
+    "finite": ({"y": OneHot(3, learned=True), "x | y": Normal(3)}, {"y | x": OneHot()}, "q(y|x) has weights of its own"),
+    "finite, by gradients": ({"y": OneHot(3), "x | y": Normal(3, net=mlp(4))}, {"y | x": OneHot()}, "q(y|x) has weights of its own"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("p", "q", "why"), LEFT.values(), ids=LEFT)
+def test_a_q_that_em_cannot_set_is_said_once(tmp_path, p, q, why):
+    torch.manual_seed(0)
+    model = Model(p, q).double()
+    before = [parameter.clone() for parameter in model.phi()]
+    fit(model, {"x": X}, schedule=em(), steps=3, out=tmp_path)
+    run = fit(model, {"x": X}, schedule=em(), steps=6, out=tmp_path, resume=True)
+    (note,) = (row["note"] for row in run.rows if "note" in row)
+    assert note.startswith(f"em() leaves q as it is: {why}")
+    assert note.endswith("To train q, fit again with alternate() or joint().")
+    assert all(torch.equal(a, b) for a, b in zip(before, model.phi(), strict=True))
+
+
+def test_a_q_that_em_sets_is_not_spoken_of():
+    for model in (biased(), mixture(Normal(3))):
+        assert not [row for row in fit(model, {"x": X}, schedule=em(), steps=2).rows if "note" in row]
+
+
+@pytest.mark.parametrize("schedule", [mle(), em()], ids=["mle", "em"])
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_parameters_that_have_gone_bad_are_named_as_a_loss_is_that_is_not_finite(tmp_path, monkeypatch, schedule, poison):
+    take, model = Training._take_step, fa()
+
+    def poisoned(self, phase):
+        if self.step == 5:
+            with torch.no_grad():
+                self.model.factors["p(x|z)"].net.blocks.weights["z"][0, 0] = poison
+        return take(self, phase)
+
+    monkeypatch.setattr(Training, "_take_step", poisoned)
+    with pytest.raises(TrainingError, match=r"^Step 5: the exact .*\. No step was taken\. The last good checkpoint is .*step-3\. ") as error:
+        fit(model, {"x": X}, schedule=schedule, steps=9, batch=100, checkpoint_every=3, out=tmp_path)
+    assert ("The parameters of p(x|z) are not finite." in str(error.value)) == isinstance(schedule, mle)
+    source = open_source(model.graph, {"x": X}, model._parameter())
+    assert np.isnan(evaluate(model, source)["evidence"])  # a validation there is no error either

@@ -1,6 +1,8 @@
 """The laboratory: tasks leave files, are not done twice, and one that fails does not stop the others."""
 
 import json
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -50,6 +52,23 @@ def test_a_finished_task_is_not_done_again_and_a_failed_one_stops_nothing(lab, m
     assert done == [1]
     assert lab.result("fa/good").numbers["value"] == 3
     assert lab.result("fa/good").numbers["machine"]["torch"] == torch.__version__
+
+
+def killed_at_data(lab, name):
+    """What a process of the next test does: the system kills it at one task, and the other is done."""
+    if name == "fa/data":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return lab.do(name, lambda lab: Result({"value": 3})), None
+
+
+def test_a_killed_process_takes_its_task_with_it_and_no_other(lab, monkeypatch):
+    monkeypatch.setattr(experiments, "_do", killed_at_data)
+    found = list(experiments._in_processes(lab, ["fa/data", "fa/naive"], 1))  # one after the other
+    assert found[0] == ("fa/data", None, experiments.KILLED)
+    assert found[1][0] == "fa/naive"
+    assert found[1][2] is None
+    assert lab.result("fa/naive").numbers["value"] == 3
+    assert not lab.done("fa/data")  # so that the same command does it again
 
 
 def test_a_folder_of_other_data_is_refused(lab, tmp_path):

@@ -12,6 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from aevb import em, fit, zoo
+from aevb.estimators import sample_with_seed
+from aevb.training import fit as loop
 from aevb.training.checkpoint import latest
 from aevb.training.distributed import World
 
@@ -57,6 +60,21 @@ def test_two_processes_train_what_one_trains(files):
     assert done.stdout.count("21 steps in") == 1  # one of them speaks
 
 
+def test_more_processes_than_rows_of_a_step_are_refused(monkeypatch):
+    class Alone(World):
+        def copy_first(self, tensors):
+            pass
+
+    monkeypatch.setattr(loop, "join", lambda device: Alone(3, 4))
+    model, x = zoo.fa(), np.random.default_rng(0).normal(size=(10, 3))
+    with pytest.raises(
+        ValueError, match=r"A step takes 3 rows, so that of 4 processes some would have none\. Start no more than 3 .*, or raise batch="
+    ):
+        fit(model, {"x": x}, batch=3, steps=1)
+    with pytest.raises(ValueError, match=r"A step takes 2 rows, .* Start no more than 2 \(torchrun --nproc-per-node\)\.$"):
+        fit(model, {"x": x[:2]}, schedule=em(), steps=1)
+
+
 def test_when_one_process_dies_all_stop_and_the_checkpoint_is_valid(files):
     out = files / "run"
     launcher = subprocess.Popen(command(files, out, 10**6, 2), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -76,5 +94,13 @@ def test_every_row_and_its_noise_belong_to_one_process():
     noise = {"z": torch.arange(35.0).reshape(1, 1, 7, 5), "static": torch.zeros(1, 1, 1, 5), "seed": torch.tensor(3)}
     parts = [World(rank, 3).rows_of(noise, 7) for rank in range(3)]
     assert torch.equal(torch.cat([part["z"] for part in parts], -2), noise["z"])
-    assert all(part["static"].shape == (1, 1, 1, 5) and part["seed"] == 3 for part in parts)
+    assert all(part["static"].shape == (1, 1, 1, 5) for part in parts)
+    assert [int(part["seed"]) for part in parts] == [3, 5, 7]  # one of its own each; the first keeps the batch's
     assert [World(rank, 3).share(7) for rank in range(3)] == [slice(0, 2), slice(2, 4), slice(4, 7)]
+
+
+def test_what_torch_draws_from_a_seed_is_not_alike_in_two_processes():
+    dist, seed = torch.distributions.Poisson(torch.full((50, 3), 4.0)), {"z": torch.tensor(11)}
+    alone, first, second = (sample_with_seed(dist, World(rank, size).rows_of(seed, 100)["z"]) for rank, size in ((0, 1), (0, 2), (1, 2)))
+    assert torch.equal(alone, first)  # one process draws as it always did
+    assert (first != second).float().mean() > 0.5  # of 150 equal rates, a seventh agree by chance

@@ -269,6 +269,13 @@ def test_explain_takes_the_models_arguments(run):
     assert "3 values" in out
 
 
+def test_a_number_is_a_list_of_one_where_a_list_is_meant(run):
+    found = [run("explain", "gmvae", "--set", f"hidden={text}") for text in ("16", "[16]")]
+    assert found[0] == found[1]
+    assert found[0][0] == 0
+    assert "mlp(16" in found[0][1]
+
+
 def test_explain_prints_the_model_and_its_derivation(run):
     code, out, err = run("explain", "gmvae")
     model = zoo["gmvae"]()

@@ -11,9 +11,11 @@ log p(x) ≥ E of this estimator (ELBO):
 
 from aevb.conditionals import Conditional
 from aevb.deterministic import GRU, LSTM, Deterministic
+from aevb.diagnostics import Diagnosis, diagnose
 from aevb.divergences import register_kl
 from aevb.estimators import Bound
-from aevb.evidence import Evidence
+from aevb.evidence import AIS, Evidence, Particles, bidirectional
+from aevb.evidence.amortisation import Gap
 from aevb.families import (
     Bernoulli,
     Beta,
@@ -28,9 +30,11 @@ from aevb.families import (
     Poisson,
     StudentT,
 )
+from aevb.laboratory import compare_estimators
 from aevb.model import Model, from_declaration, load
 from aevb.networks import Network, conv, deconv, linear, mlp, table
 from aevb.posterior import Posterior
+from aevb.predictive import PredictiveCheck, predictive_check
 from aevb.registry import register
 from aevb.training.fit import fit
 from aevb.training.run import Run, load_run
@@ -38,6 +42,7 @@ from aevb.training.schedules import alternate, em, joint, mle
 from aevb.version import __version__
 
 __all__ = [
+    "AIS",
     "GRU",
     "LSTM",
     "Bernoulli",
@@ -46,8 +51,10 @@ __all__ = [
     "Conditional",
     "ContinuousBernoulli",
     "Deterministic",
+    "Diagnosis",
     "Evidence",
     "Exact",
+    "Gap",
     "Laplace",
     "Mixture",
     "Model",
@@ -56,14 +63,19 @@ __all__ = [
     "Network",
     "Normal",
     "OneHot",
+    "Particles",
     "Poisson",
     "Posterior",
+    "PredictiveCheck",
     "Run",
     "StudentT",
     "__version__",
     "alternate",
+    "bidirectional",
+    "compare_estimators",
     "conv",
     "deconv",
+    "diagnose",
     "em",
     "fit",
     "from_declaration",
@@ -73,6 +85,7 @@ __all__ = [
     "load_run",
     "mle",
     "mlp",
+    "predictive_check",
     "register",
     "register_kl",
     "table",

@@ -130,7 +130,9 @@ def pad(graph: Graph, data: Mapping[str, Any], steps: Any = None, lengths: Any =
             raise ValueError(f"The data disagree on the number of examples: {first} {len(found[first])}, {other} {len(found[other])}.")
         for row, (a, b) in enumerate(zip(found[first], found[other], strict=True)):
             if a != b:
-                raise ValueError(f"Row {row} has {a} steps of {first} but {b} of {other}. Sequences of one row have one length: pass both as lists.")
+                raise ValueError(
+                    f"Row {row} has {_counted(a, 'step')} of {first} but {b} of {other}. Sequences of one row have one length: pass both as lists."
+                )
     return padded, np.array(found[first])
 
 
@@ -241,7 +243,9 @@ def _check_labels(name: str, labels: Tensor, count: int, first_row: int) -> None
         row = tuple(int(i) for i in bad.nonzero()[0])
         step = f", step {row[1]}" if len(row) > 1 else ""
         first = f"row {first_row + row[0]}{step}: {numbers[row].item()}"
-        raise ValueError(f"{name} has {int(bad.sum())} labels outside 0 … {count - 1} (first: {first}). Number the classes from 0; −1 is unknown.")
+        raise ValueError(
+            f"{name} has {_counted(int(bad.sum()), 'label')} outside 0 … {count - 1} (first: {first}). Number the classes from 0; −1 is unknown."
+        )
 
 
 def _vectors(labels: Tensor, count: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -325,7 +329,7 @@ def _check_support(graph: Graph, name: str, value: Tensor, mask: Tensor | None, 
         if rows is not None:
             unknown = torch.zeros_like(infinite) if mask is None else ~mask  # read as zeros, it would be row 0
             bad, mask = unknown | infinite | (value != value.round()) | (value < 0) | (value >= rows), None
-            what = f"that are not rows of table({rows})"
+            what = f"that are no row of table({rows})"
             fix = f"Rows are numbered 0 … {rows - 1}."
     else:
         spec = graph.rule("p", name).spec
@@ -347,4 +351,9 @@ def _check_support(graph: Graph, name: str, value: Tensor, mask: Tensor | None, 
         place = f"row {first_row + row}, " + (f"step {t}, " if graph.timed[name] else "") + f"column {column}: {value[t, row, column].item()}"
         text = what.format(first=place) if "{first}" in what else f"{what} (first: {place})"
         count = int(bad.any(-1).sum()) if name not in graph.given and isinstance(graph.rule("p", name).spec, OneHot) else int(bad.sum())
-        raise ValueError(f"{name} has {count} values {text}. {fix}")
+        text = text.replace("that are", "that is", 1) if count == 1 else text
+        raise ValueError(f"{name} has {_counted(count, 'value')} {text}. {fix}")
+
+
+def _counted(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from aevb.conditionals import Conditional, Factor
 from aevb.networks import ACTIVATIONS, Blocks, Shape, _choice
+from aevb.operations import affine, lstm_cell
 from aevb.registry import register
 
 State = tuple[Tensor, ...]
@@ -92,7 +93,7 @@ class Recurrence(nn.Module):
                 nn.init.uniform_(parameter, -bound, bound)
 
     def first(self, inputs: Mapping[str, Tensor], *, bias: bool = True, missing: Mapping[str, Tensor] | None = None) -> Tensor:
-        return self.blocks(inputs, bias=bias, missing=missing)
+        return self.blocks(inputs, bias=bias, missing=missing, full=True)
 
     def initial(self, like: Tensor) -> State:
         zeros = like.new_zeros(*([1] * (like.dim() - 1)), self.d)
@@ -109,12 +110,10 @@ class Recurrence(nn.Module):
         hidden, cells = list(state[:n]), list(state[n:])
         for i in range(n):
             if i:
-                gates = self.upper[i - 1](hidden[i - 1])
-            recurrent = self.recurrent[i](hidden[i])
+                gates = affine(hidden[i - 1], self.upper[i - 1].weight, self.upper[i - 1].bias, full=True)  # type: ignore[arg-type]
+            recurrent = affine(hidden[i], self.recurrent[i].weight, self.recurrent[i].bias, full=True)  # type: ignore[arg-type]
             if isinstance(self.spec, LSTM):
-                a, b, c, d = (gates + recurrent).chunk(4, -1)
-                cells[i] = torch.sigmoid(b) * cells[i] + torch.sigmoid(a) * torch.tanh(c)
-                hidden[i] = torch.sigmoid(d) * torch.tanh(cells[i])
+                hidden[i], cells[i] = lstm_cell(gates, recurrent, cells[i])
             else:
                 (r, z, n1), (hr, hz, hn) = gates.chunk(3, -1), recurrent.chunk(3, -1)
                 update = torch.sigmoid(z + hz)

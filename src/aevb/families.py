@@ -15,6 +15,7 @@ from torch.distributions import constraints
 
 from aevb import distributions as ad
 from aevb.conditionals import Conditional, Noise
+from aevb.operations import bernoulli_log_prob
 from aevb.registry import register
 
 # Where the most likely value lies at infinity (a cluster of equal rows, a column of zeros), a closed form stops here.
@@ -214,8 +215,10 @@ class Bernoulli(Conditional):
 
     def log_prob(self, dist: td.Distribution, value: Tensor, present: Tensor | None = None) -> Tensor:
         logits = dist.logits  # type: ignore[attr-defined]
+        if present is None:
+            return bernoulli_log_prob(logits, value)
         log_prob = value * logits - F.softplus(logits)
-        return (log_prob if present is None else torch.where(present, log_prob, torch.zeros_like(log_prob))).sum(-1)
+        return torch.where(present, log_prob, torch.zeros_like(log_prob)).sum(-1)
 
     def most_likely(self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor) -> dict[str, Tensor]:
         return {"logits": torch.logit(mean, eps=SMALLEST_PROBABILITY)}
@@ -299,7 +302,7 @@ class OneHot(Conditional):
 
     def reparametrise(self, dist: td.Distribution, noise: Tensor) -> Tensor:
         perturbed = dist.logits + noise  # type: ignore[attr-defined]
-        return F.one_hot(perturbed.argmax(-1), perturbed.shape[-1]).to(noise.dtype)
+        return torch.zeros_like(perturbed).scatter_(-1, perturbed.argmax(-1, keepdim=True), 1.0)
 
     def relax(self, dist: td.Distribution, noise: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
         """The relaxed sample, and its logarithm, in which densities are taken."""

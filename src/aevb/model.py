@@ -18,7 +18,8 @@ from aevb.batch import Batch, prepare, split_latents
 from aevb.conditionals import Conditional, Factor
 from aevb.deterministic import Cell, Deterministic, Function, Recurrence
 from aevb.estimators import Bound, estimate
-from aevb.evidence import Evidence, log_evidence
+from aevb.evidence import AIS, Evidence, Particles, log_evidence
+from aevb.evidence.amortisation import Gap, split_gap
 from aevb.explain import Explanation, describe, explain
 from aevb.graph import Entry, Graph
 from aevb.networks import Shape
@@ -30,7 +31,8 @@ from aevb.schedule import schedule
 
 FORMAT = 1
 RESERVED = (
-    "self", "steps", "lengths", "how", "bound", "samples", "gradient", "temperature", "noise", "seed", "kl_weight", "mean", "method", "n",
+    "self", "steps", "lengths", "how", "bound", "samples", "gradient", "temperature", "noise", "seed", "kl_weight", "mean", "method", "memory",
+    "iterations", "n",
     "elbo", "iwae", "evidence", "expected", "gap", "step", "epoch", "lr", "phase", "seconds", "note",
 )  # fmt: skip
 
@@ -87,6 +89,14 @@ class Model(nn.Module):
             raise ValueError(f"{entry.where}: {error}") from None
 
     # Looking at it --------------------------------------------------------------------------------------------------------
+
+    def fresh(self, seed: int) -> Model:
+        """A new model of the same declaration, initialised from a seed, where this one is and in its precision."""
+        like = self._parameter()
+        parts = {type(part) for entry in self.graph.entries() for part in (entry.spec, getattr(entry.spec, "net", None)) if part is not None}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return from_declaration(self.declaration(), custom=parts).to(like.device, like.dtype)
 
     def theta(self) -> list[nn.Parameter]:
         """The generative parameters: everything reached from a factor of p, even if q uses it too."""
@@ -186,9 +196,40 @@ class Model(nn.Module):
             self._check_noise(plan, batch, noise)
         return estimate(plan, self.factors, batch, noise, temperature=temperature, kl_weight=kl_weight)  # type: ignore[arg-type]
 
-    def log_evidence(self, *, method: str = "auto", samples: int = 1000, seed: int | None = None, **data: Any) -> Evidence:
-        """log p(data | given), one number an example: exact where the declaration allows it, otherwise estimated."""
-        return log_evidence(self, data, method=method, samples=samples, seed=seed)
+    def log_evidence(
+        self,
+        *,
+        method: str | AIS | Particles = "auto",
+        samples: int | None = None,
+        seed: int | None = None,
+        memory: float | str | None = None,
+        **data: Any,
+    ) -> Evidence:
+        """log p(data | given), one number an example: exact where the declaration allows it, otherwise estimated.
+
+        ``method`` is "exact", "importance" (q proposes; ``samples`` draws, 1000), "ais" (annealed chains; ``samples`` of them, 16),
+        "particles" (a filter for sequences; ``samples`` particles, 1000), "prior" (plain Monte Carlo, to see why it fails), or settings
+        of one, such as ``AIS(temperatures=5000)``. "auto" is exact where that is possible, else importance. ``memory`` bounds what is held
+        at once: bytes, or a text such as "2 GiB". What is returned prints itself, with notes where it should not be trusted.
+        """
+        return log_evidence(self, self.prepare(**data), method=method, samples=samples, seed=seed, memory=memory)
+
+    def gap(
+        self,
+        *,
+        iterations: int = 500,
+        samples: int = 1000,
+        method: str | AIS | Particles = "auto",
+        how: Mapping[str, str] | None = None,
+        seed: int | None = None,
+        **data: Any,
+    ) -> Gap:
+        """log p(data | given) − ELBO, split into what q's family cannot reach and what amortisation costs, one number an example each.
+
+        The best q of each example's own is found by ``iterations`` of gradient ascent from the encoder's; both bounds are then taken with
+        ``samples`` fresh draws. ``method`` is how :meth:`log_evidence` finds the evidence, ``how`` overrides the plan as in :meth:`elbo`.
+        """
+        return split_gap(self, data, iterations=iterations, samples=samples, method=method, how=how, seed=seed)
 
     # Use after training -----------------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from aevb.operations import affine
 from aevb.registry import register
 
 Shape = tuple[int, ...]
@@ -85,16 +86,18 @@ class Blocks(nn.Module):
         # What q knows about missing entries: extra inputs whose weights start at zero.
         self.missing = Named({name: nn.Parameter(torch.zeros(out, parents[name])) for name in masked})
 
-    def forward(self, inputs: Mapping[str, Tensor], *, bias: bool = True, missing: Mapping[str, Tensor] | None = None) -> Tensor:
+    def forward(
+        self, inputs: Mapping[str, Tensor], *, bias: bool = True, missing: Mapping[str, Tensor] | None = None, full: bool = False
+    ) -> Tensor:
         total: Tensor | None = None
         constant = self.bias if bias else None
         for name, value in inputs.items():
-            part = F.linear(value, self.weights[name], constant)
+            part = affine(value, self.weights[name], constant, full=full)
             constant = None
             total = part if total is None else total + part
         for name, absent in (missing or {}).items():
             if name in self.missing:
-                part = F.linear(absent, self.missing[name])
+                part = affine(absent, self.missing[name], full=full)
                 total = part if total is None else total + part
         if total is None:
             raise ValueError("a first layer needs at least one parent")
@@ -195,20 +198,20 @@ class MLP(nn.Module):
         self.activation = ACTIVATIONS[spec.activation]
 
     def first(self, inputs: Mapping[str, Tensor], *, bias: bool = True, missing: Mapping[str, Tensor] | None = None) -> Tensor:
-        return self.blocks(inputs, bias=bias, missing=missing)
+        return self.blocks(inputs, bias=bias, missing=missing, full=self.heads is None)
 
     def rest(self, h: Tensor, keep: Sequence[Tensor] = ()) -> Tensor:
         """``keep`` holds one dropout mask a hidden layer, 1 where the unit stays; empty means no dropout."""
         if self.heads is None:
             return h
-        h = self._unit(h, 0, keep)
+        h, relu = self._drop(self.activation(h), 0, keep), self.spec.activation == "relu"
         for i, layer in enumerate(self.hidden, 1):
-            h = self._unit(layer(h), i, keep)
-        return self.heads(h)
+            h = affine(h, layer.weight, layer.bias, relu=relu)  # type: ignore[arg-type]
+            h = self._drop(h if relu else self.activation(h), i, keep)
+        return affine(h, self.heads.weight, self.heads.bias, full=True)
 
-    def _unit(self, h: Tensor, i: int, keep: Sequence[Tensor]) -> Tensor:
-        h = self.activation(h)
-        return h * (keep[i] * (1 / (1 - self.spec.dropout))) if keep else h
+    def _drop(self, h: Tensor, i: int, keep: Sequence[Tensor]) -> Tensor:
+        return h * (keep[i] * (1 / (1 - self.spec.dropout))).to(h.dtype) if keep else h
 
 
 @register
@@ -308,7 +311,7 @@ class Encoder(nn.Module):
         return image.reshape(*value.shape[:-1], -1)
 
     def rest(self, h: Tensor, keep: Sequence[Tensor] = ()) -> Tensor:
-        return self.heads(self.activation(h))
+        return affine(self.activation(h), self.heads.weight, self.heads.bias, full=True)
 
 
 class Decoder(nn.Module):
@@ -337,7 +340,7 @@ class Decoder(nn.Module):
         for i, (layer, (height, width)) in enumerate(zip(self.layers, self.sizes[1:], strict=True)):
             image = layer(image)[..., :height, :width]  # doubling overshoots an odd size by one
             image = self.activation(image) if i + 1 < len(self.layers) else image
-        return image.reshape(*h.shape[:-1], -1)
+        return image.reshape(*h.shape[:-1], -1).to(self.grow.weight.dtype)
 
 
 @register

@@ -16,6 +16,11 @@ def draw(layout: Layout, *, generator: torch.Generator | None, device: torch.dev
     return {name: draw_one(kind, shape, generator, device, dtype) for name, (kind, shape) in layout.items()}
 
 
+def fork(seed: Tensor, position: int) -> Tensor:
+    """The seed of the rows that begin at a position of the batch; those at its beginning keep the batch's own."""
+    return (seed + position) % 2**62
+
+
 def draw_one(kind: str, shape: tuple[int, ...], generator: torch.Generator | None, device: torch.device, dtype: torch.dtype) -> Tensor:
     """One tensor: normal, uniform, gumbel, logistic, laplace, ``student DF``, ``keep P`` (a dropout mask), or a seed."""
     name, _, argument = kind.partition(" ")

@@ -1,4 +1,4 @@
-"""Pictures: a grid of images, learning curves."""
+"""Pictures: a grid of images, learning curves, a trade-off of two costs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from PIL import Image
 
 
-def grid(images: np.ndarray, columns: int, path: str | Path) -> None:
-    """Write images [N, height, width] in [0, 1] as one PNG, ``columns`` a row, each enlarged to be seen."""
-    from matplotlib import image
+def grid(images: np.ndarray, columns: int, path: str | Path, labels: Sequence[str] = ()) -> None:
+    """Write images [N, height, width] in [0, 1] as one PNG, ``columns`` a row, each enlarged to be seen; ``labels`` stand left of the rows."""
+    from PIL import Image
 
     n, height, width = images.shape
     rows = math.ceil(n / columns)
@@ -25,7 +26,22 @@ def grid(images: np.ndarray, columns: int, path: str | Path) -> None:
         top, left = (i // columns) * (height + 1) + 1, (i % columns) * (width + 1) + 1
         canvas[top : top + height, left : left + width] = 1 - picture  # ink on paper
     zoom = max(1, round(56 / height))
-    image.imsave(path, canvas.repeat(zoom, 0).repeat(zoom, 1), cmap="gray", vmin=0, vmax=1)
+    picture = Image.fromarray(np.uint8(255 * canvas.repeat(zoom, 0).repeat(zoom, 1)))
+    (_labelled(picture, labels, zoom * (height + 1), zoom) if labels else picture).save(path)
+
+
+def _labelled(picture: Image.Image, labels: Sequence[str], line: int, top: int) -> Image.Image:
+    """A picture with a margin on its left, and there a label in the middle of every line, of which the first begins at ``top``."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    font = ImageFont.load_default(16)
+    margin = 12 + math.ceil(max(font.getlength(label) for label in labels))
+    whole = Image.new("L", (picture.width + margin, picture.height), 255)
+    whole.paste(picture, (margin, 0))
+    pen = ImageDraw.Draw(whole)
+    for i, label in enumerate(labels):
+        pen.text((margin - 6, top + i * line + line // 2), label, fill=0, font=font, anchor="rm")
+    return whole
 
 
 def curves(history: Mapping[str, np.ndarray], shaded: Sequence[tuple[int, int]] = ()) -> Figure:
@@ -92,3 +108,70 @@ def _limits(curves: Sequence[Any]) -> tuple[float, float]:
     low, high = inside.min(), inside.max()
     margin = 0.06 * (high - low) + 1e-3 * max(1.0, abs(low) / 100)
     return float(low - margin), float(high + margin)
+
+
+def trade_off(panels: Mapping[str, Sequence[tuple[str, str, float, float, bool]]], xlabel: str, *, hollow: str) -> Figure:
+    """Points (series, label, x, y, hollow or not) on logarithmic axes, a panel a title; along the thin lines x × y is the same.
+
+    Labels are numbered in the order of their first appearance and listed beside the panels, a colour for each, a marker for each series.
+    """
+    from matplotlib import colormaps
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    points = [point for panel in panels.values() for point in panel]
+    series, labels = (list(dict.fromkeys(point[i] for point in points)) for i in range(2))
+    markers = dict(zip(series, "osD^v<>pP*X" * len(series), strict=False))
+    colours = {label: colormaps["tab20"](i % 20) for i, label in enumerate(labels)}
+    figure = Figure(figsize=(4.2 * len(panels) + 3.4, max(4.2, 0.19 * len(labels) + 1)), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, (title, panel) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        least = min((y for *_, y, _ in panel if y > 0), default=1.0)
+        for name, label, x, y, empty in panel:
+            face = "none" if empty else colours[label]
+            axes.scatter(x, max(y, least / 10), marker=markers[name], s=34, facecolors=[face], edgecolors=[colours[label]], linewidths=1.2, zorder=2)
+        axes.set(xscale="log", yscale="log", xlabel=xlabel)
+        axes.set_title(title, fontsize=9, loc="left")
+        _same_product(axes)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8)
+    handles = [Line2D([], [], ls="", marker=markers[name], color="0.3", label=name) for name in series]
+    handles.append(Line2D([], [], ls="", marker="o", color="0.3", markerfacecolor="none", label=hollow))
+    full = {point[1] for point in points if not point[4]}
+    handles += [
+        Line2D([], [], ls="", marker="s", color=colours[label], markerfacecolor=colours[label] if label in full else "none", label=label)
+        for label in labels
+    ]
+    figure.legend(handles=handles, loc="outside right upper", fontsize=7.5, edgecolor="none")
+    return figure
+
+
+def _same_product(axes: Axes) -> None:
+    """Thin lines of constant x × y behind the points of a panel, a factor of ten apart; limits stay."""
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    for power in range(math.floor(math.log10(left * low)), math.ceil(math.log10(right * high)) + 1):
+        axes.plot([left, right], [10.0**power / left, 10.0**power / right], color="0.88", lw=0.7, zorder=0)
+    axes.set(xlim=(left, right), ylim=(low, high))
+
+
+def replicated(panels: Sequence[tuple[str, float, np.ndarray, float]]) -> Figure:
+    """A histogram of replicated statistics in every panel (label, of the data, of the replicates, p-value), the data as a line."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    columns = max(1, min(4, len(panels)))
+    lines = max(1, math.ceil(len(panels) / columns))
+    figure = Figure(figsize=(2.5 * columns, 1.9 * lines), layout="constrained")
+    FigureCanvasAgg(figure)
+    for i, (label, observed, values, p) in enumerate(panels):
+        axes = figure.add_subplot(lines, columns, i + 1)
+        axes.hist(values, bins=min(30, max(1, len(np.unique(values)))), color="0.75")
+        axes.axvline(observed, color="C3" if p < 0.02 else "C0", lw=1.8)
+        axes.set_title(f"{label}, p = {p:.3f}", fontsize=8, loc="left")
+        axes.set_yticks([])
+        axes.xaxis.set_major_locator(MaxNLocator(3))
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.tick_params(labelsize=7)
+    return figure

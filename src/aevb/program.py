@@ -17,6 +17,7 @@ from aevb.conditionals import Conditional, Factor
 from aevb.deterministic import Function, Recurrence
 from aevb.graph import Entry, Graph
 from aevb.notation import At, Ref
+from aevb.operations import deferred
 from aevb.schedule import Stage
 
 # What a node's factor is turned into: (node, entry, raw numbers, step or None for all steps at once) → value
@@ -109,9 +110,10 @@ class Program:
         return found
 
     def keep(self, entry: Entry) -> list[Tensor]:
-        """Dropout masks, where the noise has them."""
+        """Dropout masks, where the noise has them; after them the offset of a factor that was set free (:mod:`aevb.evidence.free`)."""
         count = len(entry.spec.net.dropouts()) if entry.spec.net else 0
-        return [self.noise[f"{entry.id} dropout {i}"] for i in range(count) if f"{entry.id} dropout {i}" in self.noise]
+        names = [*(f"{entry.id} dropout {i}" for i in range(count)), f"{entry.id} offset"]
+        return [self.noise[name] for name in names if name in self.noise]
 
     # Factors that nothing waits for ----------------------------------------------------------------------------------------
 
@@ -178,7 +180,8 @@ class Program:
     def run(self, stages: Sequence[Stage], draw: Draw) -> None:
         for stage in stages:
             if stage.direction:
-                self._loop(stage, draw)
+                with deferred():
+                    self._loop(stage, draw)
             elif stage.nodes[0] not in self.values:
                 self.values[stage.nodes[0]] = self._batched(stage.nodes[0], draw)
 
@@ -259,7 +262,7 @@ class Program:
         def evaluate(name: str, entry: Entry, t: int) -> Tensor:
             keep = [masks[t] for masks in ready[entry.id][1]]
             if not entry.key.parents:
-                raw = self.factors[entry.id]({})
+                raw = self.factors[entry.id]({}, keep)
             else:
                 raw = self.factors[entry.id].rest(gates(entry, t), keep)  # type: ignore[operator]
             raws[entry.id][t] = raw

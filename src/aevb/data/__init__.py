@@ -1,5 +1,18 @@
 """Data: where rows come from, and how they are prepared."""
 
-from aevb.data.preparation import Affine, Fresh, Standardised, as_sequence, binarise, counts, dequantise, scale, standardise, threshold
+from aevb.data.levels import Fresh, Prepared, binarise, counts, dequantise, scale, threshold
+from aevb.data.preparation import Affine, Standardised, as_sequence, standardise
 
-__all__ = ["Affine", "Fresh", "Standardised", "as_sequence", "binarise", "counts", "dequantise", "scale", "standardise", "threshold"]
+__all__ = [
+    "Affine",
+    "Fresh",
+    "Prepared",
+    "Standardised",
+    "as_sequence",
+    "binarise",
+    "counts",
+    "dequantise",
+    "scale",
+    "standardise",
+    "threshold",
+]

@@ -108,7 +108,7 @@ def _by_name(arrays: dict[str, Any], graph: Graph, only: str | None) -> dict[str
 
 
 def _read_text(path: Path) -> Table:
-    """A CSV file of numbers; an empty cell is missing. The first line is a header if any of its cells is no number."""
+    """A CSV file of numbers; an empty cell is missing. The first line is a header if any of its cells is no number, or if it counts from 0."""
     with path.open(newline="", encoding="utf-8-sig") as file:
         sample = file.read(4096)
         file.seek(0)
@@ -120,7 +120,7 @@ def _read_text(path: Path) -> Table:
         raise ValueError("it is empty")
     alone = max(map(len, rows)) == 1  # an empty line is then a missing cell
     rows = [row or [""] for row in rows] if alone else [row for row in rows if row]
-    named = any(_number(cell) is None for cell in rows[0]) or rows[0] == [str(j) for j in range(len(rows[0]))] != ["0"]
+    named = any(_number(cell) is None for cell in rows[0]) or _numbered(rows[0])
     body, width = rows[1:] if named else rows, len(rows[0])
     if not body:
         raise ValueError("it has a header but no rows")
@@ -133,6 +133,12 @@ def _read_text(path: Path) -> Table:
         except ValueError:
             values[i] = [_cell(cell, i + 1 + named, f"{rows[0][j].strip()!r}" if named else f"{j + 1}") for j, cell in enumerate(row)]
     return Table(values, _distinct(cell.strip() for cell in rows[0]) if named else None, {})
+
+
+def _numbered(first: list[str]) -> bool:
+    """Whether a line is the header that pandas writes for columns without names: 0, 1, 2, …, after an empty cell where the index is written."""
+    numbers = [str(j) for j in range(len(first))]
+    return len(first) > 1 and first in (numbers, ["", *numbers[:-1]])
 
 
 def _cell(cell: str, line: int, column: str) -> float:

@@ -17,8 +17,9 @@ import numpy as np
 
 from aevb.data.builtin import Images, digits, factor_analysis, mnist
 from aevb.data.files import TABLES, assigned, read_file
-from aevb.data.preparation import CHOICES, Fresh, Standardised, default_preparation, prepare_levels, standardise
-from aevb.data.sources import some_rows
+from aevb.data.levels import Fresh
+from aevb.data.preparation import CHOICES, Standardised, default_preparation, parts, prepare_levels, standardise
+from aevb.data.rows import some_rows
 from aevb.graph import Graph
 
 IMAGES: dict[str, Callable[[], tuple[Images, Images]]] = {"digits": digits, "mnist": mnist, "fashion": partial(mnist, "fashion")}
@@ -216,19 +217,32 @@ def _labelled(data: dict[str, Any], graph: Graph) -> Split:
     return Split(data, labels)
 
 
+class _Real:
+    """The values of a sequence, NaN in the padding beyond each row's end; those of a file are read when they are taken."""
+
+    def __init__(self, raw: Any, inside: np.ndarray) -> None:
+        self.raw, self.inside = raw, inside
+        self.shape, self.ndim = raw.shape, raw.ndim
+
+    def __len__(self) -> int:
+        return len(self.raw)
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        value, inside = np.asarray(self.raw[rows]), self.inside[rows]
+        return np.where(inside.reshape(*inside.shape, *[1] * (value.ndim - 2)), value, np.nan)
+
+
 def _real(data: Mapping[str, Any], x: str) -> Any:
-    """The values of x, NaN in the padding of ragged sequences."""
     value, lengths, steps = data[x], data.get("lengths"), data.get("steps")
     if isinstance(value, list) or (lengths is None and steps is None):
         return value
-    real = np.asarray(steps).astype(bool) if steps is not None else np.arange(value.shape[1]) < np.asarray(lengths)[:, None]
-    return np.where(real.reshape(*real.shape, *[1] * (value.ndim - 2)), value, np.nan)
+    return _Real(value, np.asarray(steps).astype(bool) if steps is not None else np.arange(value.shape[1]) < np.asarray(lengths)[:, None])
 
 
 def _count_levels(x: Any) -> int:
-    if isinstance(x, list) or np.asarray(x[:1]).dtype == np.uint8:
+    if not isinstance(x, list) and np.asarray(x[:1]).dtype == np.uint8:
         return 256
-    highest = float(np.nanmax(x))
+    highest = max((float(part[~np.isnan(part)].max(initial=0.0)) for part in parts(x)), default=0.0)
     if highest != int(highest):
         raise ValueError(f"Grey levels are whole numbers from 0, but the data go up to {highest}. --prepare none takes them as they are.")
     return max(2, int(highest) + 1)

@@ -1,13 +1,12 @@
-"""Preparation: from grey levels, tables and images to what a likelihood takes.
+"""Preparation: from tables, images and grey levels (``levels.py``) to what a likelihood takes.
 
-Each function takes an array and gives one back. Two give records instead: ``standardise`` remembers its numbers, so that other rows
-are treated alike and samples can be taken back, and with ``fresh=True`` ``binarise`` and ``dequantise`` leave the drawing to
-training, which then draws every row anew each time it is taken.
+``standardise`` gives a record, which is an array wherever one is expected: it remembers its numbers, so that other rows are treated
+alike and samples can be taken back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,43 +15,11 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
+from aevb.data.levels import PREPARATIONS
 from aevb.families import Bernoulli
 from aevb.graph import Graph
 
-INSIDE = 2.0**-24  # the nearest to 0 and to 1 that a dequantised value comes: a density may have no value at the ends
 CHUNK = 2**24  # bytes of a file that are read at a time
-
-
-@dataclass(frozen=True, eq=False)
-class Fresh:
-    """Grey levels 0 … ``levels`` − 1 that are drawn anew, by ``how``, each time rows are taken for training.
-
-    The levels stay stored as they are. Where nothing is trained (validation, evaluation) the draw of a row is always the same.
-    """
-
-    values: Any
-    how: str
-    levels: int = 256
-
-    def draw(self, levels: Tensor, uniform: Tensor) -> Tensor:
-        """One draw of some rows, from their grey levels and as many numbers uniform on [0, 1)."""
-        if self.how == "binarise":
-            return (uniform * (self.levels - 1) < levels).to(uniform.dtype)
-        return ((levels + uniform) / self.levels).clamp(INSIDE, 1 - INSIDE)
-
-    def middle(self, levels: np.ndarray) -> np.ndarray:
-        """A value that a draw can take, for checking."""
-        return threshold(levels, self.levels) if self.how == "binarise" else (_levels("dequantise", levels, self.levels) + 0.5) / self.levels
-
-    def once(self, seed: int = 0) -> np.ndarray:
-        """All rows drawn once, as an array."""
-        return PREPARATIONS[self.how](self.values, self.levels, seed=seed)
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __repr__(self) -> str:
-        return f"{self.how} {self.levels}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,52 +55,6 @@ class Standardised:
         return np.asarray(self.values, dtype=dtype)
 
 
-def dequantise(x: Any, levels: int = 256, *, seed: int = 0, fresh: bool = False) -> Any:
-    """(x + u) / levels with u uniform: grey levels 0 … levels − 1 become values of a density on (0, 1).
-
-    >>> (dequantise([0, 3], levels=4) * 4).astype(int).tolist()
-    [0, 3]
-    """
-    array = _levels("dequantise", x, levels)
-    if fresh:
-        return Fresh(array, "dequantise", levels)
-    noise = np.random.default_rng(seed).random(array.shape, dtype=np.float32)
-    return np.clip((array.astype(np.float32) + noise) / np.float32(levels), np.float32(INSIDE), np.float32(1 - INSIDE))
-
-
-def threshold(x: Any, levels: int = 256, *, seed: int = 0) -> np.ndarray:
-    """1 where the grey level is in the upper half, else 0.
-
-    >>> threshold([0, 127, 128, 255]).tolist()
-    [0.0, 0.0, 1.0, 1.0]
-    """
-    array = _levels("threshold", x, levels)
-    return _where_known(array, array >= levels / 2)
-
-
-def binarise(x: Any, levels: int = 256, *, seed: int = 0, fresh: bool = False) -> Any:
-    """1 with the probability that the grey level stands for, x / (levels − 1): drawn once, or with ``fresh`` each time anew."""
-    array = _levels("binarise", x, levels)
-    if fresh:
-        return Fresh(array, "binarise", levels)
-    draws = np.random.default_rng(seed).random(array.shape, dtype=np.float32)
-    return _where_known(array, draws * (levels - 1) < array)
-
-
-def scale(x: Any, levels: int = 256, *, seed: int = 0) -> np.ndarray:
-    """Grey levels to [0, 1].
-
-    >>> scale([0, 255]).tolist()
-    [0.0, 1.0]
-    """
-    return _levels("scale", x, levels).astype(np.float32) / np.float32(levels - 1)
-
-
-def counts(x: Any, levels: int = 256, *, seed: int = 0) -> np.ndarray:
-    """Grey levels as they are: counts."""
-    return _levels("counts", x, levels).astype(np.float32)
-
-
 def standardise(x: Any, like: Standardised | None = None) -> Standardised:
     """Every column (the last axis) to mean 0 and scale 1, missing entries (NaN) apart; a constant column keeps its scale.
 
@@ -157,7 +78,7 @@ def standardise(x: Any, like: Standardised | None = None) -> Standardised:
             raise ValueError(f"These rows have {width} columns, those that they are standardised like have {like.mean.size}.")
         return Standardised(raw, like.mean, like.scale)
     count, mean, square, low, high = 0.0, 0.0, 0.0, np.inf, -np.inf
-    for part in _parts(raw):  # means and squares of parts are merged, so that a file is read a part at a time
+    for part in parts(raw):  # means and squares of parts are merged, so that a file is read a part at a time
         known = ~np.isnan(part)
         n = known.sum(0)
         here = np.where(known, part, 0).sum(0) / np.maximum(n, 1)
@@ -188,13 +109,6 @@ def as_sequence(images: Any, steps: int | None = None) -> np.ndarray:
     return array.reshape(len(array), rows, -1)
 
 
-PREPARATIONS: dict[str, Callable[..., np.ndarray]] = {
-    "dequantise": dequantise,
-    "threshold": threshold,
-    "binarise": binarise,
-    "scale": scale,
-    "counts": counts,
-}
 CHOICES = (*PREPARATIONS, "dequantise-fresh", "binarise-fresh", "standardise")
 
 
@@ -220,23 +134,7 @@ def as_variable(graph: Graph, name: str, pixels: np.ndarray, levels: int, *, how
     return prepare_levels(how or default_preparation(graph, name), x, levels, seed=seed)
 
 
-def _levels(what: str, x: Any, levels: int) -> np.ndarray:
-    array = x if isinstance(x, np.ndarray) else np.asarray(x)
-    if array.dtype.kind not in "biuf":
-        raise ValueError(f"{what} takes grey levels, not {array.dtype}.")
-    if array.size and not isinstance(array, np.memmap) and not (array.dtype == np.uint8 and levels == 256):
-        low, high = np.nanmin(array), np.nanmax(array)
-        if low < 0 or high > levels - 1:
-            raise ValueError(f"{what} takes grey levels 0 … {levels - 1}, but these go from {low} to {high}. Say how many there are: levels=….")
-    return array
-
-
-def _where_known(x: np.ndarray, value: np.ndarray) -> np.ndarray:
-    found = value.astype(np.float32)
-    return np.where(np.isnan(x), np.float32("nan"), found) if x.dtype.kind == "f" else found
-
-
-def _parts(raw: Any) -> Any:
+def parts(raw: Any) -> Iterator[np.ndarray]:
     """Rows [n, d] in double precision, some at a time."""
     if isinstance(raw, list):
         for row in raw:

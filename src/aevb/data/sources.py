@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import mmap
-import os
-import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,9 @@ from torch import Tensor
 
 from aevb.batch import Batch, lay_out, pad, prepare, raw_on_axes
 from aevb.data.files import read_file
-from aevb.data.preparation import CHUNK, Fresh, Standardised
+from aevb.data.levels import Fresh
+from aevb.data.preparation import CHUNK, Standardised
+from aevb.data.rows import memory_map, rows_of
 from aevb.graph import Graph
 
 RELEASE = 2**28  # bytes of mapped files in memory before their pages are given back
@@ -23,6 +23,7 @@ PIECE = 64  # rows read between two looks at that; the system may map 2 MiB arou
 BLOCK = 256  # rows that share a generator where draws are fixed
 
 Extents = dict[str, tuple[Tensor, Tensor]]  # variable → least and greatest value of each column
+Told = Callable[[int, int], None]
 
 
 class Source:
@@ -83,6 +84,8 @@ class Resident(Source):
         self.batch = prepare(graph, values, like=like, steps=steps, lengths=lengths)
         for name, value in self.fresh.items():
             self.batch[name] = raw_on_axes(graph, name, value.values, like)
+        owners = values | {"steps": steps} | {name: value.values for name, value in self.fresh.items()}
+        self.batch = {name: _own(value, owners.get(name)) for name, value in self.batch.items()}
         self.n = next(iter(self.batch.values())).shape[-2]
         self.extents = _extents(graph, self.batch, self.fresh)
 
@@ -93,16 +96,17 @@ class Resident(Source):
 class Mapped(Source):
     """Arrays in files: checked a part at a time before training, then only the rows of a batch are read.
 
+    ``told(rows, all)`` hears how many rows have been checked, since of a large file that takes minutes.
     Pages of a mapped file that were touched count as this process's memory until they are given back. So a plain array is read from its
     file by itself; of other maps (a part of a file, another order of axes) the pages are given back as one goes.
     """
 
-    def __init__(self, graph: Graph, data: Mapping[str, Any], like: Tensor) -> None:
+    def __init__(self, graph: Graph, data: Mapping[str, Any], like: Tensor, told: Told | None = None) -> None:
         self.graph, self.like = graph, like
         self.fresh = {name: value for name, value in data.items() if isinstance(value, Fresh)}
         values, lengths = pad(graph, {name: value.values if isinstance(value, Fresh) else value for name, value in data.items()})
         values |= {} if lengths is None else {"lengths": lengths}
-        self.data = {name: _rows_of(value) for name, value in values.items()}
+        self.data = {name: rows_of(value) for name, value in values.items()}
         self.maps = {name: found for name, value in self.data.items() if (found := memory_map(value)) is not None and found.mode == "r"}
         self.before = _mapped_bytes()
         counts = {name: len(value) for name, value in self.data.items()}
@@ -114,10 +118,12 @@ class Mapped(Source):
         part = max(1, CHUNK // max(1, sum(np.asarray(value[:1]).size * like.element_size() for value in self.data.values())))
         for start in range(0, max(1, self.n), part):
             self._check(start, min(start + part, self.n))
+            if told is not None:
+                told(min(start + part, self.n), self.n)
 
     def _check(self, start: int, stop: int) -> None:
         values = {name: np.asarray(value[start:stop]) for name, value in self.data.items()}
-        values |= {name: fresh.middle(values[name]) for name, fresh in self.fresh.items()}
+        values |= {name: fresh.middle(values[name], start) for name, fresh in self.fresh.items()}
         steps, lengths = values.pop("steps", None), values.pop("lengths", None)
         batch = prepare(self.graph, values, like=self.like, first_row=start, steps=steps, lengths=lengths)
         self.masks |= {name for name in batch if name.endswith("?")}
@@ -134,7 +140,7 @@ class Mapped(Source):
             self.before = _mapped_bytes()
 
     def _gather(self, name: str, index: np.ndarray) -> np.ndarray:
-        if name not in self.maps:
+        if name not in self.maps or not len(index):
             return np.asarray(self.data[name][index])
         parts = []
         for start in range(0, len(index), PIECE):
@@ -149,59 +155,6 @@ class Mapped(Source):
         return lay_out(self.graph, values, like=self.like, masks=self.masks, steps=steps, lengths=lengths)
 
 
-class OnDisk:
-    """The rows of a mapped array, read from its file: pages are not mapped, of which the system may take 2 MiB for a row."""
-
-    def __init__(self, array: np.memmap) -> None:
-        self.file = open(array.filename, "rb", buffering=0)  # type: ignore[arg-type]  # noqa: SIM115
-        begin = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY  # of the map, which lies at some address
-        address = np.frombuffer(array._mmap, np.uint8, 1).__array_interface__["data"][0]  # type: ignore[attr-defined]
-        self.offset = begin + array.__array_interface__["data"][0] - address
-        self.dtype, self.shape = array.dtype, array.shape
-        self.number, self.width = self.file.fileno(), array[:1].nbytes
-        weakref.finalize(self, self.file.close)
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
-        start, stop, _ = rows.indices(len(self)) if isinstance(rows, slice) else (0, len(rows), 1)
-        found = np.empty((max(0, stop - start), *self.shape[1:]), self.dtype)
-        content = memoryview(found.reshape(-1).view(np.uint8).data)
-        if isinstance(rows, slice):
-            self._read(content, self.offset + start * self.width)
-        else:
-            width = self.width
-            for i, row in enumerate(rows.tolist()):
-                self._read(content[i * width : (i + 1) * width], self.offset + row * width)
-        return found
-
-    def _read(self, into: memoryview, place: int) -> None:
-        count = os.preadv(self.number, [into], place)
-        if count < len(into):  # at most 2 GiB come at once, and nothing beyond the end
-            if not count:
-                raise ValueError(f"{self.file.name} has become shorter while it was read.")
-            self._read(into[count:], place + count)
-
-
-class Rows:
-    """Some rows of an array, in an order of their own; of a mapped file they are read when they are taken."""
-
-    def __init__(self, raw: Any, index: np.ndarray) -> None:
-        self.raw, self.index = raw, index
-        self.shape = (len(index), *raw.shape[1:])
-        self.ndim = len(self.shape)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self[:], dtype=dtype)
-
-    def __len__(self) -> int:
-        return len(self.index)
-
-    def __getitem__(self, rows: Any) -> np.ndarray:
-        return np.asarray(self.raw[self.index[rows]])
-
-
 def _mapped_bytes() -> int:
     """Pages of files that count as this process's memory; 0 where the system does not say, or cannot take them back."""
     if not hasattr(mmap, "MADV_DONTNEED"):
@@ -213,29 +166,16 @@ def _mapped_bytes() -> int:
         return 0
 
 
-def memory_map(value: Any) -> np.memmap | None:
-    """The mapped file that an array (or some rows of it, or a preparation) reads from."""
-    while isinstance(value, Rows | Standardised | Fresh):
-        value = value.values if isinstance(value, Fresh) else value.raw
-    return value if isinstance(value, np.memmap) and getattr(value, "_mmap", None) is not None else None
+def open_source(graph: Graph, data: Any, like: Tensor, told: Told | None = None) -> Source:
+    """A source from what the user has: a mapping of arrays or files, a file, or a torch Dataset or DataLoader.
 
-
-def some_rows(value: Any, index: np.ndarray) -> Any:
-    """These rows of an array, a list or a mapped file (which stays mapped)."""
-    if memory_map(value) is not None:
-        return Rows(value, index)
-    if isinstance(value, list):
-        return [value[i] for i in index]
-    return np.asarray(value)[index]
-
-
-def open_source(graph: Graph, data: Any, like: Tensor) -> Source:
-    """A source from what the user has: a mapping of arrays or files, a file, or a torch Dataset or DataLoader."""
+    ``told`` hears how far the check of a mapped file has come.
+    """
     if isinstance(data, Source):
         return data
     arrays = read_arrays(data, graph)
     if any(memory_map(value) is not None for value in arrays.values()):
-        return Mapped(graph, arrays, like)
+        return Mapped(graph, arrays, like, told)
     return Resident(graph, {name: value.values if isinstance(value, Standardised) else value for name, value in arrays.items()}, like)
 
 
@@ -263,17 +203,15 @@ def _names(graph: Graph) -> list[str]:
     return [*graph.observed, *graph.given]
 
 
-def _rows_of(value: Any) -> Any:
-    """What rows are read from: a file by itself where an array is the plain content of one, otherwise the array."""
-    if isinstance(value, Rows):
-        return Rows(_rows_of(value.raw), value.index)
-    if isinstance(value, Standardised):
-        return Standardised(_rows_of(value.raw), value.mean, value.scale)
-    if memory_map(value) is not None and value.mode == "r" and value.flags.c_contiguous and value.filename:
-        return OnDisk(value)
-    if isinstance(value, np.memmap):
-        return value
-    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+def _own(tensor: Tensor, value: Any) -> Tensor:
+    """The tensor, copied if it lies in the user's own memory: what is written there later must not change the training data."""
+    if isinstance(value, Tensor):
+        address = value.untyped_storage().data_ptr()
+    elif hasattr(value, "__array__"):
+        address = np.asarray(value).__array_interface__["data"][0]
+    else:
+        return tensor
+    return tensor.clone() if tensor.untyped_storage().data_ptr() == address else tensor
 
 
 def _extents(graph: Graph, batch: Batch, fresh: Mapping[str, Fresh]) -> Extents:

@@ -3,28 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
+from aevb.evidence.annealing import AIS, CHAINS, Bidirectional, annealed, bidirectional
+from aevb.evidence.curve import Curve, curve
 from aevb.evidence.exact import exact_evidence, why_not_exact
+from aevb.evidence.particles import Particles, filtered
 from aevb.evidence.result import Evidence
-from aevb.evidence.sampling import importance
+from aevb.evidence.sampling import Memory, importance, naive
 
-__all__ = ["Evidence", "log_evidence"]
+__all__ = ["AIS", "Bidirectional", "Curve", "Evidence", "Particles", "bidirectional", "curve", "log_evidence"]
 
 if TYPE_CHECKING:
     from aevb.model import Model
 
+METHODS = ("auto", "exact", "importance", "ais", "prior", "particles")
+SAMPLES = 1000
 
-def log_evidence(model: Model, data: Mapping[str, Any], *, method: str, samples: int, seed: int | None) -> Evidence:
-    if method not in ("auto", "exact", "importance"):
-        raise ValueError(f"Unknown method {method!r}. Choose auto, exact or importance.")
-    reason = why_not_exact(model)
-    if method == "exact" and reason:
-        raise ValueError(f'The evidence of this model is not known in closed form: {reason}. Use method="importance".')
-    with model._evaluating(None):
-        if reason is None and method != "importance":
-            value = exact_evidence(model, model.prepare(**data))
+
+def log_evidence(
+    model: Model,
+    batch: Mapping[str, Tensor],
+    *,
+    method: str | AIS | Particles = "auto",
+    samples: int | None = None,
+    seed: int | None = None,
+    memory: Memory = None,
+) -> Evidence:
+    """log p of a batch's data, given what it conditions on, by one of ``METHODS``; settings of a method may stand for its name."""
+    if not isinstance(method, AIS | Particles) and method not in METHODS:
+        raise ValueError(f"Unknown method {method!r}. Choose {', '.join(METHODS[:-1])} or {METHODS[-1]}.")
+    if method in ("auto", "exact"):
+        reason = why_not_exact(model)
+        if reason is None:
+            with model._evaluating(None):
+                value = exact_evidence(model, batch)
             return Evidence(value, torch.zeros_like(value), "exact")
-        return importance(model, model.prepare(**data), samples, seed)
+        if method == "exact":
+            raise ValueError(f'The evidence of this model is not known in closed form: {reason}. Use method="importance".')
+    if method == "ais" or isinstance(method, AIS):
+        settings = method if isinstance(method, AIS) else AIS()
+        return annealed(model, batch, settings, chains=CHAINS if samples is None else samples, seed=seed, memory=memory)
+    samples = SAMPLES if samples is None else samples
+    if method == "particles" or isinstance(method, Particles):
+        return filtered(model, batch, method if isinstance(method, Particles) else Particles(), particles=samples, seed=seed, memory=memory)
+    return (naive if method == "prior" else importance)(model, batch, samples, seed, memory=memory)

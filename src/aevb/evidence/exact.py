@@ -1,27 +1,89 @@
-"""The evidence in closed form: which models have it, and what it is."""
+"""The evidence in closed form: which models have it, and what it is.
+
+Gaussian unknowns are integrated out for every value of the discrete latents (:mod:`aevb.evidence.filtering`), discrete latents in time
+by the forward algorithm, what is left by a sum.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from aevb.evidence.finite import log_joint, why_not_finite
+from aevb.batch import split_latents
+from aevb.evidence.filtering import Filter
+from aevb.evidence.finite import Tables
+from aevb.evidence.forward import Paths
 from aevb.evidence.gaussian import LinearGaussian, why_not_linear_gaussian
+from aevb.evidence.memory import narrow
+from aevb.evidence.structure import Axes, NotExactError, Structure
 
 if TYPE_CHECKING:
     from aevb.model import Model
 
+AT_ONCE = 2**24  # numbers of one tensor, beyond which rows are taken in parts
+
 
 def why_not_exact(model: Model) -> str | None:
-    """What keeps the evidence and the posterior from being known exactly, in words; None if nothing does."""
-    return None if why_not_finite(model) is None else why_not_linear_gaussian(model)
+    """What keeps the evidence from being known exactly, in words; None if nothing does."""
+    try:
+        Structure(model)
+    except NotExactError as reason:
+        return str(reason)
+    return None
 
 
 def exact_evidence(model: Model, batch: Mapping[str, Tensor]) -> Tensor:
     """log p(observed | given), one number an example, differentiable; for models that have it exactly."""
-    if why_not_finite(model) is None:
-        return log_joint(model, batch).flatten(0, -2).logsumexp(0)
-    return LinearGaussian(model, batch, torch.float64).log_evidence().to(model._parameter().dtype)
+    if why_not_linear_gaussian(model) is None:
+        value = LinearGaussian(model, batch, torch.float64).log_evidence()
+    else:
+        structure = Structure(model, split_latents(model.graph, batch)[0])
+        n, rows = model._extent(batch)[0], max(1, AT_ONCE // _numbers_a_row(structure, batch))
+        cuts = (narrow(batch, start, min(rows, n - start)) for start in range(0, n, rows))
+        value = torch.cat([marginal(model, structure, cut) for cut in cuts])
+    return value.to(model._parameter().dtype)
+
+
+def _numbers_a_row(structure: Structure, batch: Mapping[str, Tensor]) -> int:
+    """How many numbers the largest tensor of one step has for each row: pairs of states, or a covariance for each value of the latents."""
+    own = any(f"{name}?" in batch for name in structure.linked) or "steps" in batch  # otherwise all rows share their covariances
+    widest = max((structure.graph.size(name) for name in structure.linked), default=0)
+    return structure.count * max(structure.count, widest**2 if own else widest)
+
+
+def marginal(model: Model, structure: Structure, batch: Mapping[str, Tensor]) -> Tensor:
+    """log Σ over the discrete latents ∫ over the Gaussian ones of p, one number an example, in float64."""
+    graph = model.graph
+    tables = Tables(model, structure, batch)
+    factors = [Term(tables.log_p(name).double(), axes, graph.timed[name]) for name, axes in structure.axes.items()]
+    for name in structure.discrete:
+        # A factor of its own: inside log p, a value that is ruled out whatever came before it would have no gradient.
+        if (known := tables.known(name)) is not None:
+            factors.append(Term(known.double(), frozenset({(name, 0)}), graph.timed[name]))
+    if structure.linked:
+        integral = Filter(model, tables, batch)
+        factors.append(Term(integral.log_evidence(), structure.linked_axes, integral.timed and not structure.carried))
+    total = torch.zeros(1, 1, 1, dtype=torch.float64, device=model._parameter().device)
+    paths = Paths.of(tables)
+    for factor in factors:
+        if any(graph.timed[name] for name, _ in factor.axes):
+            paths.add(factor.value, structure.place(factor.axes))
+        else:
+            total = total + (tables.over_steps(factor.value) if factor.timed else factor.value)
+    if paths.slots:
+        total = total + paths.log_sum()
+    static = [tables.slots[name][0] for name in structure.discrete if not graph.timed[name]]
+    total = total.logsumexp(static) if static else total
+    n, _ = model._extent(batch)
+    return total.reshape(-1).expand(n)
+
+
+class Term(NamedTuple):
+    """A log-factor, the discrete latents it depends on, and whether it has a number for every step."""
+
+    value: Tensor
+    axes: Axes
+    timed: bool

@@ -1,23 +1,28 @@
-"""Finite latents: the table of log p over all their joint values."""
+"""Finite latents: log p at every joint value of them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import torch
+import torch.distributions as td
 from torch import Tensor
 
-from aevb.axes import expand_axis
+from aevb.axes import FIRST_SLOT, expand_axis, on_axis, over_time
 from aevb.batch import split_latents
 from aevb.estimators import Estimate
-from aevb.plan import LIMIT
+from aevb.evidence.structure import Structure
+from aevb.plan import LIMIT, Choice, Plan
+from aevb.schedule import schedule
 
 if TYPE_CHECKING:
     from aevb.model import Model
 
 
 def why_not_finite(model: Model) -> str | None:
-    """What keeps p's latents from being summed over, in words; None if nothing does."""
+    """What keeps p's latents from being listed in one table, in words; None if nothing does."""
     graph, count = model.graph, 1
     for name in graph.latents:
         spec = graph.rule("p", name).spec
@@ -29,20 +34,92 @@ def why_not_finite(model: Model) -> str | None:
     return f"the latents have {count} joint values, more than {LIMIT}" if count > LIMIT else None
 
 
+class Tables:
+    """log p of every factor that reads no Gaussian unknown, at every value of the discrete latents it depends on.
+
+    A latent has an axis (:mod:`aevb.axes`); one in time has two, for the present and for its neighbour. q has no say.
+    """
+
+    def __init__(self, model: Model, structure: Structure, batch: Mapping[str, Tensor]) -> None:
+        self.structure, self.graph, self.batch = structure, model.graph, batch
+        self.working = Estimate(_summing_plan(structure, batch), model.factors, batch, {})  # type: ignore[arg-type]
+        self.program, self.slots, self.steps = self.working.program, self.working.plan.slots, self.working.steps
+        self.sizes = {name: self.working.plan.size((name, 0)) for name in structure.discrete}
+
+    def log_p(self, name: str) -> Tensor:
+        """log p(v | ·), [latents' axes, 1, T or 1, N or 1, 1]."""
+        if name not in self.structure.discrete:
+            return self.working.log_p(name)
+        slot = self.slots[name][0]
+
+        def at(region: str) -> Tensor:
+            spec, dist = self.program.distribution("p", name, region)
+            if isinstance(dist, td.OneHotCategorical):  # its logits are the table: no product with every one-hot value
+                return on_axis(dist.logits, slot)
+            return spec.log_prob(dist, self.program.values[name]).unsqueeze(-1)
+
+        return self.program.piecewise(name, "p", at)
+
+    def known(self, name: str) -> Tensor | None:
+        """0 at the values that a discrete latent may have in each row, −∞ at the others; None if it is known in none."""
+        seen = self.batch.get(f"{name}?")
+        if seen is None:
+            return None
+        here = (self.program.values[name] == self.batch[name]).all(-1, keepdim=True)
+        possible = torch.zeros(here.shape, dtype=self.batch[name].dtype, device=here.device)
+        return possible.masked_fill(seen[..., :1] & ~here, -math.inf)
+
+    def over_steps(self, term: Tensor) -> Tensor:
+        """The sum over the real steps of a term that has a number for each."""
+        return self.working.over_steps(over_time(term, self.steps))
+
+
+def _summing_plan(structure: Structure, batch: Mapping[str, Tensor]) -> Plan:
+    """A plan that gives every discrete latent its axes and draws nothing; made from p alone."""
+    graph = structure.graph
+    slots: dict[str, tuple[int, int | None]] = {}
+    position = FIRST_SLOT
+    for name in structure.discrete:
+        slots[name] = (position - 1, position) if graph.timed[name] else (position, None)
+        position -= 2 if graph.timed[name] else 1
+    functions = {name: graph.reads("p", name) for name in graph.p if graph.is_deterministic(name) and name not in structure.gaussian}
+    clamped, partial = split_latents(graph, batch)
+    return Plan(
+        graph=graph,
+        choices={name: Choice(name, "sum", "summed", "a finite latent", "summed over all values, exactly") for name in structure.discrete},
+        bound="iwae",
+        samples=1,
+        gradient="plain",
+        clamped=clamped,
+        partial=partial,
+        stages=schedule(functions, "p"),
+        slots=slots,
+        axes={},
+        values={},
+        noise_keys={},
+    )
+
+
 def log_joint(model: Model, batch: Mapping[str, Tensor]) -> Tensor:
     """log p(observed, latents | given) for every joint value of the latents: an axis each, in the graph's order, the examples last.
 
     A latent known in all rows has an axis of one; where it is known in some, −∞ stands at its other values.
     """
     graph = model.graph
-    clamped, partial = split_latents(graph, batch)
-    unknown = [name for name in graph.latents if name not in clamped]
-    plan = model.plan(how=dict.fromkeys(unknown, "sum"), bound="iwae", clamped=clamped, partial=partial)
-    table = Estimate(plan, model.factors, batch, {}).log_joint()  # type: ignore[arg-type]
-    for name in unknown:
-        table = expand_axis(table, plan.slots[name][0], plan.size((name, 0)))
+    clamped, _ = split_latents(graph, batch)
+    tables = Tables(model, Structure(model, clamped), batch)
+    table = torch.zeros((), dtype=model._parameter().dtype, device=model._parameter().device)
+    for name in graph.stochastic:
+        term = tables.log_p(name)
+        table = table + (tables.over_steps(term) if graph.timed[name] else term)
+    for name in tables.slots:
+        known = tables.known(name)
+        table = table if known is None else table + known
+    for name, (slot, _) in tables.slots.items():
+        table = expand_axis(table, slot, tables.sizes[name])
     n = next(iter(batch.values())).shape[-2]
     table = table.squeeze(-1).expand(*table.shape[:-2], n)
-    axes = {name: plan.slots[name][0] + 1 for name in unknown}
+    unknown = [name for name in graph.latents if name not in clamped]
+    axes = {name: tables.slots[name][0] + 1 for name in unknown}
     table = table.permute(*(axes[name] for name in unknown), *range(-3, 0)) if unknown else table
-    return table.reshape([1 if name in clamped else plan.size((name, 0)) for name in graph.latents] + [n])
+    return table.reshape([1 if name in clamped else tables.sizes[name] for name in graph.latents] + [n])

@@ -11,6 +11,7 @@ from torch import Tensor
 from aevb.conditionals import Factor
 from aevb.deterministic import Deterministic
 from aevb.distributions import MultivariateNormal as Gaussian
+from aevb.evidence.structure import is_affine
 from aevb.families import MultivariateNormal, Normal
 from aevb.networks import MLP
 
@@ -26,7 +27,7 @@ def why_not_linear_gaussian(model: Model) -> str | None:
         spec, factor = entry.spec, model.factors[entry.id]
         if entry.key.target.timed:
             return f"{entry.id} lives in time"
-        affine = not entry.key.parents or (isinstance(getattr(factor, "net", None), MLP) and not factor.net.spec.hidden)  # type: ignore[union-attr]
+        affine = not entry.key.parents or is_affine(factor)
         if isinstance(spec, Deterministic):
             if not affine or spec.activation != "identity":
                 return f"{entry.id} is not linear"

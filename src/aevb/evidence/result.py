@@ -1,16 +1,51 @@
-"""What an evidence is: a number an example, its error, and how it was found."""
+"""What an evidence is: a number an example, its error, how it was found, and how far to trust it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evidence:
-    """log p(x) an example, its standard error (0 where exact), and how it was found."""
+    """log p(x) an example, its standard error (0 where exact), and how it was found.
+
+    ``diagnostics`` says what the estimate rests on: whole numbers for the settings (``samples``), one number an example for what was
+    measured (``ess``, ``khat``, ``acceptance``). ``notes`` are sentences about what is wrong with it, with the remedy; none if nothing is.
+    """
 
     value: Tensor
     stderr: Tensor
     method: str
+    diagnostics: dict[str, Tensor | float | int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def mean(self) -> float:
+        """The mean over the examples."""
+        return float(self.value.double().mean())
+
+    @property
+    def error(self) -> float:
+        """The standard error of that mean: what the sampling leaves open about these examples, not how examples differ."""
+        return float(self.stderr.double().square().sum().sqrt()) / len(self.stderr)
+
+    def __repr__(self) -> str:
+        n = len(self.value)
+        over = "1 example" if n == 1 else f"mean of {n} examples"
+        spread = "" if self.method == "exact" else f" ± {self.error:.2g}"
+        settings = [f"{name} {value}" for name, value in self.diagnostics.items() if not isinstance(value, Tensor)]
+        lines = [f"log p = {self.mean:.4f}{spread} nats ({', '.join([over, self.method, *settings, *self._worst()])})"]
+        return "\n".join([*lines, *self.notes])
+
+    def _worst(self) -> list[str]:
+        """The worst example's diagnostics."""
+        found = {name: value for name, value in self.diagnostics.items() if isinstance(value, Tensor) and value.numel()}
+        lowest = [f"lowest {name} {float(found[name].min()):.3g}" for name in ("ess", "acceptance") if name in found]
+        return lowest + [f"largest {name} {float(found[name].max()):.2f}" for name in ("khat",) if name in found]
+
+
+def count(part: int, whole: int, what: str = "examples") -> str:
+    """``37 of 1000 examples``, as notes say it."""
+    return f"{part} of {whole} {what}"

@@ -1,67 +1,192 @@
-"""Importance sampling with q as proposal: log p(x) from samples, in chunks that fit in memory."""
+"""log p(x) as the mean of weights: importance sampling with q as proposal, or with p's own draws.
+
+Weights are computed in pieces that fit into a memory limit and are added to running statistics, so that the number of samples is
+limited by time alone.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from aevb import noise as noises
+from aevb.axes import SAMPLES, expand_axis
 from aevb.batch import split_latents
-from aevb.estimators import estimate
-from aevb.evidence.result import Evidence
-from aevb.families import Exact
+from aevb.conditionals import Factor
+from aevb.estimators import Estimate
+from aevb.evidence.memory import limit, narrow, pieces, shares
+from aevb.evidence.result import Evidence, count
+from aevb.evidence.weights import Weights, reliable_shape
+from aevb.families import Exact, Mixture
+from aevb.graph import Entry
 from aevb.plan import LIMIT
+from aevb.program import Program
+from aevb.schedule import schedule
 
 if TYPE_CHECKING:
     from aevb.model import Model
 
-BUDGET = 50_000_000  # numbers that one chunk of importance samples may take
+Memory = float | str | None
+Weigher = Callable[[Mapping[str, Tensor], int], Tensor]  # rows of a batch, K → log-weights [K, N]
+LEAST = 2  # samples: fewer have no spread, and none of the score function's draws is made alone
 
 
-def importance(model: Model, batch: Mapping[str, Tensor], samples: int, seed: int | None) -> Evidence:
+def importance(model: Model, batch: Mapping[str, Tensor], samples: int, seed: int | None, *, memory: Memory = None) -> Evidence:
     """log 1/K Σ p(x, z)/q(z|x), z ~ q; enumerated latents are summed inside, exactly."""
+    found = _collect(model, batch, samples, seed, memory, proposal_weights(model, batch))
+    return _judged(model, found, "importance", 'raise samples, train q longer, or use method="ais"')
+
+
+def naive(model: Model, batch: Mapping[str, Tensor], samples: int, seed: int | None, *, memory: Memory = None) -> Evidence:
+    """log 1/K Σ p(x|z), z ~ p: right on average and useless beyond a few dimensions, which its diagnostics show."""
+
+    def weigh(rows: Mapping[str, Tensor], k: int) -> Tensor:
+        return _log_known(model, rows, draw_latents(model, rows, k))
+
+    found = _collect(model, batch, samples, seed, memory, weigh)
+    return _judged(model, found, "prior", 'hardly a draw from p explains x; use method="importance" or "ais"')
+
+
+# The weights of a piece ---------------------------------------------------------------------------------------------------
+
+
+def proposal_weights(model: Model, batch: Mapping[str, Tensor]) -> Weigher:
+    """log p(x, z) − log q(z|x) at z ~ q, for a batch's rows."""
+    clamped, partial = split_latents(model.graph, batch)
+    how = _inside(model, clamped)
+
+    def weigh(rows: Mapping[str, Tensor], k: int) -> Tensor:
+        plan = model.plan(how=how, bound="iwae", samples=k, clamped=clamped, partial=partial)
+        working = Estimate(plan, model.factors, rows, model.draw_noise(plan, rows))  # type: ignore[arg-type]
+        return log_weights(working)
+
+    return weigh
+
+
+def _inside(model: Model, clamped: frozenset[str]) -> dict[str, str]:
+    """What is finite is summed inside the logarithm, exactly, as far as it can be listed; over time it is drawn: the sum does not factor."""
     graph = model.graph
-    # What is enumerated is summed inside the logarithm, exactly; over time it is drawn, since the sum does not factor.
-    clamped, partial = split_latents(graph, batch)
     how, budget = {}, LIMIT
     for name in graph.latents:
         spec, by_bayes = graph.rule("p", name).spec, isinstance(graph.rule("q", name).spec, Exact)
-        count = spec.count(graph.size(name)) if spec.finite else None
-        if name in clamped or count is None or (by_bayes and graph.timed[name]):  # Bayes' sum over a step is exact as it is
+        values = spec.count(graph.size(name)) if spec.finite else None
+        if graph.timed[name] and name not in clamped and any(isinstance(entry.spec, Mixture) for entry in graph.q[name].values()):
+            how[name] = "score"  # a component at every step would be components^T paths
+        if name in clamped or values is None or (by_bayes and graph.timed[name]):  # Bayes' sum over a step is exact as it is
             continue
-        inside = by_bayes or (count <= budget and not graph.timed[name])
-        how[name], budget = ("sum", max(1, budget // count)) if inside else ("score", budget)
-    n, steps = model._extent(batch)
-    # What one sample of one row takes: a few numbers for every output of every network, for each value summed over.
-    passes = math.prod(graph.rule("p", name).spec.count(graph.size(name)) or 1 for name, choice in how.items() if choice == "sum")
-    width = sum(graph.size(name) for name in graph.shapes) * passes * (steps if any(graph.timed.values()) else 1)
-    rows = max(1, min(n, BUDGET // (2 * width)))
-    if rows < n:
-        cuts = [{key: value.narrow(-2, i, min(rows, n - i)) for key, value in batch.items()} for i in range(0, n, rows)]
-        parts = [importance(model, cut, samples, None if seed is None else seed + i) for i, cut in enumerate(cuts)]
-        return Evidence(torch.cat([part.value for part in parts]), torch.cat([part.stderr for part in parts]), "importance")
-    chunk = max(2, min(samples, BUDGET // (n * width)))
-    generator = torch.Generator(model._parameter().device)
-    generator.manual_seed(seed) if seed is not None else generator.seed()
-    was = model.training
-    model.eval()
-    log_weight_parts = []
-    try:
-        done = 0
-        while done < samples:
-            k = max(2, min(chunk, samples - done))
-            plan = model.plan(how=how, bound="iwae", samples=k, clamped=clamped, partial=partial)
-            noise = model.draw_noise(plan, batch, seed=int(torch.randint(2**62, (), generator=generator, device=generator.device)))
-            bound = estimate(plan, model.factors, batch, noise)  # type: ignore[arg-type]
-            assert bound.log_weights is not None  # nothing is enumerated outside the logarithm
-            log_weight_parts.append(bound.log_weights)
-            done += k
-    finally:
-        model.train(was)
-    log_weights = torch.cat(log_weight_parts)
-    k = len(log_weights)
-    value = log_weights.logsumexp(0) - math.log(k)
-    return Evidence(value, (log_weights - value).exp().std(0) / math.sqrt(k), "importance")
+        listed = by_bayes or (values <= budget and not graph.timed[name])
+        how[name], budget = ("sum", max(1, budget // values)) if listed else ("score", budget)
+    return how
+
+
+def log_weights(working: Estimate) -> Tensor:
+    """The log-weights of an estimate's samples, [K, N]; what has an axis of its own is summed inside them."""
+    plan = working.plan
+    likelihoods, kls = working.terms()
+    total = sum(likelihoods.values(), torch.zeros(())) - sum(kls.values(), torch.zeros(()))
+    total = inner_sum(working, total)
+    return expand_axis(total, SAMPLES, plan.samples).reshape(plan.samples, -1)
+
+
+def inner_sum(working: Estimate, total: Tensor) -> Tensor:
+    """log Σ over the values of every static latent that has an axis; only the known value where one is known."""
+    plan = working.plan
+    for name, axis in working.sequence():
+        if name == "#S":
+            continue
+        if plan.choices[name].draw == "stratify":
+            total = total + working.log_w(name)
+        else:
+            total = working._only_known(name, total)
+        total = expand_axis(total, axis, plan.size((name, 0))).logsumexp(axis, keepdim=True)
+    return total
+
+
+def draw_latents(model: Model, rows: Mapping[str, Tensor], samples: int) -> dict[str, Tensor]:
+    """All latents drawn from p along its arrows, the data and what is known of the latents in place: [K, T or 1, N, d] each."""
+    graph = model.graph
+    n, steps = model._extent(rows)
+    like = model._parameter()
+    clamped, _ = split_latents(graph, rows)
+    known = {*graph.observed, *graph.given, *clamped}
+
+    def draw(name: str, entry: Entry, raw: Tensor, t: int | None) -> Tensor:
+        factor = model.factors[entry.id]
+        assert isinstance(factor, Factor)
+        count = steps if graph.timed[name] and t is None else 1
+        raw = raw.expand(torch.broadcast_shapes(raw.shape, (samples, count, n, 1)))
+        dist, kind = factor.distribution(raw), factor.spec.noise(factor.d)
+        if kind is None:
+            value = dist.sample()
+        else:
+            value = factor.spec.reparametrise(dist, noises.draw_one(kind[0], (*raw.shape[:-1], kind[1]), None, like.device, like.dtype))
+        seen = rows.get(f"{name}?")
+        if seen is None:
+            return value
+        truth, seen = (part if t is None or part.shape[0] == 1 else part.narrow(0, t, 1) for part in (rows[name], seen))
+        return torch.where(seen, truth, value)
+
+    program = Program(graph, model.factors, rows, steps=steps)  # type: ignore[arg-type]
+    program.values |= {name: rows[name] for name in known}
+    program.run(schedule({name: graph.reads("p", name) for name in graph.p if name not in known}, "p"), draw)
+    return {name: program.values[name] for name in graph.latents if name not in clamped}
+
+
+def _log_known(model: Model, rows: Mapping[str, Tensor], latents: Mapping[str, Tensor]) -> Tensor:
+    """Σ log p of everything that is known, at these draws of the rest: [K, N]."""
+    plan = model.plan(clamped=model.graph.latents)
+    seen = {name: rows[f"{name}?"][..., :1] for name in latents if f"{name}?" in rows}
+    given = {name: value for name, value in rows.items() if name[:-1] not in seen}
+    working = Estimate(plan, model.factors, {**given, **latents}, {})  # type: ignore[arg-type]
+    total: Any = torch.zeros((), dtype=model._parameter().dtype, device=model._parameter().device)
+    for name in model.graph.stochastic:
+        if name not in latents or name in seen:
+            term = working.log_p(name)
+            term = torch.where(seen[name], term, torch.zeros_like(term)) if name in seen else term
+            total = total + (working.over_steps(term) if model.graph.timed[name] else term)
+    k, n = next(iter(latents.values())).shape[0] if latents else 1, model._extent(rows)[0]
+    return expand_axis(total, SAMPLES, k).expand(k, 1, n, 1).reshape(k, n)
+
+
+# Piece by piece -------------------------------------------------------------------------------------------------------------
+
+
+def streams(model: Model, batch: Mapping[str, Tensor], samples: int, memory: Memory, weigh: Weigher) -> Iterator[tuple[int, Iterator[Tensor]]]:
+    """Blocks of rows: how many, and their log-weights in pieces [k, rows] that add up to the samples."""
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < LEAST:
+        raise ValueError(f"samples is a whole number of at least {LEAST}: the error is found from their spread. Got {samples!r}.")
+    n, _ = model._extent(batch)
+    budget = limit(memory, model._parameter().device)
+    few = narrow(batch, 0, min(n, 2))
+    rows, most = pieces(lambda r, k: weigh(narrow(few, 0, r), k), n, samples, budget, smallest=LEAST)
+    for start in range(0, n, rows):
+        block = narrow(batch, start, min(rows, n - start))
+        yield min(rows, n - start), (weigh(block, k) for k in shares(samples, most, smallest=LEAST))
+
+
+def _collect(model: Model, batch: Mapping[str, Tensor], samples: int, seed: int | None, memory: Memory, weigh: Weigher) -> list[Weights]:
+    found = []
+    with model._evaluating(seed):
+        for rows, parts in streams(model, batch, samples, memory, weigh):
+            weights = Weights(rows, samples, model._parameter().device)
+            for part in parts:
+                weights.add(part)
+            found.append(weights)
+    return found
+
+
+def _judged(model: Model, found: Sequence[Weights], method: str, remedy: str) -> Evidence:
+    value, stderr, ess, khat = (torch.cat([getattr(weights, name) for weights in found]) for name in ("value", "stderr", "ess", "khat"))
+    samples, n = found[0].count, len(value)
+    threshold = reliable_shape(samples)
+    notes = []
+    if bad := int((khat > threshold).sum()):
+        why = f"a few of the {samples} weights carry the mean, which is then too low, and its error too small"
+        notes.append(f"{count(bad, n)} have Pareto k above {threshold:.2f}: {why}; {remedy}.")
+    if lost := int((~value.isfinite()).sum()):
+        notes.append(f"{count(lost, n)} have no finite evidence: p or q gives NaN or zero probability there.")
+    dtype = model._parameter().dtype
+    return Evidence(value.to(dtype), stderr.to(dtype), method, {"samples": samples, "ess": ess, "khat": khat}, tuple(notes))

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
 
 import torch
 
@@ -15,6 +15,7 @@ from aevb.experiments.lab import Lab, Result
 
 Task = Callable[[Lab], Result]
 SECTIONS = ("fa", "vae", "cvae", "gmvae", "vrnn")
+KILLED = "Its process was killed, by hand or by the system for want of memory; with fewer --jobs each has more. The others are not affected."
 
 
 def tasks(lab: Lab, section: str) -> dict[str, Task]:
@@ -36,18 +37,45 @@ def run(lab: Lab, sections: tuple[str, ...] = SECTIONS, *, jobs: int = 1) -> Ite
     if jobs == 1:
         for name in left:
             yield name, *_do(lab, name)
-    elif left:
-        threads = max(1, (os.cpu_count() or 1) // jobs)
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(jobs, len(left)), mp_context=context, initializer=_prepare, initargs=(threads,)) as pool:
-            waiting = {pool.submit(_do, lab, name): name for name in left}
-            for future in as_completed(waiting):
-                error = future.exception()  # the process was killed, and with it those that waited
-                yield waiting[future], *(future.result() if error is None else (None, f"{type(error).__name__}: {error}"))
+    else:
+        yield from _in_processes(lab, left, jobs)
     for name, summary in gmvae.SUMMARIES.items():
         parts = [part for part in wanted if part.startswith(f"{name}/")]
         if parts and all(lab.done(part) for part in parts):
             lab.do(name, summary)
+
+
+def _in_processes(lab: Lab, names: list[str], jobs: int) -> Iterator[tuple[str, float | None, str | None]]:
+    """Each of ``jobs`` processes does one task after another. One that is killed takes only its task with it, and another takes its place."""
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+
+    def process() -> ProcessPoolExecutor:
+        context = multiprocessing.get_context("spawn")
+        return ProcessPoolExecutor(1, mp_context=context, initializer=_prepare, initargs=(threads,))
+
+    left = list(names)
+    doing: dict[Future[tuple[float | None, str | None]], tuple[str, ProcessPoolExecutor]] = {}
+
+    def begin(worker: ProcessPoolExecutor) -> None:
+        name = left.pop(0)
+        doing[worker.submit(_do, lab, name)] = name, worker
+
+    try:
+        for _ in range(min(jobs, len(left))):
+            begin(process())
+        while doing:
+            for future in wait(doing, return_when=FIRST_COMPLETED).done:
+                name, worker = doing.pop(future)
+                error = future.exception()
+                killed = isinstance(error, BrokenExecutor)
+                if killed or not left:
+                    worker.shutdown()
+                if left:
+                    begin(process() if killed else worker)
+                yield name, *(future.result() if error is None else (None, KILLED if killed else f"{type(error).__name__}: {error}"))
+    finally:
+        for _, worker in doing.values():
+            worker.shutdown(wait=False)
 
 
 def _longest_first(name: str) -> int:

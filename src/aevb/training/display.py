@@ -85,7 +85,10 @@ class Display(Watcher):
 
 
 class Lines(Display):
-    """A table that grows by a line at every validation, and between them at most every five seconds."""
+    """A table that grows by a line at every validation, and between them at most every five seconds.
+
+    A line that is due waits until its step is over: the step's validation may come yet, and belongs to the same line.
+    """
 
     EVERY = 5.0
 
@@ -93,17 +96,32 @@ class Lines(Display):
         super().__init__(start, total, epochs, bound, best)
         self.spoke = time.perf_counter()
         self.columns: list[str] = []
+        self.due, self.measured = False, (0.0, math.inf)
+
+    def step(self, step: int) -> None:
+        self._print_due()
+        super().step(step)
 
     def row(self, row: Mapping[str, Any]) -> None:
         super().row(row)
         self.at = row["step"]
-        now = time.perf_counter()
-        if f"validation {self.bound}" in row or now - self.spoke >= self.EVERY or (self.at == self.total and not self.validation):
-            self.spoke = now
-            self._print()
+        now, validated = time.perf_counter(), f"validation {self.bound}" in row
+        if validated or now - self.spoke >= self.EVERY or (self.at == self.total and not self.validation):
+            self.due, self.spoke, self.measured = True, now, self.pace()
+        if validated:
+            self._print_due()
 
     def note(self, text: str) -> None:
+        self._print_due()
         print(text, flush=True)
+
+    def close(self) -> None:
+        self._print_due()
+
+    def _print_due(self) -> None:
+        if self.due:
+            self.due = False
+            self._print()
 
     def _print(self) -> None:
         width = max(len(f"{self.total:,}"), 6)
@@ -111,7 +129,7 @@ class Lines(Display):
             self.columns = self.terms()
             names = "".join(f"{name[:14]:>{self._width(name)}}" for name in self.columns)
             print(f"{'step':>{width}}  {'epoch':>7}{names}{'validation':>12}{'best':>12}{'lr':>10}{'steps/s':>9}{'left':>9}", flush=True)
-        rate, left = self.pace()
+        rate, left = self.measured
         values = "".join(f"{number(self.train.get(name, self.validation.get(name))):>{self._width(name)}}" for name in self.columns)
         checked = f"{number(self.validation.get(self.bound)):>12}{number(self.best[0] if self.best else None):>12}"
         epoch = self.epochs * self.at / max(self.total, 1)
@@ -238,6 +256,31 @@ class TensorBoard(Watcher):
         record = io.BytesIO()
         RecordWriter(record).write(Event(wall_time=self.began + seconds, step=step, **content).SerializeToString())
         return record.getvalue()
+
+
+class Checking:
+    """How far the check of a large file has come: nothing for the first two seconds, then a line that stays in its place on a terminal.
+
+    Elsewhere it is a line every five seconds, if ``progress`` is True.
+    """
+
+    PATIENCE = 2.0
+
+    def __init__(self, progress: bool | None, what: str = "training") -> None:
+        self.what, self.live = what, progress is not False and _on_terminal()
+        self.speaks, self.every = self.live or bool(progress), Live.EVERY if self.live else Lines.EVERY
+        self.began = time.perf_counter()
+        self.spoke = self.began + self.PATIENCE - self.every
+        self.shown = False
+
+    def __call__(self, rows: int, of: int) -> None:
+        now = time.perf_counter()
+        if self.speaks and rows < of and now - self.spoke >= self.every:
+            self.spoke, self.shown = now, True
+            text = f"checking the {self.what} data: {rows:,} of {of:,} rows, {clock((now - self.began) * (of - rows) / rows)} left"
+            print(f"\r\x1b[2K{text}" if self.live else text, end="" if self.live else "\n", flush=True)
+        elif rows >= of and self.shown and self.live:
+            print("\r\x1b[2K", end="", flush=True)
 
 
 def display(progress: bool | None, start: int, total: int, epochs: float, bound: str = "elbo", best: Mapping[str, Any] | None = None) -> Watcher:

@@ -1,7 +1,8 @@
 """Many processes: each takes its share of every batch, and the active group's gradients are summed.
 
 Started by ``torchrun``; without it there is one process and nothing here does anything. The noise of a step is drawn for the whole
-batch and each process keeps its rows' part, so that any number of processes trains the same weights.
+batch and each process keeps its rows' part, so that any number of processes trains the same weights. Only what torch itself samples
+from a seed (Beta, Poisson and NegativeBinomial as latents) differs with their number.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from aevb.noise import fork
 
 T = TypeVar("T")
 
@@ -37,11 +40,20 @@ class World:
         return slice(self.rank * n // self.size, (self.rank + 1) * n // self.size)
 
     def rows_of(self, noise: Mapping[str, Tensor], n: int) -> dict[str, Tensor]:
-        """The part of a step's noise that belongs to this process's rows."""
+        """The part of a step's noise that belongs to this process's rows.
+
+        A seed has no parts: each process draws by one of its own, so that its rows are not drawn like those of the others.
+        """
         if self.size == 1:
             return dict(noise)
         part = self.share(n)
-        return {name: value[..., part, :] if value.dim() > 1 and value.shape[-2] == n else value for name, value in noise.items()}
+
+        def mine(value: Tensor) -> Tensor:
+            if value.dim() == 0:
+                return fork(value, part.start)
+            return value[..., part, :] if value.dim() > 1 and value.shape[-2] == n else value
+
+        return {name: mine(value) for name, value in noise.items()}
 
     def sum(self, tensors: list[Tensor]) -> None:
         """Add up tensors over all processes, in place, as one message."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from aevb.batch import Batch, split_latents
 from aevb.data.sources import Source
@@ -40,13 +41,20 @@ def evaluate(
             estimated = estimate(plan, model.factors, batch, noise)  # type: ignore[arg-type]
             found = {bound: estimated.value, **estimated.terms}
             if exact:
-                found["evidence"] = exact_evidence(model, batch)
-                distance = gap(model, batch)
-                found |= {} if distance is None else {"gap": distance}
+                found |= _exactly(model, batch)
             for name, value in found.items():
                 sums[name] = sums.get(name, torch.zeros((), dtype=torch.float64, device=value.device)) + value.double().sum()
     totals = torch.stack(list(sums.values())).tolist()
     return {name: value / source.n for name, value in zip(sums, totals, strict=True)}
+
+
+def _exactly(model: Model, batch: Batch) -> dict[str, Tensor]:
+    """The evidence and, where it is known, the gap; NaN where a covariance of p is none any more."""
+    try:
+        distance = gap(model, batch)
+        return {"evidence": exact_evidence(model, batch)} | ({} if distance is None else {"gap": distance})
+    except LinAlgError:
+        return dict.fromkeys(("evidence", "gap"), model._parameter().new_full((next(iter(batch.values())).shape[-2],), torch.nan))
 
 
 def _plan(model: Model, batch: Batch, how: Mapping[str, str] | None, bound: str, samples: int) -> Plan:

@@ -10,12 +10,12 @@ import hashlib
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -38,7 +38,7 @@ from aevb.training.checkpoint import (
     latest,
     read,
 )
-from aevb.training.display import TensorBoard, Watcher, display
+from aevb.training.display import Checking, TensorBoard, Watcher, display
 from aevb.training.distributed import join
 from aevb.training.em import exact_em
 from aevb.training.evaluation import evaluate
@@ -47,7 +47,7 @@ from aevb.training.order import Order
 from aevb.training.run import Run
 from aevb.training.schedules import Phase
 from aevb.training.settings import Settings, to_toml
-from aevb.training.step import Stepper
+from aevb.training.step import Stepper, Together
 
 __all__ = ["Training", "TrainingError", "fit"]
 
@@ -55,6 +55,10 @@ __all__ = ["Training", "TrainingError", "fit"]
 MAY_CHANGE = ("epochs", "steps", "patience", "validate_every", "log_every", "checkpoint_every", "skip")
 
 
+@overload
+def fit(model: Model, data: Any, *, seeds: None = None, **choices: Any) -> Run: ...
+@overload
+def fit(model: Model, data: Any, *, seeds: int | Sequence[int], **choices: Any) -> list[Run]: ...
 def fit(
     model: Model,
     data: Any,
@@ -65,8 +69,9 @@ def fit(
     progress: bool | None = None,
     tensorboard: bool = False,
     after: Callable[[int, Model], Mapping[str, float] | None] | None = None,
+    seeds: int | Sequence[int] | None = None,
     **settings: Any,
-) -> Run:
+) -> Run | list[Run]:
     """Train a model and return the run.
 
     ``data`` is a dictionary of arrays (or files) by variable; ``validation`` likewise. ``settings`` are those of
@@ -77,32 +82,89 @@ def fit(
     ``progress`` shows the run as it goes: on a terminal unless it is False, elsewhere as plain lines if it is True.
     ``tensorboard=True`` writes scalars for TensorBoard into ``out/tensorboard``. ``after(step, model)`` is called
     after every validation; numbers that it returns, by name, are recorded with it.
+
+    ``seeds=8`` (or a list of seeds) trains that many fresh models of the same declaration together and returns their runs; the model
+    itself stays as it is. Each run is the one that its seed would give alone (``fresh(seed)``, then ``fit(…, seed=seed)``), in
+    ``out/seed-N``; on a GPU they share it, step by step, and cost much less than one after the other.
     """
     unknown = sorted(set(settings) - {f.name for f in fields(Settings)})
     if unknown:
         raise TypeError(f"fit has no setting {unknown[0]!r}. Its settings are {', '.join(f.name for f in fields(Settings))}.")
+    folder = Path(out) if out is not None else None
+    if seeds is None:
+        with ExitStack() as closing:
+            training = Training(model, data, validation, Settings(**settings), folder, resume, closing, progress)
+            training.watch(progress, tensorboard, closing)
+            training.after = after
+            return training.run()
+    if "seed" in settings:
+        raise ValueError("Say seed= for one run or seeds= for several, not both.")
+    chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise ValueError(f"seeds is a number of runs, or a list of different seeds, got {seeds!r}.")
     with ExitStack() as closing:
-        training = Training(model, data, validation, Settings(**settings), Path(out) if out is not None else None, resume, closing)
-        training.watch(progress, tensorboard, closing)
-        training.after = after
-        return training.run()
+        trainings = []
+        for seed in chosen:
+            place = None if folder is None else folder / f"seed-{seed}"
+            continued = resume and place is not None and place.exists()
+            training = Training(model.fresh(seed), data, validation, Settings(**settings, seed=seed), place, continued, closing, progress)
+            training.watch(progress if seed == chosen[0] else False, tensorboard, closing)
+            training.after = after
+            trainings.append(training)
+        return _train_together(trainings)
+
+
+def _train_together(trainings: Sequence[Training]) -> list[Run]:
+    """Several runs, a step of each at a time. Where one is stopped all are, each after saving."""
+    together, stopped = Together(), None
+    with _interruptible() as interrupted:
+        loops = {training: training.loop(interrupted) for training in trainings}
+        while loops:
+            wanted = []
+            for training, loop in list(loops.items()):
+                try:
+                    phase = next(loop)
+                    wanted.append((training.stepper, training.step, phase, training.rate(phase, training.step)))
+                except StopIteration:
+                    del loops[training]
+                except KeyboardInterrupt as error:
+                    del loops[training]
+                    stopped = error
+            if stopped is not None and not interrupted.set:
+                break
+            if wanted:
+                together.step(wanted)
+    if stopped is not None:
+        raise stopped
+    return [training.finished() for training in trainings]
 
 
 class Training:
     """One run in the making."""
 
-    def __init__(self, model: Model, data: Any, validation: Any, settings: Settings, out: Path | None, resume: bool, closing: ExitStack) -> None:
+    def __init__(
+        self,
+        model: Model,
+        data: Any,
+        validation: Any,
+        settings: Settings,
+        out: Path | None,
+        resume: bool,
+        closing: ExitStack,
+        progress: bool | None = False,
+    ) -> None:
         settings = settings if settings.lr is not None else replace(settings, lr=_usual_rate(model))
         self.model, self.settings, self.out = model, settings, out
         like = model._parameter()
         self.device, self.dtype = like.device, like.dtype
         self.world = join(self.device)
         self.world.copy_first(list(model.state_dict().values()))
-        self.source = open_source(model.graph, data, like)
+        told = progress if self.world.first else False
+        self.source = open_source(model.graph, data, like, Checking(told))
         refuse_degenerate(model.graph, self.source)
         self.recorded = settings.record() | {"fresh": {name: repr(fresh) for name, fresh in self.source.fresh.items()} or None}
         self.recorded["data"] = _fingerprint(self.source)
-        self.validation = None if validation is None else open_source(model.graph, validation, like)
+        self.validation = None if validation is None else open_source(model.graph, validation, like, Checking(told, "validation"))
         self.em = exact_em(model) if settings.schedule.objective == "em" else None
         size = self.source.n if self.em is not None and self.em.closed else settings.batch  # a step is then an iteration over all rows
         self.total = settings.total(self.source.n, size)
@@ -135,6 +197,11 @@ class Training:
 
     def _check_settings(self) -> None:
         s = self.settings
+        if self.order.batch < self.world.size:
+            raise ValueError(
+                f"A step takes {self.order.batch} rows, so that of {self.world.size} processes some would have none. Start no more than "
+                f"{self.order.batch} (torchrun --nproc-per-node)" + (", or raise batch=." if self.order.batch < self.source.n else ".")
+            )
         if s.kl_warmup >= self.total:
             raise ValueError(
                 f"kl_warmup={s.kl_warmup} does not end before training does ({self.total} steps): the bound would never be trained. Shorten it."
@@ -230,6 +297,13 @@ class Training:
     # The loop ---------------------------------------------------------------------------------------------------------------------
 
     def run(self) -> Run:
+        with _interruptible() as interrupted:
+            for phase in self.loop(interrupted):
+                self._take_step(phase)
+        return self.finished()
+
+    def loop(self, interrupted: _Flag) -> Iterator[Phase]:
+        """The run, but for the steps themselves: yields the phase of each, and expects it to have been taken."""
         s = self.settings
         began = time.perf_counter()
         validate = s.validate_every or self.per_epoch
@@ -239,55 +313,59 @@ class Training:
         self.model.train()
         stop = self._out_of_patience()
         try:
-            with _interruptible() as interrupted:
-                while self.step < self.total and not stop:
-                    phase = s.schedule.phase(self.step, self.total)
-                    self._take_step(phase)
-                    self.step += 1
-                    for watcher in self.watchers:
-                        watcher.step(self.step)
-                    due = {name: self.step % every == 0 or self.step == self.total for name, every in intervals.items()}
-                    ask = self.world.size == 1 or any(due.values()) or self.step % 20 == 0  # the same in every process
-                    stopped = ask and self.world.any(bool(interrupted))
-                    if self.stepper.waits and not (any(due.values()) or stopped):
-                        continue  # a GPU works on; the host looks when there is something to do
-                    if self.stepper.failed():
-                        reached = self.step
-                        self._trouble()
-                        if self.step < reached:
-                            continue
-                    if due["log"]:
-                        self._record(self.stepper.read() | self._place(phase), began)
-                    if due["validate"] and self.validation is not None:
-                        self._validate(began)
-                        stop = self._out_of_patience()
-                    if (due["checkpoint"] and self._time_to_save()) or self.step == self.total or stop or stopped:
-                        self._save()
-                    if stopped:
-                        raise KeyboardInterrupt(
-                            f"stopped after step {self.step} of {self.total}" + (f"; resume=True continues it from {self.out}" if self.out else "")
-                        )
+            while self.step < self.total and not stop:
+                phase = s.schedule.phase(self.step, self.total)
+                yield phase
+                self.step += 1
+                for watcher in self.watchers:
+                    watcher.step(self.step)
+                due = {name: self.step % every == 0 or self.step == self.total for name, every in intervals.items()}
+                ask = self.world.size == 1 or any(due.values()) or self.step % 20 == 0  # the same in every process
+                stopped = ask and self.world.any(interrupted.set)
+                if self.stepper.waits and not (any(due.values()) or stopped):
+                    continue  # a GPU works on; the host looks when there is something to do
+                if self.stepper.failed():
+                    reached = self.step
+                    self._trouble()
+                    if self.step < reached:
+                        continue
+                if due["log"]:
+                    self._record(self.stepper.read() | self._place(phase), began)
+                if due["validate"] and self.validation is not None:
+                    self._validate(began)
+                    stop = self._out_of_patience()
+                if (due["checkpoint"] and self._time_to_save()) or self.step == self.total or stop or stopped:
+                    self._save()
+                if stopped:
+                    raise KeyboardInterrupt(
+                        f"stopped after step {self.step} of {self.total}" + (f"; resume=True continues it from {self.out}" if self.out else "")
+                    )
             if s.patience is not None:
                 self._restore_best()
         finally:
             self.stepper.optimizer.zero_grad(set_to_none=True)
             self.model.train(was)
+            self.seconds = self.before + time.perf_counter() - began
+
+    def finished(self) -> Run:
         self.world.leave()
-        return Run(self.model, s, self.rows, self.out, self.step, self.before + time.perf_counter() - began)
+        return Run(self.model, self.settings, self.rows, self.out, self.step, self.seconds)
 
     def _take_step(self, phase: Phase) -> None:
-        self.stepper.step(self.step, phase, self._rate(phase, self.step))
+        self.stepper.step(self.step, phase, self.rate(phase, self.step))
+        if self.stepper.left_alone is not None:
+            self._note_once(f"em() leaves q as it is: {self.stepper.left_alone}. To train q, fit again with alternate() or joint().")
 
     def _place(self, phase: Phase) -> dict[str, Any]:
         """Where in the schedule a step stands; an iteration in closed form has no learning rate."""
         if self.em is not None and self.em.closed:
             return {"phase": "EM"}
         s = self.settings
-        return {"lr": self._rate(phase, self.step - 1), "phase": phase.name} | (
+        return {"lr": self.rate(phase, self.step - 1), "phase": phase.name} | (
             {"kl weight": min(1.0, self.step / s.kl_warmup)} if s.kl_warmup else {}
         )
 
-    def _rate(self, phase: Phase, step: int) -> float:
+    def rate(self, phase: Phase, step: int) -> float:
         s = self.settings
         assert s.lr is not None
         rate = s.lr * min(1.0, (step + 1) / s.warmup) if s.warmup else s.lr
@@ -371,10 +449,18 @@ class Training:
         self.skipped += 1
         if self.skipped > self.settings.skip:
             kept = f" The last good checkpoint is {folders(self.out)[-1]}." if self.out is not None and folders(self.out) else ""
-            raise TrainingError(message + kept + " Look at these rows; a new run may do better with a lower lr, or clip=.")
+            advice = " Look at these rows; a new run may do better with a lower lr, or clip=."
+            if self.em is not None and self.em.closed:
+                advice = " Standardise the data (aevb.data.standardise), or use mle()."
+            raise TrainingError(message + kept + advice)
         self._note(message + f" Skipped ({self.skipped} of {self.settings.skip}).")
         self.step += 1
         self.stepper.go_on()
+
+    def _note_once(self, text: str) -> None:
+        """A note that holds for the whole run, also where it was resumed."""
+        if not any(row.get("note") == text for row in self.rows):
+            self._note(text)
 
     def _note(self, text: str) -> None:
         row = {"step": self.step, "note": text}

@@ -40,6 +40,8 @@ class Settings:
     validate_every: int | None = None  # steps; by default once an epoch
     log_every: int | None = None  # steps; by default about 200 lines a run
     checkpoint_every: int | None = None  # steps; by default at every validation
+    precision: str = "float32"  # or "bf16": matrix products in bfloat16, everything else, the weights too, as the model is
+    compile: bool = False  # fuse the step's operations with torch.compile: pays off in long runs
     skip: int = 0  # batches with a non-finite loss or gradient that may be skipped
 
     def __post_init__(self) -> None:
@@ -60,6 +62,10 @@ class Settings:
             raise ValueError(f'distort is a dictionary from variable to distortion, e.g. {{"x": Affine((28, 28))}}, got {self.distort!r}.')
         if self.epochs is not None and self.steps is not None:
             raise ValueError("Say epochs= or steps=, not both.")
+        if self.precision not in ("float32", "bf16"):
+            raise ValueError(f'precision is "float32" or "bf16", got {self.precision!r}.')
+        if not isinstance(self.compile, bool):
+            raise ValueError(f"compile is True or False, got {self.compile!r}.")
         if self.decay not in ("cosine", "constant"):
             raise ValueError(f'decay is "cosine" or "constant", got {self.decay!r}.')
         if not isinstance(self.schedule, Schedule):

@@ -11,11 +11,13 @@ when it reads the metrics, not at every step, and then goes back to the step tha
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
+from torch.optim.adam import adam
 
 from aevb import noise as noises
 from aevb.batch import Batch
@@ -26,14 +28,16 @@ from aevb.families import Bernoulli
 from aevb.model import Model
 from aevb.plan import Plan
 from aevb.program import Program
-from aevb.training.checkpoint import TrainingError, optimizer_tensors, restore_optimizer
+from aevb.training.checkpoint import optimizer_tensors, restore_optimizer
 from aevb.training.distributed import World
-from aevb.training.em import Regressions, Responsibilities
+from aevb.training.em import Regressions, Responsibilities, Statistics
 from aevb.training.order import Order, seed_of
+from aevb.training.recording import Found, Recording, shapes
 from aevb.training.schedules import Phase
 from aevb.training.settings import Settings
 
 EM_ROWS = 1024  # rows whose statistics are taken at a time
+RECORD_AFTER, RECORD_FOR = 10, 1000  # steps of a phase before its arithmetic is recorded, and steps to come that make it worth the seconds
 WARM_UP = 3  # steps of a phase that run before it is captured: libraries initialise themselves, the optimiser makes its state
 
 
@@ -69,6 +73,8 @@ class Stepper:
             capturable=on_gpu,
         )
         self.reference: Model | None = None  # whose posterior an M-step holds fixed
+        self.left_alone: str | None = None  # why EM does not set q
+        self.lost: str | None = None  # why EM found no statistics
         self.noise, self.drawing = torch.Generator(self.device), torch.Generator(self.device)
         self.rows = torch.zeros(order.batch, dtype=torch.long, device=self.device)
         self.kl_weight = torch.ones((), device=self.device, dtype=self.dtype)
@@ -86,6 +92,10 @@ class Stepper:
             and isinstance(source, Resident)
             and not any(kind == "seed" for kind, _ in layout.values())
         )
+        self.records = _own(model) and settings.schedule.objective == "bound" and not any(kind == "seed" for kind, _ in layout.values())
+        self.recordings: dict[str, Recording] = {}
+        self.judge = torch.compile(_judge, dynamic=False) if settings.compile and on_gpu else _judge
+        self.left = 0  # steps to come
         self.waits = on_gpu  # the host need not look after every step
         self.graphs: dict[str, torch.cuda.CUDAGraph] = {}
         self.seen: dict[str, int] = {}
@@ -93,13 +103,15 @@ class Stepper:
     # Taking a step ----------------------------------------------------------------------------------------------------------------
 
     def step(self, step: int, phase: Phase, rate: float) -> None:
-        self.origin = step if self.origin is None else self.origin
         if self.em is not None and self.em.closed:
+            self.origin = step if self.origin is None else self.origin
             self._iterate(step)
             return
-        self._load(step, rate)
+        self.load(step, rate)
         if self.settings.schedule.objective == "em" and (phase.position == 0 or self.reference is None):
             self.reference = copy.deepcopy(self.model).eval()
+            assert self.em is not None
+            self.left_alone = self.em.tighten(self.source.take(torch.arange(min(2, self.source.n))))
         if phase.name in self.graphs:
             self.graphs[phase.name].replay()
             return
@@ -115,17 +127,13 @@ class Stepper:
             self.graphs[phase.name].replay()
 
     def _capture(self, phase: Phase) -> None:
-        graph = torch.cuda.CUDAGraph()
-        for generator in (self.noise, self.drawing):
-            graph.register_generator_state(generator)
-        torch.cuda.synchronize(self.device)
-        with torch.cuda.graph(graph):
-            self._advance(phase)
-        self.graphs[phase.name] = graph
+        self.graphs[phase.name] = captured([self], [phase])
 
-    def _load(self, step: int, rate: float) -> None:
+    def load(self, step: int, rate: float) -> None:
         """What this step needs from the host."""
         s = self.settings
+        self.origin = step if self.origin is None else self.origin
+        self.left = s.total(self.source.n, self.order.batch) - step
         self.rows.copy_(self.order.rows(step), non_blocking=True)
         self.noise.manual_seed(seed_of(s.seed, "noise", step))
         if self.source.fresh or s.distort:
@@ -141,77 +149,157 @@ class Stepper:
     def active(self, phase: Phase) -> list[nn.Parameter]:
         return [p for name in ("theta", "phi") if getattr(phase, name) for p in self.groups[name]]
 
-    def _objective(self, batch: Batch) -> tuple[Tensor, Bound]:
+    def _inputs(self) -> dict[str, Tensor]:
+        """All that a step's arithmetic reads besides the parameters: the batch, its noise, its distorted copy, the weight of the KL terms."""
+        s, n = self.settings, len(self.rows)
+        batch = self.source.take(self.rows, generator=self.drawing, share=self.world.share(n))
+        inputs = {f"batch {name}": value for name, value in batch.items()}
+        if s.schedule.objective == "bound":
+            _, steps = self.model._extent(batch)
+            drawn = noises.draw(self.plan.layout(n, steps, dropout=True), generator=self.noise, device=self.device, dtype=self.dtype)
+            inputs |= {f"noise {name}": value for name, value in self.world.rows_of(drawn, n).items()}
+        if s.agree:
+            inputs |= {f"moved {name}": value for name, value in self._distorted(batch).items()}
+        return inputs | ({"weight": self.kl_weight} if s.kl_warmup else {})
+
+    def _objective(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Bound]:
         """This process's part of the mean objective over the whole batch, and the bound."""
         s, n = self.settings, len(self.rows)
+        batch, noise, moved = (_named(inputs, kind) for kind in ("batch", "noise", "moved"))
         if s.schedule.objective == "evidence":
             bound = Bound(exact_evidence(self.model, batch), {})
         elif s.schedule.objective == "em":
             bound = self._expected(batch)
         else:
-            _, steps = self.model._extent(batch)
-            drawn = noises.draw(self.plan.layout(n, steps, dropout=True), generator=self.noise, device=self.device, dtype=self.dtype)
-            weight = self.kl_weight if s.kl_warmup else 1.0
-            noise = self.world.rows_of(drawn, n)
+            weight = inputs.get("weight", 1.0)
             bound = estimate(self.plan, self.model.factors, batch, noise, temperature=s.temperature, kl_weight=weight)  # type: ignore[arg-type]
         objective = bound.value.sum() / n
         if s.classify:
             objective = objective + s.classify * self._classification(batch) / n
         if s.agree:
-            objective = objective + s.agree * self._agreement(batch) / n
+            objective = objective + s.agree * self._agreement(batch, batch | moved) / n
         return objective, bound
 
-    def _advance(self, phase: Phase) -> None:
-        active, n = self.active(phase), len(self.rows)
-        batch = self.source.take(self.rows, generator=self.drawing, share=self.world.share(n))
-        self.optimizer.zero_grad(set_to_none=True)
-        objective, bound = self._objective(batch)
-        (-objective).backward(inputs=active)
-        gradients = [p.grad for p in active if p.grad is not None]
-        self.world.sum(gradients)
-        norm, total = torch.nn.utils.get_total_norm(gradients), objective.detach().clone()
-        self.world.sum([total])
-        finite = (norm + total).isfinite()
-        if not self.waits and not bool(finite):
-            self.bad.fill_(1.0)
-            return
-        if self.waits:
-            self.bad.copy_(torch.maximum(self.bad, 1 - finite.to(self.bad.dtype)))
-            self.optimizer.found_inf = self.bad  # type: ignore[attr-defined]
-        if self.settings.clip is not None:
-            torch.nn.utils.clip_grads_with_norm_(active, self.settings.clip, norm)
-        self.optimizer.step()
+    def _arithmetic(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The objective, and what is measured (its names are in ``measured``): a function of tensors alone."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16", cache_enabled=False):
+            objective, bound = self._objective(inputs)
         name = {"evidence": "evidence", "em": "expected"}.get(self.settings.schedule.objective, self.settings.bound)
         values = {name: bound.value, **bound.terms}
         if name == "elbo" and self.settings.kl_warmup:  # the bound itself, not the weighted objective
             values[name] = sum((-term if key.startswith("kl(") else term for key, term in bound.terms.items()), torch.zeros_like(bound.value))
-        self._measure({key: value.detach().sum() / n for key, value in values.items()} | {"gradient": norm / self.world.size})
+        self.measured = [*values, "gradient"]
+        return objective, torch.stack([value.detach() for value in values.values()]).sum(-1) / len(self.rows)
 
-    def _measure(self, found: dict[str, Tensor]) -> None:
-        """Add to the metrics what a step found; of several processes each adds its share."""
-        if not self.measured:
-            self.measured, self.sums = list(found), torch.zeros(len(found), device=self.device, dtype=self.dtype)
-        self.sums.add_(torch.where(self.bad > 0, 0.0, torch.stack(list(found.values())).to(self.sums.dtype)))
-        self.taken.add_(1 - self.bad)
-        self.moved.add_(1 - self.bad)
+    def _evaluate(self, phase: Phase, inputs: Mapping[str, Tensor]) -> Found:
+        """The objective, what is measured, and the gradients of the active parameters."""
+        active, recorded = self.active(phase), self.recordings.get(phase.name)
+        if recorded is None and self._worth_recording(phase):
+            recorded = self.recordings[phase.name] = Recording(self.model, self._arithmetic, inputs, active, compiled=self.settings.compile)
+        if recorded is not None and recorded.shapes == shapes(inputs):
+            return recorded(inputs)
+        objective, measured = self._arithmetic(inputs)
+        return objective.detach(), measured, list(torch.autograd.grad(-objective, active, allow_unused=True))
+
+    def _worth_recording(self, phase: Phase) -> bool:
+        if not self.records or phase.name in self.recordings:
+            return False
+        if self.settings.compile:
+            return True
+        return not self.captures and self.seen[phase.name] >= RECORD_AFTER and self.left >= RECORD_FOR
+
+    def _attempt(self, phase: Phase) -> Found | None:
+        """What a step finds; None, in every process, where the exact evidence has no value in one: a covariance of p is none any more."""
+        inputs = self._inputs()
+        if self.settings.schedule.objective != "evidence":
+            return self._evaluate(phase, inputs)
+        try:
+            found = self._evaluate(phase, inputs)
+        except LinAlgError:
+            found = None
+        return None if self.world.any(found is None) else found
+
+    def _advance(self, phase: Phase) -> None:
+        active = self.active(phase)
+        for parameter in active:
+            parameter.grad = None
+        attempt = self._attempt(phase)
+        if attempt is None:
+            self.bad.fill_(1.0)
+            return
+        total, measured, found = attempt
+        for parameter, gradient in zip(active, found, strict=True):
+            parameter.grad = gradient
+        gradients = [gradient for gradient in found if gradient is not None]
+        self.world.sum(gradients)
+        self.world.sum([total])
+        norm = _norm(gradients)
+        if not self.waits and not bool((norm + total).isfinite()):
+            self.bad.fill_(1.0)
+            return
+        if not len(self.sums):
+            self.sums = torch.zeros(len(self.measured), device=self.device, dtype=self.dtype)
+        self.judge(total, norm / self.world.size, measured, self.bad, self.sums, self.taken, self.moved)
+        if self.waits:
+            self.optimizer.found_inf = self.bad  # type: ignore[attr-defined]
+        if self.settings.clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(active, self.settings.clip, norm)
+        self._update(active)
+
+    def _update(self, active: list[nn.Parameter]) -> None:
+        """Adam's step. On the CPU, where a step may be short, by its function: the optimiser around it costs as much as a layer."""
+        moved = [p for p in active if p.grad is not None]
+        if self.device.type != "cpu" or any(p not in self.optimizer.state for p in moved):
+            self.optimizer.step()
+            return
+        gradients = [p.grad for p in moved if p.grad is not None]
+        means, squares, steps = ([self.optimizer.state[p][name] for p in moved] for name in ("exp_avg", "exp_avg_sq", "step"))
+        (beta1, beta2), eps, rate = (self.optimizer.param_groups[0][name] for name in ("betas", "eps", "lr"))
+        choices = {"fused": True, "amsgrad": False, "maximize": False, "weight_decay": 0.0}
+        adam(moved, gradients, means, squares, [], steps, beta1=beta1, beta2=beta2, eps=eps, lr=rate, **choices)  # type: ignore[arg-type]
 
     def _iterate(self, step: int) -> None:
         """One iteration of exact EM: the posterior's statistics over all rows, then every factor of p in closed form, then q."""
         assert self.em is not None
-        n = self.source.n
-        rows = torch.arange(n)[self.world.share(n)]
-        found: dict[str, Tensor] = {}
         with torch.no_grad():
-            for part in rows.split(EM_ROWS):
-                for name, value in self.em.statistics(self.source.take(part)).items():
-                    found[name] = found[name] + value if name in found else value
-            self.world.sum(list(found.values()))
-            bad = next((name for name, value in found.items() if not bool(value.isfinite().all())), None)
-            if bad is not None:
-                raise TrainingError(f"Step {step}: the statistics of {bad.rpartition(' ')[0] or bad} are not finite. No step was taken.")
+            if step == 0 and isinstance(self.em, Regressions):
+                self._centre(self.em)
+            found = self._total(self.em.statistics)
+            self.lost = _not_finite(found)
+            if found is None or self.lost is not None:
+                self.bad.fill_(1.0)
+                return
             self.em.maximise(found)
-            self.em.tighten(self.source.take(torch.arange(min(2, n))))
-        self._measure({"evidence": found["evidence"] / found["rows"] / self.world.size})
+            self.left_alone = self.em.tighten(self.source.take(torch.arange(min(2, self.source.n))))
+        self.measured = ["evidence"]
+        self.sums = self.sums if len(self.sums) else torch.zeros(1, device=self.device, dtype=self.dtype)
+        self.sums.add_(found["evidence"] / found["rows"] / self.world.size)
+        for count in (self.taken, self.moved):
+            count.add_(1)
+
+    def _centre(self, em: Regressions) -> None:
+        """Begin at the data's means, unless the evidence is lower there, as it may be where entries are missing."""
+        found = self._total(em.columns)
+        before = {} if found is None else em.centre(found)
+        if found is not None and before:
+            after = self._total(em.columns)
+            if after is None or not bool(after["evidence"] >= found["evidence"]):
+                em.restore(before)
+
+    def _total(self, statistics: Callable[[Batch], Statistics]) -> Statistics | None:
+        """Statistics summed over all rows of all processes; None where a covariance of p is none any more."""
+        found: Statistics = {}
+        n, failed = self.source.n, False
+        try:
+            for part in torch.arange(n)[self.world.share(n)].split(EM_ROWS):
+                for name, value in statistics(self.source.take(part)).items():
+                    found[name] = found[name] + value if name in found else value
+        except LinAlgError:
+            failed = True
+        if self.world.any(failed):
+            return None
+        self.world.sum(list(found.values()))
+        return found
 
     # What the host sees -------------------------------------------------------------------------------------------------------------
 
@@ -275,13 +363,16 @@ class Stepper:
             total = total + log_q.sum()
         return total
 
-    def _agreement(self, batch: Batch) -> Tensor:
-        """The sum over the batch of Σ_y q(y|x) log q(y|x̃), q(y|x) held fixed, or the label where it is known."""
-        graph, n = self.model.graph, len(self.rows)
-        moved = dict(batch)
+    def _distorted(self, batch: Batch) -> Batch:
+        """x̃, a little turned, sheared, scaled and shifted."""
+        graph, n, moved = self.model.graph, len(self.rows), {}
         for name, distortion in self.settings.distort.items():
             draws = distortion.draws(n, self.drawing, batch[name])[self.world.share(n)]
             moved[name] = distortion(batch[name][0], draws, binary=isinstance(graph.rule("p", name).spec, Bernoulli)).unsqueeze(0)
+        return moved
+
+    def _agreement(self, batch: Batch, moved: Batch) -> Tensor:
+        """The sum over the batch of Σ_y q(y|x) log q(y|x̃), q(y|x) held fixed, or the label where it is known."""
         here, there = self._inference(batch), self._inference(moved)
         total = torch.zeros((), dtype=self.dtype, device=self.device)
         for name in self.classes:
@@ -317,13 +408,17 @@ class Stepper:
 
     def what_failed(self, step: int, phase: Phase) -> str:
         """Take a failed step again, without the optimiser, and name the factor and the rows."""
-        self._load(step, 0.0)
+        if self.lost is not None:
+            return f"Step {step}: {self.lost}. No step was taken."
+        self.load(step, 0.0)
         share = self.world.share(len(self.rows))
         rows = self.order.rows(step)[share].cpu()
         broken = [name for name, factor in self.model.factors.items() if any(not bool(p.isfinite().all()) for p in factor.parameters())]
         cause = f" The parameters of {', '.join(broken)} are not finite." if broken else ""
         try:
             what, bad = self._culprit(self.active(phase), share)
+        except LinAlgError:
+            what, bad = "the exact evidence (a covariance of p is not positive definite)", torch.ones(len(rows), dtype=torch.bool)
         except (RuntimeError, ValueError):  # torch refuses parameters that are not numbers
             if not broken:
                 raise
@@ -336,7 +431,7 @@ class Stepper:
     def _culprit(self, active: list[nn.Parameter], share: slice) -> tuple[str, Tensor]:
         """The term that is not finite and the rows where, or the parameter whose gradient is not, by all rows."""
         self.optimizer.zero_grad(set_to_none=True)
-        objective, bound = self._objective(self.source.take(self.rows, generator=self.drawing, share=share))
+        objective, bound = self._objective(self._inputs())
         for name, term in bound.terms.items():
             bad = ~term.detach().isfinite().cpu()
             if bool(bad.any()):
@@ -350,6 +445,76 @@ class Stepper:
         culprit = next((self.names[p] for p in active if p.grad is not None and not bool(p.grad.isfinite().all())), None)
         self.optimizer.zero_grad(set_to_none=True)
         return f"the gradient of {culprit}" if culprit else "the gradient", torch.ones_like(bad)
+
+
+def _not_finite(found: Statistics | None) -> str | None:
+    """What of EM's statistics is not finite, in words."""
+    if found is None:
+        return "the exact posterior has no value: a covariance of p is not positive definite"
+    bad = next((name for name, value in found.items() if not bool(value.isfinite().all())), None)
+    return None if bad is None else f"the statistics of {bad.rpartition(' ')[0] or bad} are not finite"
+
+
+def _judge(total: Tensor, norm: Tensor, measured: Tensor, bad: Tensor, sums: Tensor, taken: Tensor, moved: Tensor) -> None:
+    """Whether this step, or one before it that the host has not seen, failed; if none did, add what was measured, and count."""
+    bad.copy_(torch.maximum(bad, 1 - (total + norm).isfinite().to(bad.dtype)))
+    sums.add_(torch.where(bad > 0, 0.0, torch.cat([measured, norm.reshape(1)]).to(sums.dtype)))
+    taken.add_(1 - bad)
+    moved.add_(1 - bad)
+
+
+def captured(steppers: Sequence[Stepper], phases: Sequence[Phase]) -> torch.cuda.CUDAGraph:
+    """The steps of one or several models as one graph; several stand side by side in it, since one does not fill a GPU."""
+    device, graph = steppers[0].device, torch.cuda.CUDAGraph()
+    for stepper in steppers:
+        for generator in (stepper.noise, stepper.drawing):
+            graph.register_generator_state(generator)
+    torch.cuda.synchronize(device)
+    with torch.cuda.graph(graph):
+        here = torch.cuda.current_stream(device)
+        sides = [torch.cuda.Stream(device) for _ in steppers[1:]]
+        for stepper, phase, stream in zip(steppers, phases, [*sides, here], strict=True):
+            stream.wait_stream(here) if stream is not here else None
+            with torch.cuda.stream(stream):
+                stepper._advance(phase)
+        for stream in sides:
+            here.wait_stream(stream)
+    return graph
+
+
+class Together:
+    """Steps of several models at once: on a GPU as one graph, elsewhere in turn. Each gets the numbers that it would get alone."""
+
+    def __init__(self) -> None:
+        self.graphs: dict[tuple[tuple[int, str], ...], torch.cuda.CUDAGraph] = {}
+
+    def step(self, wanted: Sequence[tuple[Stepper, int, Phase, float]]) -> None:
+        alone = len(wanted) == 1 or not all(stepper.captures and stepper.seen.get(phase.name, 0) >= WARM_UP for stepper, _, phase, _ in wanted)
+        for stepper, step, phase, rate in wanted:
+            stepper.step(step, phase, rate) if alone else stepper.load(step, rate)
+        if not alone:
+            key = tuple((id(stepper), phase.name) for stepper, _, phase, _ in wanted)
+            if key not in self.graphs:
+                self.graphs[key] = captured([stepper for stepper, *_ in wanted], [phase for *_, phase, _ in wanted])
+            self.graphs[key].replay()
+
+
+def _own(model: Model) -> bool:
+    """Whether all parts of a model are this library's: a part of one's own may do more than its tensors show, and runs as it was written."""
+    parts = [part for entry in model.graph.entries() for part in (entry.spec, getattr(entry.spec, "net", None)) if part is not None]
+    return all(type(part).__module__.startswith("aevb.") for part in parts)
+
+
+def _named(inputs: Mapping[str, Tensor], kind: str) -> Batch:
+    """The inputs of one kind, by their own names."""
+    return {name.removeprefix(f"{kind} "): value for name, value in inputs.items() if name.startswith(f"{kind} ")}
+
+
+def _norm(gradients: list[Tensor]) -> Tensor:
+    """The norm of all gradients together."""
+    if gradients[0].device.type == "cpu":  # a dot product runs on all cores; torch's norm of a tensor does not
+        return torch.stack([torch.dot(flat, flat) for flat in (gradient.reshape(-1) for gradient in gradients)]).sum().sqrt()
+    return torch.nn.utils.get_total_norm(gradients)
 
 
 _streams: dict[torch.device, torch.cuda.Stream] = {}

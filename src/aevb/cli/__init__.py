@@ -1,0 +1,77 @@
+"""The command line: ``aevb train gmvae --data digits --out run``, then evaluate, sample, encode, impute; ``aevb explain gmvae``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from aevb.cli import doctor, estimators, look, reproduce, train, use
+from aevb.cli.options import in_its_words
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Latent variable models by auto-encoding variational Bayes: declare p and q, and the bound is derived.",
+    epilog="Begin with: aevb models; aevb train gmvae --data digits --out run",
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from aevb.version import __version__
+
+        print(f"aevb {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False) -> None:
+    pass
+
+
+app.command(rich_help_panel="Models")(look.models)
+app.command(rich_help_panel="Models")(look.explain)
+app.command(rich_help_panel="Runs")(train.train)
+app.command(rich_help_panel="Runs")(use.evaluate)
+app.command(rich_help_panel="Runs")(use.sample)
+app.command(rich_help_panel="Runs")(use.encode)
+app.command(rich_help_panel="Runs")(use.impute)
+app.command(rich_help_panel="Runs")(doctor.doctor)
+app.command(rich_help_panel="Runs")(doctor.check)
+app.command(rich_help_panel="Runs")(estimators.estimators)
+app.command(rich_help_panel="Runs")(reproduce.reproduce)
+
+
+def main() -> None:
+    """Run the command line. Exit codes: 0, 1 if a run failed, 2 for a mistake in what was asked."""
+    code = _run()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        # torch's gloo and autograd threads can abort a process that goes the usual way; everything is written by now.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _run() -> int:
+    from aevb.training.fit import TrainingError
+
+    try:
+        app()
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0
+    except ValueError as error:
+        print(f"aevb: {in_its_words(error)}", file=sys.stderr)
+        return 2
+    except (TrainingError, OSError) as error:
+        print(f"aevb: {in_its_words(error)}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt as error:
+        print(f"aevb: {error or 'interrupted'}", file=sys.stderr)
+        return 1
+    return 0

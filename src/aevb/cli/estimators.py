@@ -1,0 +1,64 @@
+"""``aevb estimators run``: every way of estimating a model's bound, measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aevb.cli.options import Prepare, RunData, Seed, Set, device_of, pairs
+from aevb.cli.rows import model_and_rows, which_rows
+
+
+def estimators(
+    model: Annotated[str, typer.Argument(help="The folder of a run; or a name from `aevb models`, file.py:name, a saved model's folder.")],
+    data: RunData = None,
+    set_: Set = None,
+    prepare: Prepare = None,
+    how: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LATENT=CHOICE", help="Compare only this with the plan's own way; may be repeated.", rich_help_panel="Estimator"),
+    ] = None,
+    bound: Annotated[list[str] | None, typer.Option(help="elbo or iwae; both by default.", rich_help_panel="Estimator")] = None,
+    samples: Annotated[list[int] | None, typer.Option(help="Samples an example; 1 and 10 by default.", rich_help_panel="Estimator")] = None,
+    temperature: Annotated[list[float] | None, typer.Option(help="Of relaxations; 0.1, 0.5, 1 by default.", rich_help_panel="Estimator")] = None,
+    rows: Annotated[int, typer.Option(help="Rows of the batch.")] = 50,
+    replicates: Annotated[int, typer.Option(help="Repetitions of every way with noise of its own.")] = 64,
+    out: Annotated[Path | None, typer.Option(help="A folder for estimators.json and estimators.png; a run's own by default.")] = None,
+    seed: Seed = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+) -> None:
+    """Measure every valid way of estimating a model's bound: bias, variance of bound and gradients, time, memory; and recommend one.
+
+    Options that are lists are repeated. A run is measured with its trained weights on its own data; another model with fresh ones.
+
+    Examples:
+
+    aevb estimators run
+
+    aevb estimators gmvae --data digits --how y=gumbel --how y=score --samples 1 --samples 10
+    """
+    import torch
+    from rich.console import Console
+
+    from aevb.laboratory import compare_estimators
+
+    torch.manual_seed(seed)
+    found, loaded = model_and_rows(model, data, prepare, seed, pairs("--set", set_))
+    requests = None if not how else [{}, *(pairs("--how", [one]) for one in how)]
+    chosen = loaded.test or loaded.train
+    console = Console(stderr=True)
+    with console.status("") as status:
+        laboratory = compare_estimators(
+            found.to(device_of(device)), chosen.data, rows=rows, replicates=replicates, samples=samples or (1, 10), bounds=bound or ("elbo", "iwae"),
+            temperatures=temperature or (0.1, 0.5, 1.0), how=requests, seed=seed, tell=lambda what: status.update(f"measuring {what}"),
+        )  # fmt: skip
+    print(f"Rows of {loaded.recipe.validation or loaded.recipe.data}{which_rows(loaded)}.\n\n{laboratory}")
+    run = Path(model) if (Path(model) / "checkpoints").is_dir() else None
+    folder = out or run
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        laboratory.save(folder / "estimators.json")
+        laboratory.plot(folder / "estimators.png")
+        print(f"\nAll figures are in {folder / 'estimators.json'}, the plot in {folder / 'estimators.png'}.")

@@ -1,0 +1,72 @@
+"""What the commands take: arguments and options that several share, and the words for them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ModelName = Annotated[str, typer.Argument(help="A name from `aevb models`, file.py:name, or a folder that a model was saved to.")]
+RunFolder = Annotated[Path, typer.Argument(help="The folder of a run (`aevb train … --out FOLDER`).")]
+Data = Annotated[str, typer.Option(help="digits, mnist, fashion, fa, or a file: .csv, .parquet, .npz, .npy.", rich_help_panel="Data")]
+RunData = Annotated[str | None, typer.Option(help="Other data than the run was trained on; prepared as those were.", rich_help_panel="Data")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="An argument of the model, e.g. --set z=5 --set likelihood=Normal.", rich_help_panel="Model"),
+]
+How = Annotated[
+    list[str] | None,
+    typer.Option(metavar="LATENT=CHOICE", help="Override the plan for one latent, e.g. --how y=gumbel.", rich_help_panel="Estimator"),
+]
+BoundName = Annotated[str, typer.Option(help="elbo or iwae.", rich_help_panel="Estimator")]
+Samples = Annotated[int, typer.Option(help="Samples an example.", rich_help_panel="Estimator")]
+Gradient = Annotated[str, typer.Option(help="plain, stl or dreg.", rich_help_panel="Estimator")]
+Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
+Prepare = Annotated[
+    str | None,
+    typer.Option(
+        help="standardise (tables); threshold, binarise, dequantise, scale, counts (grey levels), binarise-fresh and dequantise-fresh "
+        "(drawn anew each epoch); none. Built-in images get what the likelihood calls for.",
+        rich_help_panel="Data",
+    ),
+]
+RunPrepare = Annotated[str | None, typer.Option(help="Prepare the rows otherwise than in training.", rich_help_panel="Data")]
+
+
+def pairs(option: str, items: list[str] | None) -> dict[str, str]:
+    """``NAME=VALUE`` of an option that may be repeated, by name."""
+    example = {"--how": "latent=choice, e.g. --how y=gumbel", "--set": "NAME=VALUE, e.g. --set z=5"}[option]
+    choices = {}
+    for item in items or []:
+        name, equals, value = item.partition("=")
+        if not equals:
+            raise ValueError(f"{option} takes {example}; got {item!r}.")
+        choices[name] = value
+    return choices
+
+
+def device_of(name: str) -> str:
+    """Where to train; of several processes each has a GPU of its own."""
+    import torch
+
+    if name not in ("auto", "cpu") and not (name.startswith("cuda") and torch.cuda.is_available()):
+        raise ValueError(f"There is no device {name!r} here. Use --device cpu.")
+    if name in ("auto", "cuda"):
+        return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
+    return name
+
+
+def in_its_words(error: BaseException) -> str:
+    """A message of the library, with the command line's words for what to do."""
+    words = {
+        "resume=True": "--resume",
+        "pass validation= data": "add --validation FILE, or --hold-out 0.1",
+        "clip=": "--clip",
+        "patience=": "--patience",
+    }
+    text = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else str(error)
+    for ours, theirs in words.items():
+        text = text.replace(ours, theirs)
+    return text

@@ -1,0 +1,60 @@
+"""``aevb reproduce``: the tutorial's experiments and their report."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aevb.cli.options import device_of
+
+
+def reproduce(
+    sections: Annotated[list[str] | None, typer.Argument(help="fa, vae, cvae, gmvae, vrnn, or all.")] = None,
+    data: Annotated[str, typer.Option(help="digits (8×8, embedded: minutes on a laptop) or mnist (28×28, the tutorial's sizes: a GPU).")] = "digits",
+    out: Annotated[Path, typer.Option(help="A folder for results and report.")] = Path("reproduction"),
+    jobs: Annotated[int | None, typer.Option(help="Experiments at a time, each in a process of its own; by default as suits the machine.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    quick: Annotated[bool, typer.Option("--quick", help="A few epochs of everything, to see it run.")] = False,
+    report_only: Annotated[bool, typer.Option("--report-only", help="Build the report from results that are there; train nothing.")] = False,
+) -> None:
+    """Train the tutorial's five models, with every experiment and figure, and write one report.
+
+    What was finished is not done again: the same command continues an interrupted reproduction.
+
+    Example: aevb reproduce --out reproduction
+    """
+    import time
+
+    from aevb import experiments
+    from aevb.experiments.lab import Lab
+    from aevb.report.page import build
+
+    chosen = experiments.SECTIONS if not sections or "all" in sections else tuple(sections)
+    for section in chosen:
+        if section not in experiments.SECTIONS:
+            raise ValueError(f"There is no section {section!r}. Choose of {', '.join(experiments.SECTIONS)}, or all.")
+    if data not in ("digits", "mnist"):
+        raise ValueError(f"The experiments are on digits or mnist, not on {data!r}.")
+    lab = Lab(out, data, device_of(device), quick)
+    failed = []
+    if not report_only:
+        lab.claim()
+        began = time.perf_counter()
+        count = sum(len(experiments.tasks(lab, section)) for section in chosen)
+        at_once = jobs or (8 if lab.device.startswith("cuda") else max(1, min(4, os.cpu_count() or 1)))
+        print(f"{count} experiments on {data}, {at_once} at a time, into {out}")
+        for number, (name, seconds, why) in enumerate(experiments.run(lab, chosen, jobs=at_once), 1):
+            state = "failed" if why else "done before" if seconds is None else f"{seconds:.1f} s"
+            print(f"{number:>3} of {count}  {name:<22} {state:>12}   {time.perf_counter() - began:6.0f} s in all", flush=True)
+            if why:
+                failed.append(name)
+                print(why, file=sys.stderr)
+            lab.took(time.perf_counter() - began)
+    print(f"The report: {build(out)}")
+    if failed:
+        print(f"aevb: {len(failed)} of the experiments failed: {', '.join(failed)}. The same command tries them again.", file=sys.stderr)
+        raise typer.Exit(1)

@@ -1,0 +1,88 @@
+"""From words to a model: a name of the zoo, file.py:name, or the folder of a saved model."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aevb.model import Model
+
+
+def resolve(text: str, data: str | None = None, settings: Mapping[str, str] | None = None) -> Model:
+    """The model that the command line names; a zoo model takes its sizes from the data, where it is not told them."""
+    from aevb.model import Model, load
+    from aevb.zoo import zoo
+
+    if text in zoo:
+        told = _arguments(text, zoo[text], settings or {})
+        if data:
+            from aevb.data.named import sizes
+
+            told = {name: value for name, value in sizes(data, zoo[text]().graph).items() if name in inspect.signature(zoo[text]).parameters} | told
+        return zoo[text](**told)
+    path, colon, name = text.rpartition(":")
+    if colon and path.endswith(".py"):
+        found = _from_file(Path(path), name)
+        if inspect.isfunction(found):
+            found = found(**_arguments(text, found, settings or {}))
+        elif settings:
+            raise ValueError(f"--set gives arguments to a function, but {name!r} in {path} is none.")
+        if not isinstance(found, Model):
+            raise ValueError(f"{name!r} in {path} is a {type(found).__name__}, not a Model or a function that returns one.")
+        return found
+    if (Path(text) / "model.json").is_file():
+        if settings:
+            raise ValueError("--set gives arguments to a model of the zoo; a saved model has its own.")
+        return load(text)
+    raise ValueError(f"There is no model {text!r}. Name one of {', '.join(zoo)}, a file.py:name, or a saved model's folder.")
+
+
+def _arguments(name: str, build: Callable[..., Any], settings: Mapping[str, str]) -> dict[str, Any]:
+    parameters = inspect.signature(build).parameters
+    for key in settings:
+        if key not in parameters:
+            raise ValueError(f"{name} has no argument {key!r}. Its arguments are {', '.join(map(argument, parameters.values())) or 'none'}.")
+    values = {key: _value(text) for key, text in settings.items()}
+    lists = {key for key in values if isinstance(parameters[key].default, tuple)}
+    return {key: (value,) if key in lists and not isinstance(value, tuple) else value for key, value in values.items()}
+
+
+def argument(parameter: inspect.Parameter) -> str:
+    default = parameter.default
+    if default is inspect.Parameter.empty:
+        return parameter.name
+    return f"{parameter.name}={json.dumps(default) if isinstance(default, tuple) else default}"
+
+
+def _value(text: str) -> Any:
+    """A number, a list, true or false as JSON; anything else is a word."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _from_file(path: Path, name: str) -> object:
+    if not path.is_file():
+        raise ValueError(f"There is no file {path}.")
+    module_name = f"aevb model file {path.stem}"  # no import can have this name, so none is shadowed
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    if not hasattr(module, name):
+        from aevb.model import Model
+
+        models = [key for key, value in vars(module).items() if isinstance(value, Model)]
+        raise ValueError(f"{path} has no {name!r}." + (f" Its models are {', '.join(models)}." if models else ""))
+    found: object = getattr(module, name)
+    return found

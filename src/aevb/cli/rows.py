@@ -1,0 +1,81 @@
+"""The rows that a command works on, prepared as those of the run were."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from aevb.data.named import Loaded, Recipe
+    from aevb.model import Model
+
+ROWS = 1000  # rows that are taken at a time after training
+
+
+def recipe_of(run: Path) -> Recipe | None:
+    """What was done to a run's rows; None for a run that was trained without the command line."""
+    from aevb.data.named import Recipe
+
+    return Recipe.read(run)
+
+
+def whole_of(recipe: Recipe | None) -> Recipe | None:
+    """The same, with no rows held out."""
+    from dataclasses import replace
+
+    return None if recipe is None else replace(recipe, hold_out=0.0, validation=None)
+
+
+def load_rows(run: Path, model: Model, data: str | None, prepare: str | None, seed: int, *, whole: bool = False) -> Loaded:
+    """The rows that a command works on: those it names, or the run's own, prepared as in training; ``whole`` holds out none of a file."""
+    from aevb.data.named import load
+
+    recipe = whole_of(recipe_of(run)) if whole else recipe_of(run)
+    name = data or (recipe.data if recipe else None)
+    if name is None:
+        raise ValueError(f"{run} does not say which data it was trained on. Name them: --data digits.")
+    try:
+        return load(name, model.graph, prepare=prepare, seed=seed, like=recipe)
+    except ValueError as error:
+        if data is None and not Path(name).exists():
+            raise ValueError(f"{error} {run} was trained on {name}, as its data.json says: go to the folder where it lies, or say --data.") from None
+        raise
+
+
+def model_and_rows(text: str, data: str | None, prepare: str | None, seed: int, settings: Mapping[str, str]) -> tuple[Model, Loaded]:
+    """The model that the command line names, trained if it names a run, and rows for it: those of ``--data``, or the run's own."""
+    from aevb.cli.resolve import resolve
+    from aevb.data.named import load
+    from aevb.training.run import load_run
+
+    if (Path(text) / "checkpoints").is_dir():
+        if settings:
+            raise ValueError("--set gives arguments to a model of the zoo; a run has its own.")
+        model = load_run(Path(text))
+        return model, load_rows(Path(text), model, data, prepare, seed)
+    if data is None:
+        raise ValueError(f"{text} is not the folder of a run, so it has no data of its own. Name them: --data digits.")
+    model = resolve(text, data, settings)
+    return model, load(data, model.graph, prepare=prepare, seed=seed)
+
+
+def which_rows(loaded: Loaded) -> str:
+    """Words for the rows that a command uses, if they are not all of them."""
+    return "" if loaded.test is None else " (held out)" if loaded.recipe.hold_out else " (validation)" if loaded.recipe.validation else " (test)"
+
+
+def batches(model: Model, data: Mapping[str, Any]) -> list[dict[str, Tensor]]:
+    """All rows in parts, laid out as estimates read them."""
+    import torch
+
+    from aevb.data.sources import open_source
+
+    source = open_source(model.graph, dict(data), model._parameter())
+    return [source.take(torch.arange(start, min(source.n, start + ROWS))) for start in range(0, source.n, ROWS)]
+
+
+def without_latents(model: Model, data: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in data.items() if name not in model.graph.latents}

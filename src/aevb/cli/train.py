@@ -1,0 +1,204 @@
+"""``aevb train gmvae --data digits --out run``."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from aevb.cli.options import BoundName, Data, Gradient, How, ModelName, Prepare, Samples, Seed, Set, device_of, in_its_words, pairs
+from aevb.cli.resolve import resolve
+from aevb.cli.rows import recipe_of
+
+if TYPE_CHECKING:
+    from aevb.data.named import Loaded, Recipe
+    from aevb.training.schedules import Schedule
+
+
+def train(
+    model: ModelName,
+    data: Data,
+    out: Annotated[Path, typer.Option(help="A new folder for the run's files.")],
+    set_: Set = None,
+    prepare: Prepare = None,
+    validation: Annotated[str | None, typer.Option(help="A file of validation rows.", rich_help_panel="Data")] = None,
+    hold_out: Annotated[float, typer.Option(help="The share of a file's rows to validate on, e.g. 0.1.", rich_help_panel="Data")] = 0.0,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the data; by default 20 or more.", rich_help_panel="Training")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps, instead of epochs.", rich_help_panel="Training")] = None,
+    batch: Annotated[int | None, typer.Option(help="Rows a step; 100 unless the model says otherwise.", rich_help_panel="Training")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate; by default what suits the model.", rich_help_panel="Training")] = None,
+    warmup: Annotated[int | None, typer.Option(help="Steps of rising learning rate.", rich_help_panel="Training")] = None,
+    decay: Annotated[str | None, typer.Option(help="cosine or constant.", rich_help_panel="Training")] = None,
+    clip: Annotated[float | None, typer.Option(help="Largest norm of the gradient.", rich_help_panel="Training")] = None,
+    kl_warmup: Annotated[int | None, typer.Option(help="Steps over which the KL terms get their weight.", rich_help_panel="Training")] = None,
+    classify: Annotated[float | None, typer.Option(help="Weight of log q(y|x) where y is known.", rich_help_panel="Training")] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="joint (AEVB), alternate:1000,1000 (E- and M-steps), em, mle.", rich_help_panel="Training")
+    ] = None,
+    patience: Annotated[int | None, typer.Option(help="Stop after so many validations without a better one.", rich_help_panel="Training")] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Steps between checkpoints; by default half a minute lies between.", rich_help_panel="Training")
+    ] = None,
+    skip: Annotated[int | None, typer.Option(help="Steps that may be left out because they are not finite.", rich_help_panel="Training")] = None,
+    how: How = None,
+    bound: BoundName = "elbo",
+    samples: Samples = 1,
+    gradient: Gradient = "plain",
+    seed: Seed = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write scalars for TensorBoard into the run's folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run: the same command with this added.")] = False,
+) -> None:
+    """Train a model on data and write everything about the run into a folder.
+
+    A model of the zoo takes its sizes from the data. Built-in data bring test rows, which validate.
+
+    Examples:
+
+    aevb train gmvae --data digits --out run
+
+    aevb train vae --data table.csv --set likelihood=Normal --set z=5 --prepare standardise --hold-out 0.1 --out run
+
+    aevb train vrnn --data sequences.npz --set likelihood=Poisson --schedule alternate:500,500 --out run
+    """
+    import torch
+
+    from aevb.data.named import load
+    from aevb.training.fit import fit
+    from aevb.training.folder import refuse_second
+    from aevb.zoo import recipes
+
+    torch.manual_seed(seed)
+    chosen = _schedule(schedule)
+    found = resolve(model, data, pairs("--set", set_))
+    found = found.to(device_of(device))
+    loaded = load(data, found.graph, prepare=prepare, seed=seed, validation=validation, hold_out=hold_out)
+    speaks = os.environ.get("RANK", "0") == "0"  # of several processes, the first
+    refuse_second(out, resume)
+    choices: dict[str, Any] = {"how": pairs("--how", how), "bound": bound, "samples": samples, "gradient": gradient}
+    if speaks:
+        print(f"{found}\n\n{found.explain(**choices)}\n")
+        print(_told(loaded) + "\n")
+    asked: dict[str, Any] = {
+        "epochs": epochs,
+        "steps": steps,
+        "batch": batch,
+        "lr": lr,
+        "seed": seed,
+        "patience": patience,
+        "warmup": warmup,
+        "decay": decay,
+    }
+    asked |= {"clip": clip, "kl_warmup": kl_warmup, "classify": classify, "skip": skip, "schedule": chosen}
+    asked |= {"checkpoint_every": checkpoint_every}
+    settings: dict[str, Any] = recipes.get(model, {}) | {name: value for name, value in asked.items() if value is not None}
+    files: dict[str, Any] = {"out": out, "resume": resume, "progress": True, "tensorboard": tensorboard}
+    check = loaded.test.data if loaded.test else None
+    try:
+        with _recorded(loaded.recipe, out, resume, speaks), _advised(model):
+            run = fit(found, loaded.train.data, validation=check, **files, **settings, **choices)
+    except KeyboardInterrupt as stop:  # typer would drop the message
+        if speaks:
+            print(
+                f"aevb: {in_its_words(stop) or 'interrupted'}".replace("--resume continues", "the same command with --resume continues"),
+                file=sys.stderr,
+            )
+        raise typer.Exit(130) from None
+    if not speaks:
+        return
+    run.plot(out / "curves.png")
+    print(f"\n{run.step} steps in {run.seconds:.1f} s. The run is in {out}: curves.png, metrics.jsonl, checkpoints.")
+    print(f"Next: aevb evaluate {shlex.quote(str(out))}; aevb sample {shlex.quote(str(out))}")
+
+
+def _schedule(text: str | None) -> Schedule | None:
+    from aevb.training.schedules import Schedule
+
+    if text is None:
+        return None
+    known = {kind.__name__: kind for kind in Schedule.__subclasses__()}
+    name, _, numbers = text.partition(":")
+    if name not in known:
+        raise ValueError(f"Unknown schedule {name!r}. Choose one of {', '.join(known)}; alternate:1000,1000 says how many steps.")
+    try:
+        return known[name](*(int(number) for number in numbers.split(",") if number))
+    except (TypeError, ValueError) as error:
+        detail = str(error) if "takes positive" in str(error) or "positive number" in str(error) else f"{name} takes other numbers"
+        raise ValueError(f"--schedule {text}: {detail}. Write e.g. joint, alternate:1000,1000, em or mle.") from None
+
+
+def _told(loaded: Loaded) -> str:
+    """One line on the data: how many rows, how prepared, what validates."""
+    recipe = loaded.recipe
+    n = len(next(iter(loaded.train.data.values())))
+    parts = [f"{n} rows of {recipe.data}"]
+    parts += (
+        [f"{recipe.prepare}d" if recipe.prepare in ("standardise", "dequantise", "binarise", "scale") else str(recipe.prepare)]
+        if recipe.prepare
+        else []
+    )
+    parts += [f"{len(next(iter(loaded.test.data.values())))} validate"] if loaded.test else []
+    return "Data: " + ", ".join(parts) + "."
+
+
+class _recorded:
+    """Keep the recipe of the data beside the run; a folder that a mistake left empty goes again."""
+
+    def __init__(self, recipe: Recipe, out: Path, resume: bool, first: bool) -> None:
+        self.recipe, self.out, self.resume, self.first, self.fresh = recipe, out, resume, first, False
+
+    def __enter__(self) -> None:
+        there = recipe_of(self.out)
+        if (self.out / "checkpoints").is_dir():
+            if self.resume and there is not None and json.loads(there.text()) != json.loads(self.recipe.text()):
+                changed = [key for key, value in vars(there).items() if value != getattr(self.recipe, key)]
+                raise ValueError(
+                    f"{self.out} was trained with {changed[0]}={getattr(there, changed[0])!r}, not {getattr(self.recipe, changed[0])!r} (data.json). "
+                    "Resume with the same data."
+                )
+            return
+        if self.first:
+            from aevb.training.checkpoint import TrainingError, replace
+            from aevb.training.folder import Folder
+
+            self.fresh = not self.out.exists()
+            try:
+                with Folder(self.out).writing(self.out, None):
+                    self.out.mkdir(parents=True, exist_ok=True)
+                    replace(self.out / "data.json", self.recipe.text())
+            except TrainingError:
+                if self.fresh and self.out.is_dir():
+                    self.out.rmdir()
+                raise
+
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        if kind is ValueError and self.fresh and {path.name for path in self.out.iterdir()} == {"data.json"}:
+            (self.out / "data.json").unlink()
+            self.out.rmdir()
+
+
+class _advised:
+    """Where a zoo model's likelihood does not take the data, say how to choose another here."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
+        from aevb.zoo import zoo
+
+        if (
+            kind is ValueError
+            and "but p gives x a" in str(error)
+            and self.model in zoo
+            and "likelihood" in inspect.signature(zoo[self.model]).parameters
+        ):
+            raise ValueError(f"{error} Here: --set likelihood=Normal (or another family), or --prepare.") from None

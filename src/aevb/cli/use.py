@@ -1,0 +1,266 @@
+"""Using a run: ``aevb evaluate``, ``sample``, ``encode``, ``impute``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from aevb.cli.options import RunData, RunFolder, RunPrepare, Seed
+from aevb.cli.rows import batches, load_rows, recipe_of, which_rows, whole_of, without_latents
+from aevb.cli.tables import write
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from aevb.data.named import Recipe
+    from aevb.data.sources import Source
+    from aevb.model import Model
+
+
+def evaluate(
+    run: RunFolder,
+    data: RunData = None,
+    prepare: RunPrepare = None,
+    samples: Annotated[int, typer.Option(help="Importance samples for log p(x); 0 leaves it out.")] = 100,
+    evidence: Annotated[
+        str | None, typer.Option(help="log p(x) with its error: importance (and the bound for 1 to 1000 samples), ais, particles or prior.")
+    ] = None,
+    seed: Seed = 0,
+) -> None:
+    """The bound, its terms and log p(x) in nats an example; clusters against labels where there are both.
+
+    On test rows where the data have some: those of a built-in set, or those held out.
+
+    Example: aevb evaluate run
+    """
+    from aevb.data.named import clustering_accuracy
+    from aevb.data.sources import open_source
+    from aevb.training import evaluation
+    from aevb.training.run import load_run
+
+    model = load_run(run)
+    loaded = load_rows(run, model, data, prepare, seed)
+    chosen = loaded.test or loaded.train
+    source = open_source(model.graph, chosen.data, model._parameter())
+    values = evaluation.evaluate(model, source, seed=seed)
+    print(f"{source.n} rows of {loaded.recipe.validation or loaded.recipe.data}{which_rows(loaded)}, nats an example:")
+    for name, value in values.items():
+        print(f"  {name:<12} {value:10.3f}")
+    if samples and "evidence" not in values:
+        found = evaluation.evaluate_evidence(model, source, samples=samples, seed=seed)
+        print(f"  {'log p(x)':<12} {found:10.3f}   importance sampling, {samples} samples: a bound that rises with their number")
+    if evidence:
+        _print_evidence(model, source, evidence, seed)
+    for name in model.graph.latents:
+        if chosen.labels is not None and model.graph.rule("p", name).spec.finite and not model.graph.timed[name]:
+            probs = _posterior_means(model, without_latents(model, chosen.data), seed)[name]
+            known = chosen.labels >= 0
+            accuracy = clustering_accuracy(probs.argmax(-1)[known], chosen.labels[known].astype(int))
+            entropy = -(probs * _log(probs)).sum(-1).mean()
+            print(f"  clusters {name}: {accuracy:.3f} of the rows match their label (best matching), conditional entropy {entropy:.3f}")
+
+
+def _print_evidence(model: Model, source: Source, method: str, seed: int) -> None:
+    """log p(x) by a method, with what it says of itself; importance sampling also as the bound that rises with the samples."""
+    import torch
+
+    from aevb.evidence import curve, log_evidence
+
+    batch = source.take(torch.arange(source.n))
+    found = log_evidence(model, batch, method=method, seed=seed)
+    if found.method == "importance":
+        print(*(f"  {line}" for line in str(curve(model, batch, seed=seed)).splitlines()), sep="\n")
+    print(*(f"  {line}" for line in str(found).splitlines()), sep="\n")
+
+
+def sample(
+    run: RunFolder,
+    out: Annotated[Path | None, typer.Option(help="A .png for images, .csv or .npz otherwise; by default in the run's folder.")] = None,
+    n: Annotated[int, typer.Option("-n", help="How many (for each class of a discrete or given variable, if there is one).")] = 15,
+    steps: Annotated[int | None, typer.Option(help="Length of sequences; by default that of the longest training row.")] = None,
+    draw: Annotated[bool, typer.Option("--draw", help="Draw observed variables too, instead of their means.")] = False,
+    seed: Seed = 0,
+) -> None:
+    """Draw from a trained model: a grid of images, a row for each class, or a table in the units of the data.
+
+    Example: aevb sample run --out samples.png
+    """
+    import numpy as np
+
+    from aevb.data.named import Recipe
+    from aevb.pictures import grid
+    from aevb.training.run import load_run
+
+    model, recipe = load_run(run), Recipe.read(run)
+    graph = model.graph
+    observed = graph.observed[0]
+    timed = graph.timed[observed]
+    length = steps or (((recipe and recipe.steps) or graph.size(observed)) if timed else None)
+    shape = _image_shape(graph, observed, recipe)
+    out = out or run / "samples"
+    out = out if out.suffix else out.with_suffix(".csv" if shape is None else ".png")
+    classes = next((name for name in (*graph.given, *graph.stochastic) if _classes(graph, name)), None)
+    count = _classes(graph, classes) if classes else 1
+    parts = []
+    for c in range(count):
+        fixed: dict[str, Any] = {classes: c} if classes else {}
+        parts.append(model.sample(n, steps=length, mean=not draw, seed=seed + c, **fixed)[observed].cpu().numpy())
+    x, labels = np.concatenate(parts), {classes: np.repeat(np.arange(count), n)} if classes else {}
+    if out.suffix == ".png":
+        if shape is None:
+            raise ValueError(f"{observed} has {graph.size(observed)} columns, which are no image. Write a table: --out samples.csv.")
+        named = [f"{classes} = {c}" for c in range(count)] if classes else []
+        grid(np.clip(x.reshape(len(x), *(x.shape[1:] if timed else shape)), 0, 1), n, out, named)
+    else:
+        x = recipe.undo(x) if recipe else x
+        columns = (recipe.columns or {}).get(observed) if recipe else None
+        write(out, {observed: x, **labels}, {observed: columns} if columns else {}, timed={observed} if timed else set())
+    print(f"{len(x)} samples of {observed}{f', {n} for each of the {count} values of {classes}' if classes else ''} in {out}")
+
+
+def encode(
+    run: RunFolder,
+    out: Annotated[Path, typer.Option(help="codes.npz, or codes.csv.")],
+    data: RunData = None,
+    prepare: RunPrepare = None,
+    seed: Seed = 0,
+) -> None:
+    """Write the posterior means of the latents (probabilities for discrete ones): of every row of a file, of a built-in set's test rows.
+
+    Example: aevb encode run --out codes.csv
+    """
+    from aevb.training.run import load_run
+
+    model = load_run(run)
+    loaded = load_rows(run, model, data, prepare, seed, whole=True)
+    chosen = loaded.test or loaded.train
+    codes = _posterior_means(model, without_latents(model, chosen.data), seed)
+    write(out, codes, {}, timed={name for name in codes if model.graph.timed[name]})
+    n = len(next(iter(codes.values())))
+    print(f"{n} rows{which_rows(loaded)}: " + ", ".join(f"{name} {list(code.shape)}" for name, code in codes.items()) + f" in {out}")
+
+
+def impute(
+    run: RunFolder,
+    out: Annotated[Path, typer.Option(help="A file of the same kind as the data: .csv, .npz or .npy.")],
+    data: Annotated[str | None, typer.Option(help="A file with missing cells; by default the run's own.", rich_help_panel="Data")] = None,
+    samples: Annotated[int, typer.Option(help="Samples of the latents to average over.")] = 50,
+    seed: Seed = 0,
+) -> None:
+    """Fill the missing cells of a file: the mean of p under the posterior given the cells that are there.
+
+    Example: aevb impute run --data table.csv --out filled.csv
+    """
+    import numpy as np
+
+    from aevb.data.files import TABLES
+    from aevb.data.named import load
+    from aevb.training.run import load_run
+
+    model, recipe = load_run(run), recipe_of(run)
+    name = data or (recipe.data if recipe else None)
+    if name is None:
+        raise ValueError("Say which file to fill: --data table.csv.")
+    whole = load(name, model.graph, like=whole_of(recipe)).train
+    means = _reconstructions(model, whole.data, samples, seed)
+    filled, count = {}, 0
+    for variable, value in whole.raw.items():
+        array = np.asarray(value)
+        if variable in means:
+            mean = means[variable]
+            mean = recipe.undo(mean) if recipe and variable == model.graph.observed[0] else mean
+            mean = mean.argmax(-1) if array.ndim < mean.ndim and mean.shape[-1] > 1 else mean.reshape(array.shape)
+            missing = _missing(array, labels=array.ndim < means[variable].ndim and means[variable].shape[-1] > 1)
+            missing &= _inside(whole.raw, array, model.graph.timed[variable])
+            count += int(missing.sum())
+            array = np.where(missing, mean, array)
+        filled[variable] = array
+    columns = (recipe.columns if recipe else None) if Path(name).suffix in TABLES else None
+    write(out, filled, dict(columns or {}), timed=set(), exact=True)
+    print(f"{count} missing cells of {len(next(iter(filled.values())))} rows filled, in {out}")
+
+
+# What they compute -----------------------------------------------------------------------------------------------------------------
+
+
+def _posterior_means(model: Model, data: Mapping[str, Any], seed: int) -> dict[str, np.ndarray]:
+    """The posterior mean of every latent, [N, size] or [N, T, size]; NaN beyond a row's end."""
+    import numpy as np
+    import torch
+
+    from aevb.posterior import Posterior
+
+    found: dict[str, list[np.ndarray]] = {name: [] for name in model.graph.latents}
+    for i, batch in enumerate(batches(model, data)):
+        posterior = Posterior(model, batch, samples=64, seed=seed + i)
+        for name, parts in found.items():
+            with torch.no_grad():
+                mean = posterior[name].mean
+            if "steps" in batch and model.graph.timed[name]:
+                mean = torch.where(batch["steps"].transpose(0, 1), mean, torch.nan)
+            parts.append(mean.cpu().numpy())
+    return {name: np.concatenate(parts) for name, parts in found.items()}
+
+
+def _reconstructions(model: Model, data: Mapping[str, Any], samples: int, seed: int) -> dict[str, np.ndarray]:
+    """p's mean of the observed variables, averaged over samples of the latents given what is known of each row."""
+    import numpy as np
+
+    from aevb.posterior import Posterior
+
+    if samples < 1:
+        raise ValueError(f"--samples is at least 1, got {samples}.")
+    parts: dict[str, list[np.ndarray]] = {}
+    for batch in batches(model, data):
+        sums: dict[str, Tensor] = {}
+        for s in range(samples):
+            for name, value in Posterior(model, batch, samples=1, seed=seed + s).reconstruct().items():
+                sums[name] = sums[name] + value if name in sums else value
+        for name, total in sums.items():
+            parts.setdefault(name, []).append((total / samples).cpu().numpy())
+    return {name: np.concatenate(found) for name, found in parts.items()}
+
+
+def _missing(array: np.ndarray, labels: bool) -> np.ndarray:
+    import numpy as np
+
+    unknown = np.isnan(array) if array.dtype.kind == "f" else np.zeros(array.shape, bool)
+    return unknown | (array < 0) if labels else unknown
+
+
+def _inside(data: Mapping[str, Any], array: np.ndarray, timed: bool) -> np.ndarray:
+    """Which entries are real steps."""
+    import numpy as np
+
+    if not timed or not ("lengths" in data or "steps" in data):
+        return np.ones(array.shape, bool)
+    real = np.asarray(data["steps"]).astype(bool) if "steps" in data else np.arange(array.shape[1]) < np.asarray(data["lengths"])[:, None]
+    return np.broadcast_to(real.reshape(*real.shape, *[1] * (array.ndim - 2)), array.shape)
+
+
+def _log(probs: np.ndarray) -> np.ndarray:
+    import numpy as np
+
+    return np.asarray(np.log(np.maximum(probs, 1e-12)))
+
+
+def _image_shape(graph: Any, name: str, recipe: Recipe | None) -> tuple[int, int] | None:
+    """Height and width, if the variable is an image: as the data were, or a square where that is not known."""
+    if recipe is not None:
+        return None if recipe.image is None else (recipe.image[0], recipe.image[1])
+    if graph.timed[name]:
+        return (graph.size(name), graph.size(name))
+    side = round(graph.size(name) ** 0.5)
+    return (side, side) if side > 1 and side * side == graph.size(name) else None
+
+
+def _classes(graph: Any, name: str) -> int:
+    """How many classes a given or discrete root variable has, if sampling can fix it."""
+    if name in graph.given:
+        return graph.size(name) if graph.size(name) > 1 and not graph.timed[name] else 0
+    spec = graph.rule("p", name).spec
+    return graph.size(name) if type(spec).__name__ == "OneHot" and not graph.reads("p", name) and not graph.timed[name] else 0

@@ -1,0 +1,133 @@
+"""The doctor: everything that is looked at after training, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aevb.batch import Batch, split_latents
+from aevb.data.sources import open_source, read_arrays
+from aevb.diagnostics.calibration import judge_calibration
+from aevb.diagnostics.causes import Reach, dependence, reaching
+from aevb.diagnostics.clusters import judge_classes
+from aevb.diagnostics.finding import Diagnosis, Finding, gravest_first
+from aevb.diagnostics.history import judge_history
+from aevb.diagnostics.latents import judge
+from aevb.diagnostics.measure import SAMPLES_DRAWN, measured
+from aevb.diagnostics.scales import ScaleSums
+from aevb.diagnostics.usage import UsageSums
+from aevb.families import OneHot
+from aevb.model import Model
+from aevb.plan import Plan
+from aevb.predictive.replicate import some_rows
+from aevb.training.run import Run
+
+CHUNK = 250  # rows at a time
+FEW = 200  # rows on which gradients and exchanged latents are measured
+
+
+def diagnose(
+    model: Model,
+    data: Any,
+    *,
+    run: Run | str | Path | None = None,
+    labels: Any = None,
+    how: Mapping[str, str] | None = None,
+    rows: int | None = 1000,
+    calibrate: bool = True,
+    seed: int = 0,
+) -> Diagnosis:
+    """Examine a trained model on data: what is wrong, by how much, from what cause, and what to do about it.
+
+    Looked at are: numbers that are not finite; for every latent its KL and activity, and where it has collapsed, whether the gradient of the
+    reconstruction reaches q (under the ``how`` that ``run`` recorded, or this one), whether p needs the latent, and whether q has found it; dead and
+    duplicate classes, and with ``labels`` ([N], −1 unknown) how they match; scales that ran away; calibration of q on p's own draws
+    (``calibrate=False`` leaves it out); and from the ``run`` (or its folder) over-fitting, failed steps and a KL warm-up that did not end. Values
+    of latents among the data are not given to the model; those of a class serve as labels. At most ``rows`` rows are used, chosen at random.
+    """
+    graph = model.graph
+    run = Run.load(run) if isinstance(run, str | Path) else run
+    how = dict(run.settings.how if run is not None and how is None else how or {})
+    arrays = read_arrays(data, graph)
+    if labels is None:
+        labels = next((arrays[name] for name in graph.latents if name in arrays and isinstance(graph.rule("p", name).spec, OneHot)), None)
+    source = open_source(graph, {name: value for name, value in arrays.items() if name not in graph.latents}, model._parameter())
+    chosen = some_rows(source.n, rows, seed)
+    batches = [source.take(chosen[start : start + CHUNK]) for start in range(0, len(chosen), CHUNK)]
+    findings = judge_history(run) if run is not None else []
+    findings += _weights(model)
+    if not any(finding.level == "problem" for finding in findings):
+        with model._evaluating(None):
+            findings += _examine(model, batches, _labels(labels, chosen, source.n), how, calibrate, seed)
+    return Diagnosis(gravest_first(findings), len(chosen))
+
+
+def _weights(model: Model) -> list[Finding]:
+    bad = [name for name, parameter in model.named_parameters() if not bool(parameter.isfinite().all())]
+    if not bad:
+        return []
+    text = f"{len(bad)} of the model's parameters hold numbers that are not finite; the first is {bad[0]}. Nothing else can be examined."
+    return [Finding("problem", "not finite", "run", text, {"parameters": bad}, "Load an earlier checkpoint; train with a lower lr, or clip=.")]
+
+
+def _labels(labels: Any, chosen: Tensor, n: int) -> np.ndarray | None:
+    if labels is None:
+        return None
+    found = np.asarray(labels)
+    if found.shape != (n,):
+        raise ValueError(f"labels has shape {list(found.shape)}; expected one number for each of the {n} rows, −1 where unknown.")
+    return np.nan_to_num(found.astype(float), nan=-1.0)[chosen.numpy()]
+
+
+def _plan(model: Model, batch: Batch, how: Mapping[str, str], samples: int) -> Plan:
+    """The model's own plan, which is exact where it can be; with ``how`` for a model that has none."""
+    choices: dict[str, Any] = {"samples": samples, "partial": split_latents(model.graph, batch)[1]}
+    try:
+        return model.plan(**choices)
+    except ValueError:
+        return model.plan(how=how, **choices)
+
+
+def _examine(model: Model, batches: list[Batch], labels: np.ndarray | None, how: Mapping[str, str], calibrate: bool, seed: int) -> list[Finding]:
+    graph = model.graph
+    usage, scales = {name: UsageSums() for name in graph.latents}, ScaleSums()
+    values, kls = [], []
+    for part in measured(model, _plan(model, batches[0], how, SAMPLES_DRAWN), batches, seed):
+        values.append(part.bound.value)
+        kls.append({name: part.bound.terms[f"kl({name})"] for name in graph.latents})
+        scales.add(part)
+        for name, sums in usage.items():
+            sums.add(part, name)
+    findings = _bounds(torch.cat(values))
+    if findings[0].level == "problem":
+        return findings
+    few = {name: value.narrow(-2, 0, min(FEW, value.shape[-2])) for name, value in batches[0].items()}
+    recorded = model.plan(how=how, samples=SAMPLES_DRAWN, partial=split_latents(graph, few)[1])
+    trained, own = (reaching(model, plan, few, seed) for plan in (recorded, _plan(model, few, how, SAMPLES_DRAWN)))
+    for name in graph.latents:
+        reach = Reach(trained[name], own[name]) if name in trained else None  # none for q by Bayes' rule
+        relies = dependence(model, few, name, kls[0][name][:FEW], seed)
+        if isinstance(graph.rule("p", name).spec, OneHot):
+            found = usage[name].usage()
+            findings += judge_classes(
+                model, batches, name, kl=found.kl, reach=reach, relies=relies, how=how, labels=labels, seed=seed
+            )  # fmt: skip
+        else:
+            findings += judge(model, name, usage[name].usage(), reach, relies, how)
+    findings += scales.findings(model)
+    return findings + (judge_calibration(model, batches, seed) if calibrate else [])
+
+
+def _bounds(values: Tensor) -> list[Finding]:
+    """The bound itself, and rows on which it is not a number."""
+    bad = (~values.isfinite()).nonzero()[:, 0].tolist()
+    if bad:
+        text = f"The ELBO is not finite in {len(bad)} of {len(values)} rows; the first of those examined is {bad[0]}. Nothing else can be examined."
+        return [Finding("problem", "not finite", "run", text, {"rows": bad}, "Look at these rows, and at what p makes of them.")]
+    mean, error = float(values.double().mean()), float(values.double().std()) / len(values) ** 0.5
+    return [Finding("ok", "elbo", "run", f"The ELBO is {mean:.2f} ± {error:.2f} nats an example.", {"elbo": mean, "stderr": error})]

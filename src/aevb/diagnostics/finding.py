@@ -1,0 +1,57 @@
+"""What a diagnosis is: findings, each with its figures, how grave it is, and what to do."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+LEVELS = ("ok", "note", "warning", "problem")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing found out. ``kind`` is its name ("collapse", "dead clusters", …), ``about`` the variable, or "run"."""
+
+    level: str
+    kind: str
+    about: str
+    text: str
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        lines = textwrap.wrap(self.text, 110, initial_indent=f"{self.level:<9}", subsequent_indent=" " * 9)
+        return "\n".join(lines + textwrap.wrap(self.remedy, 110, initial_indent=" " * 9 + "→ ", subsequent_indent=" " * 11))
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All findings, the gravest first."""
+
+    findings: tuple[Finding, ...]
+    rows: int
+
+    @property
+    def worst(self) -> str:
+        """The gravest level: ok, note, warning or problem."""
+        return max((finding.level for finding in self.findings), key=LEVELS.index, default="ok")
+
+    def of(self, kind: str, about: str | None = None) -> tuple[Finding, ...]:
+        """The findings of one kind, about one variable or any."""
+        return tuple(finding for finding in self.findings if finding.kind == kind and about in (None, finding.about))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {"worst": self.worst, "rows": self.rows, "findings": [asdict(finding) for finding in self.findings]}
+
+    def __str__(self) -> str:
+        counts = {level: sum(finding.level == level for finding in self.findings) for level in reversed(LEVELS)}
+        told = [f"{count} {level}{'s' * (count > 1 and level != 'ok')}" for level, count in counts.items() if count and level != "ok"]
+        head = f"{self.rows} rows examined: {', '.join(told) or 'nothing is wrong'}."
+        return "\n".join([head, *map(str, self.findings)])
+
+
+def gravest_first(findings: list[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(findings, key=lambda finding: -LEVELS.index(finding.level)))

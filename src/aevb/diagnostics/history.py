@@ -1,0 +1,71 @@
+"""What a run's record says: over-fitting, a KL weight that never arrived, steps that failed."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from aevb.diagnostics.finding import Finding
+from aevb.training.run import Run
+
+FELL = 0.01  # of the validation's whole rise, lost again since its best
+NATS = 0.5
+
+
+def judge_history(run: Run) -> list[Finding]:
+    return [*_over_fitting(run), *_kl_weight(run), *_failures(run), *_bias(run)]
+
+
+def _over_fitting(run: Run) -> list[Finding]:
+    """Whether the validation bound fell from its best while the training bound rose."""
+    history, judge = run.history, run.settings.judge
+    best, name = run.best, f"validation {run.settings.judge}"
+    if best is None:
+        return [Finding("note", "over-fitting", "run", "No validation rows were held out, so over-fitting cannot be seen.")]
+    values, steps = history[name], history[f"{name}.step"]
+    values, steps = values[np.isfinite(values)], steps[np.isfinite(values)]
+    last, lost = float(values[-1]), best.value - float(values[-1])
+    figures = {"best": best.value, "best step": best.step, "last": last, "last step": int(steps[-1])}
+    if judge in history:  # as trained: with dropout, and the mean of the steps since the row before
+        recorded = history[judge][np.isfinite(history[judge])]
+        if len(recorded):
+            figures["training"] = float(recorded[-max(1, len(recorded) // 20) :].mean())
+    rise = best.value - float(values[0])
+    ahead = f", training {figures['training']:.2f}" if "training" in figures else ""
+    if lost > max(NATS, FELL * rise) and figures.get("training", math.inf) > last:
+        text = f"Over-fitted since step {best.step}: the validation bound fell from {best.value:.2f} to {last:.2f} nats{ahead}."
+        remedy = "load_run reads the best checkpoint, which is not affected. Against it: patience=…, dropout, smaller networks, more data."
+        return [Finding("warning", "over-fitting", "run", text, figures, remedy)]
+    return [Finding("ok", "over-fitting", "run", f"Not over-fitted: validation {last:.2f} nats, best {best.value:.2f}{ahead}.", figures)]
+
+
+def _kl_weight(run: Run) -> list[Finding]:
+    warmup = run.settings.kl_warmup
+    if not warmup or run.step >= warmup:
+        return []
+    weight = run.step / warmup
+    text = f"The KL's weight had reached {weight:.2f} when training ended (kl_warmup={warmup}, {run.step} steps): what was trained is not the ELBO."
+    figures = {"weight": weight, "kl_warmup": warmup, "steps": run.step}
+    return [Finding("warning", "kl warm-up", "run", text, figures, "Train longer, or warm up faster.")]
+
+
+def _failures(run: Run) -> list[Finding]:
+    notes = [str(row["note"]) for row in run.rows if "note" in row]
+    if not notes:
+        return []
+    text = f"{len(notes)} step{'s were' if len(notes) > 1 else ' was'} left out because the loss or a gradient was not finite; the last: {notes[-1]}"
+    return [Finding("warning", "failed steps", "run", text, {"count": len(notes)}, "Look at these rows; a lower lr or clip= may help.")]
+
+
+def _bias(run: Run) -> list[Finding]:
+    """Latents whose gradient was biased by the plan on purpose."""
+    settings = run.settings
+    try:
+        plan = run.model.plan(how=settings.how, bound=settings.bound, samples=settings.samples, gradient=settings.gradient)
+    except ValueError:  # a plan that only latents known in the training data allowed
+        return []
+    return [
+        Finding("note", "biased estimator", name, f"{name} was trained with how={settings.how.get(name, plan.choices[name].draw)!r}: {why}.")
+        for name, why in plan.biased.items()
+    ]

@@ -1,0 +1,104 @@
+"""Is each latent used, and if not, why: in words.
+
+A latent is *collapsed* if q(v | x) is p(v | ·) whatever x is: it then carries nothing. Three causes are told apart, each by measuring it:
+as the run was trained no gradient of the rest of the bound reaches q's factor; p's other factors hardly depend on v; or they
+do, but q has not found out how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from aevb.diagnostics.causes import Dependence, Reach
+from aevb.diagnostics.finding import Finding
+from aevb.diagnostics.usage import ACTIVE, CARRIES, Usage
+from aevb.model import Model
+
+OFFERS = 0.1  # nats an example that knowing a latent must be able to add to the rest for p to need it
+
+
+def judge(model: Model, name: str, usage: Usage, reach: Reach | None, relies: Dependence, how: Mapping[str, str]) -> list[Finding]:
+    """The findings about one latent that is no class: used, partly used, or collapsed and why."""
+    figures: dict[str, Any] = {"kl": usage.kl, **reached(reach), **asdict(relies)}
+    if usage.activity is not None:
+        figures["activity"] = usage.activity.tolist()
+    if usage.kl_by_entry is not None:
+        figures["kl by entry"] = usage.kl_by_entry.tolist()
+    inactive, d = usage.inactive, model.graph.size(name)
+    dead = usage.kl / usage.steps < CARRIES * d if inactive is None else bool(inactive.all())
+    each = f", {usage.kl / usage.steps:.3f} a step" if model.graph.timed[name] else ""
+    if dead:
+        return [collapsed(model, name, f"KL {usage.kl:.3f} nats an example{each}", figures, reach, relies, how)]
+    unused = 0 if inactive is None else int(inactive.sum())
+    carried = f"{name} carries {usage.kl:.2f} nats an example{each}; draws of p in place of q's would cost {relies.gain:.2f} nats of the rest"
+    findings = misled(name, relies, figures)
+    if reach is not None and reach.cut:
+        findings.append(_unreached(name, figures, how))
+    if unused:
+        text = f"{carried}; {unused} of its {d} entries {'are' if unused > 1 else 'is'} not used (activity below {ACTIVE})."
+        remedy = f"Nothing is lost by it: {name} of size {d - unused} may do as well."
+        findings.append(Finding("note", "unused entries", name, text, figures, remedy))
+    elif not findings:
+        findings.append(Finding("ok", "used", name, f"{carried}." if d == 1 else f"{carried}; all {d} entries are active.", figures))
+    return findings
+
+
+def misled(name: str, relies: Dependence, figures: Mapping[str, Any]) -> list[Finding]:
+    """Whether q is worse than no inference at all."""
+    if relies.worth > -max(0.1, 3 * relies.error):
+        return []
+    text = f"q({name}|·) misleads: its draws gain {relies.gain:.2f} nats of the rest over p's own, for a KL of {relies.gain - relies.worth:.2f}. "
+    text += f"The bound would be {-relies.worth:.2f} ± {relies.error:.2f} nats higher with p's factor in its place."
+    return [Finding("warning", "misleading q", name, text, figures, "Train q further, with a lower lr, or an E-phase: schedule=alternate(…).")]
+
+
+def collapsed(
+    model: Model, name: str, what: str, figures: Mapping[str, Any], reach: Reach | None, relies: Dependence, how: Mapping[str, str]
+) -> Finding:
+    graph = model.graph
+    head = f"{name} is dead: q has collapsed onto p ({what}), so it says nothing about the data."
+    if len(graph.factors_containing(name)) == 1:
+        text, remedy = f"No factor of p but its own reads {name}, directly or through what is computed from it.", f"Let p read {name}, or drop it."
+    elif reach is not None and reach.cut:
+        return Finding("problem", "collapse", name, f"{head} {_NO_GRADIENT}{_under(name, how)}.", {**figures, "cause": "no gradient"}, _attach(name))
+    elif relies.offer < OFFERS:
+        text = f"p does without it: knowing {name} could add only some {relies.offer:.3f} nats to log p of the rest."
+        past = [other for other in graph.observed if (other, True) in graph._stochastic_reads(other)]
+        if past:
+            text += f" It reads {past[0]}'s own past and can tell the next step from that."
+            remedy = f"Let p see less of {past[0]}'s past (a smaller state, dropout), "
+        else:
+            rivals = [other for other in graph.latents if other != name]
+            remedy = f"Leave less to {rivals[0]} (a smaller one), " if rivals else "Use a smaller decoder, "
+        remedy += "let the KL's weight rise slowly (kl_warmup=…), or train with bound='iwae', samples=8."
+        figures = {**figures, "cause": "p does not need it"}
+    elif reach is None:
+        text = "q is exact there, by Bayes' rule: p itself hardly tells its values apart."
+        remedy, figures = "Train p further, or from another seed.", {**figures, "cause": "p does not tell it"}
+    else:
+        text = f"p needs it (knowing {name} could add {relies.offer:.2f} nats or more to log p of the rest), but q does not tell its value."
+        remedy = f"Train q further (schedule=alternate(1000, 1000)), with a larger network, or look at what q({name}|·) reads."
+        figures = {**figures, "cause": "q has not found it"}
+    return Finding("problem", "collapse", name, f"{head} {text}", figures, remedy)
+
+
+def reached(reach: Reach | None) -> dict[str, Any]:
+    return {} if reach is None else {"reaching": reach.trained, "reaching by its own plan": reach.own}
+
+
+_NO_GRADIENT = "No gradient of the reconstruction reaches q's factor of it (measured: exactly 0)"
+
+
+def _under(name: str, how: Mapping[str, str]) -> str:
+    return f", under how={{{name!r}: {how[name]!r}}} as the run was trained" if name in how else ""
+
+
+def _attach(name: str) -> str:
+    return f"Train it with a draw that gradients pass through: leave {name!r} out of how=."
+
+
+def _unreached(name: str, figures: Mapping[str, Any], how: Mapping[str, str]) -> Finding:
+    text = f"{_NO_GRADIENT}{_under(name, how)}: q({name}|·) learns from its KL alone, which pulls it onto p."
+    return Finding("problem", "no gradient", name, text, figures, _attach(name))

@@ -1,0 +1,115 @@
+"""Expectations under q of what a diagnosis asks about, entry by entry: KLs, distances from the prior, scales."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+import torch.distributions as td
+from torch import Tensor
+
+from aevb.axes import SAMPLES, contract, over_time, size
+from aevb.batch import Batch
+from aevb.estimators import Estimate
+from aevb.model import Model
+from aevb.plan import Plan
+
+SAMPLES_DRAWN = 4  # of each example
+
+
+class Measured:
+    """One batch under q: its bound, and expectations of q's and p's distributions entry by entry."""
+
+    def __init__(self, model: Model, plan: Plan, batch: Batch, seed: int) -> None:
+        self.model, self.plan, self.batch = model, plan, batch
+        self.n, self.steps = model._extent(batch)
+        self.working = Estimate(plan, model.factors, batch, model.draw_noise(plan, batch, seed=seed))  # type: ignore[arg-type]
+        self.bound = self.working.bound()
+
+    def steps_of(self, name: str) -> Tensor:
+        """How many real steps each example has, [N, 1]; 1 for what is static."""
+        real = self.batch.get("steps")
+        if not self.model.graph.timed[name]:
+            return torch.ones(self.n, 1)
+        return real.sum(0).cpu().float() if real is not None else torch.full((self.n, 1), float(self.steps))
+
+    def expected(self, term: Tensor) -> Tensor:
+        """The expectation over samples and enumerated latents, [T or 1, N, d]."""
+        for name, axis in self.working.sequence():
+            if name == "#S":
+                term = term.mean(axis, keepdim=True) if size(term, axis) > 1 else term
+            else:
+                term = contract(term, self.working.weight(name), axis)
+        term = term.reshape(term.shape[SAMPLES + 1 :])
+        return term.expand(term.shape[0], self.n, term.shape[-1])
+
+    def per_step(self, name: str, term: Tensor) -> Tensor:
+        """The expectation of a quantity of every step, [T or 1, N, d], zeros beyond a row's end."""
+        graph, plan = self.model.graph, self.plan
+        slots = [slot for latent in plan.slots if graph.timed[latent] for slot in plan.slots[latent] if slot]
+        if any(size(term, slot) > 1 for slot in slots):
+            weighted = self.working.chain.weights(plan.direction("q", name)) * term
+            term = weighted.sum([slot for slot in slots if weighted.dim() >= -slot], keepdim=True)
+        term = self.expected(over_time(term, self.steps) if graph.timed[name] else term)
+        real = self.batch.get("steps")
+        return torch.where(real, term, torch.zeros_like(term)) if real is not None and graph.timed[name] else term
+
+    def compare(self, name: str, function: Callable[[td.Distribution, td.Distribution], Tensor]) -> Tensor:
+        """The expectation of a function of q's and p's distribution of a latent, [T or 1, N, d]."""
+        program = self.working.program
+        either = program.piecewise(
+            name, "qp", lambda region: function(program.distribution("q", name, region)[1], program.distribution("p", name, region)[1])
+        )
+        return self.per_step(name, either)
+
+    def of_p(self, name: str, function: Callable[[td.Distribution], Tensor]) -> Tensor:
+        """The expectation of a function of p's distribution of a variable, [T or 1, N, d]."""
+        program = self.working.program
+        return self.per_step(name, program.piecewise(name, "p", lambda region: function(program.distribution("p", name, region)[1])))
+
+    def kl(self, name: str) -> Tensor | None:
+        """E[log q(v|·) − log p(v|·)] entry by entry and summed over time, [N, d]; None unless both distributions factorise."""
+        program, plan, value = self.working.program, self.plan, self.working.program.values[name]
+        specs = [entry.spec for side in (self.model.graph.q, self.model.graph.p) for entry in side[name].values()]
+        if any(not spec.has_parameters for spec in specs) or plan.choices[name].draw == "stratify":
+            return None
+        if any(program.distribution(side, name, region)[1].event_shape for side in "qp" for region in program.regions(name, side)):
+            return None
+
+        def log_prob(side: str) -> Tensor:
+            def at(region: str) -> Tensor:
+                dist = program.distribution(side, name, region)[1]
+                if side == "q" and plan.choices[name].term == "entropy":
+                    return -dist.entropy()
+                return dist.log_prob(program.select(value, region))
+
+            return self.working.finish(name, program.piecewise(name, side, at), side)
+
+        if plan.choices[name].term == "closed":
+            return self.compare(name, _kl).sum(0)
+        return self.expected(log_prob("q") - log_prob("p"))[0]
+
+
+def measured(model: Model, plan: Plan, batches: list[Batch], seed: int) -> Iterator[Measured]:
+    for i, batch in enumerate(batches):
+        yield Measured(model, plan, batch, seed + i)
+
+
+def _kl(q: td.Distribution, p: td.Distribution) -> Tensor:
+    """KL(q‖p) entry by entry; torch's own does not always broadcast."""
+    shape = torch.broadcast_shapes(q.batch_shape, p.batch_shape)
+    return td.kl_divergence(q.expand(shape), p.expand(shape))
+
+
+def spread(dist: td.Distribution) -> Tensor:
+    """The scale of a distribution's entries."""
+    found = getattr(dist, "scale", None)
+    return found if isinstance(found, Tensor) and not dist.event_shape else dist.variance.sqrt()
+
+
+def with_values(model: Model, batch: Mapping[str, Tensor], values: Mapping[str, Tensor], but: str) -> Tensor:
+    """Σ log p of every variable except one, at these values of the latents, [N]."""
+    plan = model.plan(clamped=model.graph.latents)
+    terms, _ = Estimate(plan, model.factors, {**batch, **values}, {}).terms()  # type: ignore[arg-type]
+    n = model._extent(batch)[0]
+    return torch.stack([term.reshape(-1).expand(n) for name, term in terms.items() if name != but]).sum(0)

@@ -1,0 +1,87 @@
+"""Scales that have run away: a likelihood that sharpens without end, a posterior that is a point or wider than its prior."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aevb.diagnostics.finding import Finding
+from aevb.diagnostics.measure import Measured, spread
+from aevb.families import LocationScale, Mixture, MultivariateNormal
+from aevb.model import Model
+
+SHARP, POINT, WIDE = 1e-3, 1e-4, 3.0
+
+
+class ScaleSums:
+    """Means over rows, steps and q of log scales: of each observed column, and of q relative to p for each entry of a latent."""
+
+    def __init__(self) -> None:
+        self.logs: dict[str, Tensor] = {}
+        self.values: dict[str, tuple[Tensor, Tensor]] = {}  # Σ and Σ of squares of the known data
+        self.count: dict[str, Tensor] = {}
+
+    def add(self, part: Measured) -> None:
+        graph = part.model.graph
+        for name in graph.observed:
+            if _learns_scale(part.model, "p", name):
+                self._sum(part, name, part.of_p(name, lambda dist: spread(dist).log()))
+                there = self._there(part, name, part.batch[name])
+                value = torch.where(there, part.batch[name].double(), 0.0)
+                added = torch.stack([value.sum((0, 1)), value.square().sum((0, 1)), there.double().sum((0, 1))])
+                old = self.values.get(name)
+                self.values[name] = (added[:2] if old is None else old[0] + added[:2], added[2] if old is None else old[1] + added[2])
+        for name in part.plan.choices:
+            if _learns_scale(part.model, "q", name) and hasattr(graph.rule("p", name).spec, "heads"):
+                self._sum(part, name, part.compare(name, lambda q, p: spread(q).log() - spread(p).log()))
+
+    def _there(self, part: Measured, name: str, like: Tensor) -> Tensor:
+        there = torch.ones_like(like, dtype=torch.bool)
+        for mask in (part.batch.get(f"{name}?") if name in part.model.graph.observed else None, part.batch.get("steps")):
+            if mask is not None and (mask.shape[0] == 1 or part.model.graph.timed[name]):
+                there = there & mask
+        return there
+
+    def _sum(self, part: Measured, name: str, logs: Tensor) -> None:
+        real = part.batch.get("steps") if part.model.graph.timed[name] else None
+        rows = logs.shape[0] * logs.shape[1] if real is None else real.sum()
+        self.logs[name] = self.logs.get(name, torch.zeros(())) + logs.double().sum((0, 1)).cpu()
+        self.count[name] = self.count.get(name, torch.zeros(())) + torch.as_tensor(rows).double().cpu()
+
+    def findings(self, model: Model) -> list[Finding]:
+        found = []
+        for name, logs in self.logs.items():
+            scale = (logs / self.count[name]).exp()
+            if name in model.graph.observed:
+                found += self._likelihood(name, scale)
+            else:
+                found += _posterior(name, scale)
+        return found
+
+    def _likelihood(self, name: str, scale: Tensor) -> list[Finding]:
+        sums, count = self.values[name]
+        mean, second = (sums / count.clamp_min(1)).cpu()
+        ratio = scale / (second - mean.square()).clamp_min(0).sqrt().clamp_min(1e-12)
+        sharp = (ratio < SHARP).nonzero()[:, 0].tolist()
+        if not sharp:
+            return []
+        text = f"p's scale of {name} has run to nothing in {len(sharp)} of {len(scale)} columns: {float(ratio.min()):.1e} of the data's own spread. "
+        text += "The density grows without bound there, and with it the ELBO, at the cost of everything else."
+        remedy = f"Fix the scale (Normal(…, scale=0.1)), drop columns that hardly vary, or add noise to them; look at column {sharp[0]} first."
+        return [Finding("warning", "sharp likelihood", name, text, {"columns": sharp, "scale": scale.tolist(), "ratio": ratio.tolist()}, remedy)]
+
+
+def _learns_scale(model: Model, side: str, name: str) -> bool:
+    spec = model.graph.rule(side, name).spec
+    return (isinstance(spec, LocationScale) and isinstance(spec.scale, str)) or isinstance(spec, MultivariateNormal | Mixture)
+
+
+def _posterior(name: str, ratio: Tensor) -> list[Finding]:
+    figures = {"ratio": ratio.tolist()}
+    if bool((ratio < POINT).any()):
+        text = f"q's scale of {name} has run to nothing ({float(ratio.min()):.1e} of p's): it is a point, and the model an auto-encoder."
+        return [Finding("warning", "point posterior", name, text, figures, "Look at the likelihood's scale; fix it, or weigh the KL fully.")]
+    if bool((ratio > WIDE).any()):
+        text = f"q's scale of {name} is {float(ratio.max()):.1f} times p's in its widest entry; a posterior is seldom wider than its prior."
+        return [Finding("note", "wide posterior", name, text, figures, "Train q further, or look at rows unlike the others.")]
+    return []

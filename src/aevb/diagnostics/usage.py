@@ -1,0 +1,85 @@
+"""What each entry of a latent carries: its KL, and its activity, the variance of the posterior mean over the data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aevb.diagnostics.measure import Measured, spread
+from aevb.families import Exact, OneHot
+from aevb.model import Model
+
+ACTIVE = 0.01  # Burda's: variance of the posterior mean, in units of the prior's variance
+CARRIES = 0.01  # nats an entry and step
+
+
+@dataclass
+class Usage:
+    """What a latent carries: KL an example, and by entry where both distributions factorise; activity by entry; mean number of steps."""
+
+    kl: float
+    kl_by_entry: Tensor | None
+    activity: Tensor | None
+    steps: float
+
+    @property
+    def inactive(self) -> Tensor | None:
+        """Which entries are not used."""
+        if self.activity is None:
+            return None
+        entries = self.kl / len(self.activity) if self.kl_by_entry is None else self.kl_by_entry
+        return (self.activity < ACTIVE) & (torch.as_tensor(entries) / self.steps < 5 * CARRIES)  # a mean that stays can still be paid for
+
+
+class UsageSums:
+    """Sums over batches from which the usage of a latent follows."""
+
+    def __init__(self) -> None:
+        self.n = self.steps = self.kl = 0.0
+        self.by_entry: Tensor | None = None
+        self.count: Tensor | None = None  # rows that have the step, [T or 1, 1]
+        self.first: Tensor | None = None  # Σ and Σ of squares of (E_q − E_p)/σ_p over the rows, [T or 1, d]
+        self.second: Tensor | None = None
+
+    def add(self, part: Measured, name: str) -> None:
+        model = part.model
+        self.n += part.n
+        self.steps += float(part.steps_of(name).sum())
+        self.kl += float(part.bound.terms[f"kl({name})"].double().sum())
+        entries = part.kl(name)
+        if entries is not None:
+            self.by_entry = entries.double().sum(0) + (0.0 if self.by_entry is None else self.by_entry)
+        if model.graph.rule("p", name).spec.finite and not _scalar(model, name):
+            return  # classes have no order: their information is judged by their probabilities (see clusters)
+        if isinstance(model.graph.rule("q", name).spec, Exact):
+            return
+        shift = part.compare(name, lambda q, p: (q.mean - p.mean) / spread(p)).double()
+        real = part.batch.get("steps")
+        there = real.double() if real is not None and model.graph.timed[name] else torch.ones_like(shift[..., :1])
+        added = (there.sum(1), shift.sum(1), shift.square().sum(1))
+        before = (self.count, self.first, self.second)
+        self.count, self.first, self.second = added if before[0] is None else tuple(_longer(a, b) for a, b in zip(before, added, strict=True))
+
+    def usage(self) -> Usage:
+        activity = None
+        if self.count is not None and self.first is not None and self.second is not None:
+            count = self.count.clamp_min(1)
+            variance = self.second / count - (self.first / count).square()
+            activity = ((variance * self.count).sum(0) / self.count.sum(0)).cpu()
+        entries = None if self.by_entry is None else (self.by_entry / self.n).cpu()
+        return Usage(self.kl / self.n, entries, activity, self.steps / self.n)
+
+
+def _longer(a: Any, b: Tensor) -> Tensor:
+    """The sum of two [T, d] that may differ in T."""
+    if len(a) == len(b):
+        return a + b
+    return torch.nn.functional.pad(a, (0, 0, 0, max(0, len(b) - len(a)))) + torch.nn.functional.pad(b, (0, 0, 0, max(0, len(a) - len(b))))
+
+
+def _scalar(model: Model, name: str) -> bool:
+    """Whether the entries of a finite latent are numbers of their own, as a Bernoulli's are."""
+    return not isinstance(model.graph.rule("p", name).spec, OneHot) and not isinstance(model.graph.rule("q", name).spec, Exact)

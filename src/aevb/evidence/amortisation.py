@@ -1,0 +1,218 @@
+"""The gap between the evidence and the bound, split: what q's family cannot reach, and what one network for all examples costs.
+
+    log p(x) − ELBO  =  (log p(x) − max ELBO over a q of x's own)  +  (max ELBO over a q of x's own − ELBO)
+         total                       approximation                                amortisation
+
+The best q of an example is found by gradient ascent on its own raw numbers (:mod:`aevb.evidence.free`), from where the encoder put them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from aevb.batch import Batch, split_latents
+from aevb.estimators import estimate
+from aevb.evidence.free import free_factors, zero_offsets
+from aevb.evidence.result import Evidence, count
+from aevb.evidence.weights import Weights, reliable_shape
+from aevb.plan import Plan
+
+if TYPE_CHECKING:
+    from aevb.evidence.annealing import AIS
+    from aevb.evidence.particles import Particles
+    from aevb.model import Model
+
+RATE = 0.1  # of Adam at the start; raw numbers are of order one
+DRAWS = 16  # samples of each example in one step of the ascent
+REPEATS = 10  # independent estimates whose spread gives the errors
+BUDGET = 20_000_000  # numbers that one chunk of rows may take
+
+
+@dataclass(frozen=True)
+class Gap:
+    """log p(x) − ELBO and its two parts, one number an example each, in nats; ``stderr`` has the sampling error of each by its name.
+
+    A part may come out below zero by its error. Where the evidence is itself estimated (``method``), what that estimate misses is missing
+    from ``approximation`` and ``total``; and where the ascent has not arrived, what it missed is counted as approximation.
+    """
+
+    evidence: Tensor
+    elbo: Tensor
+    best: Tensor
+    method: str
+    stderr: Mapping[str, Tensor] = field(repr=False)
+    notes: tuple[str, ...] = ()  # about the evidence, where it should not be trusted
+
+    @property
+    def total(self) -> Tensor:
+        return self.evidence - self.elbo
+
+    @property
+    def approximation(self) -> Tensor:
+        """log p(x) less the best bound that a q of the example's own, of the declared family, can have."""
+        return self.evidence - self.best
+
+    @property
+    def amortisation(self) -> Tensor:
+        """That best bound less the bound of q as its network gives it."""
+        return self.best - self.elbo
+
+    def __str__(self) -> str:
+        def line(label: str, name: str, remark: str) -> str:
+            error = float(self.stderr[name].square().sum().sqrt()) / n  # of the mean; the examples' draws are independent
+            shown = f" ± {error:.4f}" if error else ""
+            return f"{label:<20} {float(getattr(self, name).mean()):10.4f}{shown:<11}{remark}".rstrip()
+
+        n = len(self.elbo)
+        return "\n".join([
+            f"Mean over {n} example{'s' * (n > 1)}, in nats; ± is the sampling error",
+            line("log p(x)", "evidence", self.method),
+            line("  approximation gap", "approximation", "what q's family cannot reach"),
+            line("best q of its own", "best", ""),
+            line("  amortisation gap", "amortisation", "what one network for all examples costs"),
+            line("ELBO", "elbo", ""),
+            *self.notes,
+        ])  # fmt: skip
+
+
+def split_gap(
+    model: Model,
+    data: Mapping[str, Any],
+    *,
+    iterations: int,
+    samples: int,
+    method: str | AIS | Particles,
+    how: Mapping[str, str] | None,
+    seed: int | None,
+) -> Gap:
+    """The gap of every example and its parts; see :meth:`aevb.Model.gap`."""
+    for name, value, least in (("iterations", iterations, 0), ("samples", samples, 2 * REPEATS)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{name} is a whole number, {least} or more, got {value!r}.")
+    batch = model.prepare(**data)
+    clamped, partial = split_latents(model.graph, batch)
+    if set(model.graph.latents) <= clamped:
+        raise ValueError("Every latent is passed for all rows, so that there is no q and no gap. Leave one of them out of the data.")
+    generator = torch.Generator()
+    generator.manual_seed(seed) if seed is not None else generator.seed()
+
+    choices: dict[str, Any] = {"how": how, "clamped": clamped, "partial": partial}
+    for name, why in model.plan(samples=DRAWS, **choices).biased.items():
+        raise ValueError(f"how={{{name!r}: {(how or {})[name]!r}}} gives no unbiased bound to compare with log p(x): {why}. Leave it out.")
+    plan = functools.partial(model.plan, gradient=_gradient(model, choices), **choices)
+    with model._evaluating(None):
+        chunks = _chunks(model, plan(samples=DRAWS), batch, samples // REPEATS)
+        parts = [_ascend(model, plan(samples=DRAWS), rows, iterations, generator) for rows in chunks]
+        both = [_bounds(model, plan(samples=samples // REPEATS), rows, offsets, generator) for rows, offsets in zip(chunks, parts, strict=True)]
+        elbo, best = (torch.cat([bounds[i] for bounds in both], 1) for i in range(2))
+        evidence = _known_evidence(model, data, plan(samples=DRAWS), method, samples, seed)
+        if evidence is None:
+            weighted = _weighted(model, plan(samples=DRAWS), samples // REPEATS)
+            found = [_log_weights(model, weighted, rows, offsets, generator) for rows, offsets in zip(chunks, parts, strict=True)]
+            evidence = _importance(torch.cat(found, 1))
+
+    def error(value: Tensor) -> Tensor:
+        return value.std(0) / math.sqrt(REPEATS)
+
+    stderr = {"evidence": evidence.stderr, "elbo": error(elbo), "best": error(best), "amortisation": error(best - elbo)}
+    stderr |= {name: (evidence.stderr.square() + stderr[of].square()).sqrt() for name, of in (("approximation", "best"), ("total", "elbo"))}
+    return Gap(evidence.value, elbo.mean(0), best.mean(0), evidence.method, stderr, evidence.notes)
+
+
+def _gradient(model: Model, choices: Mapping[str, Any]) -> str:
+    """Log q at the sample, where the plan allows it: the closer q is to the posterior, the less do the bound and its gradient then vary."""
+    try:
+        return model.plan(samples=DRAWS, gradient="stl", **choices).gradient
+    except ValueError:
+        return "plain"
+
+
+def _chunks(model: Model, plan: Plan, batch: Batch, samples: int) -> list[Batch]:
+    """The rows in parts that fit in memory: a few numbers for every output of every network, sample, step and enumerated value."""
+    n, steps = model._extent(batch)
+    width = sum(model.graph.size(name) for name in model.graph.shapes) * steps * math.prod(plan.size((name, 0)) for name in plan.slots)
+    rows = max(1, BUDGET // (max(samples, DRAWS) * width))
+    return [{key: value.narrow(-2, start, min(rows, n - start)) for key, value in batch.items()} for start in range(0, n, rows)]
+
+
+def _ascend(model: Model, plan: Plan, batch: Batch, iterations: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """The offsets of the best bound: Adam, each example by itself, on fresh noise in every step, with a rate that falls to zero."""
+    factors, offsets = free_factors(model, plan), zero_offsets(model, plan, batch)
+    free = [offset.requires_grad_() for offset in offsets.values()]
+    if not free:
+        return {}
+    optimizer = torch.optim.Adam(free, lr=RATE)
+    with torch.enable_grad():
+        for i in range(iterations):
+            optimizer.param_groups[0]["lr"] = RATE * 0.5 * (1 + math.cos(math.pi * i / iterations))
+            value = estimate(plan, factors, batch, model.draw_noise(plan, batch, seed=_seed(generator)) | offsets).value
+            for offset, gradient in zip(free, torch.autograd.grad(-value.sum(), free), strict=True):
+                offset.grad = gradient.nan_to_num(0.0, 0.0, 0.0)  # an example that overflows stays where it is
+            optimizer.step()
+    return {name: offset.detach() for name, offset in offsets.items()}
+
+
+def _bounds(model: Model, plan: Plan, batch: Batch, offsets: dict[str, Tensor], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """The bound of q as amortised and of the best q of each example's own, [REPEATS, N] each, on the same fresh noise."""
+    factors = free_factors(model, plan)
+    amortised, best = [], []
+    for _ in range(REPEATS):
+        noise = model.draw_noise(plan, batch, seed=_seed(generator))
+        amortised.append(estimate(plan, model.factors, batch, noise).value)  # type: ignore[arg-type]
+        best.append(estimate(plan, factors, batch, noise | offsets).value)
+    return torch.stack(amortised), torch.stack(best)
+
+
+# The evidence ----------------------------------------------------------------------------------------------------------------
+
+
+def _known_evidence(model: Model, data: Mapping[str, Any], plan: Plan, method: Any, samples: int, seed: int | None) -> Evidence | None:
+    """The evidence as asked for, or exactly where it can be; None where the best q is to propose its samples, being nearer to the posterior."""
+    if method != "auto":  # chains and particles are counted by those methods themselves
+        return model.log_evidence(method=method, samples=samples if method == "importance" else None, seed=seed, **data)
+    try:
+        return model.log_evidence(method="exact", **data)
+    except ValueError:
+        if any(model.graph.timed[name] for name in plan.enumerated):  # inside the logarithm their sum does not factor over time
+            return model.log_evidence(samples=samples, seed=seed, **data)
+        return None
+
+
+def _weighted(model: Model, plan: Plan, samples: int) -> Plan:
+    """The plan of log-weights whose factors have the same axes as under this one; what is enumerated is summed inside the logarithm."""
+    how = {name: "sum" if choice.draw == "enumerate" else choice.draw for name, choice in plan.choices.items()}
+    return model.plan(how=how, bound="iwae", samples=samples, clamped=plan.clamped, partial=plan.partial)
+
+
+def _log_weights(model: Model, plan: Plan, batch: Batch, offsets: dict[str, Tensor], generator: torch.Generator) -> Tensor:
+    """log p(x, z)/q(z) of draws from the best q, [samples, N]."""
+    factors, found = free_factors(model, plan), []
+    for _ in range(REPEATS):
+        weights = estimate(plan, factors, batch, model.draw_noise(plan, batch, seed=_seed(generator)) | offsets).log_weights
+        assert weights is not None  # nothing is enumerated outside the logarithm
+        found.append(weights)
+    return torch.cat(found)
+
+
+def _importance(log_weights: Tensor) -> Evidence:
+    """log 1/K Σ w, with a note on the examples of which a few weights carry the mean."""
+    samples, n = log_weights.shape
+    weights = Weights(n, samples, log_weights.device)
+    weights.add(log_weights)
+    value, stderr = (part.to(log_weights.dtype) for part in (weights.value, weights.stderr))
+    bad, threshold = int((weights.khat > reliable_shape(samples)).sum()), reliable_shape(samples)
+    why = (
+        f"{count(bad, n)} have Pareto k above {threshold:.2f}: their evidence, and so their approximation gap, comes out too low; take more samples."
+    )
+    return Evidence(value, stderr, "importance, from the best q", {"khat": weights.khat}, (why,) if bad else ())
+
+
+def _seed(generator: torch.Generator) -> int:
+    return int(torch.randint(2**62, (), generator=generator))

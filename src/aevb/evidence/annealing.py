@@ -1,0 +1,290 @@
+"""Annealed importance sampling with Hamiltonian moves, and from both sides on simulated data (bidirectional Monte Carlo).
+
+Chains start at f₀ and pass through f_β ∝ f₀^(1−β) p(x, z)^β, β from 0 to 1, by moves that leave each f_β as it is. A chain's weight
+Π f_{β_j}(z_j) / f_{β_{j−1}}(z_j) has the mean p(x) whatever the moves; better moves and more temperatures give it less spread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from aevb.batch import prepare
+from aevb.evidence.density import STARTS, Path, fixed_weights, replayed, temperatures, why_not_annealed, why_not_from_posterior
+from aevb.evidence.memory import limit, narrow, pieces
+from aevb.evidence.result import Evidence, count
+from aevb.evidence.sampling import LEAST, Memory
+from aevb.evidence.weights import Weights
+
+if TYPE_CHECKING:
+    from aevb.model import Model
+
+CHAINS = 16
+TARGET, RATE, JITTER = 0.75, 0.3, 0.2  # acceptance aimed at, how fast steps follow it, and how unequal the steps of a move's chains are
+COARSE = 4  # the preliminary run has this many times fewer temperatures
+KEPT = 0.2  # of the temperatures, as the sigmoid lays them
+
+
+@dataclass(frozen=True)
+class AIS:
+    """Settings of annealed importance sampling: ``log_evidence(x=x, method=AIS(temperatures=5000))``.
+
+    ``temperatures`` is how many steps lead from the start to p(x, z), ``leapfrog`` how many steps each Hamiltonian move has, ``start``
+    where chains begin: at "posterior", q(z|x), at "prior", or (None) at q where that is possible.
+    """
+
+    temperatures: int = 1000
+    leapfrog: int = 5
+    start: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("temperatures", "leapfrog"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"AIS: {name} is a positive whole number, got {value!r}.")
+        if self.start is not None and self.start not in STARTS:
+            raise ValueError(f'AIS: start is "posterior" or "prior", got {self.start!r}.')
+
+    def begin(self, model: Model) -> str:
+        """Where chains start; a :class:`ValueError` says why they cannot."""
+        if reason := why_not_annealed(model):
+            raise ValueError(f'method="ais" moves latents by gradients, but {reason}. Use method="importance".')
+        reason = why_not_from_posterior(model)
+        if self.start == "posterior" and reason:
+            raise ValueError(f'AIS(start="posterior"): {reason}. Use start="prior".')
+        return self.start or ("prior" if reason else "posterior")
+
+
+def annealed(
+    model: Model, batch: Mapping[str, Tensor], settings: AIS, *, chains: int = CHAINS, seed: int | None = None, memory: Memory = None
+) -> Evidence:
+    """log 1/C Σ w over C chains an example."""
+    start = _checked(model, batch, settings, chains)
+    found, accepted = [], []
+    with model._evaluating(seed), fixed_weights(model):
+        for rows in _blocks(model, batch, start, chains, memory):
+            log_weights, acceptance = _forward(Path(model, rows, start), settings, chains)
+            found.append(_weights(log_weights))
+            accepted.append(acceptance)
+    return _evidence(model, found, accepted, settings, chains, start)
+
+
+def _forward(path: Path, settings: AIS, chains: int) -> tuple[Tensor, Tensor]:
+    """One block of rows; what its moves hold is free again before the next."""
+    return Moves(path, settings, chains).forward(path.draw(chains))
+
+
+def _both_ways(path: Path, truth: Mapping[str, Tensor], settings: AIS, chains: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """One block of rows, forward and, from the latents that it was simulated with, backward."""
+    moves = Moves(path, settings, chains)
+    exact = path.coordinates({name: truth[name].unsqueeze(0) for name in path.latents}).expand(chains, -1, -1)
+    return moves.forward(path.draw(chains)), moves.backward(exact)
+
+
+def _checked(model: Model, batch: Mapping[str, Tensor], settings: AIS, chains: int) -> str:
+    if isinstance(chains, bool) or not isinstance(chains, int) or chains < LEAST:
+        raise ValueError(f'samples is how many chains method="ais" runs an example, at least {LEAST}. Got {chains!r}.')
+    start, graph = settings.begin(model), model.graph
+    if not any(name not in batch or f"{name}?" in batch for name in graph.latents if not graph.rule("p", name).spec.finite):
+        raise ValueError('method="ais" has nothing to move: every continuous latent is known. method="importance" sums the others exactly.')
+    return start
+
+
+def _blocks(model: Model, batch: Mapping[str, Tensor], start: str, chains: int, memory: Memory) -> list[dict[str, Tensor]]:
+    """The rows in blocks whose gradients fit into the limit."""
+    n, _ = model._extent(batch)
+    few = narrow(batch, 0, min(n, 2))
+
+    def run(rows: int, c: int) -> object:
+        path = Path(model, narrow(few, 0, rows), start)
+        u = path.draw(c)
+        return u, u.clone(), u.clone(), path.gradient(u, u.new_full((rows,), 0.5))  # a move holds the old and the new place, and the momentum
+
+    rows, _ = pieces(run, n, chains, limit(memory, model._parameter().device), smallest=chains)
+    return [narrow(batch, i, min(rows, n - i)) for i in range(0, n, rows)]
+
+
+def _weights(log_weights: Tensor) -> Weights:
+    weights = Weights(log_weights.shape[1], len(log_weights), log_weights.device, tail=False)
+    weights.add(log_weights)
+    return weights
+
+
+def _evidence(model: Model, found: Sequence[Weights], accepted: Sequence[Tensor], settings: AIS, chains: int, start: str) -> Evidence:
+    value, stderr, ess = (torch.cat([getattr(weights, name) for weights in found]) for name in ("value", "stderr", "ess"))
+    acceptance, n, notes = torch.cat(list(accepted)), len(value), []
+    few = (ess < max(2.0, chains / 4)) & value.isfinite()
+    if bad := int(few.sum()):
+        notes.append(
+            f"{count(bad, n)} rest on fewer than {max(2.0, chains / 4):g} of {chains} chains, so that the value may be too low: "
+            f"raise the temperatures, AIS(temperatures={4 * settings.temperatures}), or samples (chains)."
+        )
+    if stuck := int((acceptance < 0.2).sum()):
+        notes.append(f"{count(stuck, n)} accept fewer than 20 % of the moves: raise leapfrog, or look for very steep densities.")
+    if lost := int((~value.isfinite()).sum()):
+        notes.append(f"{count(lost, n)} have no finite evidence: p or q gives NaN or zero probability there.")
+    dtype = model._parameter().dtype
+    diagnostics: dict[str, Tensor | float | int] = {"chains": chains, "temperatures": settings.temperatures, "leapfrog": settings.leapfrog}
+    return Evidence(value.to(dtype), stderr.to(dtype), f"ais from {start}", diagnostics | {"ess": ess, "acceptance": acceptance}, tuple(notes))
+
+
+class Moves:
+    """Hamiltonian moves along a path. Temperatures and step sizes are found in a preliminary run, for each example, and then frozen.
+
+    Chains that pass through every COARSE-th of the sigmoid's temperatures give the step size that is accepted often enough at each, and
+    the spread of log f₁ − log f₀ there. In equilibrium the variance of a log-weight is Σ (Δβ)² Var, least where every step has its equal
+    share of ∫ sd dβ. The temperatures are laid so, for the most part; a share of the sigmoid's stays, since the spread is itself measured.
+    """
+
+    def __init__(self, path: Path, settings: AIS, chains: int) -> None:
+        self.path, self.leapfrog = path, settings.leapfrog
+        self.free, self.scale, self.gradient = path.free(), path.scale(), replayed(path, chains)
+        coarse = temperatures(max(2, settings.temperatures // COARSE)).to(self.free)
+        steps, spreads = self._preliminary(path.draw(chains), coarse)
+        self.betas = _equal_shares(coarse, spreads, settings.temperatures)  # [J + 1, N]
+        where = torch.searchsorted(coarse[1:-1].contiguous(), self.betas)
+        self.steps = steps.gather(0, where)
+
+    def _preliminary(self, u: Tensor, betas: Tensor) -> tuple[Tensor, Tensor]:
+        """Step sizes and the spread of log f₁ − log f₀ at all but the last of these temperatures, [J, N]."""
+        size = self.free.sum(-1).clamp_min(1.0)
+        step, steps, spreads = size**-0.25, [], []
+        start, end = self.path(u)
+        for j in range(len(betas) - 1):
+            spreads.append((end - start).std(0))
+            steps.append(step)
+            u, start, end, accept = self.move(u, betas[j + 1].expand(self.path.n), step)
+            step = step * torch.exp(RATE * (accept.mean(0) - TARGET))
+        return torch.stack(steps), torch.stack(spreads)
+
+    def move(self, u: Tensor, beta: Tensor, step: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """One Hamiltonian move that leaves f_β as it is: (u, log f₀, log f₁, probability of acceptance), the last three [C, N]."""
+        start, end, slope = self.gradient(u, beta)
+        momentum = torch.randn_like(u) * self.free
+        unequal = 1 + JITTER * (2 * torch.rand(len(u), 1, 1, dtype=u.dtype, device=u.device) - 1)  # no orbit may close on itself
+        stride = step.unsqueeze(-1) * unequal * self.scale
+        old = torch.lerp(start, end, beta) - momentum.square().sum(-1) / 2
+        place, new_start, new_end = u, start, end
+        for _ in range(self.leapfrog):
+            momentum = torch.addcmul(momentum, stride, slope, value=0.5)
+            place = torch.addcmul(place, stride, momentum)
+            new_start, new_end, slope = self.gradient(place, beta)
+            momentum = torch.addcmul(momentum, stride, slope, value=0.5)
+        new = torch.lerp(new_start, new_end, beta) - momentum.square().sum(-1) / 2
+        accept = (new - old).exp().clamp_max(1.0).nan_to_num(0.0)
+        taken = torch.rand_like(accept) < accept
+        return torch.where(taken.unsqueeze(-1), place, u), torch.where(taken, new_start, start), torch.where(taken, new_end, end), accept
+
+    def forward(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Chains from u ~ f₀ to f₁: log-weights [C, N] with E[w] = p(x), and the mean acceptance, [N]."""
+        start, end = self.path(u)
+        total, accepted = torch.zeros_like(start, dtype=torch.float64), torch.zeros_like(start[0])
+        last = len(self.betas) - 1
+        for j in range(1, last + 1):
+            total += (self.betas[j] - self.betas[j - 1]) * (end - start).double()
+            if j < last:  # at β = 1 the weight is complete
+                u, start, end, accept = self.move(u, self.betas[j], self.steps[j])
+                accepted += accept.mean(0)
+        return total, accepted / max(1, last - 1)
+
+    def backward(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Chains from u ~ p(z|x) back to f₀, by the same moves in the opposite order: log-weights with E[1/w] = 1/p(x)."""
+        start, end = self.path(u)
+        total, accepted = torch.zeros_like(start, dtype=torch.float64), torch.zeros_like(start[0])
+        last = len(self.betas) - 1
+        for j in range(last, 0, -1):
+            if j < last:
+                u, start, end, accept = self.move(u, self.betas[j], self.steps[j])
+                accepted += accept.mean(0)
+            total += (self.betas[j] - self.betas[j - 1]) * (end - start).double()
+        return total, accepted / max(1, last - 1)
+
+
+def _equal_shares(betas: Tensor, spreads: Tensor, count: int) -> Tensor:
+    """[count + 1, N]: temperatures between which ∫ sd dβ is the same, up to the share that the sigmoid keeps."""
+    lengths = spreads.nan_to_num(0.0, 0.0, 0.0) * betas.diff().unsqueeze(-1)
+    lengths = lengths / lengths.sum(0).clamp_min(torch.finfo(betas.dtype).tiny)
+    lengths = (1 - KEPT) * lengths + KEPT / len(lengths)
+    done = torch.cat([torch.zeros_like(lengths[:1]), (lengths / lengths.sum(0)).cumsum(0)]).T.contiguous()  # [N, J + 1]
+    wanted = torch.linspace(0, 1, count + 1, dtype=betas.dtype, device=betas.device).expand(len(done), -1).contiguous()
+    right = torch.searchsorted(done, wanted).clamp(1, len(betas) - 1)
+    low, high = done.gather(1, right - 1), done.gather(1, right)
+    share = ((wanted - low) / (high - low)).clamp(0, 1)
+    found = torch.lerp(betas[right - 1], betas[right], share).T
+    found[0], found[-1] = 0.0, 1.0
+    return found.contiguous()
+
+
+# From both sides -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class Bidirectional:
+    """log p(x) of simulated examples between a stochastic lower and a stochastic upper bound."""
+
+    lower: Evidence
+    upper: Evidence
+    drawn: dict[str, Tensor]  # what was simulated, the latents too
+
+    @property
+    def gap(self) -> Tensor:
+        """Upper less lower, one number an example: it bounds, on average, how far both are from the truth."""
+        return self.upper.value - self.lower.value
+
+    @property
+    def mean(self) -> float:
+        return float(self.gap.double().mean())
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean gap, from its spread over the examples."""
+        return float(self.gap.double().std()) / len(self.gap) ** 0.5
+
+    def __repr__(self) -> str:
+        return f"gap {self.mean:.4f} ± {self.error:.2g} nats\nlower: {self.lower}\nupper: {self.upper}"
+
+
+def bidirectional(
+    model: Model,
+    n: int = 100,
+    *,
+    settings: AIS | None = None,
+    chains: int = CHAINS,
+    steps: int | None = None,
+    seed: int | None = None,
+    memory: Memory = None,
+    **fixed: Any,
+) -> Bidirectional:
+    """How good annealing is on this model: z, x ~ p are simulated, so that z is an exact draw from p(z|x) (Grosse et al. 2015).
+
+    Forward chains give a lower bound on log p(x), chains started at z and run backwards an upper one; both hold in expectation. ``fixed``
+    are given variables and whatever ``sample`` may fix; ``steps`` is the length of simulated sequences.
+    """
+    settings, graph = settings or AIS(), model.graph
+    for name in graph.given:
+        if name not in fixed:
+            raise ValueError(f"{name!r} is given: simulate under a value of it, bidirectional(model, {name}=…).")
+    drawn = model.sample(n, steps=steps, seed=seed, **fixed)
+    given = model._fixed(n, steps or 1, {name: fixed[name] for name in graph.given})
+    truth = prepare(graph, drawn, like=model._parameter(), need=graph.stochastic) | given
+    batch = {name: value for name, value in truth.items() if name not in graph.latents or name in fixed}
+    start = _checked(model, batch, settings, chains)
+    lower: tuple[list[Weights], list[Tensor]] = ([], [])
+    upper: tuple[list[Weights], list[Tensor]] = ([], [])
+    at = 0
+    with model._evaluating(None if seed is None else seed + 1), fixed_weights(model):
+        for rows in _blocks(model, batch, start, chains, memory):
+            path = Path(model, rows, start)
+            forward, backward = _both_ways(path, narrow(truth, at, path.n), settings, chains)
+            for sign, found, (log_weights, acceptance) in ((1, lower, forward), (-1, upper, backward)):
+                found[0].append(_weights(sign * log_weights))
+                found[1].append(acceptance)
+            at += path.n
+    below = _evidence(model, *lower, settings, chains, start)
+    above = _evidence(model, *upper, settings, chains, start)
+    above = Evidence(-above.value, above.stderr, above.method + ", backwards", above.diagnostics, above.notes)
+    return Bidirectional(below, above, drawn)

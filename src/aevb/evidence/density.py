@@ -1,0 +1,229 @@
+"""log p(x, z) and the density it is annealed from, as differentiable functions of all continuous latents at once.
+
+The latents of a row are one vector u of unbounded numbers: those with a bounded support go through torch's bijection, with its
+Jacobian. Finite latents are summed exactly inside both densities, so that neither has anything discrete left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.distributions import Transform, biject_to
+
+from aevb.axes import SAMPLES, expand_axis
+from aevb.batch import split_latents
+from aevb.estimators import Estimate
+from aevb.evidence.sampling import draw_latents, inner_sum
+from aevb.plan import LIMIT, Plan, derive
+
+if TYPE_CHECKING:
+    from aevb.model import Model
+
+STARTS = ("posterior", "prior")
+WARM_UP = 3  # gradients before one is captured: libraries initialise themselves
+Slope = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]  # u, β → log f₀, log f₁, ∇ log f_β
+
+
+def why_not_annealed(model: Model) -> str | None:
+    """What keeps the latents from being moved by gradients, in words; None if nothing does."""
+    graph, values, continuous = model.graph, 1, 0
+    for name in graph.latents:
+        spec = graph.rule("p", name).spec
+        if not spec.finite and any(entry.spec.support.is_discrete for entry in graph.p[name].values()):
+            return f"{name} is a {type(spec).__name__}, which has neither gradients nor a finite list of values to sum over"
+        if not spec.finite:
+            continuous += 1
+        elif graph.timed[name]:
+            return f"{name}[t] is finite and lives in time, where the sum over its values does not factor"
+        else:
+            values *= spec.count(graph.size(name)) or 1
+    if values > LIMIT:
+        return f"the finite latents have {values} joint values, more than {LIMIT}"
+    return None if continuous else "no latent is continuous"
+
+
+def why_not_from_posterior(model: Model) -> str | None:
+    """What keeps q from being the start, in words; None if nothing does."""
+    plan = derive(model.graph, samples=2, sampling=True)
+    for name in plan.drawn:
+        if by_bayes := next((other for other in plan.enumerated if (other, 0) in plan.values[name]), None):
+            return f"q draws {name} for each value of {by_bayes}, which is taken by Bayes"
+    return None
+
+
+class Path:
+    """log f₀ and log f₁ of u, [C, N] each for C chains u [C, N, D]; f₀ is normalised and can be drawn from, ∫ f₁ du = p(x).
+
+    f₁ = p(x, z); f₀ = q(z|x) for ``start="posterior"``, or for "prior" p's factors of the latents with the data in place.
+    """
+
+    def __init__(self, model: Model, batch: Mapping[str, Tensor], start: str) -> None:
+        graph = model.graph
+        self.model, self.graph, self.batch, self.start = model, graph, batch, start
+        self.n, self.steps = model._extent(batch)
+        self.clamped, self.partial = split_latents(graph, batch)
+        unknown = [name for name in graph.latents if name not in self.clamped]
+        self.latents = [name for name in unknown if not graph.rule("p", name).spec.finite]
+        self.sums = [name for name in unknown if name not in self.latents]
+        self.plan: Plan = model.plan(
+            how=dict.fromkeys(self.sums, "sum"), bound="iwae", clamped=self.clamped | frozenset(self.latents), partial=self.partial
+        )
+        self.maps: dict[str, Transform] = {name: biject_to(graph.rule("p", name).spec.support) for name in self.latents}
+        self.times = {name: self.steps if graph.timed[name] else 1 for name in self.latents}
+        self.widths = {name: self.maps[name].inverse_shape(torch.Size([graph.size(name)]))[0] for name in self.latents}
+        self.seen = {name: batch[f"{name}?"] for name in self.latents if f"{name}?" in batch}
+
+    # Coordinates --------------------------------------------------------------------------------------------------------
+
+    def coordinates(self, values: Mapping[str, Tensor]) -> Tensor:
+        """u [C, N, D] of the latents' values, [C, T or 1, N, d] each."""
+        parts = []
+        for name in self.latents:
+            value = self._inside(name, values[name])
+            part = self.maps[name].inv(value)
+            parts.append(part.transpose(-3, -2).flatten(-2).expand(-1, self.n, -1))
+        return torch.cat(parts, -1)
+
+    def _inside(self, name: str, value: Tensor) -> Tensor:
+        """The value with something of its support where there is no step, or where a row's value is known and its coordinate idle."""
+        fill = torch.full_like(value, self.graph.rule("p", name).spec.fill)
+        real = self.batch.get("steps")
+        if real is not None and self.graph.timed[name]:
+            value = torch.where(real, value, fill)
+        return torch.where(self.seen[name], fill, value) if name in self.seen else value
+
+    def free(self) -> Tensor:
+        """[N, D], one for the coordinates that mean something, zero for those of known values and of steps beyond a row's end."""
+        like, parts = self.model._parameter(), []
+        for name in self.latents:
+            mask = torch.ones(self.times[name], self.n, 1, dtype=torch.bool, device=like.device)
+            if "steps" in self.batch and self.graph.timed[name]:
+                mask = mask & self.batch["steps"]
+            if name in self.seen:
+                mask = mask & ~self.seen[name][..., :1]
+            parts.append(mask.expand(-1, -1, self.widths[name]).transpose(0, 1).flatten(1))
+        return torch.cat(parts, -1).to(like.dtype)
+
+    def values(self, u: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """The latents' values at u, and log |dz/du|, [C, N], of those that are free."""
+        found, log_jacobian = {}, u.new_zeros(u.shape[:-1])
+        sizes = [self.times[name] * self.widths[name] for name in self.latents]
+        for name, part in zip(self.latents, u.split(sizes, -1), strict=True):
+            part = part.unflatten(-1, (self.times[name], self.widths[name])).transpose(-3, -2)  # [C, T, N, width]
+            value = self.maps[name](part)
+            jacobian = self.maps[name].log_abs_det_jacobian(part, value)
+            jacobian = (jacobian.sum(-1) if jacobian.dim() == part.dim() else jacobian).unsqueeze(-1)
+            if name in self.seen:
+                value = torch.where(self.seen[name], self.batch[name], value)
+                jacobian = torch.where(self.seen[name][..., :1], torch.zeros_like(jacobian), jacobian)
+            if "steps" in self.batch and self.graph.timed[name]:
+                real = self.batch["steps"]
+                value, jacobian = torch.where(real, value, torch.zeros_like(value)), torch.where(real, jacobian, torch.zeros_like(jacobian))
+            found[name] = value
+            log_jacobian = log_jacobian + jacobian.sum((-3, -1))
+        return found, log_jacobian
+
+    # Densities ------------------------------------------------------------------------------------------------------------
+
+    def __call__(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """(log f₀, log f₁) at u."""
+        values, log_jacobian = self.values(u)
+        rows = {name: value for name, value in self.batch.items() if name[:-1] not in self.seen} | values
+        working = Estimate(self.plan, self.model.factors, rows, {})  # type: ignore[arg-type]
+        likelihoods, kls = working.terms()
+        joint = sum(likelihoods.values(), torch.zeros(())) - sum(kls.values(), torch.zeros(()))
+        base = self._base(working)
+        return self._flat(inner_sum(working, base), u) + log_jacobian, self._flat(inner_sum(working, joint), u) + log_jacobian
+
+    def _base(self, working: Estimate) -> Tensor:
+        """Σ log q (or log p) of the latents that are free, at every value of those that are summed."""
+        total = torch.zeros(())
+        for name in (*self.latents, *self.sums):
+            if self.start == "prior":
+                part = working.log_p(name)
+            else:
+                part = working.log_w(name) if name in self.sums else working.log_q(name)
+            seen = self.batch.get(f"{name}?")
+            part = part if seen is None else torch.where(seen[..., :1], torch.zeros_like(part), part)
+            total = total + (working.over_steps(part) if self.graph.timed[name] else part)
+        return total
+
+    def _flat(self, total: Tensor, u: Tensor) -> Tensor:
+        return expand_axis(total, SAMPLES, u.shape[0]).expand(*[1] * (total.dim() - 4), u.shape[0], 1, self.n, 1).reshape(u.shape[:-1])
+
+    def gradient(self, u: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(log f₀, log f₁, ∇u log f_β) with log f_β = (1 − β) log f₀ + β log f₁, β [N]."""
+        with torch.enable_grad():
+            u = u.detach().requires_grad_()
+            start, end = self(u)
+            (slope,) = torch.autograd.grad(torch.lerp(start, end, beta).sum(), u)
+        return start.detach(), end.detach(), slope
+
+    # The start -------------------------------------------------------------------------------------------------------------
+
+    def draw(self, chains: int) -> Tensor:
+        """u ~ f₀, [C, N, D]."""
+        if self.start == "prior":
+            return self.coordinates(draw_latents(self.model, self.batch, chains))
+        plan = derive(self.graph, samples=chains, clamped=self.clamped, partial=self.partial, sampling=True)
+        working = Estimate(plan, self.model.factors, self.batch, self.model.draw_noise(plan, self.batch))  # type: ignore[arg-type]
+        values = {name: working.program.values[name] for name in self.latents}
+        return self.coordinates({name: value.reshape(value.shape[-4:]).expand(chains, *value.shape[-3:]) for name, value in values.items()})
+
+    def scale(self) -> Tensor:
+        """The spread of f₀ in every coordinate, [N, D]: the unit in which the chains step."""
+        spread = self.draw(64).std(0)
+        free = self.free() > 0
+        return torch.where(free & (spread > 0), spread, torch.ones_like(spread))
+
+
+def replayed(path: Path, chains: int) -> Slope:
+    """``path.gradient`` for this number of chains, on a GPU captured once and replayed: its small operations take longer to launch than to run."""
+    free = path.free()
+    if free.device.type != "cuda":
+        return path.gradient
+    u, beta = free.new_zeros(chains, *free.shape), free.new_full((path.n,), 0.5)
+    beside, now = torch.cuda.Stream(free.device), torch.cuda.current_stream(free.device)
+    beside.wait_stream(now)
+    with torch.cuda.stream(beside):
+        for _ in range(WARM_UP):
+            path.gradient(u, beta)
+    now.wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            found = path.gradient(u, beta)
+    except RuntimeError:  # a family of one's own may look at its numbers on the host, which cannot be captured
+        return path.gradient
+
+    def replay(place: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        u.copy_(place)
+        beta.copy_(at)
+        graph.replay()
+        start, end, slope = found
+        return start.clone(), end.clone(), slope.clone()
+
+    return replay
+
+
+@contextmanager
+def fixed_weights(model: Model) -> Iterator[None]:
+    """Gradients are for the latents alone: the weights ask for none meanwhile, so that no layer keeps its input for them."""
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        for parameter in learning:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
+
+
+def temperatures(count: int, steepness: float = 4.0) -> Tensor:
+    """0 = β₀ < … < β_J = 1, a sigmoid's shape: finest where f₀ is left and f₁ reached."""
+    raw = torch.linspace(-steepness, steepness, count + 1, dtype=torch.float64).sigmoid()
+    return (raw - raw[0]) / (raw[-1] - raw[0])

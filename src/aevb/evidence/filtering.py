@@ -1,0 +1,138 @@
+"""Gaussian unknowns integrated out in the order of generation: the Kalman filter, for any graph.
+
+A latent extends the belief by its linear rule, an observed variable that reads one conditions it and adds its log-density. Without anything carried
+over time all steps are taken at once; otherwise step by step, keeping only what the next step reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from aevb.axes import steps_of
+from aevb.conditionals import Factor
+from aevb.deterministic import Function
+from aevb.distributions import MultivariateNormal as Gaussian
+from aevb.evidence.belief import Belief, Rule
+from aevb.evidence.finite import Tables
+from aevb.graph import Entry
+
+if TYPE_CHECKING:
+    from aevb.model import Model
+
+
+class Filter:
+    """∫ Π of the factors that involve Gaussian unknowns, for every value of the discrete latents these depend on; in float64."""
+
+    def __init__(self, model: Model, tables: Tables, batch: Mapping[str, Tensor]) -> None:
+        self.model, self.graph, self.structure, self.program = model, model.graph, tables.structure, tables.program
+        self.batch = batch
+        self.steps = tables.steps
+        self.like = model._parameter().double()
+        self.real = tables.program.real
+        self.linked = tables.structure.linked
+        self.timed = any(self.graph.timed[name] for name in self.linked)
+        self.rules = {name: self._rule(name) for name in self.linked}
+
+    # The rule of each variable ------------------------------------------------------------------------------------------------
+
+    def _rule(self, name: str) -> Rule:
+        """The variable's rule at every step, its ends' where they have one of their own; zeros beyond a row's end."""
+        entries, graph = self.graph.p[name], self.graph
+        rule = self._linear(entries[graph.main(name)])
+        if not graph.timed[name]:
+            return rule
+        inside = self.program._inside(entries["t"]) if graph.is_deterministic(name) else None
+        if inside is not None:  # a function all of whose parents lie outside the sequence is zeros
+            rule = rule.where(~inside, rule.zero())
+        if "first" in entries:
+            first = torch.arange(self.steps, device=self.like.device).reshape(-1, 1, 1) == 0
+            rule = rule.where(first, self._linear(entries["first"]))
+        if "last" in entries:
+            rule = rule.where(self.program.is_last(), self._linear(entries["last"]))
+        return rule if self.real is None else rule.where(~self.real, rule.zero())
+
+    def _linear(self, entry: Entry) -> Rule:
+        """One entry: the matrices of its Gaussian parents; an offset and a spread that all else it reads may decide."""
+        factor: Any = self.model.factors[entry.id]
+        assert isinstance(factor, Factor)
+        gaussian = [ref for ref in entry.key.parents if ref.name in self.structure.gaussian]
+        matrices = {(ref.name, ref.lag): factor.net.blocks.weights[ref.label].double()[None, None] for ref in gaussian}  # type: ignore[union-attr,index]
+        raw = (self._without_gaussians(entry, factor) if matrices else self.program.raw(entry)).double()
+        if isinstance(factor, Function):
+            return Rule(matrices, factor.value(raw), raw.new_zeros(1, 1, factor.d, factor.d))
+        dist: Any = factor.distribution(raw, lambda vector: vector.double())
+        if isinstance(dist, Gaussian):
+            tril = dist._unbroadcasted_scale_tril
+            noise = tril @ tril.mT
+        else:
+            noise = torch.diag_embed(dist.scale.expand(torch.broadcast_shapes(dist.scale.shape, (factor.d,))).square())
+        return Rule(matrices, dist.loc, noise.reshape(*[1] * (4 - noise.dim()), *noise.shape))
+
+    def _without_gaussians(self, entry: Entry, factor: Factor) -> Tensor:
+        """The raw numbers of a linear factor, less what its Gaussian parents add."""
+        inputs = self.program.inputs(entry, lambda name: name not in self.structure.gaussian)
+        if inputs:
+            return factor.first(inputs)
+        bias = factor.net.blocks.bias  # type: ignore[union-attr]
+        return (self.like.new_zeros(sum(factor.sizes.values())) if bias is None else bias).reshape(1, 1, -1)  # type: ignore[operator,union-attr]
+
+    # Through the graph and time -----------------------------------------------------------------------------------------------
+
+    def log_evidence(self) -> Tensor:
+        """log p of the observed variables that read a Gaussian, given the discrete latents, [axes, 1, T or 1, N or 1, 1].
+
+        Summed over the steps where something is carried from one to the next; one number a step otherwise.
+        """
+        belief, total = Belief.empty(self.like), self.like.new_zeros(1, 1)
+        at_once = [name for name in self.linked if not (self.structure.carried and self.graph.timed[name])]
+        for name in at_once:
+            belief, found = self._visit(belief, name, self.rules[name], self._value(name), self._keep(name))
+            total = total + found
+        if self.structure.carried:
+            total = total + self._through_time(belief, [name for name in self.linked if name not in at_once])
+        return total.unsqueeze(-1)
+
+    def _through_time(self, belief: Belief, names: list[str]) -> Tensor:
+        """The filter over the steps, from a belief about what has no time."""
+        lag, total = -self.structure.direction, self.like.new_zeros(1, 1)
+        forever = {column: column for column in belief.columns}
+        remembered = {(name, 0): (name, lag) for name in names if any((name, lag) in rule.matrices for rule in self.rules.values())}
+        for name, _ in remembered:  # before the first step all are zeros
+            d = self.graph.size(name)
+            belief = belief.extended((name, lag), Rule({}, self.like.new_zeros(1, 1, d), self.like.new_zeros(1, 1, d, d)))
+        rules = {name: self.rules[name].steps(self.steps) for name in names}
+        values, keep = ({name: self._steps(part(name)) for name in names} for part in (self._value, self._keep))
+        for t in range(self.steps) if lag < 0 else range(self.steps - 1, -1, -1):
+            for name in names:
+                belief, found = self._visit(belief, name, rules[name][t], values[name][t], keep[name][t])
+                total = total + found
+            belief = belief.kept(forever | remembered)
+        return total
+
+    def _visit(self, belief: Belief, name: str, rule: Rule, value: Tensor | None, keep: Tensor | None) -> tuple[Belief, Tensor]:
+        """Take one variable up: extend the belief by it, condition the belief on it, or (a latent known in some rows) both."""
+        if name in self.structure.gaussian:
+            belief = belief.extended((name, 0), rule)
+            if value is None:
+                return belief, self.like.new_zeros(1, 1)
+            itself = torch.eye(self.graph.size(name), dtype=self.like.dtype, device=self.like.device)[None, None]
+            rule = Rule({(name, 0): itself}, torch.zeros_like(rule.offset), torch.zeros_like(itself))
+        assert value is not None
+        return belief.conditioned(rule, value, keep)
+
+    def _value(self, name: str) -> Tensor | None:
+        return self.batch[name].double() if name in self.batch else None
+
+    def _keep(self, name: str) -> Tensor | None:
+        """The entries that are known, at real steps; None if all are."""
+        known, real = self.batch.get(f"{name}?"), self.real if self.graph.timed[name] and name in self.batch else None
+        if known is None or real is None:
+            return known if real is None else real.expand_as(self.batch[name])
+        return known & real
+
+    def _steps(self, value: Tensor | None) -> Sequence[Tensor | None]:
+        return [None] * self.steps if value is None else steps_of(value, self.steps)

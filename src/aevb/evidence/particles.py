@@ -1,0 +1,104 @@
+"""A particle filter for sequence models, with q as proposal: log p(x) as a product of one step's mean weights (FIVO's estimate).
+
+A particle is one draw of everything up to t: the latents, the recurrent states that remember them, the static latents. At each step it is
+weighted by p(x[t], z[t] | past) / q(z[t] | ·). Where a row's weights have become too unequal its particles are drawn anew, by their
+weights, all that they remember with them. The product of the mean weights has the mean p(x), whatever q reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from aevb.dependence import S
+from aevb.evidence.memory import limit, narrow, pieces
+from aevb.evidence.result import Evidence, count
+from aevb.evidence.sampling import LEAST, Memory
+from aevb.evidence.swarm import Swarm
+from aevb.evidence.weights import Weights
+from aevb.families import Exact
+from aevb.plan import derive
+
+if TYPE_CHECKING:
+    from aevb.model import Model
+
+FEW = 0.1  # of the particles: an effective number below this is worth a note
+
+
+@dataclass(frozen=True)
+class Particles:
+    """Settings of the particle filter: ``log_evidence(x=x, method=Particles(repeats=16))``.
+
+    ``repeats`` independent filters are averaged, and their spread is the error; a row is resampled when its effective number of particles
+    falls below ``threshold`` times their number (0: never, which is importance sampling; 1: at every step).
+    """
+
+    repeats: int = 8
+    threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        if isinstance(self.repeats, bool) or not isinstance(self.repeats, int) or self.repeats < 2:
+            raise ValueError(f"Particles: repeats is a whole number of at least 2, since their spread is the error. Got {self.repeats!r}.")
+        if not 0 <= self.threshold <= 1:
+            raise ValueError(f"Particles: threshold is between 0 and 1, got {self.threshold!r}.")
+
+
+def why_not_filtered(model: Model) -> str | None:
+    """What keeps a filter from running forward in time, in words; None if nothing does."""
+    graph = model.graph
+    if not any(graph.timed[name] for name in graph.latents):
+        return "no latent lives in time"
+    for name in graph.latents:
+        if isinstance(graph.rule("q", name).spec, Exact):
+            return f"q takes {name} by Bayes, over all of its values, and draws none"
+    plan = derive(graph, samples=2, sampling=True)
+    drawn = {name for name, axes in plan.values.items() if S in axes}
+    for entry in graph.entries():
+        for ref in entry.key.parents:
+            if ref.name in drawn and ref.lag > 0:
+                return f'"{entry.key}" reads {ref}, so that {ref.name} is drawn from its end, and a filter starts at the beginning'
+            early = graph.timed[entry.key.name] or entry.side == "q" or graph.is_deterministic(entry.key.name)
+            if ref.name in drawn and ref.at == "last" and early:
+                return f'"{entry.key}" reads {ref}, the end of what is drawn, before a filter has come to it'
+    for name in graph.latents:
+        late = [ref for ref in graph.reads("q", name) if not graph.timed[name] and ref.name in drawn and ref.timed]
+        if late:
+            return f"q draws {name} after {late[0]}, and a filter needs it from the first step on"
+    return None
+
+
+def filtered(
+    model: Model, batch: Mapping[str, Tensor], settings: Particles, *, particles: int = 1000, seed: int | None = None, memory: Memory = None
+) -> Evidence:
+    """log of the mean over repeats of Π_t Σ_i W_i[t−1] w_i[t]."""
+    if reason := why_not_filtered(model):
+        raise ValueError(f'method="particles" filters sequences, but {reason}. Use method="importance".')
+    if isinstance(particles, bool) or not isinstance(particles, int) or particles < LEAST:
+        raise ValueError(f"samples is a whole number of at least {LEAST} particles, got {particles!r}.")
+    n, _ = model._extent(batch)
+    few = narrow(batch, 0, min(n, 2))
+    found, lowest, resampled = [], [], []
+    with model._evaluating(seed):
+        budget = limit(memory, model._parameter().device)
+        rows, _ = pieces(lambda r, k: Swarm(model, narrow(few, 0, r), k, settings.threshold).run(), n, particles, budget, smallest=particles)
+        for i in range(0, n, rows):
+            block = narrow(batch, i, min(rows, n - i))
+            weights = Weights(min(rows, n - i), settings.repeats, model._parameter().device, tail=False)
+            runs = [Swarm(model, block, particles, settings.threshold).run() for _ in range(settings.repeats)]
+            weights.add(torch.stack([value for value, _, _ in runs]))
+            found.append(weights)
+            lowest.append(torch.stack([ess for _, ess, _ in runs]).mean(0))
+            resampled.append(torch.stack([share for _, _, share in runs]).mean(0))
+    value, stderr, ess = torch.cat([w.value for w in found]), torch.cat([w.stderr for w in found]), torch.cat(lowest)
+    notes = []
+    if bad := int((ess < FEW * particles).sum()):
+        notes.append(f"{count(bad, n)} have a step at which fewer than {FEW * particles:g} of {particles} particles count: raise samples or repeats.")
+    if lost := int((~value.isfinite()).sum()):
+        notes.append(f"{count(lost, n)} have no finite evidence: p or q gives NaN or zero probability there.")
+    dtype = model._parameter().dtype
+    diagnostics: dict[str, Tensor | float | int] = {"particles": particles, "repeats": settings.repeats}
+    return Evidence(value.to(dtype), stderr.to(dtype), "particles", diagnostics | {"ess": ess, "resampled": torch.cat(resampled)}, tuple(notes))

@@ -1,0 +1,192 @@
+"""What the evidence is a sum and an integral over: which unknowns of p are finite, which Gaussian, and how they hang together.
+
+Once the data are there, a variable of p is *known* (data, or a function of data), *discrete* (a finite latent, or a function of
+some), or *Gaussian* (a continuous latent, or a linear function of some). The evidence is exact if
+
+- every factor that reads a Gaussian is Gaussian itself, linear in it, with a spread that does not depend on it: the integral
+  has a closed form for each value of the discrete ones. What a factor reads besides may enter in any way;
+- the discrete ones hang together over time at most through neighbours: the sum over paths is then the forward algorithm;
+- no Gaussian that is carried from step to step depends on a discrete one of a step: each path would be a Gaussian of its own.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from aevb.deterministic import Function
+from aevb.families import MultivariateNormal, Normal
+from aevb.graph import Entry
+from aevb.networks import MLP
+from aevb.notation import Ref
+from aevb.plan import LIMIT
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from aevb.model import Model
+
+Place = int | str  # where in time a discrete latent is read: an offset (0 for a static one), or an end, "first" or "last"
+Axes = frozenset[tuple[str, Place]]
+NONE: Axes = frozenset()
+
+
+class NotExactError(ValueError):
+    """What keeps the evidence from being known exactly, in words."""
+
+
+def is_affine(factor: nn.Module) -> bool:
+    """Whether a factor's raw numbers are an affine function of its parents."""
+    net = getattr(factor, "net", None)
+    return isinstance(net, MLP) and not net.spec.hidden
+
+
+class Structure:
+    """The unknowns of a model whose evidence is exact; :class:`NotExactError` says why another's is not."""
+
+    def __init__(self, model: Model, clamped: frozenset[str] = frozenset()) -> None:
+        self.model, self.graph = model, model.graph
+        unknown = [name for name in self.graph.latents if name not in clamped]
+        self.discrete = tuple(name for name in unknown if all(entry.spec.finite for entry in self.graph.p[name].values()))
+        self.gaussian = self._gaussian([name for name in unknown if name not in self.discrete])
+        order = [name for stage in self.graph.generation for name in stage.nodes]
+        self.linked = tuple(name for name in order if name in self.gaussian or self._gaussian_parents(name))
+        for name in self.linked:
+            for entry in self.graph.p[name].values():
+                self._check_gaussian(entry)
+        self.count = self._count()  # the joint values of the discrete latents, in time those of one step
+        self.values = self._values()  # the discrete latents that a function's value depends on
+        self.axes = {name: self._axes(name) for name in self.graph.stochastic if name not in self.linked}
+        self.linked_axes = NONE.union(*(self._axes(name) for name in self.linked))
+        self._check_linked()
+        for name, axes in self.axes.items():
+            self._check_axes(f"p's factor of {name}", axes)
+
+    # Gaussian unknowns --------------------------------------------------------------------------------------------------------
+
+    def _gaussian(self, latents: list[str]) -> frozenset[str]:
+        """The continuous latents and every function of one."""
+        found: set[str] = set()
+        more = set(latents)
+        while more:
+            found |= more
+            functions = (name for name in self.graph.p if self.graph.is_deterministic(name))
+            more = {name for name in functions if name not in found and any(ref.name in found for ref in self.graph.reads("p", name))}
+        return frozenset(found)
+
+    def _gaussian_parents(self, name: str) -> list[Ref]:
+        return [ref for ref in self.graph.reads("p", name) if ref.name in self.gaussian]
+
+    def _check_gaussian(self, entry: Entry) -> None:
+        """Refuse a factor that is not Gaussian, or not linear, in what it reads of the Gaussian unknowns."""
+        spec, name, factor = entry.spec, entry.key.name, self.model.factors[entry.id]
+        parents = [ref for ref in entry.key.parents if ref.name in self.gaussian]
+        if name in self.discrete and parents:
+            raise NotExactError(f"{entry.id} gives the discrete {name} probabilities that depend on the continuous {parents[0]}")
+        if spec.stochastic and not isinstance(spec, Normal | MultivariateNormal):
+            raise NotExactError(f"{entry.id} is a {type(spec).__name__}")
+        if not parents:
+            return
+        if not is_affine(factor) or (isinstance(factor, Function) and spec.activation != "identity"):  # type: ignore[attr-defined]
+            raise NotExactError(f"{entry.id} is not linear in {parents[0]}")
+        if spec.stochastic and len(spec.heads(1)) > 1:
+            raise NotExactError(f"the spread of {entry.id} depends on {parents[0]}")
+        end = next((ref for ref in parents if ref.at in ("first", "last") and not entry.key.target.timed), None)
+        if end is not None:
+            raise NotExactError(f"{entry.id} ties a variable without time to {end}, an end of a sequence of continuous latents")
+
+    @cached_property
+    def lags(self) -> dict[int, str]:
+        """The neighbours in time at which Gaussian unknowns are read, and by whom, in words."""
+        return {ref.lag: f"{name}[t] reads {ref}" for name in self.linked for ref in self._gaussian_parents(name) if ref.lag}
+
+    @property
+    def direction(self) -> int:
+        """+1 where a filter runs from the first step to the last, −1 where from the last to the first."""
+        return -next(iter(self.lags), -1)
+
+    @property
+    def carried(self) -> bool:
+        """Whether a Gaussian unknown ties steps together: it is read at a neighbour, or by every step."""
+        timed = [self.graph.timed[name] for name in self.linked]
+        return bool(self.lags) or (any(timed) and not all(timed))
+
+    def _check_linked(self) -> None:
+        if len(self.lags) > 1:
+            raise NotExactError(f"{self.lags[-1]} and {self.lags[1]}, so no filter runs through time in one direction")
+        if not self.linked_axes:
+            return
+        gaussian = next(name for name in self.linked if name in self.gaussian)
+        timed = next((name for name, _ in sorted(self.linked_axes, key=str) if self.graph.timed[name]), None)
+        if self.carried and timed is not None:
+            raise NotExactError(
+                f"the continuous {gaussian} is carried through time by rules that depend on the discrete {timed}[t]: "
+                f"each of the paths of {timed} has a Gaussian of its own, and they are too many to sum over"
+            )
+        if any(isinstance(place, str) for _, place in self.linked_axes):
+            raise NotExactError(f"the continuous {gaussian} depends on an end of the discrete {timed}")
+        self._check_axes(f"what is integrated over {gaussian}", self.linked_axes)
+
+    # Discrete unknowns --------------------------------------------------------------------------------------------------------
+
+    def _count(self) -> int:
+        count = 1
+        for name in self.discrete:
+            count *= self.graph.rule("p", name).spec.count(self.graph.size(name)) or 1
+        if count > LIMIT:
+            raise NotExactError(f"the discrete latents have {count} joint values, more than {LIMIT}")
+        return count
+
+    def _values(self) -> dict[str, Axes]:
+        """Which discrete latents each variable's value depends on, and where: a fixpoint over p's functions."""
+        values: dict[str, Axes] = {name: frozenset({(name, 0)}) for name in self.discrete}
+        functions = [name for name in self.graph.p if self.graph.is_deterministic(name) and name not in self.gaussian]
+        changed = True
+        while changed:
+            changed = False
+            for name in functions:
+                found = NONE.union(*(self._reads(entry, values) for entry in self.graph.p[name].values()))
+                end = next((latent for latent, place in found if isinstance(place, str)), None)
+                if end is not None:
+                    raise NotExactError(f"{self.graph.rule('p', name).id} remembers an end of {end}, which other steps would have to be summed with")
+                if found != values.get(name, NONE):
+                    values[name], changed = found, True
+        return values
+
+    def _reads(self, entry: Entry, values: dict[str, Axes]) -> Axes:
+        found: set[tuple[str, Place]] = set()
+        for ref in entry.key.parents:
+            within = entry.key.at in ("first", "last")  # there, an end is the present
+            for latent, place in values.get(ref.name, NONE):
+                if not self.graph.timed[latent] or not ref.timed or (ref.at != "t" and within):
+                    found.add((latent, place))
+                elif ref.at != "t":
+                    if place != 0:
+                        raise NotExactError(f"{entry.id} depends on {latent} before or after an end of the sequence")
+                    found.add((latent, ref.at))
+                else:
+                    assert isinstance(place, int)
+                    if abs(place + ref.lag) > 1:
+                        count = self.graph.rule("p", latent).spec.count(self.graph.size(latent))
+                        raise NotExactError(f"{entry.id} remembers {latent}, so that all its {count}^T paths would have to be summed over")
+                    found.add((latent, place + ref.lag))
+        return frozenset(found)
+
+    def _axes(self, name: str) -> Axes:
+        """Which discrete latents p's factor of a variable depends on, and where."""
+        own = frozenset({(name, 0)}) if name in self.discrete else NONE
+        return own.union(*(self._reads(entry, self.values) for entry in self.graph.p[name].values()))
+
+    def _check_axes(self, what: str, axes: Axes) -> None:
+        places = {place: latent for latent, place in axes if self.graph.timed[latent] and place}
+        if len(places) > 1:
+            a, b = places
+            raise NotExactError(f"{what} depends on two steps of the discrete {places[a]} at once that are no neighbours ({_text(a)} and {_text(b)})")
+
+    def place(self, axes: Axes) -> Place:
+        """Which step besides the present one, of the discrete latents in time, these axes have: −1, +1, "first" or "last"; 0 if none."""
+        return next((place for latent, place in axes if self.graph.timed[latent] and place), 0)
+
+
+def _text(place: Place) -> str:
+    return {"first": "[0]", "last": "[T]", -1: "[t-1]", 1: "[t+1]"}[place]

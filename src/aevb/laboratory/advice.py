@@ -1,0 +1,116 @@
+"""What the laboratory's numbers recommend, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from aevb.laboratory.result import Figures, Laboratory, Target
+from aevb.laboratory.ways import RELAXED
+
+MOMENTUM = 10  # steps whose gradients Adam averages, with β₁ = 0.9
+
+
+def advise(laboratory: Laboratory) -> Iterator[str]:
+    """A recommendation for each target, when a biased way is worth it, what drawing a finite latent saves, and what contradicts the derivation."""
+    for target in laboratory.targets:
+        best = laboratory.best(target)
+        if best is None:
+            yield f"{target.name}: no unbiased way was measured here, so biases are unknown. Ask for samples=2 or more: the score function is one."
+            continue
+        yield f"{target.name}: {_described(best)}. {_why(laboratory, target, best)}"
+        yield from _biased(laboratory, target, best)
+    yield from _enumeration(laboratory)
+    for one in laboratory.figures:
+        if one.unbiased and one.bias_seen:
+            yield (
+                f"Unexpected: {one.full_name} is unbiased by derivation, but a bias was seen. "
+                "Chance does this to one figure in ten thousand; try another seed."
+            )
+
+
+def _described(one: Figures) -> str:
+    return f"{one.name}, K = {one.samples}"
+
+
+def _why(laboratory: Laboratory, target: Target, best: Figures) -> str:
+    others = [one for one in laboratory.of(target) if one.unbiased and not one.bias_seen and one is not best]
+    if not best.noise:
+        return "It has no variance at all."
+    cost, error = laboratory.cost(best), _cost_error(laboratory, target, best)
+    text = f"Of the unbiased ways it has the least variance × time ({best.noise + target.rows_noise:.3g} × {1000 * best.seconds:.3g} ms)"
+    if target.rows_noise:
+        text += f"; the choice of rows alone gives the gradient a variance of {target.rows_noise:.3g}, its own noise {best.noise:.3g}"
+    near = [one for one in others if laboratory.cost(one) - cost < 2 * (error**2 + _cost_error(laboratory, target, one) ** 2) ** 0.5]
+    if near:
+        more = f"; {len(near) - 4} more" if len(near) > 4 else ""
+        text += f". Within the error of this measurement: {'; '.join(map(_described, near[:4]))}{more}"
+    elif others:
+        second = min(others, key=laboratory.cost)
+        text += f". Next is {_described(second)}, at {laboratory.cost(second) / cost:.3g} times the cost"
+    return text + "."
+
+
+def _cost_error(laboratory: Laboratory, target: Target, one: Figures) -> float:
+    noise = (one.theta.error**2 + one.phi.error**2) ** 0.5
+    return ((one.seconds * noise) ** 2 + (one.seconds_error * (one.noise + target.rows_noise)) ** 2) ** 0.5
+
+
+def worth(laboratory: Laboratory, one: Figures, best: Figures) -> float:
+    """How many steps of ``best`` may be averaged before a biased way's bias² outweighs what it saves; 0 if it saves nothing.
+
+    In the time of n steps of the best, with variance V and seconds t a step, its mean gradient has the squared error V/n, the biased way's
+    b² + V' t' / (n t). They are equal at n = (V − V' t'/t) / b².
+    """
+    saved = (laboratory.cost(best) - laboratory.cost(one)) / best.seconds
+    if saved <= 0:
+        return 0.0
+    return saved / one.squared_bias if one.squared_bias else float("inf")
+
+
+def _biased(laboratory: Laboratory, target: Target, best: Figures) -> Iterator[str]:
+    biased = [one for one in laboratory.of(target) if not one.unbiased]
+    if not biased:
+        return
+    chosen = max(biased, key=lambda one: (worth(laboratory, one, best), -laboratory.cost(one)))
+    steps, cost = worth(laboratory, chosen, best), laboratory.cost(chosen) / laboratory.cost(best) if laboratory.cost(best) else float("inf")
+    if steps == 0:
+        yield (
+            f"  No biased way is worth it: the best of them, {_described(chosen)}, is as slow or as noisy ({cost:.3g} times the cost), "
+            "and biased besides."
+        )
+    elif steps == float("inf"):
+        yield f"  {_described(chosen)} costs {cost:.3g} of that. It is biased, but by less than this measurement sees: worth trying."
+    else:
+        count = max(1, round(steps))
+        verdict = "not worth it" if steps < MOMENTUM else "worth it, though not at the end of training"
+        yield (
+            f"  {_described(chosen)} costs {cost:.3g} of that but is biased (‖bias‖² {chosen.squared_bias:.3g}): {verdict}. "
+            f"The bias outweighs the saving in a mean over {count} step{'s' if count > 1 else ''} or more, and Adam's is over about {MOMENTUM}."
+        )
+
+
+def _enumeration(laboratory: Laboratory) -> Iterator[str]:
+    """For every latent that one way enumerates and others draw, all else equal: their time and variance against its own."""
+    for one in laboratory.figures:
+        if one.how or not one.noise or one.gradient != "plain":
+            continue
+        for latent in (part.removesuffix(" enumerate") for part in one.name.split(", ") if part.endswith(" enumerate")):
+            drawn: dict[str, Figures] = {}
+            for other in laboratory.figures:
+                word = other.how.get(latent, "")
+                if set(other.how) != {latent} or (other.bound, other.samples) != (one.bound, one.samples) or word not in (*RELAXED, "score"):
+                    continue
+                if word not in drawn or _usual(other) < _usual(drawn[word]):
+                    drawn[word] = other
+            if drawn:
+                told = (
+                    f"{word}{'' if other.temperature is None else f' τ={other.temperature:g}'} takes {other.seconds / one.seconds:.3g} of the time "
+                    f"at {other.noise / one.noise:.3g} times the gradient's variance"
+                    for word, other in drawn.items()
+                )
+                yield f"Drawing {latent} instead of enumerating it ({one.bound}, K = {one.samples}): {'; '.join(told)}."
+
+
+def _usual(one: Figures) -> float:
+    """How far its temperature is from the usual one."""
+    return abs((one.temperature or 0.5) - 0.5)

@@ -1,0 +1,115 @@
+"""The ways in which one model's bound can be estimated: whatever the plan accepts, with every temperature where something is relaxed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from aevb.batch import split_latents
+from aevb.graph import Graph
+from aevb.plan import DRAWS, GRADIENTS, TERMS, Plan
+
+if TYPE_CHECKING:
+    from aevb.model import Model
+
+RELAXED = ("gumbel", "relaxed", "straight-through")
+How = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of estimating a bound: a plan, the request that led to it, and the temperature where it relaxes something."""
+
+    plan: Plan = field(repr=False)
+    how: How
+    temperature: float | None = None
+
+    @property
+    def name(self) -> str:
+        """How every latent is drawn and its term is taken, and the gradient if it is not the plain one: ``y gumbel τ=0.5, z pathwise closed``."""
+        parts = []
+        for name, choice in self.plan.choices.items():
+            relaxed = f" τ={self.temperature:g}" if choice.draw in RELAXED else ""
+            term = "" if choice.term in ("summed", "relaxed") else f" {choice.term}"
+            parts.append(f"{name} {choice.draw}{relaxed}{term}")
+        return ", ".join(parts if self.plan.gradient == "plain" else [*parts, self.plan.gradient])
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.plan.bound} K={self.plan.samples}: {self.name}"
+
+    @property
+    def target(self) -> str:
+        """What it estimates, in words that two ways share exactly if their expectations are meant to agree.
+
+        The ELBO is one number, however it is taken. An importance-weighted bound depends on K, and on which latents are summed
+        outside the logarithm (enumerate), inside it (stratify), or drawn.
+        """
+        if self.plan.bound == "elbo":
+            return "elbo"
+        taken = {"enumerate": "enumerated", "sum": "summed", "stratify": "stratified"}
+        placed = {name: taken.get(choice.draw, "drawn") for name, choice in self.plan.choices.items()}
+        told = [f"{name} {place}" for name, place in placed.items() if place != "drawn" or self.plan.graph.rule("p", name).spec.finite]
+        return f"iwae K={self.plan.samples}" + (f" ({', '.join(told)})" if told else "")
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether value and gradient have the right expectation, by derivation."""
+        return not self.plan.biased
+
+
+def find_ways(
+    model: Model,
+    batch: Mapping[str, Tensor],
+    *,
+    bounds: Sequence[str],
+    samples: Sequence[int],
+    temperatures: Sequence[float],
+    how: Sequence[How] | None = None,
+) -> tuple[list[Way], dict[str, str]]:
+    """Every way that the plan accepts, each once, and the reasons for which others are refused.
+
+    ``how`` are the requests to try, each with every gradient. By default they are the plan's own choices with every gradient, and with
+    the plain one every word for one latent at a time, and for all finite or all other latents at once.
+    """
+    clamped, partial = split_latents(model.graph, batch)
+    latents = [name for name in model.graph.latents if name not in clamped]
+    if not latents:
+        raise ValueError("Every latent is known in all rows, so there is nothing to estimate. Leave a latent out of the data.")
+    requests = [(one, gradient) for one in ([{}] if how is None else how) for gradient in GRADIENTS]
+    requests += [(one, "plain") for one in _single_words(model.graph, latents)] if how is None else []
+    found: dict[tuple, Way] = {}
+    refused: dict[str, str] = {}
+    for bound, k in ((bound, k) for bound in bounds for k in samples):
+        if bound == "iwae" and k == 1:  # the ELBO, with its terms sampled
+            continue
+        for one, gradient in requests:
+            asked = f"{bound} K={k}: {', '.join(f'{name} {word}' for name, word in one.items()) or 'as derived'}, {gradient}"
+            try:
+                plan = model.plan(how=one, bound=bound, samples=k, gradient=gradient, clamped=clamped, partial=partial)
+            except ValueError as error:
+                refused[asked] = str(error)
+                continue
+            if plan.untrained:
+                refused[asked] = f"q's factor of {plan.untrained[0]} cancels from this bound, so that it cannot be trained by it."
+                continue
+            relaxes = any(choice.draw in RELAXED for choice in plan.choices.values())
+            for temperature in temperatures if relaxes else (None,):
+                choices = tuple((choice.name, choice.draw, choice.term) for choice in plan.choices.values())
+                found.setdefault((choices, bound, k, gradient, temperature), Way(plan, dict(one), temperature))
+    if not found:
+        raise ValueError(f"No way of estimating the bound is left. {next(iter(refused.values()), 'Ask for bound iwae with samples=2 or more.')}")
+    return list(found.values()), refused
+
+
+def _single_words(graph: Graph, latents: Sequence[str]) -> Iterator[How]:
+    """Requests of one word: for every latent by itself, and for the finite ones, and the others, together."""
+    finite = [name for name in latents if graph.rule("p", name).spec.finite]
+    groups = [[name] for name in latents] + [finite, [name for name in latents if name not in finite]]
+    for word in (*TERMS, *DRAWS):
+        for group in groups:
+            if group:
+                yield dict.fromkeys(group, word)

@@ -1,0 +1,201 @@
+"""Differentiable building blocks whose gradients are written by hand, because autograd's own would cost more.
+
+Two things are saved. A weight's gradient comes out in the weight's own layout, so that nothing is copied to store it. And inside a loop over
+time a weight's gradient is not a sum of one small product a step, but one product of all steps, taken when the last of them is known
+(:func:`deferred`).
+
+Under ``torch.autocast`` a product runs in the lower precision; ``full`` asks for a result in the weight's own, where it is a distribution's
+parameter. Every gradient is itself a differentiable function, so second derivatives exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+
+def affine(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False, full: bool = False) -> Tensor:
+    """x Wᵀ + b over any leading axes, or max(x Wᵀ + b, 0)."""
+    precision = _precision(weight)
+    x = x.to(precision)
+    if _transformed():
+        y = F.linear(x, weight.to(precision), None if bias is None else bias.to(precision))
+        y = F.relu(y) if relu else y
+    elif (loop := _loop.get()) is not None and weight.requires_grad:
+        key = id(weight), bias is not None
+        if key not in loop:
+            loop[key] = _Waiting(weight.to(precision), None if bias is None else bias.to(precision))
+        y = _Step.apply(x, loop[key].weight, loop[key])  # type: ignore[no-untyped-call]
+        y = F.relu(y) if relu else y
+    else:
+        y = _Affine.apply(x, weight.to(precision), None if bias is None else bias.to(precision), relu)  # type: ignore[no-untyped-call]
+    return y.to(weight.dtype) if full else y
+
+
+def _transformed() -> bool:
+    """Whether torch looks on to make something else of the operations: it then needs them plain."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
+def _precision(weight: Tensor) -> torch.dtype:
+    kind = weight.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) and weight.dtype == torch.float32 else weight.dtype
+
+
+def _flat(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1])
+
+
+_ONEDNN = torch.backends.mkldnn.is_available()
+_plain: ContextVar[bool] = ContextVar("plain", default=False)
+
+
+@contextmanager
+def plain_products(wanted: bool = True) -> Iterator[None]:
+    """Inside, products are torch's own, which are all that its compiler knows."""
+    token = _plain.set(wanted)
+    try:
+        yield
+    finally:
+        _plain.reset(token)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False) -> Tensor:
+    """x Wᵀ + b for a matrix x. On the CPU oneDNN is faster at it than the BLAS behind torch.mm, and takes the ReLU along."""
+    large = x.shape[0] * weight.numel() >= 1 << 20
+    if large and x.device.type == "cpu" and x.dtype == torch.float32 and _ONEDNN and not (_plain.get() or torch.is_grad_enabled()):
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "relu" if relu else "none", [], "")
+    y = torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
+    return y.relu_() if relu else y
+
+
+class _Affine(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+        y = _product(_flat(x), weight, bias, relu=relu).reshape(*x.shape[:-1], weight.shape[0])
+        ctx.save_for_backward(x, weight, *([y] if relu else []))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, weight, *y = ctx.saved_tensors
+        if y:
+            gradient = torch.ops.aten.threshold_backward(gradient, y[0], 0)
+        g = _flat(gradient)
+        of_x = _product(g, weight.t()).reshape(x.shape) if ctx.needs_input_grad[0] else None
+        of_weight = torch.mm(g.t(), _flat(x)) if ctx.needs_input_grad[1] else None
+        return of_x, of_weight, g.sum(0) if ctx.needs_input_grad[2] else None, None
+
+
+# A weight that every step of a loop uses -------------------------------------------------------------------------------------------------
+
+
+class _Waiting:
+    """A weight as a loop sees it, and what its gradient will be made of: (input, gradient of the output), a pair a step."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.pairs: list[tuple[Tensor, Tensor]] = []
+        self.pass_ = -1
+        self.weight, self.bias = _Anchor.apply(weight, bias, self)  # type: ignore[no-untyped-call]
+
+    def of_this_pass(self) -> list[tuple[Tensor, Tensor]]:
+        """What an earlier pass left that did not ask for this weight is not this one's."""
+        current = torch._C._current_graph_task_id()
+        if current != self.pass_:
+            self.pairs, self.pass_ = [], current
+        return self.pairs
+
+
+_loop: ContextVar[dict[tuple[int, bool], _Waiting] | None] = ContextVar("loop", default=None)
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Inside, :func:`affine` leaves the gradients of its weights until all its uses have theirs."""
+    if _transformed() or not torch.is_grad_enabled():
+        yield
+        return
+    token = _loop.set({})
+    try:
+        yield
+    finally:
+        _loop.reset(token)
+
+
+class _Anchor(Function):
+    """The weight itself. Autograd asks for its gradient once, after all steps have put down their share of it."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, bias: Tensor | None, waiting: _Waiting) -> tuple[Tensor, Tensor | None]:
+        ctx.waiting = waiting
+        ctx.set_materialize_grads(False)
+        return weight.view_as(weight), None if bias is None else bias.view_as(bias)
+
+    @staticmethod
+    def backward(ctx: Any, of_weight: Tensor | None, of_bias: Tensor | None) -> Any:
+        """What arrives is the share of second derivatives, which are not put down."""
+        if pairs := ctx.waiting.of_this_pass():
+            x, g = (torch.cat([pair[i] for pair in pairs]) for i in (0, 1))
+            ctx.waiting.pairs = []
+            product = torch.mm(g.t(), x)
+            of_weight = product if of_weight is None else product + of_weight
+            if ctx.needs_input_grad[1]:
+                of_bias = g.sum(0) if of_bias is None else g.sum(0) + of_bias
+        return of_weight, of_bias, None
+
+
+class _Step(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, waiting: _Waiting) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.waiting = waiting
+        return _product(_flat(x), weight, waiting.bias).reshape(*x.shape[:-1], weight.shape[0])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        ctx.waiting.of_this_pass().append((_flat(x), _flat(gradient)))
+        return _product(_flat(gradient), weight.t()).reshape(x.shape) if ctx.needs_input_grad[0] else None, None, None
+
+
+# Likelihoods and cells -----------------------------------------------------------------------------------------------------------------
+
+
+def bernoulli_log_prob(logits: Tensor, x: Tensor) -> Tensor:
+    """Σ x η − softplus(η) over the last axis; its gradient with respect to η is x − sigmoid(η)."""
+    if _transformed():
+        return (x * logits - F.softplus(logits)).sum(-1)
+    return _Bernoulli.apply(logits, x)  # type: ignore[no-untyped-call,no-any-return]
+
+
+class _Bernoulli(Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, x: Tensor) -> Tensor:
+        ctx.save_for_backward(logits, x)
+        return (x * logits).sub_(F.softplus(logits)).sum(-1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        logits, x = ctx.saved_tensors
+        g = gradient.unsqueeze(-1)
+        of_logits = ((x - torch.sigmoid(logits)) * g).sum_to_size(logits.shape) if ctx.needs_input_grad[0] else None
+        return of_logits, (logits * g).sum_to_size(x.shape) if ctx.needs_input_grad[1] else None
+
+
+def lstm_cell(inputs: Tensor, recurrent: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+    """The new hidden state and cell from the two sums of gates (input, forget, candidate, output); on a GPU one kernel, and one back."""
+    if inputs.device.type == "cuda" and not _transformed():
+        shape = torch.broadcast_shapes(inputs.shape[:-1], recurrent.shape[:-1], cell.shape[:-1])
+        rows = (value.expand(*shape, value.shape[-1]).reshape(-1, value.shape[-1]) for value in (inputs, recurrent, cell))
+        hidden, new, _ = torch.ops.aten._thnn_fused_lstm_cell(*rows)
+        return hidden.reshape(*shape, -1), new.reshape(*shape, -1)
+    i, f, c, o = (inputs + recurrent).chunk(4, -1)
+    new = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(c)
+    return torch.sigmoid(o) * torch.tanh(new), new

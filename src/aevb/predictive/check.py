@@ -1,0 +1,200 @@
+"""Predictive checks: statistics of the data against those of data that the model would have given in their place.
+
+Replicated data are x_rep ~ p(x | z) with z ~ q(z | x) (posterior), or all drawn from p (prior), given what the model is conditioned on and with
+the same entries missing. A statistic far outside its replicates is something of the data that p does not have. The p-values take the
+parameters as they were fitted and use the data twice: under a model that is right they crowd around ½ more than uniform ones would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from aevb.data.sources import open_source
+from aevb.graph import Graph
+from aevb.model import Model
+from aevb.pictures import replicated
+from aevb.predictive.replicate import as_array, replicate, some_rows
+from aevb.predictive.statistics import STATISTICS, Statistic, evaluate, usual_statistics
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CHUNK = 1000  # rows drawn at a time
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One statistic of one variable (of one ``column``, or None for all together): of the data, and of every replicate."""
+
+    variable: str
+    statistic: str
+    column: int | None
+    observed: float
+    replicates: np.ndarray = field(repr=False)
+
+    @property
+    def above(self) -> float:
+        """The share of replicates at or above the data, the data counted among them: never 0, as R replicates cannot show less than 1/(R + 1)."""
+        return (1 + int((self.replicates >= self.observed).sum())) / (1 + len(self.replicates))
+
+    @property
+    def below(self) -> float:
+        return (1 + int((self.replicates <= self.observed).sum())) / (1 + len(self.replicates))
+
+    @property
+    def p(self) -> float:
+        """The two-sided p-value."""
+        return min(1.0, 2 * min(self.above, self.below))
+
+    @property
+    def label(self) -> str:
+        return f"{self.statistic}({self.variable}{'' if self.column is None else f'[{self.column}]'})"
+
+
+@dataclass(frozen=True)
+class PredictiveCheck:
+    """Every comparison that was made. ``extreme()`` are those that the model does not reproduce."""
+
+    comparisons: tuple[Comparison, ...]
+    kind: str
+    rows: int
+    replicates: int
+
+    def __getitem__(self, label: str) -> Comparison:
+        """``check["sd(x)"]``, ``check["mean(x[3])"]``."""
+        for comparison in self.comparisons:
+            if comparison.label == label:
+                return comparison
+        raise KeyError(f"{label!r} was not compared; there are {', '.join(comparison.label for comparison in self.comparisons[:12])}, ….")
+
+    def extreme(self, level: float = 0.01) -> tuple[Comparison, ...]:
+        """Comparisons with a p-value below ``level``, the most extreme first; among columns, below ``level`` over their number."""
+        many: dict[tuple[str, str], int] = {}
+        for found in self.comparisons:
+            if found.column is not None:
+                many[found.variable, found.statistic] = many.get((found.variable, found.statistic), 0) + 1
+
+        def bar(found: Comparison) -> float:
+            share = level / (1 if found.column is None else many[found.variable, found.statistic])
+            return max(share, 2 / (1 + self.replicates))  # what lies outside all replicates is as extreme as can be seen
+
+        return tuple(sorted((found for found in self.comparisons if found.p <= bar(found)), key=lambda found: found.p))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, for JSON."""
+        rows = [
+            {
+                "variable": found.variable,
+                "statistic": found.statistic,
+                "column": found.column,
+                "observed": found.observed,
+                "replicated": float(found.replicates.mean()),
+                "sd": float(found.replicates.std()),
+                "above": found.above,
+                "below": found.below,
+                "p": found.p,
+            }
+            for found in self.comparisons
+        ]
+        return {"kind": self.kind, "rows": self.rows, "replicates": self.replicates, "comparisons": rows}
+
+    def __str__(self) -> str:
+        shown = [found for found in self.comparisons if found.column is None]
+        strange = self.extreme()
+        shown += [found for found in strange if found.column is not None][:20]
+        lines = [f"{self.rows} rows against {self.replicates} replicates of them, {self.kind} predictive; p is two-sided"]
+        lines.append(f"  {'':<24}{'data':>12}{'replicates':>24}{'p':>9}")
+        for found in shown:
+            low, high = np.quantile(found.replicates, [0.05, 0.95])
+            mark = "  ← not reproduced" if found in strange else ""
+            lines.append(f"  {found.label:<24}{found.observed:>12.4g}{f'{low:.4g} … {high:.4g}':>24}{found.p:>9.3f}{mark}")
+        left = sum(found.column is not None for found in strange) - 20
+        return "\n".join(lines + ([f"  and {left} more columns"] if left > 0 else []))
+
+    def plot(self, path: str | Path | None = None, *, most: int = 24) -> Figure:
+        """A histogram of the replicates for each statistic, the data as a line; written as a PNG if a path is given.
+
+        Of statistics by column, the most extreme are drawn until there are ``most`` panels.
+        """
+        whole = [found for found in self.comparisons if found.column is None]
+        columns = sorted((found for found in self.comparisons if found.column is not None), key=lambda found: found.p)
+        panels = [(found.label, found.observed, found.replicates, found.p) for found in [*whole, *columns][:most]]
+        figure = replicated(panels)
+        if path is not None:
+            figure.savefig(path, dpi=130)
+        return figure
+
+
+def predictive_check(
+    model: Model,
+    data: Any,
+    statistics: Sequence[str] | Mapping[str, Statistic] | None = None,
+    *,
+    columns: bool = False,
+    kind: str = "posterior",
+    replicates: int = 300,
+    rows: int | None = 2000,
+    seed: int = 0,
+) -> PredictiveCheck:
+    """Compare statistics of the data with those of replicated data.
+
+    ``statistics`` are names (mean, sd, zeros, min, max, q05, q50, q95, correlation, autocorrelation), by default what suits each observed
+    variable, or functions of your own by name: of [N, d] or [N, T, d], NaN where missing or beyond a row's end, to a number or several.
+    Named ones are taken over all columns together, with ``columns=True`` also of each. ``kind`` is "posterior" or "prior" predictive. No
+    more than ``rows`` rows are used, chosen at random.
+
+    >>> import torch
+    >>> from aevb import Bernoulli, Normal
+    >>> model = Model(p={"z": Normal(1), "x | z": Bernoulli(3)}, q={"z | x": Normal()})
+    >>> check = predictive_check(model, {"x": torch.eye(3)}, ["mean"], replicates=99)
+    >>> check["mean(x)"].observed
+    0.3333333333333333
+    """
+    if kind not in ("posterior", "prior"):
+        raise ValueError(f'kind is "posterior" or "prior", got {kind!r}.')
+    if isinstance(replicates, bool) or not isinstance(replicates, int) or replicates < 20:
+        raise ValueError(f"replicates is a whole number, 20 or more, got {replicates!r}.")
+    graph = model.graph
+    source = open_source(graph, data, model._parameter())
+    chosen = some_rows(source.n, rows, seed)
+    batches = [source.take(chosen[start : start + CHUNK]) for start in range(0, len(chosen), CHUNK)]
+    asked = {name: _functions(graph, name, statistics) for name in graph.observed}
+
+    def numbers(parts: Sequence[Mapping[str, Tensor]]) -> dict[tuple[str, str], np.ndarray]:
+        """Every statistic's numbers, of values that stand in the place of the data."""
+        found: dict[tuple[str, str], np.ndarray] = {}
+        for name, functions in asked.items():
+            x = np.concatenate([as_array(graph, batch, name, part[name]) for batch, part in zip(batches, parts, strict=True)])
+            found |= {(name, word): evaluate(word, function, x, columns) for word, function in functions.items()}
+        return found
+
+    observed = numbers(batches)
+    drawn: dict[tuple[str, str], list[np.ndarray]] = {key: [] for key in observed}
+    with model._evaluating(seed):
+        for _ in range(replicates):
+            for key, value in numbers([replicate(model, batch, kind) for batch in batches]).items():
+                drawn[key].append(value)
+    comparisons = []
+    for (name, word), value in observed.items():
+        pooled = STATISTICS.get(word) is asked[name][word] or len(value) == 1  # the first number is over all columns
+        table = np.stack(drawn[name, word])
+        for i in range(len(value)):
+            if np.isfinite(value[i]) and np.isfinite(table[:, i]).all():  # a constant column has no correlation
+                comparisons.append(Comparison(name, word, (None if i == 0 else i - 1) if pooled else i, float(value[i]), table[:, i]))
+    return PredictiveCheck(tuple(comparisons), kind, len(chosen), replicates)
+
+
+def _functions(graph: Graph, name: str, statistics: Sequence[str] | Mapping[str, Statistic] | None) -> dict[str, Statistic]:
+    if isinstance(statistics, Mapping):
+        return dict(statistics)
+    words = usual_statistics(graph, name) if statistics is None else (statistics,) if isinstance(statistics, str) else statistics
+    for word in words:
+        if word not in STATISTICS:
+            raise ValueError(f"Unknown statistic {word!r}. Choose of {', '.join(STATISTICS)}, or pass a function by its name.")
+    return {word: STATISTICS[word] for word in words}

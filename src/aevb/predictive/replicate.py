@@ -1,0 +1,59 @@
+"""Draws from p in the place of the data: some variables drawn anew, all others held."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aevb.batch import Batch
+from aevb.graph import Graph
+from aevb.model import Model
+from aevb.posterior import Posterior
+from aevb.program import Program
+from aevb.schedule import schedule
+
+
+def redraw(model: Model, batch: Mapping[str, Tensor], names: Collection[str]) -> Batch:
+    """Draws of some variables from p, laid out as a batch; every other one has the batch's value, deterministic ones are computed anew.
+
+    What is drawn reads what is drawn: of a sequence each step reads the steps drawn before it.
+    """
+    graph, (n, steps) = model.graph, model._extent(batch)
+    free = {name: graph.reads("p", name) for name in graph.p if name in names or graph.is_deterministic(name)}
+    program = Program(graph, model.factors, batch, steps=steps)  # type: ignore[arg-type]
+    program.values |= {name: batch[name] for name in (*graph.stochastic, *graph.given) if name not in names and name in batch}
+    program.run(schedule(free, "p"), model._ancestral(n, steps))
+    return {name: program.values[name].expand(steps if graph.timed[name] else 1, n, -1) for name in names}
+
+
+def complete(model: Model, batch: Batch, seed: int | None = None) -> Batch:
+    """The batch with a joint draw of its latents from q."""
+    posterior = Posterior(model, batch, samples=1, seed=seed)
+    return batch | posterior._laid_out({name: value[0] for name, value in posterior.sample(1).items()})
+
+
+def replicate(model: Model, batch: Batch, kind: str) -> Batch:
+    """The data drawn anew: x ~ p(x | z) with z ~ q(z | x) ("posterior"), or all variables from p ("prior")."""
+    graph = model.graph
+    if kind == "prior":
+        return redraw(model, batch, graph.stochastic)
+    return redraw(model, complete(model, batch), graph.observed)
+
+
+def as_array(graph: Graph, batch: Mapping[str, Tensor], name: str, value: Tensor) -> np.ndarray:
+    """A variable's values as [N, d], of a sequence [N, T, d], NaN where the batch's are missing or beyond a row's end."""
+    for mask in (batch.get(f"{name}?"), batch.get("steps") if graph.timed[name] else None):
+        if mask is not None:
+            value = torch.where(mask, value, torch.nan)
+    found = value.transpose(0, 1) if graph.timed[name] else value[0]
+    return np.asarray(found.detach().cpu().double().numpy())
+
+
+def some_rows(n: int, rows: int | None, seed: int) -> Tensor:
+    """All rows, or as many as asked for, at random but in order."""
+    if rows is None or rows >= n:
+        return torch.arange(n)
+    return torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:rows].sort().values

@@ -1,0 +1,97 @@
+"""The statistics of a predictive check: functions of [N, d] or [N, T, d], NaN where an entry is missing or beyond a row's end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from torch.distributions import constraints
+
+from aevb.graph import Graph
+
+Statistic = Callable[[np.ndarray], Any]
+
+
+def _columns(x: np.ndarray) -> np.ndarray:
+    return x.reshape(-1, x.shape[-1])
+
+
+def _correlations(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The correlation of each column of a with the same column of b, where both are known; NaN for a constant one."""
+    there = np.isfinite(a) & np.isfinite(b)
+    count = np.maximum(there.sum(0), 1)
+    a, b = (np.where(there, part, 0.0) for part in (a, b))
+    a, b = (np.where(there, part - part.sum(0) / count, 0.0) for part in (a, b))
+    scale = np.sqrt((a**2).sum(0) * (b**2).sum(0))
+    return np.divide((a * b).sum(0), scale, out=np.full(a.shape[1], np.nan), where=scale > 0)
+
+
+def _autocorrelation(x: np.ndarray) -> np.ndarray:
+    """The lag-1 autocorrelation of each column, over all sequences."""
+    if x.ndim < 3:
+        raise ValueError("autocorrelation is of sequences; this variable has no [t]. Leave it out.")
+    return _correlations(_columns(x[:, :-1]), _columns(x[:, 1:]))
+
+
+def _correlation(x: np.ndarray) -> np.ndarray:
+    """The mean size of each column's correlations with the others; missing entries count as their column's mean."""
+    flat = _columns(x)
+    if flat.shape[1] < 2:
+        raise ValueError("correlation is between columns; this variable has only one. Leave it out.")
+    known = np.isfinite(flat)
+    centred = np.where(known, flat, 0.0)
+    centred = np.where(known, centred - centred.sum(0) / np.maximum(known.sum(0), 1), 0.0)
+    scale = np.sqrt((centred**2).sum(0))
+    varies = scale > 0
+    unit = centred / np.where(varies, scale, 1.0)
+    sizes = np.abs(unit.T @ unit)
+    np.fill_diagonal(sizes, 0.0)
+    return np.where(varies, sizes.sum(0) / max(1, int(varies.sum()) - 1), np.nan)
+
+
+def _quantile(share: float) -> Statistic:
+    return lambda x: np.nanquantile(_columns(x), share, axis=0)
+
+
+# Each is a function of [N, d] or [N, T, d] and gives a number for every column.
+STATISTICS: dict[str, Statistic] = {
+    "mean": lambda x: np.nanmean(_columns(x), 0),
+    "sd": lambda x: np.nanstd(_columns(x), 0),
+    "zeros": lambda x: (_columns(x) == 0).sum(0) / np.isfinite(_columns(x)).sum(0),
+    "min": lambda x: np.nanmin(_columns(x), 0),
+    "max": lambda x: np.nanmax(_columns(x), 0),
+    "q05": _quantile(0.05),
+    "q50": _quantile(0.5),
+    "q95": _quantile(0.95),
+    "correlation": _correlation,
+    "autocorrelation": _autocorrelation,
+}
+BETWEEN = ("correlation", "autocorrelation")  # of several columns or steps: over all columns they are averaged, the others pooled
+
+
+def usual_statistics(graph: Graph, name: str) -> tuple[str, ...]:
+    """What is worth comparing of a variable, by its family."""
+    support = str(graph.rule("p", name).spec.support)
+    if support in (str(constraints.boolean), str(constraints.one_hot)):
+        found: tuple[str, ...] = ("mean",)
+    elif support == str(constraints.nonnegative_integer):
+        found = ("mean", "sd", "zeros", "max")
+    else:
+        found = ("mean", "sd", "min", "q05", "q50", "q95", "max")
+    return found + ("correlation",) * (graph.size(name) > 1) + ("autocorrelation",) * graph.timed[name]
+
+
+def evaluate(name: str, statistic: Statistic, x: np.ndarray, columns: bool) -> np.ndarray:
+    """The statistic's numbers: over all columns, then, if asked for, of each; a function of the user's gives what it gives."""
+    if STATISTICS.get(name) is not statistic:
+        found = np.asarray(statistic(x), float).reshape(-1)
+        if not found.size:
+            raise ValueError(f"The statistic {name!r} gave no number.")
+        return found
+    each = statistic(x)
+    if name not in BETWEEN:
+        whole = statistic(x.reshape(-1, 1))
+    else:
+        whole = np.nanmean(each, keepdims=True) if np.isfinite(each).any() else np.full(1, np.nan)
+    return np.concatenate([whole, each]) if columns else whole

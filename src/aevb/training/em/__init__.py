@@ -1,0 +1,34 @@
+"""Exact EM: the E-step is Bayes' rule, the M-step a closed form.
+
+For a linear-Gaussian p the posterior is Gaussian and each factor a regression on expected moments; for finite latents it is a
+table of responsibilities and each factor a weighted maximum of likelihood. Both add up statistics over all rows (so that data
+need not fit into memory, and processes can share the work), then set p's parameters.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aevb.evidence.exact import why_not_exact
+from aevb.evidence.finite import why_not_finite
+from aevb.evidence.gaussian import why_not_linear_gaussian
+from aevb.training.em.factors import Statistics
+from aevb.training.em.regressions import Regressions
+from aevb.training.em.responsibilities import Responsibilities
+
+if TYPE_CHECKING:
+    from aevb.model import Model
+
+__all__ = ["Regressions", "Responsibilities", "Statistics", "exact_em"]
+
+
+def exact_em(model: Model) -> Regressions | Responsibilities:
+    """How this model's EM goes; a ValueError says why there is none."""
+    if reason := why_not_exact(model):
+        raise ValueError(f"em() takes the exact posterior, which is not known for this model: {reason}. Use alternate() or joint().")
+    if why_not_finite(model) is None:
+        return Responsibilities(model)
+    if reason := why_not_linear_gaussian(model):
+        kinds = "models without time whose latents are all finite, or whose variables are all jointly Gaussian"
+        raise ValueError(f"em() has closed forms for {kinds}; here {reason}. The evidence is exact all the same: use mle(), or joint().")
+    return Regressions(model)

@@ -1,0 +1,90 @@
+"""A step's arithmetic, recorded once and replayed: the operations alone, without the Python that chose them.
+
+An estimate is a pure function of parameters, batch and noise, and every step of a run makes the same choices. So the operations of one
+step, gradients included, are written down as a list and run as that list. The numbers are the same to the last bit; with
+``compile`` torch fuses them into fewer kernels, and rounds a little differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from aevb.operations import plain_products
+
+Function = Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor]]  # of the inputs: the objective, and what is measured
+Found = tuple[Tensor, Tensor, list[Tensor | None]]  # the objective, what is measured, a gradient of −objective a parameter
+
+
+class _With(nn.Module):
+    """A function of a model, as a module: torch can then put other tensors in the place of its parameters."""
+
+    def __init__(self, model: nn.Module, function: Function) -> None:
+        super().__init__()
+        self.model, self.function = model, function
+
+    def forward(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return self.function(inputs)
+
+
+class Recording:
+    """What ``function`` computes for these inputs and the model's parameters, and its gradients with respect to the active ones."""
+
+    def __init__(self, model: nn.Module, function: Function, inputs: Mapping[str, Tensor], active: Sequence[Tensor], *, compiled: bool) -> None:
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        named = dict(model.named_parameters())
+        self.shapes = shapes(inputs)
+        self.parameters = list(named.values())
+        wanted = {id(parameter) for parameter in active}
+        whole = _With(model, function)
+
+        def flat(*tensors: Tensor) -> tuple[Tensor | None, ...]:
+            parameters = {name: tensor.detach().requires_grad_() for name, tensor in zip(named, tensors, strict=False)}
+            given = dict(zip(inputs, tensors[len(named) :], strict=True))
+            objective, measured = torch.func.functional_call(whole, {f"model.{name}": tensor for name, tensor in parameters.items()}, (given,))
+            sources = [parameters[name] for name, parameter in named.items() if id(parameter) in wanted]
+            gradients = torch.autograd.grad(-objective, sources, allow_unused=True)
+            return objective.detach(), measured, *gradients
+
+        with plain_products(compiled):
+            graph = _trim(make_fx(flat)(*self.parameters, *inputs.values()))
+        self.run = torch.compile(graph, fullgraph=True, dynamic=False) if compiled else graph
+        places = {id(parameter): i for i, parameter in enumerate(parameter for parameter in named.values() if id(parameter) in wanted)}
+        self.order = [places[id(parameter)] for parameter in active]
+
+    def __call__(self, inputs: Mapping[str, Tensor]) -> Found:
+        with torch.no_grad():
+            objective, measured, *gradients = self.run(*self.parameters, *inputs.values())
+        return objective, measured, [gradients[i] for i in self.order]
+
+
+def shapes(inputs: Mapping[str, Tensor]) -> tuple[Any, ...]:
+    """What a recording is made for."""
+    return tuple((name, value.shape) for name, value in inputs.items())
+
+
+def _trim(graph: fx.GraphModule) -> fx.GraphModule:
+    """Without the operations that change nothing: detaching, views of views, and views of the shape that is there."""
+    aten = torch.ops.aten
+    reshaping = (aten.view.default, aten._unsafe_view.default)
+    for node in list(graph.graph.nodes):
+        if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
+            continue
+        if node.target in reshaping:
+            while node.args[0].target in reshaping:
+                node.update_arg(0, node.args[0].args[0])
+        source = node.args[0]
+        same = node.target is aten.detach.default
+        if node.target in (*reshaping, aten.expand.default):
+            before, after = source.meta["val"], node.meta["val"]
+            same = before.shape == after.shape and before.stride() == after.stride()
+        if same:
+            node.replace_all_uses_with(source)
+            graph.graph.erase_node(node)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph

@@ -1,0 +1,76 @@
+"""Data on which a density has no bound are refused before training, and only those."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from small_models import NAN, put
+
+from aevb import (
+    Bernoulli,
+    Beta,
+    ContinuousBernoulli,
+    Laplace,
+    Mixture,
+    Model,
+    MultivariateNormal,
+    NegativeBinomial,
+    Normal,
+    Poisson,
+    StudentT,
+    fit,
+    zoo,
+)
+from aevb.data import dequantise
+
+FLAT = put(put(np.random.default_rng(6).random((40, 4)), 0.25, slice(None), 1), 0.0, slice(None), 3)
+UNBOUNDED = {
+    "Normal": (Normal(4), FLAT, "x has 2 of 4 columns that are constant (columns 1, 3), but p gives x a Normal whose scale is learned"),
+    "one scale": (Normal(4, scale="learned"), FLAT, "fix the scale (Normal(…, scale=0.1))"),
+    "Laplace": (Laplace(4), FLAT, "p gives x a Laplace"),
+    "StudentT": (StudentT(4), FLAT, "p gives x a StudentT"),
+    "MultivariateNormal": (MultivariateNormal(4), FLAT, "p gives x a MultivariateNormal whose covariance is learned"),
+    "Mixture": (Mixture(4), FLAT, "p gives x a Mixture"),
+    "ContinuousBernoulli": (ContinuousBernoulli(4), FLAT, "x has 1 of 4 columns that are exactly 0 (or exactly 1) in every row (column 3)"),
+    "ones": (ContinuousBernoulli(4), put(FLAT, 1.0, slice(None), 0), "(columns 0, 3)"),
+    "Beta": (Beta(4), np.clip(FLAT, 0.1, 0.9), "x has 2 of 4 columns that are constant (columns 1, 3), but p gives x a Beta"),
+    "one row": (Normal(4), FLAT[:1], "x has a single row, so every column is constant, but p gives x a Normal whose scale is learned"),
+    "one value": (Normal(4), put(put(FLAT[:, [0, 2, 0, 2]], NAN, slice(1, 40), 0), 1.0, 5, 1), "columns that are constant (column 0)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mapped", [False, True], ids=["memory", "file"])
+@pytest.mark.parametrize(("family", "x", "message"), UNBOUNDED.values(), ids=UNBOUNDED)
+def test_data_on_which_a_density_is_unbounded_are_refused_before_training(tmp_path, family, x, message, mapped):
+    model = Model({"z": Normal(2), "x | z": family}, {"z | x": Normal()})
+    np.save(tmp_path / "x.npy", x)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        fit(model, {"x": tmp_path / "x.npy" if mapped else x}, steps=1)
+    assert torch.isfinite(model.elbo(x=x).value).all()  # only training would diverge
+
+
+@pytest.mark.parametrize(
+    ("family", "x"),
+    [
+        (Normal(4, scale=0.1), FLAT),
+        (ContinuousBernoulli(4, clamped=True), FLAT),
+        (ContinuousBernoulli(4), FLAT.clip(0.1)),
+        (Bernoulli(4), np.zeros((9, 4))),
+        (Poisson(4), np.zeros((9, 4))),
+        (NegativeBinomial(4), np.zeros((9, 4))),
+        (Normal(4), put(FLAT[:, [0, 2, 0, 2]], NAN, slice(None), 1)),  # missing everywhere: it has no likelihood
+        (Normal(4), dequantise(np.zeros((9, 4), np.uint8))),
+    ],
+)
+def test_other_data_and_other_densities_are_trained(family, x):
+    model = Model({"z": Normal(2), "x | z": family}, {"z | x": Normal()})
+    assert fit(model, {"x": x}, steps=2).step == 2
+
+
+def test_a_variable_that_is_missing_everywhere_is_refused_and_a_column_is_not():
+    x = np.random.default_rng(0).normal(size=(30, 3))
+    with pytest.raises(ValueError, match=r"x is missing \(NaN\) in every row: there is nothing to learn it from"):
+        fit(zoo.fa(), {"x": np.full((30, 3), np.nan)}, steps=2)
+    x[:, 1] = np.nan
+    fit(zoo.fa(), {"x": x}, steps=2)

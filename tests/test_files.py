@@ -1,0 +1,137 @@
+"""Files: which of their arrays and columns go to which variable, and what cannot be read."""
+
+import re
+import sys
+
+import numpy as np
+import pytest
+import torch
+from small_models import LENGTHS, NAN, RAGGED, SEQUENCE, X, conditional, state, vae
+
+from aevb import Model, Normal, OneHot
+from aevb.data.files import assigned, header, read_file
+from aevb.data.sources import open_source, read_arrays
+
+
+def test_members_of_an_archive_are_mapped_where_they_are_stored_plainly(tmp_path):
+    graph = vae().graph
+    np.savez(tmp_path / "odd.npz", a_name_of_some_length=np.zeros(3, np.uint8), x=X.astype(">f4"))
+    found = read_file(tmp_path / "odd.npz", graph)
+    assert isinstance(found["x"], np.memmap)
+    assert np.array_equal(found["x"], X.astype(np.float32))
+    np.savez_compressed(tmp_path / "packed.npz", x=X)
+    assert not isinstance(read_file(tmp_path / "packed.npz", graph)["x"], np.memmap)
+    content = bytearray((tmp_path / "odd.npz").read_bytes())
+    (tmp_path / "cut.npz").write_bytes(content[:300])
+    with pytest.raises(ValueError, match="cut.npz cannot be read"):
+        read_file(tmp_path / "cut.npz", graph)
+    np.savez(tmp_path / "two.npz", a=X, b=X)
+    with pytest.raises(ValueError, match="its arrays are a, b; name them after the model's variables"):
+        read_file(tmp_path / "two.npz", graph)
+
+
+# Tables -------------------------------------------------------------------------------------------------------------------------
+
+SHUFFLED = "b,y,x_2,a\n0.5,2,1,7\n1.5,,2,8\n2.5,0,3,9\n"
+
+
+def write_parquet(path, columns):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table(columns), path)
+
+
+def test_columns_go_to_the_variables_they_are_named_after(tmp_path):
+    graph = Model({"y": OneHot(3), "x | y": Normal(3)}, {"y | x": OneHot()}).graph
+    (tmp_path / "t.csv").write_text(SHUFFLED)
+    write_parquet(tmp_path / "t.parquet", {"b": [0.5, 1.5, 2.5], "y": [2, None, 0], "x_2": [1, 2, 3], "a": [7.0, 8.0, 9.0]})
+    for name in ("t.csv", "t.parquet"):
+        found = read_file(tmp_path / name, graph)
+        assert found["x"].tolist() == [[0.5, 1, 7], [1.5, 2, 8], [2.5, 3, 9]]  # in the file's order
+        assert np.array_equal(found["y"], [2, NAN, 0], equal_nan=True)
+    (tmp_path / "n.csv").write_text("x.10,x.2,x.1,y0,y1,y2\n10,2,1,0,1,0\n")
+    found = read_file(tmp_path / "n.csv", graph)
+    assert found["x"].tolist() == [[1, 2, 10]]  # numbered: in the order of the numbers
+    assert found["y"].tolist() == [[0, 1, 0]]
+    (tmp_path / "bare.csv").write_text("\ufeff1;2;3\n4;NA;6\n")
+    assert np.array_equal(read_file(tmp_path / "bare.csv", graph)["x"], [[1, 2, 3], [4, NAN, 6]], equal_nan=True)
+    again = read_file(tmp_path / "t.csv", graph, columns={"x": ["a", "b", "x_2"]})
+    assert again["x"].tolist()[0] == [7, 0.5, 1]
+    both = read_arrays({"x": tmp_path / "t.csv", "y": tmp_path / "t.csv"}, graph)
+    assert both["x"].shape == (3, 3)
+    assert both["y"].shape == (3,)
+
+
+def test_a_column_named_like_a_latent_code_is_data(tmp_path):
+    """A finite latent has labels that a table may hold; a code z has none, so that a column z is one of x's."""
+    (tmp_path / "t.csv").write_text("z,a,y,b,c\n1,2,0,3,4\n5,6,2,7,8\n")
+    graph = Model({"y": OneHot(3), "z | y": Normal(2), "x | z": Normal(4)}, {"y | x": OneHot(), "z | x, y": Normal()}).graph
+    found = read_file(tmp_path / "t.csv", graph)
+    assert {name: value.tolist() for name, value in found.items()} == {"x": [[1, 2, 3, 4], [5, 6, 7, 8]], "y": [0, 2]}
+    assert assigned(tmp_path / "t.csv", graph) == {"x": ["z", "a", "b", "c"], "y": ["y"]}
+
+
+def test_the_numbers_that_pandas_names_columns_by_are_a_header(tmp_path):
+    (tmp_path / "t.csv").write_text("0,1,2,3\n9,8,7,6\n5,4,3,2\n")
+    assert read_file(tmp_path / "t.csv", vae().graph)["x"].tolist() == [[9, 8, 7, 6], [5, 4, 3, 2]]
+    assert header(tmp_path / "t.csv") == ("0", "1", "2", "3")
+    (tmp_path / "one.csv").write_text("0\n9\n5\n")  # a column of numbers that begins with 0
+    single = Model({"z": Normal(2), "x | z": Normal(1)}, {"z | x": Normal()}).graph
+    assert read_file(tmp_path / "one.csv", single)["x"].tolist() == [[0], [9], [5]]
+    (tmp_path / "index.csv").write_text(",0,1,2,3\n0,9,8,7,6\n1,5,4,3,2\n")
+    with pytest.raises(ValueError, match=re.escape("its column 1 has no name; drop it (an index?), or name it")):
+        read_file(tmp_path / "index.csv", vae().graph)
+
+
+def test_a_header_names_labels_of_a_given_variable_and_steps_of_a_sequence(tmp_path):
+    (tmp_path / "t.csv").write_text("y,a,b,c,d\n0,1,2,3,4\n2,5,6,7,8\n")
+    model = conditional()
+    source = open_source(model.graph, tmp_path / "t.csv", model._parameter())
+    assert source.batch["y"][0].tolist() == [[1, 0, 0], [0, 0, 1]]
+    series = Model({"z[t]": Normal(2), "x[t] | z[t]": Normal(1)}, {"z[t] | x[t]": Normal()})
+    source = open_source(series.graph, tmp_path / "t.csv", series._parameter())
+    assert source.batch["x"].shape == (5, 2, 1)
+
+
+def test_lists_in_parquet_are_vectors_and_ragged_sequences(tmp_path):
+    write_parquet(tmp_path / "v.parquet", {"embedding": X.tolist()})
+    assert np.array_equal(read_file(tmp_path / "v.parquet", vae().graph)["x"], X)
+    write_parquet(tmp_path / "s.parquet", {"x": [row.tolist() for row in RAGGED]})
+    model = state()
+    source = open_source(model.graph, tmp_path / "s.parquet", model._parameter())
+    expected = model.prepare(x=SEQUENCE, lengths=LENGTHS)
+    assert all(torch.equal(source.batch[name], value) for name, value in expected.items())
+
+
+BAD_TABLES = {
+    "too many": (vae, "a,b,c,d,e\n1,2,3,4,5\n", "x needs 4 columns, but gets 5 (a, b, c, d, e). Its columns are a, b, c, d, e."),
+    "too few": (vae, "a,b\n1,2\n", "x needs 4 columns, but gets 2 (a, b)."),
+    "no header": (vae, "1,2,3\n", "x needs 4 columns, but gets 3 (1, 2, 3). It has no header."),
+    "no labels": (conditional, "a,b,c,d\n1,2,3,4\n", "y needs 3 columns, or one of labels, but gets none. Its columns are a, b, c, d."),
+    "two of three": (conditional, "a,b,c,d,y0,y1\n1,2,3,4,0,1\n", "y needs 3 columns, or one of labels, but gets 2 (y0, y1)."),
+    "sequences of vectors": (state, "a,b\n1,2\n", "A table holds sequences of one number a step; use .npz for more."),
+    "twice": (vae, "a,a,c,d\n1,2,3,4\n", "its header has the column 'a' twice"),
+    "no rows": (vae, "a,b,c,d\n", "it has a header but no rows"),
+    "words": (vae, "a,b,c,d\n1,2,3,x\n", "line 2, column 'd' holds 'x', not a number"),
+}
+
+
+@pytest.mark.parametrize(("build", "text", "message"), BAD_TABLES.values(), ids=BAD_TABLES)
+def test_a_table_that_does_not_fit_is_refused_with_its_columns(tmp_path, build, text, message):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_file(tmp_path / "t.csv", build().graph)
+
+
+def test_parquet_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    graph = vae().graph
+    write_parquet(tmp_path / "w.parquet", {"name": ["a", "b"]})
+    with pytest.raises(ValueError, match="w.parquet cannot be read: its column 'name' holds string, not numbers"):
+        read_file(tmp_path / "w.parquet", graph)
+    (tmp_path / "no.parquet").write_text("nothing of the kind")
+    with pytest.raises(ValueError, match="no.parquet cannot be read"):
+        read_file(tmp_path / "no.parquet", graph)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ValueError, match=re.escape("reading Parquet needs pyarrow; install the extra: pip install 'aevb[parquet]'")):
+        read_file(tmp_path / "w.parquet", graph)

@@ -1,0 +1,152 @@
+"""The gap between evidence and bound, split into what q's family and what its amortisation cost, against closed forms."""
+
+import numpy as np
+import pytest
+import torch
+from torch.distributions import MultivariateNormal as Gaussian
+from torch.distributions import kl_divergence
+
+from aevb import GRU, LSTM, Bernoulli, Exact, Mixture, Model, MultivariateNormal, Normal, OneHot, linear, mlp
+from aevb.distributions import inverse_softplus
+from aevb.estimators import estimate
+from aevb.evidence.free import free_factors, zero_offsets
+
+W = torch.tensor([[-0.5, -1.0], [-1.0, -1.0], [2.0, 0.5]], dtype=torch.float64)
+SIGMA = torch.tensor([0.4, 0.2, 0.3], dtype=torch.float64)
+PRECISION = torch.eye(2, dtype=torch.float64) + W.T @ torch.diag(SIGMA**-2) @ W
+TO_MEAN = torch.linalg.inv(PRECISION) @ W.T @ torch.diag(SIGMA**-2)  # E[z|x] = TO_MEAN x
+MEAN_FIELD = 0.5 * (PRECISION.diagonal().log().sum() - torch.logdet(PRECISION))  # the least KL of a diagonal q: variances 1/diag(precision)
+
+
+def factor_analysis(q) -> Model:
+    """The model p of known W and σ, with this posterior, whose mean is right."""
+    torch.manual_seed(0)
+    model = Model(p={"z": Normal(2), "x | z": Normal(3, net=linear(bias=False), scale="learned")}, q={"z | x": q}).double()
+    with torch.no_grad():
+        model.factors["p(x|z)"].net.blocks.weights["z"].copy_(W)
+        model.factors["p(x|z)"].vectors["scale"].copy_(inverse_softplus(SIGMA))
+        model.factors["q(z|x)"].net.blocks.weights["x"].copy_(TO_MEAN)
+    return model
+
+
+def rows(n: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    z = torch.randn(n, 2, generator=generator, dtype=torch.float64)
+    return z @ W.T + SIGMA * torch.randn(n, 3, generator=generator, dtype=torch.float64)
+
+
+def test_an_encoder_whose_family_holds_the_posterior_loses_by_amortisation_alone():
+    model, x = factor_analysis(MultivariateNormal(net=linear(bias=False), covariance="shared")), rows(8)
+    with torch.no_grad():
+        model.factors["q(z|x)"].net.blocks.weights["x"].mul_(0.5)
+    found = model.gap(x=x, seed=0)
+    q = model.posterior(x=x)["z"]
+    closed = kl_divergence(Gaussian(q.loc, scale_tril=q.scale_tril), Gaussian(x @ TO_MEAN.T, precision_matrix=PRECISION))
+    assert found.method == "exact"
+    assert closed.min() > 1
+    assert found.approximation.abs().max() < 0.01
+    assert ((found.total - closed).abs() < 5 * found.stderr["total"]).all()  # 8 comparisons, batch means of 10: 0.6 % of seeds would fail one
+    assert torch.allclose(found.total, found.approximation + found.amortisation, rtol=0, atol=1e-12)
+
+
+def test_a_diagonal_q_at_its_optimum_loses_by_its_family_alone():
+    model, x = factor_analysis(Normal(net=linear(bias=False), scale="learned")), rows(8)
+    with torch.no_grad():
+        model.factors["q(z|x)"].vectors["scale"].copy_(inverse_softplus(PRECISION.diagonal().rsqrt()))
+    found = model.gap(x=x, seed=0)
+    assert MEAN_FIELD > 0.4
+    assert ((found.approximation - MEAN_FIELD).abs() < 5 * found.stderr["approximation"] + 0.01).all()
+    assert found.amortisation.abs().max() < 0.02
+
+
+def test_a_shared_scale_that_is_wrong_is_amortisation_too():
+    model, x = factor_analysis(Normal(net=linear(bias=False), scale="learned")), rows(8)  # its scale starts at 1
+    found = model.gap(x=x, seed=0)
+    assert ((found.approximation - MEAN_FIELD).abs() < 5 * found.stderr["approximation"] + 0.01).all()
+    assert found.amortisation.min() > 1
+
+
+def test_a_scale_that_the_declaration_fixes_belongs_to_the_family():
+    model, x = factor_analysis(Normal(net=linear(bias=False), scale=1.0)), rows(8)
+    found = model.gap(x=x, seed=0)
+    cost = 0.5 * (PRECISION.diagonal().sum() - 2 - torch.logdet(PRECISION))  # KL(N(m, I) ‖ N(m, precision⁻¹))
+    assert found.amortisation.abs().max() < 0.1
+    assert ((found.approximation - cost).abs() < 5 * found.stderr["approximation"] + 0.1).all()
+
+
+def test_finite_latents_reach_the_evidence_without_sampling():
+    torch.manual_seed(0)
+    model = Model(p={"y": OneHot(4), "x | y": Bernoulli(6)}, q={"y | x": OneHot(net=mlp(8))}).double()
+    found = model.gap(x=torch.rand(10, 6).round(), seed=0)
+    assert found.approximation.abs().max() < 1e-4
+    assert found.amortisation.min() > 1e-3
+    assert found.stderr["total"].max() == 0
+
+
+NET = mlp(8)
+X, S = torch.rand(6, 5, generator=torch.Generator().manual_seed(0)).round(), torch.rand(6, 4, 3, generator=torch.Generator().manual_seed(0)).round()
+RECURRENT = {"h[t] | h[t-1], x[t-1], z[t-1]": LSTM(6), "z[t] | h[t]": Normal(2, net=NET), "x[t] | h[t], z[t]": Bernoulli(3, net=NET)}
+SMOOTHING = {"b[t] | b[t+1], x[t]": GRU(6), "z[t] | h[t], b[t]": Normal(net=NET, scale="learned")}
+MIXED = {"y": OneHot(3), "z | y": Normal(2), "x | z": Bernoulli(5, net=NET)}
+ENDS = {"z[0]": Normal(2, learned=True), "z[t] | z[t-1], x[t]": Normal(net=NET)}
+CASES = {
+    "enumerated": (MIXED, {"y | x": OneHot(net=NET), "z | x, y": Normal(net=NET)}, {"x": X}),
+    "partly known": (MIXED, {"y | x": OneHot(net=NET), "z | x, y": Normal(net=NET)}, {"x": X, "y": np.array([0, -1, 2] * 2)}),
+    "by Bayes": (MIXED, {"z | x": Normal(net=NET), "y | z": Exact()}, {"x": X}),
+    "mixture": ({"z": Normal(2), "x | z": Bernoulli(5, net=NET)}, {"z | x": Mixture(net=NET, components=2)}, {"x": X}),
+    "hierarchy": (
+        {"a": Normal(2), "b | a": Normal(3), "x | b": Bernoulli(5, net=NET)},
+        {"b | x": Normal(net=mlp(8, dropout=0.2)), "a | b": Normal(net=NET)},
+        {"x": torch.where(X * torch.arange(5) == 4, torch.nan, X)},
+    ),
+    "filtering": (RECURRENT, {"z[t] | h[t], x[t]": Normal(net=NET)}, {"x": S}),
+    "smoothing, ragged": (RECURRENT, SMOOTHING, {"x": S, "lengths": np.array([4, 3, 2, 1, 4, 2])}),
+    "an end of its own": ({"z[t] | z[t-1]": Normal(2), "x[t] | z[t]": Bernoulli(3)}, ENDS, {"x": S}),
+    "read in the loop": (
+        {"z[t] | z[t-1]": Normal(2), "x[t] | z[t]": Bernoulli(3)},
+        {"h[t] | h[t-1], z[t-1], x[t]": GRU(5), "z[t] | h[t]": Normal(net=NET)},
+        {"x": S},
+    ),
+    "a chain": ({"y[t] | y[t-1]": OneHot(3), "x[t] | y[t]": Bernoulli(3)}, {"y[t] | y[t-1], x[t]": OneHot(net=NET)}, {"x": S}),
+    "score function": ({"b": Bernoulli(9), "x | b": Bernoulli(5, net=NET)}, {"b | x": Bernoulli(net=NET)}, {"x": X}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_offsets_of_zero_change_nothing_and_the_ascent_raises_the_bound(case):
+    p, q, data = CASES[case]
+    torch.manual_seed(0)
+    model = Model(p=p, q=q).double().eval()
+    batch = model.prepare(**data)
+    partial = frozenset(name[:-1] for name in batch if name.endswith("?"))
+    plan = model.plan(samples=4, partial=partial)
+    noise = model.draw_noise(plan, batch, seed=0)
+    free = estimate(plan, free_factors(model, plan), batch, noise | zero_offsets(model, plan, batch)).value
+    assert torch.allclose(free, estimate(plan, model.factors, batch, noise).value, rtol=0, atol=1e-12)
+    found = model.gap(iterations=40, samples=100, seed=0, **data)
+    assert (found.amortisation > -5 * found.stderr["amortisation"] - 0.02).all()
+    assert found.amortisation.mean() > 0.01
+    assert found.approximation.mean() > -5 * float(found.stderr["approximation"].square().sum().sqrt()) / 6
+    assert "amortisation gap" in str(found)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_what_cannot_be_split_is_refused():
+    model = Model(p=MIXED, q={"y | x": OneHot(net=NET), "z | x, y": Normal(net=NET)})
+    with pytest.raises(ValueError, match="Every latent is passed"):
+        model.gap(x=X, y=np.zeros(6, int), z=torch.zeros(6, 2))
+    with pytest.raises(ValueError, match="no unbiased bound"):
+        model.gap(x=X, how={"z": "detached"})
+    with pytest.raises(ValueError, match="samples is a whole number, 20 or more"):
+        model.gap(x=X, samples=3)
+
+
+def test_the_evidence_may_be_found_as_one_asks():
+    p, q, data = CASES["enumerated"]
+    torch.manual_seed(0)
+    model = Model(p=p, q=q).double()
+    own, plain = (model.gap(iterations=100, samples=400, method=method, seed=0, **data) for method in ("auto", "prior"))
+    assert (own.method, plain.method) == ("importance, from the best q", "prior")
+    assert torch.equal(own.best, plain.best)
+    error = (own.stderr["evidence"].square() + plain.stderr["evidence"].square()).sqrt()
+    assert ((own.evidence - plain.evidence).abs() < 5 * error).all()

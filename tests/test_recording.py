@@ -1,0 +1,148 @@
+"""A recorded step is the step: the same numbers to the last bit, whatever is recorded; several runs together are each alone."""
+
+import numpy as np
+import pytest
+import torch
+
+from aevb import GRU, LSTM, Bernoulli, Model, Normal, OneHot, alternate, fit, load_run, mlp
+from aevb.data.preparation import Affine
+from aevb.training import step as stepping
+
+
+def data(n=60, d=16):
+    return (torch.rand(n, d, generator=torch.Generator().manual_seed(0)) < 0.3).float()
+
+
+def vae(dropout=0.0):
+    return Model({"z": Normal(2), "x | z": Bernoulli(16, net=mlp(8, dropout=dropout))}, {"z | x": Normal(net=mlp(8, 8, dropout=dropout))})
+
+
+def gmvae():
+    q = {"y | x": OneHot(net=mlp(8)), "z | x, y": Normal(net=mlp(8))}
+    return Model({"y": OneHot(3), "z | y": Normal(2), "x | z": Bernoulli(16, net=mlp(8))}, q)
+
+
+def vrnn():
+    p = {"h[t] | h[t-1], x[t-1], z[t-1]": LSTM(6, layers=2), "z[t] | h[t]": Normal(2), "x[t] | h[t], z[t]": Bernoulli(4, net=mlp(5))}
+    return Model(p, {"b[t] | b[t+1], x[t]": GRU(4), "z[t] | h[t], b[t]": Normal(net=mlp(5))})
+
+
+labels = np.where(np.arange(60) % 2, np.arange(60) % 3, -1)
+CASES = {
+    "vae": (vae, {}, {}),
+    "dropout": (lambda: vae(0.3), {}, {"clip": 1.0}),
+    "warm-up of the KL": (vae, {}, {"kl_warmup": 20}),
+    "by turns": (vae, {}, {"schedule": alternate(5, 7)}),
+    "importance-weighted": (vae, {}, {"bound": "iwae", "samples": 3, "gradient": "dreg"}),
+    "mixture": (gmvae, {}, {}),
+    "relaxed": (gmvae, {}, {"how": {"y": "gumbel"}}),
+    "score": (gmvae, {}, {"how": {"y": "score"}, "samples": 2}),
+    "partly labelled": (gmvae, {"y": labels}, {"classify": 2.0}),
+    "distorted": (gmvae, {}, {"agree": 1.0, "distort": {"x": Affine((4, 4))}}),
+    "bfloat16": (vae, {}, {"precision": "bf16"}),
+    "sequence": (vrnn, {}, {}),
+}
+
+
+def trained(monkeypatch, build, more, settings, after):
+    monkeypatch.setattr(stepping, "RECORD_AFTER", after)
+    monkeypatch.setattr(stepping, "RECORD_FOR", 0)
+    made = []
+    real = stepping.Recording.__init__
+    monkeypatch.setattr(stepping.Recording, "__init__", lambda self, *args, **kw: (made.append(1), real(self, *args, **kw))[1])
+    torch.manual_seed(1)
+    model = build()
+    x = data().reshape(60, 4, 4) if build is vrnn else data()
+    run = fit(model, {"x": x, **more}, steps=24, batch=20, seed=3, log_every=4, **settings)
+    monkeypatch.undo()
+    return model, run, len(made)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_recorded_run_is_the_run_bit_for_bit(monkeypatch, name):
+    build, more, settings = CASES[name]
+    eager, first, none = trained(monkeypatch, build, more, settings, after=1000)
+    recorded, second, some = trained(monkeypatch, build, more, settings, after=3)
+    assert none == 0
+    assert some == (2 if name == "by turns" else 1)
+    for (key, a), b in zip(eager.state_dict().items(), recorded.state_dict().values(), strict=True):
+        assert torch.equal(a, b), key
+    assert first.history.keys() == second.history.keys()
+    assert all(np.array_equal(first.history[key], second.history[key]) for key in first.history if "seconds" not in key)
+
+
+def test_a_failure_in_a_recorded_step_names_the_rows(monkeypatch):
+    monkeypatch.setattr(stepping, "RECORD_AFTER", 1)
+    monkeypatch.setattr(stepping, "RECORD_FOR", 0)
+    model = vae()
+
+    def spoil(step, model):
+        with torch.no_grad():
+            model.theta()[0].fill_(torch.inf)
+
+    with pytest.raises(RuntimeError, match=r"Step 6: .*not finite"):
+        fit(model, {"x": data()}, validation={"x": data()}, steps=20, batch=60, validate_every=6, after=spoil)
+
+
+def test_a_part_of_ones_own_runs_as_it_was_written(monkeypatch):
+    from dataclasses import dataclass
+
+    monkeypatch.setattr(stepping, "RECORD_AFTER", 1)
+    monkeypatch.setattr(stepping, "RECORD_FOR", 0)
+    calls = []
+
+    @dataclass(frozen=True, repr=False)
+    class Counting(Normal):
+        def distribution(self, loc, scale=None):
+            calls.append(1)
+            return super().distribution(loc, scale)
+
+    model = Model({"z": Normal(2), "x | z": Bernoulli(16)}, {"z | x": Counting()})
+    fit(model, {"x": data()}, steps=12, batch=20)
+    assert len(calls) >= 12
+
+
+def test_seeds_together_are_the_seeds_alone(tmp_path):
+    torch.manual_seed(0)
+    model = gmvae()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    runs = fit(model, {"x": data()}, validation={"x": data()}, steps=30, batch=20, seeds=[4, 7], out=tmp_path)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    for seed, run in zip((4, 7), runs, strict=True):
+        alone = fit(other := model.fresh(seed), {"x": data()}, validation={"x": data()}, steps=30, batch=20, seed=seed)
+        assert all(torch.equal(a, b) for a, b in zip(run.model.state_dict().values(), other.state_dict().values(), strict=True))
+        assert np.array_equal(run.history["validation elbo"], alone.history["validation elbo"])
+        stored = load_run(tmp_path / f"seed-{seed}", which="last")
+        assert all(torch.equal(a, b) for a, b in zip(stored.state_dict().values(), other.state_dict().values(), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(runs[0].model.parameters(), runs[1].model.parameters(), strict=True))
+
+
+def test_seeds_that_were_interrupted_go_on_together(tmp_path):
+    x = {"x": data()}
+    whole = fit(vae(), x, steps=20, batch=20, seeds=2)
+    fit(vae(), x, steps=10, batch=20, decay="constant", seeds=2, out=tmp_path)
+    runs = fit(vae(), x, steps=20, batch=20, decay="constant", seeds=3, out=tmp_path, resume=True)
+    straight = fit(vae(), x, steps=20, batch=20, decay="constant", seeds=3)
+    assert len(whole) == 2
+    for a, b in zip(runs, straight, strict=True):
+        assert all(torch.equal(v, w) for v, w in zip(a.model.state_dict().values(), b.model.state_dict().values(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"), [({"seeds": 0}, "number of runs"), ({"seeds": [1, 1]}, "different seeds"), ({"seeds": 2, "seed": 1}, "not both")]
+)
+def test_bad_seeds_are_refused(choice, message):
+    with pytest.raises(ValueError, match=message):
+        fit(vae(), {"x": data()}, steps=1, **choice)
+
+
+def test_half_precision_trains_nearly_the_same_model():
+    torch.manual_seed(0)
+    x, runs = data(400), {}
+    for precision in ("float32", "bf16"):
+        torch.manual_seed(0)
+        runs[precision] = fit(vae(), {"x": x}, validation={"x": x}, steps=400, batch=50, precision=precision)
+        assert all(parameter.dtype == torch.float32 for parameter in runs[precision].model.parameters())
+    full, half = (runs[precision].history["validation elbo"][-1] for precision in ("float32", "bf16"))
+    assert full != half
+    assert abs(half - full) < 0.01 * abs(full)
