@@ -72,14 +72,14 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=list(TARGETS))
     parser.add_argument("--alone", help=argparse.SUPPRESS)
     parser.add_argument("--began", type=float, help=argparse.SUPPRESS)
-    parser.add_argument("--recipe", type=json.loads, help="settings of fit in place of the usual, as JSON")
+    parser.add_argument("--recipes", type=json.loads, default={}, help='settings of fit in place of the usual, as JSON: {"vae": {"epochs": 12}}')
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     if given.alone:
-        print(json.dumps(train(given.alone, given.began, given.recipe or RECIPES[given.alone])))
+        print(json.dumps(train(given.alone, given.began, given.recipes.get(given.alone, RECIPES[given.alone]))))
         return
     began = time.time()
-    recipe = ["--recipe", json.dumps(given.recipe)] if given.recipe else []
+    recipe = ["--recipes", json.dumps(given.recipes)]
     cores = {**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // len(given.models)))}
     running = [
         subprocess.Popen([sys.executable, __file__, "--alone", name, "--began", str(began), *recipe], stdout=subprocess.PIPE, text=True, env=cores)

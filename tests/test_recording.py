@@ -6,6 +6,7 @@ import torch
 
 from aevb import GRU, LSTM, Bernoulli, Model, Normal, OneHot, alternate, fit, load_run, mlp
 from aevb.data.preparation import Affine
+from aevb.training import flat
 from aevb.training import step as stepping
 
 
@@ -146,3 +147,29 @@ def test_half_precision_trains_nearly_the_same_model():
     full, half = (runs[precision].history["validation elbo"][-1] for precision in ("float32", "bf16"))
     assert full != half
     assert abs(half - full) < 0.01 * abs(full)
+
+
+def test_adam_over_one_vector_is_adam_and_leaves_a_bad_step_out():
+    torch.manual_seed(0)
+    mine = [torch.nn.Parameter(torch.randn(shape)) for shape in ((5, 4), (3,), (7,), (2, 2))]
+    theirs = [torch.nn.Parameter(parameter.detach().clone()) for parameter in mine]
+    holder, adam = torch.optim.Adam(mine, lr=0.1), torch.optim.Adam(theirs, lr=0.1)
+    for i in range(8):
+        gradients = [torch.randn_like(parameter) for parameter in mine]
+        for parameters in (mine, theirs):
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+        adam.step()
+        if i == 0:
+            holder.step()
+            vector = flat.Vector(mine, holder)
+            continue
+        whole = vector.gather(dict(zip(mine, gradients, strict=True)))
+        with torch.no_grad():
+            arguments = (vector.values, vector.means, vector.squares, vector.step)
+            flat.adam(*arguments, whole, torch.tensor(0.1), torch.zeros(()))
+            flat.adam(*arguments, torch.full_like(whole, torch.nan), torch.tensor(0.1), torch.ones(()))
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+        for key in ("step", "exp_avg", "exp_avg_sq"):  # what a checkpoint holds
+            torch.testing.assert_close(holder.state[a][key], adam.state[b][key], rtol=1e-5, atol=1e-6)

@@ -55,6 +55,11 @@ def size(value: Tensor, axis: int) -> int:
     return value.shape[axis] if value.dim() >= -axis else 1
 
 
+def alike(value: Tensor, like: Tensor) -> Tensor:
+    """The value with as many axes as another, so that the gradient of their sum need not be reduced to fit."""
+    return value.reshape(*[1] * (like.dim() - value.dim()), *value.shape) if value.dim() < like.dim() else value
+
+
 def expand_axis(value: Tensor, axis: int, count: int) -> Tensor:
     """The value with an axis of full size, added on the left if absent."""
     if value.dim() < -axis:

@@ -12,7 +12,7 @@ import torch
 import torch.distributions as td
 from torch import Tensor
 
-from aevb.axes import TIME, join, over_time, steps_of, swap
+from aevb.axes import TIME, alike, join, over_time, steps_of, swap
 from aevb.conditionals import Conditional, Factor
 from aevb.deterministic import Function, Recurrence
 from aevb.graph import Entry, Graph
@@ -257,7 +257,10 @@ class Program:
                 inner = {ref.label: self.hook(entry, ref, inner[ref.label]) for ref in entry.key.parents if ref.label in inner}
             if before is None:
                 return factor.first(inner)  # type: ignore[operator]
-            return before[t] + factor.first(inner, bias=False) if inner else before[t]  # type: ignore[operator]
+            if not inner:
+                return before[t]
+            here = factor.first(inner, bias=False)  # type: ignore[operator]
+            return alike(before[t], here) + here
 
         def evaluate(name: str, entry: Entry, t: int) -> Tensor:
             keep = [masks[t] for masks in ready[entry.id][1]]

@@ -28,6 +28,7 @@ from aevb.families import Bernoulli
 from aevb.model import Model
 from aevb.plan import Plan
 from aevb.program import Program
+from aevb.training import flat
 from aevb.training.checkpoint import optimizer_tensors, restore_optimizer
 from aevb.training.distributed import World
 from aevb.training.em import Regressions, Responsibilities, Statistics
@@ -94,8 +95,11 @@ class Stepper:
         )
         self.records = _own(model) and settings.schedule.objective == "bound" and not any(kind == "seed" for kind, _ in layout.values())
         self.recordings: dict[str, Recording] = {}
-        self.judge = torch.compile(_judge, dynamic=False) if settings.compile and on_gpu else _judge
+        self.flattens = settings.compile and on_gpu and world.size == 1 and settings.schedule.objective == "bound"
+        self.judge, self.adam = (torch.compile(part, dynamic=False) if self.flattens else part for part in (_judge, flat.adam))
+        self.vectors: dict[str, flat.Vector] = {}
         self.left = 0  # steps to come
+        self.draws = bool(source.fresh or settings.distort)  # whether the data of a step are drawn
         self.waits = on_gpu  # the host need not look after every step
         self.graphs: dict[str, torch.cuda.CUDAGraph] = {}
         self.seen: dict[str, int] = {}
@@ -136,7 +140,7 @@ class Stepper:
         self.left = s.total(self.source.n, self.order.batch) - step
         self.rows.copy_(self.order.rows(step), non_blocking=True)
         self.noise.manual_seed(seed_of(s.seed, "noise", step))
-        if self.source.fresh or s.distort:
+        if self.draws:
             self.drawing.manual_seed(seed_of(s.seed, "data", step))
         if s.kl_warmup:
             self.kl_weight.fill_(min(1.0, (step + 1) / s.kl_warmup))
@@ -228,6 +232,9 @@ class Stepper:
             self.bad.fill_(1.0)
             return
         total, measured, found = attempt
+        if self.flattens and all(parameter in self.optimizer.state for parameter in active):
+            self._update_flat(phase, total, measured, dict(zip(active, found, strict=True)))
+            return
         for parameter, gradient in zip(active, found, strict=True):
             parameter.grad = gradient
         gradients = [gradient for gradient in found if gradient is not None]
@@ -237,14 +244,34 @@ class Stepper:
         if not self.waits and not bool((norm + total).isfinite()):
             self.bad.fill_(1.0)
             return
-        if not len(self.sums):
-            self.sums = torch.zeros(len(self.measured), device=self.device, dtype=self.dtype)
+        self._make_room()
         self.judge(total, norm / self.world.size, measured, self.bad, self.sums, self.taken, self.moved)
         if self.waits:
             self.optimizer.found_inf = self.bad  # type: ignore[attr-defined]
         if self.settings.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(active, self.settings.clip, norm)
         self._update(active)
+
+    @torch.no_grad()
+    def _update_flat(self, phase: Phase, total: Tensor, measured: Tensor, gradients: Mapping[nn.Parameter, Tensor | None]) -> None:
+        """The rest of a compiled step: its judgement, and Adam over a vector for each group of parameters."""
+        for name, group in self.groups.items():
+            if getattr(phase, name) and group and name not in self.vectors:
+                self.vectors[name] = flat.Vector(group, self.optimizer)
+        moved = {name: self.vectors[name].gather(gradients) for name in self.vectors if getattr(phase, name)}
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in moved.values()]))
+        self._make_room()
+        self.judge(total, norm, measured, self.bad, self.sums, self.taken, self.moved)
+        assert self.rate is not None
+        for name, gradient in moved.items():
+            if self.settings.clip is not None:
+                gradient.mul_((self.settings.clip / (norm + 1e-6)).clamp(max=1.0))
+            vector = self.vectors[name]
+            self.adam(vector.values, vector.means, vector.squares, vector.step, gradient, self.rate, self.bad)
+
+    def _make_room(self) -> None:
+        if not len(self.sums):
+            self.sums = torch.zeros(len(self.measured), device=self.device, dtype=self.dtype)
 
     def _update(self, active: list[nn.Parameter]) -> None:
         """Adam's step. On the CPU, where a step may be short, by its function: the optimiser around it costs as much as a layer."""
@@ -272,7 +299,7 @@ class Stepper:
             self.em.maximise(found)
             self.left_alone = self.em.tighten(self.source.take(torch.arange(min(2, self.source.n))))
         self.measured = ["evidence"]
-        self.sums = self.sums if len(self.sums) else torch.zeros(1, device=self.device, dtype=self.dtype)
+        self._make_room()
         self.sums.add_(found["evidence"] / found["rows"] / self.world.size)
         for count in (self.taken, self.moved):
             count.add_(1)
@@ -467,7 +494,7 @@ def captured(steppers: Sequence[Stepper], phases: Sequence[Phase]) -> torch.cuda
     """The steps of one or several models as one graph; several stand side by side in it, since one does not fill a GPU."""
     device, graph = steppers[0].device, torch.cuda.CUDAGraph()
     for stepper in steppers:
-        for generator in (stepper.noise, stepper.drawing):
+        for generator in (stepper.noise, *([stepper.drawing] if stepper.draws else [])):
             graph.register_generator_state(generator)
     torch.cuda.synchronize(device)
     with torch.cuda.graph(graph):
