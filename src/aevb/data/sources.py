@@ -42,18 +42,28 @@ class Source:
 
         What is fresh is drawn by the generator for all the rows, of which the share keeps its part; without one the draw of a row is fixed.
         """
+        return self.prepare(*self.draw(rows, generator=generator, share=share))
+
+    def draw(self, rows: Tensor, *, generator: torch.Generator | None = None, share: slice = slice(None)) -> tuple[Batch, dict[str, Tensor]]:
+        """The stored values of ``rows[share]``, and the uniform numbers that what is fresh is made with."""
         chosen = rows[share]
-        batch = self.read(chosen)
-        for name, fresh in self.fresh.items():
-            levels = batch[name].to(self.like.dtype)
-            steps, _, d = levels.shape
+        batch, uniform = self.read(chosen), {}
+        for name in self.fresh:
+            steps, _, d = batch[name].shape
             if generator is None:
-                uniform = self._fixed(chosen, steps, d)
+                uniform[name] = self._fixed(chosen, steps, d)
             else:
-                uniform = torch.rand((steps, len(rows), d), generator=generator, device=self.like.device, dtype=self.like.dtype)[:, share]
-            value = fresh.draw(levels, uniform)
+                drawn = torch.rand((steps, len(rows), d), generator=generator, device=self.like.device, dtype=self.like.dtype)
+                uniform[name] = drawn[:, share]
+        return batch, uniform
+
+    def prepare(self, batch: Batch, uniform: Mapping[str, Tensor]) -> Batch:
+        """The batch itself, from stored values and uniform numbers: arithmetic on tensors alone."""
+        batch = dict(batch)
+        for name, numbers in uniform.items():
+            value = self.fresh[name].draw(batch[name].to(self.like.dtype), numbers)
             for there in (f"{name}?", "steps"):
-                value = torch.where(batch[there], value, 0.0) if there in batch and (there != "steps" or steps > 1) else value
+                value = torch.where(batch[there], value, 0.0) if there in batch and (there != "steps" or value.shape[0] > 1) else value
             batch[name] = value
         return batch
 

@@ -156,20 +156,21 @@ class Stepper:
     def _inputs(self) -> dict[str, Tensor]:
         """All that a step's arithmetic reads besides the parameters: the batch, its noise, its distorted copy, the weight of the KL terms."""
         s, n = self.settings, len(self.rows)
-        batch = self.source.take(self.rows, generator=self.drawing, share=self.world.share(n))
-        inputs = {f"batch {name}": value for name, value in batch.items()}
+        batch, uniform = self.source.draw(self.rows, generator=self.drawing, share=self.world.share(n))
+        inputs = {f"batch {name}": value for name, value in batch.items()} | {f"uniform {name}": value for name, value in uniform.items()}
         if s.schedule.objective == "bound":
             _, steps = self.model._extent(batch)
             drawn = noises.draw(self.plan.layout(n, steps, dropout=True), generator=self.noise, device=self.device, dtype=self.dtype)
             inputs |= {f"noise {name}": value for name, value in self.world.rows_of(drawn, n).items()}
         if s.agree:
-            inputs |= {f"moved {name}": value for name, value in self._distorted(batch).items()}
+            inputs |= {f"moved {name}": value for name, value in self._distorted(self.source.prepare(batch, uniform)).items()}
         return inputs | ({"weight": self.kl_weight} if s.kl_warmup else {})
 
     def _objective(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Bound]:
         """This process's part of the mean objective over the whole batch, and the bound."""
         s, n = self.settings, len(self.rows)
-        batch, noise, moved = (_named(inputs, kind) for kind in ("batch", "noise", "moved"))
+        batch, uniform, noise, moved = (_named(inputs, kind) for kind in ("batch", "uniform", "noise", "moved"))
+        batch = self.source.prepare(batch, uniform)
         if s.schedule.objective == "evidence":
             bound = Bound(exact_evidence(self.model, batch), {})
         elif s.schedule.objective == "em":
