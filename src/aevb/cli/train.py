@@ -46,6 +46,10 @@ def train(
         int | None, typer.Option(help="Steps between checkpoints; by default half a minute lies between.", rich_help_panel="Training")
     ] = None,
     skip: Annotated[int | None, typer.Option(help="Steps that may be left out because they are not finite.", rich_help_panel="Training")] = None,
+    precision: Annotated[str | None, typer.Option(help="float32, or bf16 for faster matrix products.", rich_help_panel="Training")] = None,
+    compile_: Annotated[
+        bool, typer.Option("--compile", help="Fuse a step's operations: pays off in long runs on a GPU.", rich_help_panel="Training")
+    ] = False,
     how: How = None,
     bound: BoundName = "elbo",
     samples: Samples = 1,
@@ -96,7 +100,7 @@ def train(
         "decay": decay,
     }
     asked |= {"clip": clip, "kl_warmup": kl_warmup, "classify": classify, "skip": skip, "schedule": chosen}
-    asked |= {"checkpoint_every": checkpoint_every}
+    asked |= {"checkpoint_every": checkpoint_every, "precision": precision, "compile": compile_ or None}
     settings: dict[str, Any] = recipes.get(model, {}) | {name: value for name, value in asked.items() if value is not None}
     files: dict[str, Any] = {"out": out, "resume": resume, "progress": True, "tensorboard": tensorboard}
     check = loaded.test.data if loaded.test else None
