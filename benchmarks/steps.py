@@ -1,73 +1,98 @@
-"""Time a training step of the same model in several ways, interleaved, as ratios of medians.
+"""Time a training step of the same model written in several ways, in turns, as ratios.
 
-python benchmarks/steps.py --models vae gmvae vrnn --rounds 20 --json steps.json
+python benchmarks/steps.py --json docs/figures/steps-cpu.json       # the VAE, the mixture, the recurrent model
+python benchmarks/steps.py --models vae-tutorial --device cuda      # the tutorial's own VAE
+python benchmarks/steps.py --check                                  # whether all contenders compute the same bound
+python benchmarks/steps.py --quick                                  # tiny sizes: whether everything runs
+
+Other libraries take part where they are installed: pip install 'aevb[bench]'.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
-import random
-import statistics
-import time
+import sys
 from pathlib import Path
+from typing import Any
 
 import torch
-from contenders import contenders
+from agreement import bounds, disagreeing
+from contenders import BASE, ENTRIES, FLOOR, build
+from problems import BATCH, QUICK, SIZES, Problem
+from rich.console import Console
+from rich.table import Table
+from timing import WARM_UP, interleaved, machine, summary, use_cores
 
-BASE = "the tutorial's way"
-
-
-def measure(model: str, device: str, rounds: int, seconds: float) -> dict[str, dict[str, float]]:
-    """The median time of a step of each contender over rounds in which each has its turn."""
-    steps = {name: build() for name, build in contenders(model, device).items()}
-    counts = {}
-    for name, step in steps.items():  # warm up, and see how many steps fill a turn
-        for _ in range(5):
-            step()
-        counts[name] = max(1, round(seconds / _time(step, 3, device)))
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(rounds):
-        for name in random.sample(list(steps), len(steps)):
-            times[name].append(_time(steps[name], counts[name], device))
-    median = {name: statistics.median(values) for name, values in times.items()}
-    ratio = {name: statistics.median(a / b for a, b in zip(times[BASE], values, strict=True)) for name, values in times.items()}
-    return {name: {"ms": 1e3 * median[name], "speed": ratio[name]} for name in steps}
+console = Console()
 
 
-def _time(step: object, count: int, device: str) -> float:
-    """Seconds a step."""
-    wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
-    wait()
-    began = time.perf_counter()
-    for _ in range(count):
-        step()  # type: ignore[operator]
-    wait()
-    return (time.perf_counter() - began) / count
+def measure(problem: Problem, rounds: int, seconds: float, names: list[str] | None = None, *, quick: bool = False) -> dict[str, Any]:
+    """``ways``: what :func:`timing.summary` says of each contender; ``left out``: why others did not run."""
+    torch.manual_seed(0)
+    found, left_out = build(problem, names, quick=quick)
+    warm_up = 2 if quick else WARM_UP
+    times = interleaved({name: contender.step for name, contender in found.items()}, rounds, seconds, problem.device, warm_up=warm_up)
+    ways = summary(times, BASE, FLOOR)
+    return {"ways": dict(sorted(ways.items(), key=lambda item: -item[1]["ms"])), "left out": left_out}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="+", default=["vae", "gmvae", "vrnn"])
+def show(model: str, found: dict[str, Any]) -> None:
+    table = Table(title=f"{model}: a step of {BATCH} rows", title_justify="left")
+    table.add_column("", no_wrap=True)
+    for name in ("ms", "times the tutorial's speed", "times the floor"):
+        table.add_column(name, justify="right")
+    for name, row in found["ways"].items():
+        ratios = [f"{row[key]:.2f}" if key in row else "" for key in ("speed", "floor")]
+        table.add_row(name, f"{row['ms']:.3f}", *ratios)
+    console.print(table)
+    for name, reason in found["left out"].items():
+        console.print(f"left out: {name}: {reason}", markup=False)
+
+
+def check(problem: Problem, names: list[str] | None, *, quick: bool) -> list[str]:
+    found = bounds(problem, names, quick=quick)
+    table = Table(title=f"{problem.model}: the mean bound, nats an example", title_justify="left")
+    for name in ("", "at the first weights", "after 200 steps"):
+        table.add_column(name, justify="right" if name else "left")
+    for name, row in found.items():
+        table.add_row(name, f"{row.first:.2f} ± {row.error:.2f}", f"{row.trained:.2f}")
+    console.print(table)
+    return disagreeing(found)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=list(SIZES), default=["vae", "gmvae", "vrnn"])
+    parser.add_argument("--ways", nargs="+", choices=list(ENTRIES), metavar="NAME", help=f"some of: {', '.join(ENTRIES)}")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=0.3, help="length of a turn")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--threads", type=int, help="and as many cores; by default all that there are")
+    parser.add_argument("--full-precision", action="store_true", help="no TF32 on a GPU")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, one short round, nothing recorded or compiled")
+    parser.add_argument("--check", action="store_true", help="compare the bounds instead of the times")
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    random.seed(0)
-    found = {}
-    for model in arguments.models:
-        found[model] = measure(model, arguments.device, arguments.rounds, arguments.seconds)
-        print(f"{model}, a step of a hundred rows")
-        for name, row in sorted(found[model].items(), key=lambda item: -item[1]["ms"]):
-            print(f"  {name:<24} {row['ms']:9.3f} ms   {row['speed']:5.2f} times the tutorial's speed")
-    if arguments.json:
-        machine = {"device": torch.cuda.get_device_name() if arguments.device == "cuda" else platform.processor() or platform.machine()}
-        machine |= {"threads": torch.get_num_threads(), "torch": torch.__version__}
-        arguments.json.write_text(json.dumps({"machine": machine, "rounds": arguments.rounds, "models": found}, indent=1) + "\n")
+    given = parser.parse_args(arguments)
+    rounds, seconds = (1, 0.01) if given.quick else (given.rounds, given.seconds)
+    if given.threads is not None:
+        use_cores(given.threads)
+    torch.set_float32_matmul_precision("highest" if given.full_precision or given.device == "cpu" else "high")
+    found, wrong = {}, []
+    for model in given.models:
+        problem = Problem(model, (QUICK if given.quick else SIZES)[model], given.device)
+        if given.check:
+            wrong += [f"{model}: {line}" for line in check(problem, given.ways, quick=given.quick)]
+            continue
+        found[model] = measure(problem, rounds, seconds, given.ways, quick=given.quick)
+        show(model, found[model])
+    if given.quick and not given.check:
+        console.print("Tiny sizes and one short turn each: everything runs; the times mean nothing.")
+    if given.check:
+        sys.exit("\n".join(wrong) if wrong else 0)
+    if given.json:
+        record = {"machine": machine(given.device), "rounds": rounds, "seconds": seconds, "batch": BATCH, "models": found}
+        given.json.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

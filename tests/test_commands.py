@@ -56,6 +56,11 @@ def test_from_training_to_samples_and_codes(tmp_path, monkeypatch, capsys, small
     assert len(bounds) == 4
     assert bounds == sorted(bounds)  # the bound rises with its samples
     assert any(line.startswith("  log p = ") and "mean of 299 examples, importance, samples 1000" in line for line in closer)
+    with pytest.raises(SystemExit):
+        aevb(monkeypatch, capsys, "evaluate", run, "--evidence", "annealing")
+    told = capsys.readouterr()
+    assert "Unknown --evidence annealing. Choose auto, exact," in told.err
+    assert not told.out  # said before anything is computed
     printed = aevb(monkeypatch, capsys, "sample", run, "--out", tmp_path / "samples.png", "-n", "3")
     assert "30 samples of x, 3 for each of the 10 values of y" in printed
     with Image.open(tmp_path / "samples.png") as picture:

@@ -189,6 +189,46 @@ def test_classes_that_differ_and_are_used_give_no_alarm():
     assert diagnose(three, {"x": x, "y": labels}).of("labels")  # a class's values among the data are labels, not given to the model
 
 
+def test_labels_may_be_one_hot_and_those_of_steps_are_none_of_rows():
+    model, x, labels = mixture()
+    numbers = diagnose(model, {"x": x, "y": labels}, calibrate=False).of("labels")
+    assert diagnose(model, {"x": x, "y": np.eye(5)[labels]}, calibrate=False).of("labels") == numbers
+    assert len(numbers) == 1
+    chain, states = hidden_markov(), np.zeros((6, 4), int)
+    assert not diagnose(chain, {"x": np.zeros((6, 4, 2)), "c": np.zeros((6, 1)), "s": states}, calibrate=False).of("labels")
+
+
+def hidden_markov() -> Model:
+    torch.manual_seed(0)
+    p = {"s[0]": OneHot(3), "s[t] | s[t-1]": OneHot(3), "x[t] | s[t]": Normal(2), "c | s[T]": Normal(1)}
+    return Model(p, {"s[t] | s[t-1], x[t]": OneHot()}).double()
+
+
+def test_expectations_over_a_chain_are_those_of_its_marginals():
+    """The scale of x[t] and of c, which reads the end, under a chain that is enumerated; rows of different lengths."""
+    model, random = hidden_markov(), torch.Generator().manual_seed(0)
+    x, c = torch.randn(5, 4, 2, generator=random).double(), torch.randn(5, 1, generator=random).double()
+    batch, lengths = model.prepare(x=x, c=c, lengths=[4, 1, 3, 2, 4]), torch.tensor([4, 1, 3, 2, 4])
+    with model._evaluating(0):
+        found = Measured(model, model.plan(), batch, 0)
+        probs = model.posterior(x=x, c=c, lengths=lengths)["s"].probs  # [N, T, C]
+        scales = model.factors["p(x[t]|s[t])"].distribution(model.factors["p(x[t]|s[t])"]({"s[t]": torch.eye(3).double()})).scale
+        ends = model.factors["p(c|s[T])"].distribution(model.factors["p(c|s[T])"]({"s[T]": torch.eye(3).double()})).scale
+        of_x, of_c = found.of_p("x", lambda dist: dist.scale), found.of_p("c", lambda dist: dist.scale)
+    real = torch.arange(4)[:, None] < lengths
+    torch.testing.assert_close(of_x, (probs.transpose(0, 1) @ scales) * real[..., None])
+    torch.testing.assert_close(of_c[0], probs[torch.arange(5), lengths - 1] @ ends)
+    diagnose(model, {"x": x, "c": c, "lengths": lengths})
+
+
+def test_one_row_is_examined_and_none_is_refused():
+    model, x, _ = mixture()
+    assert "stderr" not in diagnose(model, {"x": x[:1]}).of("elbo")[0].figures
+    for none in (0, -5):
+        with pytest.raises(ValueError, match="rows is how many rows to use at most"):
+            diagnose(model, {"x": x}, rows=none)
+
+
 def test_information_is_the_mutual_information():
     told, left = information(torch.eye(4).double().repeat(5, 1))
     assert (told, left) == (pytest.approx(math.log(4)), pytest.approx(0, abs=1e-12))

@@ -201,7 +201,7 @@ def test_memory_is_said_in_bytes_or_words():
     assert limit("2 GiB", cpu) == 2**31
     assert limit("500MB", cpu) == 500_000_000
     assert limit(1e6, cpu) == 1_000_000
-    for wrong in ("much", "2 TB", -1, 0, math.inf, True):
+    for wrong in ("much", "2 TB", "1.5.2 MB", -1, 0, math.inf, True):
         with pytest.raises(ValueError, match="memory is a"):
             limit(wrong, cpu)
     assert shares(10, 4) == [4, 3, 3]
@@ -396,7 +396,8 @@ def test_the_mean_of_a_filter_is_unbiased_where_that_of_its_logarithm_is_not(seq
     model = state_space({"b[t] | b[t+1], x[t]": LSTM(4), "z[t] | z[t-1], b[t]": Normal()})  # a proposal that reads the future
     exact, row = exact_of(sequences)[0], sequences[:1].repeat(4000, 1, 1)
     with model._evaluating(0):
-        values, _, resampled = Swarm(model, model.prepare(x=row), 8, 0.5).run()
+        found = Swarm(model, model.prepare(x=row), 8, 0.5).run()
+    values, resampled = found.value, found.resampled
     ratio = (values - exact).exp()
     assert abs(ratio.mean() - 1) < 4 * ratio.std() / math.sqrt(4000)
     assert values.mean() < exact - 0.1  # Jensen
@@ -447,6 +448,30 @@ def test_particles_keep_known_latents_and_missing_entries(sequences):
     assert ((found.value - whole.value).abs() < 4 * (found.stderr.square() + whole.stderr.square()).sqrt()).all()
 
 
+def test_a_filter_whose_weights_have_heavy_tails_says_so(sequences):
+    model = state_space({"z[t] | z[t-1], x[t]": Normal()})
+    found = model.log_evidence(x=sequences, method="particles", samples=300, seed=0)
+    assert found.diagnostics["khat"].max() < 0.5
+    assert not any("Pareto" in note for note in found.notes)
+    with torch.no_grad():
+        model.factors["q(z[t]|z[t-1], x[t])"].net.blocks.bias[1] -= 5  # far narrower than the posterior: weights without a variance
+    found = model.log_evidence(x=sequences, method="particles", samples=300, seed=0)
+    assert found.diagnostics["khat"].min() > 0.7
+    assert "4 of 4 examples have Pareto k above" in found.notes[0]
+
+
+def test_a_filter_reads_the_last_steps_own_entries(sequences):
+    p = {
+        "z[0]": Normal(1),
+        "z[t] | z[t-1]": Normal(1, net=linear(), scale=0.7),
+        "x[t] | z[t]": Normal(2, net=linear(), scale=0.8),
+        "x[T] | z[T]": Normal(2, net=linear(), scale=0.5),
+    }
+    model = build(p, {"z[t] | z[t-1], x[t]": Normal(scale=1.5), "z[T] | x[T]": Normal(scale=1.5)})
+    found = model.log_evidence(x=sequences, lengths=LENGTHS, method=Particles(repeats=30), samples=300, seed=0)
+    assert (z_scores(found, model.log_evidence(x=sequences, lengths=LENGTHS, method="exact").value) < 4).all()  # t₂₉: one seed in 600 fails
+
+
 def test_what_a_filter_refuses(sequences):
     static = gmvae()
     with pytest.raises(ValueError, match="no latent lives in time"):
@@ -471,6 +496,31 @@ def test_an_evidence_prints_its_mean_its_error_and_its_worst():
     found = Evidence(torch.tensor([-1.0, -3.0]), torch.tensor([0.3, 0.4]), "importance", diagnostics, ("A note.",))
     assert str(found) == "log p = -2.0000 ± 0.25 nats (mean of 2 examples, importance, samples 50, lowest ess 7)\nA note."
     assert str(Evidence(torch.tensor([-1.0]), torch.zeros(1), "exact")) == "log p = -1.0000 nats (1 example, exact)"
+
+
+def test_too_few_weights_and_weights_that_are_no_numbers_are_said():
+    model, x = gmvae(), torch.zeros(2, 2)
+    for method in ("importance", "prior"):
+        (note,) = model.log_evidence(x=x, method=method, samples=20, seed=0).notes
+        assert note.startswith("20 weights are too few to tell")
+        assert not any("too few" in note for note in model.log_evidence(x=x, method=method, samples=21, seed=0).notes)
+    with torch.no_grad():
+        model.factors["q(z|x, y)"].net.blocks.bias.fill_(math.nan)
+    (note,) = model.log_evidence(x=x, method="importance", samples=50, seed=0).notes
+    assert "no finite evidence" in note
+
+
+def test_annealing_says_nothing_against_what_it_cannot_judge():
+    """Two chains that agree, and one temperature, at which nothing moves."""
+    model = factor_analysis(2, 3)
+    x = model.sample(3, seed=0)["x"]
+    assert not model.log_evidence(x=x, method=AIS(temperatures=40, leapfrog=2), samples=2, seed=0).notes
+    found = model.log_evidence(x=x, method=AIS(temperatures=1), seed=0)
+    assert found.diagnostics["acceptance"].isnan().all()
+    assert not found.notes
+    alone = bidirectional(model, 1, settings=FEW, chains=4, seed=0)
+    assert math.isnan(alone.error)
+    assert str(alone).startswith("gap ")
 
 
 def test_methods_are_named():

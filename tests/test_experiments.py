@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from aevb import cli, experiments
-from aevb.experiments import fa, gmvae
+from aevb import cli, experiments, zoo
+from aevb.experiments import evidence, fa, gmvae, vae
 from aevb.experiments.lab import Lab, Result, check, read, write
+from aevb.families import ContinuousBernoulli
+from aevb.training.fit import fit
 
 
 @pytest.fixture
@@ -100,6 +102,72 @@ def test_averaging_over_the_prior_fails_as_the_latent_grows(lab):
     assert abs(errors[0]) < 0.05
     assert errors[-1] < -20
     assert np.all(np.diff(errors[1:]) < 0)
+
+
+def test_the_posterior_is_the_perfect_proposal_and_the_prior_is_flagged(lab):
+    found = fa._evidence(lab).numbers["dimensions"]
+    assert list(found) == ["10", "50"]
+    for ways in found.values():
+        assert ways["posterior"]["worst"] < 1e-9  # every weight is p(x)
+        assert ways["posterior"]["ess"] == pytest.approx(500)
+        assert ways["posterior"]["flagged"] == 0
+        assert ways["prior"]["flagged"] == 1
+        assert ways["prior"]["error"] < ways["diagonal q"]["error"] - 1
+        assert abs(ways["diagonal q, annealed"]["error"]) < abs(ways["prior"]["error"])
+    assert all("flagged" not in ways["diagonal q, annealed"] for ways in found.values())
+
+
+def test_a_bounds_tightness_adds_up(lab, tmp_path):
+    """The parts of the gap lie between evidence and ELBO, the bound rises with K (Jensen, the same weights), and all of it survives its files."""
+    model = vae.build(lab, ContinuousBernoulli)
+    rows = {"x": torch.rand(30, 64, generator=torch.Generator().manual_seed(0))}
+    result = Result({"checks": [check("before", 1.0, most=2.0)]})
+    evidence.merged(result, "tight", evidence.tightness(lab, model, rows))
+    evidence.merged(result, "predictive", evidence.replicated(lab, model, rows))
+    write(tmp_path / "vae" / "exact", result)
+    found = read(tmp_path / "vae" / "exact")
+    tight, gap = found.numbers["tight"], found.numbers["tight"]["gap"]
+    assert gap["evidence"] == pytest.approx(gap["elbo"] + gap["approximation"] + gap["amortisation"], abs=1e-4)
+    assert gap["total"] == pytest.approx(gap["approximation"] + gap["amortisation"], abs=1e-4)
+    assert found.arrays["tight approximation"].mean() == pytest.approx(gap["approximation"], abs=1e-6)
+    bounds = [row["bound"] for row in tight["k"].values()]
+    assert list(tight["k"]) == ["1", "10", "100"]
+    assert np.all(np.diff(bounds) > 0)
+    assert tight["both sides"]["gap"] == pytest.approx(tight["both sides"]["upper"] - tight["both sides"]["lower"], abs=1e-4)
+    assert [one["what"] for one in found.numbers["checks"]] == ["before"]  # a rehearsal has no targets of its own
+    statistics = [one["statistic"] for one in found.numbers["predictive"]["comparisons"]]
+    assert tuple(statistics) == evidence.STATISTICS
+    assert found.arrays["predictive sd(x)"].shape == (20,)
+
+
+def test_a_drawn_class_costs_variance(lab):
+    torch.manual_seed(0)
+    model = zoo.gmvae(x=8, z=2, y=3, hidden=(4,))
+    found = evidence.measured(lab, model, {"x": torch.rand(60, 8).round()}, "y").numbers
+    assert found["checks"][0]["ok"]
+    assert json.loads(json.dumps(found))["figures"] == found["figures"]  # plain numbers, as files hold them
+    by_name = {one["full name"]: one for one in found["figures"]}
+    assert by_name["elbo K=1: y enumerate, z pathwise closed"]["squared bias"] == 0
+    assert set(found["best"].values()) <= set(by_name)
+    assert "elbo: " in found["advice"]
+
+
+def test_the_doctor_and_the_filter_look_at_sequences(lab):
+    """Trained with samples detached no gradient reaches q, which the doctor says whether or not the latent is dead yet."""
+    torch.manual_seed(0)
+    model = zoo.vrnn(x=4, h=6, hidden=(8,), layers=1)
+    rows = {"x": torch.rand(40, 5, 4).round()}
+    run = fit(model, rows, how={"z": "detached"}, steps=5, batch=20, seed=0, progress=False)
+    diagnosis = evidence.examined(lab, model, rows, run)
+    assert diagnosis["worst"] == "problem"
+    assert any("exactly 0" in finding["text"] for finding in diagnosis["findings"])
+    assert evidence.dead(diagnosis) == sum(finding["kind"] == "collapse" for finding in diagnosis["findings"])
+    found = evidence.filtered(lab, model, rows)
+    values = [found["ways"][name]["value"] for name in ("importance", "particles")]
+    errors = [found["ways"][name]["error"] for name in ("importance", "particles")]
+    assert abs(values[0] - values[1]) < 5 * (errors[0] + errors[1])  # fails one time in a million
+    assert found["draws"] == 80
+    assert found["repeats"] == 8
 
 
 def test_the_true_models_evidence_is_the_gaussians():

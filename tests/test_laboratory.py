@@ -281,6 +281,7 @@ def test_a_model_without_an_unbiased_way_is_measured_without_biases():
         ({"rows": 0}, "rows and rounds are at least 1"),
         ({"bounds": ["iwae"], "samples": (1,)}, "Ask for bound iwae with samples=2 or more"),
         ({"how": [{"y": "pathwise"}]}, "not a differentiable function"),
+        ({"how": [{}, {"y": "foo"}]}, "unknown word 'foo'"),
         ({"bounds": ["vae"]}, "Unknown bound 'vae'"),
     ],
 )

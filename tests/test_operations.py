@@ -1,10 +1,15 @@
 """The building blocks with gradients of their own: equal to autograd's, once and twice, in loops and out of them."""
 
+import gc
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd import forward_ad
 
+from aevb import operations
 from aevb.operations import affine, bernoulli_log_prob, deferred, lstm_cell
 
 
@@ -90,6 +95,41 @@ def test_in_a_loop_second_derivatives_exist():
     assert torch.autograd.gradgradcheck(function, (x, weight, b))
 
 
+def test_in_a_loop_a_weight_may_have_several_biases_and_uses_outside_it():
+    x, weight, other, b, c = parameters((4, 3), (3, 3), (3, 3), (3,), (3,))
+
+    def function(product, waiting):
+        with waiting():
+            h = x
+            for _ in range(3):
+                h = (product(h, weight, b) + product(h, weight, c) + product(h, weight) + product(h, other, b)).tanh()
+        return product(h, weight, c).square().sum()
+
+    for wanted in ((x, weight, other, b, c), (b,), (c,), (x,), (other, c)):
+        mine, theirs = (torch.autograd.grad(function(*how), wanted) for how in ((affine, deferred), (F.linear, nullcontext)))
+        for mine_, theirs_ in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(mine_, theirs_, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("wanted", ["everything", "the input", "nothing"])
+def test_a_loop_leaves_nothing_in_memory(wanted):
+    def run():
+        x, weight, b = parameters((6, 3), (3, 3), (3,))
+        with deferred():
+            total = loop(x, weight, b, True)
+        if wanted != "nothing":
+            torch.autograd.grad(total, (x, weight, b) if wanted == "everything" else x)
+
+    def alive():
+        return sum(type(found) is operations._Waiting for found in gc.get_objects())
+
+    gc.collect()
+    before = alive()  # other tests may hold graphs of their own
+    for _ in range(5):
+        run()
+    assert alive() <= before
+
+
 def test_bernoulli_is_torchs_density():
     (logits,) = parameters((3, 1, 4, 5))
     x = (torch.rand(1, 4, 5, dtype=torch.float64) < 0.3).double()
@@ -128,3 +168,11 @@ def test_transforms_of_functions_pass_through():
     assert torch.equal(torch.func.grad(total)(weight.detach()), torch.autograd.grad(total(weight), weight)[0])
     stacked = torch.stack([weight.detach(), 2 * weight.detach()])
     assert torch.func.vmap(total)(stacked).shape == (2,)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own
+def test_forward_derivatives_pass_through():
+    x, weight, b = parameters((4, 5), (3, 5), (3,))
+    with forward_ad.dual_level():
+        moved = forward_ad.unpack_dual(affine(forward_ad.make_dual(x.detach(), torch.ones_like(x)), weight.detach(), b.detach())).tangent
+    torch.testing.assert_close(moved, F.linear(torch.ones_like(x), weight), rtol=1e-12, atol=1e-12)

@@ -105,6 +105,28 @@ def test_replicates_miss_what_the_data_miss():
     assert all((mask == np.isnan(x)).all() for mask in seen)
 
 
+def test_a_column_of_which_nothing_is_known_is_not_compared():
+    x = np.ones((30, 3))
+    x[:, 1] = np.nan
+    model = Model(p={"z": Normal(1), "x | z": Normal(3)}, q={"z | x": Normal()})
+    check = predictive_check(model, {"x": x}, ["mean", "sd"], columns=True, replicates=20)
+    assert [found.label for found in check.comparisons] == ["mean(x)", "mean(x[0])", "mean(x[2])", "sd(x)", "sd(x[0])", "sd(x[2])"]
+
+
+def test_many_columns_of_the_model_itself_are_seldom_strange():
+    """500 columns, more than 99 replicates can tell apart by counting: each lies outside all of them once in 50 times."""
+    model = Model(p={"z": Normal(1), "x | z": Normal(500, scale=1.0)}, q={"z | x": Normal()})
+    with torch.no_grad():
+        model.factors["p(x|z)"].net.blocks.weights["z"].zero_()
+    x = model.sample(40, seed=1)["x"]
+    check = predictive_check(model, {"x": x}, ["mean"], columns=True, kind="prior", replicates=99)
+    outside = [found for found in check.comparisons if found.p <= 0.02]
+    assert len(outside) > 3  # Binomial(501, 0.02): one seed in 100
+    assert len(check.extreme()) <= 1
+    x[:, 7] += 2.0
+    assert predictive_check(model, {"x": x}, ["mean"], columns=True, kind="prior", replicates=99).extreme()[0].label == "mean(x[7])"
+
+
 def test_statistics_are_what_their_names_say():
     random = np.random.default_rng(0)
     x = random.normal(size=(200, 5, 3))
@@ -138,6 +160,8 @@ def test_functions_of_ones_own_json_and_a_picture(tmp_path):
         ({"statistics": ["autocorrelation"]}, "no \\[t\\]"),
         ({"kind": "both"}, '"posterior" or "prior"'),
         ({"replicates": 3}, "20 or more"),
+        ({"rows": 0}, "rows is how many rows to use at most"),
+        ({"statistics": {"none": lambda x: np.nan}, "replicates": 20}, "None of the statistics is a finite number"),
     ],
 )
 def test_what_is_asked_wrongly_is_said(choices, message):

@@ -1,13 +1,35 @@
 """A recorded step is the step: the same numbers to the last bit, whatever is recorded; several runs together are each alone."""
 
+import signal
+
 import numpy as np
 import pytest
 import torch
 
-from aevb import GRU, LSTM, Bernoulli, Model, Normal, OneHot, alternate, fit, load_run, mlp
+from aevb import (
+    GRU,
+    LSTM,
+    Bernoulli,
+    Beta,
+    Mixture,
+    Model,
+    MultivariateNormal,
+    NegativeBinomial,
+    Normal,
+    OneHot,
+    StudentT,
+    alternate,
+    em,
+    fit,
+    linear,
+    load_run,
+    mle,
+    mlp,
+)
 from aevb.data.preparation import Affine
 from aevb.training import flat
 from aevb.training import step as stepping
+from aevb.training.checkpoint import TrainingError
 
 
 def data(n=60, d=16):
@@ -28,6 +50,19 @@ def vrnn():
     return Model(p, {"b[t] | b[t+1], x[t]": GRU(4), "z[t] | h[t], b[t]": Normal(net=mlp(5))})
 
 
+def partly_frozen():
+    p = {"h[t] | h[t-1], x[t-1], z[t-1]": GRU(3), "z[t] | h[t]": Normal(2), "x[t] | h[t], z[t]": Bernoulli(4)}
+    model = Model(p, {"z[t] | h[t], x[t]": Normal()})
+    for parameter in list(model.parameters())[::3]:
+        parameter.requires_grad_(False)
+    return model
+
+
+def of(family):
+    """A model of x by a family."""
+    return lambda: Model({"z": Normal(2), "x | z": family(16, net=mlp(8))}, {"z | x": Normal(net=mlp(8))})
+
+
 labels = np.where(np.arange(60) % 2, np.arange(60) % 3, -1)
 CASES = {
     "vae": (vae, {}, {}),
@@ -42,6 +77,8 @@ CASES = {
     "distorted": (gmvae, {}, {"agree": 1.0, "distort": {"x": Affine((4, 4))}}),
     "bfloat16": (vae, {}, {"precision": "bf16"}),
     "sequence": (vrnn, {}, {}),
+    "partly frozen, by turns": (partly_frozen, {}, {"schedule": alternate(5, 7)}),
+    **{family.__name__: (of(family), {}, {}) for family in (Beta, Mixture, MultivariateNormal, NegativeBinomial, StudentT)},
 }
 
 
@@ -53,7 +90,7 @@ def trained(monkeypatch, build, more, settings, after):
     monkeypatch.setattr(stepping.Recording, "__init__", lambda self, *args, **kw: (made.append(1), real(self, *args, **kw))[1])
     torch.manual_seed(1)
     model = build()
-    x = data().reshape(60, 4, 4) if build is vrnn else data()
+    x = data().reshape(60, 4, 4) if build in (vrnn, partly_frozen) else data() * 0.8 + 0.1 if build is CASES["Beta"][0] else data()
     run = fit(model, {"x": x, **more}, steps=24, batch=20, seed=3, log_every=4, **settings)
     monkeypatch.undo()
     return model, run, len(made)
@@ -65,7 +102,7 @@ def test_a_recorded_run_is_the_run_bit_for_bit(monkeypatch, name):
     eager, first, none = trained(monkeypatch, build, more, settings, after=1000)
     recorded, second, some = trained(monkeypatch, build, more, settings, after=3)
     assert none == 0
-    assert some == (2 if name == "by turns" else 1)
+    assert some == (2 if "by turns" in name else 1)
     for (key, a), b in zip(eager.state_dict().items(), recorded.state_dict().values(), strict=True):
         assert torch.equal(a, b), key
     assert first.history.keys() == second.history.keys()
@@ -103,6 +140,61 @@ def test_a_part_of_ones_own_runs_as_it_was_written(monkeypatch):
     assert len(calls) >= 12
 
 
+def test_a_model_with_a_hook_runs_as_it_was_written(monkeypatch):
+    monkeypatch.setattr(stepping, "RECORD_AFTER", 1)
+    monkeypatch.setattr(stepping, "RECORD_FOR", 0)
+    calls, model = [], vae()
+    next(iter(model.factors.values())).register_forward_hook(lambda *_: calls.append(1))
+    fit(model, {"x": data()}, steps=12, batch=20)
+    assert len(calls) >= 12
+
+
+def test_a_phase_computes_the_gradients_that_it_moves_by(monkeypatch):
+    """In an E-step no weight of p gets a gradient, and the parameters ask for theirs again afterwards."""
+    asked = []
+    real = stepping.Stepper._arithmetic
+    monkeypatch.setattr(
+        stepping.Stepper, "_arithmetic", lambda self, inputs: (asked.append([p.requires_grad for p in self.model.theta()]), real(self, inputs))[1]
+    )
+    model = vae()
+    fit(model, {"x": data()}, steps=4, batch=20, schedule=alternate(2, 2))
+    assert [any(flags) for flags in asked] == [False, False, True, True]
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("schedule", "reason"), [(mle(), "mle"), (em(), "em")])
+def test_what_cannot_be_compiled_is_refused_with_the_reason(schedule, reason):
+    model = Model({"z": Normal(2), "x | z": Normal(16, net=linear(), scale="learned")}, {"z | x": Normal(net=linear())})
+    with pytest.raises(ValueError, match=rf"compile=True .*{reason}\(.*exact"):
+        fit(model, {"x": data() + torch.randn(60, 16)}, steps=1, schedule=schedule, compile=True)
+    drawn = Model({"z": Beta(2), "x | z": Bernoulli(16)}, {"z | x": Beta()})
+    with pytest.raises(ValueError, match=r"compile=True .*z is drawn by a sampler of torch's own"):
+        fit(drawn, {"x": data()}, steps=1, compile=True)
+
+
+def test_without_a_compiler_the_message_says_what_is_needed(monkeypatch):
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    def fails(*_):
+        raise BackendCompilerFailed("inductor", FileNotFoundError("g++"), None)
+
+    monkeypatch.setattr(torch, "compile", lambda graph, **_: fails)
+    with pytest.raises(TrainingError, match=r"compile=True: torch could not compile a step .*needs a C\+\+ compiler"):
+        fit(vae(), {"x": data()}, steps=1, compile=True)
+
+
+def test_a_run_from_before_precision_and_compile_is_resumed(monkeypatch, tmp_path):
+    from aevb.training.settings import Settings
+
+    x, real = {"x": data()}, Settings.record
+    monkeypatch.setattr(Settings, "record", lambda self: {key: value for key, value in real(self).items() if key not in ("precision", "compile")})
+    torch.manual_seed(0)
+    fit(model := vae(), x, steps=6, batch=20, decay="constant", out=tmp_path)
+    monkeypatch.undo()
+    run = fit(model, x, steps=9, batch=20, decay="constant", out=tmp_path, resume=True)
+    assert (run.step, run.settings.precision) == (9, "float32")
+
+
 def test_seeds_together_are_the_seeds_alone(tmp_path):
     torch.manual_seed(0)
     model = gmvae()
@@ -129,8 +221,58 @@ def test_seeds_that_were_interrupted_go_on_together(tmp_path):
         assert all(torch.equal(v, w) for v, w in zip(a.model.state_dict().values(), b.model.state_dict().values(), strict=True))
 
 
+def stopping(when, how):
+    """A function for ``after=`` that does something the nth time."""
+    calls = []
+
+    def after(step, model):
+        calls.append(step)
+        if len(calls) == when:
+            how(model)
+
+    return after
+
+
+def test_an_interruption_saves_every_seed(tmp_path):
+    x = {"x": data()}
+    interrupt = stopping(5, lambda model: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt, match=r"stopped after steps 7, 7, 6 of 30; resume=True continues them from"):
+        fit(vae(), x, validation=x, steps=30, batch=20, seeds=3, out=tmp_path, after=interrupt)
+    resumed = fit(vae(), x, validation=x, steps=30, batch=20, seeds=3, out=tmp_path, resume=True)
+    for a, b in zip(resumed, fit(vae(), x, validation=x, steps=30, batch=20, seeds=3), strict=True):
+        assert all(torch.equal(v, w) for v, w in zip(a.model.state_dict().values(), b.model.state_dict().values(), strict=True))
+
+
+def test_where_one_seed_fails_it_is_named_and_the_others_are_saved(tmp_path):
+    spoil = stopping(5, lambda model: model.theta()[0].data.fill_(torch.inf))
+    with pytest.raises(TrainingError, match=r"Seed 1: Step 6: .*not finite.* The other runs were stopped and saved"):
+        fit(vae(), {"x": data()}, validation={"x": data()}, steps=30, batch=20, seeds=3, out=tmp_path, after=spoil)
+    for seed, step in ((0, 8), (2, 7)):
+        assert (tmp_path / f"seed-{seed}" / "checkpoints" / f"step-{step}").is_dir()
+
+
+def test_seeds_share_the_rows_and_keep_their_notes(monkeypatch):
+    from aevb.training import fit as fitting
+
+    opened = []
+    real = fitting.open_source
+    monkeypatch.setattr(fitting, "open_source", lambda *args: (opened.append(real(*args)), opened[-1])[1])
+    model = Model({"z": Normal(2), "x | z": Normal(16, net=linear(), scale="learned")}, {"z | x": Normal(net=mlp(5))})
+    runs = fit(model, {"x": data() + torch.randn(60, 16)}, steps=2, schedule=em(), seeds=3)
+    assert len({id(source) for source in opened}) == 1
+    assert all(any("leaves q as it is" in row.get("note", "") for row in run.rows) for run in runs)
+
+
 @pytest.mark.parametrize(
-    ("choice", "message"), [({"seeds": 0}, "number of runs"), ({"seeds": [1, 1]}, "different seeds"), ({"seeds": 2, "seed": 1}, "not both")]
+    ("choice", "message"),
+    [
+        ({"seeds": 0}, "number of runs"),
+        ({"seeds": True}, "number of runs"),
+        ({"seeds": [1, 1]}, "different seeds"),
+        ({"seeds": [-1]}, "0 or more"),
+        ({"seeds": 2, "seed": 1}, "not both"),
+        ({"seeds": 2, "resume": True}, "say where they are"),
+    ],
 )
 def test_bad_seeds_are_refused(choice, message):
     with pytest.raises(ValueError, match=message):

@@ -55,7 +55,18 @@ def invented() -> dict[str, Result]:
     vae = {"elbo": -5.5, "terms": terms, "epochs": 12, "settings": short, **models["vae"]}
     cvae = {"elbo": -5.5, "terms": terms, "epochs": 12, "agreement": 0.9, **models["cvae"]}
     vrnn = {"elbo": -5.5, "kl": 1.25, "terms": terms, "epochs": 12, "settings": short, **models["vrnn"]}
+    vrnn["doctor"] = {
+        "worst": "problem",
+        "rows": 31,
+        "findings": [finding("problem", "z is dead <&>", "Attach it."), finding("ok", "The ELBO is −5.")],
+    }
+    ways = {name: {"value": -4.75, "error": 0.01, "ess": 7.5, "notes": []} for name in ("importance", "particles")}
+    vrnn["evidence"] = {"rows": 6, "draws": 1600, "repeats": 8, "elbo": -5.5, "ways": ways}
+    chains: dict[str, Any] = {"error": 0.01, "worst": 0.25, "stderr": 0.05, "ess": 12.5, "of": 16, "notes": []}
+    prior = chains | {"error": -9.0, "of": 50, "khat": 3.5, "flagged": 1.0}
     followed = elbo | ramp("validation kl(z)", low=0, high=1)
+    tight, split = tightness(random)
+    predictive, replicates = replicated(random)
     return {
         "fa/data": Result({"truth": -4.0, "loadings": [[1, 2]] * 3, "scale": [1, 1, 1]}, {"train": points, "test": points + 1}),
         "fa/joint": Result(
@@ -79,7 +90,8 @@ def invented() -> dict[str, Result]:
         "fa/posteriors": Result({"truth": -4.0, "variants": {"full covariance": {"evidence": -4.01, "gap": 0.001}}}),
         "fa/naive": Result({"samples": 20, "dimensions": {str(d): {"error": -0.1 * d, "worst": d, "exact": -d, "stderr": 0.1} for d in (1, 10)}}),
         "vae/originals": Result({"train": 1234, "test": 567}, {"images": images(30)}),
-        "vae/exact": Result(vae | {"iwae": {"1": -5.5, "10": -5.0}}, followed | look),
+        "fa/evidence": Result({"samples": 50, "temperatures": 9, "rows": 3, "dimensions": {"10": {"prior": prior, "annealed": chains}}}),
+        "vae/exact": Result(vae | {"tight": tight, "predictive": predictive}, followed | look | split | replicates),
         "vae/clamped": Result(vae, elbo),
         "vae/beta": Result(vae, elbo),
         "vae/mixture": Result(vae | mixture, elbo),
@@ -87,13 +99,52 @@ def invented() -> dict[str, Result]:
         **{f"cvae/{name}": Result(dict(cvae), elbo | {"generated": images(150)}) for name in TASKS["cvae"]},
         "gmvae/tutorial": Result(clusters | models["gmvae"], seeds | {"generated": images(150)}),
         "gmvae/ours": Result({"elbo": -75.0, "accuracy": 0.5, "epochs": 5, "settings": short}, elbo),
-        "gmvae/estimators": Result({"epochs": 3, "ways": dict.fromkeys(WAYS, way)}),
+        "gmvae/estimators": Result({"epochs": 3, "ways": dict.fromkeys(WAYS, way), "laboratory": laboratory_of(("y enumerate", "y gumbel <τ>"))}),
         "gmvae/m2": Result({"epochs": 3, "elbo": -85.0, "kl(y)": 0.01, "entropy": 2.3, "accuracy": 0.2, **models["m2"]}),
         "gmvae/clustering": Result(
             {"accuracy": [0.7, 0.8], "elbo": [-81.0, -82.0], "recipe": "A small z & a warm start."}, seeds | {"generated": images(150)}
         ),
         **{f"vrnn/{name}": Result(dict(vrnn), followed | {"generated": images(12)}) for name in TASKS["vrnn"]},
     }  # fmt: skip
+
+
+def tightness(random: np.random.Generator) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What is known of a bound's tightness, and the gaps of the rows."""
+    gap = {"evidence": -4.0, "approximation": 0.75, "best": -4.75, "amortisation": 0.75, "elbo": -5.5, "total": 1.5}
+    numbers = {
+        "rows": 6, "k": {"1": {"bound": -5.5, "error": 0.1}, "10": {"bound": -4.5, "error": 0.1}},
+        "gap": gap, "gap errors": dict.fromkeys(gap, 0.0625),
+        "annealing": {"chains": 7, "temperatures": 1234, "leapfrog": 5, "method": "ais from posterior"}, "notes": ["1 of 6 rows <is> odd."],
+        "both sides": {"lower": -4.125, "upper": -4.0625, "gap": 0.0625, "error": 0.0312},
+    }  # fmt: skip
+    return numbers, {f"tight {name}": random.random(6) for name in ("approximation", "amortisation")}
+
+
+def replicated(random: np.random.Generator) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """A predictive check of two statistics, one of which is not reproduced."""
+    rows = [{"variable": "x", "statistic": name, "column": None, "observed": 0.5, "p": p} for name, p in (("mean", 0.5), ("sd", 0.001))]
+    return {"kind": "posterior", "rows": 77, "replicates": 30, "comparisons": rows}, {
+        f"predictive {name}(x)": random.random(30) for name in ("mean", "sd")
+    }
+
+
+def laboratory_of(names: tuple[str, ...]) -> dict[str, Any]:
+    """Ways of estimating as the laboratory records them; the first is the best, the last biased."""
+    part = {"variance": 2.5, "error": 0.1, "squared_bias": 0.5, "p": 0.3}
+    one = {"bound": "elbo", "samples": 1, "bias": 0.01, "bias_error": 0.02, "seconds": 0.002, "theta": part, "phi": part, "noise": 5.0}
+    figures = [one | {"name": name, "full name": f"elbo K=1: {name}", "unbiased": name != names[-1], "squared bias": 0.0} for name in names]
+    figures[-1] |= {"samples": 2, "squared bias": 321.25, "seconds": 0.001}
+    return {
+        "figures": figures,
+        "rows": 50,
+        "replicates": 32,
+        "best": {"elbo": f"elbo K=1: {names[0]}"},
+        "advice": "elbo: sum it.\n  No biased way is worth it.",
+    }
+
+
+def finding(level: str, text: str, remedy: str = "") -> dict[str, Any]:
+    return {"level": level, "kind": "collapse", "about": "z", "text": text, "figures": {}, "remedy": remedy}
 
 
 SIZES: dict[str, dict] = {
@@ -175,7 +226,7 @@ def test_structure(out: Path, page: Page) -> None:
 
 def test_figures_are_numbered_named_and_described(out: Path, page: Page) -> None:
     numbers = re.findall(r"<b>Figure (\d+)\.</b>", (out / "report.html").read_text(encoding="utf-8"))
-    assert list(map(int, numbers)) == list(range(1, 23))
+    assert list(map(int, numbers)) == list(range(1, 25))
     for n in range(1, 13):
         assert re.search(rf"tutorial's Figures? (\d+ and )?{n}\b", page.text), n
     assert all(image.get("alt") is not None for image in page.all("img"))
@@ -204,6 +255,11 @@ def test_numbers_come_from_the_results(page: Page) -> None:
         "MNIST", "4 × 4 pixels", "1,234 train and 567 test rows", "a machine", "0.600 ± 0.141", "−81.00 ± 1.41", "1 of 2 met", "≤ 0.02 0.0125 pass",
         "≤ 0.001 0.0050 falls short", "ap <after> the first E-phase", "A small z & a warm start.", "Σ_y <&>",
         "learning rate 0.0003, constant", "below 0.02 in 50 %", "aevb reproduce --data mnist --out", "±15.94",
+        "aevb reproduce fa --data mnist --out again",
+        "prior −9.000 0.250 0.050 12 of 50 3.50 100 %", "12 of 16 – –", "approximation gap 0.750 0.062", "1,234 temperatures",
+        "forwards give −4.125 from below and chains backwards −4.062 from above", "0.0625 ± 0.0312 nats",
+        "1 of 6 rows <is> odd.", "Here: sd.", "2 y gumbel <τ> 2", "321.2", "No biased way is worth it.",
+        "problem z is dead <&> Attach it.", "particle filter, 8 of 200 particles −4.750 0.0100 7.5 at the worst step",
     ):  # fmt: skip
         assert re.search(re.sub(r"\\?\s+", r"\\s+", re.escape(words)), page.text), words
     assert "rehearsal" not in page.text

@@ -14,6 +14,7 @@ import torch.distributions as td
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import constraints
+from torch.distributions.utils import broadcast_all
 
 # torch's ContinuousBernoulli clamps probs at float32's eps; this is the logit of that clamp.
 CLAMPED_LOGIT = math.log(1 - torch.finfo(torch.float32).eps) - math.log(torch.finfo(torch.float32).eps)
@@ -92,6 +93,21 @@ class ContinuousBernoulli(td.Distribution):
     def rsample(self, sample_shape=torch.Size()) -> Tensor:  # type: ignore[no-untyped-def]  # noqa: B008
         u = torch.rand(self._extended_shape(sample_shape), dtype=self.logits.dtype, device=self.logits.device)
         return self.icdf(u)
+
+
+class StudentT(td.StudentT):
+    """torch's, without the χ² of its own sampler, which is built, and checked, before anyone samples: a check waits for the device."""
+
+    def __init__(self, df: Tensor, loc: Tensor, scale: Tensor) -> None:
+        self.df, self.loc, self.scale = broadcast_all(df, loc, scale)
+        td.Distribution.__init__(self, self.df.shape, validate_args=False)
+
+    @property
+    def _chi2(self) -> td.Chi2:  # type: ignore[override]
+        return td.Chi2(self.df, validate_args=False)
+
+    def expand(self, batch_shape, _instance=None):  # type: ignore[no-untyped-def]
+        return StudentT(*(part.expand(batch_shape) for part in (self.df, self.loc, self.scale)))
 
 
 class MultivariateNormal(td.MultivariateNormal):

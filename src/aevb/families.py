@@ -105,7 +105,7 @@ class StudentT(LocationScale):
             raise ValueError(f"StudentT: df must be positive, got {self.df}.")
 
     def distribution(self, loc: Tensor, scale: Tensor | None = None) -> td.Distribution:  # type: ignore[override]
-        return td.StudentT(loc.new_full((), self.df), loc, self.scales(loc, scale), validate_args=False)
+        return ad.StudentT(loc.new_full((), self.df), loc, self.scales(loc, scale))
 
     def noise(self, d: int) -> Noise:
         return f"student {self.df}", d

@@ -86,9 +86,7 @@ class Blocks(nn.Module):
         # What q knows about missing entries: extra inputs whose weights start at zero.
         self.missing = Named({name: nn.Parameter(torch.zeros(out, parents[name])) for name in masked})
 
-    def forward(
-        self, inputs: Mapping[str, Tensor], *, bias: bool = True, missing: Mapping[str, Tensor] | None = None, full: bool = False
-    ) -> Tensor:
+    def forward(self, inputs: Mapping[str, Tensor], *, bias: bool = True, missing: Mapping[str, Tensor] | None = None, full: bool = False) -> Tensor:
         total: Tensor | None = None
         constant = self.bias if bias else None
         for name, value in inputs.items():

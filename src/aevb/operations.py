@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import Function
+from torch.autograd import Function, forward_ad
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False, full: bool = False) -> Tensor:
@@ -29,10 +29,11 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool 
         y = F.linear(x, weight.to(precision), None if bias is None else bias.to(precision))
         y = F.relu(y) if relu else y
     elif (loop := _loop.get()) is not None and weight.requires_grad:
-        key = id(weight), bias is not None
+        key = id(weight), id(bias)
         if key not in loop:
-            loop[key] = _Waiting(weight.to(precision), None if bias is None else bias.to(precision))
-        y = _Step.apply(x, loop[key].weight, loop[key])  # type: ignore[no-untyped-call]
+            loop[key] = _Anchored(weight, bias, precision)
+        anchored = loop[key]
+        y = _Step.apply(x, anchored.seen, anchored.bias, anchored.waiting)  # type: ignore[no-untyped-call]
         y = F.relu(y) if relu else y
     else:
         y = _Affine.apply(x, weight.to(precision), None if bias is None else bias.to(precision), relu)  # type: ignore[no-untyped-call]
@@ -41,7 +42,7 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool 
 
 def _transformed() -> bool:
     """Whether torch looks on to make something else of the operations: it then needs them plain."""
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def _precision(weight: Tensor) -> torch.dtype:
@@ -98,22 +99,33 @@ class _Affine(Function):
 
 
 class _Waiting:
-    """A weight as a loop sees it, and what its gradient will be made of: (input, gradient of the output), a pair a step."""
+    """What a weight's gradient will be made of: (input, gradient of the output), a pair a step.
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    The graph holds it, so it holds nothing of the graph beyond a pass: neither the weight, nor pairs that nobody will ask for.
+    """
+
+    def __init__(self) -> None:
         self.pairs: list[tuple[Tensor, Tensor]] = []
         self.pass_ = -1
-        self.weight, self.bias = _Anchor.apply(weight, bias, self)  # type: ignore[no-untyped-call]
 
     def of_this_pass(self) -> list[tuple[Tensor, Tensor]]:
-        """What an earlier pass left that did not ask for this weight is not this one's."""
+        """What an earlier pass left, because it failed, is not this one's."""
         current = torch._C._current_graph_task_id()
         if current != self.pass_:
             self.pairs, self.pass_ = [], current
         return self.pairs
 
 
-_loop: ContextVar[dict[tuple[int, bool], _Waiting] | None] = ContextVar("loop", default=None)
+class _Anchored:
+    """A weight and its bias as a loop sees them. It keeps the originals, whose identities are its key."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, precision: torch.dtype) -> None:
+        self.originals, self.waiting = (weight, bias), _Waiting()
+        low = weight.to(precision), None if bias is None else bias.to(precision)
+        self.seen, self.bias = _Anchor.apply(*low, self.waiting)  # type: ignore[no-untyped-call]
+
+
+_loop: ContextVar[dict[tuple[int, int], _Anchored] | None] = ContextVar("loop", default=None)
 
 
 @contextmanager
@@ -153,16 +165,17 @@ class _Anchor(Function):
 
 class _Step(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, waiting: _Waiting) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, waiting: _Waiting) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.waiting = waiting
-        return _product(_flat(x), weight, waiting.bias).reshape(*x.shape[:-1], weight.shape[0])
+        return _product(_flat(x), weight, bias).reshape(*x.shape[:-1], weight.shape[0])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        ctx.waiting.of_this_pass().append((_flat(x), _flat(gradient)))
-        return _product(_flat(gradient), weight.t()).reshape(x.shape) if ctx.needs_input_grad[0] else None, None, None
+        if torch._C._will_engine_execute_node(ctx.next_functions[1][0]):  # the weight's gradient is asked for
+            ctx.waiting.of_this_pass().append((_flat(x), _flat(gradient)))
+        return _product(_flat(gradient), weight.t()).reshape(x.shape) if ctx.needs_input_grad[0] else None, None, None, None
 
 
 # Likelihoods and cells -----------------------------------------------------------------------------------------------------------------

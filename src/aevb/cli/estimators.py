@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -50,9 +51,13 @@ def estimators(
     chosen = loaded.test or loaded.train
     console = Console(stderr=True)
     with console.status("") as status:
+
+        def tell(what: str) -> None:
+            status.update(f"measuring {what}") if console.is_terminal else print(f"measuring {what}", file=sys.stderr, flush=True)
+
         laboratory = compare_estimators(
             found.to(device_of(device)), chosen.data, rows=rows, replicates=replicates, samples=samples or (1, 10), bounds=bound or ("elbo", "iwae"),
-            temperatures=temperature or (0.1, 0.5, 1.0), how=requests, seed=seed, tell=lambda what: status.update(f"measuring {what}"),
+            temperatures=temperature or (0.1, 0.5, 1.0), how=requests, seed=seed, tell=tell,
         )  # fmt: skip
     print(f"Rows of {loaded.recipe.validation or loaded.recipe.data}{which_rows(loaded)}.\n\n{laboratory}")
     run = Path(model) if (Path(model) / "checkpoints").is_dir() else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -58,7 +59,7 @@ def device_of(name: str) -> str:
     return name
 
 
-def in_its_words(error: BaseException) -> str:
+def in_its_words(error: BaseException | str) -> str:
     """A message of the library, with the command line's words for what to do."""
     words = {
         "resume=True": "--resume",
@@ -67,6 +68,7 @@ def in_its_words(error: BaseException) -> str:
         "patience=": "--patience",
     }
     text = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else str(error)
+    text = re.sub(r'method="(\w+)"( or "(\w+)")?', lambda found: f"--evidence {found[1]}" + (f" or {found[3]}" if found[3] else ""), text)
     for ours, theirs in words.items():
         text = text.replace(ours, theirs)
     return text

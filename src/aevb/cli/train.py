@@ -118,7 +118,7 @@ def train(
         return
     run.plot(out / "curves.png")
     print(f"\n{run.step} steps in {run.seconds:.1f} s. The run is in {out}: curves.png, metrics.jsonl, checkpoints.")
-    print(f"Next: aevb evaluate {shlex.quote(str(out))}; aevb sample {shlex.quote(str(out))}")
+    print("Next: " + "; ".join(f"aevb {command} {shlex.quote(str(out))}" for command in ("evaluate", "doctor", "sample")))
 
 
 def _schedule(text: str | None) -> Schedule | None:

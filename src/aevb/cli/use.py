@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aevb.cli.options import RunData, RunFolder, RunPrepare, Seed
+from aevb.cli.options import RunData, RunFolder, RunPrepare, Seed, in_its_words
 from aevb.cli.rows import batches, load_rows, recipe_of, which_rows, whole_of, without_latents
 from aevb.cli.tables import write
 
@@ -39,9 +40,12 @@ def evaluate(
     """
     from aevb.data.named import clustering_accuracy
     from aevb.data.sources import open_source
+    from aevb.evidence import METHODS
     from aevb.training import evaluation
     from aevb.training.run import load_run
 
+    if evidence is not None and evidence not in METHODS:  # before anything is computed
+        raise ValueError(f"Unknown --evidence {evidence}. Choose {', '.join(METHODS[:-1])} or {METHODS[-1]}.")
     model = load_run(run)
     loaded = load_rows(run, model, data, prepare, seed)
     chosen = loaded.test or loaded.train
@@ -50,7 +54,7 @@ def evaluate(
     print(f"{source.n} rows of {loaded.recipe.validation or loaded.recipe.data}{which_rows(loaded)}, nats an example:")
     for name, value in values.items():
         print(f"  {name:<12} {value:10.3f}")
-    if samples and "evidence" not in values:
+    if samples and "evidence" not in values and evidence is None:
         found = evaluation.evaluate_evidence(model, source, samples=samples, seed=seed)
         print(f"  {'log p(x)':<12} {found:10.3f}   importance sampling, {samples} samples: a bound that rises with their number")
     if evidence:
@@ -71,10 +75,12 @@ def _print_evidence(model: Model, source: Source, method: str, seed: int) -> Non
     from aevb.evidence import curve, log_evidence
 
     batch = source.take(torch.arange(source.n))
+    if method in ("ais", "particles") and sys.stderr.isatty():
+        print(f"  {method}: many passes through the model for each of {source.n} rows …", file=sys.stderr)
     found = log_evidence(model, batch, method=method, seed=seed)
     if found.method == "importance":
         print(*(f"  {line}" for line in str(curve(model, batch, seed=seed)).splitlines()), sep="\n")
-    print(*(f"  {line}" for line in str(found).splitlines()), sep="\n")
+    print(*(f"  {line}" for line in in_its_words(str(found)).splitlines()), sep="\n")
 
 
 def sample(

@@ -84,11 +84,12 @@ def judge_classes(
     usage = probs.mean(0)
     figures: dict[str, Any] = {"kl": kl, "information": told, "conditional entropy": left, "usage": usage.tolist()}
     figures |= reached(reach) | asdict(relies)
+    unit = "step" if graph.timed[name] else "row"
     if told < TELLS * math.log(count):
-        return [collapsed(model, name, f"a row tells {told:.3f} of at most {math.log(count):.2f} nats about it", figures, reach, relies, how)]
+        return [collapsed(model, name, f"a {unit} tells {told:.3f} of at most {math.log(count):.2f} nats about it", figures, reach, relies, how)]
     used = usage >= DEAD / count
     findings = misled(name, relies, figures)
-    text = f"{name}: {int(used.sum())} of {count} classes are used; a {'step' if graph.timed[name] else 'row'} tells {told:.2f} of at most "
+    text = f"{name}: {int(used.sum())} of {count} classes are used; a {unit} tells {told:.2f} of at most "
     text += f"{math.log(count):.2f} nats about its class and leaves {left:.2f} open."
     findings.append(Finding("ok", "classes", name, text, figures))
     if not bool(used.all()) and rows >= 10 * count:
@@ -97,7 +98,7 @@ def judge_classes(
         remedy = f"Use fewer classes ({name} of size {int(used.sum())}), or start again with another seed or a slow rise of the KL (kl_warmup=…)."
         findings.append(Finding("warning", "dead classes", name, text, {"dead": dead, "usage": usage.tolist()}, remedy))
     if left > 0.5 * math.log(count):
-        text = f"q is undecided about {name}: {left:.2f} of {math.log(count):.2f} nats are left open in a row."
+        text = f"q is undecided about {name}: {left:.2f} of {math.log(count):.2f} nats are left open in a {unit}."
         findings.append(Finding("note", "undecided", name, text, {"conditional entropy": left}))
     if not graph.timed[name]:  # in time a class is also told by its neighbours
         parts = [differences(model, batch, name, seed + i) for i, batch in enumerate(batches)]

@@ -54,8 +54,6 @@ def diagnose(
     run = Run.load(run) if isinstance(run, str | Path) else run
     how = dict(run.settings.how if run is not None and how is None else how or {})
     arrays = read_arrays(data, graph)
-    if labels is None:
-        labels = next((arrays[name] for name in graph.latents if name in arrays and isinstance(graph.rule("p", name).spec, OneHot)), None)
     source = open_source(graph, {name: value for name, value in arrays.items() if name not in graph.latents}, model._parameter())
     chosen = some_rows(source.n, rows, seed)
     batches = [source.take(chosen[start : start + CHUNK]) for start in range(0, len(chosen), CHUNK)]
@@ -63,7 +61,7 @@ def diagnose(
     findings += _weights(model)
     if not any(finding.level == "problem" for finding in findings):
         with model._evaluating(None):
-            findings += _examine(model, batches, _labels(labels, chosen, source.n), how, calibrate, seed)
+            findings += _examine(model, batches, _labels(model, arrays, labels, chosen, source.n), how, calibrate, seed)
     return Diagnosis(gravest_first(findings), len(chosen))
 
 
@@ -75,13 +73,22 @@ def _weights(model: Model) -> list[Finding]:
     return [Finding("problem", "not finite", "run", text, {"parameters": bad}, "Load an earlier checkpoint; train with a lower lr, or clip=.")]
 
 
-def _labels(labels: Any, chosen: Tensor, n: int) -> np.ndarray | None:
+def _labels(model: Model, arrays: Mapping[str, Any], labels: Any, chosen: Tensor, n: int) -> dict[str, np.ndarray]:
+    """The labels of the chosen rows for every class that has one for a row: those handed over, or its own values among the data."""
+    graph = model.graph
+    classes = [name for name in graph.latents if isinstance(graph.rule("p", name).spec, OneHot) and not graph.timed[name]]
     if labels is None:
-        return None
-    found = np.asarray(labels)
+        return {name: _numbers(arrays[name])[chosen.numpy()] for name in classes if name in arrays}
+    found = _numbers(labels)
     if found.shape != (n,):
         raise ValueError(f"labels has shape {list(found.shape)}; expected one number for each of the {n} rows, −1 where unknown.")
-    return np.nan_to_num(found.astype(float), nan=-1.0)[chosen.numpy()]
+    return dict.fromkeys(classes, found[chosen.numpy()])
+
+
+def _numbers(labels: Any) -> np.ndarray:
+    """Labels as numbers, −1 where unknown; of one-hot rows the place of the one."""
+    found = np.nan_to_num(np.asarray(labels).astype(float), nan=-1.0)
+    return np.where(found.max(-1) > 0, found.argmax(-1), -1.0) if found.ndim == 2 and found.shape[-1] > 1 else found
 
 
 def _plan(model: Model, batch: Batch, how: Mapping[str, str], samples: int) -> Plan:
@@ -93,7 +100,9 @@ def _plan(model: Model, batch: Batch, how: Mapping[str, str], samples: int) -> P
         return model.plan(how=how, **choices)
 
 
-def _examine(model: Model, batches: list[Batch], labels: np.ndarray | None, how: Mapping[str, str], calibrate: bool, seed: int) -> list[Finding]:
+def _examine(
+    model: Model, batches: list[Batch], labels: Mapping[str, np.ndarray], how: Mapping[str, str], calibrate: bool, seed: int
+) -> list[Finding]:
     graph = model.graph
     usage, scales = {name: UsageSums() for name in graph.latents}, ScaleSums()
     values, kls = [], []
@@ -115,7 +124,7 @@ def _examine(model: Model, batches: list[Batch], labels: np.ndarray | None, how:
         if isinstance(graph.rule("p", name).spec, OneHot):
             found = usage[name].usage()
             findings += judge_classes(
-                model, batches, name, kl=found.kl, reach=reach, relies=relies, how=how, labels=labels, seed=seed
+                model, batches, name, kl=found.kl, reach=reach, relies=relies, how=how, labels=labels.get(name), seed=seed
             )  # fmt: skip
         else:
             findings += judge(model, name, usage[name].usage(), reach, relies, how)
@@ -129,5 +138,8 @@ def _bounds(values: Tensor) -> list[Finding]:
     if bad:
         text = f"The ELBO is not finite in {len(bad)} of {len(values)} rows; the first of those examined is {bad[0]}. Nothing else can be examined."
         return [Finding("problem", "not finite", "run", text, {"rows": bad}, "Look at these rows, and at what p makes of them.")]
-    mean, error = float(values.double().mean()), float(values.double().std()) / len(values) ** 0.5
-    return [Finding("ok", "elbo", "run", f"The ELBO is {mean:.2f} ± {error:.2f} nats an example.", {"elbo": mean, "stderr": error})]
+    figures = {"elbo": float(values.double().mean())}
+    if len(values) > 1:
+        figures["stderr"] = float(values.double().std()) / len(values) ** 0.5
+    shown = f" ± {figures['stderr']:.2f}" if "stderr" in figures else ""
+    return [Finding("ok", "elbo", "run", f"The ELBO is {figures['elbo']:.2f}{shown} nats an example.", figures)]

@@ -43,12 +43,15 @@ class Measured:
         term = term.reshape(term.shape[SAMPLES + 1 :])
         return term.expand(term.shape[0], self.n, term.shape[-1])
 
-    def per_step(self, name: str, term: Tensor) -> Tensor:
-        """The expectation of a quantity of every step, [T or 1, N, d], zeros beyond a row's end."""
+    def per_step(self, name: str, term: Tensor, side: str) -> Tensor:
+        """The expectation of a quantity of every step, [T or 1, N, d], zeros beyond a row's end; ``side``'s factor of the variable gives its axes."""
         graph, plan = self.model.graph, self.plan
         slots = [slot for latent in plan.slots if graph.timed[latent] for slot in plan.slots[latent] if slot]
         if any(size(term, slot) > 1 for slot in slots):
-            weighted = self.working.chain.weights(plan.direction("q", name)) * term
+            weights = self.working.chain.weights(plan.direction(side, name))
+            if not graph.timed[name]:  # it reads an end of the sequence
+                weights = self.working.program.select(weights, plan.ends(graph.rule(side, name))[0])
+            weighted = weights * term
             term = weighted.sum([slot for slot in slots if weighted.dim() >= -slot], keepdim=True)
         term = self.expected(over_time(term, self.steps) if graph.timed[name] else term)
         real = self.batch.get("steps")
@@ -56,16 +59,16 @@ class Measured:
 
     def compare(self, name: str, function: Callable[[td.Distribution, td.Distribution], Tensor]) -> Tensor:
         """The expectation of a function of q's and p's distribution of a latent, [T or 1, N, d]."""
-        program = self.working.program
+        program, side = self.working.program, "q" if self.plan.direction("q", name) else "p"
         either = program.piecewise(
             name, "qp", lambda region: function(program.distribution("q", name, region)[1], program.distribution("p", name, region)[1])
         )
-        return self.per_step(name, either)
+        return self.per_step(name, either, side)
 
     def of_p(self, name: str, function: Callable[[td.Distribution], Tensor]) -> Tensor:
         """The expectation of a function of p's distribution of a variable, [T or 1, N, d]."""
         program = self.working.program
-        return self.per_step(name, program.piecewise(name, "p", lambda region: function(program.distribution("p", name, region)[1])))
+        return self.per_step(name, program.piecewise(name, "p", lambda region: function(program.distribution("p", name, region)[1])), "p")
 
     def kl(self, name: str) -> Tensor | None:
         """E[log q(v|·) − log p(v|·)] entry by entry and summed over time, [N, d]; None unless both distributions factorise."""

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from aevb.batch import Batch, split_latents
 from aevb.estimators import estimate
+from aevb.evidence.density import fixed_weights
 from aevb.evidence.free import free_factors, zero_offsets
-from aevb.evidence.result import Evidence, count
-from aevb.evidence.weights import Weights, reliable_shape
+from aevb.evidence.result import Evidence, weight_notes
+from aevb.evidence.weights import Weights
 from aevb.plan import Plan
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def _ascend(model: Model, plan: Plan, batch: Batch, iterations: int, generator: 
     if not free:
         return {}
     optimizer = torch.optim.Adam(free, lr=RATE)
-    with torch.enable_grad():
+    with torch.enable_grad(), fixed_weights(model):
         for i in range(iterations):
             optimizer.param_groups[0]["lr"] = RATE * 0.5 * (1 + math.cos(math.pi * i / iterations))
             value = estimate(plan, factors, batch, model.draw_noise(plan, batch, seed=_seed(generator)) | offsets).value
@@ -207,11 +208,8 @@ def _importance(log_weights: Tensor) -> Evidence:
     weights = Weights(n, samples, log_weights.device)
     weights.add(log_weights)
     value, stderr = (part.to(log_weights.dtype) for part in (weights.value, weights.stderr))
-    bad, threshold = int((weights.khat > reliable_shape(samples)).sum()), reliable_shape(samples)
-    why = (
-        f"{count(bad, n)} have Pareto k above {threshold:.2f}: their evidence, and so their approximation gap, comes out too low; take more samples."
-    )
-    return Evidence(value, stderr, "importance, from the best q", {"khat": weights.khat}, (why,) if bad else ())
+    notes = weight_notes(value, weights.khat, samples, "take more samples: their approximation gap is too small as well")
+    return Evidence(value, stderr, "importance, from the best q", {"khat": weights.khat}, tuple(notes))
 
 
 def _seed(generator: torch.Generator) -> int:

@@ -6,6 +6,7 @@ Chains start at f₀ and pass through f_β ∝ f₀^(1−β) p(x, z)^β, β from
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -117,13 +118,14 @@ def _weights(log_weights: Tensor) -> Weights:
 def _evidence(model: Model, found: Sequence[Weights], accepted: Sequence[Tensor], settings: AIS, chains: int, start: str) -> Evidence:
     value, stderr, ess = (torch.cat([getattr(weights, name) for weights in found]) for name in ("value", "stderr", "ess"))
     acceptance, n, notes = torch.cat(list(accepted)), len(value), []
-    few = (ess < max(2.0, chains / 4)) & value.isfinite()
+    enough = max(1.5, chains / 4)
+    few = (ess < enough) & value.isfinite()
     if bad := int(few.sum()):
         notes.append(
-            f"{count(bad, n)} rest on fewer than {max(2.0, chains / 4):g} of {chains} chains, so that the value may be too low: "
+            f"{count(bad, n)} rest on fewer than {enough:g} of {chains} chains, so that the value may be too low: "
             f"raise the temperatures, AIS(temperatures={4 * settings.temperatures}), or samples (chains)."
         )
-    if stuck := int((acceptance < 0.2).sum()):
+    if stuck := int(((acceptance < 0.2) & value.isfinite()).sum()):
         notes.append(f"{count(stuck, n)} accept fewer than 20 % of the moves: raise leapfrog, or look for very steep densities.")
     if lost := int((~value.isfinite()).sum()):
         notes.append(f"{count(lost, n)} have no finite evidence: p or q gives NaN or zero probability there.")
@@ -189,7 +191,7 @@ class Moves:
             if j < last:  # at β = 1 the weight is complete
                 u, start, end, accept = self.move(u, self.betas[j], self.steps[j])
                 accepted += accept.mean(0)
-        return total, accepted / max(1, last - 1)
+        return total, accepted / (last - 1)
 
     def backward(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Chains from u ~ p(z|x) back to f₀, by the same moves in the opposite order: log-weights with E[1/w] = 1/p(x)."""
@@ -201,7 +203,7 @@ class Moves:
                 u, start, end, accept = self.move(u, self.betas[j], self.steps[j])
                 accepted += accept.mean(0)
             total += (self.betas[j] - self.betas[j - 1]) * (end - start).double()
-        return total, accepted / max(1, last - 1)
+        return total, accepted / (last - 1)
 
 
 def _equal_shares(betas: Tensor, spreads: Tensor, count: int) -> Tensor:
@@ -242,7 +244,7 @@ class Bidirectional:
     @property
     def error(self) -> float:
         """The standard error of the mean gap, from its spread over the examples."""
-        return float(self.gap.double().std()) / len(self.gap) ** 0.5
+        return float(self.gap.double().std()) / len(self.gap) ** 0.5 if len(self.gap) > 1 else math.nan
 
     def __repr__(self) -> str:
         return f"gap {self.mean:.4f} ± {self.error:.2g} nats\nlower: {self.lower}\nupper: {self.upper}"

@@ -59,7 +59,7 @@ def limit(memory: float | str | None, device: torch.device) -> int:
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(SHARE * (torch.cuda.mem_get_info(device)[0] + unused))
     if isinstance(memory, str):
-        match = re.fullmatch(r"\s*([\d.]+)\s*([KMG]?i?B?)\s*", memory, re.IGNORECASE)
+        match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([KMG]?i?B?)\s*", memory, re.IGNORECASE)
         if match is None or match[2].upper() not in UNITS:
             raise ValueError(f'memory is a number of bytes or a text such as "2 GiB" or "500 MB", got {memory!r}.')
         memory = float(match[1]) * UNITS[match[2].upper()]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from aevb.dependence import S
 from aevb.evidence.memory import limit, narrow, pieces
-from aevb.evidence.result import Evidence, count
+from aevb.evidence.result import Evidence, count, weight_notes
 from aevb.evidence.sampling import LEAST, Memory
 from aevb.evidence.swarm import Swarm
 from aevb.evidence.weights import Weights
@@ -37,7 +37,7 @@ class Particles:
     falls below ``threshold`` times their number (0: never, which is importance sampling; 1: at every step).
     """
 
-    repeats: int = 8
+    repeats: int = 16
     threshold: float = 0.5
 
     def __post_init__(self) -> None:
@@ -61,7 +61,8 @@ def why_not_filtered(model: Model) -> str | None:
         for ref in entry.key.parents:
             if ref.name in drawn and ref.lag > 0:
                 return f'"{entry.key}" reads {ref}, so that {ref.name} is drawn from its end, and a filter starts at the beginning'
-            early = graph.timed[entry.key.name] or entry.side == "q" or graph.is_deterministic(entry.key.name)
+            static = entry.side == "p" and not graph.timed[entry.key.name] and not graph.is_deterministic(entry.key.name)
+            early = not static and entry.key.at != "last"  # the entry of the last step reads its own step
             if ref.name in drawn and ref.at == "last" and early:
                 return f'"{entry.key}" reads {ref}, the end of what is drawn, before a filter has come to it'
     for name in graph.latents:
@@ -81,7 +82,7 @@ def filtered(
         raise ValueError(f"samples is a whole number of at least {LEAST} particles, got {particles!r}.")
     n, _ = model._extent(batch)
     few = narrow(batch, 0, min(n, 2))
-    found, lowest, resampled = [], [], []
+    found, lowest, heaviest, resampled = [], [], [], []
     with model._evaluating(seed):
         budget = limit(memory, model._parameter().device)
         rows, _ = pieces(lambda r, k: Swarm(model, narrow(few, 0, r), k, settings.threshold).run(), n, particles, budget, smallest=particles)
@@ -89,16 +90,15 @@ def filtered(
             block = narrow(batch, i, min(rows, n - i))
             weights = Weights(min(rows, n - i), settings.repeats, model._parameter().device, tail=False)
             runs = [Swarm(model, block, particles, settings.threshold).run() for _ in range(settings.repeats)]
-            weights.add(torch.stack([value for value, _, _ in runs]))
+            weights.add(torch.stack([run.value for run in runs]))
             found.append(weights)
-            lowest.append(torch.stack([ess for _, ess, _ in runs]).mean(0))
-            resampled.append(torch.stack([share for _, _, share in runs]).mean(0))
-    value, stderr, ess = torch.cat([w.value for w in found]), torch.cat([w.stderr for w in found]), torch.cat(lowest)
-    notes = []
+            lowest.append(torch.stack([run.ess for run in runs]).mean(0))
+            heaviest.append(torch.stack([run.khat for run in runs]).mean(0).amax(0))  # the mean first: the largest of many noisy k is too large
+            resampled.append(torch.stack([run.resampled for run in runs]).mean(0))
+    value, stderr, ess, khat = torch.cat([w.value for w in found]), torch.cat([w.stderr for w in found]), torch.cat(lowest), torch.cat(heaviest)
+    notes = weight_notes(value, khat, particles, "raise samples, or train q longer", "particles of a step")
     if bad := int((ess < FEW * particles).sum()):
-        notes.append(f"{count(bad, n)} have a step at which fewer than {FEW * particles:g} of {particles} particles count: raise samples or repeats.")
-    if lost := int((~value.isfinite()).sum()):
-        notes.append(f"{count(lost, n)} have no finite evidence: p or q gives NaN or zero probability there.")
+        notes.append(f"{count(bad, n)} have a step at which fewer than {FEW * particles:g} of {particles} particles count: raise samples.")
+    diagnostics: dict[str, Tensor | float | int] = {"particles": particles, "repeats": settings.repeats, "ess": ess, "khat": khat}
     dtype = model._parameter().dtype
-    diagnostics: dict[str, Tensor | float | int] = {"particles": particles, "repeats": settings.repeats}
-    return Evidence(value.to(dtype), stderr.to(dtype), "particles", diagnostics | {"ess": ess, "resampled": torch.cat(resampled)}, tuple(notes))
+    return Evidence(value.to(dtype), stderr.to(dtype), "particles", diagnostics | {"resampled": torch.cat(resampled)}, tuple(notes))

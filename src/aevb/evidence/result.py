@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from aevb.evidence.weights import ENOUGH, reliable_shape
+
 
 @dataclass(frozen=True, repr=False)
 class Evidence:
@@ -44,6 +46,19 @@ class Evidence:
         found = {name: value for name, value in self.diagnostics.items() if isinstance(value, Tensor) and value.numel()}
         lowest = [f"lowest {name} {float(found[name].min()):.3g}" for name in ("ess", "acceptance") if name in found]
         return lowest + [f"largest {name} {float(found[name].max()):.2f}" for name in ("khat",) if name in found]
+
+
+def weight_notes(value: Tensor, khat: Tensor, samples: int, remedy: str, what: str = "weights") -> list[str]:
+    """What the values and the tails of their weights say against an estimate: Pareto's k too high or not known, no finite value."""
+    finite, threshold, notes = value.isfinite(), reliable_shape(samples), []
+    if bad := int(((khat > threshold) & finite).sum()):
+        why = f"a few of the {samples} {what} carry the mean, which is then too low, and its error too small"
+        notes.append(f"{count(bad, len(value))} have Pareto k above {threshold:.2f}: {why}; {remedy}.")
+    if bool((khat.isnan() & finite).any()):
+        notes.append(f"{samples} {what} are too few to tell whether the mean and its error can be trusted: take {ENOUGH} or more.")
+    if lost := int((~finite).sum()):
+        notes.append(f"{count(lost, len(value))} have no finite evidence: p or q gives NaN or zero probability there.")
+    return notes
 
 
 def count(part: int, whole: int, what: str = "examples") -> str:

@@ -18,8 +18,8 @@ from aevb.batch import split_latents
 from aevb.conditionals import Factor
 from aevb.estimators import Estimate
 from aevb.evidence.memory import limit, narrow, pieces, shares
-from aevb.evidence.result import Evidence, count
-from aevb.evidence.weights import Weights, reliable_shape
+from aevb.evidence.result import Evidence, weight_notes
+from aevb.evidence.weights import Weights
 from aevb.families import Exact, Mixture
 from aevb.graph import Entry
 from aevb.plan import LIMIT
@@ -180,13 +180,6 @@ def _collect(model: Model, batch: Mapping[str, Tensor], samples: int, seed: int 
 
 def _judged(model: Model, found: Sequence[Weights], method: str, remedy: str) -> Evidence:
     value, stderr, ess, khat = (torch.cat([getattr(weights, name) for weights in found]) for name in ("value", "stderr", "ess", "khat"))
-    samples, n = found[0].count, len(value)
-    threshold = reliable_shape(samples)
-    notes = []
-    if bad := int((khat > threshold).sum()):
-        why = f"a few of the {samples} weights carry the mean, which is then too low, and its error too small"
-        notes.append(f"{count(bad, n)} have Pareto k above {threshold:.2f}: {why}; {remedy}.")
-    if lost := int((~value.isfinite()).sum()):
-        notes.append(f"{count(lost, n)} have no finite evidence: p or q gives NaN or zero probability there.")
-    dtype = model._parameter().dtype
-    return Evidence(value.to(dtype), stderr.to(dtype), method, {"samples": samples, "ess": ess, "khat": khat}, tuple(notes))
+    samples, dtype = found[0].count, model._parameter().dtype
+    diagnostics: dict[str, Tensor | float | int] = {"samples": samples, "ess": ess, "khat": khat}
+    return Evidence(value.to(dtype), stderr.to(dtype), method, diagnostics, tuple(weight_notes(value, khat, samples, remedy)))

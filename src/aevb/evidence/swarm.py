@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributions as td
@@ -16,6 +16,7 @@ from aevb.batch import split_latents
 from aevb.conditionals import Factor
 from aevb.dependence import S
 from aevb.deterministic import Function, Recurrence
+from aevb.evidence.weights import tail_length, tail_shape
 from aevb.graph import Entry
 from aevb.notation import Ref
 from aevb.plan import Plan, derive
@@ -23,6 +24,15 @@ from aevb.program import Program
 
 if TYPE_CHECKING:
     from aevb.model import Model
+
+
+class Filtered(NamedTuple):
+    """log p(x) of every row, [N], and how it came about."""
+
+    value: Tensor
+    ess: Tensor  # the lowest effective number of particles, [N]
+    khat: Tensor  # the Pareto k of the weights of each step, [T, N]
+    resampled: Tensor  # the share of steps after which particles were drawn anew, [N]
 
 
 class Swarm:
@@ -177,11 +187,12 @@ class Swarm:
 
     # Steps -----------------------------------------------------------------------------------------------------------------
 
-    def run(self) -> tuple[Tensor, Tensor, Tensor]:
-        """log p(x), the lowest effective number of particles, and the share of steps at which a row was resampled; [N] each."""
+    def run(self) -> Filtered:
+        """All steps, one after the other."""
         graph = self.graph
         log_w = torch.full((self.k, self.n), -math.log(self.k), dtype=torch.float64, device=self.like.device)
         total, lowest, resampled = log_w.new_zeros(self.n), log_w.new_full((self.n,), float(self.k)), log_w.new_zeros(self.n)
+        tails = []
         static = [name for name in graph.stochastic if not graph.timed[name]]
         late = [name for name in static if self._reads_steps(name)]
         for t in range(self.steps):
@@ -196,10 +207,12 @@ class Swarm:
                     new = new + self._log_p(name, self.now[name] if self._carried(name) else self.program.values[name], t)
             log_w, step, ess = _reweigh(log_w, self._only_real(new, t) if t < self.steps - 1 else new)
             total, lowest = total + step, torch.minimum(lowest, ess)
+            tails.append(log_w.topk(tail_length(self.k) + 1, dim=0).values)
             if t < self.steps - 1:
                 log_w, chosen = self._resample(log_w, ess)
                 resampled = resampled + chosen
-        return total, lowest, resampled / max(1, self.steps - 1)
+        khat = tail_shape(torch.cat(tails, 1), self.k).unflatten(0, (self.steps, self.n))
+        return Filtered(total, lowest, khat, resampled / max(1, self.steps - 1))
 
     def _reads_steps(self, name: str) -> bool:
         """Whether p's factor of a static variable reads a particle's sequence, whose end must then be reached first."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 LEAST_TAIL = 5  # weights; a Pareto fit to fewer says nothing
+ENOUGH = 21  # weights of which a fifth is such a tail
 FLAT = 0.01  # nats: a tail that rises by less is no tail
 
 
@@ -61,18 +62,23 @@ class Weights:
     @property
     def khat(self) -> Tensor:
         """The shape k of a Pareto tail: moments of order 1/k and above do not exist. NaN where the weights are too few to say."""
-        length = tail_length(self.count)
-        if length < LEAST_TAIL:
-            return torch.full_like(self.mean, math.nan)
-        cutoff = self.tail[length]
-        exceedances = (self.tail[:length].flip(0) - self.tail[0]).exp() - (cutoff - self.tail[0]).exp()
-        flat = self.tail[0] - cutoff < FLAT
-        return torch.where(flat, torch.zeros_like(cutoff), pareto_shape(torch.where(flat, torch.ones_like(exceedances), exceedances)))
+        return tail_shape(self.tail, self.count)
 
 
 def tail_length(samples: int) -> int:
     """How many of the largest weights are taken for the tail (Vehtari et al. 2024)."""
     return math.ceil(min(0.2 * samples, 3 * math.sqrt(samples)))
+
+
+def tail_shape(tail: Tensor, samples: int) -> Tensor:
+    """The Pareto shape of weights, [N], from the ⌈min(K/5, 3√K)⌉ + 1 largest of K log-weights, [·, N], the largest first."""
+    length = tail_length(samples)
+    if length < LEAST_TAIL:
+        return torch.full_like(tail[0], math.nan)
+    cutoff = tail[length]
+    exceedances = (tail[:length].flip(0) - tail[0]).exp() - (cutoff - tail[0]).exp()
+    flat = tail[0] - cutoff < FLAT
+    return torch.where(flat, torch.zeros_like(cutoff), pareto_shape(torch.where(flat, torch.ones_like(exceedances), exceedances)))
 
 
 def reliable_shape(samples: int) -> float:

@@ -9,13 +9,17 @@ import numpy as np
 import torch
 
 from aevb import zoo
+from aevb.conditionals import Conditional
 from aevb.data.builtin import FA_LOADINGS, FA_SCALE, factor_analysis
 from aevb.data.sources import open_source
+from aevb.evidence import AIS
 from aevb.evidence.gaussian import LinearGaussian
+from aevb.experiments.evidence import beside_exact
 from aevb.experiments.lab import Lab, Result, check, curve, declared
 from aevb.families import MultivariateNormal, Normal
 from aevb.model import Model
 from aevb.networks import linear, table
+from aevb.training.em import exact_em
 from aevb.training.evaluation import evaluate
 from aevb.training.run import Run
 from aevb.training.schedules import alternate, em, mle
@@ -24,6 +28,7 @@ SNAPSHOTS = (5, 100, 800)
 FIXED = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0)
 SHORT = 50
 DIMENSIONS = (1, 2, 5, 10, 20, 50)
+LARGE = (10, 50)
 LOADINGS, SCALE = "p(x|z)", "scale"
 
 
@@ -247,14 +252,56 @@ def _posteriors(lab: Lab) -> Result:
     return Result({"truth": true_evidence(), "variants": found})
 
 
+PROPOSALS: dict[str, Conditional] = {
+    "prior": Normal(net=linear(bias=False, init="zeros"), scale=1.0),
+    "diagonal q": Normal(net=linear(bias=False, init="zeros"), scale="learned"),  # the nearest to the posterior
+    "posterior": MultivariateNormal(net=linear(bias=False, init="zeros"), covariance="shared"),
+}
+PRIOR, DIAGONAL, POSTERIOR = PROPOSALS
+ANNEALED = "diagonal q, annealed"
+
+
+def _known(size: int, q: Conditional) -> Model:
+    """A linear-Gaussian model of so many latent dimensions, the same whatever q is; its evidence is known."""
+    torch.manual_seed(size)
+    return Model(p={"z": Normal(size), "x | z": Normal(2 * size, net=linear(bias=False, init="normal"), scale=0.5)}, q={"z | x": q}).double()
+
+
+def _evidence(lab: Lab) -> Result:
+    """log p(x) by sampling, beside the exact value: what the proposal decides, and what annealing makes of a poor one."""
+    samples, temperatures, n = (500, 40, 5) if lab.quick else (5000, 300, 20)
+    found: dict[str, dict[str, Any]] = {}
+    for size in LARGE:
+        ways = found[str(size)] = {}
+        for words, q in PROPOSALS.items():
+            model = _known(size, q)
+            x = model.sample(n, seed=0)["x"]
+            exact = model.log_evidence(x=x).value
+            if words != PRIOR:
+                with torch.no_grad():
+                    exact_em(model).tighten(model.prepare(x=x))  # an exact E-step: the nearest of q's family
+            ways[words] = beside_exact(model.log_evidence(x=x, method="importance", samples=samples, seed=1), exact)
+            if words == DIAGONAL:
+                annealed = model.log_evidence(x=x, method=AIS(temperatures=temperatures), seed=1)
+        ways[ANNEALED] = beside_exact(annealed, exact)
+    numbers: dict[str, Any] = {"samples": samples, "temperatures": temperatures, "rows": n, "dimensions": found}
+    return Result(numbers | {"checks": [] if lab.quick else _evidence_checks(found[str(LARGE[-1])], f"{LARGE[-1]} dimensions")})
+
+
+def _evidence_checks(ways: dict[str, Any], where: str) -> list[dict[str, Any]]:
+    return [
+        check(f"share of rows on which the prior as proposal is flagged, {where}", ways[PRIOR]["flagged"], least=1.0, source="it is wrong on all"),
+        check(f"importance sampling from the posterior, {where}: worst error", ways[POSTERIOR]["worst"], most=1e-6, source="all weights are p(x)"),
+        check(f"annealing from a diagonal q, {where}: mean error", abs(ways[ANNEALED]["error"]), most=0.1, source="the exact evidence"),
+    ]
+
+
 def _naive(lab: Lab) -> Result:
     """log p(x) by averaging p(x|z) over the prior, beside the exact value, as the latent dimension grows."""
     samples = 2000 if lab.quick else 20_000
     found = {}
     for size in DIMENSIONS:
-        torch.manual_seed(size)
-        prior = Normal(net=linear(bias=False, init="zeros"), scale=1.0)  # q(z|x) = p(z)
-        model = Model(p={"z": Normal(size), "x | z": Normal(2 * size, net=linear(bias=False, init="normal"), scale=0.5)}, q={"z | x": prior}).double()
+        model = _known(size, PROPOSALS[PRIOR])
         x = model.sample(50, seed=0)["x"]
         exact = model.log_evidence(x=x).value
         estimate = model.log_evidence(x=x, method="importance", samples=samples, seed=1)
@@ -276,4 +323,5 @@ TASKS: dict[str, Callable[[Lab], Result]] = {
     "fa/exact": _exact,
     "fa/posteriors": _posteriors,
     "fa/naive": _naive,
+    "fa/evidence": _evidence,
 }

@@ -10,11 +10,12 @@ import torch
 
 from aevb.conditionals import Conditional
 from aevb.data.sources import open_source
+from aevb.experiments import evidence
 from aevb.experiments.lab import Lab, Result, check, curve, declared
 from aevb.families import Beta, ContinuousBernoulli, Mixture, Normal
 from aevb.model import Model
 from aevb.networks import mlp
-from aevb.training.evaluation import evaluate, evaluate_evidence
+from aevb.training.evaluation import evaluate
 
 TUTORIAL: dict[str, Any] = {"lr": 3e-4, "decay": "constant", "batch": 100}
 OURS: dict[str, Any] = {"lr": 2e-3, "decay": "cosine", "batch": 100}
@@ -57,10 +58,12 @@ def _train(
     targets = {"exact": 3195.0, "clamped": 1805.0}
     if lab.data == "mnist" and name in targets and not lab.quick:
         numbers["checks"] = [check(f"test ELBO, {name} density, {count} epochs", found["elbo"], least=targets[name], source="tutorial's run: 1788.4")]
+    result = Result(numbers, arrays)
     if look:
-        arrays |= _look(lab, model, test, labels)
-        numbers["iwae"] = _iwae(lab, model, test)
-    return Result(numbers, arrays)
+        result.arrays |= _look(lab, model, test, labels)
+        evidence.merged(result, "tight", evidence.tightness(lab, model, test))
+        evidence.merged(result, "predictive", evidence.replicated(lab, model, test))
+    return result
 
 
 def _ours(lab: Lab) -> Result:
@@ -97,14 +100,6 @@ def _look(lab: Lab, model: Model, test: dict[str, Any], labels: np.ndarray) -> d
         "shown": np.asarray(shown["x"]).reshape(-1, *side), "reconstructed": again.reshape(-1, *side).cpu().numpy(),
         "plane": plane, "plane labels": labels[:some],
     }  # fmt: skip
-
-
-def _iwae(lab: Lab, model: Model, test: dict[str, Any]) -> dict[str, float]:
-    """The importance-weighted bound as the samples grow."""
-    rows = {"x": test["x"][: 100 if lab.device == "cpu" else 1000]}
-    source = open_source(model.graph, rows, model._parameter())
-    counts = (1, 10, 100) if lab.quick else (1, 10, 100, 1000)
-    return {str(k): evaluate_evidence(model, source, samples=max(2, k), seed=k) if k > 1 else evaluate(model, source, seed=k)["elbo"] for k in counts}
 
 
 TASKS: dict[str, Callable[[Lab], Result]] = {

@@ -10,6 +10,7 @@ import torch
 
 from aevb import zoo
 from aevb.data.sources import open_source
+from aevb.experiments import evidence
 from aevb.experiments.lab import Lab, Result, check, curve, declared
 from aevb.experiments.vae import epochs
 from aevb.model import Model
@@ -17,6 +18,11 @@ from aevb.training.evaluation import evaluate
 
 TUTORIAL: dict[str, Any] = {"lr": 1e-3, "decay": "constant", "batch": 100}
 OURS: dict[str, Any] = {"lr": 2e-3, "decay": "cosine", "batch": 100, "clip": 100.0}
+DOCTOR = {"filtering": "gradient through the samples", "detached": "samples detached"}
+EXPECTED: dict[str, dict[str, Any]] = {
+    "filtering": {"most": 0, "source": "one latent, which the bound needs"},
+    "detached": {"least": 1, "source": "q hears of the KL alone"},
+}
 
 
 def build(lab: Lab, posterior: str, seed: int = 0) -> Model:
@@ -39,6 +45,12 @@ def _train(lab: Lab, name: str, settings: dict[str, Any], *, look: bool = False,
     if look:
         arrays["generated"] = model.sample(30, steps=np.shape(test["x"])[1], mean=True, seed=0)["x"].cpu().numpy()
     checks = []
+    if name in DOCTOR:
+        numbers["doctor"] = evidence.examined(lab, model, test, run)
+        if not lab.quick:
+            checks.append(check(f"latents that the doctor calls dead, {DOCTOR[name]}", evidence.dead(numbers["doctor"]), **EXPECTED[name]))
+    if name == "filtering":
+        numbers["evidence"] = evidence.filtered(lab, model, test)
     on_mnist = lab.data == "mnist" and not lab.quick
     if on_mnist and name in ("filtering", "ours"):
         least = {"filtering": -65.5, "ours": -61.5}[name]

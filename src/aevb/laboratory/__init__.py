@@ -98,8 +98,8 @@ def compare_estimators(
         tell("time")
         seconds = timings(model, ways, batch, rounds, seed)
         figures = []
-        for way, taken in zip(ways, seconds, strict=True):
-            tell(way.full_name)
+        for i, (way, taken) in enumerate(zip(ways, seconds, strict=True), 1):
+            tell(f"{i} of {len(ways)}: {way.full_name}")
             found = replicate(model, way, batch, replicates, seed)  # its gradients' block means go before the next way's come
             figures.append(_figures(way, found, references[way.target][0], memory(model, way, batch, seed), *taken))
     sizes = {name: sum(p.numel() for p in group) for name, group in groups_of(model).items()}

@@ -83,6 +83,7 @@ def find_ways(
     requests += [(one, "plain") for one in _single_words(model.graph, latents)] if how is None else []
     found: dict[tuple, Way] = {}
     refused: dict[str, str] = {}
+    accepted: list[How] = []
     for bound, k in ((bound, k) for bound in bounds for k in samples):
         if bound == "iwae" and k == 1:  # the ELBO, with its terms sampled
             continue
@@ -96,12 +97,16 @@ def find_ways(
             if plan.untrained:
                 refused[asked] = f"q's factor of {plan.untrained[0]} cancels from this bound, so that it cannot be trained by it."
                 continue
+            accepted.append(one)
             relaxes = any(choice.draw in RELAXED for choice in plan.choices.values())
             for temperature in temperatures if relaxes else (None,):
                 choices = tuple((choice.name, choice.draw, choice.term) for choice in plan.choices.values())
                 found.setdefault((choices, bound, k, gradient, temperature), Way(plan, dict(one), temperature))
     if not found:
         raise ValueError(f"No way of estimating the bound is left. {next(iter(refused.values()), 'Ask for bound iwae with samples=2 or more.')}")
+    if lost := next((one for one in how or () if one and one not in accepted), None):  # what one asks for by name is not left out in silence
+        asked = ", ".join(f"{name} {word}" for name, word in lost.items())
+        raise ValueError(next(why for name, why in refused.items() if f": {asked}, " in name))
     return list(found.values()), refused
 
 

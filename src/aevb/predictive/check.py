@@ -7,6 +7,7 @@ parameters as they were fitted and use the data twice: under a model that is rig
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,6 +54,12 @@ class Comparison:
         return min(1.0, 2 * min(self.above, self.below))
 
     @property
+    def normal_p(self) -> float:
+        """The two-sided p-value if the replicates were normal: for what lies outside all of them, where they cannot count it."""
+        distance, sd = abs(self.observed - float(self.replicates.mean())), float(self.replicates.std(ddof=1))
+        return math.erfc(distance / (sd * math.sqrt(2))) if sd > 0 else float(distance == 0)
+
+    @property
     def label(self) -> str:
         return f"{self.statistic}({self.variable}{'' if self.column is None else f'[{self.column}]'})"
 
@@ -74,17 +81,22 @@ class PredictiveCheck:
         raise KeyError(f"{label!r} was not compared; there are {', '.join(comparison.label for comparison in self.comparisons[:12])}, ….")
 
     def extreme(self, level: float = 0.01) -> tuple[Comparison, ...]:
-        """Comparisons with a p-value below ``level``, the most extreme first; among columns, below ``level`` over their number."""
+        """Comparisons with a p-value below ``level``, the most extreme first; among columns, below ``level`` over their number.
+
+        Where so small a p-value needs more replicates than there are, what lies outside all of them is judged by its distance from
+        their mean, in their standard deviations, as if they were normal.
+        """
         many: dict[tuple[str, str], int] = {}
         for found in self.comparisons:
             if found.column is not None:
                 many[found.variable, found.statistic] = many.get((found.variable, found.statistic), 0) + 1
 
-        def bar(found: Comparison) -> float:
+        def strange(found: Comparison) -> bool:
             share = level / (1 if found.column is None else many[found.variable, found.statistic])
-            return max(share, 2 / (1 + self.replicates))  # what lies outside all replicates is as extreme as can be seen
+            least = 2 / (1 + self.replicates)
+            return found.p <= share or (share < least and found.p <= least and found.normal_p <= share)
 
-        return tuple(sorted((found for found in self.comparisons if found.p <= bar(found)), key=lambda found: found.p))
+        return tuple(sorted(filter(strange, self.comparisons), key=lambda found: (found.p, found.normal_p)))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON."""
@@ -187,6 +199,8 @@ def predictive_check(
         for i in range(len(value)):
             if np.isfinite(value[i]) and np.isfinite(table[:, i]).all():  # a constant column has no correlation
                 comparisons.append(Comparison(name, word, (None if i == 0 else i - 1) if pooled else i, float(value[i]), table[:, i]))
+    if not comparisons:
+        raise ValueError("None of the statistics is a finite number, of the data and of every replicate. Ask for others.")
     return PredictiveCheck(tuple(comparisons), kind, len(chosen), replicates)
 
 

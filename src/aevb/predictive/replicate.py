@@ -54,6 +54,8 @@ def as_array(graph: Graph, batch: Mapping[str, Tensor], name: str, value: Tensor
 
 def some_rows(n: int, rows: int | None, seed: int) -> Tensor:
     """All rows, or as many as asked for, at random but in order."""
+    if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
+        raise ValueError(f"rows is how many rows to use at most, a positive whole number or None for all, got {rows!r}.")
     if rows is None or rows >= n:
         return torch.arange(n)
     return torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:rows].sort().values

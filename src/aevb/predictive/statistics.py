@@ -89,9 +89,18 @@ def evaluate(name: str, statistic: Statistic, x: np.ndarray, columns: bool) -> n
         if not found.size:
             raise ValueError(f"The statistic {name!r} gave no number.")
         return found
-    each = statistic(x)
-    if name not in BETWEEN:
-        whole = statistic(x.reshape(-1, 1))
-    else:
+    if name in BETWEEN:
+        each = statistic(x)
         whole = np.nanmean(each, keepdims=True) if np.isfinite(each).any() else np.full(1, np.nan)
+    else:
+        each, whole = _where_known(statistic, x), _where_known(statistic, x.reshape(-1, 1))
     return np.concatenate([whole, each]) if columns else whole
+
+
+def _where_known(statistic: Statistic, x: np.ndarray) -> np.ndarray:
+    """The statistic of each column of which something is known, NaN for the others."""
+    there = np.isfinite(_columns(x)).any(0)
+    found = np.full(len(there), np.nan)
+    if there.any():
+        found[there] = statistic(x[..., there])
+    return found

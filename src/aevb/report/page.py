@@ -16,7 +16,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from aevb.experiments.lab import Result, read
-from aevb.report import figures
+from aevb.report import evidence, figures
 from aevb.report.mathematics import factorisation, formula
 
 SECTIONS = {
@@ -31,7 +31,7 @@ SECTIONS = {
     "again": "Running it again",
 }
 TASKS = {
-    "fa": ("data", "joint", "tutorial", "alternate", "exact", "posteriors", "naive"),
+    "fa": ("data", "joint", "tutorial", "alternate", "exact", "posteriors", "naive", "evidence"),
     "vae": ("originals", "exact", "clamped", "beta", "mixture", "ours"),
     "cvae": ("both", "prior", "likelihood", "clamped", "shuffled"),
     "gmvae": ("tutorial", "ours", "estimators", "m2", "clustering"),
@@ -92,7 +92,7 @@ def _environment() -> Environment:
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"number": number, "plain": plain, "spread": spread, "duration": duration, "settings": settings}
     environment.filters["tex"] = lambda text: formula(str(text).strip())
-    environment.globals |= {"sections": SECTIONS, "models": {key: SECTIONS[key] for key in TASKS}, "shown": SHOWN, "draw": figures}
+    environment.globals |= {"sections": SECTIONS, "models": {key: SECTIONS[key] for key in TASKS}, "shown": SHOWN, "draw": figures, "tell": evidence}
     environment.globals |= {
         "sides": sides,
         "target": target,
@@ -209,10 +209,11 @@ def number(value: float | None, digits: int | None = None) -> str:
 def plain(value: float) -> str:
     """A number that someone chose, with the digits it was chosen with.
 
-    >>> plain(3195.0), plain(0.0003), plain(-77.5)
-    ('3,195', '0.0003', '−77.5')
+    >>> plain(3195.0), plain(0.0003), plain(-77.5), plain(1e-6)
+    ('3,195', '0.0003', '−77.5', '1 × 10⁻⁶')
     """
-    return f"{value:,g}".replace("-", "−")
+    mantissa, _, exponent = f"{value:,g}".partition("e")
+    return mantissa.replace("-", "−") + (f" × 10{str(int(exponent)).translate(SUPERSCRIPTS)}" if exponent else "")
 
 
 def spread(values: Iterable[float], digits: int = 3) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, overload
 
+import numpy as np
 import torch
 
 from aevb.batch import Batch, split_latents
@@ -29,6 +30,7 @@ from aevb.families import OneHot
 from aevb.model import Model
 from aevb.networks import MLP
 from aevb.plan import Plan
+from aevb.training.capture import Together
 from aevb.training.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -47,7 +49,7 @@ from aevb.training.order import Order
 from aevb.training.run import Run
 from aevb.training.schedules import Phase
 from aevb.training.settings import Settings, to_toml
-from aevb.training.step import Stepper, Together
+from aevb.training.step import Stepper
 
 __all__ = ["Training", "TrainingError", "fit"]
 
@@ -99,24 +101,31 @@ def fit(
             return training.run()
     if "seed" in settings:
         raise ValueError("Say seed= for one run or seeds= for several, not both.")
-    chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    if not chosen or len(set(chosen)) < len(chosen):
-        raise ValueError(f"seeds is a number of runs, or a list of different seeds, got {seeds!r}.")
+    every = [Settings(**settings, seed=seed) for seed in _several(seeds)]
     with ExitStack() as closing:
-        trainings = []
-        for seed in chosen:
-            place = None if folder is None else folder / f"seed-{seed}"
-            continued = resume and place is not None and place.exists()
-            training = Training(model.fresh(seed), data, validation, Settings(**settings, seed=seed), place, continued, closing, progress)
-            training.watch(progress if seed == chosen[0] else False, tensorboard, closing)
+        trainings: list[Training] = []
+        for one in every:
+            place = None if folder is None else folder / f"seed-{one.seed}"
+            continued = resume and (place is None or place.exists())
+            rows, judged = (trainings[0].source, trainings[0].validation) if trainings else (data, validation)  # opened once, read by all
+            training = Training(model.fresh(one.seed), rows, judged, one, place, continued, closing, progress)
+            training.watch(False if trainings else progress, tensorboard, closing)
             training.after = after
             trainings.append(training)
         return _train_together(trainings)
 
 
+def _several(seeds: int | Sequence[int]) -> list[int]:
+    """The seeds that were asked for: so many, or these."""
+    chosen = list(range(seeds)) if isinstance(seeds, int | np.integer) else list(seeds)
+    if isinstance(seeds, bool) or not chosen or len(set(chosen)) < len(chosen):
+        raise ValueError(f"seeds is a number of runs, or a list of different seeds, got {seeds!r}.")
+    return chosen
+
+
 def _train_together(trainings: Sequence[Training]) -> list[Run]:
-    """Several runs, a step of each at a time. Where one is stopped all are, each after saving."""
-    together, stopped = Together(), None
+    """Several runs, a step of each at a time. Where one is stopped, or fails, all are; the others save first."""
+    together, stopped, failed = Together(), False, None
     with _interruptible() as interrupted:
         loops = {training: training.loop(interrupted) for training in trainings}
         while loops:
@@ -125,18 +134,28 @@ def _train_together(trainings: Sequence[Training]) -> list[Run]:
                 try:
                     phase = next(loop)
                     wanted.append((training.stepper, training.step, phase, training.rate(phase, training.step)))
-                except StopIteration:
+                except (StopIteration, Stopped, TrainingError) as end:
                     del loops[training]
-                except KeyboardInterrupt as error:
-                    del loops[training]
-                    stopped = error
-            if stopped is not None and not interrupted.set:
-                break
+                    stopped = stopped or isinstance(end, Stopped)
+                    if isinstance(end, TrainingError):
+                        failed, interrupted.set = failed or (training, end), True
             if wanted:
                 together.step(wanted)
-    if stopped is not None:
-        raise stopped
+                for training in loops:
+                    training.note_what_stays()
+    where = trainings[0].out.parent if trainings[0].out is not None else None
+    if failed is not None:
+        training, error = failed
+        others = f" The other runs were stopped{'' if where is None else ' and saved'}." if stopped else ""
+        raise TrainingError(f"Seed {training.settings.seed}: {error}{others}") from error
+    if stopped:
+        steps = ", ".join(str(training.step) for training in trainings)
+        raise Stopped(f"stopped after steps {steps} of {trainings[0].total}" + (f"; resume=True continues them from {where}" if where else ""))
     return [training.finished() for training in trainings]
+
+
+class Stopped(KeyboardInterrupt):
+    """A run was asked to end, and has saved."""
 
 
 class Training:
@@ -176,6 +195,8 @@ class Training:
         self._check_settings()
         self.stepper = Stepper(model, self.plan, self.source, self.order, settings, self.world, self.labelled, self._classes(), self.em)
         self._check_groups()
+        if settings.compile and self.stepper.not_recorded is not None:
+            raise ValueError(f"compile=True compiles a step of the bound, but {self.stepper.not_recorded}. Train without compile=True.")
         self.step, self.waited, self.skipped, self.before = 0, 0, 0, 0.0
         self.rows: list[dict[str, Any]] = []
         self.best: dict[str, Any] | None = None
@@ -337,7 +358,7 @@ class Training:
                 if (due["checkpoint"] and self._time_to_save()) or self.step == self.total or stop or stopped:
                     self._save()
                 if stopped:
-                    raise KeyboardInterrupt(
+                    raise Stopped(
                         f"stopped after step {self.step} of {self.total}" + (f"; resume=True continues it from {self.out}" if self.out else "")
                     )
             if s.patience is not None:
@@ -353,6 +374,9 @@ class Training:
 
     def _take_step(self, phase: Phase) -> None:
         self.stepper.step(self.step, phase, self.rate(phase, self.step))
+        self.note_what_stays()
+
+    def note_what_stays(self) -> None:
         if self.stepper.left_alone is not None:
             self._note_once(f"em() leaves q as it is: {self.stepper.left_alone}. To train q, fit again with alternate() or joint().")
 

@@ -7,13 +7,15 @@ step, gradients included, are written down as a list and run as that list. The n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from aevb.operations import plain_products
+from aevb.training.checkpoint import TrainingError
 
 Function = Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor]]  # of the inputs: the objective, and what is measured
 Found = tuple[Tensor, Tensor, list[Tensor | None]]  # the objective, what is measured, a gradient of −objective a parameter
@@ -43,10 +45,10 @@ class Recording:
         whole = _With(model, function)
 
         def flat(*tensors: Tensor) -> tuple[Tensor | None, ...]:
-            parameters = {name: tensor.detach().requires_grad_() for name, tensor in zip(named, tensors, strict=False)}
+            parameters = {name: tensor.detach() for name, tensor in zip(named, tensors, strict=False)}
+            sources = [parameters[name].requires_grad_() for name, parameter in named.items() if id(parameter) in wanted]
             given = dict(zip(inputs, tensors[len(named) :], strict=True))
             objective, measured = torch.func.functional_call(whole, {f"model.{name}": tensor for name, tensor in parameters.items()}, (given,))
-            sources = [parameters[name] for name, parameter in named.items() if id(parameter) in wanted]
             gradients = torch.autograd.grad(-objective, sources, allow_unused=True)
             return objective.detach(), measured, *gradients
 
@@ -57,9 +59,24 @@ class Recording:
         self.order = [places[id(parameter)] for parameter in active]
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> Found:
-        with torch.no_grad():
+        with torch.no_grad(), _explained():
             objective, measured, *gradients = self.run(*self.parameters, *inputs.values())
         return objective, measured, [gradients[i] for i in self.order]
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Where torch cannot compile, say what it needs: it tries when a step is first taken."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+            raise
+        cause = str(error).partition("\n")[0]
+        raise TrainingError(
+            f"compile=True: torch could not compile a step ({cause}). On a CPU it needs a C++ compiler (g++, or the one that CXX names), on a GPU "
+            "Triton and a C compiler. Train without compile=True: the numbers are the same but for rounding."
+        ) from error
 
 
 def shapes(inputs: Mapping[str, Tensor]) -> tuple[Any, ...]:

@@ -11,7 +11,8 @@ when it reads the metrics, not at every step, and then goes back to the step tha
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from aevb.model import Model
 from aevb.plan import Plan
 from aevb.program import Program
 from aevb.training import flat
+from aevb.training.capture import WARM_UP, captured, side_stream
 from aevb.training.checkpoint import optimizer_tensors, restore_optimizer
 from aevb.training.distributed import World
 from aevb.training.em import Regressions, Responsibilities, Statistics
@@ -39,7 +41,6 @@ from aevb.training.settings import Settings
 
 EM_ROWS = 1024  # rows whose statistics are taken at a time
 RECORD_AFTER, RECORD_FOR = 10, 1000  # steps of a phase before its arithmetic is recorded, and steps to come that make it worth the seconds
-WARM_UP = 3  # steps of a phase that run before it is captured: libraries initialise themselves, the optimiser makes its state
 
 
 class Stepper:
@@ -93,7 +94,7 @@ class Stepper:
             and isinstance(source, Resident)
             and not any(kind == "seed" for kind, _ in layout.values())
         )
-        self.records = _own(model) and settings.schedule.objective == "bound" and not any(kind == "seed" for kind, _ in layout.values())
+        self.not_recorded = _why_not_recorded(model, settings, [name for name, (kind, _) in layout.items() if kind == "seed"])
         self.recordings: dict[str, Recording] = {}
         self.flattens = settings.compile and on_gpu and world.size == 1 and settings.schedule.objective == "bound"
         self.judge, self.adam = (torch.compile(part, dynamic=False) if self.flattens else part for part in (_judge, flat.adam))
@@ -121,11 +122,11 @@ class Stepper:
             return
         count = self.seen[phase.name] = self.seen.get(phase.name, 0) + 1
         if not self.captures:
-            self._advance(phase)
+            self.advance(phase)
         elif count <= WARM_UP:
-            with torch.cuda.stream(_side_stream(self.device)):
-                self._advance(phase)
-            torch.cuda.current_stream(self.device).wait_stream(_side_stream(self.device))
+            with torch.cuda.stream(side_stream(self.device)):
+                self.advance(phase)
+            torch.cuda.current_stream(self.device).wait_stream(side_stream(self.device))
         else:
             self._capture(phase)
             self.graphs[phase.name].replay()
@@ -203,11 +204,24 @@ class Stepper:
             recorded = self.recordings[phase.name] = Recording(self.model, self._arithmetic, inputs, active, compiled=self.settings.compile)
         if recorded is not None and recorded.shapes == shapes(inputs):
             return recorded(inputs)
-        objective, measured = self._arithmetic(inputs)
-        return objective.detach(), measured, list(torch.autograd.grad(-objective, active, allow_unused=True))
+        with self._others_still(phase):
+            objective, measured = self._arithmetic(inputs)
+            return objective.detach(), measured, list(torch.autograd.grad(-objective, active, allow_unused=True))
+
+    @contextmanager
+    def _others_still(self, phase: Phase) -> Iterator[None]:
+        """What a phase does not move asks for no gradient meanwhile: a layer that is asked for one by autograd computes it, wanted or not."""
+        others = [p for name, group in self.groups.items() if not getattr(phase, name) for p in group]
+        try:
+            for parameter in others:
+                parameter.requires_grad_(False)
+            yield
+        finally:
+            for parameter in others:
+                parameter.requires_grad_(True)
 
     def _worth_recording(self, phase: Phase) -> bool:
-        if not self.records or phase.name in self.recordings:
+        if self.not_recorded is not None or phase.name in self.recordings:
             return False
         if self.settings.compile:
             return True
@@ -224,7 +238,7 @@ class Stepper:
             found = None
         return None if self.world.any(found is None) else found
 
-    def _advance(self, phase: Phase) -> None:
+    def advance(self, phase: Phase) -> None:
         active = self.active(phase)
         for parameter in active:
             parameter.grad = None
@@ -491,46 +505,18 @@ def _judge(total: Tensor, norm: Tensor, measured: Tensor, bad: Tensor, sums: Ten
     moved.add_(1 - bad)
 
 
-def captured(steppers: Sequence[Stepper], phases: Sequence[Phase]) -> torch.cuda.CUDAGraph:
-    """The steps of one or several models as one graph; several stand side by side in it, since one does not fill a GPU."""
-    device, graph = steppers[0].device, torch.cuda.CUDAGraph()
-    for stepper in steppers:
-        for generator in (stepper.noise, *([stepper.drawing] if stepper.draws else [])):
-            graph.register_generator_state(generator)
-    torch.cuda.synchronize(device)
-    with torch.cuda.graph(graph):
-        here = torch.cuda.current_stream(device)
-        sides = [torch.cuda.Stream(device) for _ in steppers[1:]]
-        for stepper, phase, stream in zip(steppers, phases, [*sides, here], strict=True):
-            stream.wait_stream(here) if stream is not here else None
-            with torch.cuda.stream(stream):
-                stepper._advance(phase)
-        for stream in sides:
-            here.wait_stream(stream)
-    return graph
-
-
-class Together:
-    """Steps of several models at once: on a GPU as one graph, elsewhere in turn. Each gets the numbers that it would get alone."""
-
-    def __init__(self) -> None:
-        self.graphs: dict[tuple[tuple[int, str], ...], torch.cuda.CUDAGraph] = {}
-
-    def step(self, wanted: Sequence[tuple[Stepper, int, Phase, float]]) -> None:
-        alone = len(wanted) == 1 or not all(stepper.captures and stepper.seen.get(phase.name, 0) >= WARM_UP for stepper, _, phase, _ in wanted)
-        for stepper, step, phase, rate in wanted:
-            stepper.step(step, phase, rate) if alone else stepper.load(step, rate)
-        if not alone:
-            key = tuple((id(stepper), phase.name) for stepper, _, phase, _ in wanted)
-            if key not in self.graphs:
-                self.graphs[key] = captured([stepper for stepper, *_ in wanted], [phase for *_, phase, _ in wanted])
-            self.graphs[key].replay()
-
-
-def _own(model: Model) -> bool:
-    """Whether all parts of a model are this library's: a part of one's own may do more than its tensors show, and runs as it was written."""
+def _why_not_recorded(model: Model, settings: Settings, seeded: Sequence[str]) -> str | None:
+    """Why a step runs as it was written, in words; None where its operations can be recorded, since nothing else happens in it."""
+    if settings.schedule.objective != "bound":
+        return f"{settings.schedule} takes exact answers, not an estimate of the bound"
+    if seeded:
+        return f"{seeded[0]} is drawn by a sampler of torch's own"
     parts = [part for entry in model.graph.entries() for part in (entry.spec, getattr(entry.spec, "net", None)) if part is not None]
-    return all(type(part).__module__.startswith("aevb.") for part in parts)
+    own = next((type(part).__name__ for part in parts if not type(part).__module__.startswith("aevb.")), None)
+    if own is not None:
+        return f"{own} is a part of your own, which may do more than its tensors show"
+    hooked = next((name for name, module in model.named_modules() if module._forward_hooks or module._forward_pre_hooks), None)
+    return None if hooked is None else f"{hooked} has a hook, which wants to be called"
 
 
 def _named(inputs: Mapping[str, Tensor], kind: str) -> Batch:
@@ -543,14 +529,3 @@ def _norm(gradients: list[Tensor]) -> Tensor:
     if gradients[0].device.type == "cpu":  # a dot product runs on all cores; torch's norm of a tensor does not
         return torch.stack([torch.dot(flat, flat) for flat in (gradient.reshape(-1) for gradient in gradients)]).sum().sqrt()
     return torch.nn.utils.get_total_norm(gradients)
-
-
-_streams: dict[torch.device, torch.cuda.Stream] = {}
-
-
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Steps before a capture run beside the default stream, as graphs want it."""
-    if device not in _streams:
-        _streams[device] = torch.cuda.Stream(device)
-    _streams[device].wait_stream(torch.cuda.current_stream(device))
-    return _streams[device]

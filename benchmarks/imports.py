@@ -1,0 +1,29 @@
+"""Seconds from a command until it is done: what importing the library adds to importing torch, and when its command line answers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+
+from timing import summary
+
+COMMANDS = {
+    "python": [sys.executable, "-c", "pass"],
+    "import torch": [sys.executable, "-c", "import torch"],
+    "import aevb": [sys.executable, "-c", "import aevb"],
+    "aevb --help": [sys.executable, "-m", "aevb", "--help"],
+}
+
+
+def startup(rounds: int, commands: Mapping[str, list[str]] = COMMANDS) -> dict[str, dict[str, float]]:
+    """The median over rounds, in each of which every command is started once, after one round that is not counted: it fills the file cache."""
+    times: dict[str, list[float]] = {name: [] for name in commands}
+    for count in range(rounds + 1):
+        for name, command in commands.items():
+            began = time.perf_counter()
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            if count:
+                times[name].append(time.perf_counter() - began)
+    return summary(times)

@@ -1,0 +1,124 @@
+"""Write the measured numbers into docs/performance.md: no number on that page is typed by hand.
+
+python benchmarks/tables.py             # fills what stands between <!-- FILE.json: COMMAND --> and <!-- end -->, from docs/figures/FILE.json
+python benchmarks/tables.py --check     # exits with 1 if the page differs from the files
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent.parent / "docs"
+MARKED = re.compile(r"(<!-- (?P<file>[\w-]+)\.json: (?P<command>.*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+MODELS = {
+    "vae": "VAE, Bernoulli, 784-500-500-20",
+    "vae-tutorial": "the tutorial's VAE: continuous Bernoulli, dropout 0.1, pixels dequantised anew at every step",
+    "gmvae": "Gaussian-mixture VAE, ten classes summed, 784-512-512-64",
+    "vrnn": "variational RNN, 28 steps of 28, LSTM of two layers of 256",
+}
+
+
+def rendered(page: str, figures: Path) -> str:
+    """The page with each marked place filled from its file, or with the command that makes the file where it is not there."""
+
+    def fill(found: re.Match[str]) -> str:
+        path = figures / f"{found['file']}.json"
+        body = _command(found["command"])
+        if path.exists():
+            body += "\n" + RENDERERS[found["file"].partition("-")[0]](json.loads(path.read_text()), figures)
+        else:
+            body += "\nNot measured yet.\n"
+        return found[1] + body + found[4]
+
+    return MARKED.sub(fill, page)
+
+
+def steps(record: dict[str, Any], figures: Path) -> str:
+    blocks = [_machine(record)]
+    for model, found in record["models"].items():
+        head = (MODELS[model], "ms a step", "times the tutorial's speed", "times the products alone")
+        rows = [(name, _number(row["ms"]), _ratio(row, "speed"), _ratio(row, "floor")) for name, row in found["ways"].items()]
+        blocks.append(_table(head, rows))
+        blocks += _left_out(found)
+    return "\n".join(blocks)
+
+
+def scaling(record: dict[str, Any], figures: Path) -> str:
+    blocks = [_machine(record)]
+    rows = []
+    for study in record["studies"].values():
+        for line, points in study.get("lines", {}).items():
+            values, ms = ", ".join(f"{p['value']:,}" for p in points), ", ".join(_number(p["ms"]) for p in points)
+            rows.append((f"{study['what']}: {line}", values, ms, f"{points[-1]['times']:.2f}"))
+    if rows:
+        blocks.append(_table(("what grows", "from … to", "ms a step", "the last, in times of the first"), rows))
+    if "startup" in record["studies"]:
+        commands = record["studies"]["startup"]["commands"]
+        blocks.append(_table(("command", "seconds from start to end"), [(f"`{name}`", f"{row['ms'] / 1e3:.2f}") for name, row in commands.items()]))
+    blocks += _left_out(record)
+    first = min(path.name for path in figures.glob("scaling-*.json"))  # one picture shows all machines
+    if first == f"scaling-{record['machine']['kind']}.json" and (figures / "scaling.png").exists():
+        blocks.append("![what a step costs as things grow](figures/scaling.png)\n")
+    return "\n".join(blocks)
+
+
+def race(record: dict[str, Any], figures: Path) -> str:
+    head = ("model", "the tutorial's number", "reached", "steps", "seconds from the start of the process")
+    rows = [(row["model"], f"{row['target']:.1f}", f"{row['reached']:.1f}", f"{row['steps']:,}", f"{row['seconds']:.1f}") for row in record["models"]]
+    return _table(head, rows) + f"\nAll of them: {record['seconds']:.1f} s.\n"
+
+
+RENDERERS: dict[str, Callable[[dict[str, Any], Path], str]] = {"steps": steps, "scaling": scaling, "race": race}
+
+
+def _command(command: str) -> str:
+    return f"```sh\n{command}\n```\n"
+
+
+def _machine(record: dict[str, Any]) -> str:
+    found = record["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    precision = ", TF32" if found["kind"] == "cuda" and found["float32 products"] == "high" else ""
+    where = f"{found['device']}{precision}" if found["kind"] == "cuda" else f"{found['device']}, {found['threads']} of {found['cores']} cores"
+    return f"{where}; {record['rounds']} rounds; {versions}.\n"
+
+
+def _left_out(found: dict[str, Any]) -> list[str]:
+    reasons = [f"{name}, because {reason}" for name, reason in found["left out"].items()]
+    return [f"Left out: {'; '.join(reasons)}.\n"] if reasons else []
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _number(value: float) -> str:
+    """Three digits."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _ratio(row: dict[str, float], key: str) -> str:
+    return f"{row[key]:.2f}" if key in row else ""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    given = parser.parse_args(arguments)
+    page = DOCS / "performance.md"
+    text = page.read_text()
+    new = rendered(text, DOCS / "figures")
+    if given.check:
+        sys.exit("docs/performance.md is not what the files say: python benchmarks/tables.py" if new != text else 0)
+    page.write_text(new)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""The benchmarks run, all ways of writing a step compute one bound, and the page of numbers says what the files say."""
+
+import json
+import math
+import sys
+
+import pytest
+import scaling
+import steps
+import timing
+import torch
+from agreement import Bounds, bounds, disagreeing
+from contenders import BASE, ENTRIES, FLOOR, OURS, build, contenders
+from imports import startup
+from library import declared, stepping, training
+from problems import BATCH, QUICK, SIZES, Contender, Problem
+from products import products
+from studies import STUDIES, Place
+from tables import DOCS, rendered
+
+OWN = [name for name, entry in ENTRIES.items() if entry.needs is None and not entry.slow and entry.device is None]
+
+
+def problem(model, **more):
+    return Problem(model, QUICK[model], **more)
+
+
+@pytest.fixture(autouse=True)
+def cores(monkeypatch):
+    """The benchmarks take cores away from their process, which here is the tests'."""
+    for module in (steps, scaling):
+        monkeypatch.setattr(module, "use_cores", lambda threads: None)
+
+
+def test_a_quick_run_times_every_own_way_and_writes_ratios(tmp_path, capsys):
+    steps.main(["--quick", "--models", *SIZES, "--ways", *OWN, "--threads", "1", "--json", str(tmp_path / "steps.json")])
+    found = json.loads((tmp_path / "steps.json").read_text())
+    assert found["machine"]["versions"]["torch"] == torch.__version__
+    assert found["rounds"] == 1
+    assert list(found["models"]) == list(SIZES)
+    for model, one in found["models"].items():
+        assert one["left out"] == {}
+        assert set(one["ways"]) == set(contenders(model, "cpu", OWN))
+        assert {BASE, OURS, FLOOR, "aevb, eager", "aevb, bfloat16"} <= set(one["ways"])
+        assert one["ways"][BASE]["speed"] == one["ways"][FLOOR]["floor"] == 1.0
+        assert all(row[key] > 0 for row in one["ways"].values() for key in ("ms", "low", "high", "speed", "floor"))
+    assert "aevb, eager" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("model", SIZES)
+def test_all_ways_compute_the_same_bound_at_the_same_weights(model):
+    # Draws are seeded. At five standard errors another seed would fail about once in a million comparisons.
+    found = bounds(problem(model), OWN, steps=0, epochs=1)
+    assert set(found) == set(contenders(model, "cpu", OWN)) - {FLOOR}
+    assert disagreeing(found) == []
+    assert found["aevb, eager"] == found[OURS]  # a recorded step is the step
+
+
+def test_all_ways_of_a_vae_train_to_the_same_bound():
+    found = bounds(problem("vae"), [BASE, OURS, "lean, by hand"], steps=100, epochs=1)
+    assert disagreeing(found) == []
+    assert found[OURS].trained > found[OURS].first + 1
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_eager_steps_are_not_recorded(recorded):
+    run = training(declared(problem("vae")), {"x": problem("vae").rows()})
+    contender = stepping(run, recorded=recorded)
+    for _ in range(timing.WARM_UP):
+        contender.step()
+    assert bool(run.stepper.recordings) is recorded
+
+
+def test_a_bound_that_is_another_is_found_out():
+    ours = Bounds(-100.0, 0.1, -50.0)
+    assert disagreeing({OURS: ours, "the same": Bounds(-100.3, 0.1, -51.0)}) == []
+    wrong = disagreeing({OURS: ours, "without a term": Bounds(-97.7, 0.1, -51.0), "stuck": Bounds(-100.0, 0.1, math.nan)})
+    assert [line.split(":")[0] for line in wrong] == ["without a term, at the first weights", "stuck, after training"]
+
+
+def test_a_contender_that_fails_is_left_out_with_its_reason(monkeypatch):
+    def broken(problem):
+        raise RuntimeError("no such kernel\nat some line")
+
+    monkeypatch.setitem(ENTRIES, "Pyro", type(ENTRIES["Pyro"])(broken, ("vae",)))
+    monkeypatch.setitem(ENTRIES, "pythae", type(ENTRIES["pythae"])(broken, ("vae",), needs="no_such_module"))
+    found, left_out = build(problem("vae"), [FLOOR, "Pyro", "pythae", "aevb, compiled"], quick=True)
+    assert list(found) == [FLOOR]
+    assert left_out == {
+        "Pyro": "RuntimeError: no such kernel",
+        "pythae": "no_such_module is not installed (pip install 'aevb[bench]')",
+        "aevb, compiled": "compiling takes longer than a quick run",
+    }
+
+
+@pytest.mark.parametrize("model", SIZES)
+def test_the_floor_has_all_products_of_a_step(model):
+    """A layer of a × b costs a·b multiplications a row in each of three products, less the gradient of the data."""
+    s = SIZES[model]
+    H, C, T, h = s.hidden[0], s.classes, s.steps, s.h
+    a_row = {
+        "vae": 2 * s.x * H + 3 * (H * H + H * 2 * s.z) + 3 * (s.z * H + H * H + H * s.x),
+        "gmvae": 2 * s.x * H + 3 * (H * H + H * C) + 2 * s.x * H + 3 * C * (H * H + H * 2 * s.z) + 3 * C * (s.z * H + H * H + H * s.x),
+        "vrnn": T * 2 * s.x * (4 * h + H)  # what the cells and q read of the data
+        + 3 * (T - 1) * 4 * h * (s.z + 3 * h)  # two layers of cells: z, below, and twice the state
+        + 3 * T * (h * H + H * H + H * 2 * s.z)  # q
+        + 3 * T * (h * H + H * H + H * 2 * s.z)  # the prior of z
+        + 3 * T * ((h + s.z) * H + H * H + H * s.x),
+    }
+    found = sum(p.rows * p.times * p.inputs * p.outputs * (3 if p.back else 2) for p in products(Problem(model, s)))
+    assert found == BATCH * a_row[model.removesuffix("-tutorial")]
+
+
+def test_times_are_ratios_within_rounds():
+    found = timing.summary({"slow": [4.0, 40.0, 8.0], "fast": [1.0, 10.0, 4.0]}, base="slow", floor="fast")
+    assert found["slow"] == {"ms": 8000.0, "low": 6000.0, "high": 24000.0, "speed": 1.0, "floor": 4.0}
+    assert found["fast"] == {"ms": 4000.0, "low": 2500.0, "high": 7000.0, "speed": 4.0, "floor": 1.0}
+    counted = []
+    times = timing.interleaved({"a": lambda: counted.append("a"), "b": lambda: counted.append("b")}, 3, 0.0, "cpu", warm_up=2)
+    assert {name: len(values) for name, values in times.items()} == {"a": 3, "b": 3}
+    assert sorted(counted[10:]) == ["a"] * 3 + ["b"] * 3
+
+
+def test_a_quick_study_of_growth_writes_a_file_and_a_picture(tmp_path):
+    options = ["--quick", "--device", "cpu", "--threads", "1", "--out", str(tmp_path)]
+    scaling.main([*options, "--only", "rows", "latent", "seeds"])
+    scaling.main([*options, "--only", "classes"])
+    found = json.loads((tmp_path / "scaling-cpu.json").read_text())
+    assert list(found["studies"]) == ["rows", "latent", "classes"]  # those before stay: the machine is the same
+    assert list(found["left out"]) == ["seeds"]
+    for study in found["studies"].values():
+        for points in study["lines"].values():
+            assert points[0]["times"] == 1.0
+            assert all(point["ms"] > 0 for point in points)
+    assert (tmp_path / "scaling.png").stat().st_size > 10_000
+    page = rendered("<!-- scaling-cpu.json: run this -->\n<!-- end -->\n", tmp_path)
+    assert "| rows of data: memory-mapped | 1,000, 10,000 |" in page
+    assert "(figures/scaling.png)" in page
+
+
+def test_runs_together_and_sequences_are_steps_of_fit(tmp_path):
+    place = Place("cpu", tmp_path, rounds=1, seconds=0.0, quick=True)
+    for name in ("seeds", "length"):
+        for points in STUDIES[name].lines(place).values():
+            assert all(piece() is None for piece in points.values())
+
+
+def test_commands_are_timed_from_start_to_end():
+    found = startup(1, {"short": [sys.executable, "-S", "-c", "pass"]})
+    assert found["short"]["ms"] > 0
+
+
+STEPS = {
+    "machine": {"device": "a chip", "kind": "cpu", "cores": 4, "threads": 2, "float32 products": "highest", "versions": {"torch": "9"}},
+    "rounds": 3,
+    "models": {
+        "vae": {
+            "ways": {BASE: {"ms": 12.345, "speed": 1.0, "floor": 4.0}, OURS: {"ms": 3.0, "speed": 4.1, "floor": 1.01}},
+            "left out": {"Pyro": "it is not there"},
+        }
+    },
+}
+
+
+def test_the_page_is_filled_from_the_files(tmp_path):
+    page = "before\n<!-- steps-cpu.json: run this -->\nold\n<!-- end -->\nbetween\n<!-- race.json: and that -->\n<!-- end -->\nafter\n"
+    (tmp_path / "steps-cpu.json").write_text(json.dumps(STEPS))
+    new = rendered(page, tmp_path)
+    assert "old" not in new
+    assert "a chip, 2 of 4 cores; 3 rounds; torch 9." in new
+    assert "| aevb | 3 | 4.10 | 1.01 |" in new
+    assert "Left out: Pyro, because it is not there." in new
+    assert "```sh\nand that\n```\n\nNot measured yet.\n<!-- end -->\nafter" in new
+    assert rendered(new, tmp_path) == new
+
+
+def test_the_page_of_numbers_says_what_the_files_say():
+    text = (DOCS / "performance.md").read_text()
+    assert rendered(text, DOCS / "figures") == text
+
+
+def test_a_contender_reads_a_loss_as_a_bound():
+    assert Contender(lambda: 0).bound(torch.tensor(2.5)) == -2.5
