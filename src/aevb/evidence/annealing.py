@@ -16,7 +16,7 @@ from torch import Tensor
 
 from aevb.batch import prepare
 from aevb.evidence.density import STARTS, Path, fixed_weights, replayed, temperatures, why_not_annealed, why_not_from_posterior
-from aevb.evidence.memory import limit, narrow, pieces
+from aevb.evidence.memory import narrow, pieces, room
 from aevb.evidence.result import Evidence, count
 from aevb.evidence.sampling import LEAST, Memory
 from aevb.evidence.weights import Weights
@@ -105,7 +105,7 @@ def _blocks(model: Model, batch: Mapping[str, Tensor], start: str, chains: int, 
         u = path.draw(c)
         return u, u.clone(), u.clone(), path.gradient(u, u.new_full((rows,), 0.5))  # a move holds the old and the new place, and the momentum
 
-    rows, _ = pieces(run, n, chains, limit(memory, model._parameter().device), smallest=chains)
+    rows, _ = pieces(run, n, chains, room(memory, model.parameters(), batch), smallest=chains)
     return [narrow(batch, i, min(rows, n - i)) for i in range(0, n, rows)]
 
 

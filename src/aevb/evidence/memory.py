@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -66,6 +66,14 @@ def limit(memory: float | str | None, device: torch.device) -> int:
     if isinstance(memory, bool) or not isinstance(memory, int | float) or not (memory > 0 and math.isfinite(memory)):
         raise ValueError(f'memory is a positive number of bytes or a text such as "2 GiB", got {memory!r}.')
     return int(memory)
+
+
+def room(memory: float | str | None, parameters: Iterable[Tensor], batch: Mapping[str, Tensor]) -> int:
+    """What a limit leaves beside the weights and the data, of which a part of at least a quarter is always given to work with."""
+    weights = list(parameters)
+    device = weights[0].device if weights else next(iter(batch.values())).device
+    whole, there = limit(memory, device), sum(value.numel() * value.element_size() for value in (*weights, *batch.values()))
+    return max(whole // 4, whole - there)
 
 
 def pieces(run: Callable[[int, int], object], rows: int, samples: int, budget: int, *, smallest: int = 1) -> tuple[int, int]:

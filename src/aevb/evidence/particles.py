@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from aevb.dependence import S
-from aevb.evidence.memory import limit, narrow, pieces
+from aevb.evidence.memory import narrow, pieces, room
 from aevb.evidence.result import Evidence, count, weight_notes
 from aevb.evidence.sampling import LEAST, Memory
 from aevb.evidence.swarm import Swarm
@@ -84,7 +84,7 @@ def filtered(
     few = narrow(batch, 0, min(n, 2))
     found, lowest, heaviest, resampled = [], [], [], []
     with model._evaluating(seed):
-        budget = limit(memory, model._parameter().device)
+        budget = room(memory, model.parameters(), batch)
         rows, _ = pieces(lambda r, k: Swarm(model, narrow(few, 0, r), k, settings.threshold).run(), n, particles, budget, smallest=particles)
         for i in range(0, n, rows):
             block = narrow(batch, i, min(rows, n - i))

@@ -17,7 +17,7 @@ from aevb.axes import SAMPLES, expand_axis
 from aevb.batch import split_latents
 from aevb.conditionals import Factor
 from aevb.estimators import Estimate
-from aevb.evidence.memory import limit, narrow, pieces, shares
+from aevb.evidence.memory import narrow, pieces, room, shares
 from aevb.evidence.result import Evidence, weight_notes
 from aevb.evidence.weights import Weights
 from aevb.families import Exact, Mixture
@@ -159,7 +159,7 @@ def streams(model: Model, batch: Mapping[str, Tensor], samples: int, memory: Mem
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < LEAST:
         raise ValueError(f"samples is a whole number of at least {LEAST}: the error is found from their spread. Got {samples!r}.")
     n, _ = model._extent(batch)
-    budget = limit(memory, model._parameter().device)
+    budget = room(memory, model.parameters(), batch)
     few = narrow(batch, 0, min(n, 2))
     rows, most = pieces(lambda r, k: weigh(narrow(few, 0, r), k), n, samples, budget, smallest=LEAST)
     for start in range(0, n, rows):
