@@ -10,7 +10,7 @@ parameter. Every gradient is itself a differentiable function, so second derivat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -38,6 +38,19 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool 
     else:
         y = _Affine.apply(x, weight.to(precision), None if bias is None else bias.to(precision), relu)  # type: ignore[no-untyped-call]
     return y.to(weight.dtype) if full else y
+
+
+@contextmanager
+def held_fixed(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Inside, these ask for no gradient: a layer that autograd asks for its weight's gradient computes it, wanted or not."""
+    learning = [parameter for parameter in parameters if parameter.requires_grad]
+    try:
+        for parameter in learning:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
 
 
 def _transformed() -> bool:

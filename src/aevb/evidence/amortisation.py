@@ -19,10 +19,10 @@ from torch import Tensor
 
 from aevb.batch import Batch, split_latents
 from aevb.estimators import estimate
-from aevb.evidence.density import fixed_weights
 from aevb.evidence.free import free_factors, zero_offsets
 from aevb.evidence.result import Evidence, weight_notes
 from aevb.evidence.weights import Weights
+from aevb.operations import held_fixed
 from aevb.plan import Plan
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _ascend(model: Model, plan: Plan, batch: Batch, iterations: int, generator: 
     if not free:
         return {}
     optimizer = torch.optim.Adam(free, lr=RATE)
-    with torch.enable_grad(), fixed_weights(model):
+    with torch.enable_grad(), held_fixed(model.parameters()):
         for i in range(iterations):
             optimizer.param_groups[0]["lr"] = RATE * 0.5 * (1 + math.cos(math.pi * i / iterations))
             value = estimate(plan, factors, batch, model.draw_noise(plan, batch, seed=_seed(generator)) | offsets).value

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from aevb.batch import prepare
-from aevb.evidence.density import STARTS, Path, fixed_weights, replayed, temperatures, why_not_annealed, why_not_from_posterior
+from aevb.evidence.density import STARTS, Path, replayed, temperatures, why_not_annealed, why_not_from_posterior
 from aevb.evidence.memory import narrow, pieces, room
 from aevb.evidence.result import Evidence, count
 from aevb.evidence.sampling import LEAST, Memory
 from aevb.evidence.weights import Weights
+from aevb.operations import held_fixed
 
 if TYPE_CHECKING:
     from aevb.model import Model
@@ -66,7 +67,7 @@ def annealed(
     """log 1/C Σ w over C chains an example."""
     start = _checked(model, batch, settings, chains)
     found, accepted = [], []
-    with model._evaluating(seed), fixed_weights(model):
+    with model._evaluating(seed), held_fixed(model.parameters()):
         for rows in _blocks(model, batch, start, chains, memory):
             log_weights, acceptance = _forward(Path(model, rows, start), settings, chains)
             found.append(_weights(log_weights))
@@ -278,7 +279,7 @@ def bidirectional(
     lower: tuple[list[Weights], list[Tensor]] = ([], [])
     upper: tuple[list[Weights], list[Tensor]] = ([], [])
     at = 0
-    with model._evaluating(None if seed is None else seed + 1), fixed_weights(model):
+    with model._evaluating(None if seed is None else seed + 1), held_fixed(model.parameters()):
         for rows in _blocks(model, batch, start, chains, memory):
             path = Path(model, rows, start)
             forward, backward = _both_ways(path, narrow(truth, at, path.n), settings, chains)

@@ -6,8 +6,7 @@ Jacobian. Finite latents are summed exactly inside both densities, so that neith
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -208,19 +207,6 @@ def replayed(path: Path, chains: int) -> Slope:
         return start.clone(), end.clone(), slope.clone()
 
     return replay
-
-
-@contextmanager
-def fixed_weights(model: Model) -> Iterator[None]:
-    """Gradients are for the latents alone: the weights ask for none meanwhile, so that no layer keeps its input for them."""
-    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    try:
-        for parameter in learning:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for parameter in learning:
-            parameter.requires_grad_(True)
 
 
 def temperatures(count: int, steepness: float = 4.0) -> Tensor:

@@ -11,8 +11,7 @@ when it reads the metrics, not at every step, and then goes back to the step tha
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from aevb.estimators import Bound, estimate
 from aevb.evidence.exact import exact_evidence
 from aevb.families import Bernoulli
 from aevb.model import Model
+from aevb.operations import held_fixed
 from aevb.plan import Plan
 from aevb.program import Program
 from aevb.training import flat
@@ -204,21 +204,9 @@ class Stepper:
             recorded = self.recordings[phase.name] = Recording(self.model, self._arithmetic, inputs, active, compiled=self.settings.compile)
         if recorded is not None and recorded.shapes == shapes(inputs):
             return recorded(inputs)
-        with self._others_still(phase):
+        with held_fixed(p for name, group in self.groups.items() if not getattr(phase, name) for p in group):
             objective, measured = self._arithmetic(inputs)
             return objective.detach(), measured, list(torch.autograd.grad(-objective, active, allow_unused=True))
-
-    @contextmanager
-    def _others_still(self, phase: Phase) -> Iterator[None]:
-        """What a phase does not move asks for no gradient meanwhile: a layer that is asked for one by autograd computes it, wanted or not."""
-        others = [p for name, group in self.groups.items() if not getattr(phase, name) for p in group]
-        try:
-            for parameter in others:
-                parameter.requires_grad_(False)
-            yield
-        finally:
-            for parameter in others:
-                parameter.requires_grad_(True)
 
     def _worth_recording(self, phase: Phase) -> bool:
         if self.not_recorded is not None or phase.name in self.recordings:
