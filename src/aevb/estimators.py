@@ -333,14 +333,7 @@ class Estimate:
         known = (*self.graph.observed, *(name for name in self.graph.latents if name in self.plan.clamped))
         return {name: self.likelihood(name) for name in known}, {f"kl({name})": self.kl(name) for name in self.plan.choices}
 
-    def log_joint(self) -> Tensor:
-        """log p of data and latents at every joint value, under a plan that sums all of them."""
-        total = _integrand(*self.terms(), 1.0)
-        for name in self.plan.enumerated:
-            total = self._only_known(name, total)
-        return total
-
-    def _only_known(self, name: str, total: Tensor) -> Tensor:
+    def only_known(self, name: str, total: Tensor) -> Tensor:
         """−∞ at the other values where a latent's value is known."""
         seen = self.batch.get(f"{name}?")
         if seen is None:
@@ -387,7 +380,7 @@ class Estimate:
             if weighted and draw in ("sum", "stratify"):
                 assert total is not None
                 logits = total + self.log_w(name) if draw == "stratify" else total
-                logits = self._only_known(name, logits) if draw == "sum" else logits
+                logits = self.only_known(name, logits) if draw == "sum" else logits
                 weight = expand_axis(logits, axis, plan.size((name, 0))).softmax(axis).detach()
                 total = expand_axis(logits, axis, plan.size((name, 0))).logsumexp(axis, keepdim=True)
             elif total is not None:

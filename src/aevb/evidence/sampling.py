@@ -100,7 +100,7 @@ def inner_sum(working: Estimate, total: Tensor) -> Tensor:
         if plan.choices[name].draw == "stratify":
             total = total + working.log_w(name)
         else:
-            total = working._only_known(name, total)
+            total = working.only_known(name, total)
         total = expand_axis(total, axis, plan.size((name, 0))).logsumexp(axis, keepdim=True)
     return total
 
