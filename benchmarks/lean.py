@@ -131,4 +131,6 @@ def replayed(work: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
         graph.replay()
         return result
 
+    replay.work = work  # type: ignore[attr-defined]  # the graph reads memory that only this keeps
+
     return replay

@@ -19,7 +19,7 @@ from timing import WARM_UP, Work, interleaved, machine, summary, wait
 
 from aevb import zoo
 from aevb.families import Bernoulli
-from aevb.training.capture import Together
+from aevb.training.capture import Steps
 
 Line = dict[int, Work]
 
@@ -115,7 +115,7 @@ def seeds(place: Place) -> dict[str, Line]:
 
 
 def _together(runs: list[Any]) -> Work:
-    together = Together()
+    together = Steps()
     phase = runs[0].settings.schedule.phase(0, runs[0].total)
 
     def step() -> None:

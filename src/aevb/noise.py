@@ -6,6 +6,8 @@ same noise, and a run on many processes gives each example the noise that its po
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -13,7 +15,19 @@ Layout = dict[str, tuple[str, tuple[int, ...]]]  # name → what to draw, shape
 
 
 def draw(layout: Layout, *, generator: torch.Generator | None, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    return {name: draw_one(kind, shape, generator, device, dtype) for name, (kind, shape) in layout.items()}
+    """The masks of dropout are drawn all at once: on a GPU each draw costs a kernel, however few its numbers."""
+    found: dict[str, Tensor] = {}
+    for name, (kind, shape) in layout.items():
+        if name in found:
+            continue
+        alike = {other: form for other, (sort, form) in layout.items() if sort == kind} if kind.startswith("keep ") else {name: shape}
+        if len(alike) == 1:
+            found[name] = draw_one(kind, shape, generator, device, dtype)
+            continue
+        sizes = [math.prod(form) for form in alike.values()]
+        parts = draw_one(kind, (sum(sizes),), generator, device, dtype).split(sizes)
+        found |= {other: part.view(form) for (other, form), part in zip(alike.items(), parts, strict=True)}
+    return found
 
 
 def fork(seed: Tensor, position: int) -> Tensor:

@@ -33,8 +33,7 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool 
         if key not in loop:
             loop[key] = _Anchored(weight, bias, precision)
         anchored = loop[key]
-        y = _Step.apply(x, anchored.seen, anchored.bias, anchored.waiting)  # type: ignore[no-untyped-call]
-        y = F.relu(y) if relu else y
+        y = _Step.apply(x, anchored.seen, anchored.bias, relu, anchored.waiting)  # type: ignore[no-untyped-call]
     else:
         y = _Affine.apply(x, weight.to(precision), None if bias is None else bias.to(precision), relu)  # type: ignore[no-untyped-call]
     return y.to(weight.dtype) if full else y
@@ -68,24 +67,25 @@ def _flat(x: Tensor) -> Tensor:
 
 
 _ONEDNN = torch.backends.mkldnn.is_available()
-_plain: ContextVar[bool] = ContextVar("plain", default=False)
+_library = torch.library.Library("aevb", "DEF")
+_library.define("product(Tensor x, Tensor weight, Tensor? bias, bool relu) -> Tensor")
 
 
-@contextmanager
-def plain_products(wanted: bool = True) -> Iterator[None]:
-    """Inside, products are torch's own, which are all that its compiler knows."""
-    token = _plain.set(wanted)
-    try:
-        yield
-    finally:
-        _plain.reset(token)
+def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "relu" if relu else "none", [], "")  # type: ignore[no-any-return]
+
+
+_library.impl("product", _by_onednn, "CPU")
+_library.impl("product", lambda x, weight, bias, relu: x.new_empty(x.shape[0], weight.shape[0]), "Meta")
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False) -> Tensor:
-    """x Wᵀ + b for a matrix x. On the CPU oneDNN is faster at it than the BLAS behind torch.mm, and takes the ReLU along."""
+    """x Wᵀ + b for a matrix x. On the CPU oneDNN is faster at it than the BLAS behind torch.mm, and takes the ReLU along, as a GPU's does."""
     large = x.shape[0] * weight.numel() >= 1 << 20
-    if large and x.device.type == "cpu" and x.dtype == torch.float32 and _ONEDNN and not (_plain.get() or torch.is_grad_enabled()):
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "relu" if relu else "none", [], "")
+    if large and x.device.type == "cpu" and x.dtype == torch.float32 and _ONEDNN and not torch.is_grad_enabled():
+        return torch.ops.aevb.product(x, weight, bias, relu)  # type: ignore[no-any-return]
+    if relu and bias is not None and x.device.type == "cuda" and not torch.is_grad_enabled():
+        return torch._addmm_activation(bias, x, weight.t())
     y = torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
     return y.relu_() if relu else y
 
@@ -178,17 +178,20 @@ class _Anchor(Function):
 
 class _Step(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, waiting: _Waiting) -> Tensor:
-        ctx.save_for_backward(x, weight)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, waiting: _Waiting) -> Tensor:
+        y = _product(_flat(x), weight, bias, relu=relu).reshape(*x.shape[:-1], weight.shape[0])
+        ctx.save_for_backward(x, weight, *([y] if relu else []))
         ctx.waiting = waiting
-        return _product(_flat(x), weight, bias).reshape(*x.shape[:-1], weight.shape[0])
+        return y
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        x, weight = ctx.saved_tensors
+        x, weight, *y = ctx.saved_tensors
+        if y:
+            gradient = torch.ops.aten.threshold_backward(gradient, y[0], 0)
         if torch._C._will_engine_execute_node(ctx.next_functions[1][0]):  # the weight's gradient is asked for
             ctx.waiting.of_this_pass().append((_flat(x), _flat(gradient)))
-        return _product(_flat(gradient), weight.t()).reshape(x.shape) if ctx.needs_input_grad[0] else None, None, None, None
+        return _product(_flat(gradient), weight.t()).reshape(x.shape) if ctx.needs_input_grad[0] else None, None, None, None, None
 
 
 # Likelihoods and cells -----------------------------------------------------------------------------------------------------------------
@@ -215,13 +218,51 @@ class _Bernoulli(Function):
         return of_logits, (logits * g).sum_to_size(x.shape) if ctx.needs_input_grad[1] else None
 
 
+_elementary: ContextVar[bool] = ContextVar("elementary", default=False)
+
+
+@contextmanager
+def elementary() -> Iterator[None]:
+    """Inside, a cell is the operations that it consists of, which a compiler can join with those around it."""
+    token = _elementary.set(True)
+    try:
+        yield
+    finally:
+        _elementary.reset(token)
+
+
 def lstm_cell(inputs: Tensor, recurrent: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
     """The new hidden state and cell from the two sums of gates (input, forget, candidate, output); on a GPU one kernel, and one back."""
-    if inputs.device.type == "cuda" and not _transformed():
+    if (inputs.device.type == "cuda" or _elementary.get()) and not _transformed():
         shape = torch.broadcast_shapes(inputs.shape[:-1], recurrent.shape[:-1], cell.shape[:-1])
-        rows = (value.expand(*shape, value.shape[-1]).reshape(-1, value.shape[-1]) for value in (inputs, recurrent, cell))
-        hidden, new, _ = torch.ops.aten._thnn_fused_lstm_cell(*rows)
+        rows = [value.expand(*shape, value.shape[-1]).reshape(-1, value.shape[-1]) for value in (inputs, recurrent, cell)]
+        hidden, new = _Cell.apply(*rows) if _elementary.get() else torch.ops.aten._thnn_fused_lstm_cell(*rows)[:2]  # type: ignore[no-untyped-call]
         return hidden.reshape(*shape, -1), new.reshape(*shape, -1)
     i, f, c, o = (inputs + recurrent).chunk(4, -1)
     new = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(c)
     return torch.sigmoid(o) * torch.tanh(new), new
+
+
+class _Cell(Function):
+    """Elementary operations; all gradients stand side by side, so that a compiler makes one kernel of them."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, recurrent: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+        i, f, c, o = (inputs + recurrent).chunk(4, -1)
+        i, f, c, o = torch.sigmoid(i), torch.sigmoid(f), torch.tanh(c), torch.sigmoid(o)
+        new = f * cell + i * c
+        out = torch.tanh(new)
+        ctx.save_for_backward(i, f, c, o, out, cell)
+        ctx.set_materialize_grads(False)
+        return o * out, new
+
+    @staticmethod
+    def backward(ctx: Any, of_hidden: Tensor | None, of_new: Tensor | None) -> Any:
+        i, f, c, o, out, cell = ctx.saved_tensors
+        of_hidden = torch.zeros_like(cell) if of_hidden is None else of_hidden
+        total = of_hidden * o
+        total = total - total * out * out if of_new is None else total - total * out * out + of_new
+        of_i, of_f, of_c, of_o = total * c * i, total * cell * f, total * i, of_hidden * out * o
+        parts = [of_i - of_i * i, of_f - of_f * f, of_c - of_c * c * c, of_o - of_o * o, total * f]
+        gates, before = torch.cat(parts, -1).split([4 * cell.shape[-1], cell.shape[-1]], -1)
+        return gates, gates, before

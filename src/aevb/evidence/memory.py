@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 DEFAULT = 2**27  # on the CPU, where larger pieces are no faster: their pages are fetched anew for every operation
+CORNERS = 0.02  # of a limit on a GPU
 SHARE = 0.5  # of a GPU's free memory
 PROBE = 32  # samples of the small run; enough that what every sample needs outweighs what a row needs once
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -69,10 +70,15 @@ def limit(memory: float | str | None, device: torch.device) -> int:
 
 
 def room(memory: float | str | None, parameters: Iterable[Tensor], batch: Mapping[str, Tensor]) -> int:
-    """What a limit leaves beside the weights and the data, of which a part of at least a quarter is always given to work with."""
+    """What a limit leaves beside what is there already, of which a part of at least a quarter is always given to work with.
+
+    There are the weights and the data; on a GPU whatever the process holds, and the corners of blocks that no tensor fills.
+    """
     weights = list(parameters)
     device = weights[0].device if weights else next(iter(batch.values())).device
     whole, there = limit(memory, device), sum(value.numel() * value.element_size() for value in (*weights, *batch.values()))
+    if device.type == "cuda":
+        there = torch.cuda.memory_allocated(device) + int(CORNERS * whole)
     return max(whole // 4, whole - there)
 
 

@@ -30,7 +30,7 @@ from aevb.families import OneHot
 from aevb.model import Model
 from aevb.networks import MLP
 from aevb.plan import Plan
-from aevb.training.capture import Together
+from aevb.training.capture import Steps
 from aevb.training.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -125,7 +125,7 @@ def _several(seeds: int | Sequence[int]) -> list[int]:
 
 def _train_together(trainings: Sequence[Training]) -> list[Run]:
     """Several runs, a step of each at a time. Where one is stopped, or fails, all are; the others save first."""
-    together, stopped, failed = Together(), False, None
+    together, stopped, failed = Steps(), False, None
     with _interruptible() as interrupted:
         loops = {training: training.loop(interrupted) for training in trainings}
         while loops:
@@ -194,6 +194,7 @@ class Training:
         self.labelled = [name for name in model.graph.latents if name in first and model.graph.rule("q", name).spec.finite]
         self._check_settings()
         self.stepper = Stepper(model, self.plan, self.source, self.order, settings, self.world, self.labelled, self._classes(), self.em)
+        self.steps = Steps()
         self._check_groups()
         if settings.compile and self.stepper.not_recorded is not None:
             raise ValueError(f"compile=True compiles a step of the bound, but {self.stepper.not_recorded}. Train without compile=True.")
@@ -373,7 +374,7 @@ class Training:
         return Run(self.model, self.settings, self.rows, self.out, self.step, self.seconds)
 
     def _take_step(self, phase: Phase) -> None:
-        self.stepper.step(self.step, phase, self.rate(phase, self.step))
+        self.steps.step([(self.stepper, self.step, phase, self.rate(phase, self.step))])
         self.note_what_stays()
 
     def note_what_stays(self) -> None:

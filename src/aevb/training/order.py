@@ -20,9 +20,10 @@ class Order:
         self.n, self.batch, self.seed, self.device = n, min(batch, n), seed, device
         self._kept: dict[int, Tensor] = {}
 
-    def rows(self, step: int) -> Tensor:
+    def rows(self, step: int, count: int = 1) -> Tensor:
+        """The rows of ``count`` steps, one after another."""
         start = step * self.batch
-        parts, wanted = [], self.batch
+        parts, wanted = [], count * self.batch
         while wanted:
             epoch, offset = divmod(start, self.n)
             part = self._permutation(epoch)[offset : offset + wanted]

@@ -8,14 +8,16 @@ step, gradients included, are written down as a list and run as that list. The n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from aevb.operations import plain_products
+from aevb.operations import elementary
 from aevb.training.checkpoint import TrainingError
+from aevb.training.fusing import fused
+from aevb.training.rewriting import Beside, rewritten
 
 Function = Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor]]  # of the inputs: the objective, and what is measured
 Found = tuple[Tensor, Tensor, list[Tensor | None]]  # the objective, what is measured, a gradient of −objective a parameter
@@ -33,9 +35,21 @@ class _With(nn.Module):
 
 
 class Recording:
-    """What ``function`` computes for these inputs and the model's parameters, and its gradients with respect to the active ones."""
+    """What ``function`` computes for these inputs and the model's parameters, and its gradients with respect to the active ones.
 
-    def __init__(self, model: nn.Module, function: Function, inputs: Mapping[str, Tensor], active: Sequence[Tensor], *, compiled: bool) -> None:
+    Where it is to be captured, on a GPU, ``branches`` are the streams that it may use beside its own.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        function: Function,
+        inputs: Mapping[str, Tensor],
+        active: Sequence[Tensor],
+        *,
+        compiled: bool,
+        branches: Sequence[Any] = (),
+    ) -> None:
         from torch.fx.experimental.proxy_tensor import make_fx
 
         named = dict(model.named_parameters())
@@ -52,11 +66,24 @@ class Recording:
             gradients = torch.autograd.grad(-objective, sources, allow_unused=True)
             return objective.detach(), measured, *gradients
 
-        with plain_products(compiled):
+        with elementary() if compiled else nullcontext():
             graph = _trim(make_fx(flat)(*self.parameters, *inputs.values()))
-        self.run = torch.compile(graph, fullgraph=True, dynamic=False) if compiled else graph
+        self.run: Callable[..., Any] = graph
+        self.beside: Beside | None = None
+        if branches:
+            graph = rewritten(graph, len(named))
+            self.beside = Beside(fused(graph) if compiled else graph, branches)
+            self.run = self.beside.run
+        elif compiled:
+            self.run = torch.compile(graph, fullgraph=True, dynamic=False)
         places = {id(parameter): i for i, parameter in enumerate(parameter for parameter in named.values() if id(parameter) in wanted)}
-        self.order = [places[id(parameter)] for parameter in active]
+        self.active, self.order = list(active), [places[id(parameter)] for parameter in active]
+
+    def write_into(self, places: Mapping[Any, Tensor]) -> None:
+        """Where the gradients belong, by parameter: those that are the last of their branch are put there as they come."""
+        if self.beside is not None:
+            outputs = self.beside.outputs[len(self.beside.outputs) - len(self.order) :]
+            self.beside.into = {outputs[i]: places[parameter] for i, parameter in zip(self.order, self.active, strict=True)}
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> Found:
         with torch.no_grad(), _explained():
@@ -85,7 +112,7 @@ def shapes(inputs: Mapping[str, Tensor]) -> tuple[Any, ...]:
 
 
 def _trim(graph: fx.GraphModule) -> fx.GraphModule:
-    """Without the operations that change nothing: detaching, views of views, and views of the shape that is there."""
+    """Without the operations that change nothing: detaching, factors of 1, views of views, and views of the shape that is there."""
     aten = torch.ops.aten
     reshaping = (aten.view.default, aten._unsafe_view.default)
     for node in list(graph.graph.nodes):
@@ -95,7 +122,7 @@ def _trim(graph: fx.GraphModule) -> fx.GraphModule:
             while node.args[0].target in reshaping:
                 node.update_arg(0, node.args[0].args[0])
         source = node.args[0]
-        same = node.target is aten.detach.default
+        same = node.target is aten.detach.default or (node.target is aten.mul.Scalar and node.args[1] == 1)
         if node.target in (*reshaping, aten.expand.default):
             before, after = source.meta["val"], node.meta["val"]
             same = before.shape == after.shape and before.stride() == after.stride()

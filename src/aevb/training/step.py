@@ -30,7 +30,7 @@ from aevb.operations import held_fixed
 from aevb.plan import Plan
 from aevb.program import Program
 from aevb.training import flat
-from aevb.training.capture import WARM_UP, captured, side_stream
+from aevb.training.capture import AT_ONCE, WARM_UP, Lane, lane
 from aevb.training.checkpoint import optimizer_tensors, restore_optimizer
 from aevb.training.distributed import World
 from aevb.training.em import Regressions, Responsibilities, Statistics
@@ -39,6 +39,7 @@ from aevb.training.recording import Found, Recording, shapes
 from aevb.training.schedules import Phase
 from aevb.training.settings import Settings
 
+ALIGNED = 4  # numbers apart: where a kernel may expect its arguments
 EM_ROWS = 1024  # rows whose statistics are taken at a time
 RECORD_AFTER, RECORD_FOR = 10, 1000  # steps of a phase before its arithmetic is recorded, and steps to come that make it worth the seconds
 
@@ -67,10 +68,10 @@ class Stepper:
         self.names = {parameter: name for name, parameter in model.named_parameters()}
         on_gpu = self.device.type == "cuda"
         assert settings.lr is not None
-        self.rate = torch.tensor(settings.lr, device=self.device) if on_gpu else None
+        self.rates = torch.full((AT_ONCE, ALIGNED), settings.lr, device=self.device) if on_gpu else None
         self.optimizer = torch.optim.Adam(
             [p for group in groups.values() for p in group],
-            lr=settings.lr if self.rate is None else self.rate,
+            lr=settings.lr if self.rates is None else self.rates[0, 0],
             fused=self.device.type in ("cpu", "cuda"),
             capturable=on_gpu,
         )
@@ -78,8 +79,9 @@ class Stepper:
         self.left_alone: str | None = None  # why EM does not set q
         self.lost: str | None = None  # why EM found no statistics
         self.noise, self.drawing = torch.Generator(self.device), torch.Generator(self.device)
-        self.rows = torch.zeros(order.batch, dtype=torch.long, device=self.device)
-        self.kl_weight = torch.ones((), device=self.device, dtype=self.dtype)
+        places = AT_ONCE if on_gpu else 1  # what the host says of so many steps
+        self.rows = torch.zeros(places, order.batch, dtype=torch.long, device=self.device)
+        self.kl_weights = torch.ones(places, ALIGNED, device=self.device, dtype=self.dtype)
         self.bad = torch.zeros((), device=self.device)  # 1 once a step has failed
         self.moved = torch.zeros((), device=self.device)  # steps taken since the host last looked, the first of which was ``origin``
         self.origin: int | None = None
@@ -94,16 +96,18 @@ class Stepper:
             and isinstance(source, Resident)
             and not any(kind == "seed" for kind, _ in layout.values())
         )
+        self.number = 0  # among models that are trained together
         self.not_recorded = _why_not_recorded(model, settings, [name for name, (kind, _) in layout.items() if kind == "seed"])
         self.recordings: dict[str, Recording] = {}
         self.flattens = settings.compile and on_gpu and world.size == 1 and settings.schedule.objective == "bound"
-        self.judge, self.adam = (torch.compile(part, dynamic=False) if self.flattens else part for part in (_judge, flat.adam))
+        self.finish = torch.compile(flat.finish, dynamic=False) if self.flattens else flat.finish
         self.vectors: dict[str, flat.Vector] = {}
         self.left = 0  # steps to come
         self.draws = bool(source.fresh or settings.distort)  # whether the data of a step are drawn
         self.waits = on_gpu  # the host need not look after every step
-        self.graphs: dict[str, torch.cuda.CUDAGraph] = {}
-        self.seen: dict[str, int] = {}
+        self.drawn: dict[str, int] = {}  # how far a step moves its generators
+        self.seen: dict[str, int] = {}  # steps of each phase that were taken one by one
+        self.take: Callable[[], None] = lambda: None  # takes the steps that were asked for and not taken yet
 
     # Taking a step ----------------------------------------------------------------------------------------------------------------
 
@@ -112,52 +116,63 @@ class Stepper:
             self.origin = step if self.origin is None else self.origin
             self._iterate(step)
             return
-        self.load(step, rate)
+        self.load(step, [rate])
         if self.settings.schedule.objective == "em" and (phase.position == 0 or self.reference is None):
             self.reference = copy.deepcopy(self.model).eval()
             assert self.em is not None
             self.left_alone = self.em.tighten(self.source.take(torch.arange(min(2, self.source.n))))
-        if phase.name in self.graphs:
-            self.graphs[phase.name].replay()
-            return
-        count = self.seen[phase.name] = self.seen.get(phase.name, 0) + 1
+        self.seen[phase.name] = self.seen.get(phase.name, 0) + 1
         if not self.captures:
             self.advance(phase)
-        elif count <= WARM_UP:
-            with torch.cuda.stream(side_stream(self.device)):
-                self.advance(phase)
-            torch.cuda.current_stream(self.device).wait_stream(side_stream(self.device))
-        else:
-            self._capture(phase)
-            self.graphs[phase.name].replay()
+            return
+        here = torch.cuda.current_stream(self.device)
+        self.lane.chain.wait_stream(here)
+        with torch.cuda.stream(self.lane.chain):
+            self.advance(phase)
+        here.wait_stream(self.lane.chain)
 
-    def _capture(self, phase: Phase) -> None:
-        self.graphs[phase.name] = captured([self], [phase])
-
-    def load(self, step: int, rate: float) -> None:
-        """What this step needs from the host."""
-        s = self.settings
+    def load(self, step: int, rates: Sequence[float]) -> None:
+        """What the next steps need from the host: one for each rate."""
+        s, count = self.settings, len(rates)
         self.origin = step if self.origin is None else self.origin
         self.left = s.total(self.source.n, self.order.batch) - step
-        self.rows.copy_(self.order.rows(step), non_blocking=True)
-        self.noise.manual_seed(seed_of(s.seed, "noise", step))
+        self.rows[:count].copy_(self.order.rows(step, count).view(count, -1), non_blocking=True)
+        self._seed(self.noise, "noise", step)
         if self.draws:
-            self.drawing.manual_seed(seed_of(s.seed, "data", step))
+            self._seed(self.drawing, "data", step)
         if s.kl_warmup:
-            self.kl_weight.fill_(min(1.0, (step + 1) / s.kl_warmup))
-        if self.rate is not None:
-            self.rate.fill_(rate)
+            weights = [min(1.0, (step + 1 + i) / s.kl_warmup) for i in range(count)]
+            self.kl_weights[:count, 0].copy_(torch.tensor(weights, dtype=self.dtype), non_blocking=True)
+        if self.rates is not None:
+            self.rates[:count, 0].copy_(torch.tensor(rates), non_blocking=True)
         else:
             for group in self.optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = rates[0]
+
+    def _seed(self, generator: torch.Generator, word: str, step: int) -> None:
+        """What a step draws is a function of (seed, step): drawn with a seed of its own, or, so that steps can follow each other in one graph,
+        from its place in one stream."""
+        if not self.captures:
+            generator.manual_seed(seed_of(self.settings.seed, word, step))
+            return
+        if word not in self.drawn:
+            self.noise.manual_seed(0), self.drawing.manual_seed(0)
+            self.inputs(0)
+            self.drawn = {"noise": self.noise.get_offset(), "data": self.drawing.get_offset()}
+        generator.manual_seed(seed_of(self.settings.seed, word))
+        generator.set_offset(step * self.drawn[word])
+
+    @property
+    def lane(self) -> Lane:
+        return lane(self.device, self.number)
 
     def active(self, phase: Phase) -> list[nn.Parameter]:
         return [p for name in ("theta", "phi") if getattr(phase, name) for p in self.groups[name]]
 
-    def _inputs(self) -> dict[str, Tensor]:
+    def inputs(self, place: int) -> dict[str, Tensor]:
         """All that a step's arithmetic reads besides the parameters: the batch, its noise, its distorted copy, the weight of the KL terms."""
-        s, n = self.settings, len(self.rows)
-        batch, uniform = self.source.draw(self.rows, generator=self.drawing, share=self.world.share(n))
+        s, n = self.settings, self.order.batch
+        batch, uniform = self.source.draw(self.rows[place], generator=self.drawing, share=self.world.share(n))
         inputs = {f"batch {name}": value for name, value in batch.items()} | {f"uniform {name}": value for name, value in uniform.items()}
         if s.schedule.objective == "bound":
             _, steps = self.model._extent(batch)
@@ -165,11 +180,11 @@ class Stepper:
             inputs |= {f"noise {name}": value for name, value in self.world.rows_of(drawn, n).items()}
         if s.agree:
             inputs |= {f"moved {name}": value for name, value in self._distorted(self.source.prepare(batch, uniform)).items()}
-        return inputs | ({"weight": self.kl_weight} if s.kl_warmup else {})
+        return inputs | ({"weight": self.kl_weights[place, 0]} if s.kl_warmup else {})
 
     def _objective(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Bound]:
         """This process's part of the mean objective over the whole batch, and the bound."""
-        s, n = self.settings, len(self.rows)
+        s, n = self.settings, self.order.batch
         batch, uniform, noise, moved = (_named(inputs, kind) for kind in ("batch", "uniform", "noise", "moved"))
         batch = self.source.prepare(batch, uniform)
         if s.schedule.objective == "evidence":
@@ -195,13 +210,15 @@ class Stepper:
         if name == "elbo" and self.settings.kl_warmup:  # the bound itself, not the weighted objective
             values[name] = sum((-term if key.startswith("kl(") else term for key, term in bound.terms.items()), torch.zeros_like(bound.value))
         self.measured = [*values, "gradient"]
-        return objective, torch.stack([value.detach() for value in values.values()]).sum(-1) / len(self.rows)
+        return objective, torch.stack([value.detach() for value in values.values()]).sum(-1) / self.order.batch
 
     def _evaluate(self, phase: Phase, inputs: Mapping[str, Tensor]) -> Found:
         """The objective, what is measured, and the gradients of the active parameters."""
         active, recorded = self.active(phase), self.recordings.get(phase.name)
         if recorded is None and self._worth_recording(phase):
-            recorded = self.recordings[phase.name] = Recording(self.model, self._arithmetic, inputs, active, compiled=self.settings.compile)
+            branches = self.lane.branches if self.captures else ()
+            recorded = Recording(self.model, self._arithmetic, inputs, active, compiled=self.settings.compile, branches=branches)
+            self.recordings[phase.name] = recorded
         if recorded is not None and recorded.shapes == shapes(inputs):
             return recorded(inputs)
         with held_fixed(p for name, group in self.groups.items() if not getattr(phase, name) for p in group):
@@ -213,11 +230,10 @@ class Stepper:
             return False
         if self.settings.compile:
             return True
-        return not self.captures and self.seen[phase.name] >= RECORD_AFTER and self.left >= RECORD_FOR
+        return self.seen[phase.name] >= (WARM_UP if self.captures else RECORD_AFTER) and self.left >= RECORD_FOR
 
-    def _attempt(self, phase: Phase) -> Found | None:
+    def _attempt(self, phase: Phase, inputs: Mapping[str, Tensor]) -> Found | None:
         """What a step finds; None, in every process, where the exact evidence has no value in one: a covariance of p is none any more."""
-        inputs = self._inputs()
         if self.settings.schedule.objective != "evidence":
             return self._evaluate(phase, inputs)
         try:
@@ -226,17 +242,18 @@ class Stepper:
             found = None
         return None if self.world.any(found is None) else found
 
-    def advance(self, phase: Phase) -> None:
+    def advance(self, phase: Phase, place: int = 0, inputs: Mapping[str, Tensor] | None = None) -> None:
+        """Take the step for which the host has loaded this place."""
         active = self.active(phase)
         for parameter in active:
             parameter.grad = None
-        attempt = self._attempt(phase)
+        attempt = self._attempt(phase, self.inputs(place) if inputs is None else inputs)
         if attempt is None:
             self.bad.fill_(1.0)
             return
         total, measured, found = attempt
         if self.flattens and all(parameter in self.optimizer.state for parameter in active):
-            self._update_flat(phase, total, measured, dict(zip(active, found, strict=True)))
+            self._finish(phase, place, total, measured, dict(zip(active, found, strict=True)))
             return
         for parameter, gradient in zip(active, found, strict=True):
             parameter.grad = gradient
@@ -248,37 +265,34 @@ class Stepper:
             self.bad.fill_(1.0)
             return
         self._make_room()
-        self.judge(total, norm / self.world.size, measured, self.bad, self.sums, self.taken, self.moved)
+        flat.judge(total, norm / self.world.size, measured, self.bad, self.sums, self.taken, self.moved)
         if self.waits:
             self.optimizer.found_inf = self.bad  # type: ignore[attr-defined]
         if self.settings.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(active, self.settings.clip, norm)
-        self._update(active)
+        self._update(active, place)
 
     @torch.no_grad()
-    def _update_flat(self, phase: Phase, total: Tensor, measured: Tensor, gradients: Mapping[nn.Parameter, Tensor | None]) -> None:
-        """The rest of a compiled step: its judgement, and Adam over a vector for each group of parameters."""
-        for name, group in self.groups.items():
-            if getattr(phase, name) and group and name not in self.vectors:
-                self.vectors[name] = flat.Vector(group, self.optimizer)
-        moved = {name: self.vectors[name].gather(gradients) for name in self.vectors if getattr(phase, name)}
-        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in moved.values()]))
+    def _finish(self, phase: Phase, place: int, total: Tensor, measured: Tensor, found: Mapping[nn.Parameter, Tensor | None]) -> None:
+        """The rest of a compiled step: Adam over one vector."""
+        assert self.rates is not None
+        if phase.name not in self.vectors:
+            self.vectors[phase.name] = flat.Vector(list(found), self.optimizer)
+            self.recordings[phase.name].write_into(self.vectors[phase.name].gradients)
+        vector = self.vectors[phase.name]
         self._make_room()
-        self.judge(total, norm, measured, self.bad, self.sums, self.taken, self.moved)
-        assert self.rate is not None
-        for name, gradient in moved.items():
-            if self.settings.clip is not None:
-                gradient.mul_((self.settings.clip / (norm + 1e-6)).clamp(max=1.0))
-            vector = self.vectors[name]
-            self.adam(vector.values, vector.means, vector.squares, vector.step, gradient, self.rate, self.bad)
+        counts = self.bad, self.sums, self.taken, self.moved
+        self.finish(vector.state, vector.gather(found), self.rates[place, 0], self.settings.clip, total, measured, counts)
 
     def _make_room(self) -> None:
         if not len(self.sums):
             self.sums = torch.zeros(len(self.measured), device=self.device, dtype=self.dtype)
 
-    def _update(self, active: list[nn.Parameter]) -> None:
+    def _update(self, active: list[nn.Parameter], place: int) -> None:
         """Adam's step. On the CPU, where a step may be short, by its function: the optimiser around it costs as much as a layer."""
         moved = [p for p in active if p.grad is not None]
+        if self.rates is not None:
+            self.optimizer.param_groups[0]["lr"] = self.rates[place, 0]
         if self.device.type != "cpu" or any(p not in self.optimizer.state for p in moved):
             self.optimizer.step()
             return
@@ -335,6 +349,7 @@ class Stepper:
 
     def failed(self) -> bool:
         """Whether a step failed since the host last looked; ``at`` is then that step."""
+        self.take()
         assert self.origin is not None
         if bool(self.bad):
             self.at = self.origin + int(self.moved)
@@ -358,6 +373,7 @@ class Stepper:
 
     def metrics(self) -> dict[str, Any]:
         """What was added up since the last reading, over all processes."""
+        self.take()
         sums = self.sums.clone()
         self.world.sum([sums])
         return {"taken": int(self.taken), "sums": dict(zip(self.measured, sums.tolist(), strict=True))}
@@ -395,7 +411,7 @@ class Stepper:
 
     def _distorted(self, batch: Batch) -> Batch:
         """x̃, a little turned, sheared, scaled and shifted."""
-        graph, n, moved = self.model.graph, len(self.rows), {}
+        graph, n, moved = self.model.graph, self.order.batch, {}
         for name, distortion in self.settings.distort.items():
             draws = distortion.draws(n, self.drawing, batch[name])[self.world.share(n)]
             moved[name] = distortion(batch[name][0], draws, binary=isinstance(graph.rule("p", name).spec, Bernoulli)).unsqueeze(0)
@@ -440,8 +456,8 @@ class Stepper:
         """Take a failed step again, without the optimiser, and name the factor and the rows."""
         if self.lost is not None:
             return f"Step {step}: {self.lost}. No step was taken."
-        self.load(step, 0.0)
-        share = self.world.share(len(self.rows))
+        self.load(step, [0.0])
+        share = self.world.share(self.order.batch)
         rows = self.order.rows(step)[share].cpu()
         broken = [name for name, factor in self.model.factors.items() if any(not bool(p.isfinite().all()) for p in factor.parameters())]
         cause = f" The parameters of {', '.join(broken)} are not finite." if broken else ""
@@ -461,7 +477,7 @@ class Stepper:
     def _culprit(self, active: list[nn.Parameter], share: slice) -> tuple[str, Tensor]:
         """The term that is not finite and the rows where, or the parameter whose gradient is not, by all rows."""
         self.optimizer.zero_grad(set_to_none=True)
-        objective, bound = self._objective(self._inputs())
+        objective, bound = self._objective(self.inputs(0))
         for name, term in bound.terms.items():
             bad = ~term.detach().isfinite().cpu()
             if bool(bad.any()):
@@ -483,14 +499,6 @@ def _not_finite(found: Statistics | None) -> str | None:
         return "the exact posterior has no value: a covariance of p is not positive definite"
     bad = next((name for name, value in found.items() if not bool(value.isfinite().all())), None)
     return None if bad is None else f"the statistics of {bad.rpartition(' ')[0] or bad} are not finite"
-
-
-def _judge(total: Tensor, norm: Tensor, measured: Tensor, bad: Tensor, sums: Tensor, taken: Tensor, moved: Tensor) -> None:
-    """Whether this step, or one before it that the host has not seen, failed; if none did, add what was measured, and count."""
-    bad.copy_(torch.maximum(bad, 1 - (total + norm).isfinite().to(bad.dtype)))
-    sums.add_(torch.where(bad > 0, 0.0, torch.cat([measured, norm.reshape(1)]).to(sums.dtype)))
-    taken.add_(1 - bad)
-    moved.add_(1 - bad)
 
 
 def _why_not_recorded(model: Model, settings: Settings, seeded: Sequence[str]) -> str | None:

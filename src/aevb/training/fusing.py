@@ -1,0 +1,177 @@
+"""What lies between the products of a recorded step, compiled: a kernel or a few where the recording has dozens of operations.
+
+A step is products and what lies between them. The products are best left to the libraries of the GPU's maker; everything else that can be computed
+before the next product (its *level*) is one function for torch's compiler. The steps of a sequence ask for the same functions
+again and again, and each is compiled once: a loop over 28 steps compiles as fast as a loop over two.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from aevb.training.rewriting import BESIDE, PRODUCTS, VIEWS, Node, call
+
+aten = torch.ops.aten
+EXTERN = {
+    aten.mm, aten.addmm, aten.addmm_, aten._addmm_activation, aten.bmm, aten.baddbmm, aten.convolution, aten.convolution_backward,
+}  # fmt: skip
+PARTS = (*VIEWS, aten.split.Tensor, aten.split_with_sizes.default, aten.select.int, aten.transpose.int, aten.permute.default, getitem)
+
+
+OPTIONS: dict[str, Any] = {"realize_reads_threshold": 32, "realize_opcount_threshold": 256}  # compute a value again rather than write it down
+NARROW, SMALL = 4, 512  # a product over so few, or to so few of not many rows, is no work for a product's routine
+
+
+def fused(graph: fx.GraphModule) -> fx.GraphModule:
+    """The same step with each cluster as one call of a compiled function."""
+    _spread(graph.graph)
+    levels: dict[Node, int] = {}
+    clustered: set[Node] = set()
+    for node in graph.graph.nodes:
+        level = max((levels[source] for source in node.all_input_nodes), default=0)
+        levels[node] = level + (getattr(node.target, "overloadpacket", None) in EXTERN)
+        free = node.op == "call_function" and BESIDE not in node.meta and levels[node] == level
+        if free and (node.target not in PARTS or node.args[0] in clustered):
+            clustered.add(node)
+    return _Assembly(graph, levels, clustered, _cheap(graph.graph, clustered)).graph
+
+
+def _cheap(graph: fx.Graph, clustered: set[Node]) -> set[Node]:
+    """What is made of the arguments alone, number by number: every cluster that reads it makes its own, and nothing is written down."""
+    given: set[Node] = set()
+    found: list[Node] = []
+    for node in graph.nodes:
+        inside = all(source in given for source in node.all_input_nodes)
+        if node.op in ("placeholder", "get_attr") or (inside and node.target in PARTS):
+            given.add(node)
+        elif inside and node in clustered and (not node.all_input_nodes or torch.Tag.pointwise in node.target.tags):
+            given.add(node)
+            found.append(node)
+    return {node for node in found if clustered.issuperset(node.users)}
+
+
+def _spread(graph: fx.Graph) -> None:
+    """Products over a few numbers, or to a few, as sums, which join what lies around them."""
+    for node in list(graph.nodes):
+        if node.target not in PRODUCTS or BESIDE in node.meta:
+            continue
+        bias, (a, b) = node.args[0] if node.target is aten.addmm.default else None, node.args[-2:]
+        (rows, terms), columns = a.meta["val"].shape, b.meta["val"].shape[1]
+        with graph.inserting_before(node):
+            if terms <= NARROW:
+                total = _outer(graph, a, b, terms)
+            elif columns <= 2 * NARROW and rows <= SMALL and a.meta["val"].dtype == torch.float32:
+                pairs = call(graph, aten.unsqueeze.default, a, 1), call(graph, aten.unsqueeze.default, call(graph, aten.t.default, b), 0)
+                total = call(graph, aten.sum.dim_IntList, call(graph, aten.mul.Tensor, *pairs), [2])
+            else:
+                continue
+            total = total if bias is None else call(graph, aten.add.Tensor, total, bias)
+        node.replace_all_uses_with(total)
+        graph.erase_node(node)
+
+
+def _outer(graph: fx.Graph, a: Node, b: Node, terms: int) -> Node:
+    total = None
+    for k in range(terms):
+        term = call(graph, aten.mul.Tensor, call(graph, aten.slice.Tensor, a, 1, k, k + 1), call(graph, aten.slice.Tensor, b, 0, k, k + 1))
+        total = term if total is None else call(graph, aten.add.Tensor, total, term)
+    return total
+
+
+class _Assembly:
+    """The new graph: units (a cluster, or a node of its own) in an order in which each finds its inputs, level by level."""
+
+    def __init__(self, old: fx.GraphModule, levels: Mapping[Node, int], clustered: set[Node], cheap: set[Node]) -> None:
+        self.places, self.cheap = {node: i for i, node in enumerate(old.graph.nodes)}, cheap
+        self.new = fx.Graph()
+        self.known: dict[Node, Node] = {}
+        self.compiled: dict[Any, tuple[str, nn.Module]] = {}
+        members: dict[Any, list[Node]] = defaultdict(list)
+        for node in old.graph.nodes:
+            if node not in cheap:
+                members[levels[node] if node in clustered else node].append(node)
+        unit = {node: key for key, nodes in members.items() for node in nodes}
+        needs = {key: {unit[source] for source in self._inputs(nodes)} for key, nodes in members.items()}
+        users: dict[Any, list[Any]] = defaultdict(list)
+        for key, sources in needs.items():
+            for source in sources:
+                users[source].append(key)
+        ranks = {key: (nodes[0].op == "output", levels[nodes[0]], self.places[nodes[0]]) for key, nodes in members.items()}
+        ready = [(ranks[key], key) for key, sources in needs.items() if not sources]
+        heapify(ready)
+        while ready:
+            _, key = heappop(ready)
+            self._emit(members[key], isinstance(key, int))
+            for user in users[key]:
+                needs[user].discard(key)
+                if not needs[user]:
+                    heappush(ready, (ranks[user], user))
+        constants = {node.target: getattr(old, node.target) for node in old.graph.nodes if node.op == "get_attr"}
+        self.graph = fx.GraphModule(dict(self.compiled.values()) | constants, self.new)
+
+    def _whole(self, nodes: Sequence[Node]) -> list[Node]:
+        """The nodes of a unit, with the cheap ones that they need."""
+        found, waiting = set(nodes), list(nodes)
+        while waiting:
+            more = [source for source in waiting.pop().all_input_nodes if source in self.cheap and source not in found]
+            found.update(more)
+            waiting += more
+        return sorted(found, key=self.places.__getitem__)
+
+    def _inputs(self, nodes: Sequence[Node]) -> list[Node]:
+        whole = self._whole(nodes)
+        return list(dict.fromkeys(source for node in whole for source in node.all_input_nodes if source not in set(whole)))
+
+    def _emit(self, nodes: Sequence[Node], cluster: bool) -> None:
+        first = nodes[0]
+        if not cluster and not (BESIDE in first.meta and first.target is aten.sum.dim_IntList):
+            self.known[first] = _copied(self.new, first, self.known)
+            return
+        inputs, whole = self._inputs(nodes), self._whole(nodes)
+        outputs = [node for node in nodes if any(user not in set(whole) for user in node.users)]
+        names = {node: i for i, node in enumerate([*inputs, *whole])}
+        lines = [(str(node.target), str(fx.map_arg((node.args, node.kwargs), lambda argument: _Name(names[argument])))) for node in whole]
+        key = tuple(lines), tuple(_form(node.meta["val"]) for node in inputs), tuple(names[node] for node in outputs)
+        if key not in self.compiled:
+            self.compiled[key] = f"part_{len(self.compiled)}", _function(inputs, whole, outputs)
+        call = self.new.call_module(self.compiled[key][0], tuple(self.known[node] for node in inputs))
+        self.known |= {node: self.new.call_function(getitem, (call, i)) for i, node in enumerate(outputs)}
+        for node in [call, *(self.known[output] for output in outputs)] if BESIDE in first.meta else ():
+            node.meta[BESIDE] = first.meta[BESIDE]
+
+
+def _function(inputs: Sequence[Node], nodes: Sequence[Node], outputs: Sequence[Node]) -> Any:
+    graph = fx.Graph()
+    known = {node: graph.placeholder(f"x{i}") for i, node in enumerate(inputs)}
+    for node in nodes:
+        known[node] = _copied(graph, node, known)
+    graph.output(tuple(known[node] for node in outputs))
+    return _compiled(fx.GraphModule({}, graph))
+
+
+def _compiled(function: fx.GraphModule) -> Any:
+    return torch.compile(function, fullgraph=True, dynamic=False, options=OPTIONS)
+
+
+def _copied(graph: fx.Graph, node: Node, known: dict[Node, Node]) -> Node:
+    """The compiler lays values out as it likes: a view that was possible may not be any more."""
+    copy = graph.node_copy(node, known.__getitem__)
+    if node.target in (aten.view.default, aten._unsafe_view.default):
+        copy.target = aten.reshape.default
+    return copy
+
+
+class _Name(int):
+    def __repr__(self) -> str:
+        return f"%{int(self)}"
+
+
+def _form(value: Tensor) -> tuple[Any, ...]:
+    return tuple(value.shape), value.stride(), value.dtype

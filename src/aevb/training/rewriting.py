@@ -1,0 +1,280 @@
+"""A recorded step, rewritten for a GPU: fewer and larger operations that say the same.
+
+What a small model costs on a GPU is the number of its operations, one after another, more than what they compute; a loop over time is nothing
+else. So products of one and the same input become one product, with the weights side by side; a product that is added to something is
+added by the routine that multiplies; and what only the gradients of weights are made of, which nobody waits for, runs beside the chain.
+The results differ from the recording's in rounding alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+Node = Any  # an fx.Node: its arguments may be anything
+PRODUCTS = (aten.mm.default, aten.addmm.default)
+VIEWS = (
+    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.t.default, aten.slice.Tensor, aten.expand.default,
+    aten.unsqueeze.default, aten.squeeze.dim,
+)  # fmt: skip
+CAST = aten._to_copy.default
+ENDS = (aten.mm.default, aten.sum.dim_IntList, CAST)
+BESIDE = "beside"  # marks a node that runs beside the chain, with a number for those that belong together
+OFTEN = 4  # uses of the same weights that are worth a copy of them side by side
+ALIGNED = 8  # numbers: rows of a matrix begin where the fast routines want them
+
+
+def rewritten(graph: fx.GraphModule, parameters: int) -> fx.GraphModule:
+    """The first ``parameters`` arguments are the weights."""
+    for node in graph.graph.nodes:
+        if isinstance(value := node.meta.get("val"), torch.Tensor):
+            node.meta["val"] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    _without_side_effects(graph.graph)
+    _share(graph.graph)
+    weights = _hoist(graph.graph, parameters)
+    _merge(graph.graph, weights)
+    _accumulate(graph.graph)
+    graph.graph.eliminate_dead_code()
+    for i, group in enumerate(_leaves(graph.graph)):
+        for node in group:
+            node.meta[BESIDE] = i
+    return _anew(graph)
+
+
+def _anew(graph: fx.GraphModule) -> fx.GraphModule:
+    """The same, written down again: where nodes were moved, torch takes a wrong one for the last that uses a value."""
+    copy = fx.Graph()
+    known: dict[Node, Node] = {}
+    result = copy.graph_copy(graph.graph, known)
+    copy.output(result)
+    for before, after in known.items():
+        after.meta = before.meta
+    return fx.GraphModule(graph, copy)
+
+
+def _calls(graph: fx.Graph) -> Iterator[Node]:
+    return (node for node in list(graph.nodes) if node.op == "call_function")
+
+
+def _without_side_effects(graph: fx.Graph) -> None:
+    """What writes into a value that nothing else reads makes a new one instead."""
+    for node in _calls(graph):
+        name = getattr(node.target, "__name__", "")
+        packet, _, overload = name.partition(".")
+        if packet.endswith("_") and not packet.startswith("_") and len(node.args[0].users) == 1 and hasattr(aten, packet[:-1]):
+            node.target = getattr(getattr(aten, packet[:-1]), overload)
+
+
+def _share(graph: fx.Graph) -> None:
+    """What was viewed or put together before is not again; a transposed transpose is what it was."""
+    known: dict[tuple[Any, ...], Node] = {}
+    for node in _calls(graph):
+        if node.target is aten.t.default and node.args[0].target is aten.t.default:
+            node.replace_all_uses_with(node.args[0].args[0])
+            graph.erase_node(node)
+        elif node.target in (*VIEWS, aten.cat.default):
+            key = node.target, *(tuple(arg) if isinstance(arg, list) else arg for arg in node.args)
+            if key in known:
+                node.replace_all_uses_with(known[key])
+                graph.erase_node(node)
+            else:
+                known[key] = node
+
+
+def _hoist(graph: fx.Graph, parameters: int) -> set[Node]:
+    """What is a view of weights comes first; returns weights and views."""
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    found, last = set(placeholders[:parameters]), placeholders[-1]
+    for node in _calls(graph):
+        if node.target in VIEWS and node.args[0] in found:
+            last.append(node)
+            last = node
+            found.add(node)
+    return found
+
+
+# Products of one input --------------------------------------------------------------------------------------------------------------------
+
+
+def _merge(graph: fx.Graph, weights: set[Node]) -> None:
+    of_input: dict[Node, list[Node]] = defaultdict(list)
+    for node in _calls(graph):
+        if node.target in PRODUCTS and node.args[-1] in weights and _bias(node) in (None, *weights):
+            of_input[node.args[-2]].append(node)
+    kinds = Counter(_kind(nodes) for nodes in of_input.values() if len(nodes) > 1)
+    whole: dict[tuple[Any, ...], tuple[Node, Node | None]] = {}
+    places = {node: i for i, node in enumerate(graph.nodes)}
+    start = next(node for node in graph.nodes if node.op == "call_function" and node not in weights)
+    for x, nodes in of_input.items():
+        kind = _kind(nodes)
+        if len(nodes) < 2 or kinds[kind] < OFTEN:
+            continue
+        if kind not in whole:
+            with graph.inserting_before(start):
+                whole[kind] = _side_by_side(graph, nodes)
+        weight, bias = whole[kind]
+        with graph.inserting_before(min(nodes, key=places.__getitem__)):
+            product = call(graph, aten.mm.default, x, weight) if bias is None else call(graph, aten.addmm.default, bias, x, weight)
+            at = 0
+            for node in nodes:
+                width = node.meta["val"].shape[1]
+                part = call(graph, aten.slice.Tensor, product, 1, at, at + width)
+                at += width
+                node.replace_all_uses_with(part)
+                graph.erase_node(node)
+
+
+def _kind(nodes: list[Node]) -> tuple[Any, ...]:
+    """Which weights and biases one input is multiplied by, in what order."""
+    nodes.sort(key=lambda node: (-node.meta["val"].shape[1], node.args[-1].name))
+    return tuple((node.args[-1], _bias(node)) for node in nodes)
+
+
+def _bias(node: Node) -> Node | None:
+    return node.args[0] if node.target is aten.addmm.default else None
+
+
+def _side_by_side(graph: fx.Graph, nodes: Sequence[Node]) -> tuple[Node, Node | None]:
+    weight = call(graph, aten.cat.default, [node.args[-1] for node in nodes], 1)
+    width = weight.meta["val"].shape[1]
+    gap = -width % ALIGNED
+    if gap:
+        weight = call(graph, aten.constant_pad_nd.default, weight, [0, gap])
+    if all(_bias(node) is None for node in nodes):
+        return weight, None
+    like = weight
+    parts = [_bias(node) or call(graph, aten.new_zeros.default, like, [node.args[-1].meta["val"].shape[1]]) for node in nodes]
+    parts += [call(graph, aten.new_zeros.default, like, [gap])] if gap else []
+    return weight, call(graph, aten.cat.default, parts)
+
+
+# Products that are added ----------------------------------------------------------------------------------------------------------------
+
+
+def _accumulate(graph: fx.Graph) -> None:
+    for node in _calls(graph):
+        if node.target is not aten.add.Tensor or node.kwargs or not all(isinstance(arg, fx.Node) for arg in node.args):
+            continue
+        shape = node.meta["val"].shape
+        if any(arg.meta["val"].shape != shape for arg in node.args):
+            continue
+        for total, part in (node.args, node.args[::-1]):
+            product = _root(part)
+            if product.target is aten.mm.default and _alone(part) and _own(total) and total.meta["val"].is_contiguous():
+                break
+        else:
+            continue
+        size = list(product.meta["val"].shape)
+        if total.meta["val"].dtype != product.meta["val"].dtype:
+            continue
+        with graph.inserting_before(node):
+            flat = total if list(total.meta["val"].shape) == size else call(graph, aten.view.default, total, size)
+            added = graph.call_function(aten.addmm_.default, (flat, *product.args))
+            added.meta["val"] = flat.meta["val"]
+            result = added if list(shape) == size else call(graph, aten.view.default, added, list(shape))
+        node.replace_all_uses_with(result)
+        graph.erase_node(node)
+
+
+def _root(node: Node) -> Node:
+    """What this is a view of."""
+    while node.target in VIEWS:
+        node = node.args[0]
+    return node
+
+
+def _alone(node: Node) -> bool:
+    """Whether nothing else looks at it, nor at what it is a view of."""
+    while len(node.users) == 1:
+        if node.target not in VIEWS:
+            return True
+        node = node.args[0]
+    return False
+
+
+def _own(node: Node) -> bool:
+    """Whether it may be written over: it was computed for this use alone, or is a part of such a thing that no other part overlaps."""
+    while len(node.users) == 1 and node.target in VIEWS:
+        if node.target is aten.slice.Tensor and len(node.args[0].users) > 1:
+            base = node.args[0]
+            return base.op == "call_function" and base.target not in VIEWS and _computed(base) and _disjoint(list(base.users))
+        if node.target is aten.expand.default:
+            return False
+        node = node.args[0]
+    return len(node.users) == 1 and node.op == "call_function" and node.target not in VIEWS and _computed(node)
+
+
+def _computed(node: Node) -> bool:
+    """Whether its memory is its own: the result of arithmetic."""
+    return node.target in (aten.mm.default, aten.addmm.default, aten.add.Tensor, aten.mul.Tensor, aten.cat.default, aten.addmm_.default)
+
+
+def _disjoint(parts: Sequence[Node]) -> bool:
+    if any(part.target is not aten.slice.Tensor or len(part.args) != 4 or part.args[1] != parts[0].args[1] for part in parts):
+        return False
+    ends = sorted((part.args[2], part.args[3]) for part in parts)
+    return all(a[1] <= b[0] for a, b in pairwise(ends))
+
+
+def call(graph: fx.Graph, target: Any, *args: Any) -> Node:
+    node = graph.call_function(target, args)
+    node.meta["val"] = target(*fx.map_arg(args, lambda argument: argument.meta["val"]))
+    return node
+
+
+# Beside the chain -------------------------------------------------------------------------------------------------------------------------
+
+
+class Beside(fx.Interpreter):
+    """Runs a recorded step on a GPU; what only the gradients of weights are made of runs on streams of its own."""
+
+    def __init__(self, graph: fx.GraphModule, branches: Sequence[torch.cuda.Stream]) -> None:
+        super().__init__(graph)
+        self.branches = branches
+        self.kept: list[Any] = []  # what another stream may still read
+        self.outputs: list[Any] = list(next(node for node in graph.graph.nodes if node.op == "output").args[0])
+        self.into: dict[Node, torch.Tensor] = {}
+
+    def run(self, *args: Any, **options: Any) -> Any:
+        self.begun: set[torch.cuda.Stream] = set()
+        return super().run(*args, **options)
+
+    def run_node(self, node: Node) -> Any:
+        here = torch.cuda.current_stream(self.branches[0].device)
+        if node.op == "output":
+            for side in self.begun:
+                here.wait_stream(side)
+            self.kept.clear()
+        if BESIDE not in node.meta:
+            return super().run_node(node)
+        side = self.branches[node.meta[BESIDE] % len(self.branches)]
+        self.kept.append(fx.map_arg((node.args, node.kwargs), lambda argument: self.env[argument]))
+        self.begun.add(side)
+        side.wait_stream(here)
+        with torch.cuda.stream(side):
+            place = self.into.get(node)
+            if place is None:
+                return super().run_node(node)
+            if node.target is aten.mm.default:
+                return torch.mm(*(self.env[argument] for argument in node.args), out=place)
+            return place.copy_(super().run_node(node))
+
+
+def _leaves(graph: fx.Graph) -> list[set[Node]]:
+    """What only gradients are made of, at their very end: products, sums, and what is put together for them. Apart where independent."""
+    found: set[Node] = set()
+    groups: list[set[Node]] = []
+    for node in reversed(list(graph.nodes)):
+        users = [user for user in node.users if user.op != "output"]
+        ends = node.target in ENDS and (not users or all(user.target is CAST for user in users))
+        if node.op == "call_function" and (ends or (users and node.target in (*VIEWS, aten.cat.default))) and found.issuperset(users):
+            joined = [group for group in groups if not group.isdisjoint(users)]
+            groups = [group for group in groups if group not in joined] + [{node}.union(*joined)]
+            found.add(node)
+    return groups

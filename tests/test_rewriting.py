@@ -1,0 +1,236 @@
+"""What a GPU is given instead of a recording says the same: fewer products, clusters in order, many steps at a time."""
+
+import os
+import shutil
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_recording import CASES, data, trained, vrnn
+
+from aevb import LSTM, Bernoulli, Model, Normal, fit, mlp, noise
+from aevb.operations import elementary
+from aevb.training import capture, fusing, recording
+from aevb.training import step as stepping
+from aevb.training.rewriting import BESIDE, PRODUCTS, rewritten
+
+SUMS = ("mm", "addmm", "addmm_")
+
+
+def count(graph, *names):
+    return sum(getattr(node.target, "__name__", "").split(".")[0] in names for node in graph.graph.nodes)
+
+
+@pytest.fixture
+def replaced(monkeypatch):
+    """Recordings are replaced by what is made of them; returns the pairs."""
+    found = []
+
+    def use(make):
+        class Replaced(recording.Recording):
+            def __init__(self, *args, **choices):
+                super().__init__(*args, **choices)
+                before, self.run = self.run, make(self.run, len(self.parameters))
+                found.append((before, self.run))
+
+        monkeypatch.setattr(stepping, "Recording", Replaced)
+        return found
+
+    return use
+
+
+def by_functions(graph, parameters, compiled=lambda function: function):
+    real, fusing._compiled = fusing._compiled, compiled
+    try:
+        return fusing.fused(rewritten(graph, parameters))
+    finally:
+        fusing._compiled = real
+
+
+def alike(monkeypatch, name, tolerance=2e-4):
+    """Train a case eagerly, then again with what stands in for its recording; by few steps, since rounding grows from step to step."""
+    build, more, settings = CASES[name]
+    patched = stepping.Recording
+    eager, *_ = trained(monkeypatch, build, more, settings, after=1000)
+    monkeypatch.setattr(stepping, "Recording", patched)  # which training has undone
+    other, _, some = trained(monkeypatch, build, more, settings, after=3)
+    assert some
+    for (key, a), b in zip(eager.state_dict().items(), other.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, msg=lambda text, key=key: f"{key}: {text}")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_rewritten_step_is_the_step(monkeypatch, replaced, name):
+    replaced(rewritten)
+    alike(monkeypatch, name, tolerance=1e-2 if name == "bfloat16" else 2e-4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_in_clusters_is_the_step(monkeypatch, replaced, name):
+    found = replaced(by_functions)
+    with elementary():
+        alike(monkeypatch, name, tolerance=1e-2 if name == "bfloat16" else 2e-4)
+    for _, graph in found:  # beside products and views there are functions alone
+        left = {node.target.__name__ for node in graph.graph.nodes if node.op == "call_function" and BESIDE not in node.meta}
+        assert not left & {"add.Tensor", "mul.Tensor", "relu.default", "sigmoid.default", "threshold_backward.default", "sum.dim_IntList"}
+
+
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch compiles for a CPU with a C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses what torch advises against
+def test_compiled_clusters_are_the_step(monkeypatch, replaced):
+    replaced(lambda graph, parameters: by_functions(graph, parameters, fusing._compiled))
+    alike(monkeypatch, "vae")
+
+
+def recorded(model, x, *, cells):
+    """A step's recording, its arguments, and how many of them are weights."""
+    batch, plan = model.prepare(x=x), model.plan()
+    n, steps = model._extent(batch)
+    given = batch | noise.draw(plan.layout(n, steps, dropout=True), generator=None, device=torch.device("cpu"), dtype=x.dtype)
+    named = set(batch)
+
+    def function(inputs):
+        from aevb.estimators import estimate
+
+        bound = estimate(plan, model.factors, {k: v for k, v in inputs.items() if k in named}, {k: v for k, v in inputs.items() if k not in named})
+        return bound.value.mean(), bound.value.mean().reshape(1)
+
+    with elementary() if cells else nullcontext():
+        made = recording.Recording(model, function, given, list(model.parameters()), compiled=False)
+    return made.run, [*made.parameters, *given.values()], len(made.parameters)
+
+
+def sequences(steps):
+    return (torch.rand(5, steps, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64) < 0.3).double()
+
+
+def test_products_of_one_input_become_one_and_gradients_lie_beside(monkeypatch):
+    model = vrnn().double()
+    graph, arguments, weights = recorded(model, sequences(12), cells=False)
+    with torch.no_grad():
+        before = graph(*arguments)
+        products = count(graph, *SUMS)
+        smaller = rewritten(graph, weights)
+        for a, b in zip(smaller(*arguments), before, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+    assert count(smaller, *SUMS) < products - 2 * 12  # of each step at least one forwards and one backwards
+    assert count(smaller, "addmm_") >= 10
+    groups = {node.meta[BESIDE] for node in smaller.graph.nodes if BESIDE in node.meta}
+    assert len(groups) > 5
+    for node in smaller.graph.nodes:
+        if BESIDE in node.meta:
+            assert all(user.op == "output" or user.meta.get(BESIDE) == node.meta[BESIDE] for user in node.users)
+
+
+def test_a_longer_sequence_needs_no_more_functions():
+    made = {}
+    for steps in (6, 14):
+        p = {"h[t] | h[t-1], x[t-1], z[t-1]": LSTM(6), "z[t] | h[t]": Normal(5), "x[t] | h[t], z[t]": Bernoulli(4, net=mlp(5))}
+        model = Model(p, {"z[t] | h[t], x[t]": Normal(net=mlp(9, 9))}).double()
+        graph, arguments, weights = recorded(model, sequences(steps), cells=True)
+        with torch.no_grad():
+            before = graph(*arguments)
+            clusters = by_functions(graph, weights)
+            for a, b in zip(clusters(*arguments), before, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+        calls = [node.target for node in clusters.graph.nodes if node.op == "call_module"]
+        made[steps] = len(set(calls)), len(calls)
+    assert made[14][0] == made[6][0]
+    assert made[14][1] > made[6][1]
+
+
+def test_small_products_are_sums_in_the_clusters():
+    model = Model({"z": Normal(2), "x | z": Bernoulli(16, net=mlp(9))}, {"z | x": Normal(net=mlp(9))})
+    graph, arguments, weights = recorded(model, data(30), cells=False)
+    clusters = by_functions(graph, weights)
+    for node in clusters.graph.nodes:
+        if node.target in PRODUCTS and BESIDE not in node.meta:
+            assert node.args[-1].meta["val"].shape[0] > fusing.NARROW
+            assert node.meta["val"].shape[1] > 2 * fusing.NARROW
+    with torch.no_grad():
+        for a, b in zip(clusters(*arguments), graph(*arguments), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+# Many steps at a time ---------------------------------------------------------------------------------------------------------------------
+
+
+class Stepper:
+    """What :class:`Steps` wants of one."""
+
+    captures = True
+
+    def __init__(self, log, name):
+        self.log, self.name, self.seen, self.number, self.take = log, name, {}, None, lambda: None
+
+    def step(self, step, phase, rate):
+        self.seen[phase.name] = self.seen.get(phase.name, 0) + 1
+        self.log.append((self.name, step, rate))
+
+    def load(self, step, rates):
+        self.loaded = [(self.name, step + i, rate) for i, rate in enumerate(rates)]
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    graphs = []
+
+    def captured(models, count):
+        graphs.append(count)
+
+        def replay():
+            for place in range(count):
+                for stepper, _ in models:
+                    stepper.log.append(stepper.loaded[place])
+
+        return SimpleNamespace(replay=replay)
+
+    monkeypatch.setattr(capture, "captured", captured)
+    return capture.Steps(), graphs
+
+
+def test_steps_are_taken_many_at_a_time_each_once_and_in_order(steps):
+    taken, graphs = steps
+    log = []
+    one = Stepper(log, "a")
+    for i in range(38):
+        phase = SimpleNamespace(name="joint")
+        taken.step([(one, i, phase, 0.1 * i)])
+        if i in (2, 3, 26):  # someone looks
+            one.take()
+    assert len(log) < 38
+    one.take()
+    assert log == [("a", i, 0.1 * i) for i in range(38)]
+    assert sorted(graphs) == [1, capture.AT_ONCE]
+
+
+def test_steps_of_several_models_and_phases_keep_their_order(steps):
+    taken, graphs = steps
+    log = []
+    both = [Stepper(log, "a"), Stepper(log, "b")]
+    for i in range(40):
+        phase = SimpleNamespace(name="E" if i % 20 < 13 else "M")
+        taken.step([(stepper, i, phase, float(i)) for stepper in (both if i < 30 else both[:1])])
+    both[0].take()
+    for name, last in (("a", 40), ("b", 30)):
+        assert [entry for entry in log if entry[0] == name] == [(name, i, float(i)) for i in range(last)]
+    assert [stepper.number for stepper in both] == [0, 1]
+    assert capture.AT_ONCE in graphs
+
+
+def test_masks_of_one_kind_are_drawn_at_once():
+    layout = {"a": ("keep 0.75", (40, 30)), "eps": ("normal", (40, 2)), "b": ("keep 0.75", (40, 50)), "c": ("keep 0.5", (40, 10))}
+    found = noise.draw(layout, generator=torch.Generator().manual_seed(0), device=torch.device("cpu"), dtype=torch.float32)
+    assert {name: tuple(value.shape) for name, value in found.items()} == {name: shape for name, (_, shape) in layout.items()}
+    assert found["a"].untyped_storage().data_ptr() == found["b"].untyped_storage().data_ptr()
+    assert found["a"].untyped_storage().data_ptr() != found["c"].untyped_storage().data_ptr()
+    for name, share in (("a", 0.75), ("b", 0.75), ("c", 0.5)):
+        assert set(found[name].unique().tolist()) == {0.0, 1.0}
+        assert abs(found[name].mean().item() - share) < 4 * (share * (1 - share) / found[name].numel()) ** 0.5
+
+
+def test_a_run_is_the_same_whether_its_rows_are_asked_for_singly_or_together():
+    order = fit(CASES["vae"][0](), {"x": data()}, steps=1, batch=25).settings  # any run: only its batches matter
+    rows = stepping.Order(60, order.batch, seed=4)
+    assert torch.equal(rows.rows(3, 10), torch.cat([rows.rows(3 + i) for i in range(10)]))
