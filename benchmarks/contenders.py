@@ -52,7 +52,8 @@ ENTRIES = {
     "aevb, eager": Entry(partial(aevb, recorded=False), ALL),
     OURS: Entry(aevb, ALL),
     "aevb, bfloat16": Entry(partial(aevb, precision="bf16"), ALL),
-    "aevb, compiled": Entry(partial(aevb, compile=True), ("vae", "vae-tutorial", "gmvae"), slow=True),  # a loop unrolled takes minutes to compile
+    "aevb, compiled": Entry(partial(aevb, compile=True), ALL, slow=True),
+    "aevb, compiled, bfloat16": Entry(partial(aevb, compile=True, precision="bf16"), ALL, slow=True),
     FLOOR: Entry(floor, ALL),
 }
 

@@ -48,16 +48,16 @@ def floor(problem: Problem) -> Contender:
     work = []
     for product in products(problem):
         x, w, g = (torch.randn(shape, device=problem.device) for shape in _shapes(product))
-        work.append((product, x, w, w.T.contiguous(), g))
+        work.append((product, x, w, w.T.contiguous(), g, g.T.contiguous()))
 
     def step() -> None:
         with torch.no_grad():
-            for product, x, w, transposed, g in work:
+            for product, x, w, transposed, g, upright in work:
                 for _ in range(product.times):
                     _product(x[: product.rows], w)
                     if product.back:
                         _product(g[: product.rows], transposed)
-                torch.mm(g.T, x)
+                _product(upright, x.T) if problem.device == "cpu" else torch.mm(g.T, x)
 
     return Contender(replayed(step) if problem.device == "cuda" else step, bound=None)
 

@@ -175,10 +175,10 @@ def test_what_cannot_be_compiled_is_refused_with_the_reason(schedule, reason):
 def test_without_a_compiler_the_message_says_what_is_needed(monkeypatch):
     from torch._dynamo.exc import BackendCompilerFailed
 
-    def fails(*_):
+    def fails(*_, **__):
         raise BackendCompilerFailed("inductor", FileNotFoundError("g++"), None)
 
-    monkeypatch.setattr(torch, "compile", lambda graph, **_: fails)
+    monkeypatch.setattr("torch._inductor.compile", fails)
     with pytest.raises(TrainingError, match=r"compile=True: torch could not compile a step .*needs a C\+\+ compiler"):
         fit(vae(), {"x": data()}, steps=1, compile=True)
 

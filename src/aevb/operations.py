@@ -67,27 +67,28 @@ def _flat(x: Tensor) -> Tensor:
 
 
 _ONEDNN = torch.backends.mkldnn.is_available()
-_library = torch.library.Library("aevb", "DEF")
-_library.define("product(Tensor x, Tensor weight, Tensor? bias, bool relu) -> Tensor")
-
-
-def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "relu" if relu else "none", [], "")  # type: ignore[no-any-return]
-
-
-_library.impl("product", _by_onednn, "CPU")
-_library.impl("product", lambda x, weight, bias, relu: x.new_empty(x.shape[0], weight.shape[0]), "Meta")
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False) -> Tensor:
     """x Wᵀ + b for a matrix x. On the CPU oneDNN is faster at it than the BLAS behind torch.mm, and takes the ReLU along, as a GPU's does."""
-    large = x.shape[0] * weight.numel() >= 1 << 20
-    if large and x.device.type == "cpu" and x.dtype == torch.float32 and _ONEDNN and not torch.is_grad_enabled():
-        return torch.ops.aevb.product(x, weight, bias, relu)  # type: ignore[no-any-return]
+    if _for_onednn(x, weight):
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "relu" if relu else "none", [], "")
     if relu and bias is not None and x.device.type == "cuda" and not torch.is_grad_enabled():
         return torch._addmm_activation(bias, x, weight.t())
     y = torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
     return y.relu_() if relu else y
+
+
+def _of_weight(g: Tensor, x: Tensor) -> Tensor:
+    """gᵀ x, in the weight's layout. oneDNN wants its first matrix as it lies in memory, which pays for a copy of g."""
+    if _for_onednn(g, x.t()):
+        return _product(g.t().contiguous(), x.t())
+    return torch.mm(g.t(), x)
+
+
+def _for_onednn(x: Tensor, weight: Tensor) -> bool:
+    large = x.numel() * weight.shape[0] >= 1 << 20
+    return large and x.device.type == "cpu" and x.dtype == torch.float32 and _ONEDNN and not torch.is_grad_enabled()
 
 
 class _Affine(Function):
@@ -104,7 +105,7 @@ class _Affine(Function):
             gradient = torch.ops.aten.threshold_backward(gradient, y[0], 0)
         g = _flat(gradient)
         of_x = _product(g, weight.t()).reshape(x.shape) if ctx.needs_input_grad[0] else None
-        of_weight = torch.mm(g.t(), _flat(x)) if ctx.needs_input_grad[1] else None
+        of_weight = _of_weight(g, _flat(x)) if ctx.needs_input_grad[1] else None
         return of_x, of_weight, g.sum(0) if ctx.needs_input_grad[2] else None, None
 
 
@@ -169,7 +170,7 @@ class _Anchor(Function):
         if pairs := ctx.waiting.of_this_pass():
             x, g = (torch.cat([pair[i] for pair in pairs]) for i in (0, 1))
             ctx.waiting.pairs = []
-            product = torch.mm(g.t(), x)
+            product = _of_weight(g, x)
             of_weight = product if of_weight is None else product + of_weight
             if ctx.needs_input_grad[1]:
                 of_bias = g.sum(0) if of_bias is None else g.sum(0) + of_bias
@@ -233,7 +234,7 @@ def elementary() -> Iterator[None]:
 
 def lstm_cell(inputs: Tensor, recurrent: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
     """The new hidden state and cell from the two sums of gates (input, forget, candidate, output); on a GPU one kernel, and one back."""
-    if (inputs.device.type == "cuda" or _elementary.get()) and not _transformed():
+    if not _transformed() and (inputs.device.type == "cuda" or _elementary.get()):
         shape = torch.broadcast_shapes(inputs.shape[:-1], recurrent.shape[:-1], cell.shape[:-1])
         rows = [value.expand(*shape, value.shape[-1]).reshape(-1, value.shape[-1]) for value in (inputs, recurrent, cell)]
         hidden, new = _Cell.apply(*rows) if _elementary.get() else torch.ops.aten._thnn_fused_lstm_cell(*rows)[:2]  # type: ignore[no-untyped-call]

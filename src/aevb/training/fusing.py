@@ -21,6 +21,7 @@ from aevb.training.rewriting import BESIDE, PRODUCTS, VIEWS, Node, call
 aten = torch.ops.aten
 EXTERN = {
     aten.mm, aten.addmm, aten.addmm_, aten._addmm_activation, aten.bmm, aten.baddbmm, aten.convolution, aten.convolution_backward,
+    *([torch.ops.mkldnn._linear_pointwise] if torch.backends.mkldnn.is_available() else []),
 }  # fmt: skip
 PARTS = (*VIEWS, aten.split.Tensor, aten.split_with_sizes.default, aten.select.int, aten.transpose.int, aten.permute.default, getitem)
 
@@ -153,11 +154,23 @@ def _function(inputs: Sequence[Node], nodes: Sequence[Node], outputs: Sequence[N
     for node in nodes:
         known[node] = _copied(graph, node, known)
     graph.output(tuple(known[node] for node in outputs))
-    return _compiled(fx.GraphModule({}, graph))
+    return Compiled(fx.GraphModule({}, graph))
 
 
-def _compiled(function: fx.GraphModule) -> Any:
-    return torch.compile(function, fullgraph=True, dynamic=False, options=OPTIONS)
+class Compiled(nn.Module):
+    """A function, compiled when it is first called: by torch's compiler itself, without what watches over Python code, which costs at every call."""
+
+    def __init__(self, function: fx.GraphModule) -> None:
+        super().__init__()
+        self.function = function
+        self.run: Any = None
+
+    def forward(self, *arguments: Tensor) -> Any:
+        if self.run is None:
+            import torch._inductor
+
+            self.run = torch._inductor.compile(self.function, list(arguments), options=OPTIONS)
+        return self.run(*arguments)
 
 
 def _copied(graph: fx.Graph, node: Node, known: dict[Node, Node]) -> Node:

@@ -68,14 +68,12 @@ class Recording:
 
         with elementary() if compiled else nullcontext():
             graph = _trim(make_fx(flat)(*self.parameters, *inputs.values()))
-        self.run: Callable[..., Any] = graph
-        self.beside: Beside | None = None
-        if branches:
-            graph = rewritten(graph, len(named))
-            self.beside = Beside(fused(graph) if compiled else graph, branches)
-            self.run = self.beside.run
-        elif compiled:
-            self.run = torch.compile(graph, fullgraph=True, dynamic=False)
+        if compiled or branches:
+            graph = rewritten(graph, len(named), beside=bool(branches))
+        if compiled:
+            graph = fused(graph)
+        self.beside = Beside(graph, branches) if branches else None
+        self.run: Callable[..., Any] = graph if self.beside is None else self.beside.run
         places = {id(parameter): i for i, parameter in enumerate(parameter for parameter in named.values() if id(parameter) in wanted)}
         self.active, self.order = list(active), [places[id(parameter)] for parameter in active]
 

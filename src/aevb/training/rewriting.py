@@ -30,8 +30,8 @@ OFTEN = 4  # uses of the same weights that are worth a copy of them side by side
 ALIGNED = 8  # numbers: rows of a matrix begin where the fast routines want them
 
 
-def rewritten(graph: fx.GraphModule, parameters: int) -> fx.GraphModule:
-    """The first ``parameters`` arguments are the weights."""
+def rewritten(graph: fx.GraphModule, parameters: int, *, beside: bool = True) -> fx.GraphModule:
+    """The first ``parameters`` arguments are the weights. ``beside``: what nobody waits for is marked, to run elsewhere."""
     for node in graph.graph.nodes:
         if isinstance(value := node.meta.get("val"), torch.Tensor):
             node.meta["val"] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
@@ -41,7 +41,7 @@ def rewritten(graph: fx.GraphModule, parameters: int) -> fx.GraphModule:
     _merge(graph.graph, weights)
     _accumulate(graph.graph)
     graph.graph.eliminate_dead_code()
-    for i, group in enumerate(_leaves(graph.graph)):
+    for i, group in enumerate(_leaves(graph.graph) if beside else ()):
         for node in group:
             node.meta[BESIDE] = i
     return _anew(graph)

@@ -41,7 +41,7 @@ class Settings:
     log_every: int | None = None  # steps; by default about 200 lines a run
     checkpoint_every: int | None = None  # steps; by default at every validation
     precision: str = "float32"  # or "bf16": matrix products in bfloat16, everything else, the weights too, as the model is
-    compile: bool = False  # fuse the step's operations with torch.compile: pays off in long runs
+    compile: bool = False  # fuse what lies between the products of a step, by torch's compiler: pays off in long runs
     skip: int = 0  # batches with a non-finite loss or gradient that may be skipped
 
     def __post_init__(self) -> None:
