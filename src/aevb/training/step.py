@@ -11,13 +11,13 @@ when it reads the metrics, not at every step, and then goes back to the step tha
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
-from torch.optim.adam import adam
 
 from aevb import noise as noises
 from aevb.batch import Batch
@@ -89,6 +89,7 @@ class Stepper:
         self.measured: list[str] = []
         self.sums = torch.zeros(0, device=self.device)
         layout = plan.layout(order.batch, 1, dropout=True)
+        self.layouts: dict[int, noises.Layout] = {}  # by the number of steps of a batch
         self.captures = (
             on_gpu
             and world.size == 1
@@ -176,7 +177,9 @@ class Stepper:
         inputs = {f"batch {name}": value for name, value in batch.items()} | {f"uniform {name}": value for name, value in uniform.items()}
         if s.schedule.objective == "bound":
             _, steps = self.model._extent(batch)
-            drawn = noises.draw(self.plan.layout(n, steps, dropout=True), generator=self.noise, device=self.device, dtype=self.dtype)
+            if steps not in self.layouts:
+                self.layouts[steps] = self.plan.layout(n, steps, dropout=True)
+            drawn = noises.draw(self.layouts[steps], generator=self.noise, device=self.device, dtype=self.dtype)
             inputs |= {f"noise {name}": value for name, value in self.world.rows_of(drawn, n).items()}
         if s.agree:
             inputs |= {f"moved {name}": value for name, value in self._distorted(self.source.prepare(batch, uniform)).items()}
@@ -261,13 +264,17 @@ class Stepper:
         self.world.sum(gradients)
         self.world.sum([total])
         norm = _norm(gradients)
-        if not self.waits and not bool((norm + total).isfinite()):
+        self._make_room()
+        if self.waits:
+            flat.judge(total, norm / self.world.size, measured, self.bad, self.sums, self.taken, self.moved)
+            self.optimizer.found_inf = self.bad  # type: ignore[attr-defined]
+        elif math.isfinite(float(norm) + float(total)):
+            self.sums.add_(torch.cat([measured, (norm / self.world.size).reshape(1)]))
+            self.taken.add_(1)
+            self.moved.add_(1)
+        else:
             self.bad.fill_(1.0)
             return
-        self._make_room()
-        flat.judge(total, norm / self.world.size, measured, self.bad, self.sums, self.taken, self.moved)
-        if self.waits:
-            self.optimizer.found_inf = self.bad  # type: ignore[attr-defined]
         if self.settings.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(active, self.settings.clip, norm)
         self._update(active, place)
@@ -289,18 +296,22 @@ class Stepper:
             self.sums = torch.zeros(len(self.measured), device=self.device, dtype=self.dtype)
 
     def _update(self, active: list[nn.Parameter], place: int) -> None:
-        """Adam's step. On the CPU, where a step may be short, by its function: the optimiser around it costs as much as a layer."""
-        moved = [p for p in active if p.grad is not None]
+        """Adam's step. On the CPU, where a step may be short, by its kernel: the optimiser around it costs as much as a layer."""
         if self.rates is not None:
             self.optimizer.param_groups[0]["lr"] = self.rates[place, 0]
-        if self.device.type != "cpu" or any(p not in self.optimizer.state for p in moved):
+        moved = [p for p in active if p.grad is not None]
+        states = [self.optimizer.state.get(p) for p in moved]
+        if self.device.type != "cpu" or not all(states):
             self.optimizer.step()
             return
-        gradients = [p.grad for p in moved if p.grad is not None]
-        means, squares, steps = ([self.optimizer.state[p][name] for p in moved] for name in ("exp_avg", "exp_avg_sq", "step"))
-        (beta1, beta2), eps, rate = (self.optimizer.param_groups[0][name] for name in ("betas", "eps", "lr"))
-        choices = {"fused": True, "amsgrad": False, "maximize": False, "weight_decay": 0.0}
-        adam(moved, gradients, means, squares, [], steps, beta1=beta1, beta2=beta2, eps=eps, lr=rate, **choices)  # type: ignore[arg-type]
+        gradients = [p.grad for p in moved]
+        means, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))  # type: ignore[index]
+        torch._foreach_add_(steps, 1)
+        group = self.optimizer.param_groups[0]
+        (beta1, beta2), choices = group["betas"], {"lr": group["lr"], "eps": group["eps"]}
+        choices |= {"beta1": beta1, "beta2": beta2, "weight_decay": 0.0, "amsgrad": False, "maximize": False}
+        with torch.no_grad():
+            torch._fused_adam_(moved, gradients, means, squares, [], steps, **choices)  # type: ignore[arg-type]
 
     def _iterate(self, step: int) -> None:
         """One iteration of exact EM: the posterior's statistics over all rows, then every factor of p in closed form, then q."""
