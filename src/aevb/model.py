@@ -209,8 +209,9 @@ class Model(nn.Module):
 
         ``method`` is "exact", "importance" (q proposes; ``samples`` draws, 1000), "ais" (annealed chains; ``samples`` of them, 16),
         "particles" (a filter for sequences; ``samples`` particles, 1000), "prior" (plain Monte Carlo, to see why it fails), or settings
-        of one, such as ``AIS(temperatures=5000)``. "auto" is exact where that is possible, else importance. ``memory`` bounds what is held
-        at once: bytes, or a text such as "2 GiB". What is returned prints itself, with notes where it should not be trusted.
+        of one, such as ``AIS(temperatures=5000)``. "auto" is exact where that is possible, else importance. ``memory`` bounds what tensors
+        hold at once: bytes, or a text such as "2 GiB"; on a GPU torch sets more aside, of which it hands them out. What is returned prints
+        itself, with notes where it should not be trusted.
         """
         return log_evidence(self, self.prepare(**data), method=method, samples=samples, seed=seed, memory=memory)
 
