@@ -77,17 +77,30 @@ def training(model: Model, data: Mapping[str, Any], **choices: Any) -> Training:
     return begun
 
 
+class Taken:
+    """On a GPU steps that were asked for wait until there are ten: whoever times them has them taken first."""
+
+    def __init__(self, *runs: Training) -> None:
+        self.runs = runs
+
+    def block_until_ready(self) -> None:
+        for run in self.runs:
+            run.stepper.take()
+
+
 def stepping(run: Training, *, recorded: bool = True) -> Contender:
     """The steps of a run. With ``recorded=False`` every one is taken as Python says it: nothing is recorded, nothing captured."""
+    taken = Taken(run)
     phase, stepper, seen = run.settings.schedule.phase(0, STEPS), run.stepper, (0, 0.0)
     if not recorded:
         stepper.captures, stepper.not_recorded = False, "its cost without is asked for"
 
-    def step() -> None:
+    def step() -> Taken:
         run._take_step(phase)
         run.step += 1
         if run.step % 100 == 0:
             look()
+        return taken
 
     def look() -> float:
         """The mean bound of the steps since the last look."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from library import stepping, training
+from library import Taken, stepping, training
 from timing import WARM_UP, Work, interleaved, machine, summary, wait
 
 from aevb import zoo
@@ -118,7 +118,7 @@ def _together(runs: list[Any]) -> Work:
     together = Steps()
     phase = runs[0].settings.schedule.phase(0, runs[0].total)
 
-    def step() -> None:
+    def step() -> Taken:
         together.step([(run.stepper, run.step, phase, run.rate(phase, run.step)) for run in runs])
         for run in runs:
             run.step += 1
@@ -126,6 +126,7 @@ def _together(runs: list[Any]) -> Work:
                 if run.stepper.failed():
                     raise FloatingPointError(f"a step before step {run.step} was not finite")
                 run.stepper.read()
+        return Taken(*runs)
 
     return step
 

@@ -41,10 +41,10 @@ def timed(piece: Work, count: int, device: str) -> float:
 
 
 def wait(device: str, result: Any = None) -> None:
+    if hasattr(result, "block_until_ready"):  # JAX returns before it is done, and this library on a GPU before it has begun
+        result.block_until_ready()
     if device == "cuda":
         torch.cuda.synchronize()
-    if hasattr(result, "block_until_ready"):  # JAX returns before it is done
-        result.block_until_ready()
 
 
 def summary(times: Mapping[str, list[float]], base: str | None = None, floor: str | None = None) -> dict[str, dict[str, float]]:

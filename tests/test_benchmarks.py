@@ -142,7 +142,10 @@ def test_runs_together_and_sequences_are_steps_of_fit(tmp_path):
     place = Place("cpu", tmp_path, rounds=1, seconds=0.0, quick=True)
     for name in ("seeds", "length"):
         for points in STUDIES[name].lines(place).values():
-            assert all(piece() is None for piece in points.values())
+            for piece in points.values():
+                taken = piece()
+                taken.block_until_ready()
+                assert all(run.step == 1 and float(run.stepper.taken) == 1 for run in taken.runs)
 
 
 def test_commands_are_timed_from_start_to_end():
