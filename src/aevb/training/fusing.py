@@ -93,7 +93,8 @@ class _Assembly:
         self.places, self.cheap = {node: i for i, node in enumerate(old.graph.nodes)}, cheap
         self.new = fx.Graph()
         self.known: dict[Node, Node] = {}
-        self.compiled: dict[Any, tuple[str, nn.Module]] = {}
+        self.functions: dict[Any, tuple[fx.GraphModule, dict[Any, Any]]] = {}  # and how they were compiled
+        self.calls: dict[str, Any] = {}
         members: dict[Any, list[Node]] = defaultdict(list)
         for node in old.graph.nodes:
             if node not in cheap:
@@ -115,7 +116,7 @@ class _Assembly:
                 if not needs[user]:
                     heappush(ready, (ranks[user], user))
         constants = {node.target: getattr(old, node.target) for node in old.graph.nodes if node.op == "get_attr"}
-        self.graph = fx.GraphModule(dict(self.compiled.values()) | constants, self.new)
+        self.graph = fx.GraphModule(self.calls | constants, self.new)
 
     def _whole(self, nodes: Sequence[Node]) -> list[Node]:
         """The nodes of a unit, with the cheap ones that they need."""
@@ -136,40 +137,48 @@ class _Assembly:
             self.known[first] = _copied(self.new, first, self.known)
             return
         inputs, whole = self._inputs(nodes), self._whole(nodes)
-        outputs = [node for node in nodes if any(user not in set(whole) for user in node.users)]
+        outputs = [node for node in nodes if any(user not in set(nodes) for user in node.users)]
         names = {node: i for i, node in enumerate([*inputs, *whole])}
         lines = [(str(node.target), str(fx.map_arg((node.args, node.kwargs), lambda argument: _Name(names[argument])))) for node in whole]
         key = tuple(lines), tuple(_form(node.meta["val"]) for node in inputs), tuple(names[node] for node in outputs)
-        if key not in self.compiled:
-            self.compiled[key] = f"part_{len(self.compiled)}", _function(inputs, whole, outputs)
-        call = self.new.call_module(self.compiled[key][0], tuple(self.known[node] for node in inputs))
+        if key not in self.functions:
+            self.functions[key] = _function(inputs, whole, outputs), {}
+        name = f"part_{len(self.calls)}"
+        self.calls[name] = Compiled(*self.functions[key])
+        call = self.new.call_module(name, tuple(self.known[node] for node in inputs))
         self.known |= {node: self.new.call_function(getitem, (call, i)) for i, node in enumerate(outputs)}
         for node in [call, *(self.known[output] for output in outputs)] if BESIDE in first.meta else ():
             node.meta[BESIDE] = first.meta[BESIDE]
 
 
-def _function(inputs: Sequence[Node], nodes: Sequence[Node], outputs: Sequence[Node]) -> Any:
+def _function(inputs: Sequence[Node], nodes: Sequence[Node], outputs: Sequence[Node]) -> fx.GraphModule:
     graph = fx.Graph()
     known = {node: graph.placeholder(f"x{i}") for i, node in enumerate(inputs)}
     for node in nodes:
         known[node] = _copied(graph, node, known)
     graph.output(tuple(known[node] for node in outputs))
-    return Compiled(fx.GraphModule({}, graph))
+    return fx.GraphModule({}, graph)
 
 
 class Compiled(nn.Module):
-    """A function, compiled when it is first called: by torch's compiler itself, without what watches over Python code, which costs at every call."""
+    """A call of a function, which is compiled for how its arguments lie in memory, unless that was done for another call of it.
 
-    def __init__(self, function: fx.GraphModule) -> None:
+    By torch's compiler itself, without what watches over Python code, which costs at every call.
+    """
+
+    def __init__(self, function: fx.GraphModule, known: dict[Any, Any]) -> None:
         super().__init__()
-        self.function = function
+        self.function, self.known = function, known
         self.run: Any = None
 
     def forward(self, *arguments: Tensor) -> Any:
         if self.run is None:
             import torch._inductor
 
-            self.run = torch._inductor.compile(self.function, list(arguments), options=OPTIONS)
+            form = tuple((value.stride(), value.data_ptr() % 16 == 0) for value in arguments)
+            if form not in self.known:
+                self.known[form] = torch._inductor.compile(self.function, list(arguments), options=OPTIONS)
+            self.run = self.known[form]
         return self.run(*arguments)
 
 
@@ -187,4 +196,4 @@ class _Name(int):
 
 
 def _form(value: Tensor) -> tuple[Any, ...]:
-    return tuple(value.shape), value.stride(), value.dtype
+    return tuple(value.shape), value.dtype
