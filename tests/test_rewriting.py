@@ -11,7 +11,7 @@ from test_recording import CASES, data, trained, vrnn
 
 from aevb import LSTM, Bernoulli, Model, Normal, fit, mlp, noise
 from aevb.operations import elementary
-from aevb.training import capture, fusing, recording
+from aevb.training import capture, flat, fusing, recording
 from aevb.training import step as stepping
 from aevb.training.rewriting import BESIDE, PRODUCTS, rewritten
 
@@ -116,7 +116,7 @@ def test_products_of_one_input_become_one_and_gradients_lie_beside(monkeypatch):
         for a, b in zip(smaller(*arguments), before, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
     assert count(smaller, *SUMS) < products - 2 * 12  # of each step at least one forwards and one backwards
-    assert count(smaller, "addmm_") >= 10
+    assert count(smaller, "addmm_") >= 3
     groups = {node.meta[BESIDE] for node in smaller.graph.nodes if BESIDE in node.meta}
     assert len(groups) > 5
     for node in smaller.graph.nodes:
@@ -154,6 +154,100 @@ def test_small_products_are_sums_in_the_clusters():
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
+def numbers(*shape):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def many_inputs(w, v, *inputs):
+    """Each input is multiplied twice by the same two weights, four inputs by one pair and four by another."""
+    pairs = ((w, v), (w.t() @ w, v * 2)), inputs
+    return tuple(x @ a for x in inputs[:4] for a in (w, v)) + tuple(x @ a for x in inputs[4:] for a in (v, w)) + (pairs[0][1][1],)
+
+
+# (how many of the arguments are weights, the function, the arguments): what recordings of models happen not to contain, and others may
+SHAPES = {
+    "a product's transpose is added": (1, lambda w, x, c: (c * 2 + (x @ w).t(),), (numbers(5, 6), numbers(6, 5), numbers(6, 6))),
+    "a part of a product is added": (1, lambda w, x, c: (c * 2 + (x @ w)[:, :4],), (numbers(5, 9), numbers(6, 5), numbers(6, 4))),
+    "a repeated product is added": (1, lambda w, x, c: (c * 2 + (x @ w).expand(6, 9),), (numbers(5, 9), numbers(1, 5), numbers(6, 9))),
+    "a product is added to a product": (2, lambda w, v, x: ((x @ w) + (x @ v), (x @ v).sum(0)), (numbers(5, 9), numbers(6, 9)[:5], numbers(4, 5))),
+    "what is added to is read elsewhere": (1, lambda w, x: ((h := x @ w) + x @ w, h.sum()), (numbers(5, 9), numbers(6, 5))),
+    "parts counted from the end": (
+        2,
+        lambda w, v, x: ((h := x @ w)[-5:-2] + x[:3] @ v, h[0:3] * 2),
+        (numbers(5, 9), numbers(5, 9) + 1, numbers(6, 5)),
+    ),
+    "factors of a product": (1, lambda w, b, x: (torch.addmm(b, x, w, beta=2, alpha=3),), (numbers(3, 20), numbers(20), numbers(6, 3))),
+    "a bias for every row": (1, lambda w, b, x: (torch.addmm(b, x, w),), (numbers(3, 20), numbers(6, 20), numbers(6, 3))),
+    "nothing but products": (2, many_inputs, (numbers(5, 5), numbers(5, 5) + 1, *(numbers(6, 5) + i for i in range(8)))),
+    "a product in another shape": (
+        2,
+        lambda w, v, *xs: tuple((x @ w).view(-1, 3) + (x @ v).sum() for x in xs),
+        (numbers(5, 9), numbers(5, 4), *(numbers(6, 5) + i for i in range(6))),
+    ),
+    "no product": (1, lambda w, x: (torch.sigmoid(w) * x, x.sum()), (numbers(5), numbers(5) + 1)),
+    "an argument and the same result twice": (1, lambda w, x: (x, (y := x @ w), y, w), (numbers(5, 9), numbers(6, 5))),
+}
+
+
+def traced(function, *tensors):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    return make_fx(function)(*tensors)
+
+
+@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("name", SHAPES)
+def test_whatever_a_recording_contains_stays_what_it_was(name, beside):
+    weights, function, arguments = SHAPES[name]
+    kept = [argument.clone() for argument in arguments]
+    expected = function(*arguments)
+    small = rewritten(traced(function, *arguments), weights, beside=beside)
+    for graph in (small, by_functions(traced(function, *arguments), weights)):
+        for _ in range(2):
+            for a, b in zip(graph(*arguments), expected, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    assert all(torch.equal(a, b) for a, b in zip(arguments, kept, strict=True))
+
+
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch compiles for a CPU with a C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_a_compiler_hands_on_is_not_written_over():
+    def function(w, v, x):
+        h = x @ w
+        return h * torch.ones_like(h) + x @ v, torch.sigmoid(h)
+
+    arguments = numbers(5, 9), numbers(5, 9) + 1, numbers(6, 5)
+    graph = fusing.fused(rewritten(traced(function, *arguments), 2))
+    for a, b in zip(graph(*arguments), function(*arguments), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_what_writes_into_a_view_is_not_rewritten():
+    def function(w, x):
+        h = x @ w
+        h.view(-1).relu_()
+        return (h * 2,)
+
+    with pytest.raises(NotImplementedError, match="writes into a value that others may read"):
+        rewritten(traced(function, numbers(5, 9), numbers(6, 5)), 1)
+
+
+def test_gradients_are_gathered_wherever_they_are():
+    parameters = [torch.nn.Parameter(numbers(size)) for size in (3, 4, 4, 2)]
+    holder = torch.optim.Adam(parameters)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    holder.step()
+    vector = flat.Vector(parameters, holder)
+    same = numbers(4)
+    vector.gradients[parameters[0]].copy_(numbers(3))  # put there already
+    found = dict(zip(parameters, (vector.gradients[parameters[0]], same, same, None), strict=True))
+    vector.gradients[parameters[3]].fill_(7.0)
+    vector.gather(found)
+    for parameter, expected in zip(parameters, (numbers(3), same, same, torch.zeros(2, dtype=torch.float64)), strict=True):
+        assert torch.equal(vector.gradients[parameter], expected)
+
+
 # Many steps at a time ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -163,7 +257,7 @@ class Stepper:
     captures = True
 
     def __init__(self, log, name):
-        self.log, self.name, self.seen, self.number, self.take = log, name, {}, None, lambda: None
+        self.log, self.name, self.seen, self.number, self.take, self.vectors = log, name, {}, None, lambda: None, {}
 
     def step(self, step, phase, rate):
         self.seen[phase.name] = self.seen.get(phase.name, 0) + 1
@@ -218,6 +312,21 @@ def test_steps_of_several_models_and_phases_keep_their_order(steps):
         assert [entry for entry in log if entry[0] == name] == [(name, i, float(i)) for i in range(last)]
     assert [stepper.number for stepper in both] == [0, 1]
     assert capture.AT_ONCE in graphs
+
+
+def test_steps_are_captured_anew_where_weights_have_moved(steps):
+    taken, graphs = steps
+    log, phase = [], SimpleNamespace(name="E")
+    one = Stepper(log, "a")
+    for i in range(3 + 2 * capture.AT_ONCE):
+        taken.step([(one, i, phase, 0.1)])
+    assert graphs == [capture.AT_ONCE]
+    one.vectors["M"] = object()
+    for i in range(3 + 2 * capture.AT_ONCE, 3 + 4 * capture.AT_ONCE):
+        taken.step([(one, i, phase, 0.1)])
+    assert graphs == [capture.AT_ONCE, capture.AT_ONCE]
+    assert len(taken.graphs) == 1
+    assert [step for _, step, _ in log] == list(range(3 + 4 * capture.AT_ONCE))
 
 
 def test_masks_of_one_kind_are_drawn_at_once():

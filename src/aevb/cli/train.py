@@ -48,7 +48,7 @@ def train(
     skip: Annotated[int | None, typer.Option(help="Steps that may be left out because they are not finite.", rich_help_panel="Training")] = None,
     precision: Annotated[str | None, typer.Option(help="float32, or bf16 for faster matrix products.", rich_help_panel="Training")] = None,
     compile_: Annotated[
-        bool, typer.Option("--compile", help="Fuse a step's operations; takes up to a minute before the first step.", rich_help_panel="Training")
+        bool, typer.Option("--compile", help="Fuse a step's operations; takes a minute or so before the first step.", rich_help_panel="Training")
     ] = False,
     how: How = None,
     bound: BoundName = "elbo",

@@ -77,8 +77,8 @@ def room(memory: float | str | None, parameters: Iterable[Tensor], batch: Mappin
     weights = list(parameters)
     device = weights[0].device if weights else next(iter(batch.values())).device
     whole, there = limit(memory, device), sum(value.numel() * value.element_size() for value in (*weights, *batch.values()))
-    if device.type == "cuda":
-        there = torch.cuda.memory_allocated(device) + int(CORNERS * whole)
+    if device.type == "cuda":  # where no limit was set, it is a share of what is free
+        there = int(CORNERS * whole) + (torch.cuda.memory_allocated(device) if memory is not None else 0)
     return max(whole // 4, whole - there)
 
 

@@ -55,7 +55,9 @@ class Steps:
         for part in [waiting] if alike else [[wanted] for wanted in waiting]:
             for several in zip(*part, strict=True):  # the steps of one model
                 several[0][0].load(several[0][1], [rate for *_, rate in several])
-            key = len(part), _kind(part[0])
+            moved = tuple(len(stepper.vectors) for stepper, *_ in part[0])  # where weights lie in memory changes with it
+            key = len(part), _kind(part[0]), moved
+            self.graphs = {other: graph for other, graph in self.graphs.items() if other[1] != key[1] or other[2] == moved}
             if key not in self.graphs:
                 self.graphs[key] = captured([(stepper, phase) for stepper, _, phase, _ in part[0]], len(part))
             self.graphs[key].replay()

@@ -30,7 +30,7 @@ from aevb.families import OneHot
 from aevb.model import Model
 from aevb.networks import MLP
 from aevb.plan import Plan
-from aevb.training.capture import Steps
+from aevb.training.capture import AT_ONCE, Steps
 from aevb.training.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -49,7 +49,7 @@ from aevb.training.order import Order
 from aevb.training.run import Run
 from aevb.training.schedules import Phase
 from aevb.training.settings import Settings, to_toml
-from aevb.training.step import Stepper
+from aevb.training.step import Stepper, nothing
 
 __all__ = ["Training", "TrainingError", "fit"]
 
@@ -329,7 +329,9 @@ class Training:
         s = self.settings
         began = time.perf_counter()
         validate = s.validate_every or self.per_epoch
-        intervals = {"log": s.log_every or max(1, self.total // 200), "validate": validate, "checkpoint": s.checkpoint_every or validate}
+        log = max(1, self.total // 200)
+        log = -(-log // AT_ONCE) * AT_ONCE if self.stepper.captures else log  # a GPU takes so many steps at once
+        intervals = {"log": s.log_every or log, "validate": validate, "checkpoint": s.checkpoint_every or validate}
         self.saved = began
         was = self.model.training
         self.model.train()
@@ -366,6 +368,7 @@ class Training:
                 self._restore_best()
         finally:
             self.stepper.optimizer.zero_grad(set_to_none=True)
+            self.stepper.take = nothing  # lets go of the graphs
             self.model.train(was)
             self.seconds = self.before + time.perf_counter() - began
 

@@ -1,8 +1,8 @@
 """A step's arithmetic, recorded once and replayed: the operations alone, without the Python that chose them.
 
 An estimate is a pure function of parameters, batch and noise, and every step of a run makes the same choices. So the operations of one
-step, gradients included, are written down as a list and run as that list. The numbers are the same to the last bit; with
-``compile`` torch fuses them into fewer kernels, and rounds a little differently.
+step, gradients included, are written down as a list and run as that list. The numbers are the same to the last bit. For a graph on a
+GPU the list is rewritten, and with ``compile`` torch fuses what lies between its products: then they differ in rounding.
 """
 
 from __future__ import annotations

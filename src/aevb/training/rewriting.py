@@ -1,4 +1,4 @@
-"""A recorded step, rewritten for a GPU: fewer and larger operations that say the same.
+"""A recorded step, rewritten: fewer and larger operations that say the same.
 
 What a small model costs on a GPU is the number of its operations, one after another, more than what they compute; a loop over time is nothing
 else. So products of one and the same input become one product, with the weights side by side; a product that is added to something is
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from operator import getitem
 from typing import Any
 
 import torch
@@ -25,6 +26,13 @@ VIEWS = (
 )  # fmt: skip
 CAST = aten._to_copy.default
 ENDS = (aten.mm.default, aten.sum.dim_IntList, CAST)
+RESHAPES = (
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten.unsqueeze.default,
+    aten.squeeze.dim,
+)  # the same numbers in the same order
 BESIDE = "beside"  # marks a node that runs beside the chain, with a number for those that belong together
 OFTEN = 4  # uses of the same weights that are worth a copy of them side by side
 ALIGNED = 8  # numbers: rows of a matrix begin where the fast routines want them
@@ -37,8 +45,8 @@ def rewritten(graph: fx.GraphModule, parameters: int, *, beside: bool = True) ->
             node.meta["val"] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
     _without_side_effects(graph.graph)
     _share(graph.graph)
-    weights = _hoist(graph.graph, parameters)
-    _merge(graph.graph, weights)
+    weights, last = _hoist(graph.graph, parameters)
+    _merge(graph.graph, weights, last)
     _accumulate(graph.graph)
     graph.graph.eliminate_dead_code()
     for i, group in enumerate(_leaves(graph.graph) if beside else ()):
@@ -55,6 +63,8 @@ def _anew(graph: fx.GraphModule) -> fx.GraphModule:
     copy.output(result)
     for before, after in known.items():
         after.meta = before.meta
+        if after.target in (aten.view.default, aten._unsafe_view.default):  # a part of a wider product may have no such view
+            after.target = aten.reshape.default
     return fx.GraphModule(graph, copy)
 
 
@@ -63,12 +73,15 @@ def _calls(graph: fx.Graph) -> Iterator[Node]:
 
 
 def _without_side_effects(graph: fx.Graph) -> None:
-    """What writes into a value that nothing else reads makes a new one instead."""
+    """What writes into a value that nothing else reads makes a new one instead. Nothing else may write: the order of things will change."""
     for node in _calls(graph):
-        name = getattr(node.target, "__name__", "")
-        packet, _, overload = name.partition(".")
-        if packet.endswith("_") and not packet.startswith("_") and len(node.args[0].users) == 1 and hasattr(aten, packet[:-1]):
-            node.target = getattr(getattr(aten, packet[:-1]), overload)
+        if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+            continue
+        packet, _, overload = node.target.__name__.partition(".")
+        written = node.args[0]
+        if written.op != "call_function" or written.target in (*VIEWS, getitem) or len(written.users) > 1 or not hasattr(aten, packet[:-1]):
+            raise NotImplementedError(f"{node.target} writes into a value that others may read: this step cannot be rewritten.")
+        node.target = getattr(getattr(aten, packet[:-1]), overload)
 
 
 def _share(graph: fx.Graph) -> None:
@@ -87,8 +100,8 @@ def _share(graph: fx.Graph) -> None:
                 known[key] = node
 
 
-def _hoist(graph: fx.Graph, parameters: int) -> set[Node]:
-    """What is a view of weights comes first; returns weights and views."""
+def _hoist(graph: fx.Graph, parameters: int) -> tuple[set[Node], Node]:
+    """What is a view of weights comes first; returns weights and views, and the last of them."""
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     found, last = set(placeholders[:parameters]), placeholders[-1]
     for node in _calls(graph):
@@ -96,38 +109,37 @@ def _hoist(graph: fx.Graph, parameters: int) -> set[Node]:
             last.append(node)
             last = node
             found.add(node)
-    return found
+    return found, last
 
 
 # Products of one input --------------------------------------------------------------------------------------------------------------------
 
 
-def _merge(graph: fx.Graph, weights: set[Node]) -> None:
+def _merge(graph: fx.Graph, weights: set[Node], last: Node) -> None:
     of_input: dict[Node, list[Node]] = defaultdict(list)
     for node in _calls(graph):
-        if node.target in PRODUCTS and node.args[-1] in weights and _bias(node) in (None, *weights):
+        bias = _bias(node)
+        plain = node.target in PRODUCTS and not node.kwargs and (bias is None or (bias in weights and bias.meta["val"].dim() == 1))
+        if plain and node.args[-1] in weights:
             of_input[node.args[-2]].append(node)
     kinds = Counter(_kind(nodes) for nodes in of_input.values() if len(nodes) > 1)
     whole: dict[tuple[Any, ...], tuple[Node, Node | None]] = {}
     places = {node: i for i, node in enumerate(graph.nodes)}
-    start = next(node for node in graph.nodes if node.op == "call_function" and node not in weights)
     for x, nodes in of_input.items():
         kind = _kind(nodes)
         if len(nodes) < 2 or kinds[kind] < OFTEN:
             continue
         if kind not in whole:
-            with graph.inserting_before(start):
+            with graph.inserting_before(last.next):
                 whole[kind] = _side_by_side(graph, nodes)
         weight, bias = whole[kind]
         with graph.inserting_before(min(nodes, key=places.__getitem__)):
             product = call(graph, aten.mm.default, x, weight) if bias is None else call(graph, aten.addmm.default, bias, x, weight)
-            at = 0
-            for node in nodes:
-                width = node.meta["val"].shape[1]
-                part = call(graph, aten.slice.Tensor, product, 1, at, at + width)
-                at += width
-                node.replace_all_uses_with(part)
-                graph.erase_node(node)
+            ends = list(accumulate((node.meta["val"].shape[1] for node in nodes), initial=0))
+            parts = [call(graph, aten.slice.Tensor, product, 1, *between) for between in pairwise(ends)]
+        for node, part in zip(nodes, parts, strict=True):
+            node.replace_all_uses_with(part)
+            graph.erase_node(node)
 
 
 def _kind(nodes: list[Node]) -> tuple[Any, ...]:
@@ -183,19 +195,17 @@ def _accumulate(graph: fx.Graph) -> None:
 
 
 def _root(node: Node) -> Node:
-    """What this is a view of."""
-    while node.target in VIEWS:
+    """What this is another shape of."""
+    while node.target in RESHAPES:
         node = node.args[0]
     return node
 
 
 def _alone(node: Node) -> bool:
-    """Whether nothing else looks at it, nor at what it is a view of."""
-    while len(node.users) == 1:
-        if node.target not in VIEWS:
-            return True
+    """Whether nothing else looks at it, nor at what it is another shape of."""
+    while len(node.users) == 1 and node.target in RESHAPES:
         node = node.args[0]
-    return False
+    return len(node.users) == 1
 
 
 def _own(node: Node) -> bool:
@@ -211,14 +221,15 @@ def _own(node: Node) -> bool:
 
 
 def _computed(node: Node) -> bool:
-    """Whether its memory is its own: the result of arithmetic."""
-    return node.target in (aten.mm.default, aten.addmm.default, aten.add.Tensor, aten.mul.Tensor, aten.cat.default, aten.addmm_.default)
+    """Whether its memory is its own: a product's is. A compiler may leave out an addition of nothing, and then hands on what was there."""
+    return node.target in (aten.mm.default, aten.addmm.default, aten.addmm_.default)
 
 
 def _disjoint(parts: Sequence[Node]) -> bool:
     if any(part.target is not aten.slice.Tensor or len(part.args) != 4 or part.args[1] != parts[0].args[1] for part in parts):
         return False
-    ends = sorted((part.args[2], part.args[3]) for part in parts)
+    base, axis = parts[0].args[:2]
+    ends = sorted(slice(*part.args[2:]).indices(base.meta["val"].shape[axis])[:2] for part in parts)
     return all(a[1] <= b[0] for a, b in pairwise(ends))
 
 

@@ -1,8 +1,8 @@
 """One optimisation step, as the device takes it.
 
 What a step needs from the host (its rows, the seeds of what it draws, the learning rate, the weight of the KL terms) is put into
-tensors first; the rest is a function of tensors alone. On a GPU that function is captured as a graph, once for each phase of the
-schedule, and replayed, so that a step costs what its kernels cost.
+tensors first; the rest is a function of tensors alone. On a GPU that function is captured as a graph, ten steps at a time and for
+each phase of the schedule, and replayed, so that a step costs what its kernels cost.
 
 A step whose loss or gradient is not finite changes nothing. On a GPU nor does any step after it, until the host has looked: it looks
 when it reads the metrics, not at every step, and then goes back to the step that failed.
@@ -108,7 +108,7 @@ class Stepper:
         self.waits = on_gpu  # the host need not look after every step
         self.drawn: dict[str, int] = {}  # how far a step moves its generators
         self.seen: dict[str, int] = {}  # steps of each phase that were taken one by one
-        self.take: Callable[[], None] = lambda: None  # takes the steps that were asked for and not taken yet
+        self.take: Callable[[], None] = nothing  # takes the steps that were asked for and not taken yet
 
     # Taking a step ----------------------------------------------------------------------------------------------------------------
 
@@ -289,7 +289,8 @@ class Stepper:
         vector = self.vectors[phase.name]
         self._make_room()
         counts = self.bad, self.sums, self.taken, self.moved
-        self.finish(vector.state, vector.gather(found), self.rates[place, 0], self.settings.clip, total, measured, counts)
+        with torch._dynamo.config.patch(recompile_limit=256):  # one for each size, precision and schedule of a process
+            self.finish(vector.state, vector.gather(found), self.rates[place, 0], self.settings.clip, total, measured, counts)
 
     def _make_room(self) -> None:
         if not len(self.sums):
@@ -502,6 +503,10 @@ class Stepper:
         culprit = next((self.names[p] for p in active if p.grad is not None and not bool(p.grad.isfinite().all())), None)
         self.optimizer.zero_grad(set_to_none=True)
         return f"the gradient of {culprit}" if culprit else "the gradient", torch.ones_like(bad)
+
+
+def nothing() -> None:
+    """Takes the steps that wait where none do."""
 
 
 def _not_finite(found: Statistics | None) -> str | None:
