@@ -24,8 +24,6 @@ EXTERN = {
     *([torch.ops.mkldnn._linear_pointwise] if torch.backends.mkldnn.is_available() else []),
 }  # fmt: skip
 PARTS = (*VIEWS, aten.split.Tensor, aten.split_with_sizes.default, aten.select.int, aten.transpose.int, aten.permute.default, getitem)
-
-
 OPTIONS: dict[str, Any] = {"realize_reads_threshold": 32, "realize_opcount_threshold": 256}  # compute a value again rather than write it down
 NARROW, SMALL = 4, 512  # a product over so few, or to so few of not many rows, is no work for a product's routine
 

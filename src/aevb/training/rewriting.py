@@ -20,19 +20,12 @@ from torch import fx
 aten = torch.ops.aten
 Node = Any  # an fx.Node: its arguments may be anything
 PRODUCTS = (aten.mm.default, aten.addmm.default)
-VIEWS = (
-    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.t.default, aten.slice.Tensor, aten.expand.default,
-    aten.unsqueeze.default, aten.squeeze.dim,
+RESHAPES = (  # the same numbers in the same order
+    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dim,
 )  # fmt: skip
+VIEWS = (*RESHAPES, aten.t.default, aten.slice.Tensor, aten.expand.default)
 CAST = aten._to_copy.default
 ENDS = (aten.mm.default, aten.sum.dim_IntList, CAST)
-RESHAPES = (
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.reshape.default,
-    aten.unsqueeze.default,
-    aten.squeeze.dim,
-)  # the same numbers in the same order
 BESIDE = "beside"  # marks a node that runs beside the chain, with a number for those that belong together
 OFTEN = 4  # uses of the same weights that are worth a copy of them side by side
 ALIGNED = 8  # numbers: rows of a matrix begin where the fast routines want them
@@ -154,15 +147,13 @@ def _bias(node: Node) -> Node | None:
 
 def _side_by_side(graph: fx.Graph, nodes: Sequence[Node]) -> tuple[Node, Node | None]:
     weight = call(graph, aten.cat.default, [node.args[-1] for node in nodes], 1)
-    width = weight.meta["val"].shape[1]
-    gap = -width % ALIGNED
+    gap = -weight.meta["val"].shape[1] % ALIGNED
     if gap:
         weight = call(graph, aten.constant_pad_nd.default, weight, [0, gap])
     if all(_bias(node) is None for node in nodes):
         return weight, None
-    like = weight
-    parts = [_bias(node) or call(graph, aten.new_zeros.default, like, [node.args[-1].meta["val"].shape[1]]) for node in nodes]
-    parts += [call(graph, aten.new_zeros.default, like, [gap])] if gap else []
+    parts = [_bias(node) or call(graph, aten.new_zeros.default, weight, [node.args[-1].meta["val"].shape[1]]) for node in nodes]
+    parts += [call(graph, aten.new_zeros.default, weight, [gap])] if gap else []
     return weight, call(graph, aten.cat.default, parts)
 
 
@@ -212,12 +203,11 @@ def _own(node: Node) -> bool:
     """Whether it may be written over: it was computed for this use alone, or is a part of such a thing that no other part overlaps."""
     while len(node.users) == 1 and node.target in VIEWS:
         if node.target is aten.slice.Tensor and len(node.args[0].users) > 1:
-            base = node.args[0]
-            return base.op == "call_function" and base.target not in VIEWS and _computed(base) and _disjoint(list(base.users))
+            return _computed(node.args[0]) and _disjoint(list(node.args[0].users))
         if node.target is aten.expand.default:
             return False
         node = node.args[0]
-    return len(node.users) == 1 and node.op == "call_function" and node.target not in VIEWS and _computed(node)
+    return len(node.users) == 1 and _computed(node)
 
 
 def _computed(node: Node) -> bool:
