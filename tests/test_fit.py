@@ -3,13 +3,15 @@
 import json
 import signal
 import tomllib
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 from sklearn.decomposition import FactorAnalysis
+from torch import nn
 
-from aevb import GRU, Bernoulli, Model, Normal, OneHot, Poisson, fit, linear, mlp
+from aevb import GRU, Bernoulli, Model, Network, Normal, OneHot, Poisson, fit, linear, mlp
 from aevb.data import Affine
 from aevb.data.builtin import factor_analysis
 from aevb.data.sources import Mapped, Resident, open_source
@@ -407,6 +409,43 @@ def test_a_gradient_that_is_not_finite_names_its_parameter(monkeypatch):
     bias.register_hook(lambda gradient: gradient * float("nan"))
     with pytest.raises(TrainingError, match=r"Step 0: the gradient of factors\.p\(x\|z\)\.net\.heads\.bias is not finite for rows .*\(100 rows\)"):
         fit(model, {"x": bits(100)}, steps=5)
+
+
+class Transposing(nn.Module):
+    """A layer of one's own whose gradient does not lie as its weight does."""
+
+    def __init__(self, parents, heads, *, copied):
+        super().__init__()
+        self.weight, self.copied = nn.Parameter(torch.linspace(-1, 1, parents * heads).reshape(heads, parents)), copied
+
+    def first(self, inputs, *, bias=True, missing=None):
+        (x,) = inputs.values()
+        y = torch.einsum("...d,kd->...k", x, self.weight)
+        if y.requires_grad and self.copied:
+            self.weight.register_hook(lambda gradient: gradient.contiguous())
+        return y
+
+    def rest(self, h, keep=()):
+        return h
+
+
+@dataclass(frozen=True, repr=False)
+class transposing(Network):
+    copied: bool
+
+    def build(self, parents, heads, shape, masked):
+        return Transposing(sum(sum(shape) for shape in parents.values()), sum(heads), copied=self.copied)
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_a_gradient_that_lies_otherwise_than_its_parameter_moves_it_as_any_other(clip):
+    found = []
+    for copied in (False, True):
+        torch.manual_seed(0)
+        model = Model({"z": Normal(2), "x | z": Bernoulli(6)}, {"z | x": Normal(net=transposing(copied))})
+        fit(model, bits(), steps=12, batch=10, lr=0.05, clip=clip, seed=0)
+        found.append(weights(model))
+    assert_equal_weights(*found)
 
 
 def test_the_recorded_bound_is_the_bound_while_the_kl_warms_up():

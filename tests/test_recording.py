@@ -178,7 +178,7 @@ def test_without_a_compiler_the_message_says_what_is_needed(monkeypatch):
     def fails(*_, **__):
         raise BackendCompilerFailed("inductor", FileNotFoundError("g++"), None)
 
-    monkeypatch.setattr("torch._inductor.compile", fails)
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", fails)
     with pytest.raises(TrainingError, match=r"compile=True: torch could not compile a step .*needs a C\+\+ compiler"):
         fit(vae(), {"x": data()}, steps=1, compile=True)
 

@@ -8,12 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from test_recording import CASES, data, trained, vrnn
+from torch import fx
 
 from aevb import LSTM, Bernoulli, Model, Normal, fit, mlp, noise
 from aevb.operations import elementary
 from aevb.training import capture, flat, fusing, recording
 from aevb.training import step as stepping
-from aevb.training.rewriting import BESIDE, PRODUCTS, rewritten
+from aevb.training.rewriting import BESIDE, PRODUCTS, UnchangeableError, rewritten
 
 SUMS = ("mm", "addmm", "addmm_")
 
@@ -40,12 +41,15 @@ def replaced(monkeypatch):
     return use
 
 
+def calls(clusters):
+    return [node.target for node in clusters.graph.nodes if isinstance(node.target, fusing.Compiled)]
+
+
 def by_functions(graph, parameters):
     """In clusters, none of which is compiled."""
     clusters = fusing.fused(rewritten(graph, parameters))
-    for part in clusters.modules():
-        if isinstance(part, fusing.Compiled):
-            part.run = part.function
+    for part in calls(clusters):
+        part.run = lambda arguments, function=part.function: function(*arguments)
     return clusters
 
 
@@ -135,10 +139,33 @@ def test_a_longer_sequence_needs_no_more_functions():
             clusters = by_functions(graph, weights)
             for a, b in zip(clusters(*arguments), before, strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
-        calls = [part for part in clusters.modules() if isinstance(part, fusing.Compiled)]
-        made[steps] = len({id(part.function) for part in calls}), len(calls)
+        made[steps] = len({id(part.function) for part in calls(clusters)}), len(calls(clusters))
     assert made[14][0] == made[6][0]
     assert made[14][1] > made[6][1]
+
+
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch compiles for a CPU with a C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses what torch advises against
+def test_compiled_code_is_called_directly_where_that_gives_the_same_tensors():
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+
+    def compiled(function):
+        found = fusing._compiled(fx.symbolic_trace(function), [x, y])
+        for a, b in zip(found([x, y]), function(x, y), strict=True):
+            torch.testing.assert_close(a, b)
+        return found
+
+    assert compiled(lambda x, y: (x + y, (x * y).sum(1))).__module__ != fusing.__name__
+    assert compiled(lambda x, y: (x.view(4, 3), x + y))([x, y])[0].data_ptr() == x.data_ptr()  # torch makes such a view beside the code
+
+
+def test_a_relu_is_taken_along_by_the_product_that_it_follows_alone():
+    model = Model({"z": Normal(2), "x | z": Bernoulli(16, net=mlp(9, 9))}, {"z | x": Normal(net=mlp(9, 9))})
+    graph, _, weights = recorded(model, data(30), cells=False)
+    before = sum(node.target is torch.ops.aten.relu.default for node in graph.graph.nodes)
+    smaller = rewritten(graph, weights)
+    assert before == 2
+    assert not any(node.target is torch.ops.aten.relu.default for node in smaller.graph.nodes)
 
 
 def test_small_products_are_sums_in_the_clusters():
@@ -228,8 +255,23 @@ def test_what_writes_into_a_view_is_not_rewritten():
         h.view(-1).relu_()
         return (h * 2,)
 
-    with pytest.raises(NotImplementedError, match="writes into a value that others may read"):
+    with pytest.raises(UnchangeableError, match="writes into a value that others may read"):
         rewritten(traced(function, numbers(5, 9), numbers(6, 5)), 1)
+
+
+def test_a_step_that_cannot_be_rewritten_runs_as_it_was_recorded():
+    layer, x = torch.nn.Linear(5, 9), torch.randn(6, 5)
+
+    def function(inputs):
+        h = layer(inputs["x"]).clone()
+        h[:, 0].mul_(2.0)
+        return h.square().mean(), h.mean().reshape(1)
+
+    made = recording.Recording(layer, function, {"x": x}, list(layer.parameters()), compiled=True)
+    objective, measured, gradients = made({"x": x})
+    expected, also = function({"x": x})
+    torch.testing.assert_close((objective, measured), (expected.detach(), also.detach()))
+    torch.testing.assert_close(tuple(gradients), torch.autograd.grad(-expected, list(layer.parameters())))
 
 
 def test_gradients_are_gathered_wherever_they_are():

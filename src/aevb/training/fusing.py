@@ -8,13 +8,13 @@ again and again, and each is compiled once: a loop over 28 steps compiles as fas
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from operator import getitem
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from aevb.training.rewriting import BESIDE, PRODUCTS, VIEWS, Node, call
 
@@ -24,6 +24,7 @@ EXTERN = {
     *([torch.ops.mkldnn._linear_pointwise] if torch.backends.mkldnn.is_available() else []),
 }  # fmt: skip
 PARTS = (*VIEWS, aten.split.Tensor, aten.split_with_sizes.default, aten.select.int, aten.transpose.int, aten.permute.default, getitem)
+CUTS = {aten.slice.Tensor: 1, aten.select.int: 1, aten.split.Tensor: 2, aten.split_with_sizes.default: 2}  # where the axis stands
 OPTIONS: dict[str, Any] = {"realize_reads_threshold": 32, "realize_opcount_threshold": 256}  # compute a value again rather than write it down
 NARROW, SMALL = 4, 512  # a product over so few, or to so few of not many rows, is no work for a product's routine
 
@@ -43,7 +44,7 @@ def fused(graph: fx.GraphModule) -> fx.GraphModule:
 
 
 def _cheap(graph: fx.Graph, clustered: set[Node]) -> set[Node]:
-    """What is made of the arguments alone, number by number: every cluster that reads it makes its own, and nothing is written down."""
+    """What every cluster that reads it makes for itself, and nobody writes down: what comes of the arguments alone, number by number, and views."""
     given: set[Node] = set()
     found: list[Node] = []
     for node in graph.nodes:
@@ -53,7 +54,23 @@ def _cheap(graph: fx.Graph, clustered: set[Node]) -> set[Node]:
         elif inside and node in clustered and (not node.all_input_nodes or torch.Tag.pointwise in node.target.tags):
             given.add(node)
             found.append(node)
-    return {node for node in found if clustered.issuperset(node.users)}
+    free = {node for node in found if clustered.issuperset(node.users)}
+    for node in reversed(graph.nodes):
+        parts = [user for user in node.users if user.target is getitem]
+        readers = {reader for user in node.users for reader in (user.users if user in parts else [user])}
+        joined = all(reader in clustered or reader in free for reader in readers)
+        if readers and joined and _same_view(node) and node not in clustered and BESIDE not in node.meta:
+            free |= {node, *parts}
+    return free
+
+
+def _same_view(node: Node) -> bool:
+    """Whether it is a view, and one that every step of a sequence would take: what is cut along another axis than the last differs."""
+    if node.target not in PARTS or node.target is getitem:
+        return False
+    place = CUTS.get(node.target)
+    axis = -1 if place is None else node.args[place] if len(node.args) > place else 0
+    return axis in (-1, node.args[0].meta["val"].dim() - 1)
 
 
 def _spread(graph: fx.Graph) -> None:
@@ -92,7 +109,6 @@ class _Assembly:
         self.new = fx.Graph()
         self.known: dict[Node, Node] = {}
         self.functions: dict[Any, tuple[fx.GraphModule, dict[Any, Any]]] = {}  # and how they were compiled
-        self.calls: dict[str, Any] = {}
         members: dict[Any, list[Node]] = defaultdict(list)
         for node in old.graph.nodes:
             if node not in cheap:
@@ -114,7 +130,7 @@ class _Assembly:
                 if not needs[user]:
                     heappush(ready, (ranks[user], user))
         constants = {node.target: getattr(old, node.target) for node in old.graph.nodes if node.op == "get_attr"}
-        self.graph = fx.GraphModule(self.calls | constants, self.new)
+        self.graph = fx.GraphModule(constants, self.new)
 
     def _whole(self, nodes: Sequence[Node]) -> list[Node]:
         """The nodes of a unit, with the cheap ones that they need."""
@@ -141,9 +157,7 @@ class _Assembly:
         key = tuple(lines), tuple(_form(node.meta["val"]) for node in inputs), tuple(names[node] for node in outputs)
         if key not in self.functions:
             self.functions[key] = _function(inputs, whole, outputs), {}
-        name = f"part_{len(self.calls)}"
-        self.calls[name] = Compiled(*self.functions[key])
-        call = self.new.call_module(name, tuple(self.known[node] for node in inputs))
+        call = self.new.call_function(Compiled(*self.functions[key]), tuple(self.known[node] for node in inputs))
         self.known |= {node: self.new.call_function(getitem, (call, i)) for i, node in enumerate(outputs)}
         for node in [call, *(self.known[output] for output in outputs)] if BESIDE in first.meta else ():
             node.meta[BESIDE] = first.meta[BESIDE]
@@ -158,26 +172,47 @@ def _function(inputs: Sequence[Node], nodes: Sequence[Node], outputs: Sequence[N
     return fx.GraphModule({}, graph)
 
 
-class Compiled(nn.Module):
+class Compiled:
     """A call of a function, which is compiled for how its arguments lie in memory, unless that was done for another call of it.
 
     By torch's compiler itself, without what watches over Python code, which costs at every call.
     """
 
     def __init__(self, function: fx.GraphModule, known: dict[Any, Any]) -> None:
-        super().__init__()
         self.function, self.known = function, known
         self.run: Any = None
+        self.__name__ = "compiled"  # as a function that a graph calls
 
-    def forward(self, *arguments: Tensor) -> Any:
+    def __call__(self, *arguments: Tensor) -> Any:
         if self.run is None:
-            import torch._inductor
-
             form = tuple((value.stride(), value.data_ptr() % 16 == 0) for value in arguments)
             if form not in self.known:
-                self.known[form] = torch._inductor.compile(self.function, list(arguments), options=OPTIONS)
+                self.known[form] = _compiled(self.function, arguments)
             self.run = self.known[form]
-        return self.run(*arguments)
+        return self.run(list(arguments))
+
+
+def _compiled(function: fx.GraphModule, arguments: Sequence[Tensor]) -> Callable[[list[Tensor]], Sequence[Tensor]]:
+    """What torch's compiler makes of a function: the code itself, where what torch wraps around it gives back the same tensors."""
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    made: list[Any] = []
+
+    def inner(*given: Any, **choices: Any) -> Any:
+        made.append(compile_fx_inner(*given, **choices))
+        return made[-1]
+
+    wrapped: Any = compile_fx(function, list(arguments), inner_compile=inner, config_patches=OPTIONS)
+    expected = wrapped(*arguments)
+    code = made[0].current_callable
+    found = code(list(arguments))
+    if len(made) == 1 and len(found) == len(expected) and all(map(_alike, found, expected)):
+        return code
+    return lambda inputs: wrapped(*inputs)
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype and torch.equal(a, b)
 
 
 class _Name(int):

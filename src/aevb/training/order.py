@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
+from hashlib import blake2b
+
 import torch
 from torch import Tensor
 
 
 def seed_of(*parts: int | str) -> int:
     """A 63-bit seed from numbers and words, the same on every machine."""
-    words = [part if isinstance(part, int) else int.from_bytes(part.encode(), "little") for part in parts]
-    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1)
+    return int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest(), "little") >> 1
 
 
 class Order:
@@ -29,7 +29,7 @@ class Order:
             part = self._permutation(epoch)[offset : offset + wanted]
             parts.append(part)
             start, wanted = start + len(part), wanted - len(part)
-        return torch.cat(parts)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _permutation(self, epoch: int) -> Tensor:
         if epoch not in self._kept:

@@ -8,7 +8,7 @@ GPU the list is rewritten, and with ``compile`` torch fuses what lies between it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from aevb.operations import elementary
 from aevb.training.checkpoint import TrainingError
 from aevb.training.fusing import fused
-from aevb.training.rewriting import Beside, rewritten
+from aevb.training.rewriting import Beside, UnchangeableError, rewritten
 
 Function = Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor]]  # of the inputs: the objective, and what is measured
 Found = tuple[Tensor, Tensor, list[Tensor | None]]  # the objective, what is measured, a gradient of −objective a parameter
@@ -68,10 +68,11 @@ class Recording:
 
         with elementary() if compiled else nullcontext():
             graph = _trim(make_fx(flat)(*self.parameters, *inputs.values()))
-        if compiled or branches:
-            graph = rewritten(graph, len(named), beside=bool(branches))
-        if compiled:
-            graph = fused(graph)
+        with suppress(UnchangeableError):
+            if compiled or branches:
+                graph = rewritten(graph, len(named), beside=bool(branches))
+            if compiled:
+                graph = fused(graph)
         self.beside = Beside(graph, branches) if branches else None
         self.run: Callable[..., Any] = graph if self.beside is None else self.beside.run
         places = {id(parameter): i for i, parameter in enumerate(parameter for parameter in named.values() if id(parameter) in wanted)}

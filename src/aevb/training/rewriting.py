@@ -19,16 +19,20 @@ from torch import fx
 
 aten = torch.ops.aten
 Node = Any  # an fx.Node: its arguments may be anything
+LINEAR = torch.ops.mkldnn._linear_pointwise.default if torch.backends.mkldnn.is_available() else None
 PRODUCTS = (aten.mm.default, aten.addmm.default)
-RESHAPES = (  # the same numbers in the same order
-    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dim,
-)  # fmt: skip
+SHAPED = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+RESHAPES = (*SHAPED, aten.unsqueeze.default, aten.squeeze.dim)  # the same numbers in the same order
 VIEWS = (*RESHAPES, aten.t.default, aten.slice.Tensor, aten.expand.default)
 CAST = aten._to_copy.default
 ENDS = (aten.mm.default, aten.sum.dim_IntList, CAST)
 BESIDE = "beside"  # marks a node that runs beside the chain, with a number for those that belong together
 OFTEN = 4  # uses of the same weights that are worth a copy of them side by side
 ALIGNED = 8  # numbers: rows of a matrix begin where the fast routines want them
+
+
+class UnchangeableError(Exception):
+    """A step in which the order of operations matters: it stays as it was recorded."""
 
 
 def rewritten(graph: fx.GraphModule, parameters: int, *, beside: bool = True) -> fx.GraphModule:
@@ -41,6 +45,8 @@ def rewritten(graph: fx.GraphModule, parameters: int, *, beside: bool = True) ->
     weights, last = _hoist(graph.graph, parameters)
     _merge(graph.graph, weights, last)
     _accumulate(graph.graph)
+    _activate(graph.graph)
+    _reshape_once(graph.graph)
     graph.graph.eliminate_dead_code()
     for i, group in enumerate(_leaves(graph.graph) if beside else ()):
         for node in group:
@@ -56,7 +62,7 @@ def _anew(graph: fx.GraphModule) -> fx.GraphModule:
     copy.output(result)
     for before, after in known.items():
         after.meta = before.meta
-        if after.target in (aten.view.default, aten._unsafe_view.default):  # a part of a wider product may have no such view
+        if after.target in SHAPED:  # a part of a wider product may have no such view
             after.target = aten.reshape.default
     return fx.GraphModule(graph, copy)
 
@@ -73,7 +79,7 @@ def _without_side_effects(graph: fx.Graph) -> None:
         packet, _, overload = node.target.__name__.partition(".")
         written = node.args[0]
         if written.op != "call_function" or written.target in (*VIEWS, getitem) or len(written.users) > 1 or not hasattr(aten, packet[:-1]):
-            raise NotImplementedError(f"{node.target} writes into a value that others may read: this step cannot be rewritten.")
+            raise UnchangeableError(f"{node.target} writes into a value that others may read")
         node.target = getattr(getattr(aten, packet[:-1]), overload)
 
 
@@ -183,6 +189,32 @@ def _accumulate(graph: fx.Graph) -> None:
             result = added if list(shape) == size else call(graph, aten.view.default, added, list(shape))
         node.replace_all_uses_with(result)
         graph.erase_node(node)
+
+
+def _activate(graph: fx.Graph) -> None:
+    """A ReLU of a product alone is taken along by the routine that multiplies."""
+    for node in _calls(graph):
+        if node.target is not aten.relu.default or not _alone(node.args[0]):
+            continue
+        product = _root(node.args[0])
+        if product.target is LINEAR and product.args[3] == "none":
+            product.update_arg(3, "relu")
+        elif product.target is aten.addmm.default and not product.kwargs and product.args[0].meta["val"].dim() == 1:
+            product.target = aten._addmm_activation.default
+        else:
+            continue
+        node.replace_all_uses_with(node.args[0])
+        graph.erase_node(node)
+
+
+def _reshape_once(graph: fx.Graph) -> None:
+    """A shape of another shape is one of what was there first."""
+    for node in _calls(graph):
+        if node.target in SHAPED:
+            node.update_arg(0, _root(node.args[0]))
+            if node.args[0].meta["val"].shape == node.meta["val"].shape:
+                node.replace_all_uses_with(node.args[0])
+                graph.erase_node(node)
 
 
 def _root(node: Node) -> Node:

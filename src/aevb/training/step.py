@@ -248,8 +248,6 @@ class Stepper:
     def advance(self, phase: Phase, place: int = 0, inputs: Mapping[str, Tensor] | None = None) -> None:
         """Take the step for which the host has loaded this place."""
         active = self.active(phase)
-        for parameter in active:
-            parameter.grad = None
         attempt = self._attempt(phase, self.inputs(place) if inputs is None else inputs)
         if attempt is None:
             self.bad.fill_(1.0)
@@ -258,9 +256,8 @@ class Stepper:
         if self.flattens and all(parameter in self.optimizer.state for parameter in active):
             self._finish(phase, place, total, measured, dict(zip(active, found, strict=True)))
             return
-        for parameter, gradient in zip(active, found, strict=True):
-            parameter.grad = gradient
-        gradients = [gradient for gradient in found if gradient is not None]
+        pairs = [(parameter, _laid_out(gradient, parameter)) for parameter, gradient in zip(active, found, strict=True) if gradient is not None]
+        gradients = [gradient for _, gradient in pairs]
         self.world.sum(gradients)
         self.world.sum([total])
         norm = _norm(gradients)
@@ -276,8 +273,9 @@ class Stepper:
             self.bad.fill_(1.0)
             return
         if self.settings.clip is not None:
-            torch.nn.utils.clip_grads_with_norm_(active, self.settings.clip, norm)
-        self._update(active, place)
+            share = (self.settings.clip / (norm + 1e-6)).clamp(max=1.0)
+            gradients = list(torch._foreach_mul(gradients, share))
+        self._update([parameter for parameter, _ in pairs], gradients, place)
 
     @torch.no_grad()
     def _finish(self, phase: Phase, place: int, total: Tensor, measured: Tensor, found: Mapping[nn.Parameter, Tensor | None]) -> None:
@@ -296,23 +294,24 @@ class Stepper:
         if not len(self.sums):
             self.sums = torch.zeros(len(self.measured), device=self.device, dtype=self.dtype)
 
-    def _update(self, active: list[nn.Parameter], place: int) -> None:
+    def _update(self, parameters: list[nn.Parameter], gradients: list[Tensor], place: int) -> None:
         """Adam's step. On the CPU, where a step may be short, by its kernel: the optimiser around it costs as much as a layer."""
-        if self.rates is not None:
-            self.optimizer.param_groups[0]["lr"] = self.rates[place, 0]
-        moved = [p for p in active if p.grad is not None]
-        states = [self.optimizer.state.get(p) for p in moved]
-        if self.device.type != "cpu" or not all(states):
-            self.optimizer.step()
-            return
-        gradients = [p.grad for p in moved]
-        means, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))  # type: ignore[index]
-        torch._foreach_add_(steps, 1)
         group = self.optimizer.param_groups[0]
+        if self.rates is not None:
+            group["lr"] = self.rates[place, 0]
+        states = [self.optimizer.state.get(parameter) for parameter in parameters]
+        if self.device.type != "cpu" or not all(states):
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            return
+        means, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))  # type: ignore[index]
         (beta1, beta2), choices = group["betas"], {"lr": group["lr"], "eps": group["eps"]}
         choices |= {"beta1": beta1, "beta2": beta2, "weight_decay": 0.0, "amsgrad": False, "maximize": False}
+        torch._foreach_add_(steps, 1)
         with torch.no_grad():
-            torch._fused_adam_(moved, gradients, means, squares, [], steps, **choices)  # type: ignore[arg-type]
+            torch._fused_adam_(parameters, gradients, means, squares, [], steps, **choices)  # type: ignore[arg-type]
 
     def _iterate(self, step: int) -> None:
         """One iteration of exact EM: the posterior's statistics over all rows, then every factor of p in closed form, then q."""
@@ -534,6 +533,11 @@ def _why_not_recorded(model: Model, settings: Settings, seeded: Sequence[str]) -
 def _named(inputs: Mapping[str, Tensor], kind: str) -> Batch:
     """The inputs of one kind, by their own names."""
     return {name.removeprefix(f"{kind} "): value for name, value in inputs.items() if name.startswith(f"{kind} ")}
+
+
+def _laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """A gradient as its parameter lies in memory: the kernels of the optimiser read both from beginning to end."""
+    return gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)
 
 
 def _norm(gradients: list[Tensor]) -> Tensor:
