@@ -114,8 +114,10 @@ def stepping(run: Training, *, recorded: bool = True) -> Contender:
     return Contender(step, lambda _: look())
 
 
+def data(problem: Problem) -> dict[str, Any]:
+    rows = problem.rows()
+    return {"x": dequantise(rows.cpu().numpy(), fresh=True) if problem.model == "vae-tutorial" else rows}
+
+
 def aevb(problem: Problem, *, recorded: bool = True, **choices: Any) -> Contender:
-    x: Any = problem.rows()
-    if problem.model == "vae-tutorial":
-        x = dequantise(x.cpu().numpy(), fresh=True)
-    return stepping(training(declared(problem), {"x": x}, lr=problem.lr, **choices), recorded=recorded)
+    return stepping(training(declared(problem), data(problem), lr=problem.lr, **choices), recorded=recorded)

@@ -67,6 +67,7 @@ class Problem:
     sizes: Sizes
     device: str = "cpu"
     lr: float = 1e-3
+    count: int = ROWS
 
     def networks(self) -> dict[str, tuple[int, ...]]:
         """The layers of each network. What reads two parents reads them side by side: (x, y), (h, x), (h, z)."""
@@ -119,10 +120,10 @@ class Problem:
         s, generator = self.sizes, torch.Generator().manual_seed(0)
         shape = (s.steps, s.x) if s.steps else (s.x,)
         patterns = torch.rand(PATTERNS, *shape, generator=generator) < 0.13
-        chosen = patterns[torch.randint(PATTERNS, (ROWS,), generator=generator)]
-        x = chosen ^ (torch.rand(ROWS, *shape, generator=generator) < 0.02)
+        chosen = patterns[torch.randint(PATTERNS, (self.count,), generator=generator)]
+        x = chosen ^ (torch.rand(self.count, *shape, generator=generator) < 0.02)
         if self.model == "vae-tutorial":
-            ink = torch.randint(128, LEVELS, (ROWS, *shape), generator=generator)
+            ink = torch.randint(128, LEVELS, (self.count, *shape), generator=generator)
             return (x * ink).to(torch.uint8).to(self.device)
         return x.float().to(self.device)
 

@@ -291,9 +291,10 @@ def test_half_precision_trains_nearly_the_same_model():
     assert abs(half - full) < 0.01 * abs(full)
 
 
-def test_adam_over_one_vector_is_adam_and_leaves_a_bad_step_out():
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
+def test_adam_over_one_vector_is_adam_and_leaves_a_bad_step_out(dtype, tolerance):
     torch.manual_seed(0)
-    mine = [torch.nn.Parameter(torch.randn(shape)) for shape in ((5, 4), (3,), (7,), (2, 2))]
+    mine = [torch.nn.Parameter(torch.randn(shape, dtype=dtype)) for shape in ((5, 4), (3,), (7,), (2, 2))]
     theirs = [torch.nn.Parameter(parameter.detach().clone()) for parameter in mine]
     holder, adam = torch.optim.Adam(mine, lr=0.1), torch.optim.Adam(theirs, lr=0.1)
     for i in range(8):
@@ -309,9 +310,10 @@ def test_adam_over_one_vector_is_adam_and_leaves_a_bad_step_out():
         whole = vector.gather(dict(zip(mine, gradients, strict=True)))
         with torch.no_grad():
             arguments = (vector.values, vector.means, vector.squares, vector.step)
-            flat.adam(*arguments, whole, torch.tensor(0.1), torch.zeros(()))
-            flat.adam(*arguments, torch.full_like(whole, torch.nan), torch.tensor(0.1), torch.ones(()))
+            rate = torch.tensor(0.1, dtype=dtype)
+            flat.adam(*arguments, whole, rate, torch.zeros(()))
+            flat.adam(*arguments, torch.full_like(whole, torch.nan), rate, torch.ones(()))
     for a, b in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
         for key in ("step", "exp_avg", "exp_avg_sq"):  # what a checkpoint holds
-            torch.testing.assert_close(holder.state[a][key], adam.state[b][key], rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(holder.state[a][key], adam.state[b][key], rtol=tolerance, atol=tolerance)

@@ -6,6 +6,7 @@ them busy and the others waiting.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -66,8 +67,9 @@ def adam(values: Tensor, means: Tensor, squares: Tensor, step: Tensor, gradient:
     step.add_(live)
     mean = means + (1 - BETAS[0]) * (gradient - means)
     square = BETAS[1] * squares + (1 - BETAS[1]) * gradient.square()
-    size = (square / (1 - BETAS[1] ** step)).sqrt() + EPS
-    values.copy_(torch.where(live, values - rate / (1 - BETAS[0] ** step) * mean / size, values))
+    first, second = (-torch.expm1(step.to(values.dtype) * math.log(beta)) for beta in BETAS)  # 1 − βᵗ, exact also where βᵗ is almost 1
+    size = (square / second).sqrt() + EPS
+    values.copy_(torch.where(live, values - rate / first * mean / size, values))
     means.copy_(torch.where(live, mean, means))
     squares.copy_(torch.where(live, square, squares))
 

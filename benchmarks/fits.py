@@ -1,0 +1,149 @@
+"""Time ``fit`` from end to end, with its metrics and checkpoints, against the tutorial's loop: epochs in turns, a process each.
+
+python benchmarks/fits.py --json docs/figures/fits-cpu.json
+python benchmarks/fits.py --device cuda --models vae-tutorial gmvae vrnn --json docs/figures/fits-cuda.json
+
+What a process has done before changes what its memory costs, so here nobody shares one. Every epoch ends with a look at one batch that was
+held out, where the turn ends; the tutorial's loop has none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import tutorial
+from contenders import BASE
+from library import data, declared
+from problems import BATCH, QUICK, SIZES, Problem
+from timing import machine, summary
+
+from aevb import fit
+from aevb.model import Model
+
+WAYS: dict[str, dict[str, Any]] = {
+    "aevb": {},
+    "aevb, compiled": {"compile": True},
+    "aevb, compiled, bfloat16": {"compile": True, "precision": "bf16"},
+}
+STEPS = {  # of an epoch
+    "cuda": {"vae": 600, "vae-tutorial": 600, "gmvae": 600, "vrnn": 100},
+    "cpu": {"vae": 200, "vae-tutorial": 200, "gmvae": 40, "vrnn": 10},
+}
+
+
+class Turns:
+    """One contender's side: waits to be called, works, says how long a step took."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self.began = steps, 0.0
+
+    def wait(self) -> None:
+        if not sys.stdin.readline():
+            sys.exit()
+        self.began = time.perf_counter()
+
+    def done(self) -> None:
+        print(json.dumps((time.perf_counter() - self.began) / self.steps), flush=True)
+
+
+def take_part(way: str, problem: Problem, epochs: int) -> None:
+    """Take turns until the epochs are over or nobody calls."""
+    _set_precision(problem.device)
+    steps = problem.count // BATCH
+    turns = Turns(steps)
+    if way == BASE:
+        step = tutorial.BUILDERS[problem.model](problem).step
+        for _ in range(epochs):
+            turns.wait()
+            for _ in range(steps):
+                loss = step()
+            float(loss)  # until the last step is done
+            turns.done()
+        return
+
+    def between(step: int, model: Model) -> None:
+        turns.done()
+        turns.wait()
+
+    held_out = Problem(problem.model, problem.sizes, problem.device, count=BATCH)
+    with TemporaryDirectory() as folder:
+        turns.wait()
+        settings = {"batch": BATCH, "lr": problem.lr, "epochs": epochs, "progress": False, "out": folder}
+        fit(declared(problem), data(problem), validation=data(held_out), after=between, **settings, **WAYS[way])
+
+
+def _set_precision(device: str) -> None:
+    torch.set_float32_matmul_precision("highest" if device == "cpu" else "high")
+
+
+def measure(problem: Problem, ways: Sequence[str], rounds: int, warm_up: int) -> dict[str, Any]:
+    """What :func:`timing.summary` says of each way; an epoch a turn. The first epochs, in which much is made that lasts, do not count."""
+    order = [*ways, BASE]
+    running = {}
+    for way in order:
+        side = {"way": way, "model": problem.model, "quick": problem.sizes == QUICK[problem.model], "device": problem.device}
+        side |= {"count": problem.count, "epochs": rounds + warm_up + 1}
+        command = [sys.executable, __file__, "--side", json.dumps(side)]
+        running[way] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    times: dict[str, list[float]] = {way: [] for way in order}
+    try:
+        for _ in range(rounds + warm_up):
+            for way in order:
+                times[way].append(_turn(way, running[way]))
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()
+    return {"ways": summary({way: found[warm_up:] for way, found in times.items()}, BASE), "steps": problem.count // BATCH, "left out": {}}
+
+
+def _turn(way: str, process: subprocess.Popen[str]) -> float:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    answer = process.stdout.readline()
+    if not answer:
+        sys.exit(f"{way} ended with {process.wait()}")
+    return float(json.loads(answer))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=list(SIZES), default=["vae", "gmvae", "vrnn"])
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, two short epochs")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--side", type=json.loads, help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.side:
+        side = given.side
+        sizes = (QUICK if side["quick"] else SIZES)[side["model"]]
+        take_part(side["way"], Problem(side["model"], sizes, side["device"], count=side["count"]), side["epochs"])
+        return
+    rounds, warm_up = (1, 1) if given.quick else (given.rounds, 3)
+    _set_precision(given.device)
+    found = {}
+    for model in given.models:
+        count = BATCH * (2 if given.quick else STEPS[given.device][model])
+        problem = Problem(model, (QUICK if given.quick else SIZES)[model], given.device, count=count)
+        found[model] = measure(problem, given.ways, rounds, warm_up)
+        for way, row in found[model]["ways"].items():
+            print(f"{model:<13} {way:<26} {1e3 * row['ms']:9.0f} µs a step, {row['speed']:6.2f} times the tutorial's speed", flush=True)
+    if given.json:
+        given.json.write_text(json.dumps({"machine": machine(given.device), "rounds": rounds, "models": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
