@@ -24,7 +24,7 @@ import tutorial
 from contenders import BASE
 from library import data, declared
 from problems import BATCH, QUICK, SIZES, Problem
-from timing import machine, summary
+from timing import keep, summary
 
 from aevb import fit
 from aevb.model import Model
@@ -103,7 +103,7 @@ def measure(problem: Problem, ways: Sequence[str], rounds: int, warm_up: int) ->
         for process in running.values():
             process.kill()
             process.wait()
-    return {"ways": summary({way: found[warm_up:] for way, found in times.items()}, BASE), "steps": problem.count // BATCH, "left out": {}}
+    return {"ways": summary({way: found[warm_up:] for way, found in times.items()}, BASE), "rounds": rounds, "steps": problem.count // BATCH}
 
 
 def _turn(way: str, process: subprocess.Popen[str]) -> float:
@@ -142,7 +142,7 @@ def main(arguments: list[str] | None = None) -> None:
         for way, row in found[model]["ways"].items():
             print(f"{model:<13} {way:<26} {1e3 * row['ms']:9.0f} µs a step, {row['speed']:6.2f} times the tutorial's speed", flush=True)
     if given.json:
-        given.json.write_text(json.dumps({"machine": machine(given.device), "rounds": rounds, "models": found}, indent=1) + "\n")
+        keep(given.json, given.device, found)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ Other libraries take part where they are installed: pip install 'aevb[bench]'.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from contenders import BASE, ENTRIES, FLOOR, build
 from problems import BATCH, QUICK, SIZES, Problem
 from rich.console import Console
 from rich.table import Table
-from timing import WARM_UP, interleaved, machine, summary, use_cores
+from timing import WARM_UP, interleaved, keep, summary, use_cores
 
 console = Console()
 
@@ -34,7 +33,7 @@ def measure(problem: Problem, rounds: int, seconds: float, names: list[str] | No
     warm_up = 2 if quick else WARM_UP
     times = interleaved({name: contender.step for name, contender in found.items()}, rounds, seconds, problem.device, warm_up=warm_up)
     ways = summary(times, BASE, FLOOR)
-    return {"ways": dict(sorted(ways.items(), key=lambda item: -item[1]["ms"])), "left out": left_out}
+    return {"ways": dict(sorted(ways.items(), key=lambda item: -item[1]["ms"])), "rounds": rounds, "seconds": seconds, "left out": left_out}
 
 
 def show(model: str, found: dict[str, Any]) -> None:
@@ -91,8 +90,7 @@ def main(arguments: list[str] | None = None) -> None:
     if given.check:
         sys.exit("\n".join(wrong) if wrong else 0)
     if given.json:
-        record = {"machine": machine(given.device), "rounds": rounds, "seconds": seconds, "batch": BATCH, "models": found}
-        given.json.write_text(json.dumps(record, indent=1) + "\n")
+        keep(given.json, given.device, found)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Write the measured numbers into docs/performance.md: no number on that page is typed by hand.
+"""Write the measured numbers into docs/performance.md and the README: no number of speed there is typed by hand.
 
 python benchmarks/tables.py             # fills what stands between <!-- FILE.json: COMMAND --> and <!-- end -->, from docs/figures/FILE.json
 python benchmarks/tables.py --check     # exits with 1 if the page differs from the files
@@ -14,7 +14,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from contenders import BASE
+
 DOCS = Path(__file__).parent.parent / "docs"
+PAGES = (DOCS / "performance.md", DOCS.parent / "README.md")
 MARKED = re.compile(r"(<!-- (?P<file>[\w-]+)\.json: (?P<command>.*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 MODELS = {
     "vae": "VAE, Bernoulli, 784-500-500-20",
@@ -30,7 +33,9 @@ def rendered(page: str, figures: Path) -> str:
     def fill(found: re.Match[str]) -> str:
         path = figures / f"{found['file']}.json"
         body = _command(found["command"])
-        if path.exists():
+        if found["file"] == "fits":
+            body += "\n" + summary([json.loads(one.read_text()) for one in sorted(figures.glob("fits-*.json"))])
+        elif path.exists():
             body += "\n" + RENDERERS[found["file"].partition("-")[0]](json.loads(path.read_text()), figures)
         else:
             body += "\nNot measured yet.\n"
@@ -74,7 +79,27 @@ def race(record: dict[str, Any], figures: Path) -> str:
     return _table(head, rows) + f"\nAll of them: {record['seconds']:.1f} s.\n"
 
 
-RENDERERS: dict[str, Callable[[dict[str, Any], Path], str]] = {"steps": steps, "scaling": scaling, "race": race}
+def fits(record: dict[str, Any], figures: Path) -> str:
+    blocks = [_machine(record)]
+    for model, found in record["models"].items():
+        head = (MODELS[model], "ms a step", "times the tutorial's speed")
+        blocks.append(_table(head, [(name, _number(row["ms"]), _ratio(row, "speed")) for name, row in found["ways"].items()]))
+    return "\n".join(blocks)
+
+
+def summary(records: Sequence[dict[str, Any]]) -> str:
+    """Of each machine and model: the tutorial's loop, and the fastest way in full precision."""
+    rows = []
+    for record in records:
+        for model, found in record["models"].items():
+            ways = {name: row for name, row in found["ways"].items() if "bfloat16" not in name}
+            best = min(ways, key=lambda name: ways[name]["ms"])
+            times = [_number(found["ways"][name]["ms"]) for name in (BASE, best)]
+            rows.append((MODELS[model], _where(record), *times, _number(ways[best]["speed"])))
+    return _table(("a step of 100 rows", "on", "the tutorial's loop, ms", "`fit`, compiled, ms", "times as fast"), rows)
+
+
+RENDERERS: dict[str, Callable[[dict[str, Any], Path], str]] = {"steps": steps, "fits": fits, "scaling": scaling, "race": race}
 
 
 def _command(command: str) -> str:
@@ -84,9 +109,15 @@ def _command(command: str) -> str:
 def _machine(record: dict[str, Any]) -> str:
     found = record["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    precision = ", TF32" if found["kind"] == "cuda" and found["float32 products"] == "high" else ""
-    where = f"{found['device']}{precision}" if found["kind"] == "cuda" else f"{found['device']}, {found['threads']} of {found['cores']} cores"
-    return f"{where}; {record['rounds']} rounds; {versions}.\n"
+    rounds = sorted({one["rounds"] for one in record["models"].values()} if "models" in record else {record["rounds"]})
+    return f"{_where(record)}; {' to '.join(map(str, rounds))} rounds; {versions}.\n"
+
+
+def _where(record: dict[str, Any]) -> str:
+    found = record["machine"]
+    if found["kind"] == "cuda":
+        return f"{found['device']}{', TF32' if found['float32 products'] == 'high' else ''}"
+    return f"{found['device']}, {found['threads']} of {found['cores']} cores"
 
 
 def _left_out(found: dict[str, Any]) -> list[str]:
@@ -112,12 +143,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args(arguments)
-    page = DOCS / "performance.md"
-    text = page.read_text()
-    new = rendered(text, DOCS / "figures")
-    if given.check:
-        sys.exit("docs/performance.md is not what the files say: python benchmarks/tables.py" if new != text else 0)
-    page.write_text(new)
+    for page in PAGES:
+        text = page.read_text()
+        new = rendered(text, DOCS / "figures")
+        if given.check and new != text:
+            sys.exit(f"{page.name} is not what the files say: python benchmarks/tables.py")
+        if new != text:
+            page.write_text(new)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import random
@@ -9,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -86,6 +88,14 @@ def machine(device: str) -> dict[str, Any]:
         "float32 products": torch.get_float32_matmul_precision(),
         "versions": {"python": platform.python_version()} | {name: found for name in packages if (found := _version(name)) is not None},
     }
+
+
+def keep(path: Path, device: str, models: Mapping[str, Any]) -> None:
+    """Write what was measured of some models. Others that this machine has measured before stay in the file."""
+    here = machine(device)
+    before = json.loads(path.read_text()) if path.exists() else {"machine": None}
+    earlier = before["models"] if before["machine"] == here else {}
+    path.write_text(json.dumps({"machine": here, "models": {**earlier, **models}}, indent=1) + "\n")
 
 
 def _processor() -> str:

@@ -4,6 +4,7 @@ import json
 import math
 import sys
 
+import fits
 import pytest
 import scaling
 import steps
@@ -16,7 +17,7 @@ from library import declared, stepping, training
 from problems import BATCH, QUICK, SIZES, Contender, Problem
 from products import products
 from studies import STUDIES, Place
-from tables import DOCS, rendered
+from tables import DOCS, PAGES, rendered
 
 OWN = [name for name, entry in ENTRIES.items() if entry.needs is None and not entry.slow and entry.device is None]
 
@@ -36,10 +37,9 @@ def test_a_quick_run_times_every_own_way_and_writes_ratios(tmp_path, capsys):
     steps.main(["--quick", "--models", *SIZES, "--ways", *OWN, "--threads", "1", "--json", str(tmp_path / "steps.json")])
     found = json.loads((tmp_path / "steps.json").read_text())
     assert found["machine"]["versions"]["torch"] == torch.__version__
-    assert found["rounds"] == 1
     assert list(found["models"]) == list(SIZES)
     for model, one in found["models"].items():
-        assert one["left out"] == {}
+        assert (one["rounds"], one["left out"]) == (1, {})
         assert set(one["ways"]) == set(contenders(model, "cpu", OWN))
         assert {BASE, OURS, FLOOR, "aevb, eager", "aevb, bfloat16"} <= set(one["ways"])
         assert one["ways"][BASE]["speed"] == one["ways"][FLOOR]["floor"] == 1.0
@@ -155,9 +155,9 @@ def test_commands_are_timed_from_start_to_end():
 
 STEPS = {
     "machine": {"device": "a chip", "kind": "cpu", "cores": 4, "threads": 2, "float32 products": "highest", "versions": {"torch": "9"}},
-    "rounds": 3,
     "models": {
         "vae": {
+            "rounds": 3,
             "ways": {BASE: {"ms": 12.345, "speed": 1.0, "floor": 4.0}, OURS: {"ms": 3.0, "speed": 4.1, "floor": 1.01}},
             "left out": {"Pyro": "it is not there"},
         }
@@ -165,21 +165,47 @@ STEPS = {
 }
 
 
+FITS = {"machine": STEPS["machine"], "models": {"vae": {"rounds": 2, "ways": {BASE: {"ms": 9.0, "speed": 1.0}, OURS: {"ms": 0.1234, "speed": 73.0}}}}}
+
+
+def test_models_measured_earlier_on_the_same_machine_stay_in_the_file(tmp_path, monkeypatch):
+    path, here = tmp_path / "steps.json", {"device": "one"}
+    monkeypatch.setattr(timing, "machine", lambda device: dict(here))
+    timing.keep(path, "cpu", {"vae": 1, "gmvae": 2})
+    timing.keep(path, "cpu", {"gmvae": 3})
+    assert json.loads(path.read_text()) == {"machine": {"device": "one"}, "models": {"vae": 1, "gmvae": 3}}
+    here["device"] = "another"
+    timing.keep(path, "cpu", {"vrnn": 4})
+    assert json.loads(path.read_text()) == {"machine": {"device": "another"}, "models": {"vrnn": 4}}
+
+
+def test_a_fit_and_the_tutorials_loop_take_turns(tmp_path, capsys):
+    fits.main(["--quick", "--models", "vae-tutorial", "--ways", OURS, "--device", "cpu", "--json", str(tmp_path / "fits.json")])
+    found = json.loads((tmp_path / "fits.json").read_text())["models"]["vae-tutorial"]
+    assert (list(found["ways"]), found["rounds"], found["steps"]) == ([OURS, BASE], 1, 2)
+    assert found["ways"][OURS]["speed"] == pytest.approx(found["ways"][BASE]["ms"] / found["ways"][OURS]["ms"], rel=1e-3)
+    assert "times the tutorial's speed" in capsys.readouterr().out
+
+
 def test_the_page_is_filled_from_the_files(tmp_path):
     page = "before\n<!-- steps-cpu.json: run this -->\nold\n<!-- end -->\nbetween\n<!-- race.json: and that -->\n<!-- end -->\nafter\n"
+    page += "<!-- fits-cpu.json: last -->\n<!-- end -->\n"
     (tmp_path / "steps-cpu.json").write_text(json.dumps(STEPS))
+    (tmp_path / "fits-cpu.json").write_text(json.dumps(FITS))
     new = rendered(page, tmp_path)
     assert "old" not in new
     assert "a chip, 2 of 4 cores; 3 rounds; torch 9." in new
     assert "| aevb | 3 | 4.10 | 1.01 |" in new
+    assert "| aevb | 0.123 | 73.00 |" in new
     assert "Left out: Pyro, because it is not there." in new
     assert "```sh\nand that\n```\n\nNot measured yet.\n<!-- end -->\nafter" in new
     assert rendered(new, tmp_path) == new
 
 
 def test_the_page_of_numbers_says_what_the_files_say():
-    text = (DOCS / "performance.md").read_text()
-    assert rendered(text, DOCS / "figures") == text
+    for page in PAGES:
+        text = page.read_text()
+        assert rendered(text, DOCS / "figures") == text
 
 
 def test_a_contender_reads_a_loss_as_a_bound():

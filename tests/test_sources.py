@@ -1,14 +1,19 @@
 """Sources: a file read in parts gives the rows that an array in memory does."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from small_models import NAN, SEQUENCE, conditional, put, state, vae
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
-from aevb import Bernoulli, zoo
+from aevb import Bernoulli, Model, Normal, fit, zoo
 from aevb.data import binarise, sources
 from aevb.data.sources import Mapped, Resident, open_source
+from aevb.training.order import Order
+from aevb.training.staging import Staged
+from aevb.training.step import Stepper
 
 
 def kinds(tmp_path):
@@ -52,6 +57,80 @@ def test_every_kind_of_file_gives_the_rows_that_memory_does(tmp_path, monkeypatc
         low, high = source.extents["x"]
         assert torch.allclose(low, torch.tensor(np.nanmin(kinds(tmp_path)["memory"]["x"], 0)), rtol=0, atol=1e-7)
         assert (high > 1).all()
+
+
+def test_rows_are_staged_before_they_are_asked_for(tmp_path):
+    data, model = kinds(tmp_path), conditional()
+    for name in ("memory", "mapped", "columns"):
+        source, order = open_source(model.graph, data[name], model._parameter()), Order(700, 90, seed=1)
+        staged = Staged(source, order, 4, torch.device("cpu"))
+        for step, count in [(0, 1), (1, 1), (2, 4), (6, 2), (8, 4), (12, 3), (3, 4), (40, 4)]:  # within a block, across two, back, far away
+            staged.load(step, count)
+            last = (step + count - 1) // 4
+            assert sorted(staged.blocks) == [last, last + 1]
+            for i in range(count):
+                expected, found = source.read(order.rows(step + i)), staged.batch(i)
+                assert expected.keys() == found.keys()
+                assert all(torch.equal(found[key], value) for key, value in expected.items()), (name, step, i)
+
+
+def test_staged_sequences_and_fresh_values_are_the_ones_that_are_read(tmp_path):
+    x = np.random.default_rng(0).integers(0, 256, (50, 6, 2)).astype(np.uint8)
+    np.save(tmp_path / "x.npy", x)
+    model = Model({"z[t] | z[t-1]": Normal(2), "x[t] | z[t]": Bernoulli(2)}, {"z[t] | z[t-1], x[t]": Normal()})
+    order = Order(50, 7, seed=0)
+    for values in (np.load(tmp_path / "x.npy", mmap_mode="r"), x):
+        source = open_source(model.graph, {"x": binarise(values, fresh=True), "lengths": np.arange(50) % 6 + 1}, model._parameter())
+        staged = Staged(source, order, 3, torch.device("cpu"))
+        staged.load(1, 3)
+        for i in range(3):
+            generators = [torch.Generator().manual_seed(i) for _ in range(2)]
+            expected = source.take(order.rows(1 + i), generator=generators[0])
+            found = staged.batch(i)
+            found = source.prepare(found, source.uniform(found, 7, generators[1]))
+            assert found["x"].shape == (6, 7, 2)
+            assert all(torch.equal(found[key], value) for key, value in expected.items())
+
+
+def test_trouble_with_a_file_reaches_whoever_asks_for_its_rows(tmp_path, monkeypatch):
+    model, data = conditional(), kinds(tmp_path)["mapped"]
+    staged = Staged(source := open_source(model.graph, data, model._parameter()), Order(700, 90, seed=1), 4, torch.device("cpu"))
+
+    def gone(name, index):
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(source, "_gather", gone)
+    with pytest.raises(OSError, match="the disk is gone"):
+        staged.load(100, 4)
+
+
+def test_training_on_staged_rows_is_training(tmp_path, monkeypatch):
+    x = (np.random.default_rng(0).random((300, 6)) < 0.4).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    real, found = Stepper.__init__, []
+
+    def staging(self, model, plan, source, order, *more):
+        real(self, model, plan, source, order, *more)
+        self.staged = Staged(source, order, 1, self.device)
+
+    for init in (real, staging):
+        monkeypatch.setattr(Stepper, "__init__", init)
+        torch.manual_seed(0)
+        model = Model({"z": Normal(2), "x | z": Bernoulli(6)}, {"z | x": Normal()})
+        fit(model, {"x": tmp_path / "x.npy"}, steps=25, batch=40, seed=0)
+        found.append(model.state_dict())
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+
+
+def test_data_that_would_fill_a_device_stay_with_the_host(monkeypatch):
+    model, x = conditional(), torch.rand(20, 4)
+    like = SimpleNamespace(is_cuda=True, device=torch.device("cuda"), element_size=lambda: 4)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * 4 * 100 + 1, 0))
+    assert sources._fits({"x": x, "y": [[0]] * 20}, like)
+    assert not sources._fits({"x": x, "y": [[0, 1]] * 20}, like)
+    monkeypatch.setattr(sources, "_fits", lambda data, like: False)
+    far = Resident(model.graph, {"x": x, "y": torch.arange(20) % 3}, model._parameter())
+    assert far.read(rows := torch.tensor([3, 1]))["x"].shape == far.on_host(rows)["x"].shape == (1, 2, 4)
 
 
 def test_a_map_that_was_written_to_keeps_what_was_written(tmp_path, monkeypatch):

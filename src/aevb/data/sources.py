@@ -36,6 +36,7 @@ class Source:
     like: Tensor
     fresh: dict[str, Fresh]
     extents: Extents
+    near = False  # whether the rows lie on the model's device
 
     def take(self, rows: Tensor, *, generator: torch.Generator | None = None, share: slice = slice(None)) -> Batch:
         """The batch of ``rows[share]``.
@@ -47,15 +48,18 @@ class Source:
     def draw(self, rows: Tensor, *, generator: torch.Generator | None = None, share: slice = slice(None)) -> tuple[Batch, dict[str, Tensor]]:
         """The stored values of ``rows[share]``, and the uniform numbers that what is fresh is made with."""
         chosen = rows[share]
-        batch, uniform = self.read(chosen), {}
+        batch = self.read(chosen)
+        if generator is not None:
+            return batch, self.uniform(batch, len(rows), generator, share)
+        return batch, {name: self._fixed(chosen, batch[name].shape[0], batch[name].shape[2]) for name in self.fresh}
+
+    def uniform(self, batch: Batch, n: int, generator: torch.Generator, share: slice = slice(None)) -> dict[str, Tensor]:
+        """The numbers that what is fresh in a batch is made with: drawn for all ``n`` rows, of which the share keeps its part."""
+        like, found = self.like, {}
         for name in self.fresh:
             steps, _, d = batch[name].shape
-            if generator is None:
-                uniform[name] = self._fixed(chosen, steps, d)
-            else:
-                drawn = torch.rand((steps, len(rows), d), generator=generator, device=self.like.device, dtype=self.like.dtype)
-                uniform[name] = drawn[:, share]
-        return batch, uniform
+            found[name] = torch.rand((steps, n, d), generator=generator, device=like.device, dtype=like.dtype)[:, share]
+        return found
 
     def prepare(self, batch: Batch, uniform: Mapping[str, Tensor]) -> Batch:
         """The batch itself, from stored values and uniform numbers: arithmetic on tensors alone."""
@@ -69,7 +73,11 @@ class Source:
 
     def read(self, rows: Tensor) -> Batch:
         """The batch of these rows as they are stored, what is fresh as its grey levels."""
-        raise TypeError(f"{type(self).__name__} has no read(rows).")
+        return {name: value.to(self.like.device) for name, value in self.on_host(rows).items()}
+
+    def on_host(self, rows: Tensor) -> Batch:
+        """The same, in the host's memory."""
+        raise TypeError(f"{type(self).__name__} has no on_host(rows).")
 
     def _fixed(self, rows: Tensor, steps: int, d: int) -> Tensor:
         """Uniform numbers that are always the same for a row, whichever rows are taken with it."""
@@ -84,10 +92,14 @@ class Source:
 
 
 class Resident(Source):
-    """Data in memory (the model's device): laid out once, indexed ever after. What is fresh keeps the type it came in: bytes stay bytes."""
+    """Data in memory: laid out once, indexed ever after. What is fresh keeps the type it came in: bytes stay bytes.
+
+    They lie on the model's device, unless they would fill it: then with the host.
+    """
 
     def __init__(self, graph: Graph, data: Mapping[str, Any], like: Tensor) -> None:
         self.like = like
+        like = like if _fits(data, like) else like.new_empty((), device="cpu")
         self.fresh = {name: value for name, value in data.items() if isinstance(value, Fresh)}
         values = {name: value.middle(np.asarray(value.values)) if isinstance(value, Fresh) else value for name, value in data.items()}
         steps, lengths = values.pop("steps", None), values.pop("lengths", None)
@@ -98,9 +110,32 @@ class Resident(Source):
         self.batch = {name: _own(value, owners.get(name)) for name, value in self.batch.items()}
         self.n = next(iter(self.batch.values())).shape[-2]
         self.extents = _extents(graph, self.batch, self.fresh)
+        self.near = like.device == self.like.device
 
     def read(self, rows: Tensor) -> Batch:
+        return self._indexed(rows) if self.near else super().read(rows)
+
+    def on_host(self, rows: Tensor) -> Batch:
+        return {name: value.cpu() for name, value in self._indexed(rows).items()}
+
+    def _indexed(self, rows: Tensor) -> Batch:
         return {name: value.index_select(-2, rows.to(value.device)) for name, value in self.batch.items()}
+
+
+def _fits(data: Mapping[str, Any], like: Tensor) -> bool:
+    """Whether the data leave half of what is free on the device to the model."""
+    if not like.is_cuda:
+        return True
+    count = sum(_numbers_in(value.values if isinstance(value, Fresh) else value) for value in data.values())
+    return 2 * count * like.element_size() < torch.cuda.mem_get_info(like.device)[0]
+
+
+def _numbers_in(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.numel()
+    if isinstance(value, list | tuple):
+        return sum(map(_numbers_in, value))
+    return int(getattr(value, "size", 0 if value is None else 1))
 
 
 class Mapped(Source):
@@ -158,11 +193,12 @@ class Mapped(Source):
             self._release()
         return np.concatenate(parts)
 
-    def read(self, rows: Tensor) -> Batch:
+    def on_host(self, rows: Tensor) -> Batch:
         index = rows.cpu().numpy()
         values = {name: self._gather(name, index) for name in self.data}
         steps, lengths = values.pop("steps", None), values.pop("lengths", None)
-        return lay_out(self.graph, values, like=self.like, masks=self.masks, steps=steps, lengths=lengths)
+        host = self.like.new_empty((), device="cpu")
+        return lay_out(self.graph, values, like=host, masks=self.masks, steps=steps, lengths=lengths)
 
 
 def _mapped_bytes() -> int:

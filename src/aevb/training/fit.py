@@ -187,7 +187,7 @@ class Training:
         self.em = exact_em(model) if settings.schedule.objective == "em" else None
         size = self.source.n if self.em is not None and self.em.closed else settings.batch  # a step is then an iteration over all rows
         self.total = settings.total(self.source.n, size)
-        self.order = Order(self.source.n, size, settings.seed, self.device)
+        self.order = Order(self.source.n, size, settings.seed, self.device if self.source.near else None)
         self.per_epoch = max(1, round(self.source.n / self.order.batch))
         first = self.source.take(torch.arange(min(2, self.source.n)))
         self.plan = self._plan(first)

@@ -32,8 +32,9 @@ class Order:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _permutation(self, epoch: int) -> Tensor:
-        if epoch not in self._kept:
-            self._kept = {key: value for key, value in self._kept.items() if key == epoch - 1}
+        found = self._kept.get(epoch)
+        if found is None:
             generator = torch.Generator().manual_seed(seed_of(self.seed, "order", epoch))
-            self._kept[epoch] = torch.randperm(self.n, generator=generator).to(self.device)
-        return self._kept[epoch]
+            found = torch.randperm(self.n, generator=generator).to(self.device)
+            self._kept = {key: value for key, value in self._kept.items() if key == epoch - 1} | {epoch: found}
+        return found

@@ -21,7 +21,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from aevb import noise as noises
 from aevb.batch import Batch
-from aevb.data.sources import Resident, Source
+from aevb.data.sources import Source
 from aevb.estimators import Bound, estimate
 from aevb.evidence.exact import exact_evidence
 from aevb.families import Bernoulli
@@ -38,6 +38,7 @@ from aevb.training.order import Order, seed_of
 from aevb.training.recording import Found, Recording, shapes
 from aevb.training.schedules import Phase
 from aevb.training.settings import Settings
+from aevb.training.staging import Staged
 
 ALIGNED = 4  # numbers apart: where a kernel may expect its arguments
 EM_ROWS = 1024  # rows whose statistics are taken at a time
@@ -91,12 +92,9 @@ class Stepper:
         layout = plan.layout(order.batch, 1, dropout=True)
         self.layouts: dict[int, noises.Layout] = {}  # by the number of steps of a batch
         self.captures = (
-            on_gpu
-            and world.size == 1
-            and settings.schedule.objective == "bound"
-            and isinstance(source, Resident)
-            and not any(kind == "seed" for kind, _ in layout.values())
+            on_gpu and world.size == 1 and settings.schedule.objective == "bound" and not any(kind == "seed" for kind, _ in layout.values())
         )
+        self.staged = Staged(source, order, places, self.device) if self.captures and not source.near else None
         self.number = 0  # among models that are trained together
         self.not_recorded = _why_not_recorded(model, settings, [name for name, (kind, _) in layout.items() if kind == "seed"])
         self.recordings: dict[str, Recording] = {}
@@ -137,7 +135,10 @@ class Stepper:
         s, count = self.settings, len(rates)
         self.origin = step if self.origin is None else self.origin
         self.left = s.total(self.source.n, self.order.batch) - step
-        self.rows[:count].copy_(self.order.rows(step, count).view(count, -1), non_blocking=True)
+        if self.staged is not None:
+            self.staged.load(step, count)
+        else:
+            self.rows[:count].copy_(self.order.rows(step, count).view(count, -1), non_blocking=True)
         self._seed(self.noise, "noise", step)
         if self.draws:
             self._seed(self.drawing, "data", step)
@@ -173,7 +174,11 @@ class Stepper:
     def inputs(self, place: int) -> dict[str, Tensor]:
         """All that a step's arithmetic reads besides the parameters: the batch, its noise, its distorted copy, the weight of the KL terms."""
         s, n = self.settings, self.order.batch
-        batch, uniform = self.source.draw(self.rows[place], generator=self.drawing, share=self.world.share(n))
+        if self.staged is not None:
+            batch = self.staged.batch(place)
+            uniform = self.source.uniform(batch, n, self.drawing)
+        else:
+            batch, uniform = self.source.draw(self.rows[place], generator=self.drawing, share=self.world.share(n))
         inputs = {f"batch {name}": value for name, value in batch.items()} | {f"uniform {name}": value for name, value in uniform.items()}
         if s.schedule.objective == "bound":
             _, steps = self.model._extent(batch)
