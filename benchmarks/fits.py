@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -88,21 +89,17 @@ def _set_precision(device: str) -> None:
 def measure(problem: Problem, ways: Sequence[str], rounds: int, warm_up: int) -> dict[str, Any]:
     """What :func:`timing.summary` says of each way; an epoch a turn. The first epochs, in which much is made that lasts, do not count."""
     order = [*ways, BASE]
-    running = {}
-    for way in order:
-        side = {"way": way, "model": problem.model, "quick": problem.sizes == QUICK[problem.model], "device": problem.device}
-        side |= {"count": problem.count, "epochs": rounds + warm_up + 1}
-        command = [sys.executable, __file__, "--side", json.dumps(side)]
-        running[way] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     times: dict[str, list[float]] = {way: [] for way in order}
-    try:
+    with ExitStack() as stack:  # a side that is not called any more ends by itself
+        running = {}
+        for way in order:
+            side = {"way": way, "model": problem.model, "quick": problem.sizes == QUICK[problem.model], "device": problem.device}
+            side |= {"count": problem.count, "epochs": rounds + warm_up + 1}
+            command = [sys.executable, __file__, "--side", json.dumps(side)]
+            running[way] = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
         for _ in range(rounds + warm_up):
             for way in order:
                 times[way].append(_turn(way, running[way]))
-    finally:
-        for process in running.values():
-            process.kill()
-            process.wait()
     return {"ways": summary({way: found[warm_up:] for way, found in times.items()}, BASE), "rounds": rounds, "steps": problem.count // BATCH}
 
 
