@@ -20,9 +20,9 @@ from aevb.training.checkpoint import CheckpointError, latest
 from aevb.training.evaluation import evaluate
 from aevb.training.fit import TrainingError
 from aevb.training.folder import Folder
-from aevb.training.order import Order
+from aevb.training.order import Order, seed_of
 from aevb.training.run import Run
-from aevb.training.schedules import alternate, mle
+from aevb.training.schedules import alternate, joint, mle
 from aevb.training.settings import Settings
 from aevb.training.step import Stepper
 from aevb.zoo import fa, gmvae, m2
@@ -409,6 +409,41 @@ def test_a_gradient_that_is_not_finite_names_its_parameter(monkeypatch):
     bias.register_hook(lambda gradient: gradient * float("nan"))
     with pytest.raises(TrainingError, match=r"Step 0: the gradient of factors\.p\(x\|z\)\.net\.heads\.bias is not finite for rows .*\(100 rows\)"):
         fit(model, {"x": bits(100)}, steps=5)
+
+
+@pytest.mark.parametrize("schedule", [joint(), alternate(2, 2)])
+def test_gradients_that_were_there_before_move_nothing(schedule):
+    found = []
+    for leftover in (False, True):
+        model = small_vae()
+        model.theta()[0].requires_grad_(False)
+        if leftover:
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+        fit(model, {"x": bits()}, steps=6, schedule=schedule, seed=0)
+        found.append(weights(model))
+    assert_equal_weights(*found)
+
+
+def test_a_seed_is_a_number_however_it_is_written():
+    assert seed_of(np.int64(3), "noise", torch.tensor(4)) == seed_of(3, "noise", 4) != seed_of(4, "noise", 3)
+    assert seed_of(1, "a") != seed_of(1, "b")
+    assert 0 <= seed_of(0) < 2**63
+
+
+def test_a_run_whose_seed_meant_other_numbers_is_not_resumed(tmp_path, monkeypatch):
+    fit(small_vae(), {"x": bits()}, steps=3, seed=0, out=tmp_path)
+    monkeypatch.setattr(loop, "NUMBERS", loop.NUMBERS + 1)
+    with pytest.raises(CheckpointError, match="by another version, whose random numbers for a seed were others"):
+        fit(small_vae(), {"x": bits()}, steps=6, seed=0, out=tmp_path, resume=True)
+
+
+def test_weights_that_are_not_finite_are_refused_before_the_first_step():
+    model = small_vae()
+    with torch.no_grad():
+        model.factors["p(x|z)"].net.blocks.bias[3] = torch.nan
+    with pytest.raises(ValueError, match=r"The parameter factors\.p\(x\|z\)\.net\.blocks\.bias holds numbers that are not finite"):
+        fit(model, {"x": bits()}, steps=3)
 
 
 class Transposing(nn.Module):

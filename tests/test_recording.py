@@ -172,6 +172,7 @@ def test_what_cannot_be_compiled_is_refused_with_the_reason(schedule, reason):
         fit(drawn, {"x": data()}, steps=1, compile=True)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses what torch advises against
 def test_without_a_compiler_the_message_says_what_is_needed(monkeypatch):
     from torch._dynamo.exc import BackendCompilerFailed
 

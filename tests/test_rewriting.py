@@ -10,7 +10,7 @@ import torch
 from test_recording import CASES, data, trained, vrnn
 from torch import fx
 
-from aevb import LSTM, Bernoulli, Model, Normal, fit, mlp, noise
+from aevb import LSTM, Bernoulli, Model, Normal, conv, deconv, fit, mlp, noise
 from aevb.operations import elementary
 from aevb.training import capture, flat, fusing, recording
 from aevb.training import step as stepping
@@ -157,6 +157,23 @@ def test_compiled_code_is_called_directly_where_that_gives_the_same_tensors():
 
     assert compiled(lambda x, y: (x + y, (x * y).sum(1))).__module__ != fusing.__name__
     assert compiled(lambda x, y: (x.view(4, 3), x + y))([x, y])[0].data_ptr() == x.data_ptr()  # torch makes such a view beside the code
+    assert compiled(lambda x, y: (torch.ops.aten.alias.default(x),)).__module__ == fusing.__name__  # no code at all
+    x[0, 0] = torch.nan
+    assert fusing._compiled(fx.symbolic_trace(lambda x, y: (x + y,)), [x, y]).__module__ != fusing.__name__
+
+
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch compiles for a CPU with a C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_convolutions_without_an_activation_are_compiled():
+    found = []
+    for compile in (False, True):
+        torch.manual_seed(0)
+        p = {"z": Normal(6), "x | z": Bernoulli((1, 8, 8), net=deconv(4, activation="identity"))}
+        model = Model(p, {"z | x": Normal(net=conv(4, hidden=9, activation="identity"))}).double()
+        fit(model, {"x": data(24, 64).double().reshape(24, 1, 8, 8)}, steps=3, batch=12, compile=compile)
+        found.append(model.state_dict())
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, rtol=1e-10, atol=1e-12, msg=name)
 
 
 def test_a_relu_is_taken_along_by_the_product_that_it_follows_alone():
@@ -272,6 +289,7 @@ def test_a_step_that_cannot_be_rewritten_runs_as_it_was_recorded():
     expected, also = function({"x": x})
     torch.testing.assert_close((objective, measured), (expected.detach(), also.detach()))
     torch.testing.assert_close(tuple(gradients), torch.autograd.grad(-expected, list(layer.parameters())))
+    assert "writes into a value that others may read" in made.unchanged
 
 
 def test_gradients_are_gathered_wherever_they_are():

@@ -45,7 +45,7 @@ from aevb.training.distributed import join
 from aevb.training.em import exact_em
 from aevb.training.evaluation import evaluate
 from aevb.training.folder import Folder, check_declaration, read_rows, refuse_second
-from aevb.training.order import Order
+from aevb.training.order import NUMBERS, Order
 from aevb.training.run import Run
 from aevb.training.schedules import Phase
 from aevb.training.settings import Settings, to_toml
@@ -182,7 +182,7 @@ class Training:
         self.source = open_source(model.graph, data, like, Checking(told))
         refuse_degenerate(model.graph, self.source)
         self.recorded = settings.record() | {"fresh": {name: repr(fresh) for name, fresh in self.source.fresh.items()} or None}
-        self.recorded["data"] = _fingerprint(self.source)
+        self.recorded |= {"data": _fingerprint(self.source), "numbers": NUMBERS}
         self.validation = None if validation is None else open_source(model.graph, validation, like, Checking(told, "validation"))
         self.em = exact_em(model) if settings.schedule.objective == "em" else None
         size = self.source.n if self.em is not None and self.em.closed else settings.batch  # a step is then an iteration over all rows
@@ -265,7 +265,10 @@ class Training:
         ]
 
     def _check_groups(self) -> None:
-        """Every phase must have something to move."""
+        """Every phase must have something to move, and every parameter a value: a ReLU makes a 0 of what is no number, and nobody sees it."""
+        for name, parameter in self.model.named_parameters():
+            if not bool(parameter.isfinite().all()):
+                raise ValueError(f"The parameter {name} holds numbers that are not finite. Begin with a fresh model, or with weights that are.")
         schedule = self.settings.schedule
         phases = {phase.name: phase for phase in (schedule.phase(step, self.total) for step in range(min(self.total, schedule.cycle)))}
         for phase in phases.values():
@@ -286,7 +289,12 @@ class Training:
             self.folder = folder
 
     def _continue(self, out: Path, found: Checkpoint) -> None:
-        there = Settings().record() | found.state["settings"]  # a setting that did not exist then had its default
+        there = Settings().record() | {"numbers": 1} | found.state["settings"]  # a setting that did not exist then had its default
+        if there["numbers"] != NUMBERS:
+            raise CheckpointError(
+                f"{out} was trained by another version, whose random numbers for a seed were others: resumed, it would not be the run that it was. "
+                "Train further from its weights (aevb.load_run), or start anew."
+            )
         changed = sorted(key for key in self.recorded.keys() & there.keys() - set(MAY_CHANGE) if self.recorded[key] != there[key])
         if changed == ["data"]:
             raise CheckpointError(f"{out} was trained on other data ({there['data']}, not {self.recorded['data']}). Resume with the same.")
@@ -383,6 +391,9 @@ class Training:
     def note_what_stays(self) -> None:
         if self.stepper.left_alone is not None:
             self._note_once(f"em() leaves q as it is: {self.stepper.left_alone}. To train q, fit again with alternate() or joint().")
+        for recorded in self.stepper.recordings.values() if self.settings.compile else ():
+            if recorded.unchanged is not None:
+                self._note_once(f"compile=True changes nothing here: {recorded.unchanged}.")
 
     def _place(self, phase: Phase) -> dict[str, Any]:
         """Where in the schedule a step stands; an iteration in closed form has no learning rate."""

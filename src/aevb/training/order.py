@@ -7,10 +7,13 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
+NUMBERS = 2  # goes up when a seed comes to mean other random numbers: an older run can then not be resumed
+
 
 def seed_of(*parts: int | str) -> int:
     """A 63-bit seed from numbers and words, the same on every machine."""
-    return int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest(), "little") >> 1
+    words = [part if isinstance(part, str) else int(part) for part in parts]
+    return int.from_bytes(blake2b(repr(words).encode(), digest_size=8).digest(), "little") >> 1
 
 
 class Order:

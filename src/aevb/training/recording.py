@@ -8,7 +8,7 @@ GPU the list is rewritten, and with ``compile`` torch fuses what lies between it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -68,11 +68,14 @@ class Recording:
 
         with elementary() if compiled else nullcontext():
             graph = _trim(make_fx(flat)(*self.parameters, *inputs.values()))
-        with suppress(UnchangeableError):
+        self.unchanged: str | None = None  # why it runs as it was recorded, though it was to be rewritten
+        try:
             if compiled or branches:
                 graph = rewritten(graph, len(named), beside=bool(branches))
             if compiled:
                 graph = fused(graph)
+        except UnchangeableError as reason:
+            self.unchanged = str(reason)
         self.beside = Beside(graph, branches) if branches else None
         self.run: Callable[..., Any] = graph if self.beside is None else self.beside.run
         places = {id(parameter): i for i, parameter in enumerate(parameter for parameter in named.values() if id(parameter) in wanted)}
@@ -121,7 +124,7 @@ def _trim(graph: fx.GraphModule) -> fx.GraphModule:
             while node.args[0].target in reshaping:
                 node.update_arg(0, node.args[0].args[0])
         source = node.args[0]
-        same = node.target is aten.detach.default or (node.target is aten.mul.Scalar and node.args[1] == 1)
+        same = node.target in (aten.detach.default, aten.alias.default) or (node.target is aten.mul.Scalar and node.args[1] == 1)
         if node.target in (*reshaping, aten.expand.default):
             before, after = source.meta["val"], node.meta["val"]
             same = before.shape == after.shape and before.stride() == after.stride()

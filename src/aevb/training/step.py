@@ -306,6 +306,7 @@ class Stepper:
             group["lr"] = self.rates[place, 0]
         states = [self.optimizer.state.get(parameter) for parameter in parameters]
         if self.device.type != "cpu" or not all(states):
+            self.optimizer.zero_grad(set_to_none=True)  # what is not of this step moves nothing
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient
             self.optimizer.step()
