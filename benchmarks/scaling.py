@@ -86,7 +86,8 @@ def _lines(axes: Any, records: Sequence[dict[str, Any]], name: str) -> None:
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_locator(NullLocator())
     low, high = axes.get_ylim()
-    axes.set_ylim(min(low, high / 10), high)  # a flat line looks flat
+    middle, half = (low * high) ** 0.5, max(high / low, 10) ** 0.5
+    axes.set_ylim(middle / half, middle * half)  # a flat line looks flat
     axes.set_xlabel(records[0]["studies"][name]["what"])
     axes.set_ylabel("ms a step")
     axes.legend(frameon=False, fontsize="small")
