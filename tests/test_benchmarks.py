@@ -165,7 +165,8 @@ STEPS = {
 }
 
 
-FITS = {"machine": STEPS["machine"], "models": {"vae": {"rounds": 2, "ways": {BASE: {"ms": 9.0, "speed": 1.0}, OURS: {"ms": 0.1234, "speed": 73.0}}}}}
+TIMES = {BASE: {"ms": 9.0, "speed": 1.0}, OURS: {"ms": 0.1234, "speed": 73.0}, "aevb, compiled": {"ms": 0.2, "speed": 45.0}}
+FITS = {"machine": STEPS["machine"], "models": {"vae": {"rounds": 2, "ways": TIMES}, "gmvae": {"rounds": 9, "ways": TIMES}}}
 
 
 def test_models_measured_earlier_on_the_same_machine_stay_in_the_file(tmp_path, monkeypatch):
@@ -189,7 +190,7 @@ def test_a_fit_and_the_tutorials_loop_take_turns(tmp_path, capsys):
 
 def test_the_page_is_filled_from_the_files(tmp_path):
     page = "before\n<!-- steps-cpu.json: run this -->\nold\n<!-- end -->\nbetween\n<!-- race.json: and that -->\n<!-- end -->\nafter\n"
-    page += "<!-- fits-cpu.json: last -->\n<!-- end -->\n"
+    page += "<!-- fits-cpu.json: last -->\n<!-- end -->\n<!-- fits.json: all -->\n<!-- end -->\n"
     (tmp_path / "steps-cpu.json").write_text(json.dumps(STEPS))
     (tmp_path / "fits-cpu.json").write_text(json.dumps(FITS))
     new = rendered(page, tmp_path)
@@ -197,6 +198,8 @@ def test_the_page_is_filled_from_the_files(tmp_path):
     assert "a chip, 2 of 4 cores; 3 rounds; torch 9." in new
     assert "| aevb | 3 | 4.10 | 1.01 |" in new
     assert "| aevb | 0.123 | 73.00 |" in new
+    assert "2 to 9 rounds" in new
+    assert "784-500-500-20 | a chip, 2 of 4 cores | 9 | 0.2 | 45 |" in new
     assert "Left out: Pyro, because it is not there." in new
     assert "```sh\nand that\n```\n\nNot measured yet.\n<!-- end -->\nafter" in new
     assert rendered(new, tmp_path) == new

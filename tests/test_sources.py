@@ -63,15 +63,20 @@ def test_rows_are_staged_before_they_are_asked_for(tmp_path):
     data, model = kinds(tmp_path), conditional()
     for name in ("memory", "mapped", "columns"):
         source, order = open_source(model.graph, data[name], model._parameter()), Order(700, 90, seed=1)
-        staged = Staged(source, order, 4, torch.device("cpu"))
+        staged = Staged(source, order, 4, 44, torch.device("cpu"))
         for step, count in [(0, 1), (1, 1), (2, 4), (6, 2), (8, 4), (12, 3), (3, 4), (40, 4)]:  # within a block, across two, back, far away
             staged.load(step, count)
             last = (step + count - 1) // 4
-            assert sorted(staged.blocks) == [last, last + 1]
+            assert sorted(staged.blocks) == ([last, last + 1] if step < 40 else [last])  # nothing beyond the end
             for i in range(count):
                 expected, found = source.read(order.rows(step + i)), staged.batch(i)
                 assert expected.keys() == found.keys()
                 assert all(torch.equal(found[key], value) for key, value in expected.items()), (name, step, i)
+                assert all(value.is_contiguous() and value.data_ptr() % 16 == staged.here[key].data_ptr() % 16 for key, value in found.items())
+        staged.settle()
+        assert all(coming.done() for coming in staged.blocks.values())
+        staged.close()
+        assert not staged.blocks
 
 
 def test_staged_sequences_and_fresh_values_are_the_ones_that_are_read(tmp_path):
@@ -81,7 +86,7 @@ def test_staged_sequences_and_fresh_values_are_the_ones_that_are_read(tmp_path):
     order = Order(50, 7, seed=0)
     for values in (np.load(tmp_path / "x.npy", mmap_mode="r"), x):
         source = open_source(model.graph, {"x": binarise(values, fresh=True), "lengths": np.arange(50) % 6 + 1}, model._parameter())
-        staged = Staged(source, order, 3, torch.device("cpu"))
+        staged = Staged(source, order, 3, 100, torch.device("cpu"))
         staged.load(1, 3)
         for i in range(3):
             generators = [torch.Generator().manual_seed(i) for _ in range(2)]
@@ -94,14 +99,18 @@ def test_staged_sequences_and_fresh_values_are_the_ones_that_are_read(tmp_path):
 
 def test_trouble_with_a_file_reaches_whoever_asks_for_its_rows(tmp_path, monkeypatch):
     model, data = conditional(), kinds(tmp_path)["mapped"]
-    staged = Staged(source := open_source(model.graph, data, model._parameter()), Order(700, 90, seed=1), 4, torch.device("cpu"))
+    staged = Staged(source := open_source(model.graph, data, model._parameter()), Order(700, 90, seed=1), 4, 1000, torch.device("cpu"))
 
     def gone(name, index):
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(source, "_gather", gone)
-    with pytest.raises(OSError, match="the disk is gone"):
-        staged.load(100, 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(source, "_gather", gone)
+        with pytest.raises(OSError, match="the disk is gone"):
+            staged.load(100, 4)
+        staged.settle()
+    staged.load(100, 4)  # it is there again
+    assert torch.equal(staged.batch(2)["x"], source.read(Order(700, 90, seed=1).rows(102))["x"])
 
 
 def test_training_on_staged_rows_is_training(tmp_path, monkeypatch):
@@ -111,7 +120,7 @@ def test_training_on_staged_rows_is_training(tmp_path, monkeypatch):
 
     def staging(self, model, plan, source, order, *more):
         real(self, model, plan, source, order, *more)
-        self.staged = Staged(source, order, 1, self.device)
+        self.staged = Staged(source, order, 1, 25, self.device)
 
     for init in (real, staging):
         monkeypatch.setattr(Stepper, "__init__", init)
@@ -123,14 +132,18 @@ def test_training_on_staged_rows_is_training(tmp_path, monkeypatch):
 
 
 def test_data_that_would_fill_a_device_stay_with_the_host(monkeypatch):
-    model, x = conditional(), torch.rand(20, 4)
+    model, x, rows = conditional(), torch.rand(20, 4), torch.tensor([3, 1])
     like = SimpleNamespace(is_cuda=True, device=torch.device("cuda"), element_size=lambda: 4)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * 4 * 100 + 1, 0))
-    assert sources._fits({"x": x, "y": [[0]] * 20}, like)
-    assert not sources._fits({"x": x, "y": [[0, 1]] * 20}, like)
-    monkeypatch.setattr(sources, "_fits", lambda data, like: False)
-    far = Resident(model.graph, {"x": x, "y": torch.arange(20) % 3}, model._parameter())
-    assert far.read(rows := torch.tensor([3, 1]))["x"].shape == far.on_host(rows)["x"].shape == (1, 2, 4)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8 * 4 * 100 + 1, 0))
+    assert sources._surely_fits({"x": x, "y": [[0]] * 20}, like)
+    assert not sources._surely_fits({"x": x, "y": [[0, 1]] * 20}, like)
+    assert sources._fits({"x": torch.zeros(1, 400)}, like)
+    assert not sources._fits({"x": torch.zeros(1, 400), "x?": torch.zeros(1, 400, dtype=torch.bool)}, like)
+    near = Resident(model.graph, {"x": x, "y": torch.arange(20) % 3}, model._parameter())
+    assert near.near
+    for key, value in near.read(rows).items():
+        assert torch.equal(value, near.on_host(rows)[key])
+        assert torch.equal(value, super(Resident, near).on_host(rows)[key])  # what a source of one's own has
 
 
 def test_a_map_that_was_written_to_keeps_what_was_written(tmp_path, monkeypatch):

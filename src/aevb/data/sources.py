@@ -27,7 +27,7 @@ Told = Callable[[int, int], None]
 
 
 class Source:
-    """Rows laid out for a model. ``take`` gives the batch of some rows; ``n`` counts them.
+    """Rows laid out for a model. ``take`` gives the batch of some rows; ``n`` counts them. A source says how to ``read`` rows.
 
     ``extents`` holds the least and greatest value of every column of the observed variables, among known entries and real steps.
     """
@@ -73,11 +73,11 @@ class Source:
 
     def read(self, rows: Tensor) -> Batch:
         """The batch of these rows as they are stored, what is fresh as its grey levels."""
-        return {name: value.to(self.like.device) for name, value in self.on_host(rows).items()}
+        raise TypeError(f"{type(self).__name__} has no read(rows).")
 
     def on_host(self, rows: Tensor) -> Batch:
         """The same, in the host's memory."""
-        raise TypeError(f"{type(self).__name__} has no on_host(rows).")
+        return {name: value.cpu() for name, value in self.read(rows).items()}
 
     def _fixed(self, rows: Tensor, steps: int, d: int) -> Tensor:
         """Uniform numbers that are always the same for a row, whichever rows are taken with it."""
@@ -99,7 +99,7 @@ class Resident(Source):
 
     def __init__(self, graph: Graph, data: Mapping[str, Any], like: Tensor) -> None:
         self.like = like
-        like = like if _fits(data, like) else like.new_empty((), device="cpu")
+        like = like if _surely_fits(data, like) else like.new_empty((), device="cpu")
         self.fresh = {name: value for name, value in data.items() if isinstance(value, Fresh)}
         values = {name: value.middle(np.asarray(value.values)) if isinstance(value, Fresh) else value for name, value in data.items()}
         steps, lengths = values.pop("steps", None), values.pop("lengths", None)
@@ -110,24 +110,28 @@ class Resident(Source):
         self.batch = {name: _own(value, owners.get(name)) for name, value in self.batch.items()}
         self.n = next(iter(self.batch.values())).shape[-2]
         self.extents = _extents(graph, self.batch, self.fresh)
-        self.near = like.device == self.like.device
+        self.near = like.device == self.like.device or _fits(self.batch, self.like)
+        if self.near:
+            self.batch = {name: value.to(self.like.device) for name, value in self.batch.items()}
 
     def read(self, rows: Tensor) -> Batch:
-        return self._indexed(rows) if self.near else super().read(rows)
+        return {name: value.index_select(-2, rows.to(value.device)).to(self.like.device) for name, value in self.batch.items()}
 
     def on_host(self, rows: Tensor) -> Batch:
-        return {name: value.cpu() for name, value in self._indexed(rows).items()}
-
-    def _indexed(self, rows: Tensor) -> Batch:
-        return {name: value.index_select(-2, rows.to(value.device)) for name, value in self.batch.items()}
+        return {name: value.index_select(-2, rows.to(value.device)).cpu() for name, value in self.batch.items()}
 
 
-def _fits(data: Mapping[str, Any], like: Tensor) -> bool:
-    """Whether the data leave half of what is free on the device to the model."""
+def _surely_fits(data: Mapping[str, Any], like: Tensor) -> bool:
+    """Whether the data fit on the device while they are checked and laid out there, which takes several times their size."""
     if not like.is_cuda:
         return True
     count = sum(_numbers_in(value.values if isinstance(value, Fresh) else value) for value in data.values())
-    return 2 * count * like.element_size() < torch.cuda.mem_get_info(like.device)[0]
+    return 8 * count * like.element_size() < torch.cuda.mem_get_info(like.device)[0]
+
+
+def _fits(batch: Batch, like: Tensor) -> bool:
+    """Whether data as they are laid out leave half of what is free on the device to the model."""
+    return 2 * sum(value.numel() * value.element_size() for value in batch.values()) < torch.cuda.mem_get_info(like.device)[0]
 
 
 def _numbers_in(value: Any) -> int:
@@ -192,6 +196,9 @@ class Mapped(Source):
             parts.append(np.asarray(self.data[name][index[start : start + PIECE]]))
             self._release()
         return np.concatenate(parts)
+
+    def read(self, rows: Tensor) -> Batch:
+        return {name: value.to(self.like.device) for name, value in self.on_host(rows).items()}
 
     def on_host(self, rows: Tensor) -> Batch:
         index = rows.cpu().numpy()

@@ -71,6 +71,8 @@ def captured(models: Sequence[tuple[Stepper, Phase]], count: int) -> torch.cuda.
     """``count`` steps as one graph, of one model or of several side by side, since one does not fill a GPU."""
     device, graph = models[0][0].device, torch.cuda.CUDAGraph()
     for stepper, _ in models:
+        if stepper.staged is not None:
+            stepper.staged.settle()
         for generator in (stepper.noise, *([stepper.drawing] if stepper.draws else [])):
             graph.register_generator_state(generator)
     torch.cuda.synchronize(device)

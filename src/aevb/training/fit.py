@@ -209,6 +209,7 @@ class Training:
             self._open(out, resume, closing)
         elif resume:
             raise ValueError("resume=True continues a run from its files; say where they are with out=….")
+        self._check_weights()
 
     # Before the first step ----------------------------------------------------------------------------------------------------
 
@@ -264,11 +265,14 @@ class Training:
             if isinstance(graph.rule("q", name).spec, OneHot) and not graph.timed[name] and not reads_latents(graph, name)
         ]
 
-    def _check_groups(self) -> None:
-        """Every phase must have something to move, and every parameter a value: a ReLU makes a 0 of what is no number, and nobody sees it."""
+    def _check_weights(self) -> None:
+        """A ReLU may make a 0 of what is no number, and then nobody would see it."""
         for name, parameter in self.model.named_parameters():
-            if not bool(parameter.isfinite().all()):
+            if parameter.requires_grad and not bool(parameter.isfinite().all()):
                 raise ValueError(f"The parameter {name} holds numbers that are not finite. Begin with a fresh model, or with weights that are.")
+
+    def _check_groups(self) -> None:
+        """Every phase must have something to move."""
         schedule = self.settings.schedule
         phases = {phase.name: phase for phase in (schedule.phase(step, self.total) for step in range(min(self.total, schedule.cycle)))}
         for phase in phases.values():
@@ -377,6 +381,8 @@ class Training:
         finally:
             self.stepper.optimizer.zero_grad(set_to_none=True)
             self.stepper.take = nothing  # lets go of the graphs
+            if self.stepper.staged is not None:
+                self.stepper.staged.close()
             self.model.train(was)
             self.seconds = self.before + time.perf_counter() - began
 

@@ -6,7 +6,7 @@ which the device takes it without the host's help. So files, and data that are l
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import torch
 from torch import Tensor
@@ -15,16 +15,20 @@ from aevb.batch import Batch
 from aevb.data.sources import Source
 from aevb.training.order import Order
 
+APART = 256  # bytes: every place begins where the fast kernels want their arguments
+
 
 class Staged:
-    """The batches of up to ``places`` steps, always in the same tensors on the device, so that a graph can read them."""
+    """The batches of up to ``places`` steps, always in the same tensors on the device, so that a graph can read them.
 
-    def __init__(self, source: Source, order: Order, places: int, device: torch.device) -> None:
-        self.source, self.order, self.places, self.device = source, order, places, device
+    ``steps`` is the number of steps of the run, beyond which nothing is read. At most three blocks of ``places`` batches are held, one on the device.
+    """
+
+    def __init__(self, source: Source, order: Order, places: int, steps: int, device: torch.device) -> None:
+        self.source, self.order, self.places, self.steps, self.device = source, order, places, steps, device
         self.reader = ThreadPoolExecutor(1, thread_name_prefix="rows")
         self.blocks: dict[int, Future[Batch]] = {}
-        first = self._block(0)
-        self.here: Batch = {name: torch.empty_like(value, device=device) for name, value in first.items()}
+        self.here: Batch = {name: _apart(value, device) for name, value in self._block(0).items()}
 
     def load(self, step: int, count: int) -> None:
         """Put the rows of ``count`` steps into the first places; those of the block that follows are read meanwhile."""
@@ -35,15 +39,28 @@ class Staged:
             for name, value in self._ready(block).items():
                 self.here[name][done : done + many].copy_(value[offset : offset + many], non_blocking=True)
             done += many
-        self._ask(block + 1)
+        if (block + 1) * self.places < self.steps:
+            self._ask(block + 1)
         self.blocks = {number: coming for number, coming in self.blocks.items() if number in (block, block + 1)}
 
     def batch(self, place: int) -> Batch:
         return {name: value[place] for name, value in self.here.items()}
 
+    def settle(self) -> None:
+        """Wait for what is being read: while a graph is captured no other thread may ask the device for memory."""
+        wait(self.blocks.values())
+
+    def close(self) -> None:
+        self.reader.shutdown(wait=False, cancel_futures=True)
+        self.blocks = {}
+
     def _ready(self, block: int) -> Batch:
         self._ask(block)
-        return self.blocks[block].result()
+        try:
+            return self.blocks[block].result()
+        except BaseException:
+            del self.blocks[block]  # whoever asks again has it read again
+            raise
 
     def _ask(self, block: int) -> None:
         if block not in self.blocks:
@@ -57,3 +74,10 @@ class Staged:
     def _laid_out(self, value: Tensor) -> Tensor:
         value = value.unflatten(-2, (self.places, -1)).movedim(-3, 0).contiguous()
         return value.pin_memory() if self.device.type == "cuda" else value
+
+
+def _apart(value: Tensor, device: torch.device) -> Tensor:
+    """Memory for such a block, each place of it at a multiple of ``APART``."""
+    places, numbers = len(value), value[0].numel()
+    stride = -(-numbers * value.element_size() // APART) * APART // value.element_size()
+    return torch.empty(places, stride, dtype=value.dtype, device=device)[:, :numbers].unflatten(1, value.shape[1:])

@@ -94,7 +94,8 @@ class Stepper:
         self.captures = (
             on_gpu and world.size == 1 and settings.schedule.objective == "bound" and not any(kind == "seed" for kind, _ in layout.values())
         )
-        self.staged = Staged(source, order, places, self.device) if self.captures and not source.near else None
+        staged = self.captures and not source.near
+        self.staged = Staged(source, order, places, settings.total(source.n, order.batch), self.device) if staged else None
         self.number = 0  # among models that are trained together
         self.not_recorded = _why_not_recorded(model, settings, [name for name, (kind, _) in layout.items() if kind == "seed"])
         self.recordings: dict[str, Recording] = {}
