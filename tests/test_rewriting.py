@@ -16,6 +16,14 @@ from aevb.training import capture, flat, fusing, recording
 from aevb.training import step as stepping
 from aevb.training.rewriting import BESIDE, PRODUCTS, UnchangeableError, rewritten
 
+
+def compiles(test):
+    """A test that has torch compile, which uses what torch advises against."""
+    missing = shutil.which(os.environ.get("CXX", "g++")) is None
+    quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning")(test)
+    return pytest.mark.skipif(missing, reason="torch compiles for a CPU with a C++ compiler")(quiet)
+
+
 SUMS = ("mm", "addmm", "addmm_")
 
 
@@ -81,8 +89,7 @@ def test_a_step_in_clusters_is_the_step(monkeypatch, replaced, name):
         assert not left & {"add.Tensor", "mul.Tensor", "relu.default", "sigmoid.default", "threshold_backward.default", "sum.dim_IntList"}
 
 
-@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch compiles for a CPU with a C++ compiler")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses what torch advises against
+@compiles
 def test_compiled_clusters_are_the_step(monkeypatch, replaced):
     replaced(lambda graph, parameters: fusing.fused(rewritten(graph, parameters)))
     alike(monkeypatch, "vae")
@@ -144,8 +151,7 @@ def test_a_longer_sequence_needs_no_more_functions():
     assert made[14][1] > made[6][1]
 
 
-@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch compiles for a CPU with a C++ compiler")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses what torch advises against
+@compiles
 def test_compiled_code_is_called_directly_where_that_gives_the_same_tensors():
     x, y = torch.randn(3, 4), torch.randn(3, 4)
 
@@ -162,8 +168,7 @@ def test_compiled_code_is_called_directly_where_that_gives_the_same_tensors():
     assert fusing._compiled(fx.symbolic_trace(lambda x, y: (x + y,)), [x, y]).__module__ != fusing.__name__
 
 
-@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch compiles for a CPU with a C++ compiler")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@compiles
 def test_convolutions_without_an_activation_are_compiled():
     found = []
     for compile in (False, True):
@@ -253,8 +258,7 @@ def test_whatever_a_recording_contains_stays_what_it_was(name, beside):
     assert all(torch.equal(a, b) for a, b in zip(arguments, kept, strict=True))
 
 
-@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch compiles for a CPU with a C++ compiler")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@compiles
 def test_what_a_compiler_hands_on_is_not_written_over():
     def function(w, v, x):
         h = x @ w

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from aevb.training.rewriting import BESIDE, PRODUCTS, VIEWS, Node, call
+from aevb.training.rewriting import BESIDE, LINEAR, PRODUCTS, VIEWS, Node, call
 
 aten = torch.ops.aten
 EXTERN = {
     aten.mm, aten.addmm, aten.addmm_, aten._addmm_activation, aten.bmm, aten.baddbmm, aten.convolution, aten.convolution_backward,
-    *([torch.ops.mkldnn._linear_pointwise] if torch.backends.mkldnn.is_available() else []),
+    *([LINEAR.overloadpacket] if LINEAR is not None else []),
 }  # fmt: skip
 PARTS = (*VIEWS, aten.split.Tensor, aten.split_with_sizes.default, aten.select.int, aten.transpose.int, aten.permute.default, getitem)
 CUTS = {aten.slice.Tensor: 1, aten.select.int: 1, aten.split.Tensor: 2, aten.split_with_sizes.default: 2}  # where the axis stands
