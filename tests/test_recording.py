@@ -306,7 +306,7 @@ def test_adam_over_one_vector_is_adam_and_leaves_a_bad_step_out(dtype, tolerance
         adam.step()
         if i == 0:
             holder.step()
-            vector = flat.Vector(mine, holder)
+            vector = flat.Vector((mine, holder))
             continue
         whole = vector.gather(dict(zip(mine, gradients, strict=True)))
         with torch.no_grad():

@@ -302,7 +302,7 @@ def test_gradients_are_gathered_wherever_they_are():
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
     holder.step()
-    vector = flat.Vector(parameters, holder)
+    vector = flat.Vector((parameters, holder))
     same = numbers(4)
     vector.gradients[parameters[0]].copy_(numbers(3))  # put there already
     found = dict(zip(parameters, (vector.gradients[parameters[0]], same, same, None), strict=True))
@@ -318,7 +318,7 @@ def test_gradients_are_gathered_wherever_they_are():
 class Stepper:
     """What :class:`Steps` wants of one."""
 
-    captures = True
+    captures, flattens, alone = True, False, True
 
     def __init__(self, log, name):
         self.log, self.name, self.seen, self.number, self.take, self.vectors = log, name, {}, None, lambda: None, {}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from aevb.training.bundle import Bundle, alike, bundled
 from aevb.training.schedules import Phase
 
 if TYPE_CHECKING:
@@ -21,18 +22,25 @@ Wanted = tuple["Stepper", int, Phase, float]  # a step of a model: its number, i
 
 
 class Steps:
-    """Steps of one model, or of several at once. Each gets the numbers that it would get alone.
+    """Steps of one model, or of several at once.
 
     On a GPU they are asked for one by one and taken many at a time, as one graph: a graph's start costs as much as several kernels, and
     so do the host's rows and rates, which are then copied for all of them together. Whoever looks at a model first has them taken.
+    Several models lie side by side in the graph and get the numbers that they would get alone; compiled, they are one :class:`Bundle`, and
+    their numbers differ from those in rounding.
     """
 
     def __init__(self) -> None:
         self.steppers: list[Stepper] = []
         self.waiting: list[Sequence[Wanted]] = []
         self.graphs: dict[tuple[Any, ...], torch.cuda.CUDAGraph] = {}
+        self.bundle: Bundle | None = None
 
     def step(self, wanted: Sequence[Wanted]) -> None:
+        if not self.steppers:
+            apart = not alike([stepper for stepper, *_ in wanted], [phase for _, _, phase, _ in wanted])
+            for stepper, *_ in wanted:
+                stepper.alone = apart
         for stepper, *_ in wanted:
             if stepper not in self.steppers:
                 stepper.number = len(self.steppers)
@@ -51,55 +59,88 @@ class Steps:
     def take(self) -> None:
         """Take the steps that were asked for."""
         waiting, self.waiting = self.waiting, []
-        alike = len(waiting) == AT_ONCE and all(_kind(wanted) == _kind(waiting[0]) for wanted in waiting)
-        for part in [waiting] if alike else [[wanted] for wanted in waiting]:
-            for several in zip(*part, strict=True):  # the steps of one model
-                several[0][0].load(several[0][1], [rate for *_, rate in several])
-            moved = tuple(len(stepper.vectors) for stepper, *_ in part[0])  # where weights lie in memory changes with it
-            key = len(part), _kind(part[0]), moved
-            self.graphs = {other: graph for other, graph in self.graphs.items() if other[1] != key[1] or other[2] == moved}
-            if key not in self.graphs:
-                self.graphs[key] = captured([(stepper, phase) for stepper, _, phase, _ in part[0]], len(part))
-            self.graphs[key].replay()
+        same = len(waiting) == AT_ONCE and all(_kind(wanted) == _kind(waiting[0]) for wanted in waiting)
+        for part in [waiting] if same else [[wanted] for wanted in waiting]:
+            _load(part)
+            if part[0][0][0].alone:
+                where = tuple(len(stepper.vectors) for stepper, *_ in part[0])  # where weights lie in memory changes with it
+                self._replay([(stepper, phase) for stepper, _, phase, _ in part[0]], len(part), where)
+            else:
+                self._take_together(part)
+
+    def _replay(self, models: Sequence[tuple[Stepper | Bundle, Phase]], count: int, where: tuple[int, ...] = ()) -> None:
+        key = count, tuple((id(model), phase.name) for model, phase in models), where
+        self.graphs = {other: graph for other, graph in self.graphs.items() if other[1] != key[1] or other[2] == where}
+        if key not in self.graphs:
+            self.graphs[key] = captured(models, count)
+        self.graphs[key].replay()
+
+    def _take_together(self, part: Sequence[Sequence[Wanted]]) -> None:
+        """Steps for which the host has loaded the first places, of all models as one."""
+        phase = part[0][0][2]
+        if self.bundle is None:
+            self.bundle = bundled(self.steppers, phase)
+            _load(part)  # to record a step, its noise was drawn
+        if self.bundle is None:  # side by side, then, from the beginning
+            for stepper in self.steppers:
+                stepper.alone, stepper.seen = True, {}
+            for stepper, step, phase, rate in (one for wanted in part for one in wanted):
+                stepper.step(step, phase, rate)
+            return
+        self.bundle.only([stepper for stepper, *_ in part[0]])
+        if self.bundle.warm >= WARM_UP:
+            self._replay([(self.bundle, phase)], len(part))
+            return
+        here, chain = torch.cuda.current_stream(self.bundle.device), self.bundle.lane.chain
+        chain.wait_stream(here)
+        with torch.cuda.stream(chain):
+            for place in range(len(part)):
+                self.bundle.advance(phase, place, self.bundle.inputs(place))
+        here.wait_stream(chain)
+        self.bundle.warm += len(part)
+
+
+def _load(part: Sequence[Sequence[Wanted]]) -> None:
+    for several in zip(*part, strict=True):  # the steps of one model
+        several[0][0].load(several[0][1], [rate for *_, rate in several])
 
 
 def _kind(wanted: Sequence[Wanted]) -> tuple[tuple[int, str], ...]:
     return tuple((id(stepper), phase.name) for stepper, _, phase, _ in wanted)
 
 
-def captured(models: Sequence[tuple[Stepper, Phase]], count: int) -> torch.cuda.CUDAGraph:
+def captured(models: Sequence[tuple[Stepper | Bundle, Phase]], count: int) -> torch.cuda.CUDAGraph:
     """``count`` steps as one graph, of one model or of several side by side, since one does not fill a GPU."""
     device, graph = models[0][0].device, torch.cuda.CUDAGraph()
-    for stepper, _ in models:
-        if stepper.staged is not None:
-            stepper.staged.settle()
-        for generator in (stepper.noise, *([stepper.drawing] if stepper.draws else [])):
+    for model, _ in models:
+        model.settle()
+        for generator in model.generators:
             graph.register_generator_state(generator)
     torch.cuda.synchronize(device)
     here = models[0][0].lane.chain
-    others = {stepper.lane.chain for stepper, _ in models} - {here}
+    others = {model.lane.chain for model, _ in models} - {here}
     with torch.cuda.graph(graph, stream=here):
         for chain in others:
             chain.wait_stream(here)
-        for stepper, phase in models:
-            with torch.cuda.stream(stepper.lane.chain):
-                _advance(stepper, phase, count)
+        for model, phase in models:
+            with torch.cuda.stream(model.lane.chain):
+                _advance(model, phase, count)
         for chain in others:
             here.wait_stream(chain)
     return graph
 
 
-def _advance(stepper: Stepper, phase: Phase, count: int) -> None:
+def _advance(model: Stepper | Bundle, phase: Phase, count: int) -> None:
     """Steps in turn; the rows and the noise of the next are made ready beside each."""
-    chain, ahead = stepper.lane.chain, stepper.lane.ahead
-    inputs = stepper.inputs(0)
+    chain, ahead = model.lane.chain, model.lane.ahead
+    inputs = model.inputs(0)
     for place in range(count):
         following = {}
         if place + 1 < count:
             ahead.wait_stream(chain)
             with torch.cuda.stream(ahead):
-                following = stepper.inputs(place + 1)
-        stepper.advance(phase, place, inputs)
+                following = model.inputs(place + 1)
+        model.advance(phase, place, inputs)
         chain.wait_stream(ahead) if following else None
         inputs = following
 

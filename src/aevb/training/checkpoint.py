@@ -222,9 +222,9 @@ def _sync_folder(path: Path) -> None:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Mapping[Any, str]) -> dict[str, Tensor]:
-    """An optimiser's state by parameter name."""
+    """An optimiser's state by parameter name; what parameters share (how many steps they have taken) once for each."""
     return {
-        f"{names[parameter]}/{key}": value
+        f"{names[parameter]}/{key}": value if value.dim() else value.clone()
         for parameter, state in optimizer.state.items()
         for key, value in state.items()
         if isinstance(value, Tensor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -18,8 +18,12 @@ from aevb.evidence.sampling import importance
 from aevb.model import Model
 from aevb.plan import Plan
 from aevb.training.order import seed_of
+from aevb.training.recording import own_part
 
 ROWS, ROWS_ON_GPU = 1000, 10_000  # rows evaluated at a time
+SHARE = 0.1  # of a GPU's free memory, for rows and noise that stay there
+
+Part = tuple[Batch, Plan, dict[str, Tensor]]  # rows, how to estimate them, and with what noise
 
 
 def evaluate(
@@ -30,22 +34,86 @@ def evaluate(
     The expectations are taken in the plan's own ways, which are exact where they can be; ``how`` is for models that have none.
     Where the posterior is known exactly, so are the evidence and the gap, the mean KL(q ‖ p(z|x)); neither is sampled.
     """
-    sums: dict[str, Tensor] = {}
-    exact = why_not_exact(model) is None
-    chunk = max(1, (ROWS_ON_GPU if source.like.is_cuda else ROWS) // samples)
-    with model._evaluating(None):
-        for start in range(0, source.n, chunk):
-            batch = source.take(torch.arange(start, min(source.n, start + chunk)))
-            plan = _plan(model, batch, how, bound, samples)
-            noise = model.draw_noise(plan, batch, seed=seed_of(seed, "evaluation", start))
-            estimated = estimate(plan, model.factors, batch, noise)  # type: ignore[arg-type]
-            found = {bound: estimated.value, **estimated.terms}
-            if exact:
-                found |= _exactly(model, batch)
+    return Evaluation(model, source, how=how, bound=bound, samples=samples, seed=seed)()
+
+
+class Evaluation:
+    """What :func:`evaluate` finds, for whoever asks again and again as the model is trained.
+
+    The rows and the noise are the same every time. So on a GPU, unless they would take much of its memory, they stay there, and from the second
+    time on the whole pass is a graph: a pass of small operations takes ten times longer to launch than to run.
+    """
+
+    def __init__(
+        self, model: Model, source: Source, *, how: Mapping[str, str] | None = None, bound: str = "elbo", samples: int = 1, seed: int = 0
+    ) -> None:
+        self.model, self.source, self.how, self.bound, self.samples, self.seed = model, source, how, bound, samples, seed
+        self.exact = why_not_exact(model) is None
+        chunk = max(1, (ROWS_ON_GPU if source.like.is_cuda else ROWS) // samples)
+        self.parts = [range(start, min(source.n, start + chunk)) for start in range(0, source.n, chunk)]
+        self.names: list[str] = []
+        self.captures = source.like.is_cuda and not self.exact and own_part(model) is None
+        self.held: list[Part] | None = None
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.at: list[int] = []  # where the weights lay when it was captured
+        self.found = torch.zeros(0)
+
+    def __call__(self) -> dict[str, float]:
+        with self.model._evaluating(None):
+            totals = self._replayed() if self.captures and self.names else self._totals(self._part(rows) for rows in self.parts)
+            return {name: value / self.source.n for name, value in zip(self.names, totals.tolist(), strict=True)}
+
+    def _part(self, rows: range) -> Part:
+        batch = self.source.take(torch.arange(rows.start, rows.stop))
+        plan = _plan(self.model, batch, self.how, self.bound, self.samples)
+        return batch, plan, self.model.draw_noise(plan, batch, seed=seed_of(self.seed, "evaluation", rows.start))
+
+    def _totals(self, parts: Iterable[Part]) -> Tensor:
+        """The sums over all rows, one for each of ``names``."""
+        totals: dict[str, Tensor] = {}
+        for batch, plan, noise in parts:
+            estimated = estimate(plan, self.model.factors, batch, noise)  # type: ignore[arg-type]
+            found = {self.bound: estimated.value, **estimated.terms} | (_exactly(self.model, batch) if self.exact else {})
             for name, value in found.items():
-                sums[name] = sums.get(name, torch.zeros((), dtype=torch.float64, device=value.device)) + value.double().sum()
-    totals = torch.stack(list(sums.values())).tolist()
-    return {name: value / source.n for name, value in zip(sums, totals, strict=True)}
+                total = value.double().sum()
+                totals[name] = totals[name] + total if name in totals else total
+        self.names = list(totals)
+        return torch.stack(list(totals.values()))
+
+    def _replayed(self) -> Tensor:
+        if self.held is None:
+            first = self._part(self.parts[0])
+            if len(self.parts) * _bytes(first) > SHARE * torch.cuda.mem_get_info(self.source.like.device)[0] or _seeded(first):
+                self.captures = False
+                return self._totals(self._part(rows) for rows in self.parts)
+            self.held = [first, *map(self._part, self.parts[1:])]
+        at = [tensor.data_ptr() for tensor in self.model.state_dict().values()]
+        if self.graph is None or self.at != at:
+            self.graph, self.at = torch.cuda.CUDAGraph(), at
+            pool = _pools.setdefault(self.source.like.device, torch.cuda.graph_pool_handle())
+            try:
+                with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):  # another thread may be reading rows
+                    self.found = self._totals(self.held)
+            except RuntimeError:  # no memory for it, or a part that looks at its numbers on the host
+                self.captures, self.graph, held = False, None, self.held
+                return self._totals(held)
+        self.graph.replay()
+        return self.found
+
+
+_pools: dict[torch.device, Any] = {}  # evaluations share memory: one is read before the next begins
+
+
+def _bytes(part: Part) -> int:
+    batch, _, noise = part
+    return sum(value.numel() * value.element_size() for value in (*batch.values(), *noise.values()))
+
+
+def _seeded(part: Part) -> bool:
+    """Whether torch draws something by a sampler of its own, from a seed that it reads on the host."""
+    batch, plan, _ = part
+    n, steps = next(iter(batch.values())).shape[-2], 1
+    return any(kind == "seed" for kind, _ in plan.layout(n, steps, dropout=False).values())
 
 
 def _exactly(model: Model, batch: Batch) -> dict[str, Tensor]:

@@ -43,13 +43,13 @@ from aevb.training.checkpoint import (
 from aevb.training.display import Checking, TensorBoard, Watcher, display
 from aevb.training.distributed import join
 from aevb.training.em import exact_em
-from aevb.training.evaluation import evaluate
+from aevb.training.evaluation import Evaluation
 from aevb.training.folder import Folder, check_declaration, read_rows, refuse_second
 from aevb.training.order import NUMBERS, Order
 from aevb.training.run import Run
 from aevb.training.schedules import Phase
 from aevb.training.settings import Settings, to_toml
-from aevb.training.step import Stepper, nothing
+from aevb.training.step import Stepper
 
 __all__ = ["Training", "TrainingError", "fit"]
 
@@ -184,6 +184,7 @@ class Training:
         self.recorded = settings.record() | {"fresh": {name: repr(fresh) for name, fresh in self.source.fresh.items()} or None}
         self.recorded |= {"data": _fingerprint(self.source), "numbers": NUMBERS}
         self.validation = None if validation is None else open_source(model.graph, validation, like, Checking(told, "validation"))
+        self.evaluation: Evaluation | None = None  # on the validation data
         self.em = exact_em(model) if settings.schedule.objective == "em" else None
         size = self.source.n if self.em is not None and self.em.closed else settings.batch  # a step is then an iteration over all rows
         self.total = settings.total(self.source.n, size)
@@ -379,10 +380,8 @@ class Training:
             if s.patience is not None:
                 self._restore_best()
         finally:
-            self.stepper.optimizer.zero_grad(set_to_none=True)
-            self.stepper.take = nothing  # lets go of the graphs
-            if self.stepper.staged is not None:
-                self.stepper.staged.close()
+            self.stepper.close()
+            self.evaluation = None  # and its graph
             self.model.train(was)
             self.seconds = self.before + time.perf_counter() - began
 
@@ -437,7 +436,9 @@ class Training:
         """Record the bound (and the evidence, where exact) on the validation data, and whether it is the best so far."""
         assert self.validation is not None
         s = self.settings
-        values = evaluate(self.model, self.validation, how=s.how, bound=s.bound, samples=s.samples, seed=s.seed)
+        if self.evaluation is None:
+            self.evaluation = Evaluation(self.model, self.validation, how=s.how, bound=s.bound, samples=s.samples, seed=s.seed)
+        values = self.evaluation()
         found = self.after(self.step, self.model) if self.after is not None else None
         self._record({f"validation {name}": value for name, value in values.items()} | dict(found or {}), began)
         value = values[s.judge]

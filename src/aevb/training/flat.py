@@ -13,29 +13,38 @@ import torch
 from torch import Tensor, nn
 
 BETAS, EPS = (0.9, 0.999), 1e-8
+ALIGNED = 4  # numbers
 
 
 class Vector:
-    """Parameters as views of one vector; their gradients, and the optimiser's state of each, as views of others."""
+    """Parameters as views of one vector; their gradients, and the optimiser's state of each, as views of others.
 
-    def __init__(self, parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+    Several models of one declaration have a row each: ``weights`` and ``gradients`` have them by the first one's parameters, an axis of models
+    in front; of one model alone there is no such axis.
+    """
+
+    def __init__(self, *models: tuple[Sequence[nn.Parameter], torch.optim.Optimizer]) -> None:
+        first = models[0][0]
         # Matrix products want rows that begin at multiples of 16 bytes: what would shift the others stands last.
-        self.parameters = sorted(parameters, key=lambda parameter: parameter.numel() % 4 != 0)
-        states = [optimizer.state[parameter] for parameter in self.parameters]
-        self.step = states[0]["step"].clone()
-        self.values, self.means, self.squares = (
-            torch.cat([part.detach().reshape(-1) for part in parts])
-            for parts in (self.parameters, [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states])
-        )
-        self.gradient = torch.zeros_like(self.values)
+        order = sorted(range(len(first)), key=lambda i: first[i].numel() % ALIGNED != 0)
+        width = -(-sum(parameter.numel() for parameter in first) // ALIGNED) * ALIGNED
+        shape = (len(models), width) if len(models) > 1 else (width,)
+        self.values, self.means, self.squares, self.gradient = (torch.zeros(shape, dtype=first[0].dtype, device=first[0].device) for _ in range(4))
+        self.step = torch.stack([optimizer.state[parameters[0]]["step"] for parameters, optimizer in models]).reshape(shape[:-1])
+        self.weights: dict[nn.Parameter, Tensor] = {}
         self.gradients: dict[nn.Parameter, Tensor] = {}
         start = 0
-        for parameter, state in zip(self.parameters, states, strict=True):
-            stop = start + parameter.numel()
-            value, mean, square = (vector[start:stop].view_as(parameter) for vector in (self.values, self.means, self.squares))
-            parameter.data = value
-            self.gradients[parameter] = self.gradient[start:stop].view_as(parameter)
-            state |= {"exp_avg": mean, "exp_avg_sq": square, "step": self.step}
+        for i in order:
+            stop = start + first[i].numel()
+            parts = [vector[..., start:stop].unflatten(-1, first[i].shape) for vector in (self.values, self.means, self.squares, self.gradient)]
+            self.weights[first[i]], _, _, self.gradients[first[i]] = parts
+            for row, (parameters, optimizer) in enumerate(models):
+                value, mean, square = (part[row] for part in parts[:3]) if len(models) > 1 else parts[:3]
+                state = optimizer.state[parameters[i]]
+                for place, now in ((value, parameters[i].detach()), (mean, state["exp_avg"]), (square, state["exp_avg_sq"])):
+                    place.copy_(now)
+                parameters[i].data = value
+                state |= {"exp_avg": mean, "exp_avg_sq": square, "step": self.step[row] if len(models) > 1 else self.step}
             start = stop
 
     @property
@@ -53,23 +62,26 @@ class Vector:
         return self.gradient
 
 
+# Of one model, or of several at once: what is a number of one has then an axis of models, and what is a vector has it in front.
+
+
 def judge(total: Tensor, norm: Tensor, measured: Tensor, bad: Tensor, sums: Tensor, taken: Tensor, moved: Tensor) -> None:
     """Whether this step, or one before it that the host has not seen, failed; if none did, add what was measured, and count."""
     bad.copy_(torch.maximum(bad, 1 - (total + norm).isfinite().to(bad.dtype)))
-    sums.add_(torch.where(bad > 0, 0.0, torch.cat([measured, norm.reshape(1)]).to(sums.dtype)))
+    sums.add_(torch.where(bad.unsqueeze(-1) > 0, 0.0, torch.cat([measured, norm.unsqueeze(-1)], -1).to(sums.dtype)))
     taken.add_(1 - bad)
     moved.add_(1 - bad)
 
 
 def adam(values: Tensor, means: Tensor, squares: Tensor, step: Tensor, gradient: Tensor, rate: Tensor, bad: Tensor) -> None:
     """Adam's step in place; nothing where a step was bad."""
-    live = bad == 0
-    step.add_(live)
+    step.add_(bad == 0)
+    live, count = (bad == 0).unsqueeze(-1), step.to(values.dtype).unsqueeze(-1)
     mean = means + (1 - BETAS[0]) * (gradient - means)
     square = BETAS[1] * squares + (1 - BETAS[1]) * gradient.square()
-    first, second = (-torch.expm1(step.to(values.dtype) * math.log(beta)) for beta in BETAS)  # 1 − βᵗ, exact also where βᵗ is almost 1
+    first, second = (-torch.expm1(count * math.log(beta)) for beta in BETAS)  # 1 − βᵗ, exact also where βᵗ is almost 1
     size = (square / second).sqrt() + EPS
-    values.copy_(torch.where(live, values - rate / first * mean / size, values))
+    values.copy_(torch.where(live, values - rate.unsqueeze(-1) / first * mean / size, values))
     means.copy_(torch.where(live, mean, means))
     squares.copy_(torch.where(live, square, squares))
 
@@ -78,9 +90,9 @@ def finish(
     state: Sequence[Tensor], gradient: Tensor, rate: Tensor, clip: float | None, total: Tensor, measured: Tensor, counts: Sequence[Tensor]
 ) -> None:
     """All that follows a gradient: its norm, the judgement, Adam's step. ``state`` is a vector's, ``counts`` are bad, sums, taken, moved."""
-    norm = gradient.square().sum().sqrt()
+    norm = gradient.square().sum(-1).sqrt()
     judge(total, norm, measured, *counts)
     if clip is not None:
-        gradient = gradient * (clip / (norm + 1e-6)).clamp(max=1.0)
+        gradient = gradient * (clip / (norm + 1e-6)).clamp(max=1.0).unsqueeze(-1)
     values, means, squares, step = state
     adam(values, means, squares, step, gradient, rate, counts[0])

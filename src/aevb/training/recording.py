@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from aevb.model import Model
 from aevb.operations import elementary
 from aevb.training.checkpoint import TrainingError
 from aevb.training.fusing import fused
-from aevb.training.rewriting import Beside, UnchangeableError, rewritten
+from aevb.training.rewriting import Beside, UnchangeableError, elemental, rewritten
 
 Function = Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor]]  # of the inputs: the objective, and what is measured
 Found = tuple[Tensor, Tensor, list[Tensor | None]]  # the objective, what is measured, a gradient of −objective a parameter
@@ -37,7 +38,8 @@ class _With(nn.Module):
 class Recording:
     """What ``function`` computes for these inputs and the model's parameters, and its gradients with respect to the active ones.
 
-    Where it is to be captured, on a GPU, ``branches`` are the streams that it may use beside its own.
+    Where it is to be captured, on a GPU, ``branches`` are the streams that it may use beside its own. With ``stacked``, the parameters of several
+    models of one declaration (each with an axis in front, and so have the inputs), it is the function of all of them at once.
     """
 
     def __init__(
@@ -49,25 +51,31 @@ class Recording:
         *,
         compiled: bool,
         branches: Sequence[Any] = (),
+        stacked: Sequence[Tensor] | None = None,
     ) -> None:
         from torch.fx.experimental.proxy_tensor import make_fx
 
         named = dict(model.named_parameters())
         self.shapes = shapes(inputs)
-        self.parameters = list(named.values())
+        self.parameters: list[Tensor] = list(named.values())
         wanted = {id(parameter) for parameter in active}
         whole = _With(model, function)
 
         def flat(*tensors: Tensor) -> tuple[Tensor | None, ...]:
             parameters = {name: tensor.detach() for name, tensor in zip(named, tensors, strict=False)}
             sources = [parameters[name].requires_grad_() for name, parameter in named.items() if id(parameter) in wanted]
-            given = dict(zip(inputs, tensors[len(named) :], strict=True))
-            objective, measured = torch.func.functional_call(whole, {f"model.{name}": tensor for name, tensor in parameters.items()}, (given,))
+            data = dict(zip(inputs, tensors[len(named) :], strict=True))
+            objective, measured = torch.func.functional_call(whole, {f"model.{name}": tensor for name, tensor in parameters.items()}, (data,))
             gradients = torch.autograd.grad(-objective, sources, allow_unused=True)
             return objective.detach(), measured, *gradients
 
+        given = list(inputs.values())
         with elementary() if compiled else nullcontext():
-            graph = _trim(make_fx(flat)(*self.parameters, *inputs.values()))
+            graph = _trim(make_fx(flat)(*self.parameters, *(given if stacked is None else [value[0] for value in given])))
+            if stacked is not None:
+                self.parameters = list(stacked)
+                with torch.no_grad(), _without_loops():
+                    graph = _trim(make_fx(torch.vmap(elemental(graph, len(named))))(*stacked, *given))
         self.unchanged: str | None = None  # why it runs as it was recorded, though it was to be rewritten
         try:
             if compiled or branches:
@@ -94,6 +102,18 @@ class Recording:
 
 
 @contextmanager
+def _without_loops() -> Iterator[None]:
+    """Where torch cannot map an operation over an axis, it would loop: here it refuses, with a RuntimeError."""
+    functorch: Any = torch._C._functorch
+    was = functorch._is_vmap_fallback_enabled()
+    functorch._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        functorch._set_vmap_fallback_enabled(was)
+
+
+@contextmanager
 def _explained() -> Iterator[None]:
     """Where torch cannot compile, say what it needs: it tries when a step is first taken."""
     try:
@@ -106,6 +126,16 @@ def _explained() -> Iterator[None]:
             f"compile=True: torch could not compile a step ({cause}). On a CPU it needs a C++ compiler (g++, or the one that CXX names), on a GPU "
             "Triton and a C compiler. Train without compile=True: the numbers are the same but for rounding."
         ) from error
+
+
+def own_part(model: Model) -> str | None:
+    """What of a model may do more than its tensors show, in words: it has to be called every time."""
+    parts = [part for entry in model.graph.entries() for part in (entry.spec, getattr(entry.spec, "net", None)) if part is not None]
+    own = next((type(part).__name__ for part in parts if not type(part).__module__.startswith("aevb.")), None)
+    if own is not None:
+        return f"{own} is a part of your own, which may do more than its tensors show"
+    hooked = next((name for name, module in model.named_modules() if module._forward_hooks or module._forward_pre_hooks), None)
+    return None if hooked is None else f"{hooked} has a hook, which wants to be called"
 
 
 def shapes(inputs: Mapping[str, Tensor]) -> tuple[Any, ...]:

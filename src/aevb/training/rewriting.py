@@ -25,7 +25,7 @@ SHAPED = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 RESHAPES = (*SHAPED, aten.unsqueeze.default, aten.squeeze.dim)  # the same numbers in the same order
 VIEWS = (*RESHAPES, aten.t.default, aten.slice.Tensor, aten.expand.default)
 CAST = aten._to_copy.default
-ENDS = (aten.mm.default, aten.sum.dim_IntList, CAST)
+ENDS = (aten.mm.default, aten.bmm.default, aten.sum.dim_IntList, CAST)
 BESIDE = "beside"  # marks a node that runs beside the chain, with a number for those that belong together
 OFTEN = 4  # uses of the same weights that are worth a copy of them side by side
 ALIGNED = 8  # numbers: rows of a matrix begin where the fast routines want them
@@ -37,13 +37,7 @@ class UnchangeableError(Exception):
 
 def rewritten(graph: fx.GraphModule, parameters: int, *, beside: bool = True) -> fx.GraphModule:
     """The first ``parameters`` arguments are the weights. ``beside``: what nobody waits for is marked, to run elsewhere."""
-    for node in graph.graph.nodes:
-        if isinstance(value := node.meta.get("val"), torch.Tensor):
-            node.meta["val"] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    _without_side_effects(graph.graph)
-    _share(graph.graph)
-    weights, last = _hoist(graph.graph, parameters)
-    _merge(graph.graph, weights, last)
+    _join(graph, parameters)
     _accumulate(graph.graph)
     _activate(graph.graph)
     _reshape_once(graph.graph)
@@ -52,6 +46,29 @@ def rewritten(graph: fx.GraphModule, parameters: int, *, beside: bool = True) ->
         for node in group:
             node.meta[BESIDE] = i
     return _anew(graph)
+
+
+def elemental(graph: fx.GraphModule, parameters: int) -> fx.GraphModule:
+    """The same with nothing but operations that can be mapped over an axis: none writes in place, none does two things at once."""
+    _join(graph, parameters)
+    for node in _calls(graph.graph):
+        if node.target is aten._addmm_activation.default:
+            with graph.graph.inserting_before(node):
+                product = call(graph.graph, aten.addmm.default, *node.args)
+                node.replace_all_uses_with(call(graph.graph, aten.relu.default, product))
+            graph.graph.erase_node(node)
+    graph.graph.eliminate_dead_code()
+    return _anew(graph)
+
+
+def _join(graph: fx.GraphModule, parameters: int) -> None:
+    for node in graph.graph.nodes:
+        if isinstance(value := node.meta.get("val"), torch.Tensor):
+            node.meta["val"] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    _without_side_effects(graph.graph)
+    _share(graph.graph)
+    weights, last = _hoist(graph.graph, parameters)
+    _merge(graph.graph, weights, last)
 
 
 def _anew(graph: fx.GraphModule) -> fx.GraphModule:
@@ -294,8 +311,9 @@ class Beside(fx.Interpreter):
             place = self.into.get(node)
             if place is None:
                 return super().run_node(node)
-            if node.target is aten.mm.default:
-                return torch.mm(*(self.env[argument] for argument in node.args), out=place)
+            if node.target in (aten.mm.default, aten.bmm.default):
+                product = torch.mm if node.target is aten.mm.default else torch.bmm
+                return product(*(self.env[argument] for argument in node.args), out=place)
             return place.copy_(super().run_node(node))
 
 

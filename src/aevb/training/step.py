@@ -35,7 +35,7 @@ from aevb.training.checkpoint import optimizer_tensors, restore_optimizer
 from aevb.training.distributed import World
 from aevb.training.em import Regressions, Responsibilities, Statistics
 from aevb.training.order import Order, seed_of
-from aevb.training.recording import Found, Recording, shapes
+from aevb.training.recording import Found, Recording, own_part, shapes
 from aevb.training.schedules import Phase
 from aevb.training.settings import Settings
 from aevb.training.staging import Staged
@@ -83,6 +83,7 @@ class Stepper:
         places = AT_ONCE if on_gpu else 1  # what the host says of so many steps
         self.rows = torch.zeros(places, order.batch, dtype=torch.long, device=self.device)
         self.kl_weights = torch.ones(places, ALIGNED, device=self.device, dtype=self.dtype)
+        self.sharing: dict[Tensor, int] = {}  # how many parameters count their steps with a tensor
         self.bad = torch.zeros((), device=self.device)  # 1 once a step has failed
         self.moved = torch.zeros((), device=self.device)  # steps taken since the host last looked, the first of which was ``origin``
         self.origin: int | None = None
@@ -96,7 +97,7 @@ class Stepper:
         )
         staged = self.captures and not source.near
         self.staged = Staged(source, order, places, settings.total(source.n, order.batch), self.device) if staged else None
-        self.number = 0  # among models that are trained together
+        self.number, self.alone = 0, True  # among models that are trained together; whether its steps are its own
         self.not_recorded = _why_not_recorded(model, settings, [name for name, (kind, _) in layout.items() if kind == "seed"])
         self.recordings: dict[str, Recording] = {}
         self.flattens = settings.compile and on_gpu and world.size == 1 and settings.schedule.objective == "bound"
@@ -139,7 +140,11 @@ class Stepper:
         if self.staged is not None:
             self.staged.load(step, count)
         else:
-            self.rows[:count].copy_(self.order.rows(step, count).view(count, -1), non_blocking=True)
+            rows = self.order.rows(step, count).view(count, -1)
+            if self.captures:
+                self.rows[:count].copy_(rows, non_blocking=True)
+            else:
+                self.rows = rows
         self._seed(self.noise, "noise", step)
         if self.draws:
             self._seed(self.drawing, "data", step)
@@ -168,6 +173,25 @@ class Stepper:
     @property
     def lane(self) -> Lane:
         return lane(self.device, self.number)
+
+    @property
+    def generators(self) -> list[torch.Generator]:
+        """What a graph of its steps draws from."""
+        return [self.noise, *([self.drawing] if self.draws else [])]
+
+    def settle(self) -> None:
+        if self.staged is not None:
+            self.staged.settle()
+
+    def close(self) -> None:
+        """After the last step: let go of graphs, threads, and memory that is shared with other models."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.take = nothing
+        if self.staged is not None:
+            self.staged.close()
+        if not self.alone:
+            for parameter in self.model.parameters():
+                parameter.data = parameter.data.clone()
 
     def active(self, phase: Phase) -> list[nn.Parameter]:
         return [p for name in ("theta", "phi") if getattr(phase, name) for p in self.groups[name]]
@@ -225,17 +249,21 @@ class Stepper:
         """The objective, what is measured, and the gradients of the active parameters."""
         active, recorded = self.active(phase), self.recordings.get(phase.name)
         if recorded is None and self._worth_recording(phase):
-            branches = self.lane.branches if self.captures else ()
-            recorded = Recording(self.model, self._arithmetic, inputs, active, compiled=self.settings.compile, branches=branches)
-            self.recordings[phase.name] = recorded
+            recorded = self.recordings[phase.name] = self.recorded(phase, inputs)
         if recorded is not None and recorded.shapes == shapes(inputs):
             return recorded(inputs)
         with held_fixed(p for name, group in self.groups.items() if not getattr(phase, name) for p in group):
             objective, measured = self._arithmetic(inputs)
             return objective.detach(), measured, list(torch.autograd.grad(-objective, active, allow_unused=True))
 
+    def recorded(self, phase: Phase, inputs: Mapping[str, Tensor], stacked: Sequence[Tensor] | None = None) -> Recording:
+        """A step of this model, or with their ``stacked`` parameters and inputs of several."""
+        branches = self.lane.branches if self.captures else ()
+        compiled = self.settings.compile
+        return Recording(self.model, self._arithmetic, inputs, self.active(phase), compiled=compiled, branches=branches, stacked=stacked)
+
     def _worth_recording(self, phase: Phase) -> bool:
-        if self.not_recorded is not None or phase.name in self.recordings:
+        if self.not_recorded is not None or phase.name in self.recordings or not self.alone:
             return False
         if self.settings.compile:
             return True
@@ -259,7 +287,7 @@ class Stepper:
             self.bad.fill_(1.0)
             return
         total, measured, found = attempt
-        if self.flattens and all(parameter in self.optimizer.state for parameter in active):
+        if self.flattens and self.alone and all(parameter in self.optimizer.state for parameter in active):
             self._finish(phase, place, total, measured, dict(zip(active, found, strict=True)))
             return
         pairs = [(parameter, _laid_out(gradient, parameter)) for parameter, gradient in zip(active, found, strict=True) if gradient is not None]
@@ -272,7 +300,7 @@ class Stepper:
             flat.judge(total, norm / self.world.size, measured, self.bad, self.sums, self.taken, self.moved)
             self.optimizer.found_inf = self.bad  # type: ignore[attr-defined]
         elif math.isfinite(float(norm) + float(total)):
-            self.sums.add_(torch.cat([measured, (norm / self.world.size).reshape(1)]))
+            self.sums.add_(torch.tensor([*measured.tolist(), float(norm) / self.world.size], dtype=self.dtype))
             self.taken.add_(1)
             self.moved.add_(1)
         else:
@@ -288,7 +316,7 @@ class Stepper:
         """The rest of a compiled step: Adam over one vector."""
         assert self.rates is not None
         if phase.name not in self.vectors:
-            self.vectors[phase.name] = flat.Vector(list(found), self.optimizer)
+            self.vectors[phase.name] = flat.Vector((list(found), self.optimizer))
             self.recordings[phase.name].write_into(self.vectors[phase.name].gradients)
         vector = self.vectors[phase.name]
         self._make_room()
@@ -313,12 +341,26 @@ class Stepper:
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
             return
+        self._count(states)  # type: ignore[arg-type]
         means, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))  # type: ignore[index]
         (beta1, beta2), choices = group["betas"], {"lr": group["lr"], "eps": group["eps"]}
         choices |= {"beta1": beta1, "beta2": beta2, "weight_decay": 0.0, "amsgrad": False, "maximize": False}
-        torch._foreach_add_(steps, 1)
         with torch.no_grad():
             torch._fused_adam_(parameters, gradients, means, squares, [], steps, **choices)  # type: ignore[arg-type]
+
+    def _count(self, states: Sequence[dict[str, Tensor]]) -> None:
+        """Count a step of some parameters. Those that move together share the tensor that counts: one each costs as much as a layer."""
+        step = states[0]["step"]
+        if self.sharing.get(step) == len(states) and all(state["step"] is step for state in states):
+            step.add_(1)
+            return
+        for state in states:
+            state["step"] = state["step"] + 1
+        if len({float(state["step"]) for state in states}) == 1:
+            step = states[0]["step"]
+            self.sharing[step] = len(states)
+            for state in states:
+                state["step"] = step
 
     def _iterate(self, step: int) -> None:
         """One iteration of exact EM: the posterior's statistics over all rows, then every factor of p in closed form, then q."""
@@ -529,12 +571,7 @@ def _why_not_recorded(model: Model, settings: Settings, seeded: Sequence[str]) -
         return f"{settings.schedule} takes exact answers, not an estimate of the bound"
     if seeded:
         return f"{seeded[0]} is drawn by a sampler of torch's own"
-    parts = [part for entry in model.graph.entries() for part in (entry.spec, getattr(entry.spec, "net", None)) if part is not None]
-    own = next((type(part).__name__ for part in parts if not type(part).__module__.startswith("aevb.")), None)
-    if own is not None:
-        return f"{own} is a part of your own, which may do more than its tensors show"
-    hooked = next((name for name, module in model.named_modules() if module._forward_hooks or module._forward_pre_hooks), None)
-    return None if hooked is None else f"{hooked} has a hook, which wants to be called"
+    return own_part(model)
 
 
 def _named(inputs: Mapping[str, Tensor], kind: str) -> Batch:

@@ -1,0 +1,111 @@
+"""Models of one declaration, trained as one: one small model does not fill a GPU.
+
+Their weights are rows of one tensor, and a step of all of them is the recorded step of one, mapped over the rows: no more operations than
+one model has, each on all models at once. Every model keeps its own data, noise, optimiser and judgement, and is read and saved as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from aevb.training import flat
+from aevb.training.recording import Recording
+from aevb.training.rewriting import UnchangeableError
+from aevb.training.schedules import Phase
+
+if TYPE_CHECKING:
+    from aevb.training.capture import Lane
+    from aevb.training.step import Stepper
+
+
+class Bundle:
+    """Takes the steps of several models. Those whose runs have ended stay as they are; their rows are computed for nothing."""
+
+    def __init__(self, steppers: Sequence[Stepper], phase: Phase, recording: Recording) -> None:
+        self.steppers, self.recording = steppers, recording
+        first = steppers[0]
+        self.vector = flat.Vector(*((stepper.active(phase), stepper.optimizer) for stepper in steppers))
+        moving = self.vector.weights
+        recording.parameters = [moving[p] if p in moving else _stacked(steppers, name) for name, p in first.model.named_parameters()]
+        recording.write_into(self.vector.gradients)
+        for name in ("bad", "sums", "taken", "moved", "rates"):
+            rows = torch.stack([getattr(stepper, name) for stepper in steppers])
+            setattr(self, name, rows)
+            for row, stepper in zip(rows.unbind(), steppers, strict=True):
+                setattr(stepper, name, row)
+        for stepper in steppers:
+            stepper.recordings[phase.name] = recording
+        self.warm = 0  # steps that were not captured
+
+    bad: Tensor
+    sums: Tensor
+    taken: Tensor
+    moved: Tensor
+    rates: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        return self.steppers[0].device
+
+    @property
+    def lane(self) -> Lane:
+        return self.steppers[0].lane
+
+    @property
+    def generators(self) -> list[torch.Generator]:
+        return [generator for stepper in self.steppers for generator in stepper.generators]
+
+    def settle(self) -> None:
+        for stepper in self.steppers:
+            stepper.settle()
+
+    def only(self, going_on: Sequence[Stepper]) -> None:
+        """A model whose run has ended moves no more."""
+        for stepper in self.steppers:
+            if stepper not in going_on:
+                stepper.bad.fill_(1.0)
+
+    def inputs(self, place: int) -> dict[str, Tensor]:
+        return stacked_inputs(self.steppers, place)
+
+    @torch.no_grad()
+    def advance(self, phase: Phase, place: int, inputs: Mapping[str, Tensor]) -> None:
+        total, measured, gradients = self.recording(inputs)
+        found = dict(zip(self.steppers[0].active(phase), gradients, strict=True))
+        counts = self.bad, self.sums, self.taken, self.moved
+        first = self.steppers[0]
+        first.finish(self.vector.state, self.vector.gather(found), self.rates[:, place, 0], first.settings.clip, total, measured, counts)
+
+
+def stacked_inputs(steppers: Sequence[Stepper], place: int) -> dict[str, Tensor]:
+    parts = [stepper.inputs(place) for stepper in steppers]
+    return {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
+
+
+def _stacked(steppers: Sequence[Stepper], name: str) -> Tensor:
+    return torch.stack([stepper.model.get_parameter(name).detach() for stepper in steppers])
+
+
+def bundled(steppers: Sequence[Stepper], phase: Phase) -> Bundle | None:
+    """The models as one; None where torch has no rule for an operation on several at once."""
+    first = steppers[0]
+    parameters = [_stacked(steppers, name) for name, _ in first.model.named_parameters()]
+    try:
+        recording = first.recorded(phase, stacked_inputs(steppers, 0), parameters)
+    except (RuntimeError, UnchangeableError):
+        return None
+    return Bundle(steppers, phase, recording)
+
+
+def alike(steppers: Sequence[Stepper], phases: Sequence[Phase]) -> bool:
+    """Whether models can be trained as one: compiled on a GPU, all that can move moves at every step, and but for their weights they are the same."""
+    phase = phases[0]
+    if len(steppers) < 2 or not all(stepper.flattens and stepper.captures and stepper.not_recorded is None for stepper in steppers):
+        return False
+    everything = phase.theta and phase.phi and all(other.name == phase.name for other in phases)
+    fixed = [list(stepper.model.buffers()) for stepper in steppers]
+    return everything and all(torch.equal(a, b) for others in fixed[1:] for a, b in zip(fixed[0], others, strict=True))

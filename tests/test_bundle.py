@@ -1,0 +1,177 @@
+"""Models that are trained as one are the models that are trained alone, up to rounding."""
+
+from contextlib import ExitStack
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_recording import CASES, data, partly_frozen, vae, vrnn
+
+from aevb import joint
+from aevb.training import bundle, capture, flat
+from aevb.training import step as stepping
+from aevb.training.fit import Training
+from aevb.training.settings import Settings
+
+SEEDS = (3, 5, 8)
+TOGETHER = {name: case for name, case in CASES.items() if "schedule" not in case[2]} | {"partly frozen": (partly_frozen, {}, {"schedule": joint()})}
+
+
+def trainings(name, **more):
+    build, inputs, settings = TOGETHER[name]
+    x = data().reshape(60, 4, 4) if build in (vrnn, partly_frozen) else data() * 0.8 + 0.1 if name == "Beta" else data()
+    torch.manual_seed(0)
+    model = build() if name == "bfloat16" else build().double()
+    found = []
+    for seed in SEEDS:
+        chosen = Settings(**{"steps": 2000, "batch": 20, "lr": 0.01, "seed": seed, **settings, **more})
+        found.append(Training(model.fresh(seed), {"x": x, **inputs}, None, chosen, None, False, ExitStack()))
+        found[-1].model.train()
+    return found
+
+
+def steps(training, count):
+    for _ in range(count):
+        training._take_step(training.settings.schedule.phase(training.step, training.total))
+        training.step += 1
+
+
+def together(trainings):
+    """The models as one, as they are on a GPU after their first steps."""
+    for training in trainings:
+        steps(training, capture.WARM_UP)
+        stepper = training.stepper
+        stepper.rates = torch.full((1, stepping.ALIGNED), training.settings.lr, dtype=stepper.dtype)
+        stepper.load(training.step, [training.settings.lr])
+    return bundle.bundled([training.stepper for training in trainings], trainings[0].settings.schedule.phase(0, 1))
+
+
+def advance(whole, trainings, count):
+    for _ in range(count):
+        for training in trainings:
+            rate = training.rate(training.settings.schedule.phase(training.step, training.total), training.step)
+            training.stepper.load(training.step, [rate])
+            training.stepper.rates[0, 0] = rate  # which a GPU is told in single precision
+            training.step += 1
+        whole.advance(trainings[0].settings.schedule.phase(0, 1), 0, whole.inputs(0))
+
+
+@pytest.mark.parametrize("name", [name for name in TOGETHER if name != "bfloat16"])
+def test_models_as_one_are_the_models_alone(name):
+    alone, one = trainings(name), trainings(name)
+    whole = together(one)
+    advance(whole, one, 6)
+    for a, b in zip(alone, one, strict=True):
+        steps(a, capture.WARM_UP + 6)
+        torch.testing.assert_close(dict(a.model.state_dict()), dict(b.model.state_dict()), rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(a.stepper.state(), b.stepper.state(), rtol=1e-7, atol=1e-9)  # what a checkpoint holds
+        mine, theirs = a.stepper.read(), b.stepper.read()
+        assert mine.keys() == theirs.keys()
+        assert list(theirs.values()) == pytest.approx(list(mine.values()), rel=1e-8)
+
+
+def test_products_of_models_as_one_are_in_half_precision_too():
+    one = trainings("bfloat16")
+    whole, phase = together(one), one[0].settings.schedule.phase(0, 1)
+    inputs = whole.inputs(0)
+    objectives, _, gradients = whole.recording(inputs)
+    for row, training in enumerate(one):
+        objective, _, expected = training.stepper._evaluate(phase, {name: value[row] for name, value in inputs.items()})
+        assert float(objectives[row]) == pytest.approx(float(objective), rel=1e-2)
+        ours, theirs = (torch.cat([part.flatten() for part in parts]) for parts in ([gradient[row] for gradient in gradients], expected))
+        assert 0 < float((ours - theirs).norm()) < 2e-2 * float(theirs.norm())
+
+
+def test_a_model_that_fails_or_has_ended_stays_where_it_is_and_the_others_go_on():
+    one, reference = trainings("vae"), trainings("vae")
+    whole = together(one)
+    advance(whole, one, 2)
+    before = [{name: value.clone() for name, value in training.model.state_dict().items()} for training in one]
+    with torch.no_grad():
+        place = next(iter(one[1].model.parameters()))
+        kept = place.clone()
+        place.fill_(torch.nan)
+    advance(whole, one, 2)
+    with torch.no_grad():
+        place.copy_(kept)
+    assert one[1].stepper.failed()
+    assert one[1].stepper.at == capture.WARM_UP + 2
+    assert not one[0].stepper.failed()
+    assert not one[2].stepper.failed()
+    torch.testing.assert_close(dict(one[1].model.state_dict()), before[1], rtol=0, atol=0)
+    one[1].stepper.go_on()
+    whole.only([training.stepper for training in one[:2]])
+    advance(whole, one[:2], 2)
+    for training, count in ((reference[0], 6), (reference[2], 4)):
+        steps(training, capture.WARM_UP + count)
+    torch.testing.assert_close(dict(one[0].model.state_dict()), dict(reference[0].model.state_dict()), rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(dict(one[2].model.state_dict()), dict(reference[2].model.state_dict()), rtol=1e-8, atol=1e-10)
+
+
+def test_who_leaves_takes_its_weights_along():
+    one = trainings("vae")
+    whole = together(one)
+    values = {name: value.clone() for name, value in one[1].model.state_dict().items()}
+    one[1].stepper.alone = False
+    one[1].stepper.close()
+    whole.vector.values.zero_()
+    torch.testing.assert_close(dict(one[1].model.state_dict()), values, rtol=0, atol=0)
+    assert all(value.untyped_storage().nbytes() == value.numel() * 8 for value in one[1].model.state_dict().values())
+
+
+def test_models_of_which_torch_cannot_make_one_run_side_by_side(monkeypatch):
+    monkeypatch.setattr(stepping.Stepper, "recorded", lambda *_: (_ for _ in ()).throw(RuntimeError("no batching rule")))
+    one = trainings("vae")
+    weights = [next(iter(training.model.parameters())) for training in one]
+    assert together(one) is None
+    assert all(weight is next(iter(training.model.parameters())) for weight, training in zip(weights, one, strict=True))
+    assert all(weight.untyped_storage().nbytes() == weight.numel() * 8 for weight in weights)
+
+
+def test_only_models_that_differ_in_their_weights_alone_are_one():
+    def some(count=2, **more):
+        found = []
+        for i in range(count):
+            model = vae()
+            model.register_buffer("own", torch.tensor(float(more.get("buffer", 0) * i)))
+            found.append(SimpleNamespace(model=model, flattens=True, captures=True, not_recorded=None))
+            vars(found[-1]).update(more if i else {})
+        return found
+
+    everything, part = SimpleNamespace(name="joint", theta=True, phi=True), SimpleNamespace(name="E", theta=False, phi=True)
+    assert bundle.alike(some(), [everything] * 2)
+    assert not bundle.alike(some(1), [everything])
+    assert not bundle.alike(some(), [part] * 2)
+    assert not bundle.alike(some(buffer=1), [everything] * 2)
+    for missing in ({"flattens": False}, {"captures": False}, {"not_recorded": "because"}):
+        assert not bundle.alike(some(**missing), [everything] * 2)
+
+
+def test_adam_over_rows_is_adam_over_each():
+    torch.manual_seed(0)
+    sizes = ((5, 4), (3,), (7,), (2, 2))
+    models = [[torch.nn.Parameter(torch.randn(size, dtype=torch.float64)) for size in sizes] for _ in range(3)]
+    copies = [[torch.nn.Parameter(parameter.detach().clone()) for parameter in model] for model in models]
+    holders = [[torch.optim.Adam(model) for model in group] for group in (models, copies)]
+    for group, optimizers in zip((models, copies), holders, strict=True):
+        for model, optimizer in zip(group, optimizers, strict=True):
+            for parameter in model:
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+    rows = flat.Vector(*zip(models, holders[0], strict=True))
+    singly = [flat.Vector(pair) for pair in zip(copies, holders[1], strict=True)]
+    bad, sums, taken, moved = torch.tensor([0.0, 1.0, 0.0]), torch.zeros(3, 2, dtype=torch.float64), torch.zeros(3), torch.zeros(3)
+    rates, totals, measured = torch.tensor([0.1, 0.2, 0.3]), torch.randn(3, dtype=torch.float64), torch.randn(3, 1, dtype=torch.float64)
+    for _ in range(4):
+        rows.gradient[:, : sum(parameter.numel() for parameter in models[0])].normal_()
+        counts = [tuple(count[i].clone() for count in (bad, sums, taken, moved)) for i in range(3)]
+        for i, vector in enumerate(singly):
+            flat.finish(vector.state, rows.gradient[i], rates[i], 0.5, totals[i], measured[i], counts[i])
+        flat.finish(rows.state, rows.gradient, rates, 0.5, totals, measured, (bad, sums, taken, moved))
+        torch.testing.assert_close((bad, sums, taken, moved), tuple(map(torch.stack, zip(*counts, strict=True))))
+    assert bad.tolist() == [0, 1, 0]
+    assert taken.tolist() == moved.tolist() == [4, 0, 4]
+    for model, copy, mine, theirs in zip(models, copies, *holders, strict=True):
+        for a, b in zip(model, copy, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(mine.state[a], theirs.state[b], rtol=1e-12, atol=1e-12)
