@@ -599,6 +599,6 @@ def test_a_run_that_ran_out_of_patience_is_over(tmp_path):
 
 def test_a_validation_that_is_not_finite_is_never_the_best(monkeypatch):
     values = iter([float("nan"), -3.0, float("inf"), -2.0])
-    monkeypatch.setattr(loop, "evaluate", lambda *_, **__: {"elbo": next(values)})
+    monkeypatch.setattr(loop, "Evaluation", lambda *_, **__: lambda: {"elbo": next(values)})
     run = fit(small_vae(), {"x": TRAIN}, validation={"x": VALIDATION}, **SETTINGS)
     assert run.best == (40, -2.0)

@@ -17,7 +17,7 @@ from aevb.data.builtin import factor_analysis
 from aevb.data.sources import Mapped, Resident, open_source
 from aevb.training import fit as loop
 from aevb.training.checkpoint import CheckpointError, latest
-from aevb.training.evaluation import evaluate
+from aevb.training.evaluation import Evaluation, evaluate
 from aevb.training.fit import TrainingError
 from aevb.training.folder import Folder
 from aevb.training.order import Order, seed_of
@@ -707,3 +707,15 @@ def test_a_skipped_last_step_still_ends_the_run_properly(tmp_path, monkeypatch):
     run = fit(small_vae(), {"x": bits()}, validation={"x": bits()}, steps=10, skip=1, out=tmp_path)
     assert run.history["validation elbo.step"][-1] == 10
     assert latest(tmp_path).step == 10
+
+
+def test_an_evaluation_that_is_asked_again_says_what_a_new_one_says():
+    model, factors = small_vae(), fa()
+    for one, x in ((model, bits(2300)), (factors, np.random.default_rng(0).standard_normal((30, 3)))):
+        source = open_source(one.graph, {"x": x}, one._parameter())
+        again = Evaluation(one, source, samples=3, bound="iwae", seed=5)
+        for _ in range(3):
+            assert again() == evaluate(one, source, samples=3, bound="iwae", seed=5)
+            with torch.no_grad():
+                for parameter in one.parameters():
+                    parameter.mul_(1.1)

@@ -8,8 +8,8 @@ import torch
 from small_models import NAN, SEQUENCE, conditional, put, state, vae
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
-from aevb import Bernoulli, Model, Normal, fit, zoo
-from aevb.data import binarise, sources
+from aevb import Bernoulli, ContinuousBernoulli, Model, Normal, fit, zoo
+from aevb.data import binarise, dequantise, sources
 from aevb.data.sources import Mapped, Resident, open_source
 from aevb.training.order import Order
 from aevb.training.staging import Staged
@@ -203,3 +203,35 @@ def test_what_a_loader_would_change_is_not_dropped_silently():
         open_source(graph, DataLoader(rows, sampler=SubsetRandomSampler([1, 2])), like)
     with pytest.raises(ValueError, match="collate_fn of its own"):
         open_source(graph, DataLoader(rows, collate_fn=lambda batch: batch), like)
+
+
+@pytest.mark.parametrize("kind", ["plain", "bytes", "missing", "sequences"])
+def test_files_that_are_brought_to_a_device_are_the_rows_of_the_files(tmp_path, kind):
+    rng = np.random.default_rng(0)
+    x = rng.random((50, 6)).astype(np.float32)
+    model = Model({"z": Normal(2), "x | z": Normal(6)}, {"z | x": Normal()})
+    if kind == "missing":
+        x[3, 2] = x[40, 0] = np.nan
+    elif kind == "bytes":
+        x = rng.integers(0, 256, (50, 6)).astype(np.uint8)
+        model = Model({"z": Normal(2), "x | z": ContinuousBernoulli(6)}, {"z | x": Normal()})
+    elif kind == "sequences":
+        x = rng.random((50, 3, 6)).astype(np.float32)
+        model = Model({"z[t] | z[t-1]": Normal(2), "x[t] | z[t]": Normal(6)}, {"z[t] | x[t]": Normal()})
+    np.save(tmp_path / "x.npy", x)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    source = Mapped(model.graph, {"x": dequantise(mapped, fresh=True) if kind == "bytes" else mapped}, model._parameter())
+    source.part = 16
+    brought = Resident.brought(source)
+    rows = torch.tensor([7, 3, 49, 40, 7])
+    assert brought.near
+    assert brought.n == 50
+    for mine, theirs in (
+        (brought.read(rows), source.read(rows)),
+        (brought.take(rows), source.take(rows)),
+        (brought.on_host(rows), source.on_host(rows)),
+    ):
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    drawn = [one.take(rows, generator=torch.Generator().manual_seed(1))["x"] for one in (brought, source)]
+    assert torch.equal(*drawn)

@@ -120,6 +120,20 @@ class Resident(Source):
     def on_host(self, rows: Tensor) -> Batch:
         return {name: value.index_select(-2, rows.to(value.device)).cpu() for name, value in self.batch.items()}
 
+    @classmethod
+    def brought(cls, source: Mapped) -> Resident:
+        """All rows of files, brought to the model's device a part at a time."""
+        self = cls.__new__(cls)
+        self.like, self.fresh, self.n, self.extents, self.near = source.like, source.fresh, source.n, source.extents, True
+        self.batch = {}
+        for start in range(0, self.n, source.part):
+            rows = torch.arange(start, min(self.n, start + source.part))
+            for name, value in source.on_host(rows).items():
+                if name not in self.batch:
+                    self.batch[name] = value.new_empty((*value.shape[:-2], self.n, value.shape[-1]), device=self.like.device)
+                self.batch[name][..., start : start + len(rows), :].copy_(value)
+        return self
+
 
 def _surely_fits(data: Mapping[str, Any], like: Tensor) -> bool:
     """Whether the data fit on the device while they are checked and laid out there, which takes several times their size."""
@@ -129,9 +143,9 @@ def _surely_fits(data: Mapping[str, Any], like: Tensor) -> bool:
     return 8 * count * like.element_size() < torch.cuda.mem_get_info(like.device)[0]
 
 
-def _fits(batch: Batch, like: Tensor) -> bool:
-    """Whether data as they are laid out leave half of what is free on the device to the model."""
-    return 2 * sum(value.numel() * value.element_size() for value in batch.values()) < torch.cuda.mem_get_info(like.device)[0]
+def _fits(batch: Batch, like: Tensor, times: int = 1) -> bool:
+    """Whether so many times these data as they are laid out leave half of what is free on the device to the model."""
+    return 2 * times * sum(value.numel() * value.element_size() for value in batch.values()) < torch.cuda.mem_get_info(like.device)[0]
 
 
 def _numbers_in(value: Any) -> int:
@@ -164,11 +178,11 @@ class Mapped(Source):
         self.n = next(iter(counts.values()))
         self.masks: set[str] = set()
         self.extents = {}
-        part = max(1, CHUNK // max(1, sum(np.asarray(value[:1]).size * like.element_size() for value in self.data.values())))
-        for start in range(0, max(1, self.n), part):
-            self._check(start, min(start + part, self.n))
+        self.part = max(1, CHUNK // max(1, sum(np.asarray(value[:1]).size * like.element_size() for value in self.data.values())))
+        for start in range(0, max(1, self.n), self.part):
+            self._check(start, min(start + self.part, self.n))
             if told is not None:
-                told(min(start + part, self.n), self.n)
+                told(min(start + self.part, self.n), self.n)
 
     def _check(self, start: int, stop: int) -> None:
         values = {name: np.asarray(value[start:stop]) for name, value in self.data.items()}
@@ -189,6 +203,10 @@ class Mapped(Source):
             self.before = _mapped_bytes()
 
     def _gather(self, name: str, index: np.ndarray) -> np.ndarray:
+        if len(index) and len(index) == index[-1] - index[0] + 1 and (np.diff(index) == 1).all():
+            found = np.asarray(self.data[name][int(index[0]) : int(index[-1]) + 1])
+            self._release()
+            return found
         if name not in self.maps or not len(index):
             return np.asarray(self.data[name][index])
         parts = []
@@ -228,7 +246,8 @@ def open_source(graph: Graph, data: Any, like: Tensor, told: Told | None = None)
         return data
     arrays = read_arrays(data, graph)
     if any(memory_map(value) is not None for value in arrays.values()):
-        return Mapped(graph, arrays, like, told)
+        mapped = Mapped(graph, arrays, like, told)
+        return Resident.brought(mapped) if like.is_cuda and mapped.n and _fits(mapped.on_host(torch.zeros(1).long()), like, mapped.n) else mapped
     return Resident(graph, {name: value.values if isinstance(value, Standardised) else value for name, value in arrays.items()}, like)
 
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from aevb.training.step import Stepper
 
 
+MOST = 8  # models in a bundle
+
+
 class Bundle:
     """Takes the steps of several models. Those whose runs have ended stay as they are; their rows are computed for nothing."""
 
@@ -88,6 +91,13 @@ def stacked_inputs(steppers: Sequence[Stepper], place: int) -> dict[str, Tensor]
 
 def _stacked(steppers: Sequence[Stepper], name: str) -> Tensor:
     return torch.stack([stepper.model.get_parameter(name).detach() for stepper in steppers])
+
+
+def bundles(steppers: Sequence[Stepper], phase: Phase) -> list[Bundle]:
+    """The models as one, or as a few; none where torch has no rule for an operation on several at once."""
+    count = -(-len(steppers) // MOST)
+    found = [bundled(steppers[i * len(steppers) // count : (i + 1) * len(steppers) // count], phase) for i in range(count)]
+    return [one for one in found if one is not None]
 
 
 def bundled(steppers: Sequence[Stepper], phase: Phase) -> Bundle | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from aevb.training.bundle import Bundle, alike, bundled
+from aevb.training.bundle import Bundle, alike, bundles
 from aevb.training.schedules import Phase
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Steps:
         self.steppers: list[Stepper] = []
         self.waiting: list[Sequence[Wanted]] = []
         self.graphs: dict[tuple[Any, ...], torch.cuda.CUDAGraph] = {}
-        self.bundle: Bundle | None = None
+        self.bundles: list[Bundle] = []
 
     def step(self, wanted: Sequence[Wanted]) -> None:
         if not self.steppers:
@@ -76,28 +76,30 @@ class Steps:
         self.graphs[key].replay()
 
     def _take_together(self, part: Sequence[Sequence[Wanted]]) -> None:
-        """Steps for which the host has loaded the first places, of all models as one."""
+        """Steps for which the host has loaded the first places, of models that are one, or a few."""
         phase = part[0][0][2]
-        if self.bundle is None:
-            self.bundle = bundled(self.steppers, phase)
+        if not self.bundles:
+            self.bundles = bundles(self.steppers, phase)
             _load(part)  # to record a step, its noise was drawn
-        if self.bundle is None:  # side by side, then, from the beginning
+        if not self.bundles:  # side by side, then, from the beginning
             for stepper in self.steppers:
                 stepper.alone, stepper.seen = True, {}
             for stepper, step, phase, rate in (one for wanted in part for one in wanted):
                 stepper.step(step, phase, rate)
             return
-        self.bundle.only([stepper for stepper, *_ in part[0]])
-        if self.bundle.warm >= WARM_UP:
-            self._replay([(self.bundle, phase)], len(part))
+        for bundle in self.bundles:
+            bundle.only([stepper for stepper, *_ in part[0]])
+        if all(bundle.warm >= WARM_UP for bundle in self.bundles):
+            self._replay([(bundle, phase) for bundle in self.bundles], len(part))
             return
-        here, chain = torch.cuda.current_stream(self.bundle.device), self.bundle.lane.chain
-        chain.wait_stream(here)
-        with torch.cuda.stream(chain):
-            for place in range(len(part)):
-                self.bundle.advance(phase, place, self.bundle.inputs(place))
-        here.wait_stream(chain)
-        self.bundle.warm += len(part)
+        here = torch.cuda.current_stream(self.bundles[0].device)
+        for bundle in self.bundles:
+            bundle.lane.chain.wait_stream(here)
+            with torch.cuda.stream(bundle.lane.chain):
+                for place in range(len(part)):
+                    bundle.advance(phase, place, bundle.inputs(place))
+            here.wait_stream(bundle.lane.chain)
+            bundle.warm += len(part)
 
 
 def _load(part: Sequence[Sequence[Wanted]]) -> None:

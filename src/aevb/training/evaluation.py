@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -89,19 +90,27 @@ class Evaluation:
             self.held = [first, *map(self._part, self.parts[1:])]
         at = [tensor.data_ptr() for tensor in self.model.state_dict().values()]
         if self.graph is None or self.at != at:
-            self.graph, self.at = torch.cuda.CUDAGraph(), at
-            pool = _pools.setdefault(self.source.like.device, torch.cuda.graph_pool_handle())
-            try:
-                with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):  # another thread may be reading rows
-                    self.found = self._totals(self.held)
-            except RuntimeError:  # no memory for it, or a part that looks at its numbers on the host
-                self.captures, self.graph, held = False, None, self.held
-                return self._totals(held)
+            self.graph, self.at = self._captured(self.held), at
+        if self.graph is None:
+            self.captures, held, self.held = False, self.held, None
+            return self._totals(held)
         self.graph.replay()
         return self.found
 
+    def _captured(self, held: Sequence[Part]) -> torch.cuda.CUDAGraph | None:
+        """None where there is no memory for it, or a part looks at its numbers on the host."""
+        graph, device = torch.cuda.CUDAGraph(), self.source.like.device
+        pool = next((other.graph.pool() for other in _captured if other.graph is not None and other.source.like.device == device), None)
+        try:
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # another thread may be reading rows
+                self.found = self._totals(held)
+        except RuntimeError:
+            return None
+        _captured.add(self)
+        return graph
 
-_pools: dict[torch.device, Any] = {}  # evaluations share memory: one is read before the next begins
+
+_captured: WeakSet[Evaluation] = WeakSet()  # they share their memory: each is read before another begins
 
 
 def _bytes(part: Part) -> int:

@@ -50,6 +50,7 @@ from aevb.training.run import Run
 from aevb.training.schedules import Phase
 from aevb.training.settings import Settings, to_toml
 from aevb.training.step import Stepper
+from aevb.training.threads import threads, worth
 
 __all__ = ["Training", "TrainingError", "fit"]
 
@@ -126,7 +127,7 @@ def _several(seeds: int | Sequence[int]) -> list[int]:
 def _train_together(trainings: Sequence[Training]) -> list[Run]:
     """Several runs, a step of each at a time. Where one is stopped, or fails, all are; the others save first."""
     together, stopped, failed = Steps(), False, None
-    with _interruptible() as interrupted:
+    with threads(trainings[0].threads), _interruptible() as interrupted:
         loops = {training: training.loop(interrupted) for training in trainings}
         while loops:
             wanted = []
@@ -192,6 +193,9 @@ class Training:
         self.per_epoch = max(1, round(self.source.n / self.order.batch))
         first = self.source.take(torch.arange(min(2, self.source.n)))
         self.plan = self._plan(first)
+        self.all_threads = torch.get_num_threads()
+        exact = settings.schedule.objective != "bound"
+        self.threads = self.all_threads if exact else worth(model, self.plan, -(-self.order.batch // self.world.size))
         self.labelled = [name for name in model.graph.latents if name in first and model.graph.rule("q", name).spec.finite]
         self._check_settings()
         self.stepper = Stepper(model, self.plan, self.source, self.order, settings, self.world, self.labelled, self._classes(), self.em)
@@ -332,7 +336,7 @@ class Training:
     # The loop ---------------------------------------------------------------------------------------------------------------------
 
     def run(self) -> Run:
-        with _interruptible() as interrupted:
+        with threads(self.threads), _interruptible() as interrupted:
             for phase in self.loop(interrupted):
                 self._take_step(phase)
         return self.finished()
@@ -438,8 +442,9 @@ class Training:
         s = self.settings
         if self.evaluation is None:
             self.evaluation = Evaluation(self.model, self.validation, how=s.how, bound=s.bound, samples=s.samples, seed=s.seed)
-        values = self.evaluation()
-        found = self.after(self.step, self.model) if self.after is not None else None
+        with threads(self.all_threads):  # rows are many here, and what is called is not ours
+            values = self.evaluation()
+            found = self.after(self.step, self.model) if self.after is not None else None
         self._record({f"validation {name}": value for name, value in values.items()} | dict(found or {}), began)
         value = values[s.judge]
         if math.isfinite(value) and (self.best is None or value > self.best["value"]):

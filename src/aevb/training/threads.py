@@ -1,0 +1,43 @@
+"""As many threads as a step is worth: to wake sixteen for a product of ten microseconds takes longer than the product."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import fmean
+
+import torch
+from torch import nn
+
+from aevb.model import Model
+from aevb.plan import Plan
+from aevb.training.recording import own_part
+
+SHARE = 5_000_000  # multiplications in a product for every thread that it is given
+FEW = 2  # threads that are always worth it
+
+
+def worth(model: Model, plan: Plan, batch: int) -> int:
+    """How many of torch's threads a step of ``batch`` rows is given: all where the work is not known. A function of model, plan and batch."""
+    everyone = torch.get_num_threads()
+    matrices = [parameter.numel() for parameter in model.parameters() if parameter.dim() == 2]
+    unknown = own_part(model) is not None or any(isinstance(module, nn.Conv2d | nn.ConvTranspose2d) for module in model.modules())
+    if unknown or not matrices or model._parameter().device.type != "cpu":
+        return everyone
+    rows = max((math.prod(shape[:-1]) for _, shape in plan.layout(batch, 1, dropout=False).values()), default=batch)
+    return min(everyone, max(FEW, int(max(rows, batch) * fmean(matrices) / SHARE)))
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many threads inside."""
+    before = torch.get_num_threads()
+    if count == before:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
