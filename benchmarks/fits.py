@@ -4,8 +4,8 @@ python benchmarks/fits.py --json docs/figures/fits-cpu.json
 python benchmarks/fits.py --device cuda --models vae-tutorial gmvae vrnn --json docs/figures/fits-cuda.json
 
 What a process has done before changes what its memory costs, so here nobody shares one. Every epoch ends with a look at one batch that was
-held out, where the turn ends; the tutorial's loop has none, writes no checkpoints, and keeps no metrics. Checkpoints are half a minute apart, as
-they are by default: few or none fall into an epoch.
+held out (``--held-out``: more rows), where the turn ends; the tutorial's loop has none, writes no checkpoints, and keeps no metrics.
+Checkpoints are half a minute apart, as they are by default: few or none fall into an epoch.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Turns:
         print(json.dumps((time.perf_counter() - self.began) / self.steps), flush=True)
 
 
-def take_part(way: str, problem: Problem, epochs: int) -> None:
+def take_part(way: str, problem: Problem, epochs: int, held_out: int) -> None:
     """Take turns until the epochs are over or nobody calls."""
     _set_precision(problem.device)
     steps = problem.count // BATCH
@@ -80,18 +80,18 @@ def take_part(way: str, problem: Problem, epochs: int) -> None:
         turns.done()
         turns.wait()
 
-    held_out = Problem(problem.model, problem.sizes, problem.device, count=BATCH)
+    judged = Problem(problem.model, problem.sizes, problem.device, count=held_out)
     with TemporaryDirectory() as folder:
         turns.wait()
         settings = {"batch": BATCH, "lr": problem.lr, "epochs": epochs, "progress": False, "out": folder}
-        fit(declared(problem), data(problem), validation=data(held_out), after=between, **settings, **WAYS[way])
+        fit(declared(problem), data(problem), validation=data(judged), after=between, **settings, **WAYS[way])
 
 
 def _set_precision(device: str) -> None:
     torch.set_float32_matmul_precision("highest" if device == "cpu" else "high")
 
 
-def measure(problem: Problem, ways: Sequence[str], rounds: int, warm_up: int) -> dict[str, Any]:
+def measure(problem: Problem, ways: Sequence[str], rounds: int, warm_up: int, held_out: int) -> dict[str, Any]:
     """What :func:`timing.summary` says of each way; an epoch a turn, in random order. The first epochs do not count."""
     order = [*ways, BASE]
     times: dict[str, list[float]] = {way: [] for way in order}
@@ -99,14 +99,19 @@ def measure(problem: Problem, ways: Sequence[str], rounds: int, warm_up: int) ->
         running = {}
         for way in order:
             side = {"way": way, "model": problem.model, "quick": problem.sizes == QUICK[problem.model], "device": problem.device}
-            side |= {"count": problem.count, "epochs": rounds + warm_up + 1 + AS_LONG * BATCH // problem.count}
+            side |= {"held_out": held_out, "count": problem.count, "epochs": rounds + warm_up + 1 + AS_LONG * BATCH // problem.count}
             command = [sys.executable, __file__, "--side", json.dumps(side)]
             running[way] = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
         chance = random.Random(0)
         for _ in range(rounds + warm_up):
             for way in chance.sample(order, len(order)):
                 times[way].append(_turn(way, running[way]))
-    return {"ways": summary({way: found[warm_up:] for way, found in times.items()}, BASE), "rounds": rounds, "steps": problem.count // BATCH}
+    return {
+        "ways": summary({way: found[warm_up:] for way, found in times.items()}, BASE),
+        "rounds": rounds,
+        "steps": problem.count // BATCH,
+        "held out": held_out,
+    }
 
 
 def _turn(way: str, process: subprocess.Popen[str]) -> float:
@@ -126,6 +131,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--device", choices=list(STEPS), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--held-out", type=int, default=BATCH, help="rows that are looked at after every epoch")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, two short epochs")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--side", type=json.loads, help=argparse.SUPPRESS)
@@ -133,14 +139,14 @@ def main(arguments: list[str] | None = None) -> None:
     if given.side:
         side = given.side
         sizes = (QUICK if side["quick"] else SIZES)[side["model"]]
-        take_part(side["way"], Problem(side["model"], sizes, side["device"], count=side["count"]), side["epochs"])
+        take_part(side["way"], Problem(side["model"], sizes, side["device"], count=side["count"]), side["epochs"], side["held_out"])
         return
     rounds, warm_up = (1, 1) if given.quick else (given.rounds, 3)
     _set_precision(given.device)
     for model in given.models:
         count = BATCH * (2 if given.quick else STEPS[given.device][model])
         problem = Problem(model, (QUICK if given.quick else SIZES)[model], given.device, count=count)
-        found = measure(problem, given.ways, rounds, warm_up)
+        found = measure(problem, given.ways, rounds, warm_up, given.held_out)
         for way, row in found["ways"].items():
             print(f"{model:<13} {way:<26} {1e3 * row['ms']:9.0f} µs a step, {row['speed']:6.2f} times the tutorial's speed", flush=True)
         if given.json:

@@ -87,6 +87,16 @@ def fits(record: dict[str, Any], figures: Path) -> str:
     return "\n".join(blocks)
 
 
+def precision(record: dict[str, Any], figures: Path) -> str:
+    rows = []
+    for model, found in record["models"].items():
+        full, half = (sum(values) / len(values) for values in found["bounds"].values())
+        error = f" ± {found['error']:.2f}" if found["error"] is not None else ""
+        rows.append((MODELS[model], f"{len(found['bounds']['float32'])}", f"{full:.2f}", f"{half:.2f}", f"{found['better']:+.2f}{error}"))
+    head = ("model", "seeds", "float32", "bfloat16", "better by, % of float32's")
+    return f"{_where(record)}; {_versions(record)}.\n\n" + _table(head, rows)
+
+
 def summary(records: Sequence[dict[str, Any]]) -> str:
     """Of each machine and model: the tutorial's loop, and a compiled fit in full precision."""
     rows = []
@@ -97,7 +107,7 @@ def summary(records: Sequence[dict[str, Any]]) -> str:
     return _table(("a step of 100 rows", "on", "the tutorial's loop, ms", "`fit`, compiled, ms", "times as fast"), rows)
 
 
-RENDERERS: dict[str, Callable[[dict[str, Any], Path], str]] = {"steps": steps, "fits": fits, "scaling": scaling, "race": race}
+RENDERERS: dict[str, Callable[[dict[str, Any], Path], str]] = {"steps": steps, "fits": fits, "scaling": scaling, "race": race, "precision": precision}
 
 
 def _command(command: str) -> str:
@@ -105,10 +115,12 @@ def _command(command: str) -> str:
 
 
 def _machine(record: dict[str, Any]) -> str:
-    found = record["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     rounds = sorted({one["rounds"] for one in record["models"].values()} if "models" in record else {record["rounds"]})
-    return f"{_where(record)}; {' to '.join(map(str, sorted({rounds[0], rounds[-1]})))} rounds; {versions}.\n"
+    return f"{_where(record)}; {' to '.join(map(str, sorted({rounds[0], rounds[-1]})))} rounds; {_versions(record)}.\n"
+
+
+def _versions(record: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in record["machine"]["versions"].items())
 
 
 def _where(record: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ import math
 import sys
 
 import fits
+import precision
 import pytest
 import scaling
 import steps
@@ -186,6 +187,22 @@ def test_a_fit_and_the_tutorials_loop_take_turns(tmp_path, capsys):
     assert (list(found["ways"]), found["rounds"], found["steps"]) == ([OURS, BASE], 1, 2)
     assert found["ways"][OURS]["speed"] == pytest.approx(found["ways"][BASE]["ms"] / found["ways"][OURS]["ms"], rel=1e-3)
     assert "times the tutorial's speed" in capsys.readouterr().out
+
+
+def test_both_precisions_train_from_the_same_seeds(tmp_path, capsys):
+    arguments = ["--data", "digits", "--models", "vae", "--seeds", "2", "--epochs", "1", "--device", "cpu"]
+    precision.main([*arguments, "--json", str(tmp_path / "precision.json")])
+    found = json.loads((tmp_path / "precision.json").read_text())
+    row = found["models"]["vae"]
+    full, half = row["bounds"].values()
+    assert full != half
+    assert len(set(full)) == 2
+    better = [100 * (b - a) / abs(a) for a, b in zip(full, half, strict=True)]
+    assert row["better"] == pytest.approx(sum(better) / 2)
+    assert row["error"] == pytest.approx(abs(better[0] - better[1]) / 2)
+    assert "2 seeds: bfloat16 is better by" in capsys.readouterr().out
+    page = rendered("<!-- precision.json: run it -->\n<!-- end -->\n", tmp_path)
+    assert f"| 2 | {sum(full) / 2:.2f} | {sum(half) / 2:.2f} | {row['better']:+.2f} ± {row['error']:.2f} |" in page
 
 
 def test_the_page_is_filled_from_the_files(tmp_path):

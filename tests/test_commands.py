@@ -35,6 +35,25 @@ def small(tmp_path):
     return path
 
 
+def test_several_seeds_have_a_folder_each_and_go_on_together(tmp_path, monkeypatch, capsys, small):
+    runs = tmp_path / "runs"
+    command = ["train", f"{small}:mixture", "--data", "digits", "--out", runs, "--seeds", "2", "--decay", "constant"]
+    printed = aevb(monkeypatch, capsys, *command, "--steps", "20")
+    assert "2 runs in " in printed
+    values = {line.split(":")[0].strip(): float(line.split()[5]) for line in printed.splitlines() if line.startswith("  seed-")}
+    assert len(set(values.values())) == 2
+    assert f"Next: aevb evaluate {runs}/{max(values, key=values.get)};" in printed
+    for i in range(2):
+        assert (runs / f"seed-{i}" / "curves.png").stat().st_size > 1000
+        assert "299 rows of digits (test)" in aevb(monkeypatch, capsys, "evaluate", runs / f"seed-{i}", "--samples", "0")
+    assert "seed-0 holds a run already" in mistake(monkeypatch, capsys, *command, "--steps", "20")
+    assert "seed-1: 30 steps" in aevb(monkeypatch, capsys, *command, "--steps", "30", "--resume")
+    for wrong in (["--seeds", "0"], ["--seeds", "2", "--seed", "3"]):
+        arguments = ["train", f"{small}:mixture", "--data", "digits", "--out", tmp_path / "other", *wrong]
+        assert "is a number of runs" in mistake(monkeypatch, capsys, *arguments)
+    assert not (tmp_path / "other").exists()
+
+
 def test_from_training_to_samples_and_codes(tmp_path, monkeypatch, capsys, small):
     run = tmp_path / "run"
     printed = aevb(monkeypatch, capsys, "train", f"{small}:mixture", "--data", "digits", "--out", run, "--epochs", "2")

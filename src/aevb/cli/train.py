@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,6 +56,7 @@ def train(
     samples: Samples = 1,
     gradient: Gradient = "plain",
     seed: Seed = 0,
+    seeds: Annotated[int | None, typer.Option(help="Train so many models, with seeds 0, 1, …, in folders seed-0, seed-1, ….")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write scalars for TensorBoard into the run's folder.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run: the same command with this added.")] = False,
@@ -70,6 +72,8 @@ def train(
     aevb train vae --data table.csv --set likelihood=Normal --set z=5 --prepare standardise --hold-out 0.1 --out run
 
     aevb train vrnn --data sequences.npz --set likelihood=Poisson --schedule alternate:500,500 --out run
+
+    aevb train gmvae --data digits --seeds 8 --out runs
     """
     import torch
 
@@ -78,13 +82,17 @@ def train(
     from aevb.training.folder import refuse_second
     from aevb.zoo import recipes
 
+    if seeds is not None and (seeds < 1 or seed):
+        raise ValueError(f"--seeds {seeds} is a number of runs, with seeds from 0 on; say --seed for one run with a seed of your own.")
     torch.manual_seed(seed)
     chosen = _schedule(schedule)
     found = resolve(model, data, pairs("--set", set_))
     found = found.to(device_of(device))
     loaded = load(data, found.graph, prepare=prepare, seed=seed, validation=validation, hold_out=hold_out)
     speaks = os.environ.get("RANK", "0") == "0"  # of several processes, the first
-    refuse_second(out, resume)
+    places = [out] if seeds is None else [out / f"seed-{i}" for i in range(seeds)]
+    for place in places:
+        refuse_second(place, resume and place.exists())
     choices: dict[str, Any] = {"how": pairs("--how", how), "bound": bound, "samples": samples, "gradient": gradient}
     if speaks:
         print(f"{found}\n\n{found.explain(**choices)}\n")
@@ -94,7 +102,7 @@ def train(
         "steps": steps,
         "batch": batch,
         "lr": lr,
-        "seed": seed,
+        "seed": seed if seeds is None else None,
         "patience": patience,
         "warmup": warmup,
         "decay": decay,
@@ -105,8 +113,10 @@ def train(
     files: dict[str, Any] = {"out": out, "resume": resume, "progress": True, "tensorboard": tensorboard}
     check = loaded.test.data if loaded.test else None
     try:
-        with _recorded(loaded.recipe, out, resume, speaks), _advised(model):
-            run = fit(found, loaded.train.data, validation=check, **files, **settings, **choices)
+        with ExitStack() as recorded, _advised(model):
+            for place in places:
+                recorded.enter_context(_recorded(loaded.recipe, place, resume, speaks))
+            made = fit(found, loaded.train.data, validation=check, seeds=seeds, **files, **settings, **choices)
     except KeyboardInterrupt as stop:  # typer would drop the message
         if speaks:
             print(
@@ -116,8 +126,18 @@ def train(
         raise typer.Exit(130) from None
     if not speaks:
         return
-    run.plot(out / "curves.png")
-    print(f"\n{run.step} steps in {run.seconds:.1f} s. The run is in {out}: curves.png, metrics.jsonl, checkpoints.")
+    runs = made if isinstance(made, list) else [made]
+    for run, place in zip(runs, places, strict=True):
+        run.plot(place / "curves.png")
+    first = runs[0]
+    if seeds is None:
+        print(f"\n{first.step} steps in {first.seconds:.1f} s. The run is in {out}: curves.png, metrics.jsonl, checkpoints.")
+    else:
+        print(f"\n{seeds} runs in {max(run.seconds for run in runs):.1f} s. They are in {out}, each with curves.png, metrics.jsonl, checkpoints:")
+        for run, place in zip(runs, places, strict=True):
+            judged = f", best validation {run.best.value:.3f} at step {run.best.step}" if run.best else ""
+            print(f"  {place.name}: {run.step} steps{judged}")
+        out = max(zip(runs, places, strict=True), key=lambda pair: pair[0].best.value if pair[0].best else 0.0)[1]
     print("Next: " + "; ".join(f"aevb {command} {shlex.quote(str(out))}" for command in ("evaluate", "doctor", "sample")))
 
 

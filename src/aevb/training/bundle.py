@@ -35,20 +35,17 @@ class Bundle:
         moving = self.vector.weights
         recording.parameters = [moving[p] if p in moving else _stacked(steppers, name) for name, p in first.model.named_parameters()]
         recording.write_into(self.vector.gradients)
-        for name in ("bad", "sums", "taken", "moved", "rates"):
-            rows = torch.stack([getattr(stepper, name) for stepper in steppers])
-            setattr(self, name, rows)
-            for row, stepper in zip(rows.unbind(), steppers, strict=True):
-                setattr(stepper, name, row)
+        self.bad, self.sums, self.taken, self.moved, self.rates = (self._rows(name) for name in ("bad", "sums", "taken", "moved", "rates"))
         for stepper in steppers:
             stepper.recordings[phase.name] = recording
         self.warm = 0  # steps that were not captured
 
-    bad: Tensor
-    sums: Tensor
-    taken: Tensor
-    moved: Tensor
-    rates: Tensor
+    def _rows(self, name: str) -> Tensor:
+        """What every model has of this, as rows of one tensor, which they have from now on."""
+        rows = torch.stack([getattr(stepper, name) for stepper in self.steppers])
+        for row, stepper in zip(rows.unbind(), self.steppers, strict=True):
+            setattr(stepper, name, row)
+        return rows
 
     @property
     def device(self) -> torch.device:
@@ -77,10 +74,10 @@ class Bundle:
 
     @torch.no_grad()
     def advance(self, phase: Phase, place: int, inputs: Mapping[str, Tensor]) -> None:
-        total, measured, gradients = self.recording(inputs)
-        found = dict(zip(self.steppers[0].active(phase), gradients, strict=True))
-        counts = self.bad, self.sums, self.taken, self.moved
         first = self.steppers[0]
+        total, measured, gradients = self.recording(inputs)
+        found = dict(zip(first.active(phase), gradients, strict=True))
+        counts = self.bad, self.sums, self.taken, self.moved
         first.finish(self.vector.state, self.vector.gather(found), self.rates[:, place, 0], first.settings.clip, total, measured, counts)
 
 
