@@ -94,7 +94,7 @@ def bundles(steppers: Sequence[Stepper], phase: Phase) -> list[Bundle]:
     """The models as one, or as a few; none where torch has no rule for an operation on several at once."""
     count = -(-len(steppers) // MOST)
     found = [bundled(steppers[i * len(steppers) // count : (i + 1) * len(steppers) // count], phase) for i in range(count)]
-    return [one for one in found if one is not None]
+    return [one for one in found if one is not None] if all(found) else []
 
 
 def bundled(steppers: Sequence[Stepper], phase: Phase) -> Bundle | None:

@@ -83,7 +83,7 @@ class Steps:
             _load(part)  # to record a step, its noise was drawn
         if not self.bundles:  # side by side, then, from the beginning
             for stepper in self.steppers:
-                stepper.alone, stepper.seen = True, {}
+                stepper.alone, stepper.seen, stepper.recordings = True, {}, {}
             for stepper, step, phase, rate in (one for wanted in part for one in wanted):
                 stepper.step(step, phase, rate)
             return
