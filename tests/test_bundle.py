@@ -1,15 +1,18 @@
 """Models that are trained as one are the models that are trained alone, up to rounding."""
 
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
-from test_recording import CASES, data, partly_frozen, vae, vrnn
+from test_recording import CASES, data, gmvae, partly_frozen, vae, vrnn
 
-from aevb import joint
-from aevb.training import bundle, capture, flat
+from aevb import fit, joint
+from aevb.data.sources import open_source
+from aevb.training import bundle, capture, flat, fusing, recording
 from aevb.training import step as stepping
+from aevb.training.evaluation import Evaluation, evaluate
 from aevb.training.fit import Training
 from aevb.training.settings import Settings
 
@@ -175,3 +178,211 @@ def test_adam_over_rows_is_adam_over_each():
         for a, b in zip(model, copy, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
             torch.testing.assert_close(mine.state[a], theirs.state[b], rtol=1e-12, atol=1e-12)
+
+
+# From fit to fit --------------------------------------------------------------------------------------------------------------------------
+
+
+class Stream:
+    device = None
+
+    def wait_stream(self, other):
+        """All is done in order."""
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """What ``fit(compile=True)`` does on a GPU, done by the CPU: streams are nothing, a graph is its steps, clusters are functions.
+
+    Returns the sizes of the bundles that were made, and 0 for each that could not be.
+    """
+    stream = Stream()
+    lane = capture.Lane(stream, stream, (stream, stream))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    monkeypatch.setattr(stepping, "lane", lambda device, number: lane)
+
+    def captured(models, count):
+        assert all(stepper.seen["joint"] >= capture.WARM_UP for model, _ in models for stepper in getattr(model, "steppers", [model]))
+        return SimpleNamespace(replay=lambda: [capture._advance(model, phase, count) for model, phase in models])
+
+    def clusters(graph):
+        graph = fusing.fused(graph)
+        for node in graph.graph.nodes:
+            if isinstance(node.target, fusing.Compiled):
+                node.target.run = lambda arguments, function=node.target.function: function(*arguments)
+        return graph
+
+    monkeypatch.setattr(capture, "captured", captured)
+    monkeypatch.setattr(recording, "fused", clusters)
+    begin, draw = stepping.Stepper.__init__, stepping.Stepper.inputs
+
+    def begun(self, *arguments):
+        begin(self, *arguments)
+        if self.settings.compile:
+            self.captures = self.flattens = self.waits = True
+            self.rows = torch.zeros(capture.AT_ONCE, self.order.batch, dtype=torch.long)
+            self.kl_weights = torch.ones(capture.AT_ONCE, stepping.ALIGNED, dtype=self.dtype)
+            self.rates = torch.zeros(capture.AT_ONCE, stepping.ALIGNED)
+            self.loaded, self.finish = {}, flat.finish
+
+    def seeded(self, generator, word, step):
+        if self.captures:
+            self.loaded[word] = step
+        else:
+            generator.manual_seed(stepping.seed_of(self.settings.seed, word, step))
+
+    def inputs(self, place):
+        for word, step in self.loaded.items() if self.captures else ():
+            generator = self.noise if word == "noise" else self.drawing
+            generator.manual_seed(stepping.seed_of(self.settings.seed, word, step + place))
+        return draw(self, place)
+
+    monkeypatch.setattr(stepping.Stepper, "__init__", begun)
+    monkeypatch.setattr(stepping.Stepper, "_seed", seeded)
+    monkeypatch.setattr(stepping.Stepper, "inputs", inputs)
+    made, real = [], bundle.bundled
+    monkeypatch.setattr(bundle, "bundled", lambda steppers, phase: (found := real(steppers, phase), made.append(len(steppers) if found else 0))[0])
+    return made
+
+
+def as_alone(model, rows, runs, *, broken=False, **choices):
+    """Every run is the one that its seed gives alone, taken eagerly. One that was ``broken`` off recorded its metrics there."""
+    for run in runs:
+        seed = run.settings.seed
+        alone = fit(model.fresh(seed), rows, seed=seed, **choices)
+        assert run.step == alone.step
+        torch.testing.assert_close(dict(run.model.state_dict()), dict(alone.model.state_dict()), rtol=1e-5, atol=1e-6)
+        for name in () if broken else ("elbo", "gradient", *(["validation elbo"] if "validation" in choices else [])):
+            assert float(run.history[name][-1]) == pytest.approx(float(alone.history[name][-1]), rel=1e-5)
+        for parameter in run.model.parameters():
+            assert parameter.untyped_storage().nbytes() == parameter.numel() * parameter.element_size()
+
+
+@pytest.mark.parametrize(("name", "bundles"), [("vae", [3]), ("dropout", [3]), ("mixture", [3]), ("sequence", [3]), ("partly frozen", [3])])
+def test_seeds_that_are_compiled_are_the_seeds_alone(gpu, name, bundles):
+    build, inputs, settings = TOGETHER[name]
+    torch.manual_seed(0)
+    model = build().double()
+    frozen = [parameter.requires_grad for parameter in model.parameters()]
+    rows = {"x": data().reshape(60, 4, 4) if build in (vrnn, partly_frozen) else data(), **inputs}
+    choices = {"steps": 47, "batch": 20, "log_every": 10, **settings}
+    runs = fit(model, rows, seeds=[2, 5, 8], compile=True, **choices)
+    assert gpu == bundles
+    as_alone(model, rows, runs, **choices)
+    for run in runs:
+        assert [parameter.requires_grad for parameter in run.model.parameters()] == frozen
+
+
+def test_seeds_end_each_in_its_time_and_have_their_best_weights(gpu):
+    model = gmvae().double()
+    rows, held = {"x": data(40)}, {"x": data(60)[40:]}
+    choices = {"steps": 400, "batch": 20, "lr": 0.03, "patience": 2, "validate_every": 7, "log_every": 7, "validation": held}
+    runs = fit(model, rows, seeds=4, compile=True, **choices)
+    assert gpu == [4]
+    assert len({run.step for run in runs}) > 1
+    as_alone(model, rows, runs, **choices)
+
+
+def test_many_seeds_are_a_few_bundles(gpu, monkeypatch):
+    monkeypatch.setattr(bundle, "MOST", 3)
+    model, rows = vae().double(), {"x": data()}
+    runs = fit(model, rows, seeds=7, compile=True, steps=30, batch=20, log_every=10)
+    assert sorted(gpu) == [2, 2, 3]
+    as_alone(model, rows, runs, steps=30, batch=20, log_every=10)
+
+
+def test_where_not_everything_moves_seeds_run_side_by_side(gpu):
+    model, rows = gmvae().double(), {"x": data(), "y": np.arange(60) % 3}  # nothing teaches q(y|x)
+    runs = fit(model, rows, seeds=2, compile=True, steps=37, batch=20, log_every=10)
+    assert gpu == [0]
+    as_alone(model, rows, runs, steps=37, batch=20, log_every=10)
+
+
+def test_seeds_that_were_interrupted_apart_go_on_as_one(gpu, tmp_path):
+    model, rows = vae().double(), {"x": data()}
+    choices = {"batch": 20, "decay": "constant", "log_every": 10}
+    for seed, step in enumerate((40, 38, 12)):
+        fit(model.fresh(seed), rows, seed=seed, steps=step, out=tmp_path / f"seed-{seed}", compile=True, **choices)
+    runs = fit(model, rows, seeds=3, compile=True, steps=40, out=tmp_path, resume=True, **choices)
+    assert gpu == []  # the others end before the third is warm
+    as_alone(model, rows, runs, broken=True, steps=40, **choices)
+    more = fit(model, rows, seeds=3, compile=True, steps=80, out=tmp_path, resume=True, **choices)
+    assert gpu == [3]
+    as_alone(model, rows, more, broken=True, steps=80, **choices)
+
+
+def test_a_step_of_one_seed_that_fails_is_left_out_and_said(gpu, monkeypatch):
+    model, rows = vae().double(), {"x": data()}
+    real = bundle.Bundle.inputs
+
+    def spoiled(self, place):
+        found = real(self, place)
+        steps = [stepper.loaded["noise"] + place for stepper in self.steppers]
+        for row, step in zip(found["noise z"][1:2], steps[1:2], strict=True):
+            row.mul_(torch.nan if step == 25 else 1.0)
+        return found
+
+    monkeypatch.setattr(bundle.Bundle, "inputs", spoiled)
+    monkeypatch.setattr(stepping.Stepper, "what_failed", lambda self, step, phase: f"Step {step}: mine.")
+    runs = fit(model, rows, seeds=3, compile=True, steps=60, batch=20, log_every=10, skip=1)
+    assert [[row["note"] for row in run.rows if "note" in row] for run in runs] == [[], ["Step 25: mine. Skipped (1 of 1)."], []]
+    as_alone(model, rows, [runs[0], runs[2]], steps=60, batch=20, log_every=10)
+    assert runs[1].step == 60
+
+
+class Graph:
+    """A graph that computes again what was captured."""
+
+    def __init__(self, evaluation, held):
+        self.evaluation, self.held = evaluation, held
+
+    def replay(self):
+        self.evaluation.found = self.evaluation._totals(self.held)
+
+
+def test_an_evaluation_is_captured_when_it_is_asked_again_and_anew_where_weights_have_moved(monkeypatch):
+    made = []
+    monkeypatch.setattr(Evaluation, "_captured", lambda self, held: made.append(held) or Graph(self, held))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**9, 10**9))
+    model, other = vae(), vae()
+    source = open_source(model.graph, {"x": data(2500)}, model._parameter())
+    both = [Evaluation(model, source, seed=5), Evaluation(other, source, seed=6)]
+    for evaluation in both:
+        evaluation.captures = True
+
+    def check():
+        for evaluation in both:
+            assert evaluation() == evaluate(evaluation.model, source, seed=evaluation.seed)
+
+    check()
+    assert made == []
+    check()
+    assert len(made) == 2
+    for mine, theirs in zip(*made, strict=True):
+        assert mine[0] is theirs[0]  # the same rows, once
+        assert mine[2].keys() == theirs[2].keys()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    check()
+    assert len(made) == 2
+    for parameter in model.parameters():
+        parameter.data = 1.1 * parameter.data
+    check()
+    assert len(made) == 3
+    called = []
+    next(iter(model.factors.values())).register_forward_hook(lambda *_: called.append(1))
+    both[0]()
+    assert called
+
+
+def test_an_evaluation_whose_rows_are_many_is_not_captured(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 1000))
+    model = vae()
+    source = open_source(model.graph, {"x": data(2500)}, model._parameter())
+    evaluation = Evaluation(model, source)
+    evaluation.captures = True
+    assert [evaluation(), evaluation(), evaluation()] == [evaluate(model, source)] * 3
+    assert not evaluation.captures
+    assert evaluation.held is None

@@ -91,12 +91,19 @@ class Model(nn.Module):
     # Looking at it --------------------------------------------------------------------------------------------------------
 
     def fresh(self, seed: int) -> Model:
-        """A new model of the same declaration, initialised from a seed, where this one is and in its precision."""
+        """A new model of the same declaration, initialised from a seed, where this one is and in its precision.
+
+        What is frozen here (``requires_grad_(False)``) is the same there, frozen too.
+        """
         like = self._parameter()
         parts = {type(part) for entry in self.graph.entries() for part in (entry.spec, getattr(entry.spec, "net", None)) if part is not None}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return from_declaration(self.declaration(), custom=parts).to(like.device, like.dtype)
+            model = from_declaration(self.declaration(), custom=parts).to(like.device, like.dtype)
+        for mine, other in zip(self.parameters(), model.parameters(), strict=True):
+            if not mine.requires_grad:
+                other.requires_grad_(False).copy_(mine)
+        return model
 
     def theta(self) -> list[nn.Parameter]:
         """The generative parameters: everything reached from a factor of p, even if q uses it too."""

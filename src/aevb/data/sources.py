@@ -205,6 +205,7 @@ class Mapped(Source):
     def _gather(self, name: str, index: np.ndarray) -> np.ndarray:
         if len(index) and len(index) == index[-1] - index[0] + 1 and (np.diff(index) == 1).all():
             found = np.asarray(self.data[name][int(index[0]) : int(index[-1]) + 1])
+            found = found if found.base is None else found.copy()  # of a map, whose pages are given back, or written to
             self._release()
             return found
         if name not in self.maps or not len(index):
@@ -223,7 +224,8 @@ class Mapped(Source):
         values = {name: self._gather(name, index) for name in self.data}
         steps, lengths = values.pop("steps", None), values.pop("lengths", None)
         host = self.like.new_empty((), device="cpu")
-        return lay_out(self.graph, values, like=host, masks=self.masks, steps=steps, lengths=lengths)
+        batch = lay_out(self.graph, values, like=host, masks=self.masks, steps=steps, lengths=lengths)
+        return batch | {name: raw_on_axes(self.graph, name, values[name], host) for name in self.fresh}
 
 
 def _mapped_bytes() -> int:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aevb.training.step import Stepper
 
 
-MOST = 8  # models in a bundle
+MOST = 8  # models in a bundle: more do not fill a GPU better, and fewer side by side take longer
 
 
 class Bundle:
@@ -33,12 +33,19 @@ class Bundle:
         first = steppers[0]
         self.vector = flat.Vector(*((stepper.active(phase), stepper.optimizer) for stepper in steppers))
         moving = self.vector.weights
-        recording.parameters = [moving[p] if p in moving else _stacked(steppers, name) for name, p in first.model.named_parameters()]
+        recording.parameters = [moving[p] if p in moving else self._together(name) for name, p in first.model.named_parameters()]
         recording.write_into(self.vector.gradients)
         self.bad, self.sums, self.taken, self.moved, self.rates = (self._rows(name) for name in ("bad", "sums", "taken", "moved", "rates"))
         for stepper in steppers:
             stepper.recordings[phase.name] = recording
         self.warm = 0  # steps that were not captured
+
+    def _together(self, name: str) -> Tensor:
+        """A parameter that does not move, of all models, as rows of one tensor, which they have from now on."""
+        rows = _stacked(self.steppers, name)
+        for row, stepper in zip(rows.unbind(), self.steppers, strict=True):
+            stepper.model.get_parameter(name).data = row
+        return rows
 
     def _rows(self, name: str) -> Tensor:
         """What every model has of this, as rows of one tensor, which they have from now on."""
@@ -91,15 +98,22 @@ def _stacked(steppers: Sequence[Stepper], name: str) -> Tensor:
 
 
 def bundles(steppers: Sequence[Stepper], phase: Phase) -> list[Bundle]:
-    """The models as one, or as a few; none where torch has no rule for an operation on several at once."""
+    """The models as one, or as a few; none where they cannot be."""
+    if len(steppers) < 2:
+        return []
     count = -(-len(steppers) // MOST)
-    found = [bundled(steppers[i * len(steppers) // count : (i + 1) * len(steppers) // count], phase) for i in range(count)]
+    groups = [steppers[i * len(steppers) // count : (i + 1) * len(steppers) // count] for i in range(count)]
+    for i, group in enumerate(groups):
+        group[0].number = i  # a lane for each
+    found = [bundled(group, phase) for group in groups]
     return [one for one in found if one is not None] if all(found) else []
 
 
 def bundled(steppers: Sequence[Stepper], phase: Phase) -> Bundle | None:
-    """The models as one; None where torch has no rule for an operation on several at once."""
+    """The models as one; None where torch has no rule for an operation on several at once, or not everything that might move does."""
     first = steppers[0]
+    if not all(parameter in stepper.optimizer.state for stepper in steppers for parameter in stepper.active(phase)):
+        return None
     parameters = [_stacked(steppers, name) for name, _ in first.model.named_parameters()]
     try:
         recording = first.recorded(phase, stacked_inputs(steppers, 0), parameters)

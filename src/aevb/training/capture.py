@@ -45,10 +45,9 @@ class Steps:
             if stepper not in self.steppers:
                 stepper.number = len(self.steppers)
                 self.steppers.append(stepper)
-        if not all(stepper.captures and stepper.seen.get(phase.name, 0) >= WARM_UP for stepper, _, phase, _ in wanted):
+        if not all(map(_warm, wanted)):
             self.take()
-            for stepper, step, phase, rate in wanted:
-                stepper.step(step, phase, rate)
+            _singly([wanted])
             return
         for stepper, *_ in wanted:
             stepper.take = self.take
@@ -61,6 +60,9 @@ class Steps:
         waiting, self.waiting = self.waiting, []
         same = len(waiting) == AT_ONCE and all(_kind(wanted) == _kind(waiting[0]) for wanted in waiting)
         for part in [waiting] if same else [[wanted] for wanted in waiting]:
+            if not all(map(_warm, part[0])):
+                _singly(part)
+                continue
             _load(part)
             if part[0][0][0].alone:
                 where = tuple(len(stepper.vectors) for stepper, *_ in part[0])  # where weights lie in memory changes with it
@@ -79,13 +81,12 @@ class Steps:
         """Steps for which the host has loaded the first places, of models that are one, or a few."""
         phase = part[0][0][2]
         if not self.bundles:
-            self.bundles = bundles(self.steppers, phase)
+            self.bundles = bundles([stepper for stepper, *_ in part[0]], phase)
             _load(part)  # to record a step, its noise was drawn
         if not self.bundles:  # side by side, then, from the beginning
             for stepper in self.steppers:
                 stepper.alone, stepper.seen, stepper.recordings = True, {}, {}
-            for stepper, step, phase, rate in (one for wanted in part for one in wanted):
-                stepper.step(step, phase, rate)
+            _singly(part)
             return
         for bundle in self.bundles:
             bundle.only([stepper for stepper, *_ in part[0]])
@@ -100,6 +101,17 @@ class Steps:
                     bundle.advance(phase, place, bundle.inputs(place))
             here.wait_stream(bundle.lane.chain)
             bundle.warm += len(part)
+
+
+def _warm(wanted: Wanted) -> bool:
+    """Whether a step can be captured: libraries and optimiser are ready."""
+    stepper, _, phase, _ = wanted
+    return stepper.captures and stepper.seen.get(phase.name, 0) >= WARM_UP
+
+
+def _singly(part: Sequence[Sequence[Wanted]]) -> None:
+    for stepper, step, phase, rate in (one for wanted in part for one in wanted):
+        stepper.step(step, phase, rate)
 
 
 def _load(part: Sequence[Sequence[Wanted]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ class Evaluation:
         chunk = max(1, (ROWS_ON_GPU if source.like.is_cuda else ROWS) // samples)
         self.parts = [range(start, min(source.n, start + chunk)) for start in range(0, source.n, chunk)]
         self.names: list[str] = []
-        self.captures = source.like.is_cuda and not self.exact and own_part(model) is None
+        self.captures = source.like.is_cuda and not self.exact
         self.held: list[Part] | None = None
         self.graph: torch.cuda.CUDAGraph | None = None
         self.at: list[int] = []  # where the weights lay when it was captured
@@ -61,11 +61,15 @@ class Evaluation:
 
     def __call__(self) -> dict[str, float]:
         with self.model._evaluating(None):
-            totals = self._replayed() if self.captures and self.names else self._totals(self._part(rows) for rows in self.parts)
+            again = self.captures and self.names and own_part(self.model) is None
+            totals = self._replayed() if again else self._totals(self._part(rows) for rows in self.parts)
             return {name: value / self.source.n for name, value in zip(self.names, totals.tolist(), strict=True)}
 
-    def _part(self, rows: range) -> Part:
-        batch = self.source.take(torch.arange(rows.start, rows.stop))
+    def _part(self, rows: range, known: dict[range, Batch] | None = None) -> Part:
+        known = {} if known is None else known
+        if rows not in known:
+            known[rows] = self.source.take(torch.arange(rows.start, rows.stop))
+        batch = known[rows]
         plan = _plan(self.model, batch, self.how, self.bound, self.samples)
         return batch, plan, self.model.draw_noise(plan, batch, seed=seed_of(self.seed, "evaluation", rows.start))
 
@@ -87,7 +91,7 @@ class Evaluation:
             if len(self.parts) * _bytes(first) > SHARE * torch.cuda.mem_get_info(self.source.like.device)[0] or _seeded(first):
                 self.captures = False
                 return self._totals(self._part(rows) for rows in self.parts)
-            self.held = [first, *map(self._part, self.parts[1:])]
+            self.held = [self._part(rows, _rows.setdefault(self.source, {})) for rows in self.parts]
         at = [tensor.data_ptr() for tensor in self.model.state_dict().values()]
         if self.graph is None or self.at != at:
             self.graph, self.at = self._captured(self.held), at
@@ -100,17 +104,18 @@ class Evaluation:
     def _captured(self, held: Sequence[Part]) -> torch.cuda.CUDAGraph | None:
         """None where there is no memory for it, or a part looks at its numbers on the host."""
         graph, device = torch.cuda.CUDAGraph(), self.source.like.device
-        pool = next((other.graph.pool() for other in _captured if other.graph is not None and other.source.like.device == device), None)
+        pool = next((other.graph.pool() for other in _sharing if other.graph is not None and other.source.like.device == device), None)
         try:
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # another thread may be reading rows
                 self.found = self._totals(held)
         except RuntimeError:
             return None
-        _captured.add(self)
+        _sharing.add(self)
         return graph
 
 
-_captured: WeakSet[Evaluation] = WeakSet()  # they share their memory: each is read before another begins
+_sharing: WeakSet[Evaluation] = WeakSet()  # their graphs share memory: each is read before another begins
+_rows: WeakKeyDictionary[Source, dict[range, Batch]] = WeakKeyDictionary()  # as several models evaluate them
 
 
 def _bytes(part: Part) -> int:

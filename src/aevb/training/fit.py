@@ -87,8 +87,8 @@ def fit(
     after every validation; numbers that it returns, by name, are recorded with it.
 
     ``seeds=8`` (or a list of seeds) trains that many fresh models of the same declaration together and returns their runs; the model
-    itself stays as it is. Each run is the one that its seed would give alone (``fresh(seed)``, then ``fit(…, seed=seed)``), in
-    ``out/seed-N``; on a GPU they share it, step by step, and cost much less than one after the other.
+    itself stays as it is. Each run is the one that its seed would give alone (``fresh(seed)``, then ``fit(…, seed=seed)``; compiled for a
+    GPU, but for rounding), in ``out/seed-N``; on a GPU they share it, step by step, and cost much less than one after the other.
     """
     unknown = sorted(set(settings) - {f.name for f in fields(Settings)})
     if unknown:

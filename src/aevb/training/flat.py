@@ -7,13 +7,14 @@ them busy and the others waiting.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 BETAS, EPS = (0.9, 0.999), 1e-8
-ALIGNED = 4  # numbers
+ALIGNED = 4  # numbers: where a row may begin
 
 
 class Vector:
@@ -84,6 +85,17 @@ def adam(values: Tensor, means: Tensor, squares: Tensor, step: Tensor, gradient:
     values.copy_(torch.where(live, values - rate.unsqueeze(-1) / first * mean / size, values))
     means.copy_(torch.where(live, mean, means))
     squares.copy_(torch.where(live, square, squares))
+
+
+def compiled() -> Callable[..., None]:
+    """:func:`finish`, compiled."""
+    run = torch.compile(finish, dynamic=False)
+
+    def limited(*arguments: Any) -> None:
+        with torch._dynamo.config.patch(recompile_limit=256):  # one for each size, precision and schedule of a process
+            run(*arguments)
+
+    return limited
 
 
 def finish(

@@ -83,7 +83,7 @@ class Stepper:
         places = AT_ONCE if on_gpu else 1  # what the host says of so many steps
         self.rows = torch.zeros(places, order.batch, dtype=torch.long, device=self.device)
         self.kl_weights = torch.ones(places, ALIGNED, device=self.device, dtype=self.dtype)
-        self.sharing: dict[Tensor, int] = {}  # how many parameters count their steps with a tensor
+        self.sharing: dict[Tensor, int] = {}  # by tensor that counts steps: of how many parameters, when it was made
         self.bad = torch.zeros((), device=self.device)  # 1 once a step has failed
         self.moved = torch.zeros((), device=self.device)  # steps taken since the host last looked, the first of which was ``origin``
         self.origin: int | None = None
@@ -101,7 +101,7 @@ class Stepper:
         self.not_recorded = _why_not_recorded(model, settings, [name for name, (kind, _) in layout.items() if kind == "seed"])
         self.recordings: dict[str, Recording] = {}
         self.flattens = settings.compile and on_gpu and world.size == 1 and settings.schedule.objective == "bound"
-        self.finish = torch.compile(flat.finish, dynamic=False) if self.flattens else flat.finish
+        self.finish: Callable[..., None] = flat.compiled() if self.flattens else flat.finish
         self.vectors: dict[str, flat.Vector] = {}
         self.left = 0  # steps to come
         self.draws = bool(source.fresh or settings.distort)  # whether the data of a step are drawn
@@ -184,12 +184,12 @@ class Stepper:
             self.staged.settle()
 
     def close(self) -> None:
-        """After the last step: let go of graphs, threads, and memory that is shared with other models."""
+        """After the last step: let go of graphs and threads; every parameter has memory of its own again."""
         self.optimizer.zero_grad(set_to_none=True)
         self.take = nothing
         if self.staged is not None:
             self.staged.close()
-        if not self.alone:
+        if self.vectors or not self.alone:
             for parameter in self.model.parameters():
                 parameter.data = parameter.data.clone()
 
@@ -300,7 +300,7 @@ class Stepper:
             flat.judge(total, norm / self.world.size, measured, self.bad, self.sums, self.taken, self.moved)
             self.optimizer.found_inf = self.bad  # type: ignore[attr-defined]
         elif math.isfinite(float(norm) + float(total)):
-            self.sums.add_(torch.tensor([*measured.tolist(), float(norm) / self.world.size], dtype=self.dtype))
+            self.sums.add_(torch.tensor([*measured.tolist(), float(norm) / self.world.size], dtype=self.dtype, device=self.device))
             self.taken.add_(1)
             self.moved.add_(1)
         else:
@@ -321,8 +321,7 @@ class Stepper:
         vector = self.vectors[phase.name]
         self._make_room()
         counts = self.bad, self.sums, self.taken, self.moved
-        with torch._dynamo.config.patch(recompile_limit=256):  # one for each size, precision and schedule of a process
-            self.finish(vector.state, vector.gather(found), self.rates[place, 0], self.settings.clip, total, measured, counts)
+        self.finish(vector.state, vector.gather(found), self.rates[place, 0], self.settings.clip, total, measured, counts)
 
     def _make_room(self) -> None:
         if not len(self.sums):
@@ -335,6 +334,8 @@ class Stepper:
             group["lr"] = self.rates[place, 0]
         states = [self.optimizer.state.get(parameter) for parameter in parameters]
         if self.device.type != "cpu" or not all(states):
+            for state in filter(None, states):
+                state["step"] = state["step"].clone()  # the optimiser counts for each
             self.optimizer.zero_grad(set_to_none=True)  # what is not of this step moves nothing
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient

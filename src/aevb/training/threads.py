@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import fmean
+from threading import current_thread, main_thread
 
 import torch
 from torch import nn
@@ -19,7 +20,10 @@ FEW = 2  # threads that are always worth it
 
 
 def worth(model: Model, plan: Plan, batch: int) -> int:
-    """How many of torch's threads a step of ``batch`` rows is given: all where the work is not known. A function of model, plan and batch."""
+    """How many of torch's threads a step of ``batch`` rows is given: all where the work is not known.
+
+    It depends on model, plan, batch and how many there are, not on a measurement. Of a sequence the rows of one time step count, as in the loop.
+    """
     everyone = torch.get_num_threads()
     matrices = [parameter.numel() for parameter in model.parameters() if parameter.dim() == 2]
     unknown = own_part(model) is not None or any(isinstance(module, nn.Conv2d | nn.ConvTranspose2d) for module in model.modules())
@@ -31,9 +35,9 @@ def worth(model: Model, plan: Plan, batch: int) -> int:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """So many threads inside."""
+    """So many threads inside. Whoever else runs meanwhile sees it too, so that only the main thread of a process changes anything."""
     before = torch.get_num_threads()
-    if count == before:
+    if count == before or current_thread() is not main_thread():
         yield
         return
     torch.set_num_threads(count)
