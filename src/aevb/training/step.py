@@ -334,8 +334,8 @@ class Stepper:
             group["lr"] = self.rates[place, 0]
         states = [self.optimizer.state.get(parameter) for parameter in parameters]
         if self.device.type != "cpu" or not all(states):
-            for state in filter(None, states):
-                state["step"] = state["step"].clone()  # the optimiser counts for each
+            for state in filter(None, states if self.device.type == "cpu" else ()):  # elsewhere none is shared, and a graph knows where it lies
+                state["step"] = state["step"].clone()
             self.optimizer.zero_grad(set_to_none=True)  # what is not of this step moves nothing
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient
