@@ -615,14 +615,14 @@ def test_a_distortion_of_nothing_is_nothing_and_a_shift_shifts():
 
 def test_agreement_is_the_cross_entropy_with_the_distorted_image(monkeypatch):
     seen = []
-    real = Stepper._agreement
-    monkeypatch.setattr(Stepper, "_agreement", lambda self, batch, moved: (seen.append((self, batch)), real(self, batch, moved))[1])
+    real = Stepper._distorted
+    monkeypatch.setattr(Stepper, "_distorted", lambda self, batch: (seen.append((self, batch)), real(self, batch))[1])
     model = clusters()
     labels = np.where(np.arange(40) < 10, 1, -1)
     fit(model, {"x": images(), "y": labels}, steps=1, batch=40, agree=2.0, distort={"x": Affine((8, 8))})
     stepper, batch = seen[0]
     stepper.drawing.manual_seed(5)
-    total = stepper._agreement(batch, batch | stepper._distorted(batch))
+    total = stepper.objective.agreement(batch, batch | real(stepper, batch))
     stepper.drawing.manual_seed(5)
     x = batch["x"][0]
     moved = Affine((8, 8))(x, Affine((8, 8)).draws(40, stepper.drawing, x), binary=True)

@@ -22,18 +22,16 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from aevb import noise as noises
 from aevb.batch import Batch
 from aevb.data.sources import Source
-from aevb.estimators import Bound, estimate
-from aevb.evidence.exact import exact_evidence
 from aevb.families import Bernoulli
 from aevb.model import Model
 from aevb.operations import held_fixed
 from aevb.plan import Plan
-from aevb.program import Program
 from aevb.training import flat
 from aevb.training.capture import AT_ONCE, WARM_UP, Lane, lane
 from aevb.training.checkpoint import optimizer_tensors, restore_optimizer
 from aevb.training.distributed import World
 from aevb.training.em import Regressions, Responsibilities, Statistics
+from aevb.training.objective import Objective
 from aevb.training.order import Order, seed_of
 from aevb.training.recording import Found, Recording, own_part, shapes
 from aevb.training.schedules import Phase
@@ -61,7 +59,8 @@ class Stepper:
         em: Regressions | Responsibilities | None,
     ) -> None:
         self.model, self.plan, self.source, self.order, self.settings, self.world = model, plan, source, order, settings, world
-        self.labelled, self.classes, self.em = labelled, classes, em
+        self.em = em
+        self.objective = Objective(model, plan, source, order.batch, settings, labelled, classes, em)
         like = model._parameter()
         self.device, self.dtype = like.device, like.dtype
         groups = {"theta": model.theta(), "phi": model.phi()}
@@ -76,7 +75,6 @@ class Stepper:
             fused=self.device.type in ("cpu", "cuda"),
             capturable=on_gpu,
         )
-        self.reference: Model | None = None  # whose posterior an M-step holds fixed
         self.left_alone: str | None = None  # why EM does not set q
         self.lost: str | None = None  # why EM found no statistics
         self.noise, self.drawing = torch.Generator(self.device), torch.Generator(self.device)
@@ -118,8 +116,8 @@ class Stepper:
             self._iterate(step)
             return
         self.load(step, [rate])
-        if self.settings.schedule.objective == "em" and (phase.position == 0 or self.reference is None):
-            self.reference = copy.deepcopy(self.model).eval()
+        if self.settings.schedule.objective == "em" and (phase.position == 0 or self.objective.reference is None):
+            self.objective.reference = copy.deepcopy(self.model).eval()
             assert self.em is not None
             self.left_alone = self.em.tighten(self.source.take(torch.arange(min(2, self.source.n))))
         self.seen[phase.name] = self.seen.get(phase.name, 0) + 1
@@ -215,29 +213,18 @@ class Stepper:
             inputs |= {f"moved {name}": value for name, value in self._distorted(self.source.prepare(batch, uniform)).items()}
         return inputs | ({"weight": self.kl_weights[place, 0]} if s.kl_warmup else {})
 
-    def _objective(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Bound]:
-        """This process's part of the mean objective over the whole batch, and the bound."""
-        s, n = self.settings, self.order.batch
-        batch, uniform, noise, moved = (_named(inputs, kind) for kind in ("batch", "uniform", "noise", "moved"))
-        batch = self.source.prepare(batch, uniform)
-        if s.schedule.objective == "evidence":
-            bound = Bound(exact_evidence(self.model, batch), {})
-        elif s.schedule.objective == "em":
-            bound = self._expected(batch)
-        else:
-            weight = inputs.get("weight", 1.0)
-            bound = estimate(self.plan, self.model.factors, batch, noise, temperature=s.temperature, kl_weight=weight)  # type: ignore[arg-type]
-        objective = bound.value.sum() / n
-        if s.classify:
-            objective = objective + s.classify * self._classification(batch) / n
-        if s.agree:
-            objective = objective + s.agree * self._agreement(batch, batch | moved) / n
-        return objective, bound
+    def _distorted(self, batch: Batch) -> Batch:
+        """x̃, a little turned, sheared, scaled and shifted."""
+        graph, n, moved = self.model.graph, self.order.batch, {}
+        for name, distortion in self.settings.distort.items():
+            draws = distortion.draws(n, self.drawing, batch[name])[self.world.share(n)]
+            moved[name] = distortion(batch[name][0], draws, binary=isinstance(graph.rule("p", name).spec, Bernoulli)).unsqueeze(0)
+        return moved
 
     def _arithmetic(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The objective, and what is measured (its names are in ``measured``): a function of tensors alone."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16", cache_enabled=False):
-            objective, bound = self._objective(inputs)
+            objective, bound = self.objective(inputs)
         name = {"evidence": "evidence", "em": "expected"}.get(self.settings.schedule.objective, self.settings.bound)
         values = {name: bound.value, **bound.terms}
         if name == "elbo" and self.settings.kl_warmup:  # the bound itself, not the weighted objective
@@ -439,64 +426,12 @@ class Stepper:
         self.world.sum([sums])
         return {"taken": int(self.taken), "sums": dict(zip(self.measured, sums.tolist(), strict=True))}
 
-    # What the objective may contain -------------------------------------------------------------------------------------------------
-
-    def _expected(self, batch: Batch) -> Bound:
-        """E[log p(x, z)] under the posterior that the last E-step found, held fixed."""
-        assert self.reference is not None
-        with torch.no_grad():
-            frozen, _ = Responsibilities(self.reference).posterior(batch)
-        assert isinstance(self.em, Responsibilities)
-        expected, evidence = self.em.expected(batch, frozen)
-        return Bound(expected, {"evidence": evidence.detach()})
-
-    def _inference(self, batch: Batch) -> Program:
-        """q's factors that are functions of the data."""
-        graph = self.model.graph
-        program = Program(graph, self.model.factors, batch, steps=self.model._extent(batch)[1])  # type: ignore[arg-type]
-        program.values |= {name: batch[name] for name in (*graph.observed, *graph.given)}
-        program.run(graph.inference_stages(()), lambda *_: torch.zeros(()))
-        return program
-
-    def _classification(self, batch: Batch) -> Tensor:
-        """The sum over the batch of log q(y|x) where the label is known: clamped rows teach q(y|x) nothing by themselves."""
-        program = self._inference(batch)
-        total = torch.zeros((), dtype=self.dtype, device=self.device)
-        for name in self.labelled:
-            spec, dist = program.distribution("q", name)
-            log_q = spec.log_prob(dist, batch[name])
-            for mask in (batch.get(f"{name}?"), program.real if self.model.graph.timed[name] else None):
-                log_q = log_q if mask is None else torch.where(mask[..., 0], log_q, torch.zeros_like(log_q))
-            total = total + log_q.sum()
-        return total
-
-    def _distorted(self, batch: Batch) -> Batch:
-        """x̃, a little turned, sheared, scaled and shifted."""
-        graph, n, moved = self.model.graph, self.order.batch, {}
-        for name, distortion in self.settings.distort.items():
-            draws = distortion.draws(n, self.drawing, batch[name])[self.world.share(n)]
-            moved[name] = distortion(batch[name][0], draws, binary=isinstance(graph.rule("p", name).spec, Bernoulli)).unsqueeze(0)
-        return moved
-
-    def _agreement(self, batch: Batch, moved: Batch) -> Tensor:
-        """The sum over the batch of Σ_y q(y|x) log q(y|x̃), q(y|x) held fixed, or the label where it is known."""
-        here, there = self._inference(batch), self._inference(moved)
-        total = torch.zeros((), dtype=self.dtype, device=self.device)
-        for name in self.classes:
-            before: Any = here.distribution("q", name)[1]
-            after: Any = there.distribution("q", name)[1]
-            target = before.probs.detach()
-            if name in batch:
-                seen = batch.get(f"{name}?")
-                target = batch[name] if seen is None else torch.where(seen, batch[name], target)
-            total = total + (target * after.logits).sum()
-        return total
-
     # State --------------------------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Tensor]:
         """What the next step needs besides the weights: the optimiser's moments, and the weights an M-step's posterior belongs to."""
-        reference = {} if self.reference is None else {f"{name}/reference": tensor for name, tensor in self.reference.state_dict().items()}
+        held = self.objective.reference
+        reference = {} if held is None else {f"{name}/reference": tensor for name, tensor in held.state_dict().items()}
         return optimizer_tensors(self.optimizer, self.names) | reference
 
     def restore(self, tensors: Mapping[str, Tensor], metrics: Mapping[str, Any]) -> None:
@@ -504,8 +439,8 @@ class Stepper:
         moments = {name: tensor for name, tensor in tensors.items() if not name.endswith("/reference")}
         restore_optimizer(self.optimizer, moments, {name: parameter for parameter, name in self.names.items()})
         if reference:
-            self.reference = copy.deepcopy(self.model).eval()
-            self.reference.load_state_dict(reference)
+            self.objective.reference = copy.deepcopy(self.model).eval()
+            self.objective.reference.load_state_dict(reference)
         self.measured = list(metrics["sums"])
         mine = 1.0 if self.world.first else 0.0  # the sums are over all processes
         self.sums = mine * torch.tensor(list(metrics["sums"].values()), device=self.device, dtype=self.dtype)
@@ -538,7 +473,7 @@ class Stepper:
     def _culprit(self, active: list[nn.Parameter], share: slice) -> tuple[str, Tensor]:
         """The term that is not finite and the rows where, or the parameter whose gradient is not, by all rows."""
         self.optimizer.zero_grad(set_to_none=True)
-        objective, bound = self._objective(self.inputs(0))
+        objective, bound = self.objective(self.inputs(0))
         for name, term in bound.terms.items():
             bad = ~term.detach().isfinite().cpu()
             if bool(bad.any()):
@@ -573,11 +508,6 @@ def _why_not_recorded(model: Model, settings: Settings, seeded: Sequence[str]) -
     if seeded:
         return f"{seeded[0]} is drawn by a sampler of torch's own"
     return own_part(model)
-
-
-def _named(inputs: Mapping[str, Tensor], kind: str) -> Batch:
-    """The inputs of one kind, by their own names."""
-    return {name.removeprefix(f"{kind} "): value for name, value in inputs.items() if name.startswith(f"{kind} ")}
 
 
 def _laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:

@@ -1,0 +1,112 @@
+"""What a step raises, as a function of tensors alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aevb.batch import Batch
+from aevb.data.sources import Source
+from aevb.estimators import Bound, estimate
+from aevb.evidence.exact import exact_evidence
+from aevb.model import Model
+from aevb.plan import Plan
+from aevb.program import Program
+from aevb.training.em import Regressions, Responsibilities
+from aevb.training.settings import Settings
+
+
+class Objective:
+    """The bound, the exact evidence, or EM's E[log p(x, z)], as the schedule says, and what the settings add to it.
+
+    Its inputs are tensors by kind and name ("batch x", "noise z", …). Of a batch of ``rows`` it is the mean; a process that has a part of them gets
+    its part of the mean.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        plan: Plan,
+        source: Source,
+        rows: int,
+        settings: Settings,
+        labelled: Sequence[str],
+        classes: Sequence[str],
+        em: Regressions | Responsibilities | None,
+    ) -> None:
+        self.model, self.plan, self.source, self.rows, self.settings = model, plan, source, rows, settings
+        self.labelled, self.classes, self.em = labelled, classes, em
+        self.reference: Model | None = None  # whose posterior an M-step holds fixed
+
+    def __call__(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Bound]:
+        """The objective, and the bound of every row."""
+        s = self.settings
+        batch, uniform, noise, moved = (_named(inputs, kind) for kind in ("batch", "uniform", "noise", "moved"))
+        batch = self.source.prepare(batch, uniform)
+        if s.schedule.objective == "evidence":
+            bound = Bound(exact_evidence(self.model, batch), {})
+        elif s.schedule.objective == "em":
+            bound = self._expected(batch)
+        else:
+            weight = inputs.get("weight", 1.0)
+            bound = estimate(self.plan, self.model.factors, batch, noise, temperature=s.temperature, kl_weight=weight)  # type: ignore[arg-type]
+        objective = bound.value.sum() / self.rows
+        if s.classify:
+            objective = objective + s.classify * self._classification(batch) / self.rows
+        if s.agree:
+            objective = objective + s.agree * self.agreement(batch, batch | moved) / self.rows
+        return objective, bound
+
+    def _expected(self, batch: Batch) -> Bound:
+        """E[log p(x, z)] under the posterior that the last E-step found, held fixed."""
+        assert self.reference is not None
+        with torch.no_grad():
+            frozen, _ = Responsibilities(self.reference).posterior(batch)
+        assert isinstance(self.em, Responsibilities)
+        expected, evidence = self.em.expected(batch, frozen)
+        return Bound(expected, {"evidence": evidence.detach()})
+
+    def _inference(self, batch: Batch) -> Program:
+        """q's factors that are functions of the data."""
+        graph = self.model.graph
+        program = Program(graph, self.model.factors, batch, steps=self.model._extent(batch)[1])  # type: ignore[arg-type]
+        program.values |= {name: batch[name] for name in (*graph.observed, *graph.given)}
+        program.run(graph.inference_stages(()), lambda *_: torch.zeros(()))
+        return program
+
+    def _classification(self, batch: Batch) -> Tensor:
+        """The sum over the batch of log q(y|x) where the label is known: clamped rows teach q(y|x) nothing by themselves."""
+        program = self._inference(batch)
+        total = self._zero()
+        for name in self.labelled:
+            spec, dist = program.distribution("q", name)
+            log_q = spec.log_prob(dist, batch[name])
+            for mask in (batch.get(f"{name}?"), program.real if self.model.graph.timed[name] else None):
+                log_q = log_q if mask is None else torch.where(mask[..., 0], log_q, torch.zeros_like(log_q))
+            total = total + log_q.sum()
+        return total
+
+    def agreement(self, batch: Batch, moved: Batch) -> Tensor:
+        """The sum over the batch of Σ_y q(y|x) log q(y|x̃), q(y|x) held fixed, or the label where it is known."""
+        here, there = self._inference(batch), self._inference(moved)
+        total = self._zero()
+        for name in self.classes:
+            before: Any = here.distribution("q", name)[1]
+            after: Any = there.distribution("q", name)[1]
+            target = before.probs.detach()
+            if name in batch:
+                seen = batch.get(f"{name}?")
+                target = batch[name] if seen is None else torch.where(seen, batch[name], target)
+            total = total + (target * after.logits).sum()
+        return total
+
+    def _zero(self) -> Tensor:
+        return torch.zeros((), dtype=self.source.like.dtype, device=self.source.like.device)
+
+
+def _named(inputs: Mapping[str, Tensor], kind: str) -> Batch:
+    """The inputs of one kind, by their own names."""
+    return {name.removeprefix(f"{kind} "): value for name, value in inputs.items() if name.startswith(f"{kind} ")}
