@@ -9,10 +9,8 @@ import torch
 from test_recording import CASES, data, gmvae, partly_frozen, vae, vrnn
 
 from aevb import fit, joint
-from aevb.data.sources import open_source
 from aevb.training import bundle, capture, flat, fusing, recording
 from aevb.training import step as stepping
-from aevb.training.evaluation import Evaluation, evaluate
 from aevb.training.fit import Training
 from aevb.training.settings import Settings
 
@@ -329,60 +327,3 @@ def test_a_step_of_one_seed_that_fails_is_left_out_and_said(gpu, monkeypatch):
     assert [[row["note"] for row in run.rows if "note" in row] for run in runs] == [[], ["Step 25: mine. Skipped (1 of 1)."], []]
     as_alone(model, rows, [runs[0], runs[2]], steps=60, batch=20, log_every=10)
     assert runs[1].step == 60
-
-
-class Graph:
-    """A graph that computes again what was captured."""
-
-    def __init__(self, evaluation, held):
-        self.evaluation, self.held = evaluation, held
-
-    def replay(self):
-        self.evaluation.found = self.evaluation._totals(self.held)
-
-
-def test_an_evaluation_is_captured_when_it_is_asked_again_and_anew_where_weights_have_moved(monkeypatch):
-    made = []
-    monkeypatch.setattr(Evaluation, "_captured", lambda self, held: made.append(held) or Graph(self, held))
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**9, 10**9))
-    model, other = vae(), vae()
-    source = open_source(model.graph, {"x": data(2500)}, model._parameter())
-    both = [Evaluation(model, source, seed=5), Evaluation(other, source, seed=6)]
-    for evaluation in both:
-        evaluation.captures = True
-
-    def check():
-        for evaluation in both:
-            assert evaluation() == evaluate(evaluation.model, source, seed=evaluation.seed)
-
-    check()
-    assert made == []
-    check()
-    assert len(made) == 2
-    for mine, theirs in zip(*made, strict=True):
-        assert mine[0] is theirs[0]  # the same rows, once
-        assert mine[2].keys() == theirs[2].keys()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.1)
-    check()
-    assert len(made) == 2
-    for parameter in model.parameters():
-        parameter.data = 1.1 * parameter.data
-    check()
-    assert len(made) == 3
-    called = []
-    next(iter(model.factors.values())).register_forward_hook(lambda *_: called.append(1))
-    both[0]()
-    assert called
-
-
-def test_an_evaluation_whose_rows_are_many_is_not_captured(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 1000))
-    model = vae()
-    source = open_source(model.graph, {"x": data(2500)}, model._parameter())
-    evaluation = Evaluation(model, source)
-    evaluation.captures = True
-    assert [evaluation(), evaluation(), evaluation()] == [evaluate(model, source)] * 3
-    assert not evaluation.captures
-    assert evaluation.held is None

@@ -87,11 +87,13 @@ class Evaluation:
 
     def _replayed(self) -> Tensor:
         if self.held is None:
-            first = self._part(self.parts[0])
+            known = _rows.setdefault(self.source, {})
+            first = self._part(self.parts[0], known)
             if len(self.parts) * _bytes(first) > SHARE * torch.cuda.mem_get_info(self.source.like.device)[0] or _seeded(first):
                 self.captures = False
+                known.clear()
                 return self._totals(self._part(rows) for rows in self.parts)
-            self.held = [self._part(rows, _rows.setdefault(self.source, {})) for rows in self.parts]
+            self.held = [first, *(self._part(rows, known) for rows in self.parts[1:])]
         at = [tensor.data_ptr() for tensor in self.model.state_dict().values()]
         if self.graph is None or self.at != at:
             self.graph, self.at = self._captured(self.held), at
@@ -125,9 +127,8 @@ def _bytes(part: Part) -> int:
 
 def _seeded(part: Part) -> bool:
     """Whether torch draws something by a sampler of its own, from a seed that it reads on the host."""
-    batch, plan, _ = part
-    n, steps = next(iter(batch.values())).shape[-2], 1
-    return any(kind == "seed" for kind, _ in plan.layout(n, steps, dropout=False).values())
+    _, plan, _ = part
+    return any(kind == "seed" for kind, _ in plan.layout(1, 1, dropout=False).values())
 
 
 def _exactly(model: Model, batch: Batch) -> dict[str, Tensor]:
