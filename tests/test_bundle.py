@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from test_flat import as_written
 from test_recording import CASES, data, gmvae, partly_frozen, vae, vrnn
 
 from aevb import fit, joint
@@ -16,6 +17,12 @@ from aevb.training.settings import Settings
 
 SEEDS = (3, 5, 8)
 TOGETHER = {name: case for name, case in CASES.items() if "schedule" not in case[2]} | {"partly frozen": (partly_frozen, {}, {"schedule": joint()})}
+
+
+@pytest.fixture(autouse=True)
+def _ends_as_written(monkeypatch):
+    """The end of a step is tested elsewhere; here it need not be compiled."""
+    monkeypatch.setattr(flat, "compiled", as_written)
 
 
 def trainings(name, **more):
@@ -115,7 +122,7 @@ def test_who_leaves_takes_its_weights_along():
     values = {name: value.clone() for name, value in one[1].model.state_dict().items()}
     one[1].stepper.alone = False
     one[1].stepper.close()
-    whole.vector.values.zero_()
+    whole.vector.values[0].zero_()
     torch.testing.assert_close(dict(one[1].model.state_dict()), values, rtol=0, atol=0)
     assert all(value.untyped_storage().nbytes() == value.numel() * 8 for value in one[1].model.state_dict().values())
 
@@ -135,7 +142,7 @@ def test_only_models_that_differ_in_their_weights_alone_are_one():
         for i in range(count):
             model = vae()
             model.register_buffer("own", torch.tensor(float(more.get("buffer", 0) * i)))
-            found.append(SimpleNamespace(model=model, flattens=True, captures=True, not_recorded=None))
+            found.append(SimpleNamespace(model=model, ends_compiled=True, captures=True))
             vars(found[-1]).update(more if i else {})
         return found
 
@@ -144,7 +151,7 @@ def test_only_models_that_differ_in_their_weights_alone_are_one():
     assert not bundle.alike(some(1), [everything])
     assert not bundle.alike(some(), [part] * 2)
     assert not bundle.alike(some(buffer=1), [everything] * 2)
-    for missing in ({"flattens": False}, {"captures": False}, {"not_recorded": "because"}):
+    for missing in ({"ends_compiled": False}, {"captures": False}):
         assert not bundle.alike(some(**missing), [everything] * 2)
 
 
@@ -164,11 +171,13 @@ def test_adam_over_rows_is_adam_over_each():
     bad, sums, taken, moved = torch.tensor([0.0, 1.0, 0.0]), torch.zeros(3, 2, dtype=torch.float64), torch.zeros(3), torch.zeros(3)
     rates, totals, measured = torch.tensor([0.1, 0.2, 0.3]), torch.randn(3, dtype=torch.float64), torch.randn(3, 1, dtype=torch.float64)
     for _ in range(4):
-        rows.gradient[:, : sum(parameter.numel() for parameter in models[0])].normal_()
+        for gradient in rows.gradients.values():
+            gradient.normal_()
         counts = [tuple(count[i].clone() for count in (bad, sums, taken, moved)) for i in range(3)]
         for i, vector in enumerate(singly):
-            flat.finish(vector.state, rows.gradient[i], rates[i], 0.5, totals[i], measured[i], counts[i])
-        flat.finish(rows.state, rows.gradient, rates, 0.5, totals, measured, (bad, sums, taken, moved))
+            found = {copy: rows.gradients[model][i] for copy, model in zip(copies[i], models[0], strict=True)}
+            vector.finish(found, rates[i], 0.5, totals[i], measured[i], counts[i])
+        rows.finish(rows.gradients, rates, 0.5, totals, measured, (bad, sums, taken, moved))
         torch.testing.assert_close((bad, sums, taken, moved), tuple(map(torch.stack, zip(*counts, strict=True))))
     assert bad.tolist() == [0, 1, 0]
     assert taken.tolist() == moved.tolist() == [4, 0, 4]
@@ -218,11 +227,11 @@ def gpu(monkeypatch):
     def begun(self, *arguments):
         begin(self, *arguments)
         if self.settings.compile:
-            self.captures = self.flattens = self.waits = True
+            self.captures = self.waits = True
             self.rows = torch.zeros(capture.AT_ONCE, self.order.batch, dtype=torch.long)
             self.kl_weights = torch.ones(capture.AT_ONCE, stepping.ALIGNED, dtype=self.dtype)
             self.rates = torch.zeros(capture.AT_ONCE, stepping.ALIGNED)
-            self.loaded, self.finish = {}, flat.finish
+            self.loaded = {}
 
     def seeded(self, generator, word, step):
         if self.captures:

@@ -28,7 +28,6 @@ from aevb import (
     mlp,
 )
 from aevb.data.preparation import Affine
-from aevb.training import flat
 from aevb.training import step as stepping
 from aevb.training.checkpoint import TrainingError
 from aevb.training.fit import Training
@@ -343,31 +342,3 @@ def test_a_parameter_that_comes_later_is_counted_by_itself():
     for count in (4, 4, 4, len(parameters), 2, len(parameters)):
         run.stepper._update(parameters[:count], ones[:count], 0)
     assert [int(run.stepper.optimizer.state[parameter]["step"]) for parameter in parameters] == [6, 6, 5, 5] + [2] * (len(parameters) - 4)
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
-def test_adam_over_one_vector_is_adam_and_leaves_a_bad_step_out(dtype, tolerance):
-    torch.manual_seed(0)
-    mine = [torch.nn.Parameter(torch.randn(shape, dtype=dtype)) for shape in ((5, 4), (3,), (7,), (2, 2))]
-    theirs = [torch.nn.Parameter(parameter.detach().clone()) for parameter in mine]
-    holder, adam = torch.optim.Adam(mine, lr=0.1), torch.optim.Adam(theirs, lr=0.1)
-    for i in range(8):
-        gradients = [torch.randn_like(parameter) for parameter in mine]
-        for parameters in (mine, theirs):
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.grad = gradient
-        adam.step()
-        if i == 0:
-            holder.step()
-            vector = flat.Vector((mine, holder))
-            continue
-        whole = vector.gather(dict(zip(mine, gradients, strict=True)))
-        with torch.no_grad():
-            arguments = (vector.values, vector.means, vector.squares, vector.step)
-            rate = torch.tensor(0.1, dtype=dtype)
-            flat.adam(*arguments, whole, rate, torch.zeros(()))
-            flat.adam(*arguments, torch.full_like(whole, torch.nan), rate, torch.ones(()))
-    for a, b in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
-        for key in ("step", "exp_avg", "exp_avg_sq"):  # what a checkpoint holds
-            torch.testing.assert_close(holder.state[a][key], adam.state[b][key], rtol=tolerance, atol=tolerance)

@@ -12,7 +12,7 @@ from torch import fx
 
 from aevb import LSTM, Bernoulli, Model, Normal, conv, deconv, fit, mlp, noise
 from aevb.operations import elementary
-from aevb.training import capture, flat, fusing, recording
+from aevb.training import capture, fusing, recording
 from aevb.training import step as stepping
 from aevb.training.rewriting import BESIDE, PRODUCTS, UnchangeableError, rewritten
 
@@ -296,32 +296,16 @@ def test_a_step_that_cannot_be_rewritten_runs_as_it_was_recorded():
     assert "writes into a value that others may read" in made.unchanged
 
 
-def test_gradients_are_gathered_wherever_they_are():
-    parameters = [torch.nn.Parameter(numbers(size)) for size in (3, 4, 4, 2)]
-    holder = torch.optim.Adam(parameters)
-    for parameter in parameters:
-        parameter.grad = torch.ones_like(parameter)
-    holder.step()
-    vector = flat.Vector((parameters, holder))
-    same = numbers(4)
-    vector.gradients[parameters[0]].copy_(numbers(3))  # put there already
-    found = dict(zip(parameters, (vector.gradients[parameters[0]], same, same, None), strict=True))
-    vector.gradients[parameters[3]].fill_(7.0)
-    vector.gather(found)
-    for parameter, expected in zip(parameters, (numbers(3), same, same, torch.zeros(2, dtype=torch.float64)), strict=True):
-        assert torch.equal(vector.gradients[parameter], expected)
-
-
 # Many steps at a time ---------------------------------------------------------------------------------------------------------------------
 
 
 class Stepper:
     """What :class:`Steps` wants of one."""
 
-    captures, flattens, alone = True, False, True
+    captures, ends_compiled, alone = True, False, True
 
     def __init__(self, log, name):
-        self.log, self.name, self.seen, self.number, self.take, self.vectors = log, name, {}, None, lambda: None, {}
+        self.log, self.name, self.seen, self.number, self.take, self.moving = log, name, {}, None, lambda: None, {}
 
     def step(self, step, phase, rate):
         self.seen[phase.name] = self.seen.get(phase.name, 0) + 1
@@ -385,7 +369,7 @@ def test_steps_are_captured_anew_where_weights_have_moved(steps):
     for i in range(3 + 2 * capture.AT_ONCE):
         taken.step([(one, i, phase, 0.1)])
     assert graphs == [capture.AT_ONCE]
-    one.vectors["M"] = object()
+    one.moving["M"] = object()
     for i in range(3 + 2 * capture.AT_ONCE, 3 + 4 * capture.AT_ONCE):
         taken.step([(one, i, phase, 0.1)])
     assert graphs == [capture.AT_ONCE, capture.AT_ONCE]

@@ -115,10 +115,10 @@ class Resident(Source):
             self.batch = {name: value.to(self.like.device) for name, value in self.batch.items()}
 
     def read(self, rows: Tensor) -> Batch:
-        return {name: value.index_select(-2, rows.to(value.device)).to(self.like.device) for name, value in self.batch.items()}
+        return {name: _taken(value, rows).to(self.like.device) for name, value in self.batch.items()}
 
     def on_host(self, rows: Tensor) -> Batch:
-        return {name: value.index_select(-2, rows.to(value.device)).cpu() for name, value in self.batch.items()}
+        return {name: _taken(value, rows).cpu() for name, value in self.batch.items()}
 
     @classmethod
     def brought(cls, source: Mapped) -> Resident:
@@ -133,6 +133,12 @@ class Resident(Source):
                     self.batch[name] = value.new_empty((*value.shape[:-2], self.n, value.shape[-1]), device=self.like.device)
                 self.batch[name][..., start : start + len(rows), :].copy_(value)
         return self
+
+
+def _taken(value: Tensor, rows: Tensor) -> Tensor:
+    """Rows of a tensor [steps, n, d]; from a matrix, which it is where there is one step, torch takes them faster."""
+    rows = rows.to(value.device)
+    return value[0].index_select(0, rows).unsqueeze(0) if len(value) == 1 else value.index_select(-2, rows)
 
 
 def _surely_fits(data: Mapping[str, Any], like: Tensor) -> bool:

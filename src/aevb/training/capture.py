@@ -65,7 +65,7 @@ class Steps:
                 continue
             _load(part)
             if part[0][0][0].alone:
-                where = tuple(len(stepper.vectors) for stepper, *_ in part[0])  # where weights lie in memory changes with it
+                where = tuple(len(stepper.moving) for stepper, *_ in part[0])  # where weights lie in memory changes with it
                 self._replay([(stepper, phase) for stepper, _, phase, _ in part[0]], len(part), where)
             else:
                 self._take_together(part)

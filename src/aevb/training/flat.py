@@ -1,23 +1,73 @@
-"""Adam over one vector: a group's parameters side by side in memory, so that a step is one kernel that fills a GPU.
+"""Adam as one function of all that moves, compiled, together with what is asked before it: how large the gradient is, and whether it is finite.
 
-torch's fused optimiser gives each block of 65,536 numbers to one multiprocessor, so that a model of a million parameters keeps a few of
-them busy and the others waiting.
+On a GPU a group's parameters stand side by side in memory, so that a step is one kernel that fills it: torch's fused optimiser gives each
+block of 65,536 numbers to one multiprocessor, so that a model of a million parameters keeps a few of them busy and the others waiting.
+On a CPU they stay where they are.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+
+from aevb.training.fusing import compiled
 
 BETAS, EPS = (0.9, 0.999), 1e-8
 ALIGNED = 4  # numbers: where a row may begin
 
 
-class Vector:
+class Moving:
+    """What moves together, and Adam's state of it, as tensors; one tensor counts the steps."""
+
+    values: list[Tensor]
+    means: list[Tensor]
+    squares: list[Tensor]
+    step: Tensor
+    _judge: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
+    _move: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
+
+    def gather(self, found: Mapping[nn.Parameter, Tensor | None]) -> list[Tensor]:
+        """The gradients of ``values``, each as its value lies in memory."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def finish(
+        self, found: Mapping[nn.Parameter, Tensor | None], rate: Tensor, clip: float | None, total: Tensor, measured: Tensor, counts: Sequence[Tensor]
+    ) -> None:
+        """All that follows a gradient; ``counts`` are those of :func:`judge`.
+
+        Two functions: of the first the second needs a few numbers, which torch's compiler would else compute anew for every number that moves.
+        """
+        gradients = self.gather(found)
+        given = [*gradients, self.step, rate, total, measured, *counts]
+        if self._judge is None:
+            self._judge = compiled(partial(_judged, clip), given)
+        moving = [*self.values, *self.means, *self.squares, *gradients, *self._judge(given)]
+        if self._move is None:
+            self._move = compiled(partial(_adam, len(gradients)), moving)
+        self._move(moving)
+
+
+class Parts(Moving):
+    """Parameters where they lie."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+        states = [optimizer.state[parameter] for parameter in parameters]
+        self.values = list(parameters)
+        self.means, self.squares = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
+        self.step = states[0]["step"].clone()
+        for state in states:
+            state["step"] = self.step
+
+    def gather(self, found: Mapping[nn.Parameter, Tensor | None]) -> list[Tensor]:
+        return [torch.zeros_like(parameter) if gradient is None else laid_out(gradient, parameter) for parameter, gradient in found.items()]
+
+
+class Vector(Moving):
     """Parameters as views of one vector; their gradients, and the optimiser's state of each, as views of others.
 
     Several models of one declaration have a row each: ``weights`` and ``gradients`` have them by the first one's parameters, an axis of models
@@ -30,14 +80,15 @@ class Vector:
         order = sorted(range(len(first)), key=lambda i: first[i].numel() % ALIGNED != 0)
         width = -(-sum(parameter.numel() for parameter in first) // ALIGNED) * ALIGNED
         shape = (len(models), width) if len(models) > 1 else (width,)
-        self.values, self.means, self.squares, self.gradient = (torch.zeros(shape, dtype=first[0].dtype, device=first[0].device) for _ in range(4))
+        vectors = [torch.zeros(shape, dtype=first[0].dtype, device=first[0].device) for _ in range(4)]
+        self.values, self.means, self.squares, (self.gradient,) = ([vector] for vector in vectors)
         self.step = torch.stack([optimizer.state[parameters[0]]["step"] for parameters, optimizer in models]).reshape(shape[:-1])
         self.weights: dict[nn.Parameter, Tensor] = {}
         self.gradients: dict[nn.Parameter, Tensor] = {}
         start = 0
         for i in order:
             stop = start + first[i].numel()
-            parts = [vector[..., start:stop].unflatten(-1, first[i].shape) for vector in (self.values, self.means, self.squares, self.gradient)]
+            parts = [vector[..., start:stop].view((*shape[:-1], *first[i].shape)) for vector in vectors]
             self.weights[first[i]], _, _, self.gradients[first[i]] = parts
             for row, (parameters, optimizer) in enumerate(models):
                 value, mean, square = (part[row] for part in parts[:3]) if len(models) > 1 else parts[:3]
@@ -48,22 +99,23 @@ class Vector:
                 state |= {"exp_avg": mean, "exp_avg_sq": square, "step": self.step[row] if len(models) > 1 else self.step}
             start = stop
 
-    @property
-    def state(self) -> tuple[Tensor, ...]:
-        return self.values, self.means, self.squares, self.step
-
-    def gather(self, found: Mapping[nn.Parameter, Tensor | None]) -> Tensor:
-        """The gradients in the parameters' order: those that were not put there, and zero where there is none."""
+    def gather(self, found: Mapping[nn.Parameter, Tensor | None]) -> list[Tensor]:
+        """Those that were not put there are now, and zero where there is none."""
         for parameter, place in self.gradients.items():
             gradient = found[parameter]
             if gradient is None:
                 place.zero_()
             elif gradient.data_ptr() != place.data_ptr():
                 place.copy_(gradient)
-        return self.gradient
+        return [self.gradient]
 
 
-# Of one model, or of several at once: what is a number of one has then an axis of models, and what is a vector has it in front.
+def laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """A gradient as its parameter lies in memory: the kernels of the optimiser read both from beginning to end."""
+    return gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)
+
+
+# Of one model, or of several at once: what is a number of one has then an axis of models, and what is a tensor has it in front.
 
 
 def judge(total: Tensor, norm: Tensor, measured: Tensor, bad: Tensor, sums: Tensor, taken: Tensor, moved: Tensor) -> None:
@@ -74,37 +126,32 @@ def judge(total: Tensor, norm: Tensor, measured: Tensor, bad: Tensor, sums: Tens
     moved.add_(1 - bad)
 
 
-def adam(values: Tensor, means: Tensor, squares: Tensor, step: Tensor, gradient: Tensor, rate: Tensor, bad: Tensor) -> None:
-    """Adam's step in place; nothing where a step was bad."""
+def _judged(clip: float | None, *given: Tensor) -> tuple[Tensor, ...]:
+    """The judgement of a step, and what Adam needs to know of it: whether it moves, how far, the scale of the squares, and how much is clipped."""
+    *gradients, step, rate, total, measured, bad, sums, taken, moved = given
+    rows = [_rows(gradient, bad.dim()).square().sum(-1).reshape((*bad.shape, -1)) for gradient in gradients]
+    norm = torch.cat(rows, -1).sum(-1).sqrt()
+    judge(total, norm, measured, bad, sums, taken, moved)
     step.add_(bad == 0)
-    live, count = (bad == 0).unsqueeze(-1), step.to(values.dtype).unsqueeze(-1)
-    mean = means + (1 - BETAS[0]) * (gradient - means)
-    square = BETAS[1] * squares + (1 - BETAS[1]) * gradient.square()
-    first, second = (-torch.expm1(count * math.log(beta)) for beta in BETAS)  # 1 − βᵗ, exact also where βᵗ is almost 1
-    size = (square / second).sqrt() + EPS
-    values.copy_(torch.where(live, values - rate.unsqueeze(-1) / first * mean / size, values))
-    means.copy_(torch.where(live, mean, means))
-    squares.copy_(torch.where(live, square, squares))
+    first, second = (-torch.expm1(step.to(norm.dtype) * math.log(beta)) for beta in BETAS)  # 1 − βᵗ, exact also where βᵗ is almost 1
+    clipped = () if clip is None else ((clip / (norm + 1e-6)).clamp(max=1.0),)
+    return bad == 0, rate / first, second.rsqrt(), *clipped
 
 
-def compiled() -> Callable[..., None]:
-    """:func:`finish`, compiled."""
-    run = torch.compile(finish, dynamic=False)
-
-    def limited(*arguments: Any) -> None:
-        with torch._dynamo.config.patch(recompile_limit=256):  # one for each size, precision and schedule of a process
-            run(*arguments)
-
-    return limited
+def _rows(gradient: Tensor, models: int) -> Tensor:
+    """As a matrix, whose rows are as long as can be and yet many: then threads share them, and each is summed at once."""
+    return gradient.flatten(models + 1) if gradient.dim() > models + 1 else gradient
 
 
-def finish(
-    state: Sequence[Tensor], gradient: Tensor, rate: Tensor, clip: float | None, total: Tensor, measured: Tensor, counts: Sequence[Tensor]
-) -> None:
-    """All that follows a gradient: its norm, the judgement, Adam's step. ``state`` is a vector's, ``counts`` are bad, sums, taken, moved."""
-    norm = gradient.square().sum(-1).sqrt()
-    judge(total, norm, measured, *counts)
-    if clip is not None:
-        gradient = gradient * (clip / (norm + 1e-6)).clamp(max=1.0).unsqueeze(-1)
-    values, means, squares, step = state
-    adam(values, means, squares, step, gradient, rate, counts[0])
+def _adam(count: int, *moving: Tensor) -> tuple[()]:
+    """Adam's step in place; nothing where a step was bad."""
+    numbers = moving[4 * count :]
+    for value, mean, square, gradient in zip(*(moving[i * count : (i + 1) * count] for i in range(4)), strict=True):
+        live, length, scale, *clipped = (number.reshape((*number.shape, *[1] * (value.dim() - number.dim()))) for number in numbers)
+        slope = gradient * clipped[0] if clipped else gradient
+        new_mean = mean + (1 - BETAS[0]) * (slope - mean)
+        new_square = BETAS[1] * square + (1 - BETAS[1]) * slope.square()
+        new_value = value - length * new_mean / (new_square.sqrt() * scale + EPS)
+        for place, new in ((value, new_value), (mean, new_mean), (square, new_square)):
+            place.copy_(torch.where(live, new, place))
+    return ()

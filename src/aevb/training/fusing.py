@@ -25,7 +25,10 @@ EXTERN = {
 }  # fmt: skip
 PARTS = (*VIEWS, aten.split.Tensor, aten.split_with_sizes.default, aten.select.int, aten.transpose.int, aten.permute.default, getitem)
 CUTS = {aten.slice.Tensor: 1, aten.select.int: 1, aten.split.Tensor: 2, aten.split_with_sizes.default: 2}  # where the axis stands
-OPTIONS: dict[str, Any] = {"realize_reads_threshold": 32, "realize_opcount_threshold": 256}  # compute a value again rather than write it down
+OPTIONS: dict[str, Any] = {
+    "realize_reads_threshold": 32, "realize_opcount_threshold": 256,  # compute a value again rather than write it down
+    "size_asserts": False,  # what a recorded step calls has the same arguments at every call
+}  # fmt: skip
 NARROW, SMALL = 4, 512  # a product over so few, or to so few of not many rows, is no work for a product's routine
 
 
@@ -193,7 +196,14 @@ class Compiled:
         return self.run(list(arguments))
 
 
-def _compiled(function: fx.GraphModule, arguments: Sequence[Tensor]) -> Callable[[list[Tensor]], Sequence[Tensor]]:
+def compiled(function: Callable[..., Sequence[Tensor]], arguments: Sequence[Tensor]) -> Callable[[list[Tensor]], Sequence[Tensor]]:
+    """A function of tensors, some of which it may write into, for arguments that lie in memory as these do; these it leaves as they are."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    return _compiled(make_fx(function, tracing_mode="fake")(*arguments), arguments, writes=True)
+
+
+def _compiled(function: fx.GraphModule, arguments: Sequence[Tensor], *, writes: bool = False) -> Callable[[list[Tensor]], Sequence[Tensor]]:
     """What torch's compiler makes of a function: the code itself, where what torch wraps around it gives back the same tensors."""
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
@@ -204,13 +214,20 @@ def _compiled(function: fx.GraphModule, arguments: Sequence[Tensor]) -> Callable
         return made[-1]
 
     wrapped: Any = compile_fx(function, list(arguments), inner_compile=inner, config_patches=OPTIONS)
-    expected = wrapped(*arguments)
+    tried = [_copy(argument) for argument in arguments] if writes else list(arguments)
+    expected = [*wrapped(*tried), *tried]
     code = getattr(made[0], "current_callable", None) if len(made) == 1 else None  # there is none where nothing is left to compute
     if code is not None:
-        found = code(list(arguments))
+        again = [_copy(argument) for argument in arguments] if writes else list(arguments)
+        found = [*code(list(again)), *again]
         if len(found) == len(expected) and all(map(_alike, found, expected)):
             return code  # type: ignore[no-any-return]
     return lambda inputs: wrapped(*inputs)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """The same numbers, lying in memory in the same way."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:

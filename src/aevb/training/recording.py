@@ -140,7 +140,7 @@ def own_part(model: Model) -> str | None:
 
 def shapes(inputs: Mapping[str, Tensor]) -> tuple[Any, ...]:
     """What a recording is made for."""
-    return tuple((name, value.shape) for name, value in inputs.items())
+    return tuple((name, value.shape, value.stride()) for name, value in inputs.items())
 
 
 def _trim(graph: fx.GraphModule) -> fx.GraphModule:

@@ -98,9 +98,8 @@ class Stepper:
         self.number, self.alone = 0, True  # among models that are trained together; whether its steps are its own
         self.not_recorded = _why_not_recorded(model, settings, [name for name, (kind, _) in layout.items() if kind == "seed"])
         self.recordings: dict[str, Recording] = {}
-        self.flattens = settings.compile and on_gpu and world.size == 1 and settings.schedule.objective == "bound"
-        self.finish: Callable[..., None] = flat.compiled() if self.flattens else flat.finish
-        self.vectors: dict[str, flat.Vector] = {}
+        self.ends_compiled = settings.compile and world.size == 1 and self.not_recorded is None and self.device.type in ("cpu", "cuda")
+        self.moving: dict[str, flat.Moving | None] = {}  # by phase; None where Adam's step is no one function
         self.left = 0  # steps to come
         self.draws = bool(source.fresh or settings.distort)  # whether the data of a step are drawn
         self.waits = on_gpu  # the host need not look after every step
@@ -187,7 +186,7 @@ class Stepper:
         self.take = nothing
         if self.staged is not None:
             self.staged.close()
-        if self.vectors or not self.alone:
+        if not self.alone or any(isinstance(moving, flat.Vector) for moving in self.moving.values()):
             for parameter in self.model.parameters():
                 parameter.data = parameter.data.clone()
 
@@ -274,10 +273,14 @@ class Stepper:
             self.bad.fill_(1.0)
             return
         total, measured, found = attempt
-        if self.flattens and self.alone and all(parameter in self.optimizer.state for parameter in active):
-            self._finish(phase, place, total, measured, dict(zip(active, found, strict=True)))
+        moving = self._moving(phase, active) if self.ends_compiled and self.alone else None
+        if moving is not None:
+            rate = torch.tensor(self.optimizer.param_groups[0]["lr"], dtype=self.dtype) if self.rates is None else self.rates[place, 0]
+            self._make_room()
+            counts = self.bad, self.sums, self.taken, self.moved
+            moving.finish(dict(zip(active, found, strict=True)), rate, self.settings.clip, total, measured, counts)
             return
-        pairs = [(parameter, _laid_out(gradient, parameter)) for parameter, gradient in zip(active, found, strict=True) if gradient is not None]
+        pairs = [(parameter, flat.laid_out(gradient, parameter)) for parameter, gradient in zip(active, found, strict=True) if gradient is not None]
         gradients = [gradient for _, gradient in pairs]
         self.world.sum(gradients)
         self.world.sum([total])
@@ -298,17 +301,22 @@ class Stepper:
             gradients = list(torch._foreach_mul(gradients, share))
         self._update([parameter for parameter, _ in pairs], gradients, place)
 
-    @torch.no_grad()
-    def _finish(self, phase: Phase, place: int, total: Tensor, measured: Tensor, found: Mapping[nn.Parameter, Tensor | None]) -> None:
-        """The rest of a compiled step: Adam over one vector."""
-        assert self.rates is not None
-        if phase.name not in self.vectors:
-            self.vectors[phase.name] = flat.Vector((list(found), self.optimizer))
-            self.recordings[phase.name].write_into(self.vectors[phase.name].gradients)
-        vector = self.vectors[phase.name]
-        self._make_room()
-        counts = self.bad, self.sums, self.taken, self.moved
-        self.finish(vector.state, vector.gather(found), self.rates[place, 0], self.settings.clip, total, measured, counts)
+    def _moving(self, phase: Phase, active: Sequence[nn.Parameter]) -> flat.Moving | None:
+        """What a phase moves, for the end of a step as one function; None until Adam has begun with all of it, or where not all at the same step."""
+        if phase.name not in self.moving:
+            states = [self.optimizer.state[parameter] for parameter in active if parameter in self.optimizer.state]
+            if len(states) < len(active):
+                return None
+            together = len({float(state["step"]) for state in states}) == 1
+            self.moving[phase.name] = self._gathered(phase, active) if together else None
+        return self.moving[phase.name]
+
+    def _gathered(self, phase: Phase, active: Sequence[nn.Parameter]) -> flat.Moving:
+        if not self.captures:
+            return flat.Parts(active, self.optimizer)
+        vector = flat.Vector((active, self.optimizer))
+        self.recordings[phase.name].write_into(vector.gradients)
+        return vector
 
     def _make_room(self) -> None:
         if not len(self.sums):
@@ -508,11 +516,6 @@ def _why_not_recorded(model: Model, settings: Settings, seeded: Sequence[str]) -
     if seeded:
         return f"{seeded[0]} is drawn by a sampler of torch's own"
     return own_part(model)
-
-
-def _laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:
-    """A gradient as its parameter lies in memory: the kernels of the optimiser read both from beginning to end."""
-    return gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)
 
 
 def _norm(gradients: list[Tensor]) -> Tensor:

@@ -1,0 +1,129 @@
+"""The end of a step: the gradient's norm, the judgement, Adam."""
+
+import math
+
+import pytest
+import torch
+from test_rewriting import compiles
+
+from aevb.training import flat
+
+SHAPES = ((5, 4), (3,), (7,), (2, 2), (2, 3, 2), ())
+
+
+def as_written(function, arguments):
+    """In place of :func:`aevb.training.fusing.compiled`."""
+    return lambda given: function(*given)
+
+
+def begun(dtype, lr=0.1):
+    """Parameters and Adam after a first step."""
+    parameters = [torch.nn.Parameter(torch.randn(shape, dtype=dtype)) for shape in SHAPES]
+    adam = torch.optim.Adam(parameters, lr=lr)
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    adam.step()
+    return parameters, adam
+
+
+def alike(mine, theirs):
+    """The same numbers, apart from each other."""
+    (parameters, adam), (others, other) = mine, theirs
+    for a, b in zip(parameters, others, strict=True):
+        b.data = a.data.clone()
+        other.state[b] = {key: value.clone() for key, value in adam.state[a].items()}
+
+
+def counts(dtype):
+    return torch.zeros(()), torch.zeros(3, dtype=dtype), torch.zeros(()), torch.zeros(())
+
+
+def moving(kind, parameters, adam):
+    return flat.Vector((parameters, adam)) if kind == "vector" else flat.Parts(parameters, adam)
+
+
+@pytest.mark.parametrize("kind", ["vector", "parts"])
+@pytest.mark.parametrize("clip", [None, 0.7])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
+def test_the_end_of_a_step_is_torchs_adam_and_leaves_a_bad_step_out(kind, clip, dtype, tolerance, monkeypatch):
+    monkeypatch.setattr(flat, "compiled", as_written)
+    steps_are_adams(kind, clip, dtype, tolerance)
+
+
+@compiles
+@pytest.mark.parametrize("kind", ["vector", "parts"])
+def test_compiled_it_is_too(kind):
+    steps_are_adams(kind, 0.7, torch.float64, 1e-12)
+
+
+def steps_are_adams(kind, clip, dtype, tolerance):
+    torch.manual_seed(0)
+    (mine, holder), (theirs, adam) = begun(dtype), begun(dtype)
+    alike((mine, holder), (theirs, adam))
+    ours = moving(kind, mine, holder)
+    bad, sums, taken, moved = counts(dtype)
+    rate, total, measured = torch.tensor(0.1, dtype=dtype), torch.tensor(-3.0, dtype=dtype), torch.tensor([2.0, 5.0], dtype=dtype)
+    norms = []
+    for _ in range(7):
+        gradients = [torch.randn_like(parameter) for parameter in mine]
+        ours.finish(dict(zip(mine, gradients, strict=True)), rate, clip, total, measured, (bad, sums, taken, moved))
+        for parameter, gradient in zip(theirs, gradients, strict=True):
+            parameter.grad = gradient.clone()
+        norms.append(torch.nn.utils.clip_grad_norm_(theirs, math.inf if clip is None else clip).item())
+        adam.step()
+    assert (bad.item(), taken.item(), moved.item()) == (0, 7, 7)
+    torch.testing.assert_close(sums, torch.tensor([14.0, 35.0, sum(norms)], dtype=dtype), rtol=tolerance, atol=0)
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+        for key in ("step", "exp_avg", "exp_avg_sq"):  # what a checkpoint holds
+            torch.testing.assert_close(holder.state[a][key], adam.state[b][key], rtol=tolerance, atol=tolerance)
+
+    kept = [tensor.clone() for tensor in (*mine, *(value for a in mine for value in holder.state[a].values()))]
+    for spoilt, objective in ((torch.nan, -3.0), (1.0, math.inf), (1.0, -3.0)):  # the last is good, but nobody has looked
+        gradients = [torch.full_like(parameter, spoilt) for parameter in mine]
+        ours.finish(dict(zip(mine, gradients, strict=True)), rate, clip, torch.tensor(objective, dtype=dtype), measured, (bad, sums, taken, moved))
+        assert (bad.item(), taken.item(), moved.item()) == (1, 7, 7)
+    for before, after in zip(kept, (*mine, *(value for a in mine for value in holder.state[a].values())), strict=True):
+        assert torch.equal(before, after)
+
+
+@compiles
+def test_compiling_leaves_the_arguments_as_they_are():
+    torch.manual_seed(0)
+    parameters, adam = begun(torch.float64)
+    ours = flat.Parts(parameters, adam)
+    given = [torch.ones_like(parameter) for parameter in parameters]
+    numbers = torch.tensor(True), torch.tensor(0.1, dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64)
+    arguments = [*ours.values, *ours.means, *ours.squares, *given, *numbers]
+    before = [argument.detach().clone() for argument in arguments]
+    with torch.no_grad():
+        run = flat.compiled(flat.partial(flat._adam, len(parameters)), arguments)
+        assert all(map(torch.equal, before, arguments))
+        run(list(arguments))
+    assert not any(torch.equal(a, b) for a, b in zip(before[: 3 * len(parameters)], arguments, strict=False))
+
+
+def test_gradients_are_gathered_wherever_they_are():
+    torch.manual_seed(0)
+    parameters, adam = begun(torch.float64)
+    vector = flat.Vector((parameters, adam))
+    there, moved, absent = parameters[0], parameters[1], parameters[2]
+    found = {parameter: torch.randn_like(parameter) for parameter in parameters}
+    vector.gradients[there].copy_(found[there])  # put there already
+    vector.gradients[absent].fill_(7.0)
+    vector.gather(found | {there: vector.gradients[there], absent: None})
+    assert torch.equal(vector.gradients[there], found[there])
+    assert torch.equal(vector.gradients[moved], found[moved])
+    assert not vector.gradients[absent].any()
+
+
+def test_gradients_of_parts_lie_as_their_parameters_do():
+    torch.manual_seed(0)
+    parameters, adam = begun(torch.float64)
+    across = torch.randn(4, 5, dtype=torch.float64).t()
+    found = {parameter: torch.randn_like(parameter) for parameter in parameters} | {parameters[0]: across, parameters[2]: None}
+    gradients = flat.Parts(parameters, adam).gather(found)
+    assert [gradient.stride() for gradient in gradients] == [parameter.stride() for parameter in parameters]
+    assert torch.equal(gradients[0], across)
+    assert gradients[1] is found[parameters[1]]
+    assert not gradients[2].any()
