@@ -10,7 +10,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from aevb import operations
-from aevb.operations import affine, bernoulli_log_prob, deferred, lstm_cell
+from aevb.operations import affine, bernoulli_log_prob, deferred, elementary, lstm_cell
 
 
 def parameters(*shapes, dtype=torch.float64):
@@ -138,6 +138,22 @@ def test_bernoulli_is_torchs_density():
     relaxed = torch.rand(1, 4, 5, dtype=torch.float64, requires_grad=True)  # a relaxed sample has gradients too
     assert torch.autograd.gradcheck(bernoulli_log_prob, (logits, relaxed))
     assert torch.autograd.gradgradcheck(bernoulli_log_prob, (logits, relaxed))
+
+
+@pytest.mark.parametrize("size", [1, 7, 16, 32, 64, 784, 1009])
+def test_for_a_compiler_bernoulli_takes_fewer_logarithms_and_is_the_same(size):
+    assert [operations._multiplied(size) for size in (1, 7, 16, 32, 64, 784, 1009)] == [1, 1, 1, 2, 4, 49, 1]
+    logits = torch.cat([torch.randn(9, size) * 5, torch.full((1, size), 100.0), torch.full((1, size), -100.0), torch.zeros(1, size)]).double()
+    x = (torch.rand(12, size) < 0.3).double()
+    expected = torch.distributions.Bernoulli(logits=logits, validate_args=False).log_prob(x).sum(-1)
+    with elementary():
+        torch.testing.assert_close(bernoulli_log_prob(logits, x), expected, rtol=1e-12, atol=1e-12)
+        single = bernoulli_log_prob(logits.float(), x.float())
+        error = (single - expected).abs() / (1 + expected.abs() + (x * logits).abs().sum(-1))
+        assert error.max() < 1e-6
+        logits[0, 0], logits[1, 0] = torch.nan, torch.inf
+        x[1, 0] = 0.5
+        assert bernoulli_log_prob(logits, x).isfinite().tolist() == [False, False] + 10 * [True]
 
 
 def test_the_cell_is_torchs():

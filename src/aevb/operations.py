@@ -209,8 +209,9 @@ class _Bernoulli(Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, x: Tensor) -> Tensor:
         ctx.save_for_backward(logits, x)
-        if _elementary.get() and logits.device.type == "cpu":
-            return (x * logits - logits.clamp_min(0)).sum(-1) - _log_of_factors(1 + torch.exp(-logits.abs()))
+        if _elementary.get() and logits.device.type == "cpu" and (many := _multiplied(logits.shape[-1])) > 1:
+            factors = (1 + torch.exp(-logits.abs())).unflatten(-1, (many, -1))
+            return (x * logits - logits.clamp_min(0)).sum(-1) - factors.prod(-2).log().sum(-1)
         return (x * logits).sub_(F.softplus(logits)).sum(-1)
 
     @staticmethod
@@ -221,11 +222,9 @@ class _Bernoulli(Function):
         return of_logits, (logits * g).sum_to_size(x.shape) if ctx.needs_input_grad[1] else None
 
 
-def _log_of_factors(factors: Tensor) -> Tensor:
-    """Σ log over the last axis of factors between 1 and 2. Up to 64 are multiplied before a logarithm is taken: on a CPU those cost the most."""
-    size = factors.shape[-1]
-    together = next((count for count in range(64, 1, -1) if size % count == 0 and size // count >= 16), 1)
-    return factors.unflatten(-1, (together, size // together)).prod(-2).log().sum(-1)
+def _multiplied(size: int) -> int:
+    """How many factors 1 + exp(−|η|), none above 2, are multiplied before a logarithm is taken, since on a CPU logarithms cost the most."""
+    return next((many for many in range(64, 1, -1) if size % many == 0 and size // many >= 16), 1)
 
 
 _elementary: ContextVar[bool] = ContextVar("elementary", default=False)
