@@ -390,3 +390,23 @@ def test_a_burst_and_a_wild_start_do_not_flatten_the_curve():
 def test_a_short_run_has_a_picture_too(rows, tmp_path):
     Run(small_gmvae(), loop.Settings(), rows, None, 1, 0.0).plot(tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 1000
+
+
+def test_what_a_run_prepares_in_its_first_steps_says_nothing_of_its_pace(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    shown = Display(100, 1100, 1.0)
+    now = 40.0  # it compiled
+    for step in range(101, 121):
+        shown.step(step)
+    for step in range(121, 201):
+        now += 0.125
+        shown.step(step)
+    assert shown.pace() == (8.0, 900 / 8)
+
+
+def test_of_several_runs_it_is_said_which_one_is_shown(capsys):
+    fit(small_gmvae(), {"x": X}, validation={"x": X}, seeds=[4, 7], progress=True, **SETTINGS)
+    assert "2 runs together; what is shown is seed 4." in capsys.readouterr().out
+    fit(small_gmvae(), {"x": X}, validation={"x": X}, seeds=[4], progress=True, **SETTINGS)
+    assert "runs together" not in capsys.readouterr().out

@@ -114,7 +114,8 @@ class Lab:
 
     def machine(self) -> dict[str, str]:
         on_gpu = self.device.startswith("cuda")
-        name = f"{torch.cuda.get_device_name()}, TF32" if on_gpu else f"{platform.machine()}, {torch.get_num_threads()} threads"
+        threads = torch.get_num_threads()
+        name = f"{torch.cuda.get_device_name()}, TF32" if on_gpu else f"{platform.machine()}, {threads} thread{'s' if threads > 1 else ''}"
         return {"device": name, "python": platform.python_version(), "torch": torch.__version__, "aevb": __version__}
 
 

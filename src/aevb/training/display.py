@@ -25,6 +25,9 @@ BOUNDS = ("elbo", "iwae", "expected", "evidence")
 BESIDES = ("step", "epoch", "lr", "phase", "gradient", "kl weight", "seconds", "note")  # of a row, what is neither the bound nor a term
 
 
+PREPARING = 20  # steps in which a run may compile and capture: they say nothing of its pace
+
+
 class Watcher:
     """What is told of a run. The base hears and says nothing."""
 
@@ -51,9 +54,12 @@ class Display(Watcher):
         self.validation: dict[str, float] = {}
         self.phase = ""
         self.marks = deque([(time.perf_counter(), start)])
+        self.steady = start + PREPARING
 
     def step(self, step: int) -> None:
         self.at = step
+        if step == self.steady:
+            self.marks = deque([(time.perf_counter(), step)])
 
     def row(self, row: Mapping[str, Any]) -> None:
         self.phase = row.get("phase", self.phase)

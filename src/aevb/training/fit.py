@@ -113,6 +113,8 @@ def fit(
             training.watch(False if trainings else progress, tensorboard, closing)
             training.after = after
             trainings.append(training)
+        for watcher in trainings[0].watchers if len(trainings) > 1 else ():
+            watcher.note(f"{len(trainings)} runs together; what is shown is seed {every[0].seed}.")
         return _train_together(trainings)
 
 
