@@ -392,3 +392,19 @@ def test_a_run_is_the_same_whether_its_rows_are_asked_for_singly_or_together():
     order = fit(CASES["vae"][0](), {"x": data()}, steps=1, batch=25).settings  # any run: only its batches matter
     rows = stepping.Order(60, order.batch, seed=4)
     assert torch.equal(rows.rows(3, 10), torch.cat([rows.rows(3 + i) for i in range(10)]))
+
+
+@compiles
+def test_what_was_compiled_once_is_found_again():
+    from torch._dynamo.utils import counters
+
+    def function(x, y):
+        return ((x * y).sin().sum(-1),)
+
+    arguments = [numbers(3, 5), numbers(3, 5)]
+    found = []
+    for _ in range(2):
+        before = counters["inductor"]["fxgraph_cache_hit"]
+        torch.testing.assert_close(fusing.compiled(function, arguments)(list(arguments)), function(*arguments))
+        found.append(counters["inductor"]["fxgraph_cache_hit"] - before)
+    assert found[-1] == 1

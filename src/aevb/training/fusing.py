@@ -205,7 +205,10 @@ def compiled(function: Callable[..., Sequence[Tensor]], arguments: Sequence[Tens
 
 def _compiled(function: fx.GraphModule, arguments: Sequence[Tensor], *, writes: bool = False) -> Callable[[list[Tensor]], Sequence[Tensor]]:
     """What torch's compiler makes of a function: the code itself, where what torch wraps around it gives back the same tensors."""
+    from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     made: list[Any] = []
 
@@ -213,7 +216,8 @@ def _compiled(function: fx.GraphModule, arguments: Sequence[Tensor], *, writes: 
         made.append(compile_fx_inner(*given, **choices))
         return made[-1]
 
-    wrapped: Any = compile_fx(function, list(arguments), inner_compile=inner, config_patches=OPTIONS)
+    with tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):  # without one torch would not look for what another process has compiled
+        wrapped: Any = compile_fx(function, list(arguments), inner_compile=inner, config_patches=OPTIONS)
     tried = [_copy(argument) for argument in arguments] if writes else list(arguments)
     expected = [*wrapped(*tried), *tried]
     code = getattr(made[0], "current_callable", None) if len(made) == 1 else None  # there is none where nothing is left to compute
