@@ -566,6 +566,45 @@ def test_what_after_returns_is_recorded():
     np.testing.assert_array_equal(run.history["twice"], [10, 20, 30, 40])
 
 
+def test_after_may_change_weights_but_not_how_they_lie():
+    def changed(how):
+        return fit(small_vae(), {"x": bits()}, validation={"x": bits()}, steps=20, validate_every=5, after=torch.no_grad()(how)).model
+
+    def scaled(step, model):
+        for parameter in model.parameters():
+            parameter.mul_(0.9)
+
+    def loaded(step, model):
+        model.load_state_dict({name: 0.9 * value for name, value in model.state_dict().items()})
+
+    def turned(step, model):
+        for parameter in model.parameters():
+            parameter.data = parameter.data.t().contiguous().t() if parameter.dim() == 2 else parameter.data
+
+    assert_equal_weights(weights(changed(scaled)), weights(changed(loaded)))
+    with pytest.raises(TrainingError, match=r"after= put another tensor in the place of factors\..*weight.* at step 5"):
+        changed(turned)
+
+
+def test_a_run_whose_weights_lie_across_is_resumed_bit_for_bit(tmp_path):
+    def across():
+        model = small_vae()
+        for parameter in model.parameters():
+            parameter.data = parameter.data.t().contiguous().t() if parameter.dim() == 2 else parameter.data
+        return model
+
+    def stop(step, model):
+        signal.raise_signal(signal.SIGTERM)
+
+    choices = {"validation": {"x": bits()}, "steps": 20, "validate_every": 10}
+    whole = fit(across(), {"x": bits()}, **choices).model
+    with pytest.raises(KeyboardInterrupt, match="stopped after step"):
+        fit(across(), {"x": bits()}, out=tmp_path, after=stop, **choices)
+    assert latest(tmp_path).step < 20
+    resumed = fit(across(), {"x": bits()}, out=tmp_path, resume=True, **choices).model
+    assert_equal_weights(weights(whole), weights(resumed))
+
+
 def test_a_skipped_last_step_still_ends_the_run_properly(tmp_path, monkeypatch):
     take = loop.Training._take_step
 

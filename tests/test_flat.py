@@ -1,12 +1,19 @@
 """The end of a step: the gradient's norm, the judgement, Adam."""
 
 import math
+from contextlib import ExitStack
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
+from test_recording import data, vae
 from test_rewriting import compiles
 
 from aevb.training import flat
+from aevb.training.checkpoint import TrainingError
+from aevb.training.fit import Training
+from aevb.training.settings import Settings
 
 SHAPES = ((5, 4), (3,), (7,), (2, 2), (2, 3, 2), ())
 
@@ -90,17 +97,42 @@ def steps_are_adams(kind, clip, dtype, tolerance):
 @compiles
 def test_compiling_leaves_the_arguments_as_they_are():
     torch.manual_seed(0)
-    parameters, adam = begun(torch.float64)
+    (parameters, adam), dtype = begun(torch.float64), torch.float64
     ours = flat.Parts(parameters, adam)
-    given = [torch.ones_like(parameter) for parameter in parameters]
-    numbers = torch.tensor(True), torch.tensor(0.1, dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64)
-    arguments = [*ours.values, *ours.means, *ours.squares, *given, *numbers]
+    numbers = torch.tensor(0.1, dtype=dtype), torch.tensor(1.0, dtype=dtype), torch.tensor([2.0, 3.0], dtype=dtype), *counts(dtype)
+    arguments = [*ours.values, *ours.means, *ours.squares, *map(torch.ones_like, parameters), ours.step, *numbers]
     before = [argument.detach().clone() for argument in arguments]
     with torch.no_grad():
-        run = flat.compiled(flat.partial(flat._adam, len(parameters)), arguments)
+        run = flat.compiled(partial(flat._end, len(parameters), None), arguments)
         assert all(map(torch.equal, before, arguments))
         run(list(arguments))
-    assert not any(torch.equal(a, b) for a, b in zip(before[: 3 * len(parameters)], arguments, strict=False))
+    assert not any(map(torch.equal, before[: 3 * len(parameters)], arguments[: 3 * len(parameters)]))
+
+
+def test_what_cannot_be_compiled_is_explained(monkeypatch):
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    def fails(function, arguments):
+        raise BackendCompilerFailed(fails, FileNotFoundError("g++"), None)
+
+    monkeypatch.setattr(flat, "compiled", fails)
+    parameters, adam = begun(torch.float64)
+    number = torch.tensor(1.0, dtype=torch.float64)
+    with pytest.raises(TrainingError, match="torch could not compile a step"):
+        flat.Parts(parameters, adam).finish(dict(zip(parameters, parameters, strict=True)), number, None, number, number, counts(torch.float64))
+
+
+@pytest.mark.parametrize("most", [2, 48])
+def test_of_many_parameters_the_end_is_not_compiled(most, monkeypatch):
+    asked = []
+    monkeypatch.setattr(flat, "MOST", most)
+    monkeypatch.setattr(flat, "compiled", lambda function, arguments: asked.append(len(arguments)) or as_written(function, arguments))
+    run = Training(vae(), {"x": data()}, None, Settings(steps=10, batch=20, compile=True), None, False, ExitStack())
+    run.stepper.recordings["joint"] = SimpleNamespace(shapes=None, unchanged=None)  # so that none is made, and none fits
+    for _ in range(3):
+        run._take_step(run.settings.schedule.phase(run.step, 10))
+        run.step += 1
+    assert asked == ([] if most == 2 else [4 * len(list(run.model.parameters())) + 8])
 
 
 def test_gradients_are_gathered_wherever_they_are():

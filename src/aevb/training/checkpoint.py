@@ -237,4 +237,4 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Te
         parameter = parameters[parameter_name]
         on_device = tensor.dim() or optimizer.defaults.get("fused") or optimizer.defaults.get("capturable")  # where Adam counts its steps
         value = tensor.to(parameter.device) if on_device else tensor
-        optimizer.state[parameter][key] = value.clone()
+        optimizer.state[parameter][key] = torch.empty_like(parameter).copy_(value) if tensor.dim() else value.clone()  # as the parameter lies

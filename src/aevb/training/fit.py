@@ -404,7 +404,7 @@ class Training:
             self._note_once(f"em() leaves q as it is: {self.stepper.left_alone}. To train q, fit again with alternate() or joint().")
         for recorded in self.stepper.recordings.values() if self.settings.compile else ():
             if recorded.unchanged is not None:
-                self._note_once(f"compile=True changes nothing here: {recorded.unchanged}.")
+                self._note_once(f"compile=True leaves the arithmetic of a step as it is: {recorded.unchanged}.")
 
     def _place(self, phase: Phase) -> dict[str, Any]:
         """Where in the schedule a step stands; an iteration in closed form has no learning rate."""
@@ -446,14 +446,32 @@ class Training:
             self.evaluation = Evaluation(self.model, self.validation, how=s.how, bound=s.bound, samples=s.samples, seed=s.seed)
         with threads(self.all_threads):  # rows are many here, and what is called is not ours
             values = self.evaluation()
-            found = self.after(self.step, self.model) if self.after is not None else None
-        self._record({f"validation {name}": value for name, value in values.items()} | dict(found or {}), began)
+            found = self._asked()
+        self._record({f"validation {name}": value for name, value in values.items()} | found, began)
         value = values[s.judge]
         if math.isfinite(value) and (self.best is None or value > self.best["value"]):
             self.best, self.waited = {"value": value, "step": self.step}, 0
             self.best_checkpoint = self._checkpoint(copied=True)  # on disk with the next one that is written
         else:
             self.waited += 1
+
+    def _asked(self) -> dict[str, float]:
+        """What ``after`` says. It may change the weights, but not how they lie in memory, nor, for a graph, where: a step knows them there."""
+        if self.after is None:
+            return {}
+        before = self._forms()
+        found = dict(self.after(self.step, self.model) or {})
+        changed = next((name for name, form in self._forms().items() if before.get(name) != form), None)
+        if changed is not None:
+            raise TrainingError(
+                f"after= put another tensor in the place of {changed} at step {self.step}; the run would not see it, or take its numbers for others. "
+                "Write the new numbers into the parameter (parameter.copy_(…) under torch.no_grad(), or load_state_dict)."
+            )
+        return found
+
+    def _forms(self) -> dict[str, tuple[Any, ...]]:
+        fixed = self.stepper.captures
+        return {name: (id(p), p.shape, p.stride(), p.dtype, p.device, p.data_ptr() if fixed else None) for name, p in self.model.named_parameters()}
 
     def _out_of_patience(self) -> bool:
         return self.settings.patience is not None and self.waited >= self.settings.patience

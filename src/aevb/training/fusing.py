@@ -8,7 +8,8 @@ again and again, and each is compiled once: a loop over 28 steps compiles as fas
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from heapq import heapify, heappop, heappush
 from operator import getitem
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from aevb.training.checkpoint import TrainingError
 from aevb.training.rewriting import BESIDE, LINEAR, PRODUCTS, VIEWS, Node, call
 
 aten = torch.ops.aten
@@ -196,15 +198,27 @@ class Compiled:
         return self.run(list(arguments))
 
 
+def _compiled(function: fx.GraphModule, arguments: Sequence[Tensor]) -> Callable[[list[Tensor]], Sequence[Tensor]]:
+    """What torch's compiler makes of a function: the code itself, where what torch wraps around it gives back the same tensors."""
+    wrapped, code = _both(function, arguments)
+    expected = wrapped(*arguments)
+    if code is not None:
+        found = code(list(arguments))
+        if len(found) == len(expected) and all(map(_alike, found, expected)):
+            return code
+    return lambda inputs: wrapped(*inputs)
+
+
 def compiled(function: Callable[..., Sequence[Tensor]], arguments: Sequence[Tensor]) -> Callable[[list[Tensor]], Sequence[Tensor]]:
-    """A function of tensors, some of which it may write into, for arguments that lie in memory as these do; these it leaves as they are."""
+    """A function that writes into some of its arguments, for arguments that lie in memory as these do; these it leaves as they are."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    return _compiled(make_fx(function, tracing_mode="fake")(*arguments), arguments, writes=True)
+    wrapped, code = _both(make_fx(function, tracing_mode="fake")(*arguments), arguments)
+    return (lambda inputs: wrapped(*inputs)) if code is None else code
 
 
-def _compiled(function: fx.GraphModule, arguments: Sequence[Tensor], *, writes: bool = False) -> Callable[[list[Tensor]], Sequence[Tensor]]:
-    """What torch's compiler makes of a function: the code itself, where what torch wraps around it gives back the same tensors."""
+def _both(function: fx.GraphModule, arguments: Sequence[Tensor]) -> tuple[Callable[..., Sequence[Tensor]], Any]:
+    """What torch's compiler makes of a function, with what torch wraps around it, and the code itself, if there is anything to compute."""
     from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch._subclasses import FakeTensorMode
@@ -218,20 +232,22 @@ def _compiled(function: fx.GraphModule, arguments: Sequence[Tensor], *, writes: 
 
     with tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):  # without one torch would not look for what another process has compiled
         wrapped: Any = compile_fx(function, list(arguments), inner_compile=inner, config_patches=OPTIONS)
-    tried = [_copy(argument) for argument in arguments] if writes else list(arguments)
-    expected = [*wrapped(*tried), *tried]
-    code = getattr(made[0], "current_callable", None) if len(made) == 1 else None  # there is none where nothing is left to compute
-    if code is not None:
-        again = [_copy(argument) for argument in arguments] if writes else list(arguments)
-        found = [*code(list(again)), *again]
-        if len(found) == len(expected) and all(map(_alike, found, expected)):
-            return code  # type: ignore[no-any-return]
-    return lambda inputs: wrapped(*inputs)
+    return wrapped, getattr(made[0], "current_callable", None) if len(made) == 1 else None
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    """The same numbers, lying in memory in the same way."""
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+@contextmanager
+def explained() -> Iterator[None]:
+    """Where torch cannot compile, say what it needs: it tries when a step is first taken."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+            raise
+        cause = str(error).partition("\n")[0]
+        raise TrainingError(
+            f"compile=True: torch could not compile a step ({cause}). On a CPU it needs a C++ compiler (g++, or the one that CXX names), on a GPU "
+            "Triton and a C compiler. Train without compile=True: the numbers are the same but for rounding."
+        ) from error
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:

@@ -16,8 +16,7 @@ from torch import Tensor, fx, nn
 
 from aevb.model import Model
 from aevb.operations import elementary
-from aevb.training.checkpoint import TrainingError
-from aevb.training.fusing import fused
+from aevb.training.fusing import explained, fused
 from aevb.training.rewriting import Beside, UnchangeableError, elemental, rewritten
 
 Function = Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor]]  # of the inputs: the objective, and what is measured
@@ -96,7 +95,7 @@ class Recording:
             self.beside.into = {outputs[i]: places[parameter] for i, parameter in zip(self.order, self.active, strict=True)}
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> Found:
-        with torch.no_grad(), _explained():
+        with torch.no_grad(), explained():
             objective, measured, *gradients = self.run(*self.parameters, *inputs.values())
         return objective, measured, [gradients[i] for i in self.order]
 
@@ -111,21 +110,6 @@ def _without_loops() -> Iterator[None]:
         yield
     finally:
         functorch._set_vmap_fallback_enabled(was)
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    """Where torch cannot compile, say what it needs: it tries when a step is first taken."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-            raise
-        cause = str(error).partition("\n")[0]
-        raise TrainingError(
-            f"compile=True: torch could not compile a step ({cause}). On a CPU it needs a C++ compiler (g++, or the one that CXX names), on a GPU "
-            "Triton and a C compiler. Train without compile=True: the numbers are the same but for rounding."
-        ) from error
 
 
 def own_part(model: Model) -> str | None:

@@ -308,7 +308,8 @@ class Stepper:
             if len(states) < len(active):
                 return None
             together = len({float(state["step"]) for state in states}) == 1
-            self.moving[phase.name] = self._gathered(phase, active) if together else None
+            few = self.captures or len(active) <= flat.MOST
+            self.moving[phase.name] = self._gathered(phase, active) if together and few else None
         return self.moving[phase.name]
 
     def _gathered(self, phase: Phase, active: Sequence[nn.Parameter]) -> flat.Moving:
