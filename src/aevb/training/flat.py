@@ -1,4 +1,4 @@
-"""Adam as one function of all that moves, compiled, together with what is asked before it: how large the gradient is, and whether it is finite.
+"""Adam as one function of all that moves, compiled, as is what is asked before it: how large the gradient is, and whether it is finite.
 
 On a GPU a group's parameters stand side by side in memory, so that a step is one kernel that fills it: torch's fused optimiser gives each
 block of 65,536 numbers to one multiprocessor, so that a model of a million parameters keeps a few of them busy and the others waiting.
@@ -28,7 +28,8 @@ class Moving:
     means: list[Tensor]
     squares: list[Tensor]
     step: Tensor
-    _run: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
+    _judge: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
+    _move: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
 
     def gather(self, found: Mapping[nn.Parameter, Tensor | None]) -> list[Tensor]:
         """The gradients of ``values``, each as its value lies in memory."""
@@ -38,13 +39,19 @@ class Moving:
     def finish(
         self, found: Mapping[nn.Parameter, Tensor | None], rate: Tensor, clip: float | None, total: Tensor, measured: Tensor, counts: Sequence[Tensor]
     ) -> None:
-        """All that follows a gradient; ``counts`` are those of :func:`judge`."""
+        """All that follows a gradient; ``counts`` are those of :func:`judge`.
+
+        Two functions: of the first the second needs a few numbers, which torch's compiler would else compute anew for every number that moves.
+        """
         gradients = self.gather(found)
-        given = [*self.values, *self.means, *self.squares, *gradients, self.step, rate, total, measured, *counts]
+        given = [*gradients, self.step, rate, total, measured, *counts]
         with explained():
-            if self._run is None:
-                self._run = compiled(partial(_end, len(gradients), clip), given)
-            self._run(given)
+            if self._judge is None:
+                self._judge = compiled(partial(_judged, clip), given)
+            moving = [*self.values, *self.means, *self.squares, *gradients, *self._judge(given)]
+            if self._move is None:
+                self._move = compiled(partial(_moved, len(gradients)), moving)
+            self._move(moving)
 
 
 class Parts(Moving):
@@ -121,22 +128,16 @@ def judge(total: Tensor, norm: Tensor, measured: Tensor, bad: Tensor, sums: Tens
     moved.add_(1 - bad)
 
 
-def _end(count: int, clip: float | None, *given: Tensor) -> tuple[()]:
-    """The end of a step that moves ``count`` tensors, in place."""
-    values, means, squares, gradients = (given[i * count : (i + 1) * count] for i in range(4))
-    step, rate, total, measured, bad, sums, taken, moved = given[4 * count :]
+def _judged(clip: float | None, *given: Tensor) -> tuple[Tensor, ...]:
+    """The judgement of a step, and what Adam needs to know of it: whether it moves, how far, the scale of the squares, and how much is clipped."""
+    *gradients, step, rate, total, measured, bad, sums, taken, moved = given
     rows = [_rows(gradient, bad.dim()).square().sum(-1).reshape((*bad.shape, -1)) for gradient in gradients]
     norm = torch.cat(rows, -1).sum(-1).sqrt()
     judge(total, norm, measured, bad, sums, taken, moved)
     step.add_(bad == 0)
     first, second = (-torch.expm1(step.to(norm.dtype) * math.log(beta)) for beta in BETAS)  # 1 − βᵗ, exact also where βᵗ is almost 1
-    share = torch.ones_like(norm) if clip is None else (clip / (norm + 1e-6)).clamp(max=1.0)
-    # Written down before they are used: else torch's compiler would compute them anew for every number that moves.
-    numbers = torch.stack([1 - bad.to(norm.dtype), share, (rate / first).to(norm.dtype), second.rsqrt()]).unbind()
-    for value, mean, square, gradient in zip(values, means, squares, gradients, strict=True):
-        live, part, length, scale = (number.reshape((*number.shape, *[1] * (value.dim() - number.dim()))) for number in numbers)
-        _adam(value, mean, square, gradient if clip is None else part * gradient, live > 0, length, scale)
-    return ()
+    clipped = () if clip is None else ((clip / (norm + 1e-6)).clamp(max=1.0),)
+    return bad == 0, rate / first, second.rsqrt(), *clipped
 
 
 def _rows(gradient: Tensor, models: int) -> Tensor:
@@ -144,10 +145,15 @@ def _rows(gradient: Tensor, models: int) -> Tensor:
     return gradient.flatten(models + 1) if gradient.dim() > models + 1 else gradient
 
 
-def _adam(value: Tensor, mean: Tensor, square: Tensor, gradient: Tensor, live: Tensor, length: Tensor, scale: Tensor) -> None:
-    """Adam's step in place; nothing where a step was bad."""
-    new_mean = mean + (1 - BETAS[0]) * (gradient - mean)
-    new_square = BETAS[1] * square + (1 - BETAS[1]) * gradient.square()
-    new_value = value - length * new_mean / (new_square.sqrt() * scale + EPS)
-    for place, new in ((value, new_value), (mean, new_mean), (square, new_square)):
-        place.copy_(torch.where(live, new, place))
+def _moved(count: int, *moving: Tensor) -> tuple[()]:
+    """Adam's step of ``count`` tensors, in place; nothing where a step was bad."""
+    numbers = moving[4 * count :]
+    for value, mean, square, gradient in zip(*(moving[i * count : (i + 1) * count] for i in range(4)), strict=True):
+        live, length, scale, *clipped = (number.reshape((*number.shape, *[1] * (value.dim() - number.dim()))) for number in numbers)
+        slope = gradient * clipped[0] if clipped else gradient
+        new_mean = mean + (1 - BETAS[0]) * (slope - mean)
+        new_square = BETAS[1] * square + (1 - BETAS[1]) * slope.square()
+        new_value = value - length * new_mean / (new_square.sqrt() * scale + EPS)
+        for place, new in ((value, new_value), (mean, new_mean), (square, new_square)):
+            place.copy_(torch.where(live, new, place))
+    return ()

@@ -230,8 +230,10 @@ def _both(function: fx.GraphModule, arguments: Sequence[Tensor]) -> tuple[Callab
         made.append(compile_fx_inner(*given, **choices))
         return made[-1]
 
-    with tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):  # without one torch would not look for what another process has compiled
-        wrapped: Any = compile_fx(function, list(arguments), inner_compile=inner, config_patches=OPTIONS)
+    mode = FakeTensorMode(shape_env=ShapeEnv())  # where there is none, torch does not look for what was compiled before
+    with tracing(TracingContext(mode)):
+        fixed = [mode.from_tensor(argument, static_shapes=True) for argument in arguments]
+        wrapped: Any = compile_fx(function, fixed, inner_compile=inner, config_patches=OPTIONS)
     return wrapped, getattr(made[0], "current_callable", None) if len(made) == 1 else None
 
 
