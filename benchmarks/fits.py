@@ -97,7 +97,8 @@ def measure(problem: Problem, ways: Sequence[str], rounds: int, warm_up: int, he
     order = [*ways, BASE]
     times: dict[str, list[float]] = {way: [] for way in order}
     epochs = rounds + warm_up + 1 + AS_LONG * BATCH // problem.count
-    shorter = min(problem.count, BATCH * ENOUGH.get(problem.device, {}).get(problem.model, problem.count))
+    steps = problem.count // BATCH
+    shorter = BATCH * min(steps, ENOUGH.get(problem.device, {}).get(problem.model, steps))
     with ExitStack() as stack:  # a side that is not called any more ends by itself
         running = {}
         for way in order:
@@ -112,7 +113,7 @@ def measure(problem: Problem, ways: Sequence[str], rounds: int, warm_up: int, he
     return {
         "ways": summary({way: found[warm_up:] for way, found in times.items()}, BASE),
         "rounds": rounds,
-        "steps": problem.count // BATCH,
+        "steps": steps,
         "held out": held_out,
     }
 

@@ -8,6 +8,7 @@ On a CPU they stay where they are.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -21,7 +22,7 @@ ALIGNED = 4  # numbers: where a row may begin
 MOST = 48  # tensors that one function moves: about a third of a second each to compile
 
 
-class Moving:
+class Moving(ABC):
     """What moves together, and Adam's state of it, as tensors; one tensor counts the steps."""
 
     values: list[Tensor]
@@ -31,9 +32,9 @@ class Moving:
     _judge: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
     _move: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
 
+    @abstractmethod
     def gather(self, found: Mapping[nn.Parameter, Tensor | None]) -> list[Tensor]:
         """The gradients of ``values``, each as its value lies in memory."""
-        raise NotImplementedError
 
     @torch.no_grad()
     def finish(
