@@ -219,6 +219,7 @@ def compiled(function: Callable[..., Sequence[Tensor]], arguments: Sequence[Tens
 
 def _both(function: fx.GraphModule, arguments: Sequence[Tensor]) -> tuple[Callable[..., Sequence[Tensor]], Any]:
     """What torch's compiler makes of a function, with what torch wraps around it, and the code itself, if there is anything to compute."""
+    from torch._functorch import config as functorch
     from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch._subclasses import FakeTensorMode
@@ -231,7 +232,7 @@ def _both(function: fx.GraphModule, arguments: Sequence[Tensor]) -> tuple[Callab
         return made[-1]
 
     mode = FakeTensorMode(shape_env=ShapeEnv())  # where there is none, torch does not look for what was compiled before
-    with tracing(TracingContext(mode)):
+    with tracing(TracingContext(mode)), functorch.patch(enable_autograd_cache=False):  # which would keep the code to itself
         fixed = [mode.from_tensor(argument, static_shapes=True) for argument in arguments]
         wrapped: Any = compile_fx(function, fixed, inner_compile=inner, config_patches=OPTIONS)
     return wrapped, getattr(made[0], "current_callable", None) if len(made) == 1 else None
