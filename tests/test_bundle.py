@@ -208,6 +208,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     monkeypatch.setattr(stepping, "lane", lambda device, number: lane)
+    monkeypatch.setattr(capture, "AT_ONCE", 2)  # an epoch has three steps
 
     def captured(models, count):
         assert all(stepper.seen["joint"] >= capture.WARM_UP for model, _ in models for stepper in getattr(model, "steppers", [model]))

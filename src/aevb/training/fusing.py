@@ -31,7 +31,8 @@ OPTIONS: dict[str, Any] = {
     "realize_reads_threshold": 32, "realize_opcount_threshold": 256,  # compute a value again rather than write it down
     "size_asserts": False,  # what a recorded step calls has the same arguments at every call
 }  # fmt: skip
-NARROW, SMALL = 4, 512  # a product over so few, or to so few of not many rows, is no work for a product's routine
+NARROW, SMALL = 4, 512  # a product over so few, or to twice so few of not many rows, is no work for a product's routine
+WIDER = 16  # in place of both for the products of several models at once, whose routines on a GPU are slow with what is narrow
 
 
 def fused(graph: fx.GraphModule) -> fx.GraphModule:
@@ -82,16 +83,18 @@ def _same_view(node: Node) -> bool:
 def _spread(graph: fx.Graph) -> None:
     """Products over a few numbers, or to a few, as sums, which join what lies around them."""
     for node in list(graph.nodes):
-        if node.target not in PRODUCTS or node.kwargs or BESIDE in node.meta:
+        if node.target not in (*PRODUCTS, aten.bmm.default) or node.kwargs or BESIDE in node.meta:
             continue
+        few_terms, few_columns = (WIDER, WIDER) if node.target is aten.bmm.default else (NARROW, 2 * NARROW)
         bias, (a, b) = node.args[0] if node.target is aten.addmm.default else None, node.args[-2:]
-        (rows, terms), columns = a.meta["val"].shape, b.meta["val"].shape[1]
+        (*_, rows, terms), columns = a.meta["val"].shape, b.meta["val"].shape[-1]
         with graph.inserting_before(node):
-            if terms <= NARROW:
+            if terms <= few_terms:
                 total = _outer(graph, a, b, terms)
-            elif columns <= 2 * NARROW and rows <= SMALL and a.meta["val"].dtype == torch.float32:
-                pairs = call(graph, aten.unsqueeze.default, a, 1), call(graph, aten.unsqueeze.default, call(graph, aten.t.default, b), 0)
-                total = call(graph, aten.sum.dim_IntList, call(graph, aten.mul.Tensor, *pairs), [2])
+            elif columns <= few_columns and rows <= SMALL and a.meta["val"].dtype == torch.float32:
+                turned = call(graph, aten.transpose.int, b, -2, -1)
+                pairs = call(graph, aten.unsqueeze.default, a, -2), call(graph, aten.unsqueeze.default, turned, -3)
+                total = call(graph, aten.sum.dim_IntList, call(graph, aten.mul.Tensor, *pairs), [-1])
             else:
                 continue
             total = total if bias is None else call(graph, aten.add.Tensor, total, bias)
@@ -102,7 +105,7 @@ def _spread(graph: fx.Graph) -> None:
 def _outer(graph: fx.Graph, a: Node, b: Node, terms: int) -> Node:
     total = None
     for k in range(terms):
-        term = call(graph, aten.mul.Tensor, call(graph, aten.slice.Tensor, a, 1, k, k + 1), call(graph, aten.slice.Tensor, b, 0, k, k + 1))
+        term = call(graph, aten.mul.Tensor, call(graph, aten.slice.Tensor, a, -1, k, k + 1), call(graph, aten.slice.Tensor, b, -2, k, k + 1))
         total = term if total is None else call(graph, aten.add.Tensor, total, term)
     return total
 

@@ -38,6 +38,6 @@ class Order:
         found = self._kept.get(epoch)
         if found is None:
             generator = torch.Generator().manual_seed(seed_of(self.seed, "order", epoch))
-            found = torch.randperm(self.n, generator=generator).to(self.device)
+            found = torch.randperm(self.n, generator=generator).to(self.device, non_blocking=True)  # steps may be under way
             self._kept = {key: value for key, value in self._kept.items() if key == epoch - 1} | {epoch: found}
         return found
