@@ -12,7 +12,7 @@ from timing import summary
 COMMANDS = {
     "python": [sys.executable, "-c", "pass"],
     "import torch": [sys.executable, "-c", "import torch"],
-    "import aevb": [sys.executable, "-c", "import aevb"],
+    "from aevb import Model, fit": [sys.executable, "-c", "from aevb import Model, fit"],
     "aevb --help": [sys.executable, "-m", "aevb", "--help"],
 }
 

@@ -12,6 +12,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import fill
 from typing import Any
 
 import torch
@@ -95,7 +96,7 @@ def _lines(axes: Any, records: Sequence[dict[str, Any]], name: str) -> None:
 
 def _bars(axes: Any, records: Sequence[dict[str, Any]], name: str) -> None:
     commands = records[0]["studies"][name]["commands"]
-    axes.barh(list(commands), [row["ms"] / 1e3 for row in commands.values()], color="#2f6b4f")
+    axes.barh([fill(name, 16) for name in commands], [row["ms"] / 1e3 for row in commands.values()], color="#2f6b4f")
     axes.invert_yaxis()
     axes.set_xlabel("seconds from start to end")
 

@@ -1,11 +1,14 @@
 """What a newcomer runs first: the declarations of the documentation, the zoo, and the command line."""
 
+import ast
+import importlib
 import inspect
 import random
 import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -371,3 +374,35 @@ def test_importing_the_library_imports_nothing_heavy():
     heavy = ("scipy", "sklearn", "matplotlib", "typer", "rich", "pandas")
     code = f"import sys, aevb; print([name for name in {heavy!r} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+# What a name costs -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_public_names_are_imported_when_they_are_asked_for():
+    """Those who check types read other lines than Python does: both say the same."""
+    stub = ast.parse(Path(aevb.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    told = {alias.name: node.module for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    exported = next(ast.literal_eval(node.value) for node in stub.body if isinstance(node, ast.Assign))
+    assert set(aevb.__all__) == set(told) == set(exported)
+    for name, module in told.items():
+        assert getattr(aevb, name) is getattr(importlib.import_module(module), name)
+    assert set(aevb.__all__) <= set(dir(aevb))
+    with pytest.raises(AttributeError, match="module 'aevb' has no attribute 'Norml'"):
+        _ = aevb.Norml
+    with pytest.raises(ImportError, match="cannot import name 'nothing'"):
+        exec("from aevb import nothing")
+
+
+@pytest.mark.parametrize("asked", [["--help"], ["--version"], ["train", "--help"], ["trian"]])
+def test_help_does_not_wait_for_torch(asked):
+    code = f"import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); sys.argv[1:] = {asked}; from aevb.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1] == "False"
+    assert done.returncode == (2 if asked == ["trian"] else 0)
+
+
+def test_a_module_is_found_by_its_name_too():
+    code = "import aevb; print(aevb.zoo.vae(4, 2).graph.latents)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "('z',)\n"

@@ -7,86 +7,64 @@ log p(x) ≥ E of this estimator (ELBO):
 <BLANKLINE>
   log p(x|zˢ) − KL(q(z|x) ‖ p(z))
 ...
+
+What is named here is imported when it is asked for: who asks for none of it, such as ``aevb --help``, need not wait for torch.
 """
 
-from aevb.conditionals import Conditional
-from aevb.deterministic import GRU, LSTM, Deterministic
-from aevb.diagnostics import Diagnosis, diagnose
-from aevb.divergences import register_kl
-from aevb.estimators import Bound
-from aevb.evidence import AIS, Evidence, Particles, bidirectional
-from aevb.evidence.amortisation import Gap
-from aevb.families import (
-    Bernoulli,
-    Beta,
-    ContinuousBernoulli,
-    Exact,
-    Laplace,
-    Mixture,
-    MultivariateNormal,
-    NegativeBinomial,
-    Normal,
-    OneHot,
-    Poisson,
-    StudentT,
-)
-from aevb.laboratory import compare_estimators
-from aevb.model import Model, from_declaration, load
-from aevb.networks import Network, conv, deconv, linear, mlp, table
-from aevb.posterior import Posterior
-from aevb.predictive import PredictiveCheck, predictive_check
-from aevb.registry import register
-from aevb.training.fit import fit
-from aevb.training.run import Run, load_run
-from aevb.training.schedules import alternate, em, joint, mle
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
 from aevb.version import __version__
 
-__all__ = [
-    "AIS",
-    "GRU",
-    "LSTM",
-    "Bernoulli",
-    "Beta",
-    "Bound",
-    "Conditional",
-    "ContinuousBernoulli",
-    "Deterministic",
-    "Diagnosis",
-    "Evidence",
-    "Exact",
-    "Gap",
-    "Laplace",
-    "Mixture",
-    "Model",
-    "MultivariateNormal",
-    "NegativeBinomial",
-    "Network",
-    "Normal",
-    "OneHot",
-    "Particles",
-    "Poisson",
-    "Posterior",
-    "PredictiveCheck",
-    "Run",
-    "StudentT",
-    "__version__",
-    "alternate",
-    "bidirectional",
-    "compare_estimators",
-    "conv",
-    "deconv",
-    "diagnose",
-    "em",
-    "fit",
-    "from_declaration",
-    "joint",
-    "linear",
-    "load",
-    "load_run",
-    "mle",
-    "mlp",
-    "predictive_check",
-    "register",
-    "register_kl",
-    "table",
-]
+_FROM = {  # the same, for those who check types, is in __init__.pyi
+    "conditionals": ("Conditional",),
+    "deterministic": ("GRU", "LSTM", "Deterministic"),
+    "diagnostics": ("Diagnosis", "diagnose"),
+    "divergences": ("register_kl",),
+    "estimators": ("Bound",),
+    "evidence": ("AIS", "Evidence", "Particles", "bidirectional"),
+    "evidence.amortisation": ("Gap",),
+    "families": (
+        "Bernoulli",
+        "Beta",
+        "ContinuousBernoulli",
+        "Exact",
+        "Laplace",
+        "Mixture",
+        "MultivariateNormal",
+        "NegativeBinomial",
+        "Normal",
+        "OneHot",
+        "Poisson",
+        "StudentT",
+    ),
+    "laboratory": ("compare_estimators",),
+    "model": ("Model", "from_declaration", "load"),
+    "networks": ("Network", "conv", "deconv", "linear", "mlp", "table"),
+    "posterior": ("Posterior",),
+    "predictive": ("PredictiveCheck", "predictive_check"),
+    "registry": ("register",),
+    "training.fit": ("fit",),
+    "training.run": ("Run", "load_run"),
+    "training.schedules": ("alternate", "em", "joint", "mle"),
+}
+_HOME = {name: module for module, names in _FROM.items() for name in names}
+
+__all__ = [*_HOME, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, or a module of this package."""
+    if name in _HOME:
+        found = getattr(import_module(f"aevb.{_HOME[name]}"), name)
+    elif not name.startswith("_") and find_spec(f"aevb.{name}") is not None:
+        found = import_module(f"aevb.{name}")
+    else:
+        raise AttributeError(f"module 'aevb' has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -58,9 +58,14 @@ def main() -> None:
     sys.exit(code)
 
 
-def _run() -> int:
-    from aevb.training.fit import TrainingError
+def _failures() -> tuple[type[Exception], ...]:
+    """What ends a run; asked for when something was raised, so that help does not wait for torch."""
+    from aevb.training.checkpoint import TrainingError
 
+    return TrainingError, OSError
+
+
+def _run() -> int:
     try:
         app()
     except SystemExit as stop:
@@ -68,7 +73,7 @@ def _run() -> int:
     except ValueError as error:
         print(f"aevb: {in_its_words(error)}", file=sys.stderr)
         return 2
-    except (TrainingError, OSError) as error:
+    except _failures() as error:
         print(f"aevb: {in_its_words(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as error:

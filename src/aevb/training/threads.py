@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from statistics import fmean
 from threading import current_thread, main_thread
 
 import torch
@@ -30,7 +29,7 @@ def worth(model: Model, plan: Plan, batch: int) -> int:
     if unknown or not matrices or model._parameter().device.type != "cpu":
         return everyone
     rows = max((math.prod(shape[:-1]) for _, shape in plan.layout(batch, 1, dropout=False).values()), default=batch)
-    return min(everyone, max(FEW, int(max(rows, batch) * fmean(matrices) / SHARE)))
+    return min(everyone, max(FEW, int(max(rows, batch) * sum(matrices) / len(matrices) / SHARE)))
 
 
 @contextmanager

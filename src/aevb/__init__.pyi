@@ -1,0 +1,81 @@
+from aevb.conditionals import Conditional
+from aevb.deterministic import GRU, LSTM, Deterministic
+from aevb.diagnostics import Diagnosis, diagnose
+from aevb.divergences import register_kl
+from aevb.estimators import Bound
+from aevb.evidence import AIS, Evidence, Particles, bidirectional
+from aevb.evidence.amortisation import Gap
+from aevb.families import (
+    Bernoulli,
+    Beta,
+    ContinuousBernoulli,
+    Exact,
+    Laplace,
+    Mixture,
+    MultivariateNormal,
+    NegativeBinomial,
+    Normal,
+    OneHot,
+    Poisson,
+    StudentT,
+)
+from aevb.laboratory import compare_estimators
+from aevb.model import Model, from_declaration, load
+from aevb.networks import Network, conv, deconv, linear, mlp, table
+from aevb.posterior import Posterior
+from aevb.predictive import PredictiveCheck, predictive_check
+from aevb.registry import register
+from aevb.training.fit import fit
+from aevb.training.run import Run, load_run
+from aevb.training.schedules import alternate, em, joint, mle
+from aevb.version import __version__
+
+__all__ = [
+    "AIS",
+    "GRU",
+    "LSTM",
+    "Bernoulli",
+    "Beta",
+    "Bound",
+    "Conditional",
+    "ContinuousBernoulli",
+    "Deterministic",
+    "Diagnosis",
+    "Evidence",
+    "Exact",
+    "Gap",
+    "Laplace",
+    "Mixture",
+    "Model",
+    "MultivariateNormal",
+    "NegativeBinomial",
+    "Network",
+    "Normal",
+    "OneHot",
+    "Particles",
+    "Poisson",
+    "Posterior",
+    "PredictiveCheck",
+    "Run",
+    "StudentT",
+    "__version__",
+    "alternate",
+    "bidirectional",
+    "compare_estimators",
+    "conv",
+    "deconv",
+    "diagnose",
+    "em",
+    "fit",
+    "from_declaration",
+    "joint",
+    "linear",
+    "load",
+    "load_run",
+    "mle",
+    "mlp",
+    "predictive_check",
+    "register",
+    "register_kl",
+    "table",
+]
