@@ -214,8 +214,8 @@ def gpu(monkeypatch):
         assert all(stepper.seen["joint"] >= capture.WARM_UP for model, _ in models for stepper in getattr(model, "steppers", [model]))
         return SimpleNamespace(replay=lambda: [capture._advance(model, phase, count) for model, phase in models])
 
-    def clusters(graph):
-        graph = fusing.fused(graph)
+    def clusters(graph, **choices):
+        graph = fusing.fused(graph, **choices)
         for node in graph.graph.nodes:
             if isinstance(node.target, fusing.Compiled):
                 node.target.run = lambda arguments, function=node.target.function: function(*arguments)

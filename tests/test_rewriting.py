@@ -270,15 +270,16 @@ def test_what_a_compiler_hands_on_is_not_written_over():
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-def test_narrow_products_are_sums_and_those_of_several_models_also_where_they_are_wider():
+@pytest.mark.parametrize(("on_gpu", "left"), [(False, 2), (True, 0)])
+def test_narrow_products_are_sums_and_on_a_gpu_those_of_several_pairs_also_where_they_are_wider(on_gpu, left):
     def function(w, v, x, y):
         return (x @ w).exp(), torch.bmm(x[None], v).exp(), (y @ w.t()).exp(), torch.bmm(y[None], v.mT).exp(), (x @ w[:, :6]).exp()
 
     arguments = numbers(40, 10).float(), numbers(1, 40, 10).float(), numbers(6, 40).float(), numbers(6, 10).float()
-    graph = fusing.fused(rewritten(traced(function, *arguments), 2))
+    graph = fusing.fused(rewritten(traced(function, *arguments), 2), on_gpu=on_gpu)
     for part in calls(graph):
         part.run = lambda given, function=part.function: function(*given)
-    assert (count(graph, "mm"), count(graph, "bmm")) == (2, 0)
+    assert (count(graph, "mm"), count(graph, "bmm")) == (2, left)
     for a, b in zip(graph(*arguments), function(*arguments), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 

@@ -11,9 +11,8 @@ log p(x) ≥ E of this estimator (ELBO):
 What is named here is imported when it is asked for: who asks for none of it, such as ``aevb --help``, need not wait for torch.
 """
 
-from importlib import import_module
-from importlib.util import find_spec
-from typing import Any
+from importlib import import_module as _import
+from importlib import util as _util
 
 from aevb.version import __version__
 
@@ -54,16 +53,14 @@ _HOME = {name: module for module, names in _FROM.items() for name in names}
 __all__ = [*_HOME, "__version__"]
 
 
-def __getattr__(name: str) -> Any:
-    """A public name, or a module of this package."""
+def __getattr__(name: str) -> object:
+    """A public name, or a module of this package; what lies deeper is imported as ``aevb.training.run`` is."""
     if name in _HOME:
-        found = getattr(import_module(f"aevb.{_HOME[name]}"), name)
-    elif not name.startswith("_") and find_spec(f"aevb.{name}") is not None:
-        found = import_module(f"aevb.{name}")
-    else:
-        raise AttributeError(f"module 'aevb' has no attribute {name!r}")
-    globals()[name] = found
-    return found
+        found = globals()[name] = getattr(_import(f"aevb.{_HOME[name]}"), name)
+        return found
+    if name.isidentifier() and not name.startswith("_") and _util.find_spec(f"aevb.{name}") is not None:
+        return _import(f"aevb.{name}")
+    raise AttributeError(f"module 'aevb' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -48,7 +48,7 @@ app.command(rich_help_panel="Runs")(reproduce.reproduce)
 
 
 def main() -> None:
-    """Run the command line. Exit codes: 0, 1 if a run failed, 2 for a mistake in what was asked."""
+    """Run the command line. Exit codes: 0, 1 if a run failed, 2 for a mistake in what was asked, 130 if it was interrupted."""
     code = _run()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         # torch's gloo and autograd threads can abort a process that goes the usual way; everything is written by now.
@@ -70,13 +70,13 @@ def _run() -> int:
         app()
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
+    except KeyboardInterrupt as error:  # which typer did not see
+        print(f"aevb: {str(error) or 'interrupted'}", file=sys.stderr)
+        return 130
     except ValueError as error:
         print(f"aevb: {in_its_words(error)}", file=sys.stderr)
         return 2
     except _failures() as error:
         print(f"aevb: {in_its_words(error)}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt as error:
-        print(f"aevb: {error or 'interrupted'}", file=sys.stderr)
         return 1
     return 0

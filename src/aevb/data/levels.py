@@ -201,23 +201,23 @@ def _levels(what: str, x: Any, levels: int, first_row: int | None = None) -> np.
     return array
 
 
-# From grey levels, their number, and as many numbers uniform on [0, 1) where a rule draws.
-_RULES: dict[str, Callable[[np.ndarray, int, Any], np.ndarray]] = {
-    "dequantise": lambda x, levels, u: _dequantised(x, levels, u),
-    "threshold": lambda x, levels, u: _where_known(x, x >= levels / 2),
-    "binarise": lambda x, levels, u: _where_known(x, u * (levels - 1) < x),
-    "scale": lambda x, levels, u: x.astype(np.float32) / np.float32(levels - 1),
-    "counts": lambda x, levels, u: x.astype(np.float32),
-}
-DRAWN = ("dequantise", "binarise")
-
-
 def _dequantised(x: np.ndarray, levels: int, u: Any) -> np.ndarray:
     """In place: of a large array memory for one more costs as much as the arithmetic."""
     found = x.astype(np.float32)
     found += u
     found /= np.float32(levels)
     return np.clip(found, np.float32(INSIDE), np.float32(1 - INSIDE), out=found)
+
+
+# From grey levels, their number, and as many numbers uniform on [0, 1) where a rule draws.
+_RULES: dict[str, Callable[[np.ndarray, int, Any], np.ndarray]] = {
+    "dequantise": _dequantised,
+    "threshold": lambda x, levels, u: _where_known(x, x >= levels / 2),
+    "binarise": lambda x, levels, u: _where_known(x, u * (levels - 1) < x),
+    "scale": lambda x, levels, u: x.astype(np.float32) / np.float32(levels - 1),
+    "counts": lambda x, levels, u: x.astype(np.float32),
+}
+DRAWN = ("dequantise", "binarise")
 
 
 def _where_known(x: np.ndarray, value: np.ndarray) -> np.ndarray:

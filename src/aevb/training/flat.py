@@ -123,13 +123,10 @@ def laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:
 
 def judge(total: Tensor, norm: Tensor, measured: Tensor, bad: Tensor, sums: Tensor, taken: Tensor, moved: Tensor) -> None:
     """Whether this step, or one before it that the host has not seen, failed; if none did, add what was measured, and count."""
-    size = total + norm
-    failed = (size - size) != bad  # 0 where it is finite, else no number; few operations, since uncompiled each is a kernel
-    bad.copy_(failed)
-    sums.add_(torch.cat([measured, norm.unsqueeze(-1)], -1).masked_fill_(failed.unsqueeze(-1), 0.0))
-    live = 1 - bad
-    taken.add_(live)
-    moved.add_(live)
+    bad.copy_(torch.maximum(bad, 1 - (total + norm).isfinite().to(bad.dtype)))
+    sums.add_(torch.where(bad.unsqueeze(-1) > 0, 0.0, torch.cat([measured, norm.unsqueeze(-1)], -1).to(sums.dtype)))
+    taken.add_(1 - bad)
+    moved.add_(1 - bad)
 
 
 def _judged(clip: float | None, *given: Tensor) -> tuple[Tensor, ...]:

@@ -32,12 +32,12 @@ OPTIONS: dict[str, Any] = {
     "size_asserts": False,  # what a recorded step calls has the same arguments at every call
 }  # fmt: skip
 NARROW, SMALL = 4, 512  # a product over so few, or to twice so few of not many rows, is no work for a product's routine
-WIDER = 16  # in place of both for the products of several models at once, whose routines on a GPU are slow with what is narrow
+WIDER = 16  # in place of both on a GPU for the products of several pairs at once, whose routines there are slow with what is narrow
 
 
-def fused(graph: fx.GraphModule) -> fx.GraphModule:
+def fused(graph: fx.GraphModule, *, on_gpu: bool = False) -> fx.GraphModule:
     """The same step with each cluster as one call of a compiled function."""
-    _spread(graph.graph)
+    _spread(graph.graph, on_gpu)
     levels: dict[Node, int] = {}
     clustered: set[Node] = set()
     for node in graph.graph.nodes:
@@ -80,16 +80,17 @@ def _same_view(node: Node) -> bool:
     return axis in (-1, node.args[0].meta["val"].dim() - 1)
 
 
-def _spread(graph: fx.Graph) -> None:
+def _spread(graph: fx.Graph, on_gpu: bool) -> None:
     """Products over a few numbers, or to a few, as sums, which join what lies around them."""
     for node in list(graph.nodes):
-        if node.target not in (*PRODUCTS, aten.bmm.default) or node.kwargs or BESIDE in node.meta:
+        several = on_gpu and node.target is aten.bmm.default
+        if not (several or node.target in PRODUCTS) or node.kwargs or BESIDE in node.meta:
             continue
-        few_terms, few_columns = (WIDER, WIDER) if node.target is aten.bmm.default else (NARROW, 2 * NARROW)
+        few_terms, few_columns = (WIDER, WIDER) if several else (NARROW, 2 * NARROW)
         bias, (a, b) = node.args[0] if node.target is aten.addmm.default else None, node.args[-2:]
         (*_, rows, terms), columns = a.meta["val"].shape, b.meta["val"].shape[-1]
         with graph.inserting_before(node):
-            if terms <= few_terms:
+            if 0 < terms <= few_terms:
                 total = _outer(graph, a, b, terms)
             elif columns <= few_columns and rows <= SMALL and a.meta["val"].dtype == torch.float32:
                 turned = call(graph, aten.transpose.int, b, -2, -1)

@@ -80,7 +80,7 @@ class Recording:
             if compiled or branches:
                 graph = rewritten(graph, len(named), beside=bool(branches))
             if compiled:
-                graph = fused(graph)
+                graph = fused(graph, on_gpu=bool(branches))
         except UnchangeableError as reason:
             self.unchanged = str(reason)
         self.beside = Beside(graph, branches) if branches else None
