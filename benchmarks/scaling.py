@@ -96,7 +96,7 @@ def _lines(axes: Any, records: Sequence[dict[str, Any]], name: str) -> None:
 
 def _bars(axes: Any, records: Sequence[dict[str, Any]], name: str) -> None:
     commands = records[0]["studies"][name]["commands"]
-    axes.barh([fill(name, 16) for name in commands], [row["ms"] / 1e3 for row in commands.values()], color="#2f6b4f")
+    axes.barh([fill(command, 16) for command in commands], [row["ms"] / 1e3 for row in commands.values()], color="#2f6b4f")
     axes.invert_yaxis()
     axes.set_xlabel("seconds from start to end")
 

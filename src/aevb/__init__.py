@@ -54,7 +54,7 @@ __all__ = [*_HOME, "__version__"]
 
 
 def __getattr__(name: str) -> object:
-    """A public name, or a module of this package; what lies deeper is imported as ``aevb.training.run`` is."""
+    """A public name, or a module of this package; a module inside one of its packages has to be imported by its full name."""
     if name in _HOME:
         found = globals()[name] = getattr(_import(f"aevb.{_HOME[name]}"), name)
         return found
