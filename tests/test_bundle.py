@@ -12,6 +12,7 @@ from test_recording import CASES, data, gmvae, partly_frozen, vae, vrnn
 from aevb import fit, joint
 from aevb.training import bundle, capture, flat, fusing, recording
 from aevb.training import step as stepping
+from aevb.training.adam import Adam
 from aevb.training.fit import Training
 from aevb.training.settings import Settings
 
@@ -160,12 +161,10 @@ def test_adam_over_rows_is_adam_over_each():
     sizes = ((5, 4), (3,), (7,), (2, 2))
     models = [[torch.nn.Parameter(torch.randn(size, dtype=torch.float64)) for size in sizes] for _ in range(3)]
     copies = [[torch.nn.Parameter(parameter.detach().clone()) for parameter in model] for model in models]
-    holders = [[torch.optim.Adam(model) for model in group] for group in (models, copies)]
-    for group, optimizers in zip((models, copies), holders, strict=True):
-        for model, optimizer in zip(group, optimizers, strict=True):
-            for parameter in model:
-                parameter.grad = torch.ones_like(parameter)
-            optimizer.step()
+    holders = [[Adam(1e-3) for _ in group] for group in (models, copies)]
+    for group, optimisers in zip((models, copies), holders, strict=True):
+        for model, optimiser in zip(group, optimisers, strict=True):
+            optimiser.update(model, [torch.ones_like(parameter) for parameter in model])
     rows = flat.Vector(*zip(models, holders[0], strict=True))
     singly = [flat.Vector(pair) for pair in zip(copies, holders[1], strict=True)]
     bad, sums, taken, moved = torch.tensor([0.0, 1.0, 0.0]), torch.zeros(3, 2, dtype=torch.float64), torch.zeros(3), torch.zeros(3)

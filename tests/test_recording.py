@@ -1,7 +1,6 @@
 """A recorded step is the step: the same numbers to the last bit, whatever is recorded; several runs together are each alone."""
 
 import signal
-from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -30,7 +29,6 @@ from aevb import (
 from aevb.data.preparation import Affine
 from aevb.training import step as stepping
 from aevb.training.checkpoint import TrainingError
-from aevb.training.fit import Training
 from aevb.training.settings import Settings
 
 
@@ -187,7 +185,6 @@ def test_without_a_compiler_the_message_says_what_is_needed(monkeypatch):
 
 
 def test_a_run_from_before_precision_and_compile_is_resumed(monkeypatch, tmp_path):
-    from aevb.training.settings import Settings
 
     x, real = {"x": data()}, Settings.record
     monkeypatch.setattr(Settings, "record", lambda self: {key: value for key, value in real(self).items() if key not in ("precision", "compile")})
@@ -292,53 +289,3 @@ def test_half_precision_trains_nearly_the_same_model():
     full, half = (runs[precision].history["validation elbo"][-1] for precision in ("float32", "bf16"))
     assert full != half
     assert abs(half - full) < 0.01 * abs(full)
-
-
-def mixture():
-    return Model({"y": OneHot(3), "x | y": Normal(16, net=mlp(4))}, {"y | x": OneHot(net=mlp(4))})
-
-
-@pytest.mark.parametrize(
-    ("build", "more", "settings"),
-    [
-        (vae, {}, {}),
-        (vae, {}, {"clip": 0.1}),
-        (vae, {}, {"schedule": alternate(5, 7)}),
-        (gmvae, {"y": np.arange(60) % 3}, {}),  # what nothing teaches does not move
-        (partly_frozen, {}, {"schedule": alternate(3, 4)}),
-        (mixture, {}, {"schedule": em(5)}),
-    ],
-)
-def test_adam_by_its_kernel_is_torchs_adam_also_after_a_break(tmp_path, monkeypatch, build, more, settings):
-    x = data().reshape(60, 4, 4) if build is partly_frozen else data() + 0.1 * torch.arange(60.0).unsqueeze(1) if build is mixture else data()
-    found = []
-    for name in ("ours", "torch's"):
-        steppers, begin = [], stepping.Stepper.__init__
-        with monkeypatch.context() as patch:
-            patch.setattr(stepping.Stepper, "__init__", lambda self, *args, begin=begin, made=steppers: (begin(self, *args), made.append(self))[0])
-            if name == "torch's":
-                patch.setattr(stepping.Stepper, "_update", by_torch)
-            torch.manual_seed(0)
-            model = build()
-            for steps in (20, 47):
-                fit(model, {"x": x, **more}, steps=steps, batch=20, seed=1, out=tmp_path / name, resume=steps > 20, decay="constant", **settings)
-        found.append((dict(model.state_dict()), steppers[-1].state()))
-    torch.testing.assert_close(*found, rtol=0, atol=0)
-
-
-def by_torch(self, parameters, gradients, place):
-    self.optimizer.zero_grad(set_to_none=True)
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient
-    self.optimizer.step()
-    self.optimizer.zero_grad(set_to_none=True)
-
-
-def test_a_parameter_that_comes_later_is_counted_by_itself():
-    torch.manual_seed(0)
-    run = Training(vae(), {"x": data()}, None, Settings(steps=10, batch=20), None, False, ExitStack())
-    parameters = run.stepper.active(run.settings.schedule.phase(0, 10))
-    ones = [torch.ones_like(parameter) for parameter in parameters]
-    for count in (4, 4, 4, len(parameters), 2, len(parameters)):
-        run.stepper._update(parameters[:count], ones[:count], 0)
-    assert [int(run.stepper.optimizer.state[parameter]["step"]) for parameter in parameters] == [6, 6, 5, 5] + [2] * (len(parameters) - 4)

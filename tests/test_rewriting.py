@@ -15,6 +15,7 @@ from aevb.operations import elementary
 from aevb.training import capture, fusing, recording
 from aevb.training import step as stepping
 from aevb.training.rewriting import BESIDE, PRODUCTS, UnchangeableError, rewritten
+from aevb.training.tracing import traced
 
 
 def compiles(test):
@@ -236,12 +237,6 @@ SHAPES = {
     "no product": (1, lambda w, x: (torch.sigmoid(w) * x, x.sum()), (numbers(5), numbers(5) + 1)),
     "an argument and the same result twice": (1, lambda w, x: (x, (y := x @ w), y, w), (numbers(5, 9), numbers(6, 5))),
 }
-
-
-def traced(function, *tensors):
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    return make_fx(function)(*tensors)
 
 
 @pytest.mark.parametrize("beside", [True, False])

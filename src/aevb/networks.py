@@ -108,8 +108,15 @@ def _initialise_heads(weight: Tensor, bias: Tensor | None, init: str, fan_in: in
         initialise(block, part, init, fan_in)
 
 
+class Layer(nn.Linear):
+    """Weights and a bias that somebody else gives their first values."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
 def _layer(fan_in: int, out: int, init: str, heads: Sequence[int] = ()) -> nn.Linear:
-    layer = nn.utils.skip_init(nn.Linear, fan_in, out)
+    layer = Layer(fan_in, out)
     _initialise_heads(layer.weight.data, layer.bias.data, init, fan_in, heads or [out])
     return layer
 

@@ -31,7 +31,7 @@ class Bundle:
     def __init__(self, steppers: Sequence[Stepper], phase: Phase, recording: Recording) -> None:
         self.steppers, self.recording = steppers, recording
         first = steppers[0]
-        self.vector = flat.Vector(*((stepper.active(phase), stepper.optimizer) for stepper in steppers))
+        self.vector = flat.Vector(*((stepper.active(phase), stepper.adam) for stepper in steppers))
         moving = self.vector.weights
         models = [stepper.model for stepper in steppers]
         recording.parameters = [
@@ -106,7 +106,7 @@ def bundles(steppers: Sequence[Stepper], phase: Phase) -> list[Bundle]:
 def bundled(steppers: Sequence[Stepper], phase: Phase) -> Bundle | None:
     """The models as one; None where torch has no rule for an operation on several at once, or not everything that might move does."""
     first = steppers[0]
-    if not all(parameter in stepper.optimizer.state for stepper in steppers for parameter in stepper.active(phase)):
+    if not all(parameter in stepper.adam.state for stepper in steppers for parameter in stepper.active(phase)):
         return None
     parameters = [torch.stack([p.detach() for p in same]) for same in zip(*(stepper.model.parameters() for stepper in steppers), strict=True)]
     try:

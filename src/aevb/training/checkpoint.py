@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 FORMAT, VERSION = "aevb checkpoint", 1
@@ -219,22 +218,3 @@ def _sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Mapping[Any, str]) -> dict[str, Tensor]:
-    """An optimiser's state by parameter name; what parameters share (how many steps they have taken) once for each."""
-    return {
-        f"{names[parameter]}/{key}": value if value.dim() else value.clone()
-        for parameter, state in optimizer.state.items()
-        for key, value in state.items()
-        if isinstance(value, Tensor)
-    }
-
-
-def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
-    for name, tensor in tensors.items():
-        parameter_name, _, key = name.rpartition("/")
-        parameter = parameters[parameter_name]
-        on_device = tensor.dim() or optimizer.defaults.get("fused") or optimizer.defaults.get("capturable")  # where Adam counts its steps
-        value = tensor.to(parameter.device) if on_device else tensor
-        optimizer.state[parameter][key] = torch.empty_like(parameter).copy_(value) if tensor.dim() else value.clone()  # as the parameter lies

@@ -7,7 +7,6 @@ On a CPU they stay where they are.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,9 +14,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from aevb.training.adam import Adam, lengths, move
 from aevb.training.fusing import compiled, explained
 
-BETAS, EPS = (0.9, 0.999), 1e-8
 ALIGNED = 4  # numbers: where a row may begin
 MOST = 48  # tensors that one function moves: about a third of a second each to compile
 
@@ -58,8 +57,8 @@ class Moving(ABC):
 class Parts(Moving):
     """Parameters where they lie."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
-        states = [optimizer.state[parameter] for parameter in parameters]
+    def __init__(self, parameters: Sequence[nn.Parameter], adam: Adam) -> None:
+        states = [adam.state[parameter] for parameter in parameters]
         self.values = list(parameters)
         self.means, self.squares = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
         self.step = states[0]["step"].clone()
@@ -77,7 +76,7 @@ class Vector(Moving):
     in front; of one model alone there is no such axis.
     """
 
-    def __init__(self, *models: tuple[Sequence[nn.Parameter], torch.optim.Optimizer]) -> None:
+    def __init__(self, *models: tuple[Sequence[nn.Parameter], Adam]) -> None:
         first = models[0][0]
         # Matrix products want rows that begin at multiples of 16 bytes: what would shift the others stands last.
         order = sorted(range(len(first)), key=lambda i: first[i].numel() % ALIGNED != 0)
@@ -85,7 +84,7 @@ class Vector(Moving):
         shape = (len(models), width) if len(models) > 1 else (width,)
         vectors = [torch.zeros(shape, dtype=first[0].dtype, device=first[0].device) for _ in range(4)]
         self.values, self.means, self.squares, (self.gradient,) = ([vector] for vector in vectors)
-        self.step = torch.stack([optimizer.state[parameters[0]]["step"] for parameters, optimizer in models]).reshape(shape[:-1])
+        self.step = torch.stack([adam.state[parameters[0]]["step"] for parameters, adam in models]).reshape(shape[:-1])
         self.weights: dict[nn.Parameter, Tensor] = {}
         self.gradients: dict[nn.Parameter, Tensor] = {}
         start = 0
@@ -93,9 +92,9 @@ class Vector(Moving):
             stop = start + first[i].numel()
             parts = [vector[..., start:stop].view((*shape[:-1], *first[i].shape)) for vector in vectors]
             self.weights[first[i]], _, _, self.gradients[first[i]] = parts
-            for row, (parameters, optimizer) in enumerate(models):
+            for row, (parameters, adam) in enumerate(models):
                 value, mean, square = (part[row] for part in parts[:3]) if len(models) > 1 else parts[:3]
-                state = optimizer.state[parameters[i]]
+                state = adam.state[parameters[i]]
                 for place, now in ((value, parameters[i].detach()), (mean, state["exp_avg"]), (square, state["exp_avg_sq"])):
                     place.copy_(now)
                 parameters[i].data = value
@@ -123,10 +122,13 @@ def laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:
 
 def judge(total: Tensor, norm: Tensor, measured: Tensor, bad: Tensor, sums: Tensor, taken: Tensor, moved: Tensor) -> None:
     """Whether this step, or one before it that the host has not seen, failed; if none did, add what was measured, and count."""
-    bad.copy_(torch.maximum(bad, 1 - (total + norm).isfinite().to(bad.dtype)))
-    sums.add_(torch.where(bad.unsqueeze(-1) > 0, 0.0, torch.cat([measured, norm.unsqueeze(-1)], -1).to(sums.dtype)))
-    taken.add_(1 - bad)
-    moved.add_(1 - bad)
+    size = total + norm
+    failed = (size - size) != bad  # 0 where it is finite, else no number; few operations, since uncompiled each is a kernel
+    bad.copy_(failed)
+    sums.add_(torch.cat([measured, norm.unsqueeze(-1)], -1).masked_fill_(failed.unsqueeze(-1), 0.0))
+    live = 1 - bad
+    taken.add_(live)
+    moved.add_(live)
 
 
 def _judged(clip: float | None, *given: Tensor) -> tuple[Tensor, ...]:
@@ -136,9 +138,8 @@ def _judged(clip: float | None, *given: Tensor) -> tuple[Tensor, ...]:
     norm = torch.cat(rows, -1).sum(-1).sqrt()
     judge(total, norm, measured, bad, sums, taken, moved)
     step.add_(bad == 0)
-    first, second = (-torch.expm1(step.to(norm.dtype) * math.log(beta)) for beta in BETAS)  # 1 − βᵗ, exact also where βᵗ is almost 1
     clipped = () if clip is None else ((clip / (norm + 1e-6)).clamp(max=1.0),)
-    return bad == 0, rate / first, second.rsqrt(), *clipped
+    return bad == 0, *lengths(step.to(norm.dtype), rate), *clipped
 
 
 def _rows(gradient: Tensor, models: int) -> Tensor:
@@ -151,10 +152,5 @@ def _moved(count: int, *moving: Tensor) -> tuple[()]:
     numbers = moving[4 * count :]
     for value, mean, square, gradient in zip(*(moving[i * count : (i + 1) * count] for i in range(4)), strict=True):
         live, length, scale, *clipped = (number.reshape((*number.shape, *[1] * (value.dim() - number.dim()))) for number in numbers)
-        slope = gradient * clipped[0] if clipped else gradient
-        new_mean = mean + (1 - BETAS[0]) * (slope - mean)
-        new_square = BETAS[1] * square + (1 - BETAS[1]) * slope.square()
-        new_value = value - length * new_mean / (new_square.sqrt() * scale + EPS)
-        for place, new in ((value, new_value), (mean, new_mean), (square, new_square)):
-            place.copy_(torch.where(live, new, place))
+        move(value, mean, square, gradient * clipped[0] if clipped else gradient, live, length, scale)
     return ()

@@ -18,7 +18,10 @@ from aevb.model import Model
 from aevb.operations import elementary
 from aevb.training.fusing import explained, fused
 from aevb.training.rewriting import Beside, UnchangeableError, elemental, rewritten
+from aevb.training.tracing import traced
 
+aten = torch.ops.aten
+SAME = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)  # what they give is what they are given
 Function = Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor]]  # of the inputs: the objective, and what is measured
 Found = tuple[Tensor, Tensor, list[Tensor | None]]  # the objective, what is measured, a gradient of −objective a parameter
 
@@ -52,8 +55,6 @@ class Recording:
         branches: Sequence[Any] = (),
         stacked: Sequence[Tensor] | None = None,
     ) -> None:
-        from torch.fx.experimental.proxy_tensor import make_fx
-
         named = dict(model.named_parameters())
         self.shapes = shapes(inputs)
         self.parameters: list[Tensor] = list(named.values())
@@ -70,11 +71,11 @@ class Recording:
 
         given = list(inputs.values())
         with elementary() if compiled else nullcontext():
-            graph = _trim(make_fx(flat)(*self.parameters, *(given if stacked is None else [value[0] for value in given])))
+            graph = _trim(traced(flat, *self.parameters, *(given if stacked is None else [value[0] for value in given])))
             if stacked is not None:
                 self.parameters = list(stacked)
                 with torch.no_grad(), _without_loops():
-                    graph = _trim(make_fx(torch.vmap(elemental(graph, len(named))))(*stacked, *given))
+                    graph = _trim(traced(torch.vmap(elemental(graph, len(named))), *stacked, *given))
         self.unchanged: str | None = None  # why it runs as it was recorded, though it was to be rewritten
         try:
             if compiled or branches:
@@ -129,7 +130,6 @@ def shapes(inputs: Mapping[str, Tensor]) -> tuple[Any, ...]:
 
 def _trim(graph: fx.GraphModule) -> fx.GraphModule:
     """Without the operations that change nothing: detaching, factors of 1, views of views, and views of the shape that is there."""
-    aten = torch.ops.aten
     reshaping = (aten.view.default, aten._unsafe_view.default)
     for node in list(graph.graph.nodes):
         if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
@@ -138,7 +138,7 @@ def _trim(graph: fx.GraphModule) -> fx.GraphModule:
             while node.args[0].target in reshaping:
                 node.update_arg(0, node.args[0].args[0])
         source = node.args[0]
-        same = node.target in (aten.detach.default, aten.alias.default) or (node.target is aten.mul.Scalar and node.args[1] == 1)
+        same = node.target in SAME or (node.target is aten.mul.Scalar and node.args[1] == 1)
         if node.target in (*reshaping, aten.expand.default):
             before, after = source.meta["val"], node.meta["val"]
             same = before.shape == after.shape and before.stride() == after.stride()

@@ -62,9 +62,6 @@ def elemental(graph: fx.GraphModule, parameters: int) -> fx.GraphModule:
 
 
 def _join(graph: fx.GraphModule, parameters: int) -> None:
-    for node in graph.graph.nodes:
-        if isinstance(value := node.meta.get("val"), torch.Tensor):
-            node.meta["val"] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
     _without_side_effects(graph.graph)
     _share(graph.graph)
     weights, last = _hoist(graph.graph, parameters)

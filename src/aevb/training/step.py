@@ -27,8 +27,8 @@ from aevb.model import Model
 from aevb.operations import held_fixed
 from aevb.plan import Plan
 from aevb.training import flat
+from aevb.training.adam import Adam
 from aevb.training.capture import AT_ONCE, WARM_UP, Lane, lane
-from aevb.training.checkpoint import optimizer_tensors, restore_optimizer
 from aevb.training.distributed import World
 from aevb.training.em import Regressions, Responsibilities, Statistics
 from aevb.training.objective import Objective
@@ -69,19 +69,13 @@ class Stepper:
         on_gpu = self.device.type == "cuda"
         assert settings.lr is not None
         self.rates = torch.full((AT_ONCE, ALIGNED), settings.lr, device=self.device) if on_gpu else None
-        self.optimizer = torch.optim.Adam(
-            [p for group in groups.values() for p in group],
-            lr=settings.lr if self.rates is None else self.rates[0, 0],
-            fused=self.device.type in ("cpu", "cuda"),
-            capturable=on_gpu,
-        )
+        self.adam = Adam(settings.lr if self.rates is None else self.rates[0, 0])
         self.left_alone: str | None = None  # why EM does not set q
         self.lost: str | None = None  # why EM found no statistics
         self.noise, self.drawing = torch.Generator(self.device), torch.Generator(self.device)
         places = AT_ONCE if on_gpu else 1  # what the host says of so many steps
         self.rows = torch.zeros(places, order.batch, dtype=torch.long, device=self.device)
         self.kl_weights = torch.ones(places, ALIGNED, device=self.device, dtype=self.dtype)
-        self.sharing: dict[Tensor, int] = {}  # by tensor that counts steps: of how many parameters, when it was made
         self.bad = torch.zeros((), device=self.device)  # 1 once a step has failed
         self.moved = torch.zeros((), device=self.device)  # steps taken since the host last looked, the first of which was ``origin``
         self.origin: int | None = None
@@ -151,8 +145,7 @@ class Stepper:
         if self.rates is not None:
             self.rates[:count, 0].copy_(torch.tensor(rates), non_blocking=True)
         else:
-            for group in self.optimizer.param_groups:
-                group["lr"] = rates[0]
+            self.adam.rate = rates[0]
 
     def _seed(self, generator: torch.Generator, word: str, step: int) -> None:
         """What a step draws is a function of (seed, step): drawn with a seed of its own, or, so that steps can follow each other in one graph,
@@ -182,7 +175,6 @@ class Stepper:
 
     def close(self) -> None:
         """After the last step: let go of graphs and threads; every parameter has memory of its own again."""
-        self.optimizer.zero_grad(set_to_none=True)
         self.take = nothing
         if self.staged is not None:
             self.staged.close()
@@ -275,7 +267,7 @@ class Stepper:
         total, measured, found = attempt
         moving = self._moving(phase, active) if self.ends_compiled and self.alone else None
         if moving is not None:
-            rate = torch.tensor(self.optimizer.param_groups[0]["lr"], dtype=self.dtype) if self.rates is None else self.rates[place, 0]
+            rate = torch.tensor(self.adam.rate, dtype=self.dtype) if self.rates is None else self.rates[place, 0]
             self._make_room()
             counts = self.bad, self.sums, self.taken, self.moved
             moving.finish(dict(zip(active, found, strict=True)), rate, self.settings.clip, total, measured, counts)
@@ -288,7 +280,6 @@ class Stepper:
         self._make_room()
         if self.waits:
             flat.judge(total, norm / self.world.size, measured, self.bad, self.sums, self.taken, self.moved)
-            self.optimizer.found_inf = self.bad  # type: ignore[attr-defined]
         elif math.isfinite(float(norm) + float(total)):
             self.sums.add_(torch.tensor([*measured.tolist(), float(norm) / self.world.size], dtype=self.dtype, device=self.device))
             self.taken.add_(1)
@@ -299,12 +290,14 @@ class Stepper:
         if self.settings.clip is not None:
             share = (self.settings.clip / (norm + 1e-6)).clamp(max=1.0)
             gradients = list(torch._foreach_mul(gradients, share))
-        self._update([parameter for parameter, _ in pairs], gradients, place)
+        if self.rates is not None:
+            self.adam.rate = self.rates[place, 0]
+        self.adam.update([parameter for parameter, _ in pairs], gradients, self.bad if self.waits else None)
 
     def _moving(self, phase: Phase, active: Sequence[nn.Parameter]) -> flat.Moving | None:
         """What a phase moves, for the end of a step as one function; None until Adam has begun with all of it, or where not all at the same step."""
         if phase.name not in self.moving:
-            states = [self.optimizer.state[parameter] for parameter in active if parameter in self.optimizer.state]
+            states = [self.adam.state[parameter] for parameter in active if parameter in self.adam.state]
             if len(states) < len(active):
                 return None
             together = len({float(state["step"]) for state in states}) == 1
@@ -314,50 +307,14 @@ class Stepper:
 
     def _gathered(self, phase: Phase, active: Sequence[nn.Parameter]) -> flat.Moving:
         if not self.captures:
-            return flat.Parts(active, self.optimizer)
-        vector = flat.Vector((active, self.optimizer))
+            return flat.Parts(active, self.adam)
+        vector = flat.Vector((active, self.adam))
         self.recordings[phase.name].write_into(vector.gradients)
         return vector
 
     def _make_room(self) -> None:
         if not len(self.sums):
             self.sums = torch.zeros(len(self.measured), device=self.device, dtype=self.dtype)
-
-    def _update(self, parameters: list[nn.Parameter], gradients: list[Tensor], place: int) -> None:
-        """Adam's step. On the CPU, where a step may be short, by its kernel: the optimiser around it costs as much as a layer."""
-        group = self.optimizer.param_groups[0]
-        if self.rates is not None:
-            group["lr"] = self.rates[place, 0]
-        states = [self.optimizer.state.get(parameter) for parameter in parameters]
-        if self.device.type != "cpu" or not all(states):
-            for state in filter(None, states if self.device.type == "cpu" else ()):  # elsewhere none is shared, and a graph knows where it lies
-                state["step"] = state["step"].clone()
-            self.optimizer.zero_grad(set_to_none=True)  # what is not of this step moves nothing
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.grad = gradient
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
-            return
-        self._count(states)  # type: ignore[arg-type]
-        means, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))  # type: ignore[index]
-        (beta1, beta2), choices = group["betas"], {"lr": group["lr"], "eps": group["eps"]}
-        choices |= {"beta1": beta1, "beta2": beta2, "weight_decay": 0.0, "amsgrad": False, "maximize": False}
-        with torch.no_grad():
-            torch._fused_adam_(parameters, gradients, means, squares, [], steps, **choices)  # type: ignore[arg-type]
-
-    def _count(self, states: Sequence[dict[str, Tensor]]) -> None:
-        """Count a step of some parameters. Those that move together share the tensor that counts: one each costs as much as a layer."""
-        step = states[0]["step"]
-        if self.sharing.get(step) == len(states) and all(state["step"] is step for state in states):
-            step.add_(1)
-            return
-        for state in states:
-            state["step"] = state["step"] + 1
-        if len({float(state["step"]) for state in states}) == 1:
-            step = states[0]["step"]
-            self.sharing[step] = len(states)
-            for state in states:
-                state["step"] = step
 
     def _iterate(self, step: int) -> None:
         """One iteration of exact EM: the posterior's statistics over all rows, then every factor of p in closed form, then q."""
@@ -441,12 +398,12 @@ class Stepper:
         """What the next step needs besides the weights: the optimiser's moments, and the weights an M-step's posterior belongs to."""
         held = self.objective.reference
         reference = {} if held is None else {f"{name}/reference": tensor for name, tensor in held.state_dict().items()}
-        return optimizer_tensors(self.optimizer, self.names) | reference
+        return self.adam.tensors(self.names) | reference
 
     def restore(self, tensors: Mapping[str, Tensor], metrics: Mapping[str, Any]) -> None:
         reference = {name.removesuffix("/reference"): tensor for name, tensor in tensors.items() if name.endswith("/reference")}
         moments = {name: tensor for name, tensor in tensors.items() if not name.endswith("/reference")}
-        restore_optimizer(self.optimizer, moments, {name: parameter for parameter, name in self.names.items()})
+        self.adam.restore(moments, {name: parameter for parameter, name in self.names.items()})
         if reference:
             self.objective.reference = copy.deepcopy(self.model).eval()
             self.objective.reference.load_state_dict(reference)
@@ -481,7 +438,6 @@ class Stepper:
 
     def _culprit(self, active: list[nn.Parameter], share: slice) -> tuple[str, Tensor]:
         """The term that is not finite and the rows where, or the parameter whose gradient is not, by all rows."""
-        self.optimizer.zero_grad(set_to_none=True)
         objective, bound = self.objective(self.inputs(0))
         for name, term in bound.terms.items():
             bad = ~term.detach().isfinite().cpu()
@@ -492,9 +448,10 @@ class Stepper:
         bad = ~bound.value.detach().isfinite().cpu()
         if bool(bad.any()):
             return "the bound", bad
-        (-objective).backward(inputs=active)
-        culprit = next((self.names[p] for p in active if p.grad is not None and not bool(p.grad.isfinite().all())), None)
-        self.optimizer.zero_grad(set_to_none=True)
+        gradients = torch.autograd.grad(-objective, active, allow_unused=True)
+        culprit = next(
+            (self.names[p] for p, found in zip(active, gradients, strict=True) if found is not None and not bool(found.isfinite().all())), None
+        )
         return f"the gradient of {culprit}" if culprit else "the gradient", torch.ones_like(bad)
 
 
