@@ -34,7 +34,7 @@ class Adam:
         if failed is None:
             self._count(states)
         else:
-            torch._foreach_add_([state["step"] for state in states], 1 - failed)
+            torch._foreach_add_([state["step"] for state in states], [1 - failed] * len(states))  # one tensor it would look at
         means, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
         if parameters[0].device.type in FUSED:
             choices: Any = {"lr": self.rate, "beta1": BETAS[0], "beta2": BETAS[1], "eps": EPS, "found_inf": failed}

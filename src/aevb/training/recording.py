@@ -71,7 +71,7 @@ class Recording:
 
         given = list(inputs.values())
         with elementary() if compiled else nullcontext():
-            graph = _trim(traced(flat, *self.parameters, *(given if stacked is None else [value[0] for value in given])))
+            graph = _trim(traced(flat, *self.parameters, *(given if stacked is None else [value[0] for value in given]), fold=not compiled))
             if stacked is not None:
                 self.parameters = list(stacked)
                 with torch.no_grad(), _without_loops():
@@ -79,7 +79,7 @@ class Recording:
         self.unchanged: str | None = None  # why it runs as it was recorded, though it was to be rewritten
         try:
             if compiled or branches:
-                graph = rewritten(graph, len(named), beside=bool(branches))
+                graph = rewritten(graph, len(named), beside=bool(branches), values=not compiled)
             if compiled:
                 graph = fused(graph, on_gpu=bool(branches))
         except UnchangeableError as reason:
@@ -129,22 +129,47 @@ def shapes(inputs: Mapping[str, Tensor]) -> tuple[Any, ...]:
 
 
 def _trim(graph: fx.GraphModule) -> fx.GraphModule:
-    """Without the operations that change nothing: detaching, factors of 1, views of views, and views of the shape that is there."""
+    """Without the operations that change nothing: detaching, factors and powers of 1, sums of one term, views of views or of what has their shape."""
     reshaping = (aten.view.default, aten._unsafe_view.default)
     for node in list(graph.graph.nodes):
-        if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
+        if node.op != "call_function" or not node.all_input_nodes:
             continue
         if node.target in reshaping:
             while node.args[0].target in reshaping:
                 node.update_arg(0, node.args[0].args[0])
-        source = node.args[0]
-        same = node.target in SAME or (node.target is aten.mul.Scalar and node.args[1] == 1)
+        source = node.all_input_nodes[0]
+        same = node.target in SAME
         if node.target in (*reshaping, aten.expand.default):
-            before, after = source.meta["val"], node.meta["val"]
-            same = before.shape == after.shape and before.stride() == after.stride()
+            same = _form(source) == _form(node)
+        elif _copies(node) and _form(source) == _form(node):
+            same = not _written(source) and not _written(node)
         if same:
             node.replace_all_uses_with(source)
             graph.graph.erase_node(node)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph
+
+
+def _copies(node: fx.Node) -> bool:
+    """Whether all that it computes is what was there, where it has the form of that."""
+    if node.target in (aten.mul.Scalar, aten.pow.Tensor_Scalar):
+        return bool(node.args[1] == 1)
+    if node.target is aten.cat.default:
+        return len(node.all_input_nodes) == 1 == len(node.args[0])  # type: ignore[arg-type]
+    return node.target is aten.sum.dim_IntList and len(node.args) == 3  # over axes that stay, of size one then
+
+
+def _form(node: fx.Node) -> tuple[Any, ...]:
+    value = node.meta.get("val")
+    return (node,) if value is None else (value.shape, value.stride(), value.dtype)
+
+
+def _written(node: fx.Node) -> bool:
+    """Whether something writes into it, or into a part of it."""
+    for user in node.users:
+        if isinstance(user.target, torch._ops.OpOverload) and user.args[0] is node:
+            aliases = any(returned.alias_info is not None for returned in user.target._schema.returns)
+            if user.target._schema.is_mutable or (aliases and _written(user)):
+                return True
+    return False

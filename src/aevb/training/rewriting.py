@@ -27,6 +27,7 @@ VIEWS = (*RESHAPES, aten.t.default, aten.slice.Tensor, aten.expand.default)
 CAST = aten._to_copy.default
 ENDS = (aten.mm.default, aten.bmm.default, aten.sum.dim_IntList, CAST)
 BESIDE = "beside"  # marks a node that runs beside the chain, with a number for those that belong together
+VALUES = 2  # results of a step before its gradients: the objective, and what is measured
 OFTEN = 4  # uses of the same weights that are worth a copy of them side by side
 ALIGNED = 8  # numbers: rows of a matrix begin where the fast routines want them
 
@@ -35,14 +36,15 @@ class UnchangeableError(Exception):
     """A step in which the order of operations matters: it stays as it was recorded."""
 
 
-def rewritten(graph: fx.GraphModule, parameters: int, *, beside: bool = True) -> fx.GraphModule:
-    """The first ``parameters`` arguments are the weights. ``beside``: what nobody waits for is marked, to run elsewhere."""
+def rewritten(graph: fx.GraphModule, parameters: int, *, beside: bool = True, values: bool = False) -> fx.GraphModule:
+    """The first ``parameters`` arguments are the weights. ``beside``: what nobody waits for is marked, to run elsewhere; with ``values`` that is
+    also what no gradient is made of, such as the bound itself: worth it where every operation costs a kernel of its own."""
     _join(graph, parameters)
     _accumulate(graph.graph)
     _activate(graph.graph)
     _reshape_once(graph.graph)
     graph.graph.eliminate_dead_code()
-    for i, group in enumerate(_leaves(graph.graph) if beside else ()):
+    for i, group in enumerate(_leaves(graph.graph, values) if beside else ()):
         for node in group:
             node.meta[BESIDE] = i
     return _anew(graph)
@@ -314,15 +316,24 @@ class Beside(fx.Interpreter):
             return place.copy_(super().run_node(node))
 
 
-def _leaves(graph: fx.Graph) -> list[set[Node]]:
-    """What only gradients are made of, at their very end: products, sums, and what is put together for them. Apart where independent."""
+def _leaves(graph: fx.Graph, values: bool) -> list[set[Node]]:
+    """What only gradients are made of, at their very end: products, sums, and what is put together for them. Apart where independent.
+
+    With ``values`` also all that only the first two results, the objective and what is measured, are made of.
+    """
     found: set[Node] = set()
     groups: list[set[Node]] = []
+    results = next(node for node in graph.nodes if node.op == "output").args[0]
+    for_values = {result for result in results[:VALUES] if values and result not in results[VALUES:]}
     for node in reversed(list(graph.nodes)):
         users = [user for user in node.users if user.op != "output"]
+        if node.op == "call_function" and (node in for_values or (values and users and node not in results and for_values.issuperset(users))):
+            for_values.add(node)
+            continue
         ends = node.target in ENDS and (not users or all(user.target is CAST for user in users))
         if node.op == "call_function" and (ends or (users and node.target in (*VIEWS, aten.cat.default))) and found.issuperset(users):
             joined = [group for group in groups if not group.isdisjoint(users)]
             groups = [group for group in groups if group not in joined] + [{node}.union(*joined)]
             found.add(node)
-    return groups
+    computed = {node for node in for_values if node.op == "call_function"}
+    return [*groups, computed] if computed else groups
