@@ -2,17 +2,19 @@
 
 import os
 import shutil
-from contextlib import nullcontext
+import weakref
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
-from test_recording import CASES, data, trained, vrnn
+from test_recording import CASES, data, gmvae, trained, vrnn
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from aevb import LSTM, Bernoulli, Model, Normal, conv, deconv, fit, mlp, noise
 from aevb.operations import elementary
-from aevb.training import capture, fusing, recording
+from aevb.training import capture, fusing, recording, rewriting
 from aevb.training import step as stepping
 from aevb.training.rewriting import BESIDE, PRODUCTS, UnchangeableError, rewritten
 from aevb.training.tracing import traced
@@ -303,6 +305,74 @@ def test_a_step_that_cannot_be_rewritten_runs_as_it_was_recorded():
     torch.testing.assert_close((objective, measured), (expected.detach(), also.detach()))
     torch.testing.assert_close(tuple(gradients), torch.autograd.grad(-expected, list(layer.parameters())))
     assert "writes into a value that others may read" in made.unchanged
+
+
+# Streams ----------------------------------------------------------------------------------------------------------------------------------
+
+
+class Stream:
+    """Knows how far each stream was when it last waited for it."""
+
+    device = None
+
+    def __init__(self, name):
+        self.name, self.seen, self.done = name, {}, 0
+
+    def wait_stream(self, other):
+        for name, done in (other.seen | {other.name: other.done}).items():
+            self.seen[name] = max(done, self.seen.get(name, 0))
+
+
+class Watched(rewriting.Beside):
+    """Checks that an operation waits for what it reads, and that nobody gives away what a stream may still read."""
+
+    def __init__(self, graph, lane, streams):
+        super().__init__(graph, lane)
+        self.streams, self.made, self.reading, self.used = streams, {}, [], set()
+
+    def call_function(self, target, args, kwargs):
+        here, chain = self.streams[-1], self.streams[0]
+        given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+        for value in given:
+            name, when = self.made.get(id(value), (here.name, 0))
+            assert name == here.name or here.seen.get(name, 0) >= when, f"{target} does not wait for what it reads"
+        for name, when, reads in self.reading:
+            assert chain.seen.get(name, 0) >= when or all(read() is not None for read in reads), f"memory of {name} is taken before {target}"
+        result = super().call_function(target, args, kwargs)
+        here.done += 1
+        self.used.add(here.name)
+        self.made |= {id(value): (here.name, here.done) for value in tree_leaves(result)}
+        if here is not chain:
+            self.reading.append((here.name, here.done, [weakref.ref(value) for value in given]))
+        return result
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("build", [gmvae, vrnn])
+def test_streams_wait_for_each_other(monkeypatch, build, compiled):
+    streams = [Stream("chain")]
+
+    @contextmanager
+    def on(stream):
+        streams.append(stream)
+        yield
+        streams.pop()
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: streams[-1])
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    lane = capture.Lane(streams[0], Stream("along"), None, tuple(Stream(f"branch {i}") for i in range(3)))
+    model = build()
+    x = data().reshape(60, 4, 4) if build is vrnn else data()
+    graph, arguments, weights = recorded(model, x, cells=False)
+    graph = rewritten(graph, weights, values=not compiled)
+    if compiled:
+        graph = fusing.fused(graph, on_gpu=True)
+        for part in calls(graph):
+            part.run = lambda given, function=part.function: function(*given)
+    watched = Watched(graph, lane, streams)
+    torch.testing.assert_close(list(watched.run(*arguments)), list(graph(*arguments)))
+    assert all(streams[0].seen.get(stream.name, 0) == stream.done for stream in (lane.along, *lane.branches))
+    assert watched.used >= ({"chain", "along"} if compiled else {"chain"}) | {"branch 0", "branch 1"}
 
 
 # Many steps at a time ---------------------------------------------------------------------------------------------------------------------

@@ -166,13 +166,15 @@ LANES, BRANCHES = 8, 3
 
 @dataclass(frozen=True)
 class Lane:
-    """The streams of a model: one for its steps, one for the rows and noise of the next, some for what nobody waits for.
+    """The streams of a model: one for its steps, one for what can be computed at the same time, one for the rows and noise of the next step, some for
+    what nobody waits for.
 
     Memory goes back to the stream that it was taken on, which may use it again as soon as it waits for the chain. That is safe as long as nobody
     else is on these streams: they belong together, and to one model, or to several in turn.
     """
 
     chain: torch.cuda.Stream
+    along: torch.cuda.Stream
     ahead: torch.cuda.Stream
     branches: tuple[torch.cuda.Stream, ...]
 
@@ -184,7 +186,8 @@ def lane(device: torch.device, number: int) -> Lane:
     """torch has 32 streams of each priority and deals them out in turn: all are taken at once, so that none is two."""
     if device not in _lanes:
         others = [torch.cuda.Stream(device) for _ in range(LANES * (1 + BRANCHES))]
-        chains = [torch.cuda.Stream(device, priority=-1) for _ in range(LANES)]
+        chains, along = ([torch.cuda.Stream(device, priority=-1) for _ in range(LANES)] for _ in range(2))
         parts = [others[i::LANES] for i in range(LANES)]
-        _lanes[device] = [Lane(chain, part[0], tuple(part[1:])) for chain, part in zip(chains, parts, strict=True)]
+        streams = zip(chains, along, parts, strict=True)
+        _lanes[device] = [Lane(chain, beside, part[0], tuple(part[1:])) for chain, beside, part in streams]
     return _lanes[device][number % LANES]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx
 
 from aevb.training.checkpoint import TrainingError
-from aevb.training.rewriting import BESIDE, LINEAR, PRODUCTS, VIEWS, Node, call
+from aevb.training.rewriting import ALONG, BESIDE, LINEAR, PRODUCTS, VIEWS, Node, call
 
 aten = torch.ops.aten
 EXTERN = {
@@ -31,6 +31,7 @@ OPTIONS: dict[str, Any] = {
     "realize_reads_threshold": 32, "realize_opcount_threshold": 256,  # compute a value again rather than write it down
     "size_asserts": False,  # what a recorded step calls has the same arguments at every call
 }  # fmt: skip
+ON_GPU = {"unroll_reductions_threshold": 33}  # a sum over a few classes is so many additions
 NARROW, SMALL = 4, 512  # a product over so few, or to twice so few of not many rows, is no work for a product's routine
 WIDER = 16  # in place of both on a GPU for the products of several pairs at once, whose routines there are slow with what is narrow
 
@@ -42,11 +43,15 @@ def fused(graph: fx.GraphModule, *, on_gpu: bool = False) -> fx.GraphModule:
     clustered: set[Node] = set()
     for node in graph.graph.nodes:
         level = max((levels[source] for source in node.all_input_nodes), default=0)
-        levels[node] = level + (getattr(node.target, "overloadpacket", None) in EXTERN)
+        levels[node] = level + _product(node)
         free = node.op == "call_function" and BESIDE not in node.meta and levels[node] == level
         if free and (node.target not in PARTS or node.args[0] in clustered):
             clustered.add(node)
     return _Assembly(graph, levels, clustered, _cheap(graph.graph, clustered)).graph
+
+
+def _product(node: Node) -> bool:
+    return getattr(node.target, "overloadpacket", None) in EXTERN
 
 
 def _cheap(graph: fx.Graph, clustered: set[Node]) -> set[Node]:
@@ -129,7 +134,12 @@ class _Assembly:
         for key, sources in needs.items():
             for source in sources:
                 users[source].append(key)
-        ranks = {key: (nodes[0].op == "output", levels[nodes[0]], self.places[nodes[0]]) for key, nodes in members.items()}
+        products: dict[int, list[Node]] = defaultdict(list)
+        for node in old.graph.nodes:
+            if node in members and _product(node) and BESIDE not in node.meta:
+                products[levels[node]].append(node)
+        chain = {node for group in products.values() for node in group}
+        ranks = {key: (nodes[0].op == "output", levels[nodes[0]], key not in chain, self.places[nodes[0]]) for key, nodes in members.items()}
         ready = [(ranks[key], key) for key, sources in needs.items() if not sources]
         heapify(ready)
         while ready:
@@ -139,6 +149,9 @@ class _Assembly:
                 needs[user].discard(key)
                 if not needs[user]:
                     heappush(ready, (ranks[user], user))
+        for group in products.values():  # of one level: none needs another
+            for node in group if len(group) > 1 else ():
+                self.known[node].meta[ALONG] = node is not group[-1]
         constants = {node.target: getattr(old, node.target) for node in old.graph.nodes if node.op == "get_attr"}
         self.graph = fx.GraphModule(constants, self.new)
 
@@ -191,6 +204,7 @@ class Compiled:
     def __init__(self, function: fx.GraphModule, known: dict[Any, Any]) -> None:
         self.function, self.known = function, known
         self.run: Any = None
+        self.put: Any = None
         self.__name__ = "compiled"  # as a function that a graph calls
 
     def __call__(self, *arguments: Tensor) -> Any:
@@ -200,6 +214,20 @@ class Compiled:
                 self.known[form] = _compiled(self.function, arguments)
             self.run = self.known[form]
         return self.run(list(arguments))
+
+    def into(self, place: Tensor, *arguments: Tensor) -> tuple[Tensor]:
+        """The same, of a function of one result, which is put where it belongs."""
+        if self.put is None:
+            form = tuple((value.stride(), value.data_ptr() % 16 == 0) for value in (place, *arguments))
+            if form not in self.known:
+                self.known[form] = compiled(self._put, [place, *arguments])
+            self.put = self.known[form]
+        self.put([place, *arguments])
+        return (place,)
+
+    def _put(self, place: Tensor, *arguments: Tensor) -> tuple[()]:
+        place.copy_(self.function(*arguments)[0])
+        return ()
 
 
 def _compiled(function: fx.GraphModule, arguments: Sequence[Tensor]) -> Callable[[list[Tensor]], Sequence[Tensor]]:
@@ -235,10 +263,11 @@ def _both(function: fx.GraphModule, arguments: Sequence[Tensor]) -> tuple[Callab
         made.append(compile_fx_inner(*given, **choices))
         return made[-1]
 
+    options = OPTIONS | (ON_GPU if any(argument.is_cuda for argument in arguments) else {})
     mode = FakeTensorMode(shape_env=ShapeEnv())  # where there is none, torch does not look for what was compiled before
     with tracing(TracingContext(mode)), functorch.patch(enable_autograd_cache=False):  # which would keep the code to itself
         fixed = [mode.from_tensor(argument, static_shapes=True) for argument in arguments]
-        wrapped: Any = compile_fx(function, fixed, inner_compile=inner, config_patches=OPTIONS)
+        wrapped: Any = compile_fx(function, fixed, inner_compile=inner, config_patches=options)
     return wrapped, getattr(made[0], "current_callable", None) if len(made) == 1 else None
 
 

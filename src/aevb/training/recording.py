@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -19,6 +19,9 @@ from aevb.operations import elementary
 from aevb.training.fusing import explained, fused
 from aevb.training.rewriting import Beside, UnchangeableError, elemental, rewritten
 from aevb.training.tracing import traced
+
+if TYPE_CHECKING:
+    from aevb.training.capture import Lane
 
 aten = torch.ops.aten
 SAME = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)  # what they give is what they are given
@@ -40,8 +43,8 @@ class _With(nn.Module):
 class Recording:
     """What ``function`` computes for these inputs and the model's parameters, and its gradients with respect to the active ones.
 
-    Where it is to be captured, on a GPU, ``branches`` are the streams that it may use beside its own. With ``stacked``, the parameters of several
-    models of one declaration (each with an axis in front, and so have the inputs), it is the function of all of them at once.
+    Where it is to be captured, on a GPU, ``lane`` has the streams that it may use beside its own. With ``stacked``, the parameters of several models
+    of one declaration (each with an axis in front, and so have the inputs), it is the function of all of them at once.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class Recording:
         active: Sequence[Tensor],
         *,
         compiled: bool,
-        branches: Sequence[Any] = (),
+        lane: Lane | None = None,
         stacked: Sequence[Tensor] | None = None,
     ) -> None:
         named = dict(model.named_parameters())
@@ -78,13 +81,13 @@ class Recording:
                     graph = _trim(traced(torch.vmap(elemental(graph, len(named))), *stacked, *given))
         self.unchanged: str | None = None  # why it runs as it was recorded, though it was to be rewritten
         try:
-            if compiled or branches:
-                graph = rewritten(graph, len(named), beside=bool(branches), values=not compiled)
+            if compiled or lane is not None:
+                graph = rewritten(graph, len(named), beside=lane is not None, values=not compiled)
             if compiled:
-                graph = fused(graph, on_gpu=bool(branches))
+                graph = fused(graph, on_gpu=lane is not None)
         except UnchangeableError as reason:
             self.unchanged = str(reason)
-        self.beside = Beside(graph, branches) if branches else None
+        self.beside = None if lane is None else Beside(graph, lane)
         self.run: Callable[..., Any] = graph if self.beside is None else self.beside.run
         places = {id(parameter): i for i, parameter in enumerate(parameter for parameter in named.values() if id(parameter) in wanted)}
         self.active, self.order = list(active), [places[id(parameter)] for parameter in active]

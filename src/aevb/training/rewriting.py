@@ -12,10 +12,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from operator import getitem
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
+
+if TYPE_CHECKING:
+    from aevb.training.capture import Lane
 
 aten = torch.ops.aten
 Node = Any  # an fx.Node: its arguments may be anything
@@ -27,6 +30,7 @@ VIEWS = (*RESHAPES, aten.t.default, aten.slice.Tensor, aten.expand.default)
 CAST = aten._to_copy.default
 ENDS = (aten.mm.default, aten.bmm.default, aten.sum.dim_IntList, CAST)
 BESIDE = "beside"  # marks a node that runs beside the chain, with a number for those that belong together
+ALONG = "along"  # marks products that can run at the same time: false for the one that stays on the chain
 VALUES = 2  # results of a step before its gradients: the objective, and what is measured
 OFTEN = 4  # uses of the same weights that are worth a copy of them side by side
 ALIGNED = 8  # numbers: rows of a matrix begin where the fast routines want them
@@ -283,10 +287,11 @@ def call(graph: fx.Graph, target: Any, *args: Any) -> Node:
 class Beside(fx.Interpreter):
     """Runs a recorded step on a GPU; what only the gradients of weights are made of runs on streams of its own."""
 
-    def __init__(self, graph: fx.GraphModule, branches: Sequence[torch.cuda.Stream]) -> None:
+    def __init__(self, graph: fx.GraphModule, lane: Lane) -> None:
         super().__init__(graph)
-        self.branches = branches
+        self.lane = lane
         self.kept: list[Any] = []  # what another stream may still read
+        self.waiting: list[Any] = []  # of the stream ``along``: what it may still read, until the chain has waited for it
         self.outputs: list[Any] = list(next(node for node in graph.graph.nodes if node.op == "output").args[0])
         self.into: dict[Node, torch.Tensor] = {}
 
@@ -295,25 +300,41 @@ class Beside(fx.Interpreter):
         return super().run(*args, **options)
 
     def run_node(self, node: Node) -> Any:
-        here = torch.cuda.current_stream(self.branches[0].device)
+        here = torch.cuda.current_stream(self.lane.along.device)
+        if self.waiting and ALONG not in node.meta:
+            here.wait_stream(self.lane.along)
+            self.waiting.clear()
         if node.op == "output":
             for side in self.begun:
                 here.wait_stream(side)
             self.kept.clear()
+        if node.meta.get(ALONG):
+            self.waiting.append(fx.map_arg((node.args, node.kwargs), lambda argument: self.env[argument]))
+            self.lane.along.wait_stream(here)
+            with torch.cuda.stream(self.lane.along):
+                return super().run_node(node)
         if BESIDE not in node.meta:
             return super().run_node(node)
-        side = self.branches[node.meta[BESIDE] % len(self.branches)]
+        side = self.lane.branches[node.meta[BESIDE] % len(self.lane.branches)]
         self.kept.append(fx.map_arg((node.args, node.kwargs), lambda argument: self.env[argument]))
         self.begun.add(side)
         side.wait_stream(here)
         with torch.cuda.stream(side):
-            place = self.into.get(node)
-            if place is None:
-                return super().run_node(node)
-            if node.target in (aten.mm.default, aten.bmm.default):
-                product = torch.mm if node.target is aten.mm.default else torch.bmm
-                return product(*(self.env[argument] for argument in node.args), out=place)
-            return place.copy_(super().run_node(node))
+            return self._put(node)
+
+    def _put(self, node: Node) -> Any:
+        """Compute it, and put it where it belongs, if that is known."""
+        place = self.into.get(node)
+        if place is None:
+            part = next(iter(node.users), None)
+            if hasattr(node.target, "into") and len(node.users) == 1 and part in self.into:
+                return node.target.into(self.into[part], *(self.env[argument] for argument in node.args))
+            return super().run_node(node)
+        if node.target in (aten.mm.default, aten.bmm.default):
+            product = torch.mm if node.target is aten.mm.default else torch.bmm
+            return product(*(self.env[argument] for argument in node.args), out=place)
+        found = super().run_node(node)
+        return found if found is place else place.copy_(found)
 
 
 def _leaves(graph: fx.Graph, values: bool) -> list[set[Node]]:

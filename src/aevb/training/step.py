@@ -236,9 +236,8 @@ class Stepper:
 
     def recorded(self, phase: Phase, inputs: Mapping[str, Tensor], stacked: Sequence[Tensor] | None = None) -> Recording:
         """A step of this model, or with their ``stacked`` parameters and inputs of several."""
-        branches = self.lane.branches if self.captures else ()
-        compiled = self.settings.compile
-        return Recording(self.model, self._arithmetic, inputs, self.active(phase), compiled=compiled, branches=branches, stacked=stacked)
+        compiled, lane = self.settings.compile, self.lane if self.captures else None
+        return Recording(self.model, self._arithmetic, inputs, self.active(phase), compiled=compiled, lane=lane, stacked=stacked)
 
     def _worth_recording(self, phase: Phase) -> bool:
         if self.not_recorded is not None or phase.name in self.recordings or not self.alone:
