@@ -106,12 +106,14 @@ def length(place: Place) -> dict[str, Line]:
 
 
 def seeds(place: Place) -> dict[str, Line]:
-    """One step of each of several runs, as ``fit(seeds=…)`` takes them."""
-    x, line = _bits(1000, 16 if place.quick else 784), {}
-    for count in place.values(1, 2, 4, 8, 16):
-        model = zoo.gmvae(x.shape[1], 4 if place.quick else 64, hidden=place.hidden).to(place.device)
-        line[count] = _together([training(model.fresh(seed), {"x": x}, seed=seed) for seed in range(count)])
-    return {"runs together": line}
+    """One step of each of several runs, as ``fit(seeds=…)`` takes them: side by side in one graph, or compiled as one program."""
+    x, lines = _bits(1000, 16 if place.quick else 784), {}
+    for name, compiled, counts in (("side by side", False, (1, 2, 4, 8, 16)), ("compiled", True, (1, 4, 8, 16))):
+        lines[name] = {}
+        for count in place.values(*counts):
+            model = zoo.gmvae(x.shape[1], 4 if place.quick else 64, hidden=place.hidden).to(place.device)
+            lines[name][count] = _together([training(model.fresh(seed), {"x": x}, seed=seed, compile=compiled) for seed in range(count)])
+    return lines
 
 
 def _together(runs: list[Any]) -> Work:

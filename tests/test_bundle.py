@@ -218,7 +218,6 @@ def gpu(monkeypatch):
         for node in graph.graph.nodes:
             if isinstance(node.target, fusing.Compiled):
                 node.target.run = lambda arguments, function=node.target.function: function(*arguments)
-                node.target.put = lambda given, function=node.target.function: given[0].copy_(function(*given[1:])[0])
         return graph
 
     monkeypatch.setattr(capture, "captured", captured)

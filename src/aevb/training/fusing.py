@@ -204,7 +204,6 @@ class Compiled:
     def __init__(self, function: fx.GraphModule, known: dict[Any, Any]) -> None:
         self.function, self.known = function, known
         self.run: Any = None
-        self.put: Any = None
         self.__name__ = "compiled"  # as a function that a graph calls
 
     def __call__(self, *arguments: Tensor) -> Any:
@@ -214,20 +213,6 @@ class Compiled:
                 self.known[form] = _compiled(self.function, arguments)
             self.run = self.known[form]
         return self.run(list(arguments))
-
-    def into(self, place: Tensor, *arguments: Tensor) -> tuple[Tensor]:
-        """The same, of a function of one result, which is put where it belongs."""
-        if self.put is None:
-            form = tuple((value.stride(), value.data_ptr() % 16 == 0) for value in (place, *arguments))
-            if form not in self.known:
-                self.known[form] = compiled(self._put, [place, *arguments])
-            self.put = self.known[form]
-        self.put([place, *arguments])
-        return (place,)
-
-    def _put(self, place: Tensor, *arguments: Tensor) -> tuple[()]:
-        place.copy_(self.function(*arguments)[0])
-        return ()
 
 
 def _compiled(function: fx.GraphModule, arguments: Sequence[Tensor]) -> Callable[[list[Tensor]], Sequence[Tensor]]:

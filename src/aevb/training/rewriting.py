@@ -320,21 +320,13 @@ class Beside(fx.Interpreter):
         self.begun.add(side)
         side.wait_stream(here)
         with torch.cuda.stream(side):
-            return self._put(node)
-
-    def _put(self, node: Node) -> Any:
-        """Compute it, and put it where it belongs, if that is known."""
-        place = self.into.get(node)
-        if place is None:
-            part = next(iter(node.users), None)
-            if hasattr(node.target, "into") and len(node.users) == 1 and part in self.into:
-                return node.target.into(self.into[part], *(self.env[argument] for argument in node.args))
-            return super().run_node(node)
-        if node.target in (aten.mm.default, aten.bmm.default):
-            product = torch.mm if node.target is aten.mm.default else torch.bmm
-            return product(*(self.env[argument] for argument in node.args), out=place)
-        found = super().run_node(node)
-        return found if found is place else place.copy_(found)
+            place = self.into.get(node)
+            if place is None:
+                return super().run_node(node)
+            if node.target in (aten.mm.default, aten.bmm.default):
+                product = torch.mm if node.target is aten.mm.default else torch.bmm
+                return product(*(self.env[argument] for argument in node.args), out=place)
+            return place.copy_(super().run_node(node))
 
 
 def _leaves(graph: fx.Graph, values: bool) -> list[set[Node]]:
