@@ -95,6 +95,13 @@ def test_a_parameter_that_comes_later_is_counted_by_itself():
     assert [int(optimiser.state[parameter]["step"]) for parameter in moving] == [6, 5, 2, 2]
 
 
+def test_steps_that_are_shared_are_counted_once_also_where_the_host_does_not_look():
+    moving, optimiser = parameters(), Adam(0.1)
+    optimiser.update(moving, gradients(0))
+    optimiser.update(moving, gradients(1), torch.zeros(()))
+    assert {float(state["step"]) for state in optimiser.state.values()} == {2.0}
+
+
 def test_nothing_moves_where_nothing_is_to():
     optimiser = Adam(0.1)
     optimiser.update([], [])

@@ -27,9 +27,11 @@ from aevb import (
     mlp,
 )
 from aevb.data.preparation import Affine
+from aevb.training import recording
 from aevb.training import step as stepping
 from aevb.training.checkpoint import TrainingError
 from aevb.training.settings import Settings
+from aevb.training.tracing import traced
 
 
 def data(n=60, d=16):
@@ -289,3 +291,25 @@ def test_half_precision_trains_nearly_the_same_model():
     full, half = (runs[precision].history["validation elbo"][-1] for precision in ("float32", "bf16"))
     assert full != half
     assert abs(half - full) < 0.01 * abs(full)
+
+
+def of_one(x):
+    """Operations that change nothing; what is written into afterwards has to be a copy."""
+    once, alone, total = x**1, torch.cat([x]), x.unsqueeze(0).sum([0], True)
+    kept = torch.cat([x])
+    kept.split(1)[0].add_(1)
+    base = x * 2
+    before = base.view(-1) ** 1
+    base.add_(1)
+    return once * 2, alone * 2, total * 2, kept, before, base
+
+
+def test_what_changes_nothing_is_left_out_unless_it_is_a_copy():
+    x = data(3, 4) + 0.5
+    kept = x.clone()
+    graph = recording._trim(traced(of_one, x))
+    for _ in range(2):
+        torch.testing.assert_close(tuple(graph(x)), of_one(x), rtol=0, atol=0)
+    assert torch.equal(x, kept)
+    names = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+    assert (names.count("aten.pow.Tensor_Scalar"), names.count("aten.cat.default"), names.count("aten.sum.dim_IntList")) == (1, 1, 0)

@@ -338,18 +338,19 @@ class Watched(rewriting.Beside):
             assert name == here.name or here.seen.get(name, 0) >= when, f"{target} does not wait for what it reads"
         for name, when, reads in self.reading:
             assert chain.seen.get(name, 0) >= when or all(read() is not None for read in reads), f"memory of {name} is taken before {target}"
+        foreign = [weakref.ref(value) for value in given if self.made.get(id(value), ("chain", 0))[0] != here.name]
         result = super().call_function(target, args, kwargs)
         here.done += 1
         self.used.add(here.name)
         self.made |= {id(value): (here.name, here.done) for value in tree_leaves(result)}
         if here is not chain:
-            self.reading.append((here.name, here.done, [weakref.ref(value) for value in given]))
+            self.reading.append((here.name, here.done, foreign))  # what a stream has made itself goes back to it, and is used in order
         return result
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("build", [gmvae, vrnn])
-def test_streams_wait_for_each_other(monkeypatch, build, compiled):
+@pytest.fixture
+def watched(monkeypatch):
+    """Runs a graph as on a GPU, and watches its streams."""
     streams = [Stream("chain")]
 
     @contextmanager
@@ -361,18 +362,57 @@ def test_streams_wait_for_each_other(monkeypatch, build, compiled):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: streams[-1])
     monkeypatch.setattr(torch.cuda, "stream", on)
     lane = capture.Lane(streams[0], Stream("along"), None, tuple(Stream(f"branch {i}") for i in range(3)))
-    model = build()
-    x = data().reshape(60, 4, 4) if build is vrnn else data()
-    graph, arguments, weights = recorded(model, x, cells=False)
-    graph = rewritten(graph, weights, values=not compiled)
-    if compiled:
-        graph = fusing.fused(graph, on_gpu=True)
+
+    def run(graph, *arguments):
         for part in calls(graph):
             part.run = lambda given, function=part.function: function(*given)
-    watched = Watched(graph, lane, streams)
-    torch.testing.assert_close(list(watched.run(*arguments)), list(graph(*arguments)))
-    assert all(streams[0].seen.get(stream.name, 0) == stream.done for stream in (lane.along, *lane.branches))
-    assert watched.used >= ({"chain", "along"} if compiled else {"chain"}) | {"branch 0", "branch 1"}
+        watching = Watched(graph, lane, streams)
+        torch.testing.assert_close(list(watching.run(*arguments)), list(graph(*arguments)))
+        assert all(streams[0].seen.get(stream.name, 0) == stream.done for stream in (lane.along, *lane.branches))
+        return watching.used
+
+    return run
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("build", [gmvae, vrnn])
+def test_streams_wait_for_each_other(watched, build, compiled):
+    x = data().reshape(60, 4, 4) if build is vrnn else data()
+    graph, arguments, weights = recorded(build(), x, cells=False)
+    graph = rewritten(graph, weights, values=not compiled)
+    used = watched(fusing.fused(graph, on_gpu=True) if compiled else graph, *arguments)
+    assert used >= ({"chain", "along"} if compiled else {"chain"}) | {"branch 0", "branch 1"}
+
+
+def straight_on(w1, w2, w3, w4, x):
+    """Products of products, with nothing between them."""
+    a, b = x @ w1, x @ w2
+    return b @ w4, a @ w3, x.sum()
+
+
+def put_to_what_is_there(w1, w2, w3, x, y):
+    first, second, third = x @ w1, x @ w2, y @ w3
+    return (first + y @ w3).tanh(), (second + y @ w3).tanh(), third.tanh()
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [(straight_on, [(5, 9), (5, 9), (9, 7), (9, 7), (20, 5)]), (put_to_what_is_there, [(15, 9), (15, 9), (15, 9), (20, 15), (20, 15)])],
+)
+def test_products_wait_for_those_of_the_level_below(watched, function, shapes):
+    arguments = [numbers(*shape) for shape in shapes]
+    graph = fusing.fused(rewritten(traced(function, *arguments), len(shapes) - 1, beside=False), on_gpu=True)
+    assert watched(graph, *arguments) == {"chain", "along"}
+
+
+def test_a_value_that_a_gradient_needs_stays_on_the_chain(watched):
+    def function(w, x):
+        objective = torch.logsumexp(x @ w, 0).sum().exp()
+        return objective, objective * 2, (x.T @ (x @ w)) * objective
+
+    arguments = numbers(5, 9), numbers(6, 5)
+    graph = rewritten(traced(function, *arguments), 1, values=True)
+    assert watched(graph, *arguments) == {"chain", "branch 0"}  # the second value alone is nobody's
 
 
 # Many steps at a time ---------------------------------------------------------------------------------------------------------------------

@@ -108,15 +108,12 @@ def _initialise_heads(weight: Tensor, bias: Tensor | None, init: str, fan_in: in
         initialise(block, part, init, fan_in)
 
 
-class Layer(nn.Linear):
-    """Weights and a bias that somebody else gives their first values."""
-
-    def reset_parameters(self) -> None:
-        pass
-
-
 def _layer(fan_in: int, out: int, init: str, heads: Sequence[int] = ()) -> nn.Linear:
-    layer = Layer(fan_in, out)
+    """As ``nn.utils.skip_init`` makes it, which draws no numbers, but without the part of torch that it loads."""
+    layer = nn.Linear.__new__(nn.Linear)
+    nn.Module.__init__(layer)
+    layer.in_features, layer.out_features = fan_in, out
+    layer.weight, layer.bias = nn.Parameter(torch.empty(out, fan_in)), nn.Parameter(torch.empty(out))
     _initialise_heads(layer.weight.data, layer.bias.data, init, fan_in, heads or [out])
     return layer
 

@@ -1,4 +1,4 @@
-"""Adam: its state, and its step, by torch's fused kernel where there is one.
+"""Adam: its state, and its step, by torch's fused kernel on a CPU and on CUDA.
 
 torch's own optimiser loads torch's compiler as soon as it is made, which takes as long as to load torch, and what it does around its kernel costs as
 much as a layer.
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 BETAS, EPS = (0.9, 0.999), 1e-8
-FUSED = ("cpu", "cuda")  # devices whose kernel this was tried with
+FUSED = ("cpu", "cuda")  # devices whose kernel was tried; elsewhere the formula
 
 
 class Adam:
@@ -34,7 +34,8 @@ class Adam:
         if failed is None:
             self._count(states)
         else:
-            torch._foreach_add_([state["step"] for state in states], [1 - failed] * len(states))  # one tensor it would look at
+            steps = list({id(state["step"]): state["step"] for state in states}.values())
+            torch._foreach_add_(steps, [1 - failed] * len(steps))  # at a single tensor the host would look
         means, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
         if parameters[0].device.type in FUSED:
             choices: Any = {"lr": self.rate, "beta1": BETAS[0], "beta2": BETAS[1], "eps": EPS, "found_inf": failed}
@@ -42,12 +43,13 @@ class Adam:
             torch._fused_adam_(list(parameters), list(gradients), means, squares, [], steps, **choices)
             return
         live = torch.ones((), dtype=torch.bool, device=steps[0].device) if failed is None else failed == 0
+        by_step = {id(step): lengths(step.to(parameters[0].dtype), self.rate) for step in steps}
         for value, mean, square, gradient, step in zip(parameters, means, squares, gradients, steps, strict=True):
-            move(value, mean, square, gradient, live, *lengths(step.to(value.dtype), self.rate))
+            move(value, mean, square, gradient, live, *by_step[id(step)])
 
     def _of(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         if parameter not in self.state:
-            step = torch.zeros((), device=parameter.device)
+            step = torch.zeros((), dtype=torch.float32, device=parameter.device)  # as the kernel counts
             self.state[parameter] = {"step": step, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
         return self.state[parameter]
 

@@ -149,9 +149,9 @@ class _Assembly:
                 needs[user].discard(key)
                 if not needs[user]:
                     heappush(ready, (ranks[user], user))
-        for group in products.values():  # of one level: none needs another
+        for level, group in products.items():  # none needs another of its level
             for node in group if len(group) > 1 else ():
-                self.known[node].meta[ALONG] = node is not group[-1]
+                self.known[node].meta[ALONG] = level, node is not group[-1]
         constants = {node.target: getattr(old, node.target) for node in old.graph.nodes if node.op == "get_attr"}
         self.graph = fx.GraphModule(constants, self.new)
 

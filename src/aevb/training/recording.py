@@ -18,7 +18,7 @@ from aevb.model import Model
 from aevb.operations import elementary
 from aevb.training.fusing import explained, fused
 from aevb.training.rewriting import Beside, UnchangeableError, elemental, rewritten
-from aevb.training.tracing import traced
+from aevb.training.tracing import memory_of, traced, written
 
 if TYPE_CHECKING:
     from aevb.training.capture import Lane
@@ -134,6 +134,7 @@ def shapes(inputs: Mapping[str, Tensor]) -> tuple[Any, ...]:
 def _trim(graph: fx.GraphModule) -> fx.GraphModule:
     """Without the operations that change nothing: detaching, factors and powers of 1, sums of one term, views of views or of what has their shape."""
     reshaping = (aten.view.default, aten._unsafe_view.default)
+    changed = {memory_of(argument) for node in graph.graph.nodes for argument in written(node.target, node.args, node.kwargs)}
     for node in list(graph.graph.nodes):
         if node.op != "call_function" or not node.all_input_nodes:
             continue
@@ -145,7 +146,7 @@ def _trim(graph: fx.GraphModule) -> fx.GraphModule:
         if node.target in (*reshaping, aten.expand.default):
             same = _form(source) == _form(node)
         elif _copies(node) and _form(source) == _form(node):
-            same = not _written(source) and not _written(node)
+            same = changed.isdisjoint((memory_of(source), node))
         if same:
             node.replace_all_uses_with(source)
             graph.graph.erase_node(node)
@@ -166,13 +167,3 @@ def _copies(node: fx.Node) -> bool:
 def _form(node: fx.Node) -> tuple[Any, ...]:
     value = node.meta.get("val")
     return (node,) if value is None else (value.shape, value.stride(), value.dtype)
-
-
-def _written(node: fx.Node) -> bool:
-    """Whether something writes into it, or into a part of it."""
-    for user in node.users:
-        if isinstance(user.target, torch._ops.OpOverload) and user.args[0] is node:
-            aliases = any(returned.alias_info is not None for returned in user.target._schema.returns)
-            if user.target._schema.is_mutable or (aliases and _written(user)):
-                return True
-    return False

@@ -2,7 +2,7 @@
 
 What a small model costs on a GPU is the number of its operations, one after another, more than what they compute; a loop over time is nothing
 else. So products of one and the same input become one product, with the weights side by side; a product that is added to something is
-added by the routine that multiplies; and what only the gradients of weights are made of, which nobody waits for, runs beside the chain.
+added by the routine that multiplies; and what nobody waits for, as what only the gradients of weights are made of, runs beside the chain.
 The results differ from the recording's in rounding alone.
 """
 
@@ -30,7 +30,7 @@ VIEWS = (*RESHAPES, aten.t.default, aten.slice.Tensor, aten.expand.default)
 CAST = aten._to_copy.default
 ENDS = (aten.mm.default, aten.bmm.default, aten.sum.dim_IntList, CAST)
 BESIDE = "beside"  # marks a node that runs beside the chain, with a number for those that belong together
-ALONG = "along"  # marks products that can run at the same time: false for the one that stays on the chain
+ALONG = "along"  # marks products that can run at the same time, by a number, and whether it leaves the chain: one of them stays
 VALUES = 2  # results of a step before its gradients: the objective, and what is measured
 OFTEN = 4  # uses of the same weights that are worth a copy of them side by side
 ALIGNED = 8  # numbers: rows of a matrix begin where the fast routines want them
@@ -285,13 +285,17 @@ def call(graph: fx.Graph, target: Any, *args: Any) -> Node:
 
 
 class Beside(fx.Interpreter):
-    """Runs a recorded step on a GPU; what only the gradients of weights are made of runs on streams of its own."""
+    """Runs a recorded step on a GPU: what is marked, on streams of its own.
+
+    Whatever is BESIDE has until the end of the step. What runs ALONG has until the next operation that is not one of the same products.
+    """
 
     def __init__(self, graph: fx.GraphModule, lane: Lane) -> None:
         super().__init__(graph)
         self.lane = lane
         self.kept: list[Any] = []  # what another stream may still read
-        self.waiting: list[Any] = []  # of the stream ``along``: what it may still read, until the chain has waited for it
+        self.waiting: list[Any] = []  # what the stream ``along`` may still read, until the chain has waited for it
+        self.products: int | None = None  # which products run there
         self.outputs: list[Any] = list(next(node for node in graph.graph.nodes if node.op == "output").args[0])
         self.into: dict[Node, torch.Tensor] = {}
 
@@ -301,22 +305,24 @@ class Beside(fx.Interpreter):
 
     def run_node(self, node: Node) -> Any:
         here = torch.cuda.current_stream(self.lane.along.device)
-        if self.waiting and ALONG not in node.meta:
+        products, leaves = node.meta.get(ALONG, (None, False))
+        if self.waiting and products != self.products:
             here.wait_stream(self.lane.along)
             self.waiting.clear()
         if node.op == "output":
-            for side in self.begun:
-                here.wait_stream(side)
+            for begun in self.begun:
+                here.wait_stream(begun)
             self.kept.clear()
-        if node.meta.get(ALONG):
+        if leaves:
+            self.products = products
             self.waiting.append(fx.map_arg((node.args, node.kwargs), lambda argument: self.env[argument]))
             self.lane.along.wait_stream(here)
             with torch.cuda.stream(self.lane.along):
                 return super().run_node(node)
-        if BESIDE not in node.meta:
+        side = self._side(node)
+        if side is None:
             return super().run_node(node)
-        side = self.lane.branches[node.meta[BESIDE] % len(self.lane.branches)]
-        self.kept.append(fx.map_arg((node.args, node.kwargs), lambda argument: self.env[argument]))
+        self.kept += [self.env[argument] for argument in node.all_input_nodes if self._side(argument) is not side]  # its own it uses in order
         self.begun.add(side)
         side.wait_stream(here)
         with torch.cuda.stream(side):
@@ -328,6 +334,9 @@ class Beside(fx.Interpreter):
                 return product(*(self.env[argument] for argument in node.args), out=place)
             return place.copy_(super().run_node(node))
 
+    def _side(self, node: Node) -> torch.cuda.Stream | None:
+        return self.lane.branches[node.meta[BESIDE] % len(self.lane.branches)] if BESIDE in node.meta else None
+
 
 def _leaves(graph: fx.Graph, values: bool) -> list[set[Node]]:
     """What only gradients are made of, at their very end: products, sums, and what is put together for them. Apart where independent.
@@ -337,10 +346,11 @@ def _leaves(graph: fx.Graph, values: bool) -> list[set[Node]]:
     found: set[Node] = set()
     groups: list[set[Node]] = []
     results = next(node for node in graph.nodes if node.op == "output").args[0]
-    for_values = {result for result in results[:VALUES] if values and result not in results[VALUES:]}
+    of_gradients = set(results[VALUES:]) if values else set(results)
+    for_values: set[Node] = set()
     for node in reversed(list(graph.nodes)):
         users = [user for user in node.users if user.op != "output"]
-        if node.op == "call_function" and (node in for_values or (values and users and node not in results and for_values.issuperset(users))):
+        if values and node.op == "call_function" and node not in of_gradients and for_values.issuperset(users):
             for_values.add(node)
             continue
         ends = node.target in ENDS and (not users or all(user.target is CAST for user in users))
@@ -348,5 +358,4 @@ def _leaves(graph: fx.Graph, values: bool) -> list[set[Node]]:
             joined = [group for group in groups if not group.isdisjoint(users)]
             groups = [group for group in groups if group not in joined] + [{node}.union(*joined)]
             found.add(node)
-    computed = {node for node in for_values if node.op == "call_function"}
-    return [*groups, computed] if computed else groups
+    return [*groups, for_values] if for_values else groups
