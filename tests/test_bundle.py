@@ -227,7 +227,7 @@ def gpu(monkeypatch):
     def begun(self, *arguments):
         begin(self, *arguments)
         if self.settings.compile:
-            self.captures = self.waits = True
+            self.captures, self.waits, self.staged = True, True, None
             self.rows = torch.zeros(capture.AT_ONCE, self.order.batch, dtype=torch.long)
             self.kl_weights = torch.ones(capture.AT_ONCE, stepping.ALIGNED, dtype=self.dtype)
             self.rates = torch.zeros(capture.AT_ONCE, stepping.ALIGNED)

@@ -12,7 +12,7 @@ from aevb import Bernoulli, ContinuousBernoulli, Model, Normal, fit, zoo
 from aevb.data import binarise, dequantise, sources
 from aevb.data.sources import Mapped, Resident, open_source
 from aevb.training.order import Order
-from aevb.training.staging import Staged
+from aevb.training.staging import Gathered, Staged
 from aevb.training.step import Stepper
 
 
@@ -77,6 +77,34 @@ def test_rows_are_staged_before_they_are_asked_for(tmp_path):
         assert all(coming.done() for coming in staged.blocks.values())
         staged.close()
         assert not staged.blocks
+
+
+def test_small_rows_are_taken_for_some_steps_at_once(tmp_path, monkeypatch):
+    data, model = kinds(tmp_path), conditional()
+    source, order = open_source(model.graph, data["memory"], model._parameter()), Order(700, 90, seed=1)
+    assert Gathered.pays(source, order)
+    gathered = Gathered(source, order)
+    reads = []
+    monkeypatch.setattr(source, "read", lambda rows, real=source.read: (reads.append(len(rows)), real(rows))[1])
+    for step in (0, 1, 7, 8, 9, 3, 100, 101):  # the data end within a batch, at step 7
+        gathered.load(step, 1)
+        for key, value in source.batch.items():
+            assert torch.equal(gathered.batch(0)[key], value[:, order.rows(step)]), (key, step)
+    assert reads == [8 * 90] * 4
+    gathered.close()
+    assert gathered.here == {}
+
+
+def test_large_rows_files_and_sequences_are_taken_step_by_step(tmp_path):
+    model = conditional()
+    order = Order(700, 90, seed=1)
+    assert not Gathered.pays(open_source(model.graph, kinds(tmp_path)["mapped"], model._parameter()), order)
+    wide = Model({"z": Normal(2), "x | z": Bernoulli(3000)}, {"z | x": Normal()})
+    rows = open_source(wide.graph, {"x": np.zeros((200, 3000), np.float32)}, wide._parameter())
+    assert not Gathered.pays(rows, Order(200, 90, seed=0))  # 1.03 MB
+    assert Gathered.pays(rows, Order(200, 80, seed=0))
+    timed = Model({"z[t] | z[t-1]": Normal(2), "x[t] | z[t]": Bernoulli(2)}, {"z[t] | z[t-1], x[t]": Normal()})
+    assert not Gathered.pays(open_source(timed.graph, {"x": np.zeros((20, 3, 2), np.float32)}, timed._parameter()), Order(20, 5, seed=0))
 
 
 def test_staged_sequences_and_fresh_values_are_the_ones_that_are_read(tmp_path):

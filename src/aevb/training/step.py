@@ -21,7 +21,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from aevb import noise as noises
 from aevb.batch import Batch
-from aevb.data.sources import Source
+from aevb.data.sources import Resident, Source
 from aevb.families import Bernoulli
 from aevb.model import Model
 from aevb.operations import held_fixed
@@ -36,7 +36,7 @@ from aevb.training.order import Order, seed_of
 from aevb.training.recording import Found, Recording, own_part, shapes
 from aevb.training.schedules import Phase
 from aevb.training.settings import Settings
-from aevb.training.staging import Staged
+from aevb.training.staging import Gathered, Staged
 
 ALIGNED = 4  # numbers apart: where a kernel may expect its arguments
 EM_ROWS = 1024  # rows whose statistics are taken at a time
@@ -87,8 +87,12 @@ class Stepper:
         self.captures = (
             on_gpu and world.size == 1 and settings.schedule.objective == "bound" and not any(kind == "seed" for kind, _ in layout.values())
         )
-        staged = self.captures and not source.near
-        self.staged = Staged(source, order, places, settings.total(source.n, order.batch), self.device) if staged else None
+        self.staged: Staged | Gathered | None = None  # what holds the batches of some steps
+        if self.captures and not source.near:
+            self.staged = Staged(source, order, places, settings.total(source.n, order.batch), self.device)
+        elif world.size == 1 and Gathered.pays(source, order):
+            assert isinstance(source, Resident)
+            self.staged = Gathered(source, order)
         self.number, self.alone = 0, True  # among models that are trained together; whether its steps are its own
         self.not_recorded = _why_not_recorded(model, settings, [name for name, (kind, _) in layout.items() if kind == "seed"])
         self.recordings: dict[str, Recording] = {}
