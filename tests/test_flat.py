@@ -10,7 +10,7 @@ import torch
 from test_recording import data, vae
 from test_rewriting import compiles
 
-from aevb.training import flat
+from aevb.training import flat, recording
 from aevb.training.checkpoint import TrainingError
 from aevb.training.fit import Training
 from aevb.training.settings import Settings
@@ -160,3 +160,22 @@ def test_gradients_of_parts_lie_as_their_parameters_do():
     assert torch.equal(gradients[0], across)
     assert gradients[1] is found[parameters[1]]
     assert not gradients[2].any()
+
+
+def test_gradients_in_half_precision_are_read_as_they_come(monkeypatch):
+    """The same numbers, to the last bit, as if they were widened first: nothing is written down twice."""
+    monkeypatch.setattr(flat, "compiled", as_written)
+    monkeypatch.setattr(recording, "fused", lambda graph, **_: graph)
+    found = []
+    for as_they_come in (lambda graph, count: None, recording._as_they_come):
+        monkeypatch.setattr(recording, "_as_they_come", as_they_come)
+        torch.manual_seed(0)
+        run = Training(vae(), {"x": data()}, None, Settings(steps=10, batch=20, compile=True, precision="bf16", clip=0.5), None, False, ExitStack())
+        phase = run.settings.schedule.phase(0, 10)
+        for step in range(6):
+            run.stepper.step(step, phase, 1e-2)
+        *_, gradients = run.stepper.recordings["joint"](run.stepper.inputs(0))
+        found.append(({gradient.dtype for gradient in gradients}, run.model.state_dict(), run.stepper.read()))
+    assert [dtypes for dtypes, *_ in found] == [{torch.float32}, {torch.bfloat16}]
+    assert isinstance(run.stepper.moving["joint"], flat.Parts)
+    torch.testing.assert_close(found[0][1:], found[1][1:], rtol=0, atol=0)

@@ -66,7 +66,7 @@ class Parts(Moving):
             state["step"] = self.step
 
     def gather(self, found: Mapping[nn.Parameter, Tensor | None]) -> list[Tensor]:
-        return [torch.zeros_like(parameter) if gradient is None else laid_out(gradient, parameter) for parameter, gradient in found.items()]
+        return [torch.zeros_like(parameter) if gradient is None else _as_it_lies(gradient, parameter) for parameter, gradient in found.items()]
 
 
 class Vector(Moving):
@@ -113,8 +113,14 @@ class Vector(Moving):
 
 
 def laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:
-    """A gradient as its parameter lies in memory: the kernels of the optimiser read both from beginning to end."""
-    return gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)
+    """A gradient as its parameter lies in memory, in its precision: the kernels of the optimiser read both from beginning to end."""
+    alike = gradient.stride() == parameter.stride() and gradient.dtype == parameter.dtype
+    return gradient if alike else torch.empty_like(parameter).copy_(gradient)
+
+
+def _as_it_lies(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """The same, but in its own precision: a compiled function widens it as it reads."""
+    return gradient if gradient.stride() == parameter.stride() else laid_out(gradient, parameter)
 
 
 # Of one model, or of several at once: what is a number of one has then an axis of models, and what is a tensor has it in front.
@@ -134,7 +140,8 @@ def judge(total: Tensor, norm: Tensor, measured: Tensor, bad: Tensor, sums: Tens
 def _judged(clip: float | None, *given: Tensor) -> tuple[Tensor, ...]:
     """The judgement of a step, and what Adam needs to know of it: whether it moves, how far, the scale of the squares, and how much is clipped."""
     *gradients, step, rate, total, measured, bad, sums, taken, moved = given
-    rows = [_rows(gradient, bad.dim()).square().sum(-1).reshape((*bad.shape, -1)) for gradient in gradients]
+    wide = [gradient.to(total.dtype) for gradient in gradients]
+    rows = [_rows(gradient, bad.dim()).square().sum(-1).reshape((*bad.shape, -1)) for gradient in wide]
     norm = torch.cat(rows, -1).sum(-1).sqrt()
     judge(total, norm, measured, bad, sums, taken, moved)
     step.add_(bad == 0)
@@ -152,5 +159,6 @@ def _moved(count: int, *moving: Tensor) -> tuple[()]:
     numbers = moving[4 * count :]
     for value, mean, square, gradient in zip(*(moving[i * count : (i + 1) * count] for i in range(4)), strict=True):
         live, length, scale, *clipped = (number.reshape((*number.shape, *[1] * (value.dim() - number.dim()))) for number in numbers)
-        move(value, mean, square, gradient * clipped[0] if clipped else gradient, live, length, scale)
+        wide = gradient.to(value.dtype)
+        move(value, mean, square, wide * clipped[0] if clipped else wide, live, length, scale)
     return ()

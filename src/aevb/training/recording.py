@@ -79,6 +79,8 @@ class Recording:
                 self.parameters = list(stacked)
                 with torch.no_grad(), _without_loops():
                     graph = _trim(traced(torch.vmap(elemental(graph, len(named))), *stacked, *given))
+        if compiled and lane is None:
+            _as_they_come(graph, len(active))
         self.unchanged: str | None = None  # why it runs as it was recorded, though it was to be rewritten
         try:
             if compiled or lane is not None:
@@ -153,6 +155,19 @@ def _trim(graph: fx.GraphModule) -> fx.GraphModule:
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph
+
+
+def _as_they_come(graph: fx.GraphModule, count: int) -> None:
+    """The last ``count`` results, the gradients, in the precision in which they were computed: what reads them next widens them on the way."""
+    output = next(node for node in graph.graph.nodes if node.op == "output")
+    results = list(output.args[0])  # type: ignore[arg-type]
+    for i in range(len(results) - count, len(results)):
+        node: Any = results[i]
+        if node is not None and node.target is aten._to_copy.default and node.args[0].meta["val"].dtype == torch.bfloat16:
+            results[i] = node.args[0]
+    output.args = (tuple(results),)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
 
 
 def _copies(node: fx.Node) -> bool:
