@@ -65,17 +65,21 @@ def picture(records: Sequence[dict[str, Any]], path: Path) -> None:
     grid = figure.subplots(-(-len(panels) // columns), columns, squeeze=False).ravel()
     for axes, name in zip(grid, panels, strict=False):
         axes.spines[["top", "right"]].set_visible(False)
-        (_bars if name == "startup" else _lines)(axes, [one for one in records if name in one["studies"]], name)
+        here = [one for one in records if name in one["studies"]]
+        if name == "startup":
+            _bars(axes, here, name)
+        else:
+            _lines(axes, here, name, say_where=len(records) > 1)
     for axes in grid[len(panels) :]:
         axes.set_visible(False)
     figure.savefig(path, dpi=110)
 
 
-def _lines(axes: Any, records: Sequence[dict[str, Any]], name: str) -> None:
-    for one, style in zip(records, ("-", "--"), strict=False):
-        kind = {"cpu": "CPU", "cuda": "GPU"}[one["machine"]["kind"]]
+def _lines(axes: Any, records: Sequence[dict[str, Any]], name: str, *, say_where: bool) -> None:
+    for one in records:
+        kind, style = {"cpu": ("CPU", "-"), "cuda": ("GPU", "--")}[one["machine"]["kind"]]
         for (line, points), colour in zip(one["studies"][name]["lines"].items(), COLOURS, strict=False):
-            label = f"{line}, {kind}" if len(records) > 1 else line
+            label = f"{line}, {kind}" if say_where else line
             axes.plot([p["value"] for p in points], [p["ms"] for p in points], style, color=colour, marker="o", ms=3, label=label)
     values = [point["value"] for point in next(iter(records[0]["studies"][name]["lines"].values()))]
     axes.set_xscale("log")

@@ -301,7 +301,15 @@ def of_one(x):
     base = x * 2
     before = base.view(-1) ** 1
     base.add_(1)
-    return once * 2, alone * 2, total * 2, kept, before, base
+    product = x.unsqueeze(0) @ x.T.unsqueeze(0)
+    early = product**1
+    product.add_(1)
+    whole = x * 2
+    part = whole[1:]
+    torch.add(x, 1, out=whole)
+    late = whole**1
+    part.mul_(2)
+    return once * 2, alone * 2, total * 2, kept, before, base, early, product, late, part, x**1
 
 
 def test_what_changes_nothing_is_left_out_unless_it_is_a_copy():
@@ -309,7 +317,9 @@ def test_what_changes_nothing_is_left_out_unless_it_is_a_copy():
     kept = x.clone()
     graph = recording._trim(traced(of_one, x))
     for _ in range(2):
-        torch.testing.assert_close(tuple(graph(x)), of_one(x), rtol=0, atol=0)
+        found = tuple(graph(x))
+        torch.testing.assert_close(found, of_one(x), rtol=0, atol=0)
+        found[-1].mul_(3)  # a result that was a copy still is
     assert torch.equal(x, kept)
     names = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
-    assert (names.count("aten.pow.Tensor_Scalar"), names.count("aten.cat.default"), names.count("aten.sum.dim_IntList")) == (1, 1, 0)
+    assert (names.count("aten.pow.Tensor_Scalar"), names.count("aten.cat.default"), names.count("aten.sum.dim_IntList")) == (4, 1, 0)

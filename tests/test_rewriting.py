@@ -307,6 +307,38 @@ def test_a_step_that_cannot_be_rewritten_runs_as_it_was_recorded():
     assert "writes into a value that others may read" in made.unchanged
 
 
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda t: t[1],
+        lambda t: t.transpose(0, 1),
+        lambda t: t.diagonal(),
+        lambda t: t.permute(1, 0),
+        lambda t: t.as_strided((2,), (1,)),
+        lambda t: t[1:],
+    ],
+)
+def test_what_is_written_through_a_view_is_not_made_anew(view):
+    def function(w, x):
+        t = x @ w
+        view(t).add_(1)
+        return t * 2, t.sum()
+
+    arguments = numbers(5, 9), numbers(6, 5)
+    with pytest.raises(UnchangeableError, match="writes into a value that others may read"):
+        rewritten(traced(function, *arguments), 1)
+
+
+def test_what_is_written_into_as_one_of_several_is_not_made_anew():
+    def function(w, x):
+        kept = [x @ w, x @ w]
+        torch._foreach_add_(kept, 1.0)
+        return kept[0] * 2, kept[1]
+
+    with pytest.raises(UnchangeableError):
+        rewritten(traced(function, numbers(5, 9), numbers(6, 5)), 1)
+
+
 # Streams ----------------------------------------------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ import torch
 from small_models import NAN, SEQUENCE, conditional, put, state, vae
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
-from aevb import Bernoulli, ContinuousBernoulli, Model, Normal, fit, zoo
+from aevb import Bernoulli, ContinuousBernoulli, Model, Normal, fit, mlp, zoo
 from aevb.data import binarise, dequantise, sources
 from aevb.data.sources import Mapped, Resident, open_source
 from aevb.training.order import Order
@@ -93,6 +93,18 @@ def test_small_rows_are_taken_for_some_steps_at_once(tmp_path, monkeypatch):
     assert reads == [8 * 90] * 4
     gathered.close()
     assert gathered.here == {}
+
+
+def test_memory_and_a_file_train_the_same_weights_also_of_odd_sizes(tmp_path):
+    x = (np.random.default_rng(0).random((61, 15)) < 0.4).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    found = []
+    for rows in (x, tmp_path / "x.npy"):
+        torch.manual_seed(0)
+        model = Model({"z": Normal(2), "x | z": Bernoulli(15, net=mlp(9, 7))}, {"z | x": Normal(net=mlp(9, 7))})
+        fit(model, {"x": rows}, steps=40, batch=23, seed=0)
+        found.append(model.state_dict())
+    torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
 def test_large_rows_files_and_sequences_are_taken_step_by_step(tmp_path):

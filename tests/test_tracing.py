@@ -70,7 +70,14 @@ def gradient_of_a_part(x, y):
     return torch.autograd.grad(h.square().sum() + w.sum(), w)
 
 
+def into_a_chunk(x, y):
+    constant = torch.ones(4, 3)
+    constant.unsafe_chunk(2)[1].add_(x[2:])
+    return constant * y, constant
+
+
 FUNCTIONS = {
+    "a constant written into by a chunk": into_a_chunk,
     "a constant written into, twice": of_a_constant,
     "written into as out": out,
     "several at once": several,
@@ -136,3 +143,8 @@ def test_a_step_cannot_depend_on_a_value():
     for asks in (lambda x: x * float(x.sum()), lambda x: x[x > 0], lambda x: torch.equal(x, x)):
         with pytest.raises(RuntimeError, match="asks for the value of a tensor"):
             traced(asks, a)
+
+
+def test_the_same_tensor_twice_is_two_arguments():
+    graph = traced(lambda x, y: (x - 2 * y,), a, a)
+    assert torch.equal(graph(a, b)[0], a - 2 * b)

@@ -148,7 +148,9 @@ def _trim(graph: fx.GraphModule) -> fx.GraphModule:
         if node.target in (*reshaping, aten.expand.default):
             same = _form(source) == _form(node)
         elif _copies(node) and _form(source) == _form(node):
-            same = changed.isdisjoint((memory_of(source), node))
+            root = memory_of(source)
+            given_away = root.op in ("placeholder", "get_attr") and any(user.op == "output" for user in node.users)
+            same = not given_away and changed.isdisjoint((root, node))
         if same:
             node.replace_all_uses_with(source)
             graph.graph.erase_node(node)
@@ -176,7 +178,7 @@ def _copies(node: fx.Node) -> bool:
         return bool(node.args[1] == 1)
     if node.target is aten.cat.default:
         return len(node.all_input_nodes) == 1 == len(node.args[0])  # type: ignore[arg-type]
-    return node.target is aten.sum.dim_IntList and len(node.args) == 3  # over axes that stay, of size one then
+    return node.target is aten.sum.dim_IntList and len(node.args) == 3  # over axes that stay, of size one then; but −0.0 stays −0.0
 
 
 def _form(node: fx.Node) -> tuple[Any, ...]:

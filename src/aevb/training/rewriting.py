@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
-from operator import getitem
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
+
+from aevb.training.tracing import is_view, written
 
 if TYPE_CHECKING:
     from aevb.training.capture import Lane
@@ -97,8 +98,9 @@ def _without_side_effects(graph: fx.Graph) -> None:
         if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
             continue
         packet, _, overload = node.target.__name__.partition(".")
-        written = node.args[0]
-        if written.op != "call_function" or written.target in (*VIEWS, getitem) or len(written.users) > 1 or not hasattr(aten, packet[:-1]):
+        into = written(node.target, node.args, node.kwargs)
+        alone = into == [node.args[0]] and into[0].op == "call_function" and len(into[0].users) == 1
+        if not alone or (is_view(into[0]) and not into[0].target._schema.is_mutable) or not hasattr(aten, packet[:-1]):
             raise UnchangeableError(f"{node.target} writes into a value that others may read")
         node.target = getattr(getattr(aten, packet[:-1]), overload)
 

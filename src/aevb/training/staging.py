@@ -17,6 +17,7 @@ from aevb.data.sources import Resident, Source
 from aevb.training.order import Order
 
 TOGETHER, SMALL = 8, 2**20  # steps whose rows are taken together, and bytes of a batch up to which they are
+LINE = 64  # bytes: products round otherwise where rows begin elsewhere than memory that was asked for
 APART = 256  # bytes: every place begins where the fast kernels want their arguments
 
 
@@ -99,7 +100,8 @@ class Gathered:
         block, self.offset = divmod(step, TOGETHER)
         if block != self.block:
             rows = self.order.rows(block * TOGETHER, TOGETHER)
-            self.here = {name: value.unflatten(-2, (TOGETHER, -1)).movedim(-3, 0) for name, value in self.source.read(rows).items()}
+            values = {name: value.unflatten(-2, (TOGETHER, -1)).movedim(-3, 0) for name, value in self.source.read(rows).items()}
+            self.here = {name: value if value[0].nbytes % LINE == 0 else _apart(value, value.device).copy_(value) for name, value in values.items()}
             self.block = block
 
     def batch(self, place: int) -> Batch:

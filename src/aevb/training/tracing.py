@@ -18,6 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 aten = torch.ops.aten
 Node = Any  # an fx.Node: its arguments may be anything
+UNSAFE = (aten._unsafe_view.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)  # views that torch does not call so
 VALUE_DEPENDENT = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 FIXED = {aten.ones_like, aten.zeros_like, aten.full_like, aten.new_zeros, aten.new_ones, aten.new_full, aten.zeros, aten.ones, aten.full,
          aten.scalar_tensor, aten.lift_fresh}  # fmt: skip  # the same every time, whatever the values of what they are given
@@ -26,8 +27,11 @@ FIXED = {aten.ones_like, aten.zeros_like, aten.full_like, aten.new_zeros, aten.n
 def traced(function: Callable[..., Any], *tensors: Tensor, fold: bool = False) -> fx.GraphModule:
     """What ``function`` does with these tensors, as a function of them. It is called once; other tensors that it uses become constants.
 
+    All that it does has to be operations on tensors: what leaves them (``tolist``, ``numpy``, ``.data``), or is no operation (``nn.Parameter``), is
+    not seen, and stays what it was.
     With ``fold`` so does what is computed, one tensor at a time, of constants that it makes itself.
     """
+    tensors = tuple(tensor.detach() if any(tensor is other for other in tensors[:i]) else tensor for i, tensor in enumerate(tensors))  # each its own
     with _Tracer(tensors, fold) as tracer:
         results = function(*tensors)
     tracer.finish(results)
@@ -135,15 +139,16 @@ class _Tracer(TorchDispatchMode):
 
 
 def memory_of(node: Node) -> Node:
-    """The node that made the memory in which this one lies: itself, or what it is a view of."""
+    """The node that made the memory in which this one lies: itself, or what it is a view of, or writes into."""
     while node.op == "call_function" and node.all_input_nodes and is_view(node):
-        node = node.all_input_nodes[0]
+        into = written(node.target, node.args, node.kwargs)
+        node = into[0] if into else node.all_input_nodes[0]
     return node
 
 
 def is_view(node: Node) -> bool:
-    """Whether its result lies in the memory of its first argument."""
-    if node.target is getitem:
+    """Whether its result lies in the memory of an argument."""
+    if node.target is getitem or node.target in UNSAFE:
         return True
     return any(returned.alias_info is not None for returned in node.target._schema.returns)
 
