@@ -100,7 +100,8 @@ def _without_side_effects(graph: fx.Graph) -> None:
         packet, _, overload = node.target.__name__.partition(".")
         into = written(node.target, node.args, node.kwargs)
         alone = into == [node.args[0]] and into[0].op == "call_function" and len(into[0].users) == 1
-        if not alone or (is_view(into[0]) and not into[0].target._schema.is_mutable) or not hasattr(aten, packet[:-1]):
+        part = alone and is_view(into[0]) and not written(into[0].target, into[0].args, into[0].kwargs)
+        if not alone or part or not hasattr(aten, packet[:-1]):
             raise UnchangeableError(f"{node.target} writes into a value that others may read")
         node.target = getattr(getattr(aten, packet[:-1]), overload)
 
