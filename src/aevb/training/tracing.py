@@ -25,11 +25,11 @@ FIXED = {aten.ones_like, aten.zeros_like, aten.full_like, aten.new_zeros, aten.n
 
 
 def traced(function: Callable[..., Any], *tensors: Tensor, fold: bool = False) -> fx.GraphModule:
-    """What ``function`` does with these tensors, as a function of them. It is called once; other tensors that it uses become constants.
+    """What ``function`` does with these tensors, as a function of them. It is called once; other tensors that it uses become constants, and with
+    ``fold`` so does what is computed, one tensor at a time, of constants that it makes itself.
 
     All that it does has to be operations on tensors: what leaves them (``tolist``, ``numpy``, ``.data``), or is no operation (``nn.Parameter``), is
     not seen, and stays what it was.
-    With ``fold`` so does what is computed, one tensor at a time, of constants that it makes itself.
     """
     tensors = tuple(tensor.detach() if any(tensor is other for other in tensors[:i]) else tensor for i, tensor in enumerate(tensors))  # each its own
     with _Tracer(tensors, fold) as tracer:
@@ -89,11 +89,14 @@ class _Tracer(TorchDispatchMode):
         return fx.node.map_aggregate(values, lambda value: self._node(value) if isinstance(value, Tensor) else value)
 
     def _node(self, tensor: Tensor) -> Node:
-        if tensor not in self.nodes:
-            name = f"constant{len(self.constants)}"
-            self.constants[name] = tensor.detach()
-            self._made(self.graph.create_node("get_attr", name), tensor)
-        return self.nodes[tensor]
+        return self.nodes[tensor] if tensor in self.nodes else self._constant(tensor)
+
+    def _constant(self, tensor: Tensor) -> Node:
+        name = f"constant{len(self.constants)}"
+        self.constants[name] = tensor.detach()
+        node = self.graph.create_node("get_attr", name)
+        self._made(node, tensor)
+        return node
 
     def _keep(self, written: Node) -> None:
         """What writes into a constant, or a part of it, writes into a copy, made anew every time."""
@@ -117,13 +120,8 @@ class _Tracer(TorchDispatchMode):
     def finish(self, results: Any) -> None:
         """Name the results. What is the same every time is not computed again; whoever gets a constant may write into it, and gets a copy."""
         for node, tensor in self.same.items():
-            name = f"constant{len(self.constants)}"
-            self.constants[name] = tensor.detach()
             with self.graph.inserting_before(node):
-                constant = self.graph.create_node("get_attr", name)
-            constant.meta = node.meta
-            node.replace_all_uses_with(constant)
-            self.nodes[tensor] = constant
+                node.replace_all_uses_with(self._constant(tensor))
             self.graph.erase_node(node)
         self.graph.output(fx.node.map_arg(self.named(results), self._own))
         self.graph.eliminate_dead_code()
