@@ -50,7 +50,7 @@ def together(trainings):
     for training in trainings:
         steps(training, capture.WARM_UP)
         stepper = training.stepper
-        stepper.rates = torch.full((1, stepping.ALIGNED), training.settings.lr, dtype=stepper.dtype)
+        stepper.rates = torch.full((1, flat.ALIGNED), training.settings.lr, dtype=stepper.dtype)
         stepper.load(training.step, [training.settings.lr])
     return bundle.bundled([training.stepper for training in trainings], trainings[0].settings.schedule.phase(0, 1))
 
@@ -229,8 +229,8 @@ def gpu(monkeypatch):
         if self.settings.compile:
             self.captures, self.waits, self.staged = True, True, None
             self.rows = torch.zeros(capture.AT_ONCE, self.order.batch, dtype=torch.long)
-            self.kl_weights = torch.ones(capture.AT_ONCE, stepping.ALIGNED, dtype=self.dtype)
-            self.rates = torch.zeros(capture.AT_ONCE, stepping.ALIGNED)
+            self.kl_weights = torch.ones(capture.AT_ONCE, flat.ALIGNED, dtype=self.dtype)
+            self.rates = torch.zeros(capture.AT_ONCE, flat.ALIGNED)
             self.loaded = {}
 
     def seeded(self, generator, word, step):

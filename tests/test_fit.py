@@ -428,6 +428,13 @@ def test_the_recorded_bound_is_the_bound_while_the_kl_warms_up():
     np.testing.assert_allclose(history["kl weight"], np.minimum(1, np.arange(1, 11) / 8))
 
 
+@pytest.mark.parametrize("gradient", ["plain", "dreg"])
+def test_the_recorded_iwae_is_the_bound_while_the_kl_warms_up(gradient):
+    choices = {"steps": 4, "bound": "iwae", "samples": 3, "gradient": gradient, "log_every": 1, "lr": 1e-12}
+    plain, weighted = (fit(small_vae(), {"x": bits()}, kl_warmup=warmup, **choices).history["iwae"] for warmup in (0, 3))
+    np.testing.assert_allclose(plain, weighted, rtol=1e-5)
+
+
 def test_warm_up_is_over_once_though_phases_are_short():
     run = fit(small_vae(), {"x": bits()}, steps=40, warmup=20, schedule=alternate(5, 5), decay="constant", lr=1e-3, log_every=1)
     np.testing.assert_allclose(run.history["lr"], 1e-3 * np.minimum(1, np.arange(1, 41) / 20))
@@ -512,6 +519,20 @@ def test_after_may_change_weights_but_not_how_they_lie():
     assert_equal_weights(weights(changed(scaled)), weights(changed(loaded)))
     with pytest.raises(TrainingError, match=r"after= put another tensor in the place of factors\..*weight.* at step 5"):
         changed(lambda step, model: across(model) and None)
+    with pytest.raises(TrainingError, match=r"after= froze factors\.p\(x\|z\)\..* at step 5"):
+        changed(lambda step, model: model.factors["p(x|z)"].requires_grad_(False) and None)
+
+
+def test_one_parameter_under_two_names_is_refused():
+    model = Model(p={"z": Normal(2), "v | z": Bernoulli(3), "x | z": Bernoulli(3)}, q={"z | x, v": Normal()})
+    model.factors["p(v|z)"].net.blocks = model.factors["p(x|z)"].net.blocks
+    with pytest.raises(ValueError, match=r"factors\.p\(.*bias and factors\.p\(.*bias are one parameter"):
+        fit(model, {"x": bits(d=3), "v": bits(d=3)}, steps=2)
+
+
+def test_half_precision_of_a_model_in_double_is_refused():
+    with pytest.raises(ValueError, match='precision="bf16" .* the model is in float64'):
+        fit(small_vae().double(), {"x": bits()}, steps=2, precision="bf16")
 
 
 def test_a_skipped_last_step_still_ends_the_run_properly(tmp_path, monkeypatch):

@@ -1,10 +1,12 @@
 """A recorded step is the step: the same numbers to the last bit, whatever is recorded; several runs together are each alone."""
 
 import signal
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from aevb import (
     GRU,
@@ -21,6 +23,7 @@ from aevb import (
     alternate,
     em,
     fit,
+    joint,
     linear,
     load_run,
     mle,
@@ -120,35 +123,102 @@ def test_a_failure_in_a_recorded_step_names_the_rows(monkeypatch):
         with torch.no_grad():
             model.theta()[0].fill_(torch.inf)
 
+    made, real = [], recording.Recording.__call__
+    monkeypatch.setattr(recording.Recording, "__call__", lambda self, inputs: (made.append(1), real(self, inputs))[1])
     with pytest.raises(RuntimeError, match=r"Step 6: .*not finite"):
         fit(model, {"x": data()}, validation={"x": data()}, steps=20, batch=60, validate_every=6, after=spoil)
+    assert len(made) == 7
 
 
-def test_a_part_of_ones_own_runs_as_it_was_written(monkeypatch):
-    from dataclasses import dataclass
-
+@pytest.fixture
+def soon(monkeypatch):
+    """Steps are recorded after the first."""
     monkeypatch.setattr(stepping, "RECORD_AFTER", 1)
     monkeypatch.setattr(stepping, "RECORD_FOR", 0)
-    calls = []
 
+
+def with_counting(calls, pure):
     @dataclass(frozen=True, repr=False)
     class Counting(Normal):
         def distribution(self, loc, scale=None):
             calls.append(1)
             return super().distribution(loc, scale)
 
-    model = Model({"z": Normal(2), "x | z": Bernoulli(16)}, {"z | x": Counting()})
-    fit(model, {"x": data()}, steps=12, batch=20)
-    assert len(calls) >= 12
+    Counting.pure = pure
+    torch.manual_seed(0)
+    return Model({"z": Normal(2), "x | z": Bernoulli(16)}, {"z | x": Counting()})
 
 
-def test_a_model_with_a_hook_runs_as_it_was_written(monkeypatch):
-    monkeypatch.setattr(stepping, "RECORD_AFTER", 1)
-    monkeypatch.setattr(stepping, "RECORD_FOR", 0)
+def test_a_part_of_ones_own_runs_as_it_was_written_unless_it_is_pure(soon):
+    often, seldom = [], []
+    called, recorded = with_counting(often, False), with_counting(seldom, True)
+    for model in (called, recorded):
+        fit(model, {"x": data()}, steps=12, batch=20)
+    assert len(often) >= 12 > len(seldom) > 0
+    for a, b in zip(called.parameters(), recorded.parameters(), strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(ValueError, match=r"compile=True .*Counting is a part of your own, .* \(pure = True in its class says that it does not\)"):
+        fit(with_counting([], False), {"x": data()}, steps=1, compile=True)
+
+
+def forward(model, called):
+    model.factors["p(x|z)"].register_forward_hook(lambda *_: called())
+
+
+def backward(model, called):
+    model.factors["p(x|z)"].register_full_backward_pre_hook(lambda *_: called())
+
+
+def of_a_gradient(model, called):
+    model.factors["p(x|z)"].net.heads.bias.register_hook(lambda gradient: (called(), 0 * gradient)[1])
+
+
+def parametrized(model, called):
+    class Watched(nn.Module):
+        def forward(self, weight):
+            called()
+            return weight
+
+    nn.utils.parametrize.register_parametrization(model.factors["p(x|z)"].net.heads, "weight", Watched())
+
+
+def replaced(model, called):
+    net = model.factors["p(x|z)"].net
+
+    class Own(type(net)):
+        def rest(self, *arguments):
+            called()
+            return super().rest(*arguments)
+
+    net.__class__ = Own
+
+
+@pytest.mark.parametrize("add", [forward, backward, of_a_gradient, parametrized, replaced])
+def test_a_model_with_a_hook_or_a_layer_of_ones_own_runs_as_it_was_written(soon, add):
     calls, model = [], vae()
-    next(iter(model.factors.values())).register_forward_hook(lambda *_: calls.append(1))
+    add(model, lambda: calls.append(1))
+    bias = model.factors["p(x|z)"].net.heads.bias
+    before = bias.detach().clone()
     fit(model, {"x": data()}, steps=12, batch=20)
     assert len(calls) >= 12
+    assert torch.equal(before, bias) == (add is of_a_gradient)
+
+
+@pytest.mark.parametrize("add", [forward, backward, of_a_gradient])
+def test_a_hook_that_comes_too_late_is_refused(soon, add):
+    with pytest.raises(TrainingError, match=r"After after= at step 6, .*p\(x\|z\).* has a hook, .* Add it before the run"):
+        fit(vae(), {"x": data()}, validation={"x": data()}, steps=12, batch=20, validate_every=6, after=lambda _, model: add(model, list))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("schedule", [joint(), alternate(2, 2)], ids=str)
+def test_a_phase_that_nothing_teaches_is_refused(schedule, compiled):
+    """Every label is known: nothing teaches q(y|x)."""
+    model = Model({"y": OneHot(3), "x | y": Bernoulli(16)}, {"y | x": OneHot()})
+    for parameter in model.theta() if schedule == joint() else ():
+        parameter.requires_grad_(False)
+    with pytest.raises(ValueError, match="The objective depends on no parameter that this phase may move"):
+        fit(model, {"x": data(), "y": np.arange(60) % 3}, steps=4, schedule=schedule, compile=compiled)
 
 
 def test_a_phase_computes_the_gradients_that_it_moves_by(monkeypatch):

@@ -66,13 +66,27 @@ def test_a_run_whose_seed_meant_other_numbers_is_not_resumed(tmp_path, monkeypat
 def test_what_does_not_change_the_steps_may_change_on_resume(tmp_path):
     whole = small_vae()
     fit(whole, {"x": bits()}, steps=20)
-    part = small_vae()
-    fit(part, {"x": bits()}, steps=20, out=tmp_path, checkpoint_every=5, after=None)
+    choices = {"validation": {"x": bits()}, "validate_every": 9, "after": lambda step, model: signal.raise_signal(signal.SIGTERM)}
+    with pytest.raises(KeyboardInterrupt, match="stopped after step"):
+        fit(small_vae(), {"x": bits()}, steps=20, out=tmp_path, checkpoint_every=5, **choices)
+    assert 0 < latest(tmp_path).step < 20
     resumed = small_vae()
     fit(resumed, {"x": bits()}, steps=20, out=tmp_path, resume=True, checkpoint_every=7, log_every=3, skip=2)
     assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True))
     with pytest.raises(CheckpointError, match=r"was trained with lr=0\.002, not 0\.01"):
         fit(small_vae(), {"x": bits()}, steps=20, out=tmp_path, resume=True, lr=0.01)
+
+
+def test_resuming_with_other_parameters_frozen_is_refused(tmp_path):
+    def half_frozen():
+        model = small_vae()
+        model.factors["p(x|z)"].requires_grad_(False)
+        return model
+
+    fit(half_frozen(), {"x": bits()}, steps=5, out=tmp_path)
+    with pytest.raises(CheckpointError, match=r"was trained with frozen=\['factors\.p\(x\|z\)\.[^]]*'\], not \[\]"):
+        fit(small_vae(), {"x": bits()}, steps=9, out=tmp_path, resume=True)
+    assert fit(half_frozen(), {"x": bits()}, steps=9, out=tmp_path, resume=True).step == 9
 
 
 def test_resuming_on_other_data_is_refused(tmp_path):

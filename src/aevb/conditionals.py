@@ -59,6 +59,7 @@ class Conditional:
     finite: ClassVar[bool] = False  # has a finite list of values: may be enumerated
     has_entropy: ClassVar[bool] = False
     full_moments: ClassVar[bool] = False  # its likelihood depends on products of different entries
+    pure: ClassVar[bool] = False  # of a class of your own: all it does is in its tensors, so that a step may be recorded and need not call it again
 
     def __post_init__(self) -> None:
         if isinstance(self.size, list):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributions as td
@@ -32,11 +32,13 @@ class Bound:
 
     ``terms`` holds ``"x"`` for log p(x|·) and ``"kl(z)"`` for E[log q(z|·) − log p(z|·)]; under iwae they are diagnostics,
     averaged with the normalised weights. ``log_weights`` are iwae's, [K, N], where no latent is enumerated outside them.
+    Where the KL terms were given a weight, ``value`` has it, and ``unweighted`` is the bound itself, without gradient.
     """
 
     value: Tensor
     terms: dict[str, Tensor]
     log_weights: Tensor | None = None
+    unweighted: Tensor | None = None
 
 
 def scale_gradient(value: Tensor, factor: Tensor) -> Tensor:
@@ -430,8 +432,12 @@ def _integrand(terms: Mapping[str, Tensor], kls: Mapping[str, Tensor], kl_weight
         total = term if total is None else total + term
     assert total is not None  # a model has data
     for kl in kls.values():
-        total = total - (kl if isinstance(kl_weight, float) and kl_weight == 1.0 else kl_weight * kl)
+        total = total - (kl if _one(kl_weight) else kl_weight * kl)
     return total
+
+
+def _one(kl_weight: float | Tensor) -> bool:
+    return isinstance(kl_weight, float) and kl_weight == 1.0
 
 
 def _component_axis(value: Tensor, slot: int) -> Tensor:
@@ -458,9 +464,13 @@ def estimate(
     kl_weight: float | Tensor = 1.0,
 ) -> Bound:
     """The bound that the plan derives, for this batch and noise."""
-    if plan.gradient != "dreg":
-        return Estimate(plan, factors, batch, noise, temperature=temperature).bound(kl_weight)
-    # The doubly reparametrised gradient weights each draw by its normalised weight: a first pass finds the weights.
+    scale = None
+    if plan.gradient == "dreg":  # it weights each draw by its normalised weight: a first pass finds the weights
+        with torch.no_grad():
+            scale = Estimate(plan, factors, batch, noise, temperature=temperature).sample_weights(kl_weight)
+    estimated = Estimate(plan, factors, batch, noise, temperature=temperature, scale=scale)
+    bound = estimated.bound(kl_weight)
+    if _one(kl_weight):
+        return bound
     with torch.no_grad():
-        scale = Estimate(plan, factors, batch, noise, temperature=temperature).sample_weights(kl_weight)
-    return Estimate(plan, factors, batch, noise, temperature=temperature, scale=scale).bound(kl_weight)
+        return replace(bound, unweighted=estimated.bound().value)

@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -121,6 +121,8 @@ def _layer(fan_in: int, out: int, init: str, heads: Sequence[int] = ()) -> nn.Li
 @dataclass(frozen=True, repr=False)
 class Network:
     """A specification: a value that builds a fresh module each time it is used."""
+
+    pure: ClassVar[bool] = False  # of a class of your own: its modules only compute, so that a step may be recorded and need not call them again
 
     def __repr__(self) -> str:
         shown = [repr(n) for n in getattr(self, fields(self)[0].name)] if fields(self)[0].type == "Shape" else []

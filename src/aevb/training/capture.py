@@ -71,9 +71,10 @@ class Steps:
                 self._take_together(part)
 
     def _replay(self, models: Sequence[tuple[Stepper | Bundle, Phase]], count: int, where: tuple[int, ...] = ()) -> None:
-        key = count, tuple((id(model), phase.name) for model, phase in models), where
-        self.graphs = {other: graph for other, graph in self.graphs.items() if other[1] != key[1] or other[2] == where}
+        who = tuple(id(model) for model, _ in models)
+        key = count, tuple(phase.name for _, phase in models), who, where
         if key not in self.graphs:
+            self.graphs = {other: graph for other, graph in self.graphs.items() if other[2:] == key[2:]}  # of other models or places: never again
             self.graphs[key] = captured(models, count)
         self.graphs[key].replay()
 

@@ -46,6 +46,7 @@ from aevb.training.em import exact_em
 from aevb.training.evaluation import Evaluation
 from aevb.training.folder import Folder, check_declaration, read_rows, refuse_second
 from aevb.training.order import NUMBERS, Order
+from aevb.training.recording import own_part
 from aevb.training.run import Run
 from aevb.training.schedules import Phase
 from aevb.training.settings import Settings, to_toml
@@ -186,6 +187,7 @@ class Training:
         refuse_degenerate(model.graph, self.source)
         self.recorded = settings.record() | {"fresh": {name: repr(fresh) for name, fresh in self.source.fresh.items()} or None}
         self.recorded |= {"data": _fingerprint(self.source), "numbers": NUMBERS}
+        self.recorded["frozen"] = _frozen(model)
         self.validation = None if validation is None else open_source(model.graph, validation, like, Checking(told, "validation"))
         self.evaluation: Evaluation | None = None  # on the validation data
         self.em = exact_em(model) if settings.schedule.objective == "em" else None
@@ -260,6 +262,8 @@ class Training:
             unknown = [ref.name for ref in self.model.graph.reads("q", name) if ref.name in self.model.graph.latents]
             if unknown:
                 raise ValueError(f"classify= needs q({name}|·) as a function of the data alone, but it reads {unknown[0]!r}.")
+        if s.precision == "bf16" and self.dtype != torch.float32:
+            raise ValueError(f'precision="bf16" lowers the precision of products in float32, but the model is in {str(self.dtype)[6:]}.')
         if s.patience is not None and self.validation is None:
             raise ValueError("patience counts validations; pass validation= data.")
 
@@ -273,8 +277,15 @@ class Training:
         ]
 
     def _check_weights(self) -> None:
-        """A ReLU may make a 0 of what is no number, and then nobody would see it."""
-        for name, parameter in self.model.named_parameters():
+        """A ReLU may make a 0 of what is no number, and then nobody would see it; what is one parameter under two names would move twice."""
+        names: dict[int, str] = {}
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            first = names.setdefault(id(parameter), name)
+            if first != name:
+                raise ValueError(
+                    f"{first} and {name} are one parameter. A model is what its declaration says, where factors have parameters of their own: "
+                    "what both compute can be a variable that both read."
+                )
             if parameter.requires_grad and not bool(parameter.isfinite().all()):
                 raise ValueError(f"The parameter {name} holds numbers that are not finite. Begin with a fresh model, or with weights that are.")
 
@@ -411,9 +422,7 @@ class Training:
         if self.em is not None and self.em.closed:
             return {"phase": "EM"}
         s = self.settings
-        return {"lr": self.rate(phase, self.step - 1), "phase": phase.name} | (
-            {"kl weight": min(1.0, self.step / s.kl_warmup)} if s.kl_warmup else {}
-        )
+        return {"lr": self.rate(phase, self.step - 1), "phase": phase.name} | ({"kl weight": s.kl_weight(self.step - 1)} if s.kl_warmup else {})
 
     def rate(self, phase: Phase, step: int) -> float:
         s = self.settings
@@ -456,7 +465,8 @@ class Training:
             self.waited += 1
 
     def _asked(self) -> dict[str, float]:
-        """What ``after`` says. It may change the weights, but not how they lie in memory, nor, for a graph, where: a step knows them there."""
+        """What ``after`` says. It may change the weights, but not how they lie in memory, nor, for a graph, where: a step knows them there.
+        Nor may it freeze some, or add a hook: what a step does is settled when the run begins."""
         if self.after is None:
             return {}
         before = self._forms()
@@ -467,6 +477,14 @@ class Training:
                 f"after= put another tensor in the place of {changed} at step {self.step}; the run would not see it, or take its numbers for others. "
                 "Write the new numbers into the parameter (parameter.copy_(…) under torch.no_grad(), or load_state_dict)."
             )
+        frozen, was = _frozen(self.model), self.recorded["frozen"]
+        if frozen != was:
+            name = min(set(frozen).symmetric_difference(was))
+            done = "froze" if name in frozen else "unfroze"
+            raise TrainingError(f"after= {done} {name} at step {self.step}, but what a run trains is settled when it begins. Train in two runs.")
+        own = own_part(self.model) if self.stepper.not_recorded is None else None
+        if own is not None:
+            raise TrainingError(f"After after= at step {self.step}, {own}, but the run has recorded its steps and would not. Add it before the run.")
         return found
 
     def _forms(self) -> dict[str, tuple[Any, ...]]:
@@ -540,6 +558,11 @@ class Training:
             self.folder.append(row)
         for watcher in self.watchers:
             watcher.note(text)
+
+
+def _frozen(model: Model) -> list[str]:
+    """The parameters that a run leaves as they are."""
+    return [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
 
 
 def _fingerprint(source: Source) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from aevb.training.adam import Adam, lengths, move
 from aevb.training.fusing import compiled, explained
 
-ALIGNED = 4  # numbers: where a row may begin
+ALIGNED = 4  # numbers: where a row, or an argument of a kernel, may begin
 MOST = 48  # tensors that one function moves: about a third of a second each to compile
 
 

@@ -69,8 +69,7 @@ class Recording:
             sources = [parameters[name].requires_grad_() for name, parameter in named.items() if id(parameter) in wanted]
             data = dict(zip(inputs, tensors[len(named) :], strict=True))
             objective, measured = torch.func.functional_call(whole, {f"model.{name}": tensor for name, tensor in parameters.items()}, (data,))
-            gradients = torch.autograd.grad(-objective, sources, allow_unused=True)
-            return objective.detach(), measured, *gradients
+            return objective.detach(), measured, *gradients_of(objective, sources)
 
         given = list(inputs.values())
         with elementary() if compiled else nullcontext():
@@ -106,6 +105,19 @@ class Recording:
         return objective, measured, [gradients[i] for i in self.order]
 
 
+def gradients_of(objective: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
+    """Of −objective; there is one of one parameter at least, or nothing could be trained."""
+    found: list[Tensor | None] = []
+    if objective.requires_grad:
+        found += torch.autograd.grad(-objective, parameters, allow_unused=True)
+    if all(gradient is None for gradient in found):
+        raise ValueError(
+            "The objective depends on no parameter that this phase may move: all that it reads is frozen, or known from the data. "
+            "Unfreeze some, use another schedule, or leave labels out."
+        )
+    return found
+
+
 @contextmanager
 def _without_loops() -> Iterator[None]:
     """Where torch cannot map an operation over an axis, it would loop: here it refuses, with a RuntimeError."""
@@ -120,12 +132,25 @@ def _without_loops() -> Iterator[None]:
 
 def own_part(model: Model) -> str | None:
     """What of a model may do more than its tensors show, in words: it has to be called every time."""
-    parts = [part for entry in model.graph.entries() for part in (entry.spec, getattr(entry.spec, "net", None)) if part is not None]
-    own = next((type(part).__name__ for part in parts if not type(part).__module__.startswith("aevb.")), None)
-    if own is not None:
-        return f"{own} is a part of your own, which may do more than its tensors show"
-    hooked = next((name for name, module in model.named_modules() if module._forward_hooks or module._forward_pre_hooks), None)
+    for entry in model.graph.entries():
+        own = [type(part) for part in (entry.spec, getattr(entry.spec, "net", None)) if part is not None and not _ours(type(part))]
+        unknown = next((cls.__name__ for cls in own if not cls.pure), None)
+        if unknown is not None:
+            return f"{unknown} is a part of your own, which may do more than its tensors show (pure = True in its class says that it does not)"
+        for name, module in model.factors[entry.id].named_modules() if not own else ():
+            if not _ours(type(module)) and (not type(module).__module__.startswith("torch.nn.modules.") or list(module.buffers(recurse=False))):
+                return f"{name} of {entry.id} is a {type(module).__name__} of your own, which may do more than its tensors show"
+    for name, module in model.named_modules():
+        if any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)):
+            return f"{name} has a hook, which wants to be called"
+        if hasattr(module, "parametrizations"):
+            return f"{name} has a parametrization, which wants to be called"
+    hooked = next((name for name, parameter in model.named_parameters() if parameter._backward_hooks), None)
     return None if hooked is None else f"{hooked} has a hook, which wants to be called"
+
+
+def _ours(cls: type) -> bool:
+    return cls.__module__.startswith("aevb.")
 
 
 def shapes(inputs: Mapping[str, Tensor]) -> tuple[Any, ...]:

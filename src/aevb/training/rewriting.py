@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 Node = Any  # an fx.Node: its arguments may be anything
-LINEAR = torch.ops.mkldnn._linear_pointwise.default if torch.backends.mkldnn.is_available() else None
+LINEAR = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default", None)  # where torch has it
 PRODUCTS = (aten.mm.default, aten.addmm.default)
 SHAPED = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 RESHAPES = (*SHAPED, aten.unsqueeze.default, aten.squeeze.dim)  # the same numbers in the same order

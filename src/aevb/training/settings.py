@@ -86,6 +86,10 @@ class Settings:
         epochs = self.epochs if self.epochs is not None else min(200.0, max(20.0, 2000 / per_epoch))
         return max(1, round(epochs * per_epoch))
 
+    def kl_weight(self, step: int) -> float:
+        """The weight of the KL terms in a step."""
+        return min(1.0, (step + 1) / self.kl_warmup) if self.kl_warmup else 1.0
+
     def record(self) -> dict[str, Any]:
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "schedule"}
         distort = {name: [*how.shape, how.rotate, how.shear, how.scale, how.shift] for name, how in self.distort.items()}

@@ -54,7 +54,8 @@ class Staged:
         wait(self.blocks.values())
 
     def close(self) -> None:
-        self.reader.shutdown(wait=False, cancel_futures=True)
+        """Wait for what is being read, and read no more: another model's graph may be captured next."""
+        self.reader.shutdown(cancel_futures=True)
         self.blocks = {}
 
     def _ready(self, block: int) -> Batch:

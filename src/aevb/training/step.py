@@ -33,12 +33,11 @@ from aevb.training.distributed import World
 from aevb.training.em import Regressions, Responsibilities, Statistics
 from aevb.training.objective import Objective
 from aevb.training.order import Order, seed_of
-from aevb.training.recording import Found, Recording, own_part, shapes
+from aevb.training.recording import Found, Recording, gradients_of, own_part, shapes
 from aevb.training.schedules import Phase
 from aevb.training.settings import Settings
 from aevb.training.staging import Gathered, Staged
 
-ALIGNED = 4  # numbers apart: where a kernel may expect its arguments
 EM_ROWS = 1024  # rows whose statistics are taken at a time
 RECORD_AFTER, RECORD_FOR = 10, 1000  # steps of a phase before its arithmetic is recorded, and steps to come that make it worth the seconds
 
@@ -68,14 +67,14 @@ class Stepper:
         self.names = {parameter: name for name, parameter in model.named_parameters()}
         on_gpu = self.device.type == "cuda"
         assert settings.lr is not None
-        self.rates = torch.full((AT_ONCE, ALIGNED), settings.lr, device=self.device) if on_gpu else None
+        self.rates = torch.full((AT_ONCE, flat.ALIGNED), settings.lr, device=self.device) if on_gpu else None
         self.adam = Adam(settings.lr if self.rates is None else self.rates[0, 0])
         self.left_alone: str | None = None  # why EM does not set q
         self.lost: str | None = None  # why EM found no statistics
         self.noise, self.drawing = torch.Generator(self.device), torch.Generator(self.device)
         places = AT_ONCE if on_gpu else 1  # what the host says of so many steps
         self.rows = torch.zeros(places, order.batch, dtype=torch.long, device=self.device)
-        self.kl_weights = torch.ones(places, ALIGNED, device=self.device, dtype=self.dtype)
+        self.kl_weights = torch.ones(places, flat.ALIGNED, device=self.device, dtype=self.dtype)
         self.bad = torch.zeros((), device=self.device)  # 1 once a step has failed
         self.moved = torch.zeros((), device=self.device)  # steps taken since the host last looked, the first of which was ``origin``
         self.origin: int | None = None
@@ -85,7 +84,11 @@ class Stepper:
         layout = plan.layout(order.batch, 1, dropout=True)
         self.layouts: dict[int, noises.Layout] = {}  # by the number of steps of a batch
         self.captures = (
-            on_gpu and world.size == 1 and settings.schedule.objective == "bound" and not any(kind == "seed" for kind, _ in layout.values())
+            on_gpu
+            and world.size == 1
+            and settings.schedule.objective == "bound"
+            and not any(kind == "seed" for kind, _ in layout.values())
+            and own_part(model) is None
         )
         self.staged: Staged | Gathered | None = None  # what holds the batches of some steps
         if self.captures and not source.near:
@@ -144,7 +147,7 @@ class Stepper:
         if self.draws:
             self._seed(self.drawing, "data", step)
         if s.kl_warmup:
-            weights = [min(1.0, (step + 1 + i) / s.kl_warmup) for i in range(count)]
+            weights = [s.kl_weight(step + i) for i in range(count)]
             self.kl_weights[:count, 0].copy_(torch.tensor(weights, dtype=self.dtype), non_blocking=True)
         if self.rates is not None:
             self.rates[:count, 0].copy_(torch.tensor(rates), non_blocking=True)
@@ -221,9 +224,7 @@ class Stepper:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16", cache_enabled=False):
             objective, bound = self.objective(inputs)
         name = {"evidence": "evidence", "em": "expected"}.get(self.settings.schedule.objective, self.settings.bound)
-        values = {name: bound.value, **bound.terms}
-        if name == "elbo" and self.settings.kl_warmup:  # the bound itself, not the weighted objective
-            values[name] = sum((-term if key.startswith("kl(") else term for key, term in bound.terms.items()), torch.zeros_like(bound.value))
+        values = {name: bound.value if bound.unweighted is None else bound.unweighted, **bound.terms}
         self.measured = [*values, "gradient"]
         return objective, torch.stack([value.detach() for value in values.values()]).sum(-1) / self.order.batch
 
@@ -236,7 +237,7 @@ class Stepper:
             return recorded(inputs)
         with held_fixed(p for name, group in self.groups.items() if not getattr(phase, name) for p in group):
             objective, measured = self._arithmetic(inputs)
-            return objective.detach(), measured, list(torch.autograd.grad(-objective, active, allow_unused=True))
+            return objective.detach(), measured, gradients_of(objective, active)
 
     def recorded(self, phase: Phase, inputs: Mapping[str, Tensor], stacked: Sequence[Tensor] | None = None) -> Recording:
         """A step of this model, or with their ``stacked`` parameters and inputs of several."""
