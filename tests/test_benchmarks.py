@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from importlib.metadata import version
 
 import fits
 import precision
@@ -37,7 +38,7 @@ def cores(monkeypatch):
 def test_a_quick_run_times_every_own_way_and_writes_ratios(tmp_path, capsys):
     steps.main(["--quick", "--models", *SIZES, "--ways", *OWN, "--threads", "1", "--json", str(tmp_path / "steps.json")])
     found = json.loads((tmp_path / "steps.json").read_text())
-    assert found["machine"]["versions"]["torch"] == torch.__version__
+    assert found["machine"]["versions"]["torch"] == version("torch")
     assert list(found["models"]) == list(SIZES)
     for model, one in found["models"].items():
         assert (one["rounds"], one["left out"]) == (1, {})

@@ -11,7 +11,7 @@ import torch
 from sklearn.decomposition import FactorAnalysis
 from torch import nn
 
-from aevb import Bernoulli, Model, Network, Normal, OneHot, Poisson, fit, linear, mlp
+from aevb import Bernoulli, Exact, Model, Network, Normal, OneHot, Poisson, diagnose, fit, linear, mlp
 from aevb.data.builtin import factor_analysis
 from aevb.data.sources import Mapped, Resident, open_source
 from aevb.training import fit as loop
@@ -20,9 +20,9 @@ from aevb.training.evaluation import evaluate
 from aevb.training.fit import TrainingError
 from aevb.training.folder import Folder
 from aevb.training.order import Order, seed_of
-from aevb.training.schedules import alternate, joint, mle
+from aevb.training.schedules import alternate, em, joint, mle
 from aevb.training.settings import Settings
-from aevb.zoo import fa, gmvae
+from aevb.zoo import fa, gmvae, vae
 
 
 def small_vae() -> Model:
@@ -528,6 +528,52 @@ def test_one_parameter_under_two_names_is_refused():
     model.factors["p(v|z)"].net.blocks = model.factors["p(x|z)"].net.blocks
     with pytest.raises(ValueError, match=r"factors\.p\(.*bias and factors\.p\(.*bias are one parameter"):
         fit(model, {"x": bits(d=3), "v": bits(d=3)}, steps=2)
+
+
+def mixture(**choices) -> Model:
+    torch.manual_seed(0)
+    return Model(p={"y": OneHot(3), "x | y": Bernoulli(6)}, q={"y | x": OneHot(**choices)})
+
+
+def test_a_latent_that_every_row_knows_leaves_q_untaught_and_the_run_says_so():
+    rows = {"x": bits(), "y": np.arange(90) % 3}
+    model = mixture()
+    before = weights(model)
+    run = fit(model, rows, steps=5)
+    assert [row["note"].partition(":")[0] for row in run.rows if "note" in row] == ["y is known in every row"]
+    assert {name for name, value in weights(model).items() if torch.equal(value, before[name])} == {n for n in before if "q(y|x)" in n}
+    found = [finding for finding in diagnose(model, rows, run=run, calibrate=False).findings if finding.kind == "untaught q"]
+    assert [(finding.about, finding.remedy) for finding in found] == [("y", "To learn it too, add classify=1 (--classify 1); to find clusters, leave y out.")]
+    for taught in ({"classify": 1.0}, {"schedule": alternate(2, 2), "classify": 1.0}):
+        assert not [row for row in fit(mixture(), rows, steps=5, **taught).rows if "note" in row]
+    some = rows | {"y": np.where(np.arange(90) < 9, -1, rows["y"])}
+    assert not [row for row in fit(mixture(), some, steps=5).rows if "note" in row]
+
+
+@pytest.mark.parametrize(("idle", "value"), [("bound", "iwae"), ("samples", 3), ("kl_warmup", 2)])
+@pytest.mark.parametrize("schedule", [em(), mle()], ids=str)
+def test_what_exact_answers_would_not_use_is_refused(schedule, idle, value):
+    with pytest.raises(ValueError, match=rf"^{idle}= is about estimates of the bound; {type(schedule).__name__}\("):
+        fit(fa(), {"x": np.random.default_rng(0).normal(size=(20, 3))}, steps=5, schedule=schedule, **{idle: value})
+
+
+def test_what_is_exact_is_not_trained_to_classify():
+    model = Model(p={"y": OneHot(3, learned=True), "x | y": Bernoulli(6)}, q={"y | x": Exact()})
+    with pytest.raises(ValueError, match=r"classify= trains q\(y\|·\), but that is Exact\(\)"):
+        fit(model, {"x": bits(), "y": np.arange(90) % 3}, steps=2, classify=1.0)
+
+
+def test_counts_in_the_thousands_are_read_by_their_logarithms():
+    random = np.random.default_rng(0)
+    counts = random.poisson(random.gamma(1, 1, (200, 3)) @ random.gamma(0.5, 3, (3, 12)) * 60)
+    assert counts.max() > 1000
+    net = mlp(32)
+    model = Model(p={"z": Normal(3), "x | z": Poisson(12, net=net)}, q={"z | x": Normal(net=net)})
+    with pytest.raises(TrainingError, match=r"Nothing has been learned yet.*x is large.*mlp\(…, log=True\)"):
+        fit(model, {"x": counts}, steps=5)
+    torch.manual_seed(0)
+    run = fit(vae(12, 3, hidden=(32,), likelihood="Poisson", dropout=0.0), {"x": counts}, steps=300)
+    assert run.history["elbo"][-1] > 0.1 * run.history["elbo"][0]
 
 
 def test_half_precision_of_a_model_in_double_is_refused():

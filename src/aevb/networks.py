@@ -148,16 +148,27 @@ class Network:
 @register
 @dataclass(frozen=True, repr=False)
 class mlp(Network):
-    """A multi-layer perceptron: ``mlp(500, 500, dropout=0.1)``; with no sizes it is ``linear()``."""
+    """A multi-layer perceptron: ``mlp(500, 500, dropout=0.1)``; with no sizes it is ``linear()``.
+
+    ``log=True`` reads v as sign(v) log(1 + |v|), for counts: in the thousands, as they are, they would make the first outputs as large.
+    """
 
     hidden: Shape = ()
     activation: str = "relu"
     dropout: float = 0.0
     init: str = "default"
     bias: bool = True
+    log: bool = False
 
     def __init__(
-        self, *sizes: int, hidden: Sequence[int] = (), activation: str = "relu", dropout: float = 0.0, init: str = "default", bias: bool = True
+        self,
+        *sizes: int,
+        hidden: Sequence[int] = (),
+        activation: str = "relu",
+        dropout: float = 0.0,
+        init: str = "default",
+        bias: bool = True,
+        log: bool = False,
     ) -> None:
         for name, value in {
             "hidden": tuple(sizes) or tuple(hidden),
@@ -165,6 +176,7 @@ class mlp(Network):
             "dropout": dropout,
             "init": init,
             "bias": bias,
+            "log": log,
         }.items():
             object.__setattr__(self, name, value)
         _sizes("mlp", self.hidden)
@@ -174,6 +186,8 @@ class mlp(Network):
             raise ValueError(f"dropout is a probability below 1, got {dropout}.")
         if self.hidden and not bias:
             raise ValueError("mlp has biases; only linear(bias=False) goes without.")
+        if log and not self.hidden:
+            raise ValueError("linear() reads its parents as they are; log=True needs a hidden layer, e.g. mlp(32, log=True).")
 
     def dropouts(self) -> tuple[tuple[float, int], ...]:
         return tuple((self.dropout, width) for width in self.hidden) if self.dropout else ()
@@ -202,6 +216,8 @@ class MLP(nn.Module):
         self.activation = ACTIVATIONS[spec.activation]
 
     def first(self, inputs: Mapping[str, Tensor], *, bias: bool = True, missing: Mapping[str, Tensor] | None = None) -> Tensor:
+        if self.spec.log:
+            inputs = {name: value.sign() * value.abs().log1p() for name, value in inputs.items()}
         return self.blocks(inputs, bias=bias, missing=missing, full=self.heads is None)
 
     def rest(self, h: Tensor, keep: Sequence[Tensor] = ()) -> Tensor:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
+from torch.distributions import constraints
+
 from aevb.conditionals import Conditional
 from aevb.deterministic import GRU, LSTM
 from aevb.families import (
@@ -55,9 +57,10 @@ def vae(
 ) -> Model:
     """Variational auto-encoder (5.3), by default for data in [0, 1], with the continuous Bernoulli."""
     net = mlp(*hidden, dropout=dropout)
+    family = _family(likelihood, x, net)
     return Model(
-        p={"z": Normal(z), "x | z": _family(likelihood, x, net)},
-        q={"z | x": Normal(net=net)},
+        p={"z": Normal(z), "x | z": family},
+        q={"z | x": Normal(net=_reading(family, net))},
     )
 
 
@@ -79,24 +82,28 @@ def cvae(
         "prior": {"z | y": Normal(z), "x | z": family},
         "likelihood": {"z": Normal(z), "x | y, z": family},
     }
-    return Model(p=_choose("variant", variant, variants), q={"z | x, y": Normal(net=net)}, given={"y": y})
+    return Model(p=_choose("variant", variant, variants), q={"z | x, y": Normal(net=_reading(family, net))}, given={"y": y})
 
 
 def gmvae(x: int = 784, z: int = 64, y: int = 10, *, hidden: tuple[int, ...] = (512, 512), likelihood: Likelihood = "Bernoulli") -> Model:
     """Gaussian mixture VAE (5.5): clusters y, codes z drawn around each cluster's centre; by default for binary data."""
     net = mlp(*hidden, init="glorot_normal")
+    family = _family(likelihood, x, net)
+    reading = _reading(family, net)
     return Model(
-        p={"y": OneHot(y), "z | y": Normal(z, net=linear(init="glorot_normal")), "x | z": _family(likelihood, x, net)},
-        q={"y | x": OneHot(net=net), "z | x, y": Normal(net=net)},
+        p={"y": OneHot(y), "z | y": Normal(z, net=linear(init="glorot_normal")), "x | z": family},
+        q={"y | x": OneHot(net=reading), "z | x, y": Normal(net=reading)},
     )
 
 
 def m2(x: int = 784, z: int = 64, y: int = 10, *, hidden: tuple[int, ...] = (512, 512), likelihood: Likelihood = "Bernoulli") -> Model:
     """The alternative mixture (5.5.1), M2: class y and style z are independent, and the decoder reads both."""
     net = mlp(*hidden, init="glorot_normal")
+    family = _family(likelihood, x, net)
+    reading = _reading(family, net)
     return Model(
-        p={"y": OneHot(y), "z": Normal(z), "x | y, z": _family(likelihood, x, net)},
-        q={"y | x": OneHot(net=net), "z | x, y": Normal(net=net)},
+        p={"y": OneHot(y), "z": Normal(z), "x | y, z": family},
+        q={"y | x": OneHot(net=reading), "z | x, y": Normal(net=reading)},
     )
 
 
@@ -112,15 +119,16 @@ def vrnn(
 ) -> Model:
     """Variational RNN (5.6) for sequences, by default binary; q sees the past and present ("filtering"), or all of x ("smoothing")."""
     net = mlp(*hidden)
+    family = _family(likelihood, x, net)
     posteriors: dict[str, dict[str, Conditional]] = {
-        "filtering": {"z[t] | h[t], x[t]": Normal(net=net)},
+        "filtering": {"z[t] | h[t], x[t]": Normal(net=_reading(family, net))},
         "smoothing": {"b[t] | b[t+1], x[t]": GRU(h), "z[t] | h[t], b[t]": Normal(net=net)},
     }
     return Model(
         p={
             "h[t] | h[t-1], x[t-1], z[t-1]": LSTM(h, layers=layers),
             "z[t] | h[t]": Normal(z, net=net),
-            "x[t] | h[t], z[t]": _family(likelihood, x, net),
+            "x[t] | h[t], z[t]": family,
         },
         q=_choose("posterior", posterior, posteriors),
     )
@@ -138,6 +146,11 @@ def _family(likelihood: Likelihood, size: int, net: Network) -> Conditional:
     if not isinstance(spec, Conditional):
         raise ValueError(f"likelihood is a family's name or a conditional, got {likelihood!r}.")
     return replace(spec, size=spec.size or size, net=spec.net or net)
+
+
+def _reading(family: Conditional, net: mlp) -> mlp:
+    """The network of what reads the data: counts by their logarithms."""
+    return replace(net, log=True) if family.support is constraints.nonnegative_integer and net.hidden else net
 
 
 def _choose(what: str, value: str, choices: Mapping[str, Choice]) -> Choice:

@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +19,8 @@ from aevb.cli.resolve import resolve
 from aevb.cli.rows import recipe_of
 
 if TYPE_CHECKING:
-    from aevb.data.named import Loaded, Recipe
+    from aevb.data.named import Loaded, Recipe, Split
+    from aevb.model import Model
     from aevb.training.schedules import Schedule
 
 
@@ -94,9 +96,11 @@ def train(
     for place in places:
         refuse_second(place, resume and place.exists())
     choices: dict[str, Any] = {"how": pairs("--how", how), "bound": bound, "samples": samples, "gradient": gradient}
+    known = _known(found, loaded.train.data)
     if speaks:
-        print(f"{found}\n\n{found.explain(**choices)}\n")
-        print(_told(loaded) + "\n")
+        everywhere = {name for name, count in known.items() if count == _count(loaded.train)}
+        print(f"{found}\n\n{found.explain(**choices, clamped=everywhere, partial=known.keys() - everywhere)}\n")
+        print(_told(loaded, known) + "\n")
     asked: dict[str, Any] = {
         "epochs": epochs,
         "steps": steps,
@@ -157,17 +161,32 @@ def _schedule(text: str | None) -> Schedule | None:
         raise ValueError(f"--schedule {text}: {detail}. Write e.g. joint, alternate:1000,1000, em or mle.") from None
 
 
-def _told(loaded: Loaded) -> str:
-    """One line on the data: how many rows, how prepared, what validates."""
+def _known(model: Model, data: Mapping[str, Any]) -> dict[str, int]:
+    """In how many rows the value of a latent is known, by latent."""
+    import numpy as np
+
+    graph = model.graph
+    found = {name: np.asarray(value, dtype=float) for name, value in data.items() if name in graph.latents}
+    told = {name: value >= 0 if graph.rule("p", name).spec.finite else ~np.isnan(value) for name, value in found.items()}
+    return {name: int(value.reshape(len(value), -1).all(-1).sum()) for name, value in told.items()}
+
+
+def _count(split: Split) -> int:
+    return len(next(iter(split.data.values())))
+
+
+def _told(loaded: Loaded, known: Mapping[str, int]) -> str:
+    """One line on the data: how many rows, how prepared, what is known of latents, what validates."""
     recipe = loaded.recipe
-    n = len(next(iter(loaded.train.data.values())))
+    n = _count(loaded.train)
     parts = [f"{n} rows of {recipe.data}"]
+    parts += [f"{name} known in {'all' if count == n else count}" for name, count in known.items() if count]
     parts += (
         [f"{recipe.prepare}d" if recipe.prepare in ("standardise", "dequantise", "binarise", "scale") else str(recipe.prepare)]
         if recipe.prepare
         else []
     )
-    parts += [f"{len(next(iter(loaded.test.data.values())))} validate"] if loaded.test else []
+    parts += [f"{_count(loaded.test)} validate"] if loaded.test else []
     return "Data: " + ", ".join(parts) + "."
 
 

@@ -1,4 +1,4 @@
-"""What a run's record says: over-fitting, a KL weight that never arrived, steps that failed."""
+"""What a run's record says: over-fitting, a KL weight that never arrived, steps that failed, a q that nothing taught."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from aevb.diagnostics.finding import Finding
+from aevb.training.fit import UNTAUGHT
 from aevb.training.run import Run
 
 FELL = 0.01  # of the validation's whole rise, lost again since its best
@@ -14,7 +15,7 @@ NATS = 0.5
 
 
 def judge_history(run: Run) -> list[Finding]:
-    return [*_over_fitting(run), *_kl_weight(run), *_failures(run), *_bias(run)]
+    return [*_over_fitting(run), *_kl_weight(run), *_failures(run), *_untaught(run), *_bias(run)]
 
 
 def _over_fitting(run: Run) -> list[Finding]:
@@ -51,11 +52,24 @@ def _kl_weight(run: Run) -> list[Finding]:
 
 
 def _failures(run: Run) -> list[Finding]:
-    notes = [str(row["note"]) for row in run.rows if "note" in row]
+    notes = [note for note in _notes(run) if "Skipped (" in note]
     if not notes:
         return []
     text = f"{len(notes)} step{'s were' if len(notes) > 1 else ' was'} left out because the loss or a gradient was not finite; the last: {notes[-1]}"
     return [Finding("warning", "failed steps", "run", text, {"count": len(notes)}, "Look at these rows; a lower lr or clip= may help.")]
+
+
+def _untaught(run: Run) -> list[Finding]:
+    """Latents that were known in every row."""
+    found = [note.partition(": ") for note in _notes(run) if UNTAUGHT in note]
+    return [
+        Finding("warning", "untaught q", head.split()[0], f"{head} that it was trained on: {rest.partition('. ')[0]}.", {}, rest.partition(". ")[2])
+        for head, _, rest in found
+    ]
+
+
+def _notes(run: Run) -> list[str]:
+    return [str(row["note"]) for row in run.rows if "note" in row]
 
 
 def _bias(run: Run) -> list[Finding]:

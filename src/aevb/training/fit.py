@@ -26,7 +26,7 @@ from aevb.data.sources import Source, open_source
 from aevb.deterministic import Recurrence
 from aevb.evidence.exact import why_not_exact
 from aevb.evidence.gap import reads_latents
-from aevb.families import OneHot
+from aevb.families import Exact, OneHot
 from aevb.model import Model
 from aevb.networks import MLP
 from aevb.plan import Plan
@@ -55,6 +55,7 @@ from aevb.training.threads import threads, worth
 
 __all__ = ["Training", "TrainingError", "fit"]
 
+UNTAUGHT = "is known in every row"  # what a note says of such a latent
 # What a resumed run may set anew: none of it changes the steps that were taken. A longer run stretches what is left of the learning rate.
 MAY_CHANGE = ("epochs", "steps", "patience", "validate_every", "log_every", "checkpoint_every", "skip")
 
@@ -251,6 +252,14 @@ class Training:
             raise ValueError(
                 "classify= adds log q(y|x) on rows whose label is known; the data have labels for no discrete latent. Pass y=…, −1 where unknown."
             )
+        exact = [name for name in self.labelled if isinstance(self.model.graph.rule("q", name).spec, Exact)]
+        if s.classify and exact:
+            raise ValueError(f"classify= trains q({exact[0]}|·), but that is Exact(): p's own conditional. Leave it out; labels teach p.")
+        if s.schedule.objective != "bound":
+            plain = {"bound": "elbo", "samples": 1, "gradient": "plain", "kl_warmup": 0}
+            idle = next((name for name, default in plain.items() if getattr(s, name) != default), None)
+            if idle is not None:
+                raise ValueError(f"{idle}= is about estimates of the bound; {s.schedule} takes exact answers. Leave it out, or use joint().")
         if bool(s.agree) != bool(s.distort):
             raise ValueError("agree= is the weight of a class staying the same, distort= says under what. Set both, or neither.")
         if s.agree and not self._classes():
@@ -266,6 +275,14 @@ class Training:
             raise ValueError(f'precision="bf16" lowers the precision of products in float32, but the model is in {str(self.dtype)[6:]}.')
         if s.patience is not None and self.validation is None:
             raise ValueError("patience counts validations; pass validation= data.")
+
+    def _untaught(self) -> list[str]:
+        """Latents that every row knows, so that no term of the bound has q's factor of them."""
+        if self.settings.classify or self.settings.schedule.objective != "bound":
+            return []
+        known = [name for name in self.model.graph.latents if name in self.plan.clamped]
+        factors = {name: [self.model.factors[entry.id] for entry in self.model.graph.q[name].values()] for name in known}
+        return [name for name in known if any(p.requires_grad for factor in factors[name] for p in factor.parameters())]
 
     def _classes(self) -> list[str]:
         """Discrete latents whose q is a function of the data."""
@@ -365,6 +382,8 @@ class Training:
         self.saved = began
         was = self.model.training
         self.model.train()
+        for name in self._untaught():
+            self._note_once(f"{name} {UNTAUGHT}: nothing teaches q({name}|·). To learn it too, add classify=1 (--classify 1); to find clusters, leave {name} out.")
         stop = self._out_of_patience()
         try:
             while self.step < self.total and not stop:
@@ -539,12 +558,23 @@ class Training:
         if self.skipped > self.settings.skip:
             kept = f" The last good checkpoint is {folders(self.out)[-1]}." if self.out is not None and folders(self.out) else ""
             advice = " Look at these rows; a new run may do better with a lower lr, or clip=."
+            if self.step == 0 and (name := self._large()) is not None:
+                advice = (
+                    f" Nothing has been learned yet, so that it is the numbers that networks are given: {name} is large. Let them read counts "
+                    "by their logarithms, net=mlp(…, log=True); standardise others (aevb.data.standardise)."
+                )
             if self.em is not None and self.em.closed:
                 advice = " Standardise the data (aevb.data.standardise), or use mle()."
             raise TrainingError(message + kept + advice)
         self._note(message + f" Skipped ({self.skipped} of {self.settings.skip}).")
         self.step += 1
         self.stepper.go_on()
+
+    def _large(self) -> str | None:
+        """A variable that q reads with numbers in the hundreds, if there is one."""
+        batch = self.source.take(self.order.rows(0).cpu())
+        read = {ref.name for name in self.model.graph.latents for ref in self.model.graph.reads("q", name)}
+        return next((name for name in batch if name in read and float(batch[name].abs().max()) > 100), None)
 
     def _note_once(self, text: str) -> None:
         """A note that holds for the whole run, also where it was resumed."""
