@@ -73,7 +73,8 @@ BAD = {
     ),
     "halves under Poisson": (
         lambda: vae(Poisson(4)), {"x": put(np.zeros((5, 4)), 0.5, 0, 2)},
-        "x has 1 value outside Poisson's support (first: row 0, column 2: 0.5), but p gives x a Poisson. Round them to counts, or use Normal.",
+        "x has 1 value outside Poisson's support (first: row 0, column 2: 0.5), but p gives x a Poisson. "
+        "Counts are whole numbers from 0 on: round them, or use Normal.",
     ),
     "debts under NegativeBinomial": (
         lambda: vae(NegativeBinomial(4)), {"x": put(np.zeros((5, 4)), -1, 4, 3)},
@@ -209,3 +210,12 @@ def test_labels_of_a_sequence_are_one_hot_vectors():
     model = Model({"y[t] | y[t-1]": OneHot(3), "x[t] | y[t]": Normal(4)}, {"y[t] | x[t]": OneHot()}).double()
     labels = torch.tensor([[0, 1, 2], [2, 2, 0], [1, 0, 1], [0, 0, 0], [2, 1, 0]])
     assert torch.equal(model.elbo(x=SEQUENCE, y=labels).value, model.elbo(x=SEQUENCE, y=one_hot(labels, 3)).value)
+
+
+def test_masked_entries_are_missing():
+    model = Model(p={"z": Normal(2), "x | z": Normal(3)}, q={"z | x": Normal()})
+    values = np.arange(6.0).reshape(2, 3)
+    masked = np.ma.masked_greater(values, 3)
+    expected = model.elbo(x=np.where(values > 3, np.nan, values), seed=0).value
+    assert torch.equal(model.elbo(x=masked, seed=0).value, expected)
+    assert torch.equal(model.elbo(x=masked.astype(int), seed=0).value, expected)

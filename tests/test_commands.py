@@ -225,6 +225,162 @@ def test_ragged_sequences(tmp_path, monkeypatch, capsys):
     assert len(Path("codes.csv").read_text().splitlines()) == 1 + lengths.sum()  # a line a real step
 
 
+MODELS = """
+from aevb import Model, Normal, OneHot, Poisson
+
+series = Model(
+    {"z[t] | z[t-1]": Normal(1, scale="learned"), "x[t] | z[t]": Normal(1, scale="learned")}, {"z[t] | z[t-1], x[t]": Normal(scale="learned")}
+)
+several = Model(
+    {"z": Normal(2), "x | z": Normal(2, scale=0.5), "w | z": Normal(1, scale=0.5), "k | z": Poisson(1), "c | z": OneHot(3)},
+    {"z | x, w, k, c": Normal()},
+)
+steps = Model(
+    {"z[t]": Normal(2), "x[t] | z[t]": Normal(2, scale=0.5), "y[t] | z[t]": OneHot(3), "g": Normal(1, scale=0.5)}, {"z[t] | x[t], y[t]": Normal()}
+)
+"""
+
+
+@pytest.fixture
+def models(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("models.py").write_text(MODELS)
+
+
+def test_a_table_with_a_column_a_step_comes_back_as_one(monkeypatch, capsys, models):
+    random = np.random.default_rng(0)
+    whole = np.cumsum(random.normal(size=(60, 5)), 1) * 3 + 100 + 10 * np.arange(5)
+    missing = random.random(whole.shape) < 0.1
+    write_csv(Path("t.csv"), np.where(missing, np.nan, whole), "a,b,c,d,e")
+    aevb(monkeypatch, capsys, "train", "models.py:series", "--data", "t.csv", "--steps", "300", "--prepare", "standardise", "--out", "run")
+    printed = aevb(monkeypatch, capsys, "impute", "run", "--out", "filled.csv", "--samples", "20")
+    assert f"{missing.sum()} missing cells of 60 rows filled" in printed
+    assert Path("filled.csv").read_text().startswith("a,b,c,d,e\n")
+    filled = np.loadtxt("filled.csv", delimiter=",", skiprows=1)
+    assert np.allclose(filled[~missing], whole[~missing], rtol=1e-6)
+    assert np.sqrt(np.mean((filled - whole)[missing] ** 2)) < whole.std()  # in the table's units; a step's number would be off by 100
+    aevb(monkeypatch, capsys, "sample", "run", "-n", "4", "--out", "s.csv")
+    assert Path("s.csv").read_text().startswith("a,b,c,d,e\n")
+    drawn = np.loadtxt("s.csv", delimiter=",", skiprows=1)
+    assert drawn.shape == (4, 5)
+    assert (np.abs(drawn - whole.mean()) < 5 * whole.std()).all()
+    aevb(monkeypatch, capsys, "sample", "run", "-n", "4", "--steps", "3", "--out", "short.csv")
+    assert Path("short.csv").read_text().startswith("row,step,x\n0,0,")
+    assert np.loadtxt("short.csv", delimiter=",", skiprows=1)[:, :2].tolist() == [[i, t] for i in range(4) for t in range(3)]
+    for name in ("s.csv", "short.csv"):  # both are read again
+        assert f"4 rows of {name}" in aevb(monkeypatch, capsys, "evaluate", "run", "--data", name, "--samples", "0")
+
+
+def test_a_table_without_a_header_has_a_column_a_step_too(monkeypatch, capsys, models):
+    np.savetxt("t.csv", np.random.default_rng(0).normal(size=(20, 3)), delimiter=",")
+    aevb(monkeypatch, capsys, "train", "models.py:series", "--data", "t.csv", "--steps", "2", "--out", "run")
+    aevb(monkeypatch, capsys, "sample", "run", "-n", "2", "--out", "s.csv")
+    assert Path("s.csv").read_text().startswith("x0,x1,x2\n")
+    assert "2 rows of s.csv" in aevb(monkeypatch, capsys, "evaluate", "run", "--data", "s.csv", "--samples", "0")
+
+
+def test_all_observed_variables_are_sampled_and_filled_in_their_units(monkeypatch, capsys, models):
+    random = np.random.default_rng(0)
+    z = random.normal(size=(80, 2))
+    table = np.c_[100 + 20 * z[:, 0], -5 + z[:, 1], 1000 + 300 * z[:, 0], random.poisson(3, 80), random.integers(0, 3, 80)]
+    table[::7, 2], table[::9, 1] = np.nan, np.nan
+    write_csv(Path("t.csv"), table, "x0,x1,w,k,c")
+    aevb(monkeypatch, capsys, "train", "models.py:several", "--data", "t.csv", "--steps", "150", "--prepare", "standardise", "--out", "run")
+    drawn = {}
+    for more in ([], ["--draw"]):
+        printed = aevb(monkeypatch, capsys, "sample", "run", "-n", "40", "--out", "s.csv", *more)
+        assert printed == "40 samples of x, w, k, c in s.csv\n"
+        assert Path("s.csv").read_text().startswith("x0,x1,w,k,c\n")
+        drawn[bool(more)] = np.loadtxt("s.csv", delimiter=",", skiprows=1)
+        assert (np.abs(drawn[bool(more)].mean(0) - np.nanmean(table, 0)) < np.nanstd(table, 0)).all()
+        assert set(drawn[bool(more)][:, 4]) <= {0, 1, 2}
+    assert set(drawn[True][:, 4]) == {0, 1, 2}
+    assert np.array_equal(drawn[True][:, 3], drawn[True][:, 3].round())
+    assert not np.array_equal(drawn[False][:, 3], drawn[False][:, 3].round())  # a mean
+    aevb(monkeypatch, capsys, "impute", "run", "--out", "f.csv", "--samples", "10")
+    filled = np.loadtxt("f.csv", delimiter=",", skiprows=1)
+    assert np.abs(filled[::7, 2] - 1000).max() < 1200
+    assert np.abs(filled[::7, 2] - 1000 - 15 * (filled[::7, 0] - 100)).max() < 300  # w follows x0
+    assert np.allclose(filled[~np.isnan(table)], table[~np.isnan(table)], rtol=1e-6)
+
+
+def write_lines(path):
+    """20 rows of two to five steps, numbered 3, 13, … and from 1 on, with holes in x0 and y; in no order."""
+    random, lines = np.random.default_rng(0), []
+    for i in range(20):
+        g = 500 + 50 * random.normal()
+        for t in range(int(random.integers(2, 6))):
+            hole = random.random(2) < 0.15
+            x0, y = "" if hole[0] else f"{100 + 20 * random.normal():.4f}", "" if hole[1] else random.integers(3)
+            lines.append(f"{10 * i + 3},{t + 1},{x0},{-5 + random.normal():.4f},{y},{g:.4f}")
+    path.write_text("row,step,x0,x1,y,g\n" + "\n".join(random.permutation(lines)) + "\n")
+    return sorted(lines, key=lambda line: [int(cell) for cell in line.split(",")[:2]])
+
+
+def test_a_table_with_a_line_a_step_is_trained_on_evaluated_encoded_and_filled(monkeypatch, capsys, models):
+    lines = write_lines(Path("t.csv"))
+    asked = ["models.py:steps", "--data", "t.csv", "--steps", "100", "--prepare", "standardise", "--hold-out", "0.2"]
+    assert "Data: 16 rows of t.csv, standardised, 4 validate." in aevb(monkeypatch, capsys, "train", *asked, "--out", "run")
+    assert "4 rows of t.csv (held out)" in aevb(monkeypatch, capsys, "evaluate", "run", "--samples", "0")
+    holes = sum(line.split(",").count("") for line in lines)
+    assert f"{holes} missing cells of 20 rows filled, in f.csv" in aevb(monkeypatch, capsys, "impute", "run", "--out", "f.csv", "--samples", "5")
+    written = Path("f.csv").read_text().splitlines()
+    assert written[0] == "row,step,x0,x1,y,g"
+    for line, found in zip(lines, written[1:], strict=True):
+        for cell, other in zip(line.split(","), found.split(","), strict=True):
+            assert float(cell) == float(other) if cell else np.isfinite(float(other))
+    filled = np.loadtxt("f.csv", delimiter=",", skiprows=1)
+    assert (np.abs(filled[:, 2] - 100) < 100).all()
+    assert set(filled[:, 4]) == {0, 1, 2}
+    aevb(monkeypatch, capsys, "encode", "run", "--out", "codes.csv")
+    codes = np.loadtxt("codes.csv", delimiter=",", skiprows=1)
+    assert np.array_equal(codes[:, :2], filled[:, :2])  # the table's own numbers of rows and steps
+    aevb(monkeypatch, capsys, "sample", "run", "-n", "3", "--out", "s.csv")
+    assert Path("s.csv").read_text().startswith("row,step,x0,x1,y,g\n0,0,")
+    assert "3 rows of s.csv" in aevb(monkeypatch, capsys, "evaluate", "run", "--data", "s.csv", "--samples", "0")
+    aevb(monkeypatch, capsys, "impute", "run", "--out", "f.npz", "--samples", "5")
+    with np.load("f.npz") as found:
+        assert found["lengths"].tolist() == np.unique(filled[:, 0], return_counts=True)[1].tolist()
+        assert np.array_equal(found["x"][np.arange(5) < found["lengths"][:, None]], filled[:, 2:4])
+    expected = "a .npy file holds a single array, but these are x, y, g, lengths. Write a .npz or a .csv file."
+    assert expected in mistake(monkeypatch, capsys, "impute", "run", "--out", "f.npy", "--samples", "1")
+
+
+def test_ragged_lists_in_parquet_are_filled(monkeypatch, capsys, models):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    random = np.random.default_rng(0)
+    rows = [random.normal(100, 10, random.integers(2, 6)) for _ in range(15)]
+    for row in rows[:5]:
+        row[1] = np.nan
+    parquet.write_table(pyarrow.table({"x": [row.tolist() for row in rows]}), "t.parquet")
+    asked = ["models.py:series", "--data", "t.parquet", "--steps", "50", "--prepare", "standardise"]
+    aevb(monkeypatch, capsys, "train", *asked, "--out", "run")
+    assert "5 missing cells of 15 rows filled" in aevb(monkeypatch, capsys, "impute", "run", "--out", "f.csv", "--samples", "5")
+    assert Path("f.csv").read_text().startswith("row,step,x\n0,0,")
+    found = np.loadtxt("f.csv", delimiter=",", skiprows=1)
+    known = ~np.isnan(np.concatenate(rows))
+    assert np.array_equal(found[known, 2], np.concatenate(rows)[known])
+    assert (np.abs(found[:, 2] - 100) < 60).all()
+    assert "15 rows of f.csv" in aevb(monkeypatch, capsys, "evaluate", "run", "--data", "f.csv", "--samples", "0")
+
+
+def test_what_cannot_be_asked_of_a_run_is_one_line(monkeypatch, capsys, models):
+    np.savetxt("t.csv", np.random.default_rng(0).normal(size=(20, 3)), delimiter=",")
+    aevb(monkeypatch, capsys, "train", "models.py:series", "--data", "t.csv", "--steps", "2", "--seeds", "2", "--out", "runs")
+    for command in (["evaluate"], ["sample"], ["encode", "--out", "c.csv"], ["impute", "--out", "f.csv"], ["doctor"], ["check"], ["estimators"]):
+        told = mistake(monkeypatch, capsys, command[0], "runs", *command[1:])
+        assert told == "aevb: runs holds 2 runs, one for each seed. Name one of them: runs/seed-0, runs/seed-1.\n"
+    assert "of the same kind" not in aevb(monkeypatch, capsys, "impute", "--help")
+    for number in ("0", "-1"):
+        assert mistake(monkeypatch, capsys, "sample", "runs/seed-0", "-n", number) == f"aevb: -n is at least 1, got {number}.\n"
+        assert mistake(monkeypatch, capsys, "sample", "runs/seed-0", "--steps", number) == f"aevb: --steps is at least 1, got {number}.\n"
+    for command in ("sample", "encode", "impute"):
+        told = mistake(monkeypatch, capsys, command, "runs/seed-0", "--out", "f.parquet")
+        assert told == "aevb: f.parquet: write a .csv or a .npz file, or a .npy of a single array.\n"
+
+
 def test_images_drawn_anew_are_recorded_and_resumed(tmp_path, monkeypatch, capsys, small):
     asked = ["train", f"{small}:mixture", "--data", "digits", "--out", tmp_path / "run", "--epochs", "0.3", "--prepare", "binarise-fresh"]
     aevb(monkeypatch, capsys, *asked)

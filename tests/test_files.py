@@ -9,7 +9,7 @@ import torch
 from small_models import LENGTHS, NAN, RAGGED, SEQUENCE, X, conditional, state, vae
 
 from aevb import Model, Normal, OneHot
-from aevb.data.files import assigned, header, read_file
+from aevb.data.files import assign, header, lines, read_file
 from aevb.data.sources import open_source, read_arrays
 
 
@@ -69,7 +69,7 @@ def test_a_column_named_like_a_latent_code_is_data(tmp_path):
     graph = Model({"y": OneHot(3), "z | y": Normal(2), "x | z": Normal(4)}, {"y | x": OneHot(), "z | x, y": Normal()}).graph
     found = read_file(tmp_path / "t.csv", graph)
     assert {name: value.tolist() for name, value in found.items()} == {"x": [[1, 2, 3, 4], [5, 6, 7, 8]], "y": [0, 2]}
-    assert assigned(tmp_path / "t.csv", graph) == {"x": ["z", "a", "b", "c"], "y": ["y"]}
+    assert assign(header(tmp_path / "t.csv"), graph) == {"x": ["z", "a", "b", "c"], "y": ["y"]}
 
 
 def test_the_numbers_that_pandas_names_columns_by_are_a_header(tmp_path):
@@ -104,13 +104,71 @@ def test_lists_in_parquet_are_vectors_and_ragged_sequences(tmp_path):
     assert all(torch.equal(source.batch[name], value) for name, value in expected.items())
 
 
+def test_a_table_with_a_line_a_step_holds_sequences(tmp_path):
+    p = {"z[t]": Normal(2), "x[t] | z[t]": Normal(2), "y[t] | z[t]": OneHot(3), "c | g": Normal(1)}
+    graph = Model(p, {"z[t] | x[t]": Normal()}, given={"g": 4}).graph
+    (tmp_path / "t.csv").write_text("row,step,x1,g,x0,y,c\n7,2,4,1,40,,.5\n2,1,1,3,10,2,1.5\n7,1,3,1,30,0,.5\n7,3,,1,50,1,.5\n")
+    found = read_file(tmp_path / "t.csv", graph)
+    assert [row.tolist() for row in found["x"][:1]] == [[[10, 1]]]  # by row, and by step within it
+    assert np.array_equal(found["x"][1], [[30, 3], [40, 4], [50, NAN]], equal_nan=True)
+    assert [len(row) for row in found["y"]] == [1, 3]
+    assert np.array_equal(np.concatenate(found["y"]), [2, 0, NAN, 1], equal_nan=True)
+    assert found["g"].tolist() == [3, 1]  # labels, without time
+    assert found["c"].tolist() == [[1.5], [0.5]]
+    assert assign(header(tmp_path / "t.csv"), graph) == {"x": ["x0", "x1"], "y": ["y"], "c": ["c"], "g": ["g"]}
+    assert (lines(tmp_path / "t.csv").rows.tolist(), lines(tmp_path / "t.csv").first) == ([2, 7], 1)
+    (tmp_path / "even.csv").write_text("row,step,x0,x1,y,c,g\n" + "".join(f"{i},{t},{i},{t},0,0,1\n" for i in range(2) for t in range(3)))
+    assert read_file(tmp_path / "even.csv", graph)["x"].tolist() == [[[i, t] for t in range(3)] for i in range(2)]
+    still = Model({"z": Normal(2), "x | z": Normal(4)}, {"z | x": Normal()}).graph  # no time: row and step are columns
+    (tmp_path / "still.csv").write_text("row,step,a,b\n1,2,3,4\n")
+    assert read_file(tmp_path / "still.csv", still)["x"].tolist() == [[1, 2, 3, 4]]
+
+
+BAD_LINES = {
+    "missing": ("0,0,1,2\n3,0,1,2\n3,2,1,2\n", "row 3 lacks step 1. Number the steps of a row 0, 1, 2, …, and leave cells empty"),
+    "missing at the start": ("0,0,1,2\n4,1,1,2\n", "row 4 lacks step 0."),
+    "double": ("0,0,1,2\n5,1,1,2\n5,0,1,2\n5,1,1,2\n", "row 5 has step 1 twice."),
+    "negative": ("6,-1,1,2\n", "row 6 begins with step -1."),
+    "no number": ("0,0,1,2\n,1,1,2\n", "line 3 has the row nan; rows and steps are whole numbers."),
+    "changes": ("0,0,1,2\n0,1,1,3\n", "c has no time, but changes within row 0. Repeat a row's value on each of its lines."),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_LINES.values(), ids=BAD_LINES)
+def test_lines_that_are_no_sequences_are_refused_with_row_and_step(tmp_path, text, message):
+    graph = Model({"z[t]": Normal(2), "x[t] | z[t]": Normal(1), "c": Normal(1)}, {"z[t] | x[t]": Normal()}).graph
+    (tmp_path / "t.csv").write_text("row,step,x,c\n" + text)
+    with pytest.raises(ValueError, match=re.escape(f"t.csv: {message}")):
+        read_file(tmp_path / "t.csv", graph)
+
+
+def test_an_array_of_objects_is_told_how_to_be_saved(tmp_path):
+    rows = np.empty(2, object)
+    rows[:] = [[1.0], [2.0, 3.0]]
+    np.save(tmp_path / "x.npy", rows)
+    np.savez(tmp_path / "x.npz", x=rows)
+    np.savez_compressed(tmp_path / "packed.npz", x=rows)
+    for name in ("x.npy", "x.npz", "packed.npz"):
+        with pytest.raises(ValueError, match=re.escape("holds Python objects, not an array of numbers. Sequences of different lengths are saved")):
+            read_file(tmp_path / name, state().graph)
+
+
+def test_what_cannot_be_read_ends_with_one_full_stop_and_names_the_file(tmp_path):
+    (tmp_path / "x.npy").write_bytes(b"nothing")
+    (tmp_path / "t.csv").write_text("a,b\n1,word\n")
+    for wrong in (lambda: read_file(tmp_path / "x.npy", vae().graph), lambda: header(tmp_path / "t.csv")):
+        with pytest.raises(ValueError, match=r"(x.npy|t.csv) cannot be read: .*[^.]\.$"):
+            wrong()
+
+
 BAD_TABLES = {
     "too many": (vae, "a,b,c,d,e\n1,2,3,4,5\n", "x needs 4 columns, but gets 5 (a, b, c, d, e). Its columns are a, b, c, d, e."),
     "too few": (vae, "a,b\n1,2\n", "x needs 4 columns, but gets 2 (a, b)."),
     "no header": (vae, "1,2,3\n", "x needs 4 columns, but gets 3 (1, 2, 3). It has no header."),
     "no labels": (conditional, "a,b,c,d\n1,2,3,4\n", "y needs 3 columns, or one of labels, but gets none. Its columns are a, b, c, d."),
     "two of three": (conditional, "a,b,c,d,y0,y1\n1,2,3,4,0,1\n", "y needs 3 columns, or one of labels, but gets 2 (y0, y1)."),
-    "sequences of vectors": (state, "a,b\n1,2\n", "A table holds sequences of one number a step; use .npz for more."),
+    "sequences of vectors": (state, "a,b\n1,2\n", "for more write a line a step (row,step,x0,x1,…), or use .npz."),
+    "vectors in lines": (state, "row,step,a,b\n0,0,1,2\n", "x needs 4 columns, but gets 2 (a, b)."),
     "twice": (vae, "a,a,c,d\n1,2,3,4\n", "its header has the column 'a' twice"),
     "no rows": (vae, "a,b,c,d\n", "it has a header but no rows"),
     "words": (vae, "a,b,c,d\n1,2,3,x\n", "line 2, column 'd' holds 'x', not a number"),

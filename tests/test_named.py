@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from small_models import NAN
 
-from aevb import Model, Normal, cli
+from aevb import Laplace, Model, MultivariateNormal, Normal, OneHot, Poisson, cli
 from aevb.data import Prepared
 from aevb.data.builtin import digits
-from aevb.data.named import Recipe, load
+from aevb.data.named import Recipe, in_units, load
 
 GREY = np.random.default_rng(0).integers(0, 9, (120, 6)).astype(float)
 
@@ -81,3 +81,81 @@ def test_the_padding_of_a_mapped_file_is_not_standardised_by(tmp_path):
     recipe = load(str(tmp_path / "plain.npz"), model.graph, prepare="standardise").recipe
     assert np.allclose(recipe.mean, real.mean(0), rtol=0, atol=1e-9)
     assert np.allclose(recipe.scale, real.std(0), rtol=0, atol=1e-9)
+
+
+def series():
+    return Model({"z[t]": Normal(2), "x[t] | z[t]": Normal(1)}, {"z[t] | x[t]": Normal()}).graph
+
+
+@pytest.mark.parametrize("kind", ["t.csv", "t.npy", "mapped and held out", "padded.npz"])
+def test_a_sequence_of_one_number_a_step_is_standardised_as_one_variable(tmp_path, kind):
+    x = np.random.default_rng(0).normal(5, 2, (40, 3)) + 10 * np.arange(3)
+    np.savetxt(tmp_path / "t.csv", x, delimiter=",", fmt="%.17g", header="a,b,c", comments="")
+    np.save(tmp_path / "t.npy", x)
+    np.savez(tmp_path / "padded.npz", x=np.c_[x, np.full(40, 1e6)], lengths=[3] * 40)
+    name, held = ("t.npy", 0.25) if "held" in kind else (kind, 0.0)
+    loaded = load(str(tmp_path / name), series(), prepare="standardise", hold_out=held)
+    rows = np.setdiff1d(np.arange(40), np.sort(np.random.default_rng(0).permutation(40)[:10])) if held else np.arange(40)
+    assert np.allclose(loaded.recipe.mean, [x[rows].mean()], rtol=0, atol=1e-9)
+    assert np.allclose(loaded.recipe.scale, [x[rows].std()], rtol=0, atol=1e-9)
+    values = np.asarray(loaded.train.data["x"])[:, :3]
+    assert values.shape == (len(rows), 3, 1)
+    assert np.allclose(in_units(loaded.recipe, series(), "x", values)[..., 0], x[rows], rtol=0, atol=1e-9)
+    assert np.ndim(loaded.train.raw["x"]) == 2  # as the file has it
+
+
+def test_a_run_whose_steps_were_standardised_one_by_one_keeps_its_numbers(tmp_path):
+    x = np.random.default_rng(0).normal(5, 2, (40, 3))
+    np.save(tmp_path / "t.npy", x)
+    (tmp_path / "data.json").write_text(
+        json.dumps({"data": str(tmp_path / "t.npy"), "prepare": "standardise", "mean": [1, 2, 3], "scale": [2, 2, 4]})
+    )
+    old = Recipe.read(tmp_path)
+    values = np.asarray(load(old.data, series(), like=old).train.data["x"])
+    assert np.allclose(values[..., 0], (x - [1, 2, 3]) / [2, 2, 4], rtol=0, atol=1e-12)
+    assert np.allclose(old.undo(values)[..., 0], x, rtol=0, atol=1e-12)
+
+
+def several():
+    p = {"z": Normal(2), "x | z": Normal(2), "w | z": MultivariateNormal(2), "v | z": Laplace(1), "k | z": Poisson(1), "c | z": OneHot(3)}
+    return Model(p, {"z | x": Normal()}).graph
+
+
+def test_every_real_variable_is_standardised_and_taken_back(tmp_path):
+    random = np.random.default_rng(0)
+    real = {name: random.normal(50, 9, (30, d)) for name, d in (("x", 2), ("w", 2), ("v", 1))}
+    np.savez(tmp_path / "t.npz", **real, k=random.poisson(3, (30, 1)), c=random.integers(0, 3, 30))
+    loaded = load(str(tmp_path / "t.npz"), several(), prepare="standardise")
+    assert np.allclose(loaded.recipe.mean, real["x"].mean(0), rtol=0, atol=1e-9)
+    assert list(loaded.recipe.others) == ["w", "v"]
+    (tmp_path / "data.json").write_text(loaded.recipe.text())
+    again = Recipe.read(tmp_path)
+    assert again == loaded.recipe
+    for name, value in real.items():
+        values = np.asarray(loaded.train.data[name])
+        assert np.allclose(values, (value - value.mean(0)) / value.std(0), rtol=0, atol=1e-9)
+        assert np.allclose(in_units(again, several(), name, values), value, rtol=0, atol=1e-9)
+        other = load(str(tmp_path / "t.npz"), several(), like=again)
+        np.testing.assert_array_equal(np.asarray(other.train.data[name]), values)
+    counts = np.array([[1.0]])
+    assert in_units(again, several(), "k", counts) is counts
+    alone = Recipe(str(tmp_path / "t.npz"), prepare="standardise", mean=[1.0, 1.0], scale=[2.0, 2.0])  # a run from before
+    assert np.array_equal(np.asarray(load(alone.data, several(), like=alone).train.data["w"]), real["w"])
+
+
+def test_counts_first_leave_the_numbers_of_the_first_out(tmp_path):
+    model = Model({"z": Normal(2), "k | z": Poisson(1), "x | z": Normal(1)}, {"z | x": Normal()})
+    np.savez(tmp_path / "t.npz", k=np.ones((3, 1)), x=np.array([[1.0], [3.0], [5.0]]))
+    loaded = load(str(tmp_path / "t.npz"), model.graph, prepare="standardise")
+    assert (loaded.recipe.mean, loaded.recipe.others["x"]["mean"]) == (None, [3.0])
+    assert np.asarray(loaded.train.data["k"]).tolist() == [[1], [1], [1]]
+    assert in_units(loaded.recipe, model.graph, "k", np.array([2.0])).tolist() == [2]
+    alone = Model({"z": Normal(2), "k | z": Poisson(1)}, {"z | k": Normal()}).graph
+    with pytest.raises(ValueError, match="but p gives k a Poisson. Leave out --prepare standardise."):
+        load(str(tmp_path / "t.npz"), alone, prepare="standardise")
+
+
+def test_infinite_cells_of_a_table_are_named(tmp_path):
+    (tmp_path / "t.csv").write_text("x0,x1\n1,2\n3,inf\n")
+    with pytest.raises(ValueError, match="x: standardise takes finite numbers, but row 1, column 1 holds inf. Replace it; NaN"):
+        load(str(tmp_path / "t.csv"), graph(2), prepare="standardise")

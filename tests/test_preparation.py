@@ -117,6 +117,45 @@ def test_standardising_uses_known_entries_and_the_training_rows_numbers(tmp_path
     assert standardise(np.full((3, 2), NAN)).scale.tolist() == [1.0, 1.0]
 
 
+def test_a_number_a_step_is_standardised_and_taken_back_on_any_axes():
+    x = np.random.default_rng(0).normal(5, 2, (20, 3))
+    columns, together = standardise(x), standardise(x[..., None])
+    assert (columns.mean.shape, together.mean.shape) == ((3,), (1,))
+    for record in (columns, together):  # a model's samples have the number on an axis of its own
+        values = np.asarray(record).reshape(20, 3)
+        assert np.allclose(record.undo(values), x, rtol=0, atol=1e-12)
+        assert np.allclose(record.undo(values[..., None]), x[..., None], rtol=0, atol=1e-12)
+        np.testing.assert_array_equal(standardise(x[..., None], like=record).values[..., 0], values)
+    with pytest.raises(ValueError, match=r"These values have \[20, 4, 1\] entries, but the columns that were standardised are 3"):
+        columns.undo(np.zeros((20, 4, 1)))
+
+
+INFINITE = {
+    "array": (np.array([[1.0, np.inf], [2, 3]]), "row 0, column 1 holds inf"),
+    "sequences": (put(np.zeros((3, 4, 2)), -np.inf, 2, 1, 0), "row 2, step 1, column 0 holds -inf"),
+    "lists": ([np.zeros((1, 2)), put(np.zeros((3, 2)), np.inf, 2, 1)], "row 1, step 2, column 1 holds inf"),
+    "numbers": ([0.0, 1.0, np.inf], "row 2, column 0 holds inf"),
+}
+
+
+@pytest.mark.parametrize(("x", "place"), INFINITE.values(), ids=INFINITE)
+def test_infinite_entries_are_not_standardised(x, place):
+    with pytest.raises(ValueError, match=f"standardise takes finite numbers, but {place}. Replace it; NaN marks a missing entry."):
+        standardise(x)
+
+
+def test_masked_entries_are_missing_ones_in_every_preparation():
+    grey = np.ma.masked_greater(GREY[:5].astype(int), 12)
+    holes = np.where(GREY[:5] > 12, NAN, GREY[:5])
+    assert np.isnan(holes).any()
+    np.testing.assert_array_equal(standardise(grey).mean, standardise(holes).mean)
+    np.testing.assert_array_equal(standardise(grey).values, standardise(holes).values)
+    for how in PREPARATIONS:
+        np.testing.assert_array_equal(PREPARATIONS[how](grey, 17), PREPARATIONS[how](holes, 17))
+        found = PREPARATIONS[how]([grey[:2], grey[2:]], 17)
+        np.testing.assert_array_equal(np.concatenate(found), PREPARATIONS[how](holes, 17))
+
+
 def fresh_model(family=Bernoulli):
     torch.manual_seed(0)
     return Model({"z": Normal(2), "x | z": family(6)}, {"z | x": Normal()})

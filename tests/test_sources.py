@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 from small_models import NAN, SEQUENCE, conditional, put, state, vae
-from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler, TensorDataset
 
-from aevb import Bernoulli, ContinuousBernoulli, Model, Normal, fit, mlp, zoo
+from aevb import Bernoulli, ContinuousBernoulli, Model, Normal, OneHot, fit, mlp, zoo
 from aevb.data import binarise, dequantise, sources
 from aevb.data.sources import Mapped, Resident, open_source
 from aevb.training.order import Order
@@ -275,3 +275,64 @@ def test_files_that_are_brought_to_a_device_are_the_rows_of_the_files(tmp_path, 
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
     drawn = [one.take(rows, generator=torch.Generator().manual_seed(1))["x"] for one in (brought, source)]
     assert torch.equal(*drawn)
+
+
+@pytest.mark.parametrize("kind", [float, np.float32, int])
+def test_masked_entries_are_missing(kind):
+    x = np.random.default_rng(0).integers(-9, 9, (30, 4)).astype(kind)
+    y = np.ma.masked_equal(np.arange(30) % 3, 2)
+    model = Model({"y": OneHot(3), "x | y": Normal(4)}, {"y | x": OneHot()}).double()
+    found = open_source(model.graph, {"x": np.ma.masked_greater(x, 0), "y": y}, model._parameter()).batch
+    expected = open_source(model.graph, {"x": np.where(x > 0, NAN, x), "y": np.where(y.mask, NAN, y.data)}, model._parameter()).batch
+    assert found.keys() == expected.keys() == {"x", "x?", "y", "y?"}
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    whole = open_source(model.graph, {"x": np.ma.masked_array(x)}, model._parameter()).batch
+    assert whole.keys() == {"x"}
+    assert torch.equal(whole["x"][0], torch.tensor(x).double())
+
+
+def test_masked_rows_of_sequences_and_datasets_are_missing():
+    rows = [np.ma.masked_greater(np.arange(float(n))[:, None], 2) for n in (4, 2)]
+    model = Model({"z[t]": Normal(2), "x[t] | z[t]": Normal(1)}, {"z[t] | x[t]": Normal()}).double()
+
+    class Rows(Dataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, i):
+            return rows[i]
+
+    for data in ({"x": rows}, Rows()):
+        found = open_source(model.graph, data, model._parameter()).batch
+        assert found["x?"][:, :, 0].T.tolist() == [[True, True, True, False], [True] * 4]  # beyond the end nothing is missing
+
+
+def test_a_dataset_is_no_variable():
+    class Endless(Dataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, i):
+            return torch.zeros(4)
+
+    message = r"x is a Dataset, which holds whole rows. Pass it as the data themselves, e.g. fit\(model, dataset\), .* in the order x."
+    with pytest.raises(ValueError, match=message):
+        fit(vae(), {"x": Endless()}, steps=1)
+    with pytest.raises(ValueError, match="x is a DataLoader, which holds whole rows"):
+        fit(vae(), {"x": DataLoader(Endless())}, steps=1)
+    assert open_source(vae().graph, Endless(), torch.zeros(())).n == 3
+
+
+@pytest.mark.parametrize("kind", ["array", "tensor", "file"])
+def test_where_missing_steps_may_be_padding_the_lengths_are_asked_for(tmp_path, kind):
+    x = put(SEQUENCE, NAN, 2, slice(1, None))
+    np.savez(tmp_path / "x.npz", x=x)
+    data = {"array": {"x": x}, "tensor": {"x": torch.tensor(x)}, "file": tmp_path / "x.npz"}[kind]
+    told = (
+        "x has missing entries but p reads it .* If the NaN at the end of rows only pad them, say how long each row is, in an array lengths beside x."
+    )
+    with pytest.raises(ValueError, match=told):
+        open_source(state().graph, data, torch.zeros(()).double())
+    inside = put(SEQUENCE, NAN, 2, 1)
+    with pytest.raises(ValueError, match="x has missing entries but p reads it .*Give q a factor for x, or fill the entries.$"):
+        open_source(state().graph, {"x": inside}, torch.zeros(()).double())

@@ -80,7 +80,7 @@ def lay_out(graph: Graph, data: Mapping[str, Any], *, like: Tensor, masks: Itera
     for name, value in data.items():
         tensor = _numbers(name, value).to(like.device)
         masked = f"{name}?" in masks
-        if _are_labels(graph, name, tensor):
+        if are_labels(graph, name, tensor):
             batch[name], known = _vectors(tensor, graph.size(name), like)
         else:
             batch[name] = known = _on_axes(graph, name, tensor, like)
@@ -182,13 +182,24 @@ def _lacking(graph: Graph, name: str) -> str:
     return text + (f', or make it latent: add "{name} | {others[0]}": {family}(net=mlp(500, 500)) to q.' if others else ".")
 
 
+def unmasked(x: Any) -> Any:
+    """The entries that NumPy has masked as missing ones, NaN, which whole numbers cannot be; of a list, those of its rows."""
+    if isinstance(x, list | tuple):
+        return [unmasked(row) for row in x] if any(isinstance(row, np.ma.MaskedArray) for row in x) else x
+    if not isinstance(x, np.ma.MaskedArray):
+        return x
+    if not np.ma.is_masked(x):
+        return x.data
+    return np.ma.filled(x.astype(x.dtype if x.dtype.kind == "f" else np.float64), np.nan)
+
+
 def _numbers(name: str, value: Any) -> Tensor:
     if isinstance(value, Tensor):
         if value.is_complex():
             raise ValueError(f"{name} holds {value.dtype}, not numbers.")
         return value.detach()
     try:
-        array = np.asarray(value)
+        array = np.asarray(unmasked(value))
     except ValueError:
         raise ValueError(f"{name} is no array: its rows have different lengths, which only a sequence may have ({name}[t]).") from None
     if array.dtype.kind not in "biuf":
@@ -207,7 +218,7 @@ def _layout(graph: Graph, name: str, value: Any, like: Tensor, first_row: int) -
         raise ValueError(f"{name} has no examples.")
     if time and tensor.shape[1:2] == (0,):
         raise ValueError(f"{name} has no steps.")
-    if _are_labels(graph, name, tensor):
+    if are_labels(graph, name, tensor):
         tensor = tensor.to(like.device)
         _check_labels(name, tensor, d, first_row)
         vectors, known = _vectors(tensor, d, like)
@@ -230,7 +241,7 @@ def _on_axes(graph: Graph, name: str, tensor: Tensor, like: Tensor) -> Tensor:
     return tensor.transpose(0, 1) if time else tensor.unsqueeze(0)
 
 
-def _are_labels(graph: Graph, name: str, tensor: Tensor) -> bool:
+def are_labels(graph: Graph, name: str, tensor: Tensor) -> bool:
     time = 1 if graph.timed[name] else 0
     return graph.size(name) > 1 and tensor.dim() == 1 + time and (name in graph.given or isinstance(graph.rule("p", name).spec, OneHot))
 
@@ -315,7 +326,7 @@ def _check_missing(graph: Graph, name: str, mask: Tensor) -> None:
 _FIXES: dict[Any, str] = {
     constraints.boolean: "Binarise them (x > 0.5), or use ContinuousBernoulli.",
     constraints.unit_interval: "Divide by 256, or use Normal.",
-    constraints.nonnegative_integer: "Round them to counts, or use Normal.",
+    constraints.nonnegative_integer: "Counts are whole numbers from 0 on: round them, or use Normal.",
     constraints.one_hot: "Pass labels 0 … C−1, or one-hot rows.",
     constraints.positive: "Shift or exponentiate them, or use Normal.",
 }

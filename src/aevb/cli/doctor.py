@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from aevb.cli.options import RunData, RunFolder, RunPrepare, Seed
-from aevb.cli.rows import load_rows, which_rows, without_latents
+from aevb.cli.rows import load_rows, open_run, which_rows, without_latents
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON instead.")]
 
@@ -32,9 +32,8 @@ def doctor(
     Example: aevb doctor run
     """
     from aevb.diagnostics import diagnose
-    from aevb.training.run import load_run
 
-    model = load_run(run)
+    model = open_run(run)
     loaded = load_rows(run, model, data, prepare, seed)
     chosen = loaded.test or loaded.train
     found = diagnose(model, chosen.data, run=run, labels=chosen.labels, rows=rows, calibrate=calibrate, seed=seed)
@@ -62,9 +61,8 @@ def check(
     Example: aevb check run --statistic sd --statistic max --columns
     """
     from aevb.predictive import predictive_check
-    from aevb.training.run import load_run
 
-    model = load_run(run)
+    model = open_run(run)
     loaded = load_rows(run, model, data, prepare, seed)
     chosen = (loaded.test or loaded.train).data
     found = predictive_check(

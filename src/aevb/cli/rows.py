@@ -15,6 +15,17 @@ if TYPE_CHECKING:
 ROWS = 1000  # rows that are taken at a time after training
 
 
+def open_run(run: Path) -> Model:
+    """The model of a run; of a folder that holds the runs of several seeds one is to be named."""
+    from aevb.training.run import load_run
+
+    seeds = sorted((path.parent for path in run.glob("seed-*/model.json")), key=lambda path: (len(path.name), path.name))
+    if seeds and not (run / "model.json").is_file():
+        shown = ", ".join(map(str, seeds[:8])) + (", …" if len(seeds) > 8 else "")
+        raise ValueError(f"{run} holds {len(seeds)} runs, one for each seed. Name one of them: {shown}.")
+    return load_run(run)
+
+
 def recipe_of(run: Path) -> Recipe | None:
     """What was done to a run's rows; None for a run that was trained without the command line."""
     from aevb.data.named import Recipe
@@ -49,12 +60,11 @@ def model_and_rows(text: str, data: str | None, prepare: str | None, seed: int, 
     """The model that the command line names, trained if it names a run, and rows for it: those of ``--data``, or the run's own."""
     from aevb.cli.resolve import resolve
     from aevb.data.named import load
-    from aevb.training.run import load_run
 
-    if (Path(text) / "checkpoints").is_dir():
+    if (Path(text) / "checkpoints").is_dir() or any(Path(text).glob("seed-*/checkpoints")):
         if settings:
             raise ValueError("--set gives arguments to a model of the zoo; a run has its own.")
-        model = load_run(Path(text))
+        model = open_run(Path(text))
         return model, load_rows(Path(text), model, data, prepare, seed)
     if data is None:
         raise ValueError(f"{text} is not the folder of a run, so it has no data of its own. Name them: --data digits.")

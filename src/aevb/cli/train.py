@@ -158,7 +158,7 @@ def _schedule(text: str | None) -> Schedule | None:
         return known[name](*(int(number) for number in numbers.split(",") if number))
     except (TypeError, ValueError) as error:
         detail = str(error) if "takes positive" in str(error) or "positive number" in str(error) else f"{name} takes other numbers"
-        raise ValueError(f"--schedule {text}: {detail}. Write e.g. joint, alternate:1000,1000, em or mle.") from None
+        raise ValueError(f"--schedule {text}: {detail.rstrip('.')}. Write e.g. joint, alternate:1000,1000, em or mle.") from None
 
 
 def _known(model: Model, data: Mapping[str, Any]) -> dict[str, int]:

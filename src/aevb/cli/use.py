@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aevb.cli.options import RunData, RunFolder, RunPrepare, Seed, in_its_words
-from aevb.cli.rows import batches, load_rows, recipe_of, which_rows, whole_of, without_latents
-from aevb.cli.tables import write
+from aevb.cli.rows import batches, load_rows, open_run, recipe_of, which_rows, whole_of, without_latents
+from aevb.cli.tables import refuse_kind, write
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from aevb.data.long import Lines
     from aevb.data.named import Recipe
     from aevb.data.sources import Source
+    from aevb.graph import Graph
     from aevb.model import Model
 
 
@@ -42,11 +44,10 @@ def evaluate(
     from aevb.data.sources import open_source
     from aevb.evidence import METHODS
     from aevb.training import evaluation
-    from aevb.training.run import load_run
 
     if evidence is not None and evidence not in METHODS:  # before anything is computed
         raise ValueError(f"Unknown --evidence {evidence}. Choose {', '.join(METHODS[:-1])} or {METHODS[-1]}.")
-    model = load_run(run)
+    model = open_run(run)
     loaded = load_rows(run, model, data, prepare, seed)
     chosen = loaded.test or loaded.train
     source = open_source(model.graph, chosen.data, model._parameter())
@@ -56,7 +57,7 @@ def evaluate(
         print(f"  {name:<12} {value:10.3f}")
     if samples and "evidence" not in values and evidence is None:
         found = evaluation.evaluate_evidence(model, source, samples=samples, seed=seed)
-        print(f"  {'log p(x)':<12} {found:10.3f}   importance sampling, {samples} samples: a bound that rises with their number")
+        print(f"  {_log_p(model, chosen.data):<12} {found:10.3f}   importance sampling, {samples} samples: a bound that rises with their number")
     if evidence:
         _print_evidence(model, source, evidence, seed)
     for name in model.graph.latents:
@@ -66,6 +67,11 @@ def evaluate(
             accuracy = clustering_accuracy(probs.argmax(-1)[known], chosen.labels[known].astype(int))
             entropy = -(probs * _log(probs)).sum(-1).mean()
             print(f"  clusters {name}: {accuracy:.3f} of the rows match their label (best matching), conditional entropy {entropy:.3f}")
+
+
+def _log_p(model: Model, data: Mapping[str, Any]) -> str:
+    """What the evidence is of: the data, and the latents whose values are among them."""
+    return f"log p({', '.join([*model.graph.observed, *(name for name in model.graph.latents if name in data)])})"
 
 
 def _print_evidence(model: Model, source: Source, method: str, seed: int) -> None:
@@ -91,41 +97,46 @@ def sample(
     draw: Annotated[bool, typer.Option("--draw", help="Draw observed variables too, instead of their means.")] = False,
     seed: Seed = 0,
 ) -> None:
-    """Draw from a trained model: a grid of images, a row for each class, or a table in the units of the data.
+    """Draw from a trained model: a grid of images, a row for each class, or a table of all observed variables in the units of the data.
 
     Example: aevb sample run --out samples.png
     """
     import numpy as np
 
-    from aevb.data.named import Recipe
     from aevb.pictures import grid
-    from aevb.training.run import load_run
 
-    model, recipe = load_run(run), Recipe.read(run)
+    for option, number in (("-n", n), ("--steps", steps)):
+        if number is not None and number < 1:
+            raise ValueError(f"{option} is at least 1, got {number}.")
+    model, recipe = open_run(run), recipe_of(run)
     graph = model.graph
-    observed = graph.observed[0]
-    timed = graph.timed[observed]
-    length = steps or (((recipe and recipe.steps) or graph.size(observed)) if timed else None)
-    shape = _image_shape(graph, observed, recipe)
+    first = graph.observed[0]
+    timed = [name for name in graph.observed if graph.timed[name]]
+    length = steps or (((recipe and recipe.steps) or graph.size(timed[0])) if timed else None)
+    shape = _image_shape(graph, first, recipe)
     out = out or run / "samples"
     out = out if out.suffix else out.with_suffix(".csv" if shape is None else ".png")
+    if out.suffix != ".png":
+        refuse_kind(out)
     classes = next((name for name in (*graph.given, *graph.stochastic) if _classes(graph, name)), None)
     count = _classes(graph, classes) if classes else 1
     parts = []
     for c in range(count):
         fixed: dict[str, Any] = {classes: c} if classes else {}
-        parts.append(model.sample(n, steps=length, mean=not draw, seed=seed + c, **fixed)[observed].cpu().numpy())
-    x, labels = np.concatenate(parts), {classes: np.repeat(np.arange(count), n)} if classes else {}
+        parts.append(model.sample(n, steps=length, mean=not draw, seed=seed + c, **fixed))
+    drawn = {name: np.concatenate([part[name].cpu().numpy() for part in parts]) for name in graph.observed}
+    what = first
     if out.suffix == ".png":
         if shape is None:
-            raise ValueError(f"{observed} has {graph.size(observed)} columns, which are no image. Write a table: --out samples.csv.")
-        named = [f"{classes} = {c}" for c in range(count)] if classes else []
-        grid(np.clip(x.reshape(len(x), *(x.shape[1:] if timed else shape)), 0, 1), n, out, named)
+            raise ValueError(f"{first} has {graph.size(first)} columns, which are no image. Write a table: --out samples.csv.")
+        x, named = drawn[first], [f"{classes} = {c}" for c in range(count)] if classes else []
+        grid(np.clip(x.reshape(len(x), *(x.shape[1:] if graph.timed[first] else shape)), 0, 1), n, out, named)
     else:
-        x = recipe.undo(x) if recipe else x
-        columns = (recipe.columns or {}).get(observed) if recipe else None
-        write(out, {observed: x, **labels}, {observed: columns} if columns else {}, timed={observed} if timed else set())
-    print(f"{len(x)} samples of {observed}{f', {n} for each of the {count} values of {classes}' if classes else ''} in {out}")
+        labels = {classes: np.repeat(np.arange(count), n)} if classes else {}
+        arrays = {name: _as_data(graph, recipe, name, value) for name, value in drawn.items()} | labels
+        write(out, arrays, (recipe.columns if recipe else None) or {}, () if _a_line_a_row(recipe, timed, length) else timed)
+        what = ", ".join(graph.observed)
+    print(f"{n * count} samples of {what}{f', {n} for each of the {count} values of {classes}' if classes else ''} in {out}")
 
 
 def encode(
@@ -139,20 +150,23 @@ def encode(
 
     Example: aevb encode run --out codes.csv
     """
-    from aevb.training.run import load_run
+    import numpy as np
 
-    model = load_run(run)
+    refuse_kind(out)
+    model = open_run(run)
     loaded = load_rows(run, model, data, prepare, seed, whole=True)
     chosen = loaded.test or loaded.train
     codes = _posterior_means(model, without_latents(model, chosen.data), seed)
-    write(out, codes, {}, timed={name for name in codes if model.graph.timed[name]})
+    timed = [name for name in codes if model.graph.timed[name]]
+    lengths = (~np.isnan(codes[timed[0]]).any(-1)).sum(1) if timed else None
+    write(out, codes, {}, timed, lengths=lengths, numbers=_numbers(loaded.recipe))
     n = len(next(iter(codes.values())))
     print(f"{n} rows{which_rows(loaded)}: " + ", ".join(f"{name} {list(code.shape)}" for name, code in codes.items()) + f" in {out}")
 
 
 def impute(
     run: RunFolder,
-    out: Annotated[Path, typer.Option(help="A file of the same kind as the data: .csv, .npz or .npy.")],
+    out: Annotated[Path, typer.Option(help="A .csv or .npz file, or a .npy of a single array. Parquet is read, not written.")],
     data: Annotated[str | None, typer.Option(help="A file with missing cells; by default the run's own.", rich_help_panel="Data")] = None,
     samples: Annotated[int, typer.Option(help="Samples of the latents to average over.")] = 50,
     seed: Seed = 0,
@@ -163,30 +177,30 @@ def impute(
     """
     import numpy as np
 
-    from aevb.data.files import TABLES
-    from aevb.data.named import load
-    from aevb.training.run import load_run
+    from aevb.batch import pad
+    from aevb.data.named import in_units, load
 
-    model, recipe = load_run(run), recipe_of(run)
+    refuse_kind(out)
+    model, recipe = open_run(run), recipe_of(run)
+    graph = model.graph
     name = data or (recipe.data if recipe else None)
     if name is None:
         raise ValueError("Say which file to fill: --data table.csv.")
-    whole = load(name, model.graph, like=whole_of(recipe)).train
-    means = _reconstructions(model, whole.data, samples, seed)
+    loaded = load(name, graph, like=whole_of(recipe))
+    means = _reconstructions(model, loaded.train.data, samples, seed)
+    raw, lengths = pad(graph, loaded.train.raw, loaded.train.raw.get("steps"), loaded.train.raw.get("lengths"))
+    raw |= {} if lengths is None else {"lengths": lengths}
     filled, count = {}, 0
-    for variable, value in whole.raw.items():
+    for variable, value in raw.items():
         array = np.asarray(value)
         if variable in means:
-            mean = means[variable]
-            mean = recipe.undo(mean) if recipe and variable == model.graph.observed[0] else mean
-            mean = mean.argmax(-1) if array.ndim < mean.ndim and mean.shape[-1] > 1 else mean.reshape(array.shape)
-            missing = _missing(array, labels=array.ndim < means[variable].ndim and means[variable].shape[-1] > 1)
-            missing &= _inside(whole.raw, array, model.graph.timed[variable])
+            mean = in_units(recipe, graph, variable, means[variable])
+            labels = array.ndim < mean.ndim and mean.shape[-1] > 1
+            missing = _missing(array, labels) & _inside(raw, array, graph.timed[variable])
             count += int(missing.sum())
-            array = np.where(missing, mean, array)
+            array = np.where(missing, mean.argmax(-1) if labels else mean.reshape(array.shape), array)
         filled[variable] = array
-    columns = (recipe.columns if recipe else None) if Path(name).suffix in TABLES else None
-    write(out, filled, dict(columns or {}), timed=set(), exact=True)
+    _write_filled(out, filled, graph, loaded.recipe)
     print(f"{count} missing cells of {len(next(iter(filled.values())))} rows filled, in {out}")
 
 
@@ -229,6 +243,50 @@ def _reconstructions(model: Model, data: Mapping[str, Any], samples: int, seed: 
         for name, total in sums.items():
             parts.setdefault(name, []).append((total / samples).cpu().numpy())
     return {name: np.concatenate(found) for name, found in parts.items()}
+
+
+def _as_data(graph: Graph, recipe: Recipe | None, name: str, value: np.ndarray) -> np.ndarray:
+    """Samples of an observed variable as data hold them: classes by their numbers (of their probabilities, the greatest), the rest in its units."""
+    import numpy as np
+
+    from aevb.data.named import in_units
+    from aevb.families import OneHot
+
+    return np.asarray(value.argmax(-1)) if isinstance(graph.rule("p", name).spec, OneHot) else in_units(recipe, graph, name, value)
+
+
+def _a_line_a_row(recipe: Recipe | None, timed: list[str], length: int | None) -> bool:
+    """Whether sequences of this length are written as the run's own table has them, with a column a step."""
+    from aevb.data.files import TABLES
+
+    if recipe is None or recipe.long or Path(recipe.data).suffix not in TABLES:
+        return False
+    columns = recipe.columns
+    return all(length == (recipe.steps if columns is None else len(columns.get(name, ()))) for name in timed)
+
+
+def _numbers(recipe: Recipe) -> Lines | None:
+    """The numbers that rows and steps have in a table with a line a step."""
+    from aevb.data.files import lines
+
+    return lines(Path(recipe.data)) if recipe.long else None
+
+
+def _write_filled(out: Path, filled: dict[str, np.ndarray], graph: Graph, recipe: Recipe) -> None:
+    """Filled arrays as their file had them; in a .csv a line a step where a line a row could not hold them."""
+    import numpy as np
+
+    from aevb.data.files import TABLES
+
+    lengths, numbers = None, _numbers(recipe)
+    timed = [name for name in filled if graph.timed.get(name)]
+    if out.suffix == ".csv":
+        lengths, steps = filled.pop("lengths", None), filled.pop("steps", None)
+        lengths = lengths if steps is None else steps.astype(bool).sum(1)
+        wide = numbers is None and lengths is None and all(filled[name].ndim == 2 for name in timed)
+        timed = [] if wide else timed
+    columns = dict(recipe.columns or {}) if Path(recipe.data).suffix in TABLES else {}
+    write(out, filled, columns, timed, exact=True, lengths=None if lengths is None else np.asarray(lengths), numbers=numbers)
 
 
 def _missing(array: np.ndarray, labels: bool) -> np.ndarray:

@@ -102,7 +102,7 @@ def _parse(content: bytes, path: Path) -> np.ndarray:
         shape = tuple(int.from_bytes(raw[4 + 4 * i : 8 + 4 * i], "big") for i in range(raw[3]))
         return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape)
     except (OSError, EOFError, ValueError, IndexError) as error:
-        raise ValueError(f"{path} is damaged: {error}. Delete it, or put a good copy there.") from None
+        raise ValueError(f"{path} is damaged: {str(error).rstrip('.')}. Delete it, or put a good copy there.") from None
 
 
 def _fetch(name: str, file: str, folder: Path) -> bytes:

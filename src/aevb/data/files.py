@@ -1,4 +1,7 @@
-"""Files: arrays by variable from .npy, .npz, .csv and .parquet. Arrays stored plainly are mapped, never loaded whole."""
+"""Files: arrays by variable from .npy, .npz, .csv and .parquet. Arrays stored plainly are mapped, never loaded whole.
+
+A table has a line a row, with a column a step where a variable lives in time; or a line a step (``long.py``).
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from aevb.data.long import Lines, is_long, lines_of
 from aevb.families import OneHot
 from aevb.graph import Graph
 
 TABLES = (".csv", ".tsv", ".txt", ".parquet")
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "None", "?")
+_OBJECTS = ("Python objects in dtype", "Object arrays cannot be loaded")  # as numpy says it
 
 
 @dataclass(frozen=True)
@@ -43,20 +48,30 @@ def read_file(
             return {only or _names(graph)[0]: np.load(path, mmap_mode="r", allow_pickle=False)}
         if path.suffix == ".npz":
             return _by_name(_read_archive(path), graph, only)
-        if path.suffix in TABLES:
-            table = _read_parquet(path) if path.suffix == ".parquet" else _read_text(path)
-        else:
+        if path.suffix not in TABLES:
             raise ValueError(f"files of kind {path.suffix or 'no suffix'} are not known; use .npy, .npz, .csv or .parquet")
     except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} cannot be read: {error}.") from None
-    return _split(path, table, graph, only, columns, check)
+        raise _unreadable(path, error) from None
+    return _split(path, _read_table(path), graph, only, columns, check)
 
 
 def header(path: Path) -> tuple[str, ...] | None:
     """The names of a table's columns; None for a file without them."""
-    if path.suffix not in TABLES or not path.is_file():
-        return None
-    return (_read_parquet(path) if path.suffix == ".parquet" else _read_text(path)).names
+    return _read_table(path).names if path.suffix in TABLES and path.is_file() else None
+
+
+def lines(path: Path) -> Lines:
+    """Which lines of a table with a line a step belong to which row."""
+    return lines_of(_read_table(path).values[:, :2])
+
+
+def _unreadable(path: Path, error: Exception) -> ValueError:
+    if path.suffix in (".npy", ".npz") and any(words in str(error) for words in _OBJECTS):
+        return ValueError(
+            f"{path} holds Python objects, not an array of numbers. Sequences of different lengths are saved padded, with how long each is "
+            "(np.savez(file, x=padded, lengths=lengths)), or as a column of lists in Parquet."
+        )
+    return ValueError(f"{path} cannot be read: {str(error).rstrip('.')}.")
 
 
 def _names(graph: Graph) -> list[str]:
@@ -105,6 +120,13 @@ def _by_name(arrays: dict[str, Any], graph: Graph, only: str | None) -> dict[str
 
 
 # Tables --------------------------------------------------------------------------------------------------------------------------
+
+
+def _read_table(path: Path) -> Table:
+    try:
+        return _read_parquet(path) if path.suffix == ".parquet" else _read_text(path)
+    except (OSError, EOFError, ValueError) as error:
+        raise _unreadable(path, error) from None
 
 
 def _read_text(path: Path) -> Table:
@@ -208,9 +230,10 @@ def _split(path: Path, table: Table, graph: Graph, only: str | None, columns: Ma
         if check:
             _check_columns(path, table, graph, {first: [str(j + 1) for j in range(table.values.shape[1])]}, only)
         return {first: _values(graph, first, table.values, check)}
-    taken = _assign(table.names, graph, _names(graph)[0]) if columns is None else _recorded(path, table.names, graph, columns)
+    taken = assign(table.names, graph) if columns is None else _recorded(path, table.names, graph, columns)
+    long = is_long(table.names, graph)
     if only is not None:
-        taken = {only: taken.get(only) or list(table.names)}
+        taken = {only: taken.get(only) or list(table.names[2:] if long else table.names)}
     lists = {name: table.lists[name] for name in table.lists if name in graph.shapes}
     rest = [name for name in table.lists if name not in lists]
     if len(rest) == 1 and not taken.get(first) and first not in lists:
@@ -218,20 +241,23 @@ def _split(path: Path, table: Table, graph: Graph, only: str | None, columns: Ma
     elif rest:
         raise ValueError(f"{path}: the column {rest[0]!r} holds lists. Name it after its variable ({', '.join(_names(graph))}), or drop it.")
     if check:
-        _check_columns(path, table, graph, {name: cells for name, cells in taken.items() if name not in lists}, only, tuple(lists))
+        _check_columns(path, table, graph, {name: cells for name, cells in taken.items() if name not in lists}, only, tuple(lists), long)
     index = {name: i for i, name in enumerate(table.names)}
     arrays = {name: table.values[:, [index[cell] for cell in cells]] for name, cells in taken.items() if cells}
     stacked = {name: np.stack(rows) if len({row.shape for row in rows}) == 1 else rows for name, rows in lists.items()}
-    return {name: _values(graph, name, array, check) for name, array in arrays.items()} | stacked
+    found = {name: _values(graph, name, array, check) for name, array in arrays.items()}
+    if long:
+        try:
+            by_row = lines_of(table.values[:, :2])
+            found = {name: by_row.sequences(value) if graph.timed[name] else by_row.constants(name, value) for name, value in found.items()}
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}.") from None
+    return found | stacked
 
 
-def assigned(path: Path, graph: Graph) -> dict[str, list[str]] | None:
-    """Which columns of a table with a header go to which variable."""
-    names = header(path)
-    return None if names is None else _assign(names, graph, _names(graph)[0])
-
-
-def _assign(names: tuple[str, ...], graph: Graph, first: str) -> dict[str, list[str]]:
+def assign(names: tuple[str, ...], graph: Graph) -> dict[str, list[str]]:
+    """Which columns of a table with this header go to which variable."""
+    names, first = names[2:] if is_long(names, graph) else names, _names(graph)[0]
     known = [name for name in graph.latents if graph.rule("p", name).spec.finite]  # labels; a column z is a column, not the code
     variables = sorted((*_names(graph), *known), key=len, reverse=True)
     numbered: dict[str, list[tuple[int, str]]] = {}
@@ -263,7 +289,15 @@ def _recorded(path: Path, names: tuple[str, ...], graph: Graph, columns: Mapping
     return found
 
 
-def _check_columns(path: Path, table: Table, graph: Graph, taken: Mapping[str, list[str]], only: str | None, elsewhere: tuple[str, ...] = ()) -> None:
+def _check_columns(
+    path: Path,
+    table: Table,
+    graph: Graph,
+    taken: Mapping[str, list[str]],
+    only: str | None,
+    elsewhere: tuple[str, ...] = (),
+    long: bool = False,
+) -> None:
     """Refuse a table that leaves a variable without its columns, or with more or fewer than it has."""
     problem: tuple[str, list[str]] | None = None
     for name in _names(graph) if only is None else ():
@@ -272,22 +306,23 @@ def _check_columns(path: Path, table: Table, graph: Graph, taken: Mapping[str, l
     for name, cells in taken.items():
         d = graph.size(name)
         fine = len(cells) == d or (len(cells) == 1 and _labels(graph, name))
-        if graph.timed[name]:
+        if graph.timed[name] and not long:
             fine = d == 1 or (d > 1 and _labels(graph, name))  # a row is a sequence of numbers, or of labels
         if not fine:
             problem = problem or (name, cells)
     if problem is None:
         return
     name, cells = problem
-    need = "a step a column" if graph.timed[name] else f"{graph.size(name)} column{'s' * (graph.size(name) > 1)}"
-    need += ", or one of labels" if _labels(graph, name) and not graph.timed[name] else ""
+    wide = graph.timed[name] and not long
+    need = "a step a column" if wide else f"{graph.size(name)} column{'s' * (graph.size(name) > 1)}"
+    need += ", or one of labels" if _labels(graph, name) and not wide else ""
     had = f"gets {len(cells)} ({_listed(cells)})" if cells else "gets none"
     names = f"Its columns are {_listed(table.names)}. " if table.names else "It has no header. "
     fix = f"Columns named {name}0, {name}1, … are {name}'s" + (
         ", and so are those named after no variable." if name == _names(graph)[0] else f"; those named after no variable are {_names(graph)[0]}'s."
     )
-    if graph.timed[name] and graph.size(name) > 1:
-        fix = "A table holds sequences of one number a step; use .npz for more."
+    if wide and graph.size(name) > 1:
+        fix = f"A line of a table holds a sequence of one number a step; for more write a line a step (row,step,{name}0,{name}1,…), or use .npz."
     raise ValueError(f"{path}: {name} needs {need}, but {had}. {names}{fix}")
 
 

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from aevb.batch import unmasked
+
 INSIDE = 2.0**-24  # the nearest to 0 and to 1 that a dequantised value comes: a density may have no value at the ends
 
 
@@ -147,7 +149,7 @@ def _prepared(how: str, x: Any, levels: int, seed: int) -> Any:
     if is_mapped(x):
         return Prepared(x, how, levels, seed)
     if _of_different_lengths(x):
-        rows = [np.asarray(row) for row in x]
+        rows = [np.asarray(row) for row in unmasked(x)]
         return np.split(_prepared(how, np.concatenate(rows), levels, seed), np.cumsum([len(row) for row in rows])[:-1])
     array = _levels(how, x, levels)
     draws = np.random.default_rng(seed).random(array.shape, dtype=np.float32) if how in DRAWN else None
@@ -187,6 +189,7 @@ def _uniform(seed: int, rows: np.ndarray, width: int) -> np.ndarray:
 
 def _levels(what: str, x: Any, levels: int, first_row: int | None = None) -> np.ndarray:
     """Grey levels, checked; ``first_row`` is the number of the first, where they are some of a file's."""
+    x = unmasked(x)
     array = x if isinstance(x, np.ndarray) else np.asarray(x)
     if array.dtype.kind not in "biuf":
         raise ValueError(f"{what} takes grey levels, not {array.dtype}.")

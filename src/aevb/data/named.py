@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch.distributions import constraints
 
 from aevb.data.builtin import Images, digits, factor_analysis, mnist
-from aevb.data.files import TABLES, assigned, read_file
+from aevb.data.files import TABLES, assign, header, read_file
 from aevb.data.levels import Fresh
+from aevb.data.long import is_long
 from aevb.data.preparation import CHOICES, Standardised, default_preparation, parts, prepare_levels, standardise
-from aevb.data.rows import some_rows
+from aevb.data.rows import one_column, some_rows
 from aevb.graph import Graph
 
 IMAGES: dict[str, Callable[[], tuple[Images, Images]]] = {"digits": digits, "mnist": mnist, "fashion": partial(mnist, "fashion")}
@@ -35,7 +37,9 @@ class Recipe:
     levels: int | None = None  # how many grey levels it had
     mean: list[float] | None = None  # what was subtracted from its columns,
     scale: list[float] | None = None  # and what they were divided by
+    others: Mapping[str, Mapping[str, list[float]]] | None = None  # mean and scale of the other observed variables that were standardised
     columns: Mapping[str, list[str]] | None = None  # the columns of a table that each variable has
+    long: bool | None = None  # whether that table had a line a step
     image: list[int] | None = None  # height and width, if rows were images
     steps: int | None = None  # the length of the longest sequence
     validation: str | None = None  # a file of test rows,
@@ -54,20 +58,28 @@ class Recipe:
         try:
             return cls(**json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, TypeError) as error:
-            raise ValueError(f"{path} is damaged: {error}. Delete it, and say --prepare yourself.") from None
+            raise ValueError(f"{path} is damaged: {str(error).rstrip('.')}. Delete it, and say --prepare yourself.") from None
 
-    def undo(self, x: np.ndarray) -> np.ndarray:
-        """Values as a model has them, in the units of the data."""
-        numbers, how = self.numbers(), (self.prepare or "").partition("-")[0]
+    def undo(self, x: np.ndarray, other: str | None = None) -> np.ndarray:
+        """Values of the first observed variable, or of another, as a model has them, in the units of the data."""
+        numbers, how = self.numbers(other), (self.prepare or "").partition("-")[0]
         if numbers is not None:
             return numbers.undo(x)
+        if other is not None:
+            return x
         if how == "dequantise":
             return x * (self.levels or 256) - 0.5
         return x * ((self.levels or 256) - 1) if how in ("scale", "binarise", "threshold") else x
 
-    def numbers(self) -> Standardised | None:
-        """The numbers of a standardisation."""
-        return None if self.mean is None else Standardised(np.empty(0), np.array(self.mean), np.array(self.scale))
+    def numbers(self, other: str | None = None) -> Standardised | None:
+        """The numbers that the first observed variable, or another, was standardised with."""
+        found = {"mean": self.mean, "scale": self.scale} if other is None else (self.others or {}).get(other, {})
+        return None if found.get("mean") is None else Standardised(np.empty(0), np.array(found["mean"]), np.array(found["scale"]))
+
+
+def in_units(recipe: Recipe | None, graph: Graph, name: str, value: np.ndarray) -> np.ndarray:
+    """Values of a variable as a model has them, in the units of the data."""
+    return value if recipe is None else recipe.undo(value, None if name == graph.observed[0] else name)
 
 
 @dataclass(frozen=True)
@@ -101,7 +113,7 @@ def sizes(name: str, graph: Graph) -> dict[str, int]:
             shape = (0, *value[0].shape) if isinstance(value, list) else value.shape
             inner = shape[2 if graph.timed[variable] else 1 :]
             labels = not inner and variable != graph.observed[0]
-            found[variable] = int(np.nanmax(value)) + 1 if labels else int(np.prod(inner))
+            found[variable] = int(np.nanmax(np.concatenate(value) if isinstance(value, list) else value)) + 1 if labels else int(np.prod(inner))
     return found
 
 
@@ -135,23 +147,43 @@ def load(
         recipe = replace(recipe, prepare=default_preparation(graph, x))
     if recipe.prepare in (None, "none"):
         return Loaded(replace(train, raw=train.data), None if test is None else replace(test, raw=test.data), replace(recipe, prepare=None))
-    record = recipe.numbers()
     if recipe.prepare == "standardise":
-        if record is None:
-            record = standardise(_real(train.data, x))
-            recipe = replace(recipe, mean=record.mean.tolist(), scale=record.scale.tolist())
+        if recipe.mean is None and recipe.others is None:
+            recipe = _measured(recipe, graph, train.data)
     elif recipe.levels is None:
         recipe = replace(recipe, levels=_count_levels(train.data[x]))
 
     def prepared(split: Split, offset: int) -> Split:
-        value = split.data[x]
         if recipe.prepare == "standardise":
-            done: Any = standardise(value, like=record)
+            done = _standardised(recipe, graph, split.data)
         else:
-            done = prepare_levels(str(recipe.prepare), value, recipe.levels or 256, seed=recipe.seed + offset)
-        return replace(split, data=split.data | {x: done}, raw=split.data)
+            done = {x: prepare_levels(str(recipe.prepare), split.data[x], recipe.levels or 256, seed=recipe.seed + offset)}
+        return replace(split, data=split.data | done, raw=split.data)
 
     return Loaded(prepared(train, 0), None if test is None else prepared(test, 1), recipe)
+
+
+def _measured(recipe: Recipe, graph: Graph, data: Mapping[str, Any]) -> Recipe:
+    """The recipe with the mean and scale of every observed variable that may be any real number."""
+    found = {}
+    for name in graph.observed:
+        if name in data and graph.rule("p", name).spec.support in (constraints.real, constraints.real_vector):
+            try:
+                record = standardise(_real(graph, data, name))
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+            found[name] = {"mean": record.mean.tolist(), "scale": record.scale.tolist()}
+    if not found:
+        families = ", ".join(f"{name} a {type(graph.rule('p', name).spec).__name__}" for name in graph.observed)
+        raise ValueError(f"standardise is for variables that may be any real number, but p gives {families}. Leave out --prepare standardise.")
+    first = found.pop(graph.observed[0], {"mean": None, "scale": None})
+    return replace(recipe, **first, others=found or None)
+
+
+def _standardised(recipe: Recipe, graph: Graph, data: Mapping[str, Any]) -> dict[str, Any]:
+    """The variables that a recipe standardises, with its numbers."""
+    records = {name: recipe.numbers(None if name == graph.observed[0] else name) for name in graph.observed if name in data}
+    return {name: standardise(_steps(graph, name, data[name]), like=record) for name, record in records.items() if record is not None}
 
 
 def _builtin(name: str, graph: Graph, recipe: Recipe) -> tuple[Split, Split, Recipe]:
@@ -174,8 +206,8 @@ def _builtin(name: str, graph: Graph, recipe: Recipe) -> tuple[Split, Split, Rec
 
 def _file(name: str, graph: Graph, recipe: Recipe) -> tuple[Split, Split | None, Recipe]:
     x, path = graph.observed[0], Path(name)
-    columns = recipe.columns or (assigned(path, graph) if path.suffix in TABLES else None)
-    data = _read(path, graph, columns)
+    recipe = _laid_out(path, graph, recipe)
+    data = _read(path, graph, recipe.columns)
     shape = data[x][0].shape if isinstance(data[x], list) else data[x].shape[1:]
     if not graph.timed[x] and len(shape) == 2:
         recipe = replace(recipe, image=list(shape))
@@ -184,7 +216,8 @@ def _file(name: str, graph: Graph, recipe: Recipe) -> tuple[Split, Split | None,
     if recipe.validation is not None:
         if recipe.hold_out:
             raise ValueError("Validation rows come from --validation or from --hold-out, not both.")
-        test = _flat(graph, x, _read(Path(recipe.validation), graph, columns))
+        other = Path(recipe.validation)
+        test = _flat(graph, x, _read(other, graph, _laid_out(other, graph, recipe).columns))
     elif recipe.hold_out:
         n = len(data[x])
         held = max(1, round(n * recipe.hold_out))
@@ -193,9 +226,19 @@ def _file(name: str, graph: Graph, recipe: Recipe) -> tuple[Split, Split | None,
         order = np.random.default_rng(recipe.seed).permutation(n)
         train_rows, test_rows = np.sort(order[held:]), np.sort(order[:held])
         data, test = ({key: some_rows(value, rows) for key, value in data.items()} for rows in (train_rows, test_rows))
-    longest = max(map(len, data[x])) if isinstance(data[x], list) else shape[0] if shape else None
-    recipe = replace(recipe, columns=columns, steps=longest if graph.timed[x] else None)
+    timed = next((data[name] for name in graph.observed if graph.timed[name] and name in data), None)
+    longest = None if timed is None else max(map(len, timed)) if isinstance(timed, list) else timed.shape[1]
+    recipe = replace(recipe, steps=longest)
     return _labelled(data, graph), None if test is None else _labelled(test, graph), recipe
+
+
+def _laid_out(path: Path, graph: Graph, recipe: Recipe) -> Recipe:
+    """The recipe with the columns of this table, which are those of training where that was laid out alike: a line a row, or a line a step."""
+    names = header(path)
+    if names is None:
+        return replace(recipe, long=None)
+    long = is_long(names, graph) or None
+    return replace(recipe, columns=recipe.columns if recipe.columns and long == recipe.long else assign(names, graph), long=long)
 
 
 def _read(path: Path, graph: Graph, columns: Mapping[str, list[str]] | None) -> dict[str, Any]:
@@ -213,7 +256,8 @@ def _flat(graph: Graph, x: str, data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _labelled(data: dict[str, Any], graph: Graph) -> Split:
-    labels = next((np.asarray(value) for name, value in data.items() if name in graph.latents and np.ndim(value) == 1), None)
+    known = (value for name, value in data.items() if name in graph.latents and not isinstance(value, list))
+    labels = next((np.asarray(value) for value in known if np.ndim(value) == 1), None)
     return Split(data, labels)
 
 
@@ -232,8 +276,14 @@ class _Real:
         return np.where(inside.reshape(*inside.shape, *[1] * (value.ndim - 2)), value, np.nan)
 
 
-def _real(data: Mapping[str, Any], x: str) -> Any:
-    value, lengths, steps = data[x], data.get("lengths"), data.get("steps")
+def _steps(graph: Graph, name: str, value: Any) -> Any:
+    """Values whose last axis is the variable's: of a sequence of one number a step, [N, T], the steps are no columns."""
+    axes = 1 + value[0].ndim if isinstance(value, list) else value.ndim
+    return one_column(value) if graph.timed[name] and graph.size(name) == 1 and axes == 2 else value
+
+
+def _real(graph: Graph, data: Mapping[str, Any], x: str) -> Any:
+    value, lengths, steps = _steps(graph, x, data[x]), data.get("lengths"), data.get("steps")
     if isinstance(value, list) or (lengths is None and steps is None):
         return value
     return _Real(value, np.asarray(steps).astype(bool) if steps is not None else np.arange(value.shape[1]) < np.asarray(lengths)[:, None])

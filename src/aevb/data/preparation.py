@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
+from aevb.batch import unmasked
 from aevb.data.levels import PREPARATIONS
 from aevb.families import Bernoulli
 from aevb.graph import Graph
@@ -37,13 +38,23 @@ class Standardised:
     def apply(self, x: np.ndarray) -> np.ndarray:
         """Other rows, with these numbers."""
         precision = x.dtype if x.dtype.kind == "f" else np.float64
-        columns = x[..., None] if self.mean.size == 1 and x.shape[-1:] != (1,) else x
-        return ((columns - self.mean) / self.scale).astype(precision).reshape(x.shape)
+        return ((self._columns(x) - self.mean) / self.scale).astype(precision).reshape(x.shape)
 
     def undo(self, x: Any) -> np.ndarray:
         """Back to the units of ``raw``."""
         array = np.asarray(x)
-        return np.asarray(array * self.scale + self.mean, dtype=array.dtype if array.dtype.kind == "f" else None)
+        found = self._columns(array) * self.scale + self.mean
+        return np.asarray(found, dtype=array.dtype if array.dtype.kind == "f" else None).reshape(array.shape)
+
+    def _columns(self, x: np.ndarray) -> np.ndarray:
+        """Values with the columns last, which these numbers are of: a number a step may stand on an axis of its own, or on none."""
+        d = self.mean.size
+        if d == 1:
+            return x if x.shape[-1:] == (1,) else x[..., None]
+        columns = x[..., 0] if x.shape[-2:] == (d, 1) else x
+        if columns.shape[-1:] != (d,):
+            raise ValueError(f"These values have {list(x.shape)} entries, but the columns that were standardised are {d}.")
+        return columns
 
     def __len__(self) -> int:
         return len(self.raw)
@@ -66,6 +77,7 @@ def standardise(x: Any, like: Standardised | None = None) -> Standardised:
     >>> record.values.tolist(), record.mean.tolist(), record.scale.tolist()
     ([[-1.0, 0.0], [1.0, 0.0]], [2.0, 5.0], [1.0, 1.0])
     """
+    x = unmasked(x)
     if isinstance(x, list | tuple) and x and np.ndim(x[0]):
         raw: Any = [np.asarray(row) for row in x]
     else:
@@ -73,12 +85,15 @@ def standardise(x: Any, like: Standardised | None = None) -> Standardised:
     if isinstance(raw, list) and len({row.shape for row in raw}) == 1:
         raw = np.stack(raw)
     if like is not None:
-        width = 1 if not isinstance(raw, list) and raw.ndim == 1 else (raw[0] if isinstance(raw, list) else raw).shape[-1]
-        if like.mean.size != 1 and width != like.mean.size:
+        shape = (raw[0] if isinstance(raw, list) else raw).shape
+        width = 1 if not isinstance(raw, list) and len(shape) == 1 else shape[-1]
+        if like.mean.size != 1 and like.mean.size not in (width, *(shape[-2:-1] if width == 1 else ())):
             raise ValueError(f"These rows have {width} columns, those that they are standardised like have {like.mean.size}.")
         return Standardised(raw, like.mean, like.scale)
     count, mean, square, low, high = 0.0, 0.0, 0.0, np.inf, -np.inf
     for part in parts(raw):  # means and squares of parts are merged, so that a file is read a part at a time
+        if np.isinf(part).any():
+            raise ValueError(f"standardise takes finite numbers, but {_first_infinite(raw)}. Replace it; NaN marks a missing entry.")
         known = ~np.isnan(part)
         n = known.sum(0)
         here = np.where(known, part, 0).sum(0) / np.maximum(n, 1)
@@ -90,6 +105,15 @@ def standardise(x: Any, like: Standardised | None = None) -> Standardised:
         low, high = np.minimum(low, np.where(known, part, np.inf).min(0)), np.maximum(high, np.where(known, part, -np.inf).max(0))
     deviation = np.sqrt(square / np.maximum(count, 1))
     return Standardised(raw, np.asarray(mean), np.where((high > low) & (deviation > 0), deviation, 1.0))
+
+
+def _first_infinite(raw: Any) -> str:
+    """Where the first entry that is not finite stands, in words."""
+    for row in range(len(raw)):
+        lines = next(parts(raw[row : row + 1]))
+        for step, column in np.argwhere(np.isinf(lines)):
+            return f"row {row}, {f'step {step}, ' if len(lines) > 1 else ''}column {column} holds {lines[step, column]}"
+    raise AssertionError("every entry is finite")
 
 
 def as_sequence(images: Any, steps: int | None = None) -> np.ndarray:

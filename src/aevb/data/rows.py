@@ -84,6 +84,13 @@ def some_rows(value: Any, index: np.ndarray) -> Any:
     return np.asarray(value)[index]
 
 
+def one_column(value: Any) -> Any:
+    """Sequences of one number a step, [N, T] or a list of [T], with that number as an axis of its own; a mapped file stays mapped."""
+    if isinstance(value, list):
+        return [np.asarray(row)[:, None] for row in value]
+    return Rows(value.raw[..., None], value.index) if isinstance(value, Rows) else value[..., None]
+
+
 def rows_of(value: Any) -> Any:
     """What rows are read from: a file by itself where an array is the plain content of one, otherwise the array."""
     if isinstance(value, Rows):

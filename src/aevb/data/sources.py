@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aevb.batch import Batch, lay_out, pad, prepare, raw_on_axes
+from aevb.batch import Batch, lay_out, pad, prepare, raw_on_axes, unmasked
 from aevb.data.files import read_file
 from aevb.data.levels import Fresh
 from aevb.data.preparation import CHUNK, Standardised
@@ -103,7 +103,7 @@ class Resident(Source):
         self.fresh = {name: value for name, value in data.items() if isinstance(value, Fresh)}
         values = {name: value.middle(np.asarray(value.values)) if isinstance(value, Fresh) else value for name, value in data.items()}
         steps, lengths = values.pop("steps", None), values.pop("lengths", None)
-        self.batch = prepare(graph, values, like=like, steps=steps, lengths=lengths)
+        self.batch = _checked(graph, values, like, steps, lengths)
         for name, value in self.fresh.items():
             self.batch[name] = raw_on_axes(graph, name, value.values, like)
         owners = values | {"steps": steps} | {name: value.values for name, value in self.fresh.items()}
@@ -194,7 +194,7 @@ class Mapped(Source):
         values = {name: np.asarray(value[start:stop]) for name, value in self.data.items()}
         values |= {name: fresh.middle(values[name], start) for name, fresh in self.fresh.items()}
         steps, lengths = values.pop("steps", None), values.pop("lengths", None)
-        batch = prepare(self.graph, values, like=self.like, first_row=start, steps=steps, lengths=lengths)
+        batch = _checked(self.graph, values, self.like, steps, lengths, start)
         self.masks |= {name for name in batch if name.endswith("?")}
         for name, (low, high) in _extents(self.graph, batch, self.fresh).items():
             before = self.extents.get(name, (low, high))
@@ -234,6 +234,27 @@ class Mapped(Source):
         return batch | {name: raw_on_axes(self.graph, name, values[name], host) for name in self.fresh}
 
 
+def _checked(graph: Graph, values: Mapping[str, Any], like: Tensor, steps: Any, lengths: Any, first_row: int = 0) -> Batch:
+    """Values laid out. Where they may not be missing, but are at the end of rows, the fix may be to say how long the rows are."""
+    try:
+        return prepare(graph, values, like=like, steps=steps, lengths=lengths, first_row=first_row)
+    except ValueError as error:
+        ended = next((name for name in values if _ends_in_nan(graph, name, values[name])), None)
+        if ended is None or steps is not None or lengths is not None or "missing entries" not in str(error):
+            raise
+        raise ValueError(
+            f"{error} If the NaN at the end of rows only pad them, say how long each row is, in an array lengths beside {ended}."
+        ) from None
+
+
+def _ends_in_nan(graph: Graph, name: str, value: Any) -> bool:
+    """Whether a sequence has rows whose last step is missing."""
+    if not graph.timed.get(name) or isinstance(value, list | tuple):
+        return False
+    last = (value.detach().cpu().double().numpy() if isinstance(value, Tensor) else np.asarray(value))[:, -1]
+    return last.dtype.kind == "f" and bool(np.isnan(last.reshape(len(last), -1)).all(1).any())
+
+
 def _mapped_bytes() -> int:
     """Pages of files that count as this process's memory; 0 where the system does not say, or cannot take them back."""
     if not hasattr(mmap, "MADV_DONTNEED"):
@@ -260,7 +281,11 @@ def open_source(graph: Graph, data: Any, like: Tensor, told: Told | None = None)
 
 
 def read_arrays(data: Any, graph: Graph) -> dict[str, Any]:
-    """Arrays by variable."""
+    """Arrays by variable, what is masked as missing entries."""
+    return {name: unmasked(value) for name, value in _arrays(data, graph).items()}
+
+
+def _arrays(data: Any, graph: Graph) -> dict[str, Any]:
     if isinstance(data, torch.utils.data.DataLoader):
         data = _dataset_of(data)
     if isinstance(data, str | Path):
@@ -268,6 +293,13 @@ def read_arrays(data: Any, graph: Graph) -> dict[str, Any]:
     if isinstance(data, Mapping):
         if not data:
             raise ValueError('The data are empty: pass a dictionary from variable to array, e.g. {"x": X}.')
+        for name, value in data.items():
+            if isinstance(value, torch.utils.data.Dataset | torch.utils.data.DataLoader):
+                kind = "Dataset" if isinstance(value, torch.utils.data.Dataset) else "DataLoader"
+                raise ValueError(
+                    f"{name} is a {kind}, which holds whole rows. Pass it as the data themselves, e.g. fit(model, dataset), "
+                    f"with rows that are dictionaries by variable or tuples in the order {', '.join(_names(graph))}."
+                )
         return {name: _single(Path(value), name, graph) if isinstance(value, str | Path) else value for name, value in data.items()}
     if isinstance(data, torch.utils.data.IterableDataset):
         raise ValueError("An IterableDataset has no rows to return to, so a run could not be resumed. Pass arrays, files or a map-style Dataset.")
@@ -334,7 +366,7 @@ def _from_dataset(data: torch.utils.data.Dataset, graph: Graph) -> dict[str, Any
         else zip(*(row if isinstance(row, tuple | list) else (row,) for row in rows), strict=True)
     )
     return {
-        name: _stacked([np.asarray(value.detach() if isinstance(value, Tensor) else value) for value in column])
+        name: _stacked([np.asarray(value.detach() if isinstance(value, Tensor) else unmasked(value)) for value in column])
         for name, column in zip(names, columns, strict=False)
     }
 
