@@ -253,6 +253,11 @@ BAD = {
         CHAIN, {"b[t] | b[t+1], x[t]": GRU((2, 2)), "z[t] | b[t]": Normal()}, {},
         "a recurrence has a single size, not the shape (2, 2).",
     ),
+    # Bayes' rule
+    "Exact of what nothing reads": (
+        {"y": OneHot(3)} | P, {"z | x": Normal(), "y | z": Exact()}, {},
+        "q has \"y | z\": Exact(), but by Bayes it depends on nothing: no other factor of p has 'y' in it. Write \"y\": Exact().",
+    ),
     # values that are no conditionals
     "a network": (P, {"z | x": mlp(5)}, {}, "q gives 'z | x' the value mlp(5), which is not a conditional. Use e.g. Normal(20, net=mlp(500, 500))."),
     "a class": (P, {"z | x": Normal}, {}, "a class, which is not a conditional. Use e.g. Normal(20, net=mlp(500, 500))."),
@@ -312,6 +317,8 @@ SETTINGS = {
     "net is the class": (lambda: Normal(2, net=mlp), "is not a network. Use linear(), mlp(500, 500)"),
     "net is a conditional": (lambda: Normal(2, net=Normal(2)), "Normal: net=Normal(2) is not a network."),
     "net of a cell": (lambda: GRU(4, net=mlp(3)), "GRU takes no net; its parents feed its gates."),
+    "net of Exact": (lambda: Exact(net=mlp(3)), "Exact takes no net; it is computed from p by Bayes' rule."),
+    "Exact learned": (lambda: Exact(learned=True), "Exact has nothing to learn; it is computed from p by Bayes' rule. Drop learned=True."),
     "no layers": (lambda: LSTM(4, layers=0), "LSTM: layers is a positive whole number, got 0."),
     "scale 0": (lambda: Normal(2, scale=0), 'Normal: scale must be positive, got 0. Or use "network" or "learned".'),
     "scale unknown": (lambda: Normal(2, scale="fixed"), 'Normal: scale is "network", "learned" or a number, got \'fixed\'.'),

@@ -472,6 +472,30 @@ def test_a_filter_reads_the_last_steps_own_entries(sequences):
     assert (z_scores(found, model.log_evidence(x=sequences, lengths=LENGTHS, method="exact").value) < 4).all()  # t₂₉: one seed in 600 fails
 
 
+def test_advice_names_methods_that_the_model_allows(sequences):
+    switching = build(
+        {"s[t] | s[t-1]": OneHot(2), "z[t] | z[t-1], s[t]": Normal(2), "x[t] | z[t]": Normal(2)},
+        {"s[t] | s[t-1], x[t]": OneHot(), "z[t] | z[t-1], s[t], x[t]": Normal()},
+    )
+    for method in ("exact", "ais"):
+        with pytest.raises(ValueError, match=r'\. Use method="particles"\.$'):
+            switching.log_evidence(x=sequences, method=method)
+    notes = {
+        "importance": 'raise samples, train q longer, or use method="particles".',
+        "prior": 'hardly a draw from p explains x; use method="importance" or "particles".',
+    }
+    for method, end in notes.items():
+        found = switching.log_evidence(x=sequences * 5, method=method, samples=50, seed=0)
+        assert found.notes[0].endswith(end)
+    assert switching.log_evidence(x=sequences, method="particles", samples=50, seed=0).value.isfinite().all()
+    walk = state_space({"z[t] | z[t-1], x[t]": Normal()})
+    (note, *_) = walk.log_evidence(x=sequences * 5, method="prior", samples=50, seed=0).notes
+    assert note.endswith('use method="importance", "particles" or "ais".')
+    backwards = build({"s[t]": OneHot(2), "x[t] | s[t]": Normal(2)}, {"s[t] | s[t+1], x[t]": OneHot()})
+    with pytest.raises(ValueError, match=r'Use method="importance"\.$'):
+        backwards.log_evidence(x=sequences, method="ais")
+
+
 def test_what_a_filter_refuses(sequences):
     static = gmvae()
     with pytest.raises(ValueError, match="no latent lives in time"):

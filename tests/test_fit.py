@@ -543,7 +543,8 @@ def test_a_latent_that_every_row_knows_leaves_q_untaught_and_the_run_says_so():
     assert [row["note"].partition(":")[0] for row in run.rows if "note" in row] == ["y is known in every row"]
     assert {name for name, value in weights(model).items() if torch.equal(value, before[name])} == {n for n in before if "q(y|x)" in n}
     found = [finding for finding in diagnose(model, rows, run=run, calibrate=False).findings if finding.kind == "untaught q"]
-    assert [(finding.about, finding.remedy) for finding in found] == [("y", "To learn it too, add classify=1 (--classify 1); to find clusters, leave y out.")]
+    remedy = "To learn it too, add classify=1 (--classify 1); to find clusters, leave y out."
+    assert [(finding.about, finding.remedy) for finding in found] == [("y", remedy)]
     for taught in ({"classify": 1.0}, {"schedule": alternate(2, 2), "classify": 1.0}):
         assert not [row for row in fit(mixture(), rows, steps=5, **taught).rows if "note" in row]
     some = rows | {"y": np.where(np.arange(90) < 9, -1, rows["y"])}

@@ -283,11 +283,18 @@ def test_a_model_without_an_unbiased_way_is_measured_without_biases():
         ({"how": [{"y": "pathwise"}]}, "not a differentiable function"),
         ({"how": [{}, {"y": "foo"}]}, "unknown word 'foo'"),
         ({"bounds": ["vae"]}, "Unknown bound 'vae'"),
+        ({"how": "score"}, 'how is a request such as {"y": "enumerate"}, or a list of them. Got \'score\' as one'),
+        ({"how": [{}, "score"]}, "or a list of them. Got 'score' as one"),
     ],
 )
 def test_mistakes_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
         compare_estimators(finite(), {"x": normal(4, 3)}, **settings)
+
+
+def test_one_request_is_a_list_of_one():
+    found = compare_estimators(finite(), {"x": normal(4, 3)}, how={"y": "score"}, bounds=["elbo"], samples=(2,), **(FAST | {"replicates": 16}))
+    assert [one.how for one in found.figures] == [{"y": "score"}]
 
 
 def test_known_latents_leave_nothing_to_estimate():

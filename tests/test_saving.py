@@ -201,6 +201,14 @@ def test_saving_again_replaces_what_was_there(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loaded.parameters(), strict=True))
 
 
+def test_a_file_is_no_folder_to_save_into(tmp_path):
+    (tmp_path / "file").write_text("kept")
+    for path in (tmp_path / "file", tmp_path / "file" / "model"):
+        with pytest.raises(ValueError, match=re.escape(f"{path} cannot be a folder: there is a file of that name, or on the way to it.")):
+            zoo["fa"]().save(path)
+    assert (tmp_path / "file").read_text() == "kept"
+
+
 # Classes of one's own ------------------------------------------------------------------------------------------------------
 
 

@@ -1,8 +1,10 @@
 """Declarations in odd orders: the bound against its definition, E_q[log p − log q], from log_prob and samples of q; gradients too."""
 
 import math
+import re
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
@@ -303,3 +305,72 @@ def test_every_chain_is_captured_whole():
         return estimate(plan, model.factors, batch, {}).value
 
     assert torch.equal(torch.compile(bound, fullgraph=True, backend="eager")(batch), bound(batch))
+
+
+# What is asked of a sample --------------------------------------------------------------------------------------------------------
+
+
+CLASSES = {"y": OneHot(3), "z": Normal(1), "x | z, y": Normal(2)}
+UNKNOWN = "but it is unknown in row {row} (−1 or NaN). What is fixed has to be known: give its value"
+
+
+@pytest.mark.parametrize(("value", "row"), [(-1, 0), (math.nan, 0), ([2, -1], 1), (torch.tensor([[1.0, 0, 0], [math.nan] * 3]), 1)])
+@pytest.mark.parametrize("q", [{"y | x": OneHot(), "z | x, y": Normal()}, {"z | x, y": Normal()}], ids=["latent", "observed"])
+def test_a_fixed_value_is_known(q, value, row):
+    with pytest.raises(ValueError, match=re.escape(f"sample fixes y, {UNKNOWN.format(row=row)}, or leave y out to draw it.")):
+        build(CLASSES, q).sample(2, y=value)
+
+
+def test_a_given_value_is_known_and_minus_one_is_a_number_where_it_is_no_label():
+    model = build({"z": Normal(1), "x | z, y": Normal(2)}, {"z | x, y": Normal()}, given={"y": 3})
+    with pytest.raises(ValueError, match=re.escape(f"{UNKNOWN.format(row=0)}.")):
+        model.sample(2, y=-1)
+    assert model.sample(2, y=1, z=-1)["z"].tolist() == [[-1.0], [-1.0]]
+
+
+@pytest.mark.parametrize("n", [-1, 0, 2.5, True, None])
+def test_a_sample_has_a_whole_number_of_rows_and_steps(n):
+    model = build({"z": Normal(1), "x | z": Normal(2)}, {"z | x": Normal()})
+    with pytest.raises(ValueError, match=re.escape(f"sample(n=…) is how many rows to draw, a whole number from 1 on. Got {n!r}.")):
+        model.sample(n)
+    chain = build({"z[t] | z[t-1]": Normal(1), "x[t] | z[t]": Normal(2)}, {"z[t] | x[t]": Normal()})
+    if n is not None:
+        with pytest.raises(ValueError, match=re.escape(f"sample(steps=…) is how many steps to draw, a whole number from 1 on. Got {n!r}.")):
+            chain.sample(2, steps=n)
+    with pytest.raises(ValueError, match=re.escape("No variable of this model has [t], so that a sample has no steps. Leave out steps=.")):
+        model.sample(2, steps=3)
+    assert model.sample(np.int64(2))["x"].shape == (2, 2)
+    assert chain.sample(2, steps=np.int64(3))["x"].shape == (2, 3, 2)
+
+
+# What is printed of a mixture -----------------------------------------------------------------------------------------------------
+
+
+def test_a_mixtures_weights_are_written_with_what_they_depend_on():
+    def line(text: str) -> str:
+        return text.splitlines()[2].strip()
+
+    one = build({"z": Normal(1), "x | z": Normal(2)}, {"z | x": Mixture(components=2)})
+    assert line(one.explain()) == "Σₖ πₖ(x) { log p(x|zˢ) + log p(zˢ) − log q(zˢ|x) }"
+    assert one.explain().latex.startswith(r"\sum_{k} \pi_k(x) \Big\{ ")
+    assert line(one.explain(bound="iwae")) == "log Σₖ πₖ(x) exp { log p(x|zˢ) + log p(zˢ) − log q(zˢ|x) }"
+    root = build({"z": Normal(1), "x | z": Normal(2)}, {"z": Mixture(components=2, learned=True)})
+    assert line(root.explain()).startswith("Σₖ πₖ { log p(x|zˢ)")
+    two = build({"u": Normal(1), "z | u": Normal(1), "x | z": Normal(2)}, {"u | x": Normal(), "z | x, u": Mixture(components=2)})
+    assert line(two.explain(samples=5)).startswith("1/5 Σₛ Σₖ πₖ(x, uˢ) { ")  # a weight of each sample's own stands inside their mean
+    assert two.explain(samples=5).latex.startswith(r"\tfrac{1}{5} \sum_{s=1}^{5} \sum_{k} \pi_k(x, u^{s}) \Big\{ ")
+
+
+def test_a_mixtures_estimator_under_iwae_is_the_one_that_is_written():
+    """log Σₖ πₖ(x) exp { … }, from log p and q's parts, at each component's own draw."""
+    model = build({"z": Normal(1), "x | z": Normal(2)}, {"z | x": Mixture(components=2)})
+    x = torch.randn(4, 2, dtype=torch.float64)
+    plan, batch = model.plan(bound="iwae"), model.prepare(x=x)
+    noise = model.draw_noise(plan, batch, seed=0)
+    raw = model.factors["q(z|x)"].net.first({"x": x})
+    weight, loc, scale = raw.split([2, 2, 2], -1)
+    z = loc + torch.nn.functional.softplus(scale) * noise["z"].reshape(2, 4).T  # [rows, components]
+    q = model.posterior(x=x)["z"]
+    inside = torch.stack([model.log_prob(x=x, z=z[:, k : k + 1]) - q.log_prob(z[:, k : k + 1]) for k in range(2)], -1)
+    expected = (weight.log_softmax(-1) + inside).logsumexp(-1)
+    assert torch.allclose(model.elbo(x=x, bound="iwae", noise=noise).value, expected, rtol=0, atol=1e-10)

@@ -97,24 +97,32 @@ class Writer:
         return choice.draw == "enumerate" and not q.key.target.timed and closed_form_kl(q.spec, p.spec) is not None and axes <= {N}
 
     def expectations(self) -> str:
-        """The sums that stand before the braces: enumerated latents, then samples."""
+        """The sums that stand before the braces: enumerated latents, then samples, then the latents whose weights depend on samples."""
+        inner, k = set(self.plan.inner), self.plan.samples
+        text = self._values(set(self.plan.slots) - inner)
+        if self.plan.bound == "iwae" and k > 1:
+            text += self._pick(f"log 1/{k} Σₛ exp ", rf"\log \tfrac{{1}}{{{k}}} \sum_{{s=1}}^{{{k}}} \exp ")
+        elif k > 1:
+            text += self._pick(f"1/{k} Σₛ ", rf"\tfrac{{1}}{{{k}}} \sum_{{s=1}}^{{{k}}} ")
+        return text + self._values(inner)
+
+    def _values(self, names: set[str]) -> str:
+        """The sums over the values of these static latents, or over the components of their mixtures."""
         plan, text = self.plan, ""
         for name in plan.slots:
-            if plan.graph.timed[name]:
+            if name not in names or plan.graph.timed[name]:
                 continue
             draw = plan.choices[name].draw
             if draw == "stratify":
-                text += self._pick(f"Σₖ πₖ({name}) ", rf"\sum_{{k}} \pi_k({name}) ")
+                parents = ", ".join(map(self.symbol, plan.graph.rule("q", name).key.parents))
+                of = f"({parents})" if parents else ""
+                mixed = self._pick(f"Σₖ πₖ{of} ", rf"\sum_{{k}} \pi_k{of} ")
+                text += self._pick(f"log {mixed}exp ", rf"\log {mixed}\exp ") if plan.bound == "iwae" else mixed
             elif draw == "sum":
                 text += self._pick(f"log Σ_{name} exp ", rf"\log \sum_{{{name}}} \exp ")
             else:
                 q = self.factor(plan.graph.rule("q", name), sampled=False)
                 text += self._pick(f"Σ_{name} {q} ", rf"\sum_{{{name}}} {q} ")
-        k = plan.samples
-        if plan.bound == "iwae" and k > 1:
-            text += self._pick(f"log 1/{k} Σₛ exp ", rf"\log \tfrac{{1}}{{{k}}} \sum_{{s=1}}^{{{k}}} \exp ")
-        elif k > 1:
-            text += self._pick(f"1/{k} Σₛ ", rf"\tfrac{{1}}{{{k}}} \sum_{{s=1}}^{{{k}}} ")
         return text
 
     def estimator(self) -> str:

@@ -392,3 +392,10 @@ class Exact(Conditional):
 
     finite: ClassVar[bool] = True
     has_parameters: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.net is not None:
+            raise ValueError("Exact takes no net; it is computed from p by Bayes' rule.")
+        if self.learned:
+            raise ValueError("Exact has nothing to learn; it is computed from p by Bayes' rule. Drop learned=True.")

@@ -294,7 +294,8 @@ class Graph:
         listed = {ref.name for ref in entry.key.parents}
         if listed != set(needed):
             names = ", ".join(f"{other}[t]" if self.timed[other] else other for other in needed)
-            raise ValueError(f'{entry.where}, but by Bayes it depends on {names}. Write "{entry.key.target} | {names}": Exact().')
+            what = names or f"nothing: no other factor of p has {name!r} in it"
+            raise ValueError(f'{entry.where}, but by Bayes it depends on {what}. Write "{entry.key.target}{names and " | "}{names}": Exact().')
 
 
 def _read(side: str, declaration: Mapping[str, Conditional]) -> Rules:

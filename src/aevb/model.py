@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from aevb import noise as noises
 from aevb.axes import TIME
-from aevb.batch import Batch, prepare, split_latents
+from aevb.batch import Batch, are_labels, prepare, split_latents
 from aevb.conditionals import Conditional, Factor
 from aevb.deterministic import Cell, Deterministic, Function, Recurrence
 from aevb.estimators import Bound, estimate
@@ -217,7 +218,7 @@ class Model(nn.Module):
         ``method`` is "exact", "importance" (q proposes; ``samples`` draws, 1000), "ais" (annealed chains; ``samples`` of them, 16),
         "particles" (a filter for sequences; ``samples`` particles, 1000), "prior" (plain Monte Carlo, to see why it fails), or settings
         of one, such as ``AIS(temperatures=5000)``. "auto" is exact where that is possible, else importance. ``memory`` bounds what tensors
-        hold at once: bytes, or a text such as "2 GiB"; on a GPU torch sets more aside, of which it hands them out. What is returned prints
+        hold at once: bytes, or a text such as "2 GiB"; on a GPU torch reserves more than tensors hold. What is returned prints
         itself, with notes where it should not be trusted.
         """
         return log_evidence(self, self.prepare(**data), method=method, samples=samples, seed=seed, memory=memory)
@@ -234,8 +235,9 @@ class Model(nn.Module):
     ) -> Gap:
         """log p(data | given) − ELBO, split into what q's family cannot reach and what amortisation costs, one number an example each.
 
-        The best q of each example's own is found by ``iterations`` of gradient ascent from the encoder's; both bounds are then taken with
-        ``samples`` fresh draws. ``method`` is how :meth:`log_evidence` finds the evidence, ``how`` overrides the plan as in :meth:`elbo`.
+        The best q of each example's own is found by ``iterations`` of gradient ascent from the encoder's, which stays where the ascent does
+        not clearly improve on it; both bounds are then taken with ``samples`` fresh draws. ``method`` is how :meth:`log_evidence` finds the
+        evidence, ``how`` overrides the plan as in :meth:`elbo`.
         """
         return split_gap(self, data, iterations=iterations, samples=samples, method=method, how=how, seed=seed)
 
@@ -266,6 +268,9 @@ class Model(nn.Module):
         """
         graph = self.graph
         timed = [name for name in graph.stochastic if graph.timed[name]]
+        n, steps = _count("n", "rows", n), None if steps is None else _count("steps", "steps", steps)
+        if steps is not None and not timed:
+            raise ValueError("No variable of this model has [t], so that a sample has no steps. Leave out steps=.")
         if timed and steps is None:
             raise ValueError(f"{timed[0]}[t] lives in time: say how many steps to draw, e.g. sample({n}, steps=28).")
         for name in graph.given:
@@ -301,8 +306,17 @@ class Model(nn.Module):
                 tensor = tensor.expand(n, *tensor.shape)
             if tensor.shape[0] != n:
                 raise ValueError(f"{name} has {tensor.shape[0]} rows, but {n} samples were asked for. Fix one row, or one for each sample.")
+            self._check_known(name, tensor)
             full[name] = tensor
         return prepare(self.graph, full, like=self._parameter(), need=tuple(full)) if full else {}
+
+    def _check_known(self, name: str, value: Tensor) -> None:
+        """Refuse a fixed value with something unknown in it: NaN, or the label −1."""
+        unknown = value.isnan() | (value == -1) if are_labels(self.graph, name, value) else value.isnan()
+        if bool(unknown.any()):
+            row = int(unknown.nonzero()[0, 0])
+            fix = "" if name in self.graph.given else f", or leave {name} out to draw it"
+            raise ValueError(f"sample fixes {name}, but it is unknown in row {row} (−1 or NaN). What is fixed has to be known: give its value{fix}.")
 
     def _check_fixed(self, name: str, fixed: set[str]) -> None:
         if name in self.graph.given:
@@ -373,10 +387,19 @@ class Model(nn.Module):
         from safetensors.torch import save_file
 
         folder = Path(path)
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise ValueError(f"{folder} cannot be a folder: there is a file of that name, or on the way to it. Save the model elsewhere.") from None
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
         save_file(weights, folder / "weights.safetensors")
         (folder / "model.json").write_text(json.dumps(self.declaration(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _count(word: str, what: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise ValueError(f"sample({word}=…) is how many {what} to draw, a whole number from 1 on. Got {value!r}.")
+    return int(value)
 
 
 def from_declaration(declaration: Mapping[str, Any], custom: Iterable[type] = ()) -> Model:

@@ -11,6 +11,7 @@ from torch import Tensor
 from aevb.evidence.annealing import AIS, CHAINS, Bidirectional, annealed, bidirectional
 from aevb.evidence.curve import Curve, curve
 from aevb.evidence.exact import exact_evidence, why_not_exact
+from aevb.evidence.methods import advised
 from aevb.evidence.particles import Particles, filtered
 from aevb.evidence.result import Evidence
 from aevb.evidence.sampling import Memory, importance, naive
@@ -43,7 +44,7 @@ def log_evidence(
                 value = exact_evidence(model, batch)
             return Evidence(value, torch.zeros_like(value), "exact")
         if method == "exact":
-            raise ValueError(f'The evidence of this model is not known in closed form: {reason}. Use method="importance".')
+            raise ValueError(f'The evidence of this model is not known in closed form: {reason}. Use method="{advised(model)}".')
     if method == "ais" or isinstance(method, AIS):
         settings = method if isinstance(method, AIS) else AIS()
         return annealed(model, batch, settings, chains=CHAINS if samples is None else samples, seed=seed, memory=memory)

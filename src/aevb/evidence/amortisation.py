@@ -3,14 +3,15 @@
     log p(x) − ELBO  =  (log p(x) − max ELBO over a q of x's own)  +  (max ELBO over a q of x's own − ELBO)
          total                       approximation                                amortisation
 
-The best q of an example is found by gradient ascent on its own raw numbers (:mod:`aevb.evidence.free`), from where the encoder put them.
+The best q of an example is found by gradient ascent on its own raw numbers (:mod:`aevb.evidence.free`), from where the encoder put them: the
+ascent's end, or its later mean or its start where the end is not clearly above them.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from aevb.estimators import estimate
 from aevb.evidence.free import free_factors, zero_offsets
 from aevb.evidence.result import Evidence, weight_notes
 from aevb.evidence.weights import Weights
+from aevb.families import Exact
 from aevb.operations import held_fixed
 from aevb.plan import Plan
 
@@ -31,9 +33,12 @@ if TYPE_CHECKING:
     from aevb.model import Model
 
 RATE = 0.1  # of Adam at the start; raw numbers are of order one
+LATER = 2 / 3  # of the steps of the ascent, over which its places are averaged
 DRAWS = 16  # samples of each example in one step of the ascent
 REPEATS = 10  # independent estimates whose spread gives the errors
 BUDGET = 20_000_000  # numbers that one chunk of rows may take
+
+Offsets = dict[str, Tensor]  # by the entry of q whose raw numbers they move
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ class Gap:
         def line(label: str, name: str, remark: str) -> str:
             error = float(self.stderr[name].square().sum().sqrt()) / n  # of the mean; the examples' draws are independent
             shown = f" ± {error:.4f}" if error else ""
-            return f"{label:<20} {float(getattr(self, name).mean()):10.4f}{shown:<11}{remark}".rstrip()
+            return f"{label:<20} {float(getattr(self, name).mean()):10.4f}{shown:<10} {remark}".rstrip()
 
         n = len(self.elbo)
         return "\n".join([
@@ -105,13 +110,14 @@ def split_gap(
     generator.manual_seed(seed) if seed is not None else generator.seed()
 
     choices: dict[str, Any] = {"how": how, "clamped": clamped, "partial": partial}
-    for name, why in model.plan(samples=DRAWS, **choices).biased.items():
-        raise ValueError(f"how={{{name!r}: {(how or {})[name]!r}}} gives no unbiased bound to compare with log p(x): {why}. Leave it out.")
+    _check_how(model, choices)
     plan = functools.partial(model.plan, gradient=_gradient(model, choices), **choices)
     with model._evaluating(None):
         chunks = _chunks(model, plan(samples=DRAWS), batch, samples // REPEATS)
-        parts = [_ascend(model, plan(samples=DRAWS), rows, iterations, generator) for rows in chunks]
-        both = [_bounds(model, plan(samples=samples // REPEATS), rows, offsets, generator) for rows, offsets in zip(chunks, parts, strict=True)]
+        share = plan(samples=samples // REPEATS)
+        places = [_ascend(model, plan(samples=DRAWS), rows, iterations, generator) for rows in chunks]
+        parts = [_choose(model, share, rows, found, generator) for rows, found in zip(chunks, places, strict=True)]
+        both = [_bounds(model, share, rows, offsets, generator) for rows, offsets in zip(chunks, parts, strict=True)]
         elbo, best = (torch.cat([bounds[i] for bounds in both], 1) for i in range(2))
         evidence = _known_evidence(model, data, plan(samples=DRAWS), method, samples, seed)
         if evidence is None:
@@ -119,12 +125,42 @@ def split_gap(
             found = [_log_weights(model, weighted, rows, offsets, generator) for rows, offsets in zip(chunks, parts, strict=True)]
             evidence = _importance(torch.cat(found, 1))
 
-    def error(value: Tensor) -> Tensor:
-        return value.std(0) / math.sqrt(REPEATS)
-
-    stderr = {"evidence": evidence.stderr, "elbo": error(elbo), "best": error(best), "amortisation": error(best - elbo)}
+    stderr = {"evidence": evidence.stderr, "elbo": _error(elbo), "best": _error(best), "amortisation": _error(best - elbo)}
     stderr |= {name: (evidence.stderr.square() + stderr[of].square()).sqrt() for name, of in (("approximation", "best"), ("total", "elbo"))}
     return Gap(evidence.value, elbo.mean(0), best.mean(0), evidence.method, stderr, evidence.notes)
+
+
+def _check_how(model: Model, choices: Mapping[str, Any]) -> None:
+    """Refuse a request whose plan is biased or cannot be had, and name an unbiased one if there is one."""
+    how = dict(choices["how"] or {})
+    try:
+        biased = model.plan(samples=DRAWS, **choices).biased
+    except ValueError as error:
+        if not (instead := _unbiased(model, choices, {})):  # none, or the plan's own: then it is the request that is wrong
+            raise
+        raise ValueError(f"{error} A gap needs an unbiased bound: use how={instead}.") from None
+    for name, why in biased.items():
+        instead = _unbiased(model, choices, {other: words for other, words in how.items() if other != name})
+        fix = f" Use how={instead}." if instead else " Leave it out." if instead == {} else ""
+        raise ValueError(f"how={{{name!r}: {how[name]!r}}} gives no unbiased bound to compare with log p(x): {why}.{fix}")
+
+
+def _unbiased(model: Model, choices: Mapping[str, Any], how: Mapping[str, str]) -> dict[str, str] | None:
+    """This request where its plan is unbiased, or else the same with all finite latents drawn by the score function; None if neither is."""
+    graph = model.graph
+    finite = [name for name in graph.latents if graph.rule("p", name).spec.finite and not isinstance(graph.rule("q", name).spec, Exact)]
+    for request in (dict(how), dict(how) | {name: "score" for name in finite if name not in choices["clamped"]}):
+        try:
+            if not model.plan(samples=DRAWS, **{**choices, "how": request}).biased:
+                return request
+        except ValueError:
+            continue
+    return None
+
+
+def _error(value: Tensor) -> Tensor:
+    """The standard error of the mean of independent estimates, [REPEATS, N]."""
+    return value.std(0) / math.sqrt(REPEATS)
 
 
 def _gradient(model: Model, choices: Mapping[str, Any]) -> str:
@@ -143,13 +179,15 @@ def _chunks(model: Model, plan: Plan, batch: Batch, samples: int) -> list[Batch]
     return [{key: value.narrow(-2, start, min(rows, n - start)) for key, value in batch.items()} for start in range(0, n, rows)]
 
 
-def _ascend(model: Model, plan: Plan, batch: Batch, iterations: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """The offsets of the best bound: Adam, each example by itself, on fresh noise in every step, with a rate that falls to zero."""
+def _ascend(model: Model, plan: Plan, batch: Batch, iterations: int, generator: torch.Generator) -> list[Offsets]:
+    """Offsets of zero, the later ones' mean, and the last: Adam, each example by itself, on fresh noise in every step, at a rate that falls to 0."""
     factors, offsets = free_factors(model, plan), zero_offsets(model, plan, batch)
+    start, mean = ({name: offset.clone() for name, offset in offsets.items()} for _ in range(2))
     free = [offset.requires_grad_() for offset in offsets.values()]
     if not free:
-        return {}
+        return [start]
     optimizer = torch.optim.Adam(free, lr=RATE)
+    early = iterations - math.ceil(LATER * iterations)
     with torch.enable_grad(), held_fixed(model.parameters()):
         for i in range(iterations):
             optimizer.param_groups[0]["lr"] = RATE * 0.5 * (1 + math.cos(math.pi * i / iterations))
@@ -157,10 +195,34 @@ def _ascend(model: Model, plan: Plan, batch: Batch, iterations: int, generator: 
             for offset, gradient in zip(free, torch.autograd.grad(-value.sum(), free), strict=True):
                 offset.grad = gradient.nan_to_num(0.0, 0.0, 0.0)  # an example that overflows stays where it is
             optimizer.step()
-    return {name: offset.detach() for name, offset in offsets.items()}
+            for name, offset in offsets.items():
+                if i >= early:
+                    mean[name].lerp_(offset.detach(), 1 / (i - early + 1))
+    return [start, mean, {name: offset.detach() for name, offset in offsets.items()}]
 
 
-def _bounds(model: Model, plan: Plan, batch: Batch, offsets: dict[str, Tensor], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _choose(model: Model, plan: Plan, batch: Batch, places: Sequence[Offsets], generator: torch.Generator) -> Offsets:
+    """For each example one of these offsets: a later one where its bound is higher than an earlier one's by more than the error of that.
+
+    Adam's steps have the size of its rate however small the slope, so that the noise of its gradients may carry it below a start that was
+    nearly right. The choice has draws of its own: the ascent's favour its end, and those of the report would favour whatever they chose.
+    """
+    factors, found = free_factors(model, plan), []
+    for _ in range(REPEATS):
+        noise = model.draw_noise(plan, batch, seed=_seed(generator))
+        found.append(torch.stack([estimate(plan, factors, batch, noise | offsets).value for offsets in places], 1))  # [N, places]
+    bounds = torch.stack(found)
+    chosen, value = dict(places[0]), bounds[..., 0]
+    for i, offsets in enumerate(places[1:], 1):
+        lead = bounds[..., i] - value
+        rescued = bounds[..., i].isfinite().all(0) & ~value.isfinite().all(0)
+        better = (lead.mean(0) > _error(lead)) | rescued
+        chosen = {name: torch.where(better.unsqueeze(-1), offset, chosen[name]) for name, offset in offsets.items()}
+        value = torch.where(better, bounds[..., i], value)
+    return chosen
+
+
+def _bounds(model: Model, plan: Plan, batch: Batch, offsets: Offsets, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """The bound of q as amortised and of the best q of each example's own, [REPEATS, N] each, on the same fresh noise."""
     factors = free_factors(model, plan)
     amortised, best = [], []
@@ -192,7 +254,7 @@ def _weighted(model: Model, plan: Plan, samples: int) -> Plan:
     return model.plan(how=how, bound="iwae", samples=samples, clamped=plan.clamped, partial=plan.partial)
 
 
-def _log_weights(model: Model, plan: Plan, batch: Batch, offsets: dict[str, Tensor], generator: torch.Generator) -> Tensor:
+def _log_weights(model: Model, plan: Plan, batch: Batch, offsets: Offsets, generator: torch.Generator) -> Tensor:
     """log p(x, z)/q(z) of draws from the best q, [samples, N]."""
     factors, found = free_factors(model, plan), []
     for _ in range(REPEATS):

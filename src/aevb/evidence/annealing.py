@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from aevb.batch import prepare
-from aevb.evidence.density import STARTS, Path, replayed, temperatures, why_not_annealed, why_not_from_posterior
+from aevb.evidence.density import STARTS, Path, replayed, temperatures, why_not_from_posterior
 from aevb.evidence.memory import narrow, pieces, room
+from aevb.evidence.methods import advised, why_not_annealed
 from aevb.evidence.result import Evidence, count
 from aevb.evidence.sampling import LEAST, Memory
 from aevb.evidence.weights import Weights
@@ -54,7 +55,7 @@ class AIS:
     def begin(self, model: Model) -> str:
         """Where chains start; a :class:`ValueError` says why they cannot."""
         if reason := why_not_annealed(model):
-            raise ValueError(f'method="ais" moves latents by gradients, but {reason}. Use method="importance".')
+            raise ValueError(f'method="ais" moves latents by gradients, but {reason}. Use method="{advised(model)}".')
         reason = why_not_from_posterior(model)
         if self.start == "posterior" and reason:
             raise ValueError(f'AIS(start="posterior"): {reason}. Use start="prior".')

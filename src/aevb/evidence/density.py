@@ -17,7 +17,7 @@ from aevb.axes import SAMPLES, expand_axis
 from aevb.batch import split_latents
 from aevb.estimators import Estimate
 from aevb.evidence.sampling import draw_latents, inner_sum
-from aevb.plan import LIMIT, Plan, derive
+from aevb.plan import Plan, derive
 
 if TYPE_CHECKING:
     from aevb.model import Model
@@ -25,24 +25,6 @@ if TYPE_CHECKING:
 STARTS = ("posterior", "prior")
 WARM_UP = 3  # gradients before one is captured: libraries initialise themselves
 Slope = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]  # u, β → log f₀, log f₁, ∇ log f_β
-
-
-def why_not_annealed(model: Model) -> str | None:
-    """What keeps the latents from being moved by gradients, in words; None if nothing does."""
-    graph, values, continuous = model.graph, 1, 0
-    for name in graph.latents:
-        spec = graph.rule("p", name).spec
-        if not spec.finite and any(entry.spec.support.is_discrete for entry in graph.p[name].values()):
-            return f"{name} is a {type(spec).__name__}, which has neither gradients nor a finite list of values to sum over"
-        if not spec.finite:
-            continuous += 1
-        elif graph.timed[name]:
-            return f"{name}[t] is finite and lives in time, where the sum over its values does not factor"
-        else:
-            values *= spec.count(graph.size(name)) or 1
-    if values > LIMIT:
-        return f"the finite latents have {values} joint values, more than {LIMIT}"
-    return None if continuous else "no latent is continuous"
 
 
 def why_not_from_posterior(model: Model) -> str | None:

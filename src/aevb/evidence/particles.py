@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from aevb.dependence import S
 from aevb.evidence.memory import narrow, pieces, room
+from aevb.evidence.methods import why_not_filtered
 from aevb.evidence.result import Evidence, count, weight_notes
 from aevb.evidence.sampling import LEAST, Memory
 from aevb.evidence.swarm import Swarm
 from aevb.evidence.weights import Weights
-from aevb.families import Exact
-from aevb.plan import derive
 
 if TYPE_CHECKING:
     from aevb.model import Model
@@ -45,31 +43,6 @@ class Particles:
             raise ValueError(f"Particles: repeats is a whole number of at least 2, since their spread is the error. Got {self.repeats!r}.")
         if not 0 <= self.threshold <= 1:
             raise ValueError(f"Particles: threshold is between 0 and 1, got {self.threshold!r}.")
-
-
-def why_not_filtered(model: Model) -> str | None:
-    """What keeps a filter from running forward in time, in words; None if nothing does."""
-    graph = model.graph
-    if not any(graph.timed[name] for name in graph.latents):
-        return "no latent lives in time"
-    for name in graph.latents:
-        if isinstance(graph.rule("q", name).spec, Exact):
-            return f"q takes {name} by Bayes, over all of its values, and draws none"
-    plan = derive(graph, samples=2, sampling=True)
-    drawn = {name for name, axes in plan.values.items() if S in axes}
-    for entry in graph.entries():
-        for ref in entry.key.parents:
-            if ref.name in drawn and ref.lag > 0:
-                return f'"{entry.key}" reads {ref}, so that {ref.name} is drawn from its end, and a filter starts at the beginning'
-            static = entry.side == "p" and not graph.timed[entry.key.name] and not graph.is_deterministic(entry.key.name)
-            early = not static and entry.key.at != "last"  # the entry of the last step reads its own step
-            if ref.name in drawn and ref.at == "last" and early:
-                return f'"{entry.key}" reads {ref}, the end of what is drawn, before a filter has come to it'
-    for name in graph.latents:
-        late = [ref for ref in graph.reads("q", name) if not graph.timed[name] and ref.name in drawn and ref.timed]
-        if late:
-            return f"q draws {name} after {late[0]}, and a filter needs it from the first step on"
-    return None
 
 
 def filtered(

@@ -18,6 +18,7 @@ from aevb.batch import split_latents
 from aevb.conditionals import Factor
 from aevb.estimators import Estimate
 from aevb.evidence.memory import narrow, pieces, room, shares
+from aevb.evidence.methods import closer, either
 from aevb.evidence.result import Evidence, weight_notes
 from aevb.evidence.weights import Weights
 from aevb.families import Exact, Mixture
@@ -37,7 +38,10 @@ LEAST = 2  # samples: fewer have no spread, and none of the score function's dra
 def importance(model: Model, batch: Mapping[str, Tensor], samples: int, seed: int | None, *, memory: Memory = None) -> Evidence:
     """log 1/K Σ p(x, z)/q(z|x), z ~ q; enumerated latents are summed inside, exactly."""
     found = _collect(model, batch, samples, seed, memory, proposal_weights(model, batch))
-    return _judged(model, found, "importance", 'raise samples, train q longer, or use method="ais"')
+    methods = closer(model)
+    return _judged(
+        model, found, "importance", f"raise samples, train q longer, or use {either(methods)}" if methods else "raise samples, or train q longer"
+    )
 
 
 def naive(model: Model, batch: Mapping[str, Tensor], samples: int, seed: int | None, *, memory: Memory = None) -> Evidence:
@@ -47,7 +51,7 @@ def naive(model: Model, batch: Mapping[str, Tensor], samples: int, seed: int | N
         return _log_known(model, rows, draw_latents(model, rows, k))
 
     found = _collect(model, batch, samples, seed, memory, weigh)
-    return _judged(model, found, "prior", 'hardly a draw from p explains x; use method="importance" or "ais"')
+    return _judged(model, found, "prior", f"hardly a draw from p explains x; use {either(['importance', *closer(model)])}")
 
 
 # The weights of a piece ---------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def compare_estimators(
     samples: Sequence[int] = (1, 10),
     bounds: Sequence[str] = BOUNDS,
     temperatures: Sequence[float] = (0.1, 0.5, 1.0),
-    how: Sequence[How] | None = None,
+    how: How | Sequence[How] | None = None,
     rounds: int = 15,
     seed: int = 0,
     tell: Callable[[str], None] | None = None,
@@ -69,7 +69,7 @@ def compare_estimators(
     variance an example; for θ and φ the variance of the gradient of the mean bound (the trace of its covariance) and its squared bias;
     the time of a step, as the median of ``rounds`` in which every way has its turn; and the memory of one. Biases are against the
     exact bound where it is known, otherwise against the plan's own way or another unbiased one, with four times the replicates. ``how`` is a
-    list of requests to compare instead of all; ``tell`` is called with the name of what is measured next.
+    request to measure instead of all, such as ``{"y": "score"}``, or a list of them; ``tell`` is called with the name of what is measured next.
     """
     if rows < 1 or rounds < 1:
         raise ValueError(f"rows and rounds are at least 1, got {rows} and {rounds}.")

@@ -68,17 +68,20 @@ def find_ways(
     bounds: Sequence[str],
     samples: Sequence[int],
     temperatures: Sequence[float],
-    how: Sequence[How] | None = None,
+    how: How | Sequence[How] | None = None,
 ) -> tuple[list[Way], dict[str, str]]:
     """Every way that the plan accepts, each once, and the reasons for which others are refused.
 
-    ``how`` are the requests to try, each with every gradient. By default they are the plan's own choices with every gradient, and with
+    ``how`` is a request to try or a list of them, each with every gradient. By default they are the plan's own choices with every gradient, and with
     the plain one every word for one latent at a time, and for all finite or all other latents at once.
     """
     clamped, partial = split_latents(model.graph, batch)
     latents = [name for name in model.graph.latents if name not in clamped]
     if not latents:
         raise ValueError("Every latent is known in all rows, so there is nothing to estimate. Leave a latent out of the data.")
+    how = [how] if isinstance(how, Mapping | str) else how
+    if (wrong := next((one for one in how or () if not isinstance(one, Mapping)), None)) is not None:
+        raise ValueError(f'how is a request such as {{"{latents[0]}": "{DRAWS[0]}"}}, or a list of them. Got {wrong!r} as one.')
     requests = [(one, gradient) for one in ([{}] if how is None else how) for gradient in GRADIENTS]
     requests += [(one, "plain") for one in _single_words(model.graph, latents)] if how is None else []
     found: dict[tuple, Way] = {}

@@ -383,7 +383,8 @@ class Training:
         was = self.model.training
         self.model.train()
         for name in self._untaught():
-            self._note_once(f"{name} {UNTAUGHT}: nothing teaches q({name}|·). To learn it too, add classify=1 (--classify 1); to find clusters, leave {name} out.")
+            remedy = f"To learn it too, add classify=1 (--classify 1); to find clusters, leave {name} out."
+            self._note_once(f"{name} {UNTAUGHT}: nothing teaches q({name}|·). {remedy}")
         stop = self._out_of_patience()
         try:
             while self.step < self.total and not stop:

@@ -39,7 +39,7 @@ class Settings:
     temperature: float = 0.5
     validate_every: int | None = None  # steps; by default once an epoch
     log_every: int | None = None  # steps; by default about 200 lines a run
-    checkpoint_every: int | None = None  # steps; by default at every validation
+    checkpoint_every: int | None = None  # steps; by default at validations, half a minute apart at least
     precision: str = "float32"  # or "bf16": matrix products in bfloat16, everything else, the weights too, as the model is
     compile: bool = False  # fuse what lies between the products of a step, by torch's compiler: pays off in long runs
     skip: int = 0  # batches with a non-finite loss or gradient that may be skipped
