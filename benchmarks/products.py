@@ -1,4 +1,4 @@
-"""The floor: the matrix products of a step, forward and backward, and nothing else. Nobody who multiplies these matrices is faster."""
+"""The floor: the matrix products of a step, forward and backward, one after another, and nothing else."""
 
 from __future__ import annotations
 

@@ -38,7 +38,6 @@ def main(source: Path, target: Path) -> None:
     results = source / "results"
     phases(read(results / "fa" / "alternate"), target / "phases.png")
     grid(np.clip(read(results / "gmvae" / "clustering").arrays["generated"], 0, 1), 15, target / "clusters.png")
-    grid(np.clip(read(results / "vrnn" / "ours").arrays["generated"], 0, 1), 15, target / "rows.png")
 
 
 if __name__ == "__main__":
