@@ -219,3 +219,9 @@ def test_masked_entries_are_missing():
     expected = model.elbo(x=np.where(values > 3, np.nan, values), seed=0).value
     assert torch.equal(model.elbo(x=masked, seed=0).value, expected)
     assert torch.equal(model.elbo(x=masked.astype(int), seed=0).value, expected)
+    rows = [np.ma.masked_greater(np.arange(3.0 * n).reshape(n, 3), 4) for n in (3, 2, 4)]
+    sequence = Model(p={"z[t]": Normal(2), "x[t] | z[t]": Normal(3)}, q={"z[t] | x[t]": Normal()})
+    found, wanted = (sequence.elbo(x=value, seed=0).value for value in (rows, [row.filled(np.nan) for row in rows]))
+    assert torch.equal(found, wanted)
+    with pytest.raises(ValueError, match="sample fixes y, but it is unknown in row 0"):
+        mixture().sample(3, y=np.ma.array([0, 1, 2], mask=[1, 0, 0]))

@@ -434,3 +434,24 @@ def test_clusters_are_matched_to_labels_as_well_as_possible():
     labels = np.array([0, 0, 1, 1, 2, 2])
     assert clustering_accuracy(np.array([5, 5, 3, 3, 0, 0]), labels) == 1
     assert clustering_accuracy(np.array([1, 1, 1, 1, 0, 0]), labels) == pytest.approx(4 / 6)
+
+
+def test_labels_of_steps_and_unknown_labels_are_counted(monkeypatch, capsys, models):
+    """Rows of a table with a line a step differ in length; a class that no row knows is no part of what log p is of."""
+    lines = [(row, step, 0.1 * step, (row + step) % 2) for row, length in enumerate((4, 6, 5) * 4) for step in range(length)]
+    Path("chain.py").write_text(
+        'from aevb import Model, Normal, OneHot\nm = Model(p={"y[t] | y[t-1]": OneHot(2), "x[t] | y[t]": Normal(1)}, q={"y[t] | x[t]": OneHot()})\n'
+    )
+    write_csv(Path("steps.csv"), np.array(lines), "row,step,x,y")
+    told = aevb(monkeypatch, capsys, "train", "chain.py:m", "--data", "steps.csv", "--steps", "3", "--out", "chain")
+    assert "12 rows of steps.csv, y known in all." in told
+    Path("mixture.py").write_text(
+        'from aevb import Model, Normal, OneHot\nm = Model(p={"y": OneHot(2), "z | y": Normal(1), "x | z": Normal(2)}, '
+        'q={"y | x": OneHot(), "z | x, y": Normal()})\n'
+    )
+    for name, labels in (("none", [-1, -1]), ("some", [-1, 1]), ("all", [0, 1])):
+        write_csv(Path(f"{name}.csv"), np.array([(0.1 * i, -0.2 * i, labels[i % 2]) for i in range(20)]), "x0,x1,y")
+        aevb(monkeypatch, capsys, "train", "mixture.py:m", "--data", f"{name}.csv", "--steps", "3", "--out", name)
+        told = aevb(monkeypatch, capsys, "evaluate", name)
+        assert {"none": "log p(x) ", "some": "log p(x, y where known)", "all": "log p(x, y) "}[name] in told
+        assert ("clusters y" in told) == (name != "none")

@@ -13,6 +13,7 @@ from torch import nn
 
 from aevb import Bernoulli, Exact, Model, Network, Normal, OneHot, Poisson, diagnose, fit, linear, mlp
 from aevb.data.builtin import factor_analysis
+from aevb.data.preparation import Affine
 from aevb.data.sources import Mapped, Resident, open_source
 from aevb.training import fit as loop
 from aevb.training.checkpoint import latest
@@ -542,20 +543,54 @@ def test_a_latent_that_every_row_knows_leaves_q_untaught_and_the_run_says_so():
     run = fit(model, rows, steps=5)
     assert [row["note"].partition(":")[0] for row in run.rows if "note" in row] == ["y is known in every row"]
     assert {name for name, value in weights(model).items() if torch.equal(value, before[name])} == {n for n in before if "q(y|x)" in n}
-    found = [finding for finding in diagnose(model, rows, run=run, calibrate=False).findings if finding.kind == "untaught q"]
-    remedy = "To learn it too, add classify=1 (--classify 1); to find clusters, leave y out."
-    assert [(finding.about, finding.remedy) for finding in found] == [("y", remedy)]
+    found = diagnose(model, rows, run=run, calibrate=False)
+    remedy = "To learn it too, add classify=1 (--classify 1); to find it without labels, leave y out."
+    assert [(finding.about, finding.remedy) for finding in found.of("untaught q")] == [("y", remedy)]
+    assert [(finding.about, finding.remedy) for finding in found.of("collapse")] == [("y", remedy)]
     for taught in ({"classify": 1.0}, {"schedule": alternate(2, 2), "classify": 1.0}):
         assert not [row for row in fit(mixture(), rows, steps=5, **taught).rows if "note" in row]
     some = rows | {"y": np.where(np.arange(90) < 9, -1, rows["y"])}
     assert not [row for row in fit(mixture(), some, steps=5).rows if "note" in row]
 
 
-@pytest.mark.parametrize(("idle", "value"), [("bound", "iwae"), ("samples", 3), ("kl_warmup", 2)])
+def test_advice_on_what_nothing_teaches_is_advice_that_works():
+    """classify= is for classes that q reads off the data; agree= has the labels among its targets, and so teaches them."""
+
+    def notes(model, **more):
+        choices = {name: more.pop(name) for name in ("agree", "distort") if name in more}
+        return [row["note"].partition("|·). ")[2] for row in fit(model, {"x": bits(), **more}, steps=3, **choices).rows if "note" in row]
+
+    code = Model(p={"z": Normal(2), "x | z": Bernoulli(6)}, q={"z | x": Normal()})
+    assert notes(code, z=np.zeros((90, 2))) == ["To find it without labels, leave z out."]
+    after = Model(p={"z": Normal(2), "y": OneHot(3), "x | y, z": Bernoulli(6)}, q={"z | x": Normal(), "y | x, z": OneHot()})
+    assert notes(after, y=np.arange(90) % 3) == ["To find it without labels, leave y out."]
+    assert notes(mixture(), y=np.arange(90) % 3, agree=1.0, distort={"x": Affine((2, 3))}) == []
+
+
+def test_seeds_are_refused_where_a_fresh_model_would_lack_something():
+    model = small_vae()
+    model.factors["p(x|z)"].register_forward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match=r"seeds= trains fresh models .*p\(x\|z\) has a hook"):
+        fit(model, {"x": bits()}, steps=2, seeds=2)
+    model = small_vae()
+    nn.utils.parametrizations.weight_norm(model.factors["p(x|z)"].net.heads)
+    with pytest.raises(ValueError, match=r"seeds= trains fresh models .*(parametrization|ParametrizedLinear)"):
+        fit(model, {"x": bits()}, steps=2, seeds=2)
+    with pytest.raises(ValueError, match=r"has a parameter .*parametrizations.* that its declaration does not make"):
+        model.fresh(0)
+
+
+@pytest.mark.parametrize(("idle", "value"), [("bound", "iwae"), ("samples", 3), ("kl_warmup", 2), ("temperature", 0.7)])
 @pytest.mark.parametrize("schedule", [em(), mle()], ids=str)
 def test_what_exact_answers_would_not_use_is_refused(schedule, idle, value):
-    with pytest.raises(ValueError, match=rf"^{idle}= is about estimates of the bound; {type(schedule).__name__}\("):
+    with pytest.raises(ValueError, match=rf"^{idle}= is about q and estimates of the bound; {type(schedule).__name__}\("):
         fit(fa(), {"x": np.random.default_rng(0).normal(size=(20, 3))}, steps=5, schedule=schedule, **{idle: value})
+
+
+@pytest.mark.parametrize("schedule", [em(), mle()], ids=str)
+def test_exact_answers_teach_no_q(schedule):
+    with pytest.raises(ValueError, match=r"^classify= is about q"):
+        fit(mixture(), {"x": bits(), "y": np.arange(90) % 3}, steps=2, schedule=schedule, classify=1.0)
 
 
 def test_what_is_exact_is_not_trained_to_classify():

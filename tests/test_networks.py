@@ -511,3 +511,15 @@ IMAGE = (1, 8, 8)
 def test_bad_networks_are_refused(make: Callable[[], Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         make()
+
+
+def test_counts_may_be_read_by_their_logarithms():
+    net = mlp(4, log=True).build({"x": (2,)}, [1], (1,), ())
+    plain = mlp(4).build({"x": (2,)}, [1], (1,), ())
+    plain.load_state_dict(net.state_dict())
+    x = torch.tensor([[0.0, 3000.0]], requires_grad=True)
+    assert torch.equal(net.first({"x": x}), plain.first({"x": x.asinh()}))
+    (slope,) = torch.autograd.grad(net.first({"x": x}).sum(), x)
+    assert slope[0, 0] == pytest.approx(float(net.blocks.weights["x"].detach()[:, 0].sum()))  # as without logarithm where v is 0
+    with pytest.raises(ValueError, match="log=True needs a hidden layer"):
+        mlp(log=True)

@@ -336,3 +336,18 @@ def test_where_missing_steps_may_be_padding_the_lengths_are_asked_for(tmp_path, 
     inside = put(SEQUENCE, NAN, 2, 1)
     with pytest.raises(ValueError, match="x has missing entries but p reads it .*Give q a factor for x, or fill the entries.$"):
         open_source(state().graph, {"x": inside}, torch.zeros(()).double())
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.zeros(5), r"x has shape \[5\]; expected \[N, T, 4\]"),
+        (np.zeros((5, 0, 4)), "x has no steps"),
+        (np.float64(0.5), r"x has shape \[\]; expected \[N, T, 4\]"),
+        (np.array(["a", "b"]), "x holds <U1, not numbers"),
+        (None, "x holds object, not numbers|the data lack it"),
+    ],
+)
+def test_sequences_that_are_none_are_refused_as_what_they_are(value, message):
+    with pytest.raises(ValueError, match=message):
+        fit(state(), {"x": value}, steps=1)

@@ -141,7 +141,7 @@ def _ragged(value: Any) -> list[np.ndarray] | None:
     if not isinstance(value, list | tuple) and not (isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 1):
         return None
     try:
-        rows = [row.detach().cpu().numpy() if isinstance(row, Tensor) else np.asarray(row) for row in value]
+        rows = [row.detach().cpu().numpy() if isinstance(row, Tensor) else np.asarray(unmasked(row)) for row in value]
     except ValueError:
         return None
     if not rows or any(row.ndim == 0 for row in rows):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from aevb import noise as noises
 from aevb.axes import TIME
-from aevb.batch import Batch, are_labels, prepare, split_latents
+from aevb.batch import Batch, are_labels, prepare, split_latents, unmasked
 from aevb.conditionals import Conditional, Factor
 from aevb.deterministic import Cell, Deterministic, Function, Recurrence
 from aevb.estimators import Bound, estimate
@@ -101,9 +101,12 @@ class Model(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = from_declaration(self.declaration(), custom=parts).to(like.device, like.dtype)
-        for mine, other in zip(self.parameters(), model.parameters(), strict=True):
+        theirs = dict(model.named_parameters())
+        for name, mine in self.named_parameters():
+            if name not in theirs:
+                raise ValueError(f"This model has a parameter {name} that its declaration does not make, so that a fresh one would lack it.")
             if not mine.requires_grad:
-                other.requires_grad_(False).copy_(mine)
+                theirs[name].requires_grad_(False).copy_(mine)
         return model
 
     def theta(self) -> list[nn.Parameter]:
@@ -297,7 +300,7 @@ class Model(nn.Module):
         for name, value in fixed.items():
             if name not in self.graph.shapes or self.graph.is_deterministic(name):
                 raise ValueError(f"{name!r} is not a variable that can be fixed; those are {', '.join((*self.graph.stochastic, *self.graph.given))}.")
-            tensor = torch.as_tensor(value)
+            tensor = torch.as_tensor(unmasked(value))
             time = (steps,) if self.graph.timed[name] else ()
             labels = time if not tensor.is_floating_point() else None
             if not tensor.dim():

@@ -150,7 +150,8 @@ class Network:
 class mlp(Network):
     """A multi-layer perceptron: ``mlp(500, 500, dropout=0.1)``; with no sizes it is ``linear()``.
 
-    ``log=True`` reads v as sign(v) log(1 + |v|), for counts: in the thousands, as they are, they would make the first outputs as large.
+    ``log=True`` reads v as asinh(v), about log 2v where v is large, for counts: in the thousands, as they are, they would make the first
+    outputs as large.
     """
 
     hidden: Shape = ()
@@ -217,7 +218,7 @@ class MLP(nn.Module):
 
     def first(self, inputs: Mapping[str, Tensor], *, bias: bool = True, missing: Mapping[str, Tensor] | None = None) -> Tensor:
         if self.spec.log:
-            inputs = {name: value.sign() * value.abs().log1p() for name, value in inputs.items()}
+            inputs = {name: value.asinh() for name, value in inputs.items()}
         return self.blocks(inputs, bias=bias, missing=missing, full=self.heads is None)
 
     def rest(self, h: Tensor, keep: Sequence[Tensor] = ()) -> Tensor:

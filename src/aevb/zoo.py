@@ -149,7 +149,7 @@ def _family(likelihood: Likelihood, size: int, net: Network) -> Conditional:
 
 
 def _reading(family: Conditional, net: mlp) -> mlp:
-    """The network of what reads the data: counts by their logarithms."""
+    """The network of what reads the data: counts by their logarithms. (A recurrent state reads them as they are.)"""
     return replace(net, log=True) if family.support is constraints.nonnegative_integer and net.hidden else net
 
 

@@ -89,3 +89,16 @@ def batches(model: Model, data: Mapping[str, Any]) -> list[dict[str, Tensor]]:
 
 def without_latents(model: Model, data: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in data.items() if name not in model.graph.latents}
+
+
+def known_rows(model: Model, data: Mapping[str, Any]) -> dict[str, int]:
+    """In how many rows the value of a latent is known, by latent."""
+    import numpy as np
+
+    graph = model.graph
+
+    def told(name: str, row: Any) -> bool:
+        values = np.asarray(row, dtype=float)
+        return bool((values >= 0 if graph.rule("p", name).spec.finite else ~np.isnan(values)).all())
+
+    return {name: sum(told(name, row) for row in data[name]) for name in graph.latents if name in data}

@@ -16,11 +16,10 @@ import typer
 
 from aevb.cli.options import BoundName, Data, Gradient, How, ModelName, Prepare, Samples, Seed, Set, device_of, in_its_words, pairs
 from aevb.cli.resolve import resolve
-from aevb.cli.rows import recipe_of
+from aevb.cli.rows import known_rows, recipe_of
 
 if TYPE_CHECKING:
     from aevb.data.named import Loaded, Recipe, Split
-    from aevb.model import Model
     from aevb.training.schedules import Schedule
 
 
@@ -96,7 +95,7 @@ def train(
     for place in places:
         refuse_second(place, resume and place.exists())
     choices: dict[str, Any] = {"how": pairs("--how", how), "bound": bound, "samples": samples, "gradient": gradient}
-    known = _known(found, loaded.train.data)
+    known = known_rows(found, loaded.train.data)
     if speaks:
         everywhere = {name for name, count in known.items() if count == _count(loaded.train)}
         print(f"{found}\n\n{found.explain(**choices, clamped=everywhere, partial=known.keys() - everywhere)}\n")
@@ -159,16 +158,6 @@ def _schedule(text: str | None) -> Schedule | None:
     except (TypeError, ValueError) as error:
         detail = str(error) if "takes positive" in str(error) or "positive number" in str(error) else f"{name} takes other numbers"
         raise ValueError(f"--schedule {text}: {detail.rstrip('.')}. Write e.g. joint, alternate:1000,1000, em or mle.") from None
-
-
-def _known(model: Model, data: Mapping[str, Any]) -> dict[str, int]:
-    """In how many rows the value of a latent is known, by latent."""
-    import numpy as np
-
-    graph = model.graph
-    found = {name: np.asarray(value, dtype=float) for name, value in data.items() if name in graph.latents}
-    told = {name: value >= 0 if graph.rule("p", name).spec.finite else ~np.isnan(value) for name, value in found.items()}
-    return {name: int(value.reshape(len(value), -1).all(-1).sum()) for name, value in told.items()}
 
 
 def _count(split: Split) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aevb.cli.options import RunData, RunFolder, RunPrepare, Seed, in_its_words
-from aevb.cli.rows import batches, load_rows, open_run, recipe_of, which_rows, whole_of, without_latents
+from aevb.cli.rows import batches, known_rows, load_rows, open_run, recipe_of, which_rows, whole_of, without_latents
 from aevb.cli.tables import refuse_kind, write
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ def evaluate(
 
     Example: aevb evaluate run
     """
+    import numpy as np
+
     from aevb.data.named import clustering_accuracy
     from aevb.data.sources import open_source
     from aevb.evidence import METHODS
@@ -60,18 +62,21 @@ def evaluate(
         print(f"  {_log_p(model, chosen.data):<12} {found:10.3f}   importance sampling, {samples} samples: a bound that rises with their number")
     if evidence:
         _print_evidence(model, source, evidence, seed)
+    labels = np.full(source.n, -1) if chosen.labels is None else chosen.labels
+    known = labels >= 0
     for name in model.graph.latents:
-        if chosen.labels is not None and model.graph.rule("p", name).spec.finite and not model.graph.timed[name]:
+        if known.any() and model.graph.rule("p", name).spec.finite and not model.graph.timed[name]:
             probs = _posterior_means(model, without_latents(model, chosen.data), seed)[name]
-            known = chosen.labels >= 0
-            accuracy = clustering_accuracy(probs.argmax(-1)[known], chosen.labels[known].astype(int))
+            accuracy = clustering_accuracy(probs.argmax(-1)[known], labels[known].astype(int))
             entropy = -(probs * _log(probs)).sum(-1).mean()
             print(f"  clusters {name}: {accuracy:.3f} of the rows match their label (best matching), conditional entropy {entropy:.3f}")
 
 
 def _log_p(model: Model, data: Mapping[str, Any]) -> str:
-    """What the evidence is of: the data, and the latents whose values are among them."""
-    return f"log p({', '.join([*model.graph.observed, *(name for name in model.graph.latents if name in data)])})"
+    """What the evidence is of: the data, and the latents whose values are among them, in all rows or in some."""
+    n = len(next(iter(data.values())))
+    known = [f"{name}{'' if count == n else ' where known'}" for name, count in known_rows(model, data).items() if count]
+    return f"log p({', '.join([*model.graph.observed, *known])})"
 
 
 def _print_evidence(model: Model, source: Source, method: str, seed: int) -> None:

@@ -200,7 +200,7 @@ def _builtin(name: str, graph: Graph, recipe: Recipe) -> tuple[Split, Split, Rec
         return Split(data, images.labels)
 
     shape = both[0].pixels.shape
-    told = replace(recipe, levels=both[0].levels, image=list(shape[1:]), steps=shape[1] if graph.timed[x] else None)
+    told = replace(recipe, levels=both[0].levels, image=list(shape[1:]), steps=shape[1] if graph.timed[x] else None, long=None)
     return split(both[0]), split(both[1]), told
 
 

@@ -239,8 +239,10 @@ def _checked(graph: Graph, values: Mapping[str, Any], like: Tensor, steps: Any, 
     try:
         return prepare(graph, values, like=like, steps=steps, lengths=lengths, first_row=first_row)
     except ValueError as error:
+        if "missing entries" not in str(error) or steps is not None or lengths is not None:
+            raise
         ended = next((name for name in values if _ends_in_nan(graph, name, values[name])), None)
-        if ended is None or steps is not None or lengths is not None or "missing entries" not in str(error):
+        if ended is None:
             raise
         raise ValueError(
             f"{error} If the NaN at the end of rows only pad them, say how long each row is, in an array lengths beside {ended}."
@@ -251,8 +253,8 @@ def _ends_in_nan(graph: Graph, name: str, value: Any) -> bool:
     """Whether a sequence has rows whose last step is missing."""
     if not graph.timed.get(name) or isinstance(value, list | tuple):
         return False
-    last = (value.detach().cpu().double().numpy() if isinstance(value, Tensor) else np.asarray(value))[:, -1]
-    return last.dtype.kind == "f" and bool(np.isnan(last.reshape(len(last), -1)).all(1).any())
+    array = value.detach().cpu().double().numpy() if isinstance(value, Tensor) else np.asarray(value)
+    return array.dtype.kind == "f" and bool(np.isnan(array[:, -1].reshape(len(array), -1)).all(1).any())
 
 
 def _mapped_bytes() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,13 @@ def diagnose(
     if not any(finding.level == "problem" for finding in findings):
         with model._evaluating(None):
             findings += _examine(model, batches, _labels(model, arrays, labels, chosen, source.n), how, calibrate, seed)
-    return Diagnosis(gravest_first(findings), len(chosen))
+    return Diagnosis(gravest_first(_of_one_cause(findings)), len(chosen))
+
+
+def _of_one_cause(findings: list[Finding]) -> list[Finding]:
+    """A q that nothing taught says nothing for that reason: it needs that remedy, and no other."""
+    remedies = {finding.about: finding.remedy for finding in findings if finding.kind == "untaught q"}
+    return [replace(finding, remedy=remedies.get(finding.about, finding.remedy)) if finding.kind == "collapse" else finding for finding in findings]
 
 
 def _weights(model: Model) -> list[Finding]:

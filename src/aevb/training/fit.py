@@ -46,7 +46,7 @@ from aevb.training.em import exact_em
 from aevb.training.evaluation import Evaluation
 from aevb.training.folder import Folder, check_declaration, read_rows, refuse_second
 from aevb.training.order import NUMBERS, Order
-from aevb.training.recording import own_part
+from aevb.training.recording import added, own_part
 from aevb.training.run import Run
 from aevb.training.schedules import Phase
 from aevb.training.settings import Settings, to_toml
@@ -56,6 +56,7 @@ from aevb.training.threads import threads, worth
 __all__ = ["Training", "TrainingError", "fit"]
 
 UNTAUGHT = "is known in every row"  # what a note says of such a latent
+ESTIMATES = ("bound", "samples", "gradient", "temperature", "kl_warmup", "classify", "agree")  # settings that exact answers do not use
 # What a resumed run may set anew: none of it changes the steps that were taken. A longer run stretches what is left of the learning rate.
 MAY_CHANGE = ("epochs", "steps", "patience", "validate_every", "log_every", "checkpoint_every", "skip")
 
@@ -105,6 +106,9 @@ def fit(
     if "seed" in settings:
         raise ValueError("Say seed= for one run or seeds= for several, not both.")
     every = [Settings(**settings, seed=seed) for seed in _several(seeds)]
+    _refuse_shared(model)
+    if (what := added(model)) is not None:
+        raise ValueError(f"seeds= trains fresh models of the declaration, which would not have what this one has: {what}. Train it alone.")
     with ExitStack() as closing:
         trainings: list[Training] = []
         for one in every:
@@ -256,10 +260,10 @@ class Training:
         if s.classify and exact:
             raise ValueError(f"classify= trains q({exact[0]}|·), but that is Exact(): p's own conditional. Leave it out; labels teach p.")
         if s.schedule.objective != "bound":
-            plain = {"bound": "elbo", "samples": 1, "gradient": "plain", "kl_warmup": 0}
-            idle = next((name for name, default in plain.items() if getattr(s, name) != default), None)
+            defaults = Settings()
+            idle = next((name for name in ESTIMATES if getattr(s, name) != getattr(defaults, name)), None)
             if idle is not None:
-                raise ValueError(f"{idle}= is about estimates of the bound; {s.schedule} takes exact answers. Leave it out, or use joint().")
+                raise ValueError(f"{idle}= is about q and estimates of the bound; {s.schedule} takes exact answers. Leave it out, or use joint().")
         if bool(s.agree) != bool(s.distort):
             raise ValueError("agree= is the weight of a class staying the same, distort= says under what. Set both, or neither.")
         if s.agree and not self._classes():
@@ -277,10 +281,12 @@ class Training:
             raise ValueError("patience counts validations; pass validation= data.")
 
     def _untaught(self) -> list[str]:
-        """Latents that every row knows, so that no term of the bound has q's factor of them."""
-        if self.settings.classify or self.settings.schedule.objective != "bound":
+        """Latents that every row knows, so that no term of the objective has q's factor of them."""
+        s = self.settings
+        if s.schedule.objective != "bound":
             return []
-        known = [name for name in self.model.graph.latents if name in self.plan.clamped]
+        taught = {*(self.labelled if s.classify else ()), *(self._classes() if s.agree else ())}
+        known = [name for name in self.model.graph.latents if name in self.plan.clamped and name not in taught]
         factors = {name: [self.model.factors[entry.id] for entry in self.model.graph.q[name].values()] for name in known}
         return [name for name in known if any(p.requires_grad for factor in factors[name] for p in factor.parameters())]
 
@@ -294,15 +300,9 @@ class Training:
         ]
 
     def _check_weights(self) -> None:
-        """A ReLU may make a 0 of what is no number, and then nobody would see it; what is one parameter under two names would move twice."""
-        names: dict[int, str] = {}
-        for name, parameter in self.model.named_parameters(remove_duplicate=False):
-            first = names.setdefault(id(parameter), name)
-            if first != name:
-                raise ValueError(
-                    f"{first} and {name} are one parameter. A model is what its declaration says, where factors have parameters of their own: "
-                    "what both compute can be a variable that both read."
-                )
+        """A ReLU may make a 0 of what is no number, and then nobody would see it."""
+        _refuse_shared(self.model)
+        for name, parameter in self.model.named_parameters():
             if parameter.requires_grad and not bool(parameter.isfinite().all()):
                 raise ValueError(f"The parameter {name} holds numbers that are not finite. Begin with a fresh model, or with weights that are.")
 
@@ -383,8 +383,9 @@ class Training:
         was = self.model.training
         self.model.train()
         for name in self._untaught():
-            remedy = f"To learn it too, add classify=1 (--classify 1); to find clusters, leave {name} out."
-            self._note_once(f"{name} {UNTAUGHT}: nothing teaches q({name}|·). {remedy}")
+            alone = name in self.labelled and not reads_latents(self.model.graph, name)
+            remedy = "To learn it too, add classify=1 (--classify 1); to find it" if alone else "To find it"
+            self._note_once(f"{name} {UNTAUGHT}: nothing teaches q({name}|·). {remedy} without labels, leave {name} out.")
         stop = self._out_of_patience()
         try:
             while self.step < self.total and not stop:
@@ -589,6 +590,18 @@ class Training:
             self.folder.append(row)
         for watcher in self.watchers:
             watcher.note(text)
+
+
+def _refuse_shared(model: Model) -> None:
+    """What is one parameter under two names would move twice."""
+    names: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        first = names.setdefault(id(parameter), name)
+        if first != name:
+            raise ValueError(
+                f"{first} and {name} are one parameter. A model is what its declaration says, where factors have parameters of their own: "
+                "what both compute can be a variable that both read."
+            )
 
 
 def _frozen(model: Model) -> list[str]:
