@@ -192,7 +192,7 @@ class _recorded:
                 changed = [key for key, value in vars(there).items() if value != getattr(self.recipe, key)]
                 raise ValueError(
                     f"{self.out} was trained with {changed[0]}={getattr(there, changed[0])!r}, not {getattr(self.recipe, changed[0])!r} (data.json). "
-                    "Resume with the same data."
+                    "Resume with the same data; if they are, another version prepared them otherwise: start anew."
                 )
             return
         if self.first:

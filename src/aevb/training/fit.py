@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import fields, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any, overload
 
 import numpy as np
@@ -45,6 +43,7 @@ from aevb.training.distributed import join
 from aevb.training.em import exact_em
 from aevb.training.evaluation import Evaluation
 from aevb.training.folder import Folder, check_declaration, read_rows, refuse_second
+from aevb.training.interrupts import Flag, interruptible
 from aevb.training.order import NUMBERS, Order
 from aevb.training.recording import added, own_part
 from aevb.training.run import Run
@@ -135,7 +134,7 @@ def _several(seeds: int | Sequence[int]) -> list[int]:
 def _train_together(trainings: Sequence[Training]) -> list[Run]:
     """Several runs, a step of each at a time. Where one is stopped, or fails, all are; the others save first."""
     together, stopped, failed = Steps(), False, None
-    with threads(trainings[0].threads), _interruptible() as interrupted:
+    with threads(trainings[0].threads), interruptible() as interrupted:
         loops = {training: training.loop(interrupted) for training in trainings}
         while loops:
             wanted = []
@@ -366,12 +365,12 @@ class Training:
     # The loop ---------------------------------------------------------------------------------------------------------------------
 
     def run(self) -> Run:
-        with threads(self.threads), _interruptible() as interrupted:
+        with threads(self.threads), interruptible() as interrupted:
             for phase in self.loop(interrupted):
                 self._take_step(phase)
         return self.finished()
 
-    def loop(self, interrupted: _Flag) -> Iterator[Phase]:
+    def loop(self, interrupted: Flag) -> Iterator[Phase]:
         """The run, but for the steps themselves: yields the phase of each, and expects it to have been taken."""
         s = self.settings
         began = time.perf_counter()
@@ -623,34 +622,3 @@ def _usual_rate(model: Model) -> float:
     linear = all(not isinstance(module, MLP) or not module.spec.hidden for module in model.modules())
     plain = all(not isinstance(module, torch.nn.Conv2d | torch.nn.ConvTranspose2d | Recurrence) for module in model.modules())
     return 0.05 if linear and plain else 2e-3
-
-
-class _Flag:
-    def __init__(self) -> None:
-        self.set = False
-
-    def __bool__(self) -> bool:
-        return self.set
-
-
-@contextmanager
-def _interruptible() -> Iterator[_Flag]:
-    """Ctrl-C, or a request to end (SIGTERM), finishes the step and saves; a second one stops at once."""
-    flag = _Flag()
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if flag.set:
-            raise KeyboardInterrupt
-        flag.set = True
-
-    signals = (signal.SIGINT, signal.SIGTERM)
-    try:
-        before = {number: signal.signal(number, handle) for number in signals}
-    except ValueError:  # not the main thread
-        yield flag
-        return
-    try:
-        yield flag
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
