@@ -67,7 +67,7 @@ def prepare(
             if bool(mask.all()):
                 del masks[f"{name}?"]
             else:
-                _check_missing(graph, name, mask)
+                _check_missing(graph, name, mask, padded=inside is not None)
     return batch | masks | ({} if real is None else {"steps": real})
 
 
@@ -303,15 +303,17 @@ def _real_steps(graph: Graph, batch: Batch, steps: Any, lengths: Any, *, check: 
     return real.unsqueeze(-1)
 
 
-def _check_missing(graph: Graph, name: str, mask: Tensor) -> None:
+def _check_missing(graph: Graph, name: str, mask: Tensor, *, padded: bool) -> None:
+    """Refuse missing entries that p cannot do without; ``padded``: how long the rows are is known."""
     if name in graph.latents:
         if bool((mask.any(-1) != mask.all(-1)).any()):
             raise ValueError(f"{name!r} is latent and known in part of its entries in some row. Give the whole row, or none of it (NaN).")
         return
+    perhaps = "" if padded else _perhaps_padding(graph, name, mask)
     reader = next((entry for entry in graph.entries() if entry.side == "p" and any(ref.name == name for ref in entry.key.parents)), None)
     if reader is not None:
         fix = f"Fill the entries, or declare {name} in p and q" if name in graph.given else f"Give q a factor for {name}, or fill the entries"
-        raise ValueError(f'{name} has missing entries but p reads it ("{reader.key}"). {fix}.')
+        raise ValueError(f'{name} has missing entries but p reads it ("{reader.key}"). {fix}.{perhaps}')
     if name in graph.given or not bool((mask.any(-1) != mask.all(-1)).any()):
         return
     for entry in graph.p[name].values():
@@ -320,7 +322,15 @@ def _check_missing(graph: Graph, name: str, mask: Tensor) -> None:
             raw = {head: torch.zeros(size) for head, size in spec.heads(d).items()} | spec.vectors(d)
             if spec.distribution(**raw).event_shape:
                 family = type(spec).__name__
-                raise ValueError(f"{name} has missing entries, but {family} has no marginal without them. Fill them, or use independent entries.")
+                fix = f"Fill them, or use independent entries.{perhaps}"
+                raise ValueError(f"{name} has missing entries, but {family} has no marginal without them. {fix}")
+
+
+def _perhaps_padding(graph: Graph, name: str, mask: Tensor) -> str:
+    """A further fix where rows of a sequence end in missing steps."""
+    if not graph.timed[name] or bool(mask[-1].any(-1).all()):
+        return ""
+    return f" If the NaN at the end of rows only pad them, say how long each row is, in an array lengths beside {name}."
 
 
 _FIXES: dict[Any, str] = {

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from aevb.data.named import Loaded, Recipe
@@ -95,10 +96,14 @@ def known_rows(model: Model, data: Mapping[str, Any]) -> dict[str, int]:
     """In how many rows the value of a latent is known, by latent."""
     import numpy as np
 
-    graph = model.graph
+    def told(name: str, values: Any) -> np.ndarray:
+        array = np.asarray(values, dtype=float)
+        return array >= 0 if model.graph.rule("p", name).spec.finite else ~np.isnan(array)
 
-    def told(name: str, row: Any) -> bool:
-        values = np.asarray(row, dtype=float)
-        return bool((values >= 0 if graph.rule("p", name).spec.finite else ~np.isnan(values)).all())
-
-    return {name: sum(told(name, row) for row in data[name]) for name in graph.latents if name in data}
+    found = {}
+    for name in model.graph.latents:
+        if name in data:
+            value = data[name]
+            rows = [told(name, row).all() for row in value] if isinstance(value, list) else told(name, value).reshape(len(value), -1).all(1)
+            found[name] = int(np.sum(rows))
+    return found

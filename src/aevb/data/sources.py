@@ -103,7 +103,7 @@ class Resident(Source):
         self.fresh = {name: value for name, value in data.items() if isinstance(value, Fresh)}
         values = {name: value.middle(np.asarray(value.values)) if isinstance(value, Fresh) else value for name, value in data.items()}
         steps, lengths = values.pop("steps", None), values.pop("lengths", None)
-        self.batch = _checked(graph, values, like, steps, lengths)
+        self.batch = prepare(graph, values, like=like, steps=steps, lengths=lengths)
         for name, value in self.fresh.items():
             self.batch[name] = raw_on_axes(graph, name, value.values, like)
         owners = values | {"steps": steps} | {name: value.values for name, value in self.fresh.items()}
@@ -194,7 +194,7 @@ class Mapped(Source):
         values = {name: np.asarray(value[start:stop]) for name, value in self.data.items()}
         values |= {name: fresh.middle(values[name], start) for name, fresh in self.fresh.items()}
         steps, lengths = values.pop("steps", None), values.pop("lengths", None)
-        batch = _checked(self.graph, values, self.like, steps, lengths, start)
+        batch = prepare(self.graph, values, like=self.like, first_row=start, steps=steps, lengths=lengths)
         self.masks |= {name for name in batch if name.endswith("?")}
         for name, (low, high) in _extents(self.graph, batch, self.fresh).items():
             before = self.extents.get(name, (low, high))
@@ -232,29 +232,6 @@ class Mapped(Source):
         host = self.like.new_empty((), device="cpu")
         batch = lay_out(self.graph, values, like=host, masks=self.masks, steps=steps, lengths=lengths)
         return batch | {name: raw_on_axes(self.graph, name, values[name], host) for name in self.fresh}
-
-
-def _checked(graph: Graph, values: Mapping[str, Any], like: Tensor, steps: Any, lengths: Any, first_row: int = 0) -> Batch:
-    """Values laid out. Where they may not be missing, but are at the end of rows, the fix may be to say how long the rows are."""
-    try:
-        return prepare(graph, values, like=like, steps=steps, lengths=lengths, first_row=first_row)
-    except ValueError as error:
-        if "missing entries" not in str(error) or steps is not None or lengths is not None:
-            raise
-        ended = next((name for name in values if _ends_in_nan(graph, name, values[name])), None)
-        if ended is None:
-            raise
-        raise ValueError(
-            f"{error} If the NaN at the end of rows only pad them, say how long each row is, in an array lengths beside {ended}."
-        ) from None
-
-
-def _ends_in_nan(graph: Graph, name: str, value: Any) -> bool:
-    """Whether a sequence has rows whose last step is missing."""
-    if not graph.timed.get(name) or isinstance(value, list | tuple):
-        return False
-    array = value.detach().cpu().double().numpy() if isinstance(value, Tensor) else np.asarray(value)
-    return array.dtype.kind == "f" and bool(np.isnan(array[:, -1].reshape(len(array), -1)).all(1).any())
 
 
 def _mapped_bytes() -> int:
