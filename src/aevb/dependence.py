@@ -70,7 +70,7 @@ def find_axes(graph: Graph, draws: dict, stages: tuple[Stage, ...], clamped: fro
                     )
     for name in draws:
         if isinstance(graph.rule("q", name).spec, Exact):
-            own = none.union(*(axes[graph.rule("p", factor).id] | values[factor] for factor in graph.factors_containing(name)))
+            own = none.union(*(axes[entry.id] | values[factor] for factor in graph.factors_containing(name) for entry in graph.p[factor].values()))
             axes[graph.rule("q", name).id] = own - {(name, 0)}
     return values, axes
 

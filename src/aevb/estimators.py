@@ -7,7 +7,7 @@ is a weighted sum over its axis, one over samples a mean over S; both are taken 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -212,12 +212,15 @@ class Estimate:
         return self.program.piecewise(name, "q", at)
 
     def _bayes(self, name: str) -> Tensor:
-        """Bayes' rule: log q(y|·) = Σ log p of the factors that contain y, normalised over y."""
+        """Bayes' rule: log q(y|·) = Σ log p of the factors that contain y, normalised over y.
+
+        A static factor that reads an end of the sequence contains y at that step alone.
+        """
         total: Tensor | None = None
         for factor in self.graph.factors_containing(name):
             part = self.log_p(factor)
-            if self.graph.timed[factor] and not self.graph.timed[name]:
-                part = self.over_steps(part)
+            if self.graph.timed[name] and not self.graph.timed[factor]:
+                part = torch.where(self.program.is_end(self.plan.ends(self.graph.rule("p", factor))[0]), part, torch.zeros_like(part))
             total = part if total is None else total + part
         assert total is not None
         return total.log_softmax(self.plan.slots[name][0])
@@ -286,7 +289,8 @@ class Estimate:
                 term = torch.where(seen[..., :1], -self.log_p(name), term)
             return self.finish(name, term, "q" if self.plan.direction("q", name) else "p")
         if choice.term == "relaxed":
-            log_q, log_p = (self.program.piecewise(name, side, self._relaxed(side, name)) for side in "qp")
+            log_value = self.program.piecewise(name, "q", lambda region: self._relaxed_value(name, region))
+            log_q, log_p = (self._relaxed_log_prob(side, name, log_value) for side in "qp")
             if seen is not None:
                 log_p = torch.where(seen[..., :1], self.log_p(name), log_p)
         elif choice.term == "entropy":
@@ -302,14 +306,17 @@ class Estimate:
             log_q = torch.where(seen[..., :1], torch.zeros_like(log_q), log_q)
         return self.finish(name, log_q, "q") - self.finish(name, log_p, "p")
 
-    def _relaxed(self, side: str, name: str) -> Callable[[str], Tensor]:
-        def at(region: str) -> Tensor:
-            spec, dist_q = self.program.distribution("q", name, region)
-            _, log_value = spec.relax(dist_q, self.program.select(self.noise[name], region), self.temperature)  # type: ignore[attr-defined]
-            spec, dist = self.program.distribution(side, name, region)
-            return spec.relaxed_log_prob(dist, log_value, self.temperature).unsqueeze(-1)  # type: ignore[attr-defined]
+    def _relaxed_value(self, name: str, region: str) -> Tensor:
+        """What densities of the relaxed sample are taken of: its logarithm, or its logit."""
+        spec, dist = self.program.distribution("q", name, region)
+        return spec.relax(dist, self.program.select(self.noise[name], region), self.temperature)[1]  # type: ignore[attr-defined]
 
-        return at
+    def _relaxed_log_prob(self, side: str, name: str, log_value: Tensor) -> Tensor:
+        def at(region: str) -> Tensor:
+            spec, dist = self.program.distribution(side, name, region)
+            return spec.relaxed_log_prob(dist, self.program.select(log_value, region), self.temperature).unsqueeze(-1)  # type: ignore[attr-defined]
+
+        return self.program.piecewise(name, side, at)
 
     def likelihood(self, name: str) -> Tensor:
         return self.finish(name, self.log_p(name), "p")

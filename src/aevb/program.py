@@ -85,11 +85,18 @@ class Program:
     def is_last(self) -> Tensor:
         """[T, N or 1, 1]: whether the step is the row's last."""
         if self.real is None:
-            last = torch.zeros(self.count, 1, 1, dtype=torch.bool, device=self._device())
-            last[-1] = True
-            return last
+            return self._is_step(-1)
         after = torch.cat([self.real[1:], torch.zeros_like(self.real[:1])], 0)
         return self.real & ~after
+
+    def is_end(self, end: str) -> Tensor:
+        """[T, N or 1, 1]: whether the step is the row's "first" or "last"."""
+        return self.is_last() if end == "last" else self._is_step(0)
+
+    def _is_step(self, t: int) -> Tensor:
+        here = torch.zeros(self.count, 1, 1, dtype=torch.bool, device=self._device())
+        here[t] = True
+        return here
 
     def _device(self) -> torch.device:
         return next(iter(self.batch.values())).device if self.batch else torch.device("cpu")
@@ -127,18 +134,25 @@ class Program:
     # Quantities of a variable, step by step ------------------------------------------------------------------------------------
 
     def regions(self, name: str, sides: Sequence[str]) -> list[str]:
-        """The whole sequence, then its ends where one side has an entry of its own for them."""
-        ats = {at for side in sides for at in (self.graph.p if side == "p" else self.graph.q)[name]}
-        return ["all"] + [at for at in ("first", "last") if at in ats]
+        """The whole sequence, then its ends where one side has an entry of its own for them.
+
+        Rows of one step begin and end there. They are a region "only" where one side declares the first step and another the last.
+        """
+        ends = [set((self.graph.p if side == "p" else self.graph.q)[name]) - {"t", "static"} for side in sides]
+        found = [at for at in ("first", "last") if any(at in ats for ats in ends)]
+        one_step = self.count == 1 or self.real is not None
+        return ["all", *found, *(["only"] if one_step and len(found) > 1 and {"first"} in ends else [])]
 
     def entry(self, side: str, name: str, region: str) -> Entry:
+        """The rule of a region; of a step that is the first and the last, the last one's before the first one's."""
         entries = (self.graph.p if side == "p" else self.graph.q)[name]
-        return entries[region] if region in entries else entries[self.graph.main(name)]  # type: ignore[index]
+        ends = {"all": (), "only": ("last", "first")}.get(region, (region,))
+        return next((entries[at] for at in ends if at in entries), entries[self.graph.main(name)])  # type: ignore[index]
 
     def select(self, value: Tensor, region: str) -> Tensor:
         if region == "all" or value.shape[TIME] == 1:
             return value
-        return value.narrow(TIME, 0, 1) if region == "first" else self.last_step(value)
+        return self.last_step(value) if region == "last" else value.narrow(TIME, 0, 1)
 
     def distribution(self, side: str, name: str, region: str = "all") -> tuple[Conditional, td.Distribution]:
         entry = self.entry(side, name, region)
@@ -159,7 +173,10 @@ class Program:
             start = function("first")
             result = join([start, result.narrow(TIME, 1, self.count - 1)]) if self.count > 1 else start
         if "last" in regions:
-            result = torch.where(self.is_last(), function("last"), result)
+            end, is_last = function("last"), self.is_last()
+            if "only" in regions:
+                end = torch.where(is_last[:1], function("only"), end)
+            result = torch.where(is_last, end, result)
         return result
 
     def mean(self, name: str) -> Tensor:
