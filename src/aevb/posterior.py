@@ -20,6 +20,7 @@ from aevb.distributions import Categories, Values
 from aevb.estimators import Estimate
 from aevb.families import Exact, OneHot
 from aevb.graph import Graph
+from aevb.pieces import Pieces, Point
 from aevb.plan import derive
 from aevb.program import Program
 
@@ -54,42 +55,65 @@ class Posterior:
             raise ValueError(f"{name!r} was passed for every row, so it has no posterior here. Leave it out of the data.")
         with self.model._evaluating(self.seed):
             working = self._working(name)
-            spec, raw = self._raw(working, name)
-            weight = _weights(working, raw, name)
-            # Components to the event's left, in the user's order of axes.
-            shape = torch.broadcast_shapes(raw.shape[:-1], weight.shape[:-1])
-            time = self.steps if self.graph.timed[name] else 1
-            shape = (*shape[:-2], time, self.n)
-            components = math.prod(shape[:-2])
-            raw = raw.expand(*shape, raw.shape[-1]).reshape(components, time, self.n, -1)
-            weight = weight.expand(*shape, 1).reshape(components, time, self.n)
-            raw, weight = raw.permute(2, 1, 0, 3), weight.permute(2, 1, 0)
-            if not self.graph.timed[name]:
-                raw, weight = raw[:, 0], weight[:, 0]
-            weight = weight / weight.sum(-1, keepdim=True)
-            factor = self.model.factors[self.graph.rule("q", name).id]
-            if isinstance(spec, Exact):
+            if isinstance(self.graph.rule("q", name).spec, Exact):  # the log-probabilities of all values
+                raw, weight = self._components(working, name, swap(working.log_w(name), working.plan.slots[name][0], -1))
                 return self._finite(name, (raw.softmax(-1) * weight.unsqueeze(-1)).sum(-2))
-            assert isinstance(factor, Factor)
-            dist = factor.distribution(raw if components > 1 else raw.squeeze(-2))
-            if isinstance(dist, Categories):
-                return self._finite(name, (dist.probs * weight.unsqueeze(-1)).sum(-2) if components > 1 else dist.probs)
-            if components == 1:
-                return dist if dist.event_shape else td.Independent(dist, 1, validate_args=False)
-            whole = dist if dist.event_shape else td.Independent(dist, 1, validate_args=False)
-            return td.MixtureSameFamily(td.Categorical(probs=weight, validate_args=False), whole, validate_args=False)
+            program = working.program
+            found = self._marginal(working, name, "all")
+            for region in program.regions(name, "q")[1:]:
+                last = program.is_last().squeeze(-1).T  # [N or 1, T]
+                here = last if region == "last" else torch.arange(self.steps, device=last.device).unsqueeze(0) == 0
+                own = self._marginal(working, name, region)
+                if isinstance(own, Categories):
+                    found = Categories(torch.where(here.unsqueeze(-1), own.logits, found.logits))  # type: ignore[attr-defined]
+                else:
+                    found = Pieces(here, own, found)
+            if isinstance(found, Categories):
+                return self._finite(name, found.probs)
+            seen = self._as_public(f"{name}?", name)
+            return found if seen is None else Pieces(seen.all(-1), Point(self._as_public(name, name)), found)  # type: ignore[arg-type]
+
+    def _marginal(self, working: Estimate, name: str, region: str) -> td.Distribution:
+        """q's marginal of one latent at every step by the rule of one region: the whole sequence, its first or its last step."""
+        entry, program = working.program.entry("q", name, region), working.program
+        factor = self.model.factors[entry.id]
+        assert isinstance(factor, Factor)
+        raw, weight = self._components(working, name, program.select(program.raw(entry), region))
+        components = weight.shape[-1]
+        dist = factor.distribution(raw if components > 1 else raw.squeeze(-2))
+        if isinstance(dist, Categories):
+            return Categories((dist.probs * weight.unsqueeze(-1)).sum(-2).log()) if components > 1 else dist
+        whole = dist if dist.event_shape else td.Independent(dist, 1, validate_args=False)
+        if components == 1:
+            return whole
+        return td.MixtureSameFamily(td.Categorical(probs=weight, validate_args=False), whole, validate_args=False)
+
+    def _components(self, working: Estimate, name: str, raw: Tensor) -> tuple[Tensor, Tensor]:
+        """A factor's raw numbers for each joint value of what it reads, [N, (T,) components, numbers], and their weights."""
+        weight = _weights(working, raw, name)
+        time = self.steps if self.graph.timed[name] else 1
+        shape = (*torch.broadcast_shapes(raw.shape[:-1], weight.shape[:-1])[:-2], time, self.n)
+        count = math.prod(shape[:-2])
+        raw = raw.expand(*shape, raw.shape[-1]).reshape(count, time, self.n, -1).permute(2, 1, 0, 3)
+        weight = weight.expand(*shape, 1).reshape(count, time, self.n).permute(2, 1, 0)
+        if not self.graph.timed[name]:
+            raw, weight = raw[:, 0], weight[:, 0]
+        return raw, weight / weight.sum(-1, keepdim=True)
+
+    def _as_public(self, key: str, name: str) -> Tensor | None:
+        """What the batch holds for a variable, the examples first: [N, d] or [N, T, d]."""
+        value = self.batch.get(key)
+        return None if value is None else value.transpose(0, 1) if self.graph.timed[name] else value[0]
 
     def _finite(self, name: str, probs: Tensor) -> td.Distribution:
         """A distribution over the values of a finite latent; certain where it is known."""
         factor = self.model.factors[self.graph.rule("p", name).id]
         assert isinstance(factor, Factor)
-        if not isinstance(factor.spec, OneHot):
-            return Values(factor.table(), probs)
-        seen = self.batch.get(f"{name}?")
-        if seen is not None:
-            known, here = (part.transpose(0, 1) if self.graph.timed[name] else part[0] for part in (self.batch[name], seen))
-            probs = torch.where(here, known, probs)
-        return Categories(probs.log())
+        seen, known = self._as_public(f"{name}?", name), self._as_public(name, name)
+        if seen is not None and known is not None:
+            certain = (known.unsqueeze(-2) == factor.table()).all(-1)
+            probs = torch.where(seen[..., :1], certain.to(probs.dtype), probs)
+        return Categories(probs.log()) if isinstance(factor.spec, OneHot) else Values(factor.table(), probs)
 
     def _working(self, name: str) -> Estimate:
         graph, model = self.graph, self.model
@@ -101,14 +125,6 @@ class Posterior:
         except ValueError:  # not every posterior can be enumerated: draw instead
             plan = derive(graph, samples=self.samples, sampling=True, **common)
         return Estimate(plan, model.factors, self.batch, model.draw_noise(plan, self.batch))  # type: ignore[arg-type]
-
-    def _raw(self, working: Estimate, name: str) -> tuple[Any, Tensor]:
-        """The raw numbers of q's factor at every step (for Exact, the log-probabilities of all values)."""
-        program, spec = working.program, self.graph.rule("q", name).spec
-        if isinstance(spec, Exact):
-            return spec, swap(working.log_w(name), working.plan.slots[name][0], -1)
-        raw = program.piecewise(name, "q", lambda region: program.select(program.raw(program.entry("q", name, region)), region))
-        return spec, raw
 
     def sample(self, samples: int = 1) -> dict[str, Tensor]:
         """Joint samples of all latents, [S, N, size] or [S, N, T, size] each."""
