@@ -6,7 +6,7 @@ by the forward algorithm, what is left by a sum.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -23,6 +23,7 @@ from aevb.evidence.structure import Axes, NotExactError, Structure
 if TYPE_CHECKING:
     from aevb.model import Model
 
+INTEGRAL = "∫"  # the name of the term that holds the integral over the Gaussian unknowns
 AT_ONCE = 2**24  # numbers of one tensor, beyond which rows are taken in parts
 
 
@@ -56,17 +57,35 @@ def _numbers_a_row(structure: Structure, batch: Mapping[str, Tensor]) -> int:
 
 def marginal(model: Model, structure: Structure, batch: Mapping[str, Tensor]) -> Tensor:
     """log Σ over the discrete latents ∫ over the Gaussian ones of p, one number an example, in float64."""
-    graph = model.graph
     tables = Tables(model, structure, batch)
-    factors = [Term(tables.log_p(name).double(), axes, graph.timed[name]) for name, axes in structure.axes.items()]
+    factors = discrete_terms(tables)
+    if structure.linked:
+        factors.append(integral_term(Filter(model, tables, batch)))
+    n, _ = model._extent(batch)
+    return log_sum(tables, factors).reshape(-1).expand(n)
+
+
+def discrete_terms(tables: Tables) -> list[Term]:
+    """The factors that read no Gaussian unknown: log p of each variable, and what is known of the discrete latents."""
+    structure, graph = tables.structure, tables.graph
+    found = [Term(tables.log_p(name).double(), axes, graph.timed[name], name) for name, axes in structure.axes.items()]
     for name in structure.discrete:
         # A factor of its own: inside log p, a value that is ruled out whatever came before it would have no gradient.
         if (known := tables.known(name)) is not None:
-            factors.append(Term(known.double(), frozenset({(name, 0)}), graph.timed[name]))
-    if structure.linked:
-        integral = Filter(model, tables, batch)
-        factors.append(Term(integral.log_evidence(), structure.linked_axes, integral.timed and not structure.carried))
-    total = torch.zeros(1, 1, 1, dtype=torch.float64, device=model._parameter().device)
+            found.append(Term(known.double(), frozenset({(name, 0)}), graph.timed[name], f"{name}?"))
+    return found
+
+
+def integral_term(integral: Filter) -> Term:
+    """The integral over the Gaussian unknowns."""
+    structure = integral.structure
+    return Term(integral.log_evidence(), structure.linked_axes, integral.timed and not structure.carried, INTEGRAL)
+
+
+def log_sum(tables: Tables, factors: Sequence[Term]) -> Tensor:
+    """The log of the sum over all values of the discrete latents of the product of the factors, [1, 1, N or 1, 1]."""
+    structure, graph = tables.structure, tables.graph
+    total = torch.zeros(1, 1, 1, dtype=torch.float64, device=tables.program.is_last().device)
     paths = Paths.of(tables)
     for factor in factors:
         if any(graph.timed[name] for name, _ in factor.axes):
@@ -76,14 +95,13 @@ def marginal(model: Model, structure: Structure, batch: Mapping[str, Tensor]) ->
     if paths.slots:
         total = total + paths.log_sum()
     static = [tables.slots[name][0] for name in structure.discrete if not graph.timed[name]]
-    total = total.logsumexp(static) if static else total
-    n, _ = model._extent(batch)
-    return total.reshape(-1).expand(n)
+    return total.logsumexp(static, keepdim=True) if static else total
 
 
 class Term(NamedTuple):
-    """A log-factor, the discrete latents it depends on, and whether it has a number for every step."""
+    """A log-factor, the discrete latents it depends on, whether it has a number for every step, and whose it is."""
 
     value: Tensor
     axes: Axes
     timed: bool
+    name: str
