@@ -91,8 +91,7 @@ class Estimate:
         """
         if entry.side == "p" or entry.key.name not in self.plan.drawn or S not in self.plan.values[ref.name] or self.scale is None:
             return value
-        tiny = self.scale < 1e-12  # such a sample has no say; its inverse weight would overflow
-        return scale_gradient(value, torch.where(tiny, torch.zeros_like(self.scale), 1 / self.scale))
+        return scale_gradient(value, 1 / self.scale)
 
     def _scaled(self, raw: Tensor) -> Tensor:
         """A draw's parameters, with each sample's gradient weighted."""
@@ -325,17 +324,7 @@ class Estimate:
 
     def sequence(self) -> list[tuple[str, int]]:
         """The expectations left after time, innermost first: (latent or "#S", axis)."""
-        static = [name for name in self.plan.slots if not self.graph.timed[name]]
-        inner = list(self.plan.inner)
-        if self.plan.bound == "iwae":  # sums inside the logarithm may be taken before the samples' mean, if nothing outside waits for them
-            for name in reversed(static):
-                outer = [other for other in static if other not in inner]
-                waits = any((name, 0) in self.plan.axes[self.graph.rule("q", other).id] for other in outer)
-                if name in outer and self.plan.choices[name].draw != "enumerate" and not waits:
-                    inner.append(name)
-            inner.sort(key=static.index)
-        order = [*reversed(inner), "#S", *(name for name in reversed(static) if name not in inner)]
-        return [(name, SAMPLES if name == "#S" else self.plan.slots[name][0]) for name in order]
+        return [(name, SAMPLES if name == "#S" else self.plan.slots[name][0]) for name in self.plan.order]
 
     def terms(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Likelihood and KL terms, summed over time, not yet averaged."""
@@ -350,15 +339,20 @@ class Estimate:
         here = (self.program.values[name] == self.batch[name]).all(-1, keepdim=True)
         return torch.where(seen[..., :1] & ~here, torch.full_like(total, -math.inf), total)
 
-    def sample_weights(self, kl_weight: float | Tensor = 1.0) -> Tensor:
-        """The samples' normalised importance weights."""
+    def gradient_scale(self, kl_weight: float | Tensor = 1.0) -> Tensor:
+        """By what DReG multiplies the gradient of each draw: 1 − β + βw̃, with w̃ the sample's normalised importance weight.
+
+        The bound weights each sample's gradient by w̃. Its log-weight has −β log q(z), whose gradient with respect to q's parameters at fixed z
+        has the same mean as −β(w̃ − w̃²) times the gradient of the log-weight along the path of z: w̃(1 − β + βw̃) in all.
+        """
         terms, kls = self.terms()
         total = _integrand(terms, kls, kl_weight)
         for name, axis in self.sequence():
             if name == "#S":
                 break
             total = contract(total, self.weight(name), axis)
-        return expand_axis(total, SAMPLES, self.plan.samples).softmax(SAMPLES)
+        scale = 1 - kl_weight + kl_weight * expand_axis(total, SAMPLES, self.plan.samples).softmax(SAMPLES)
+        return torch.where(scale.abs() < 1e-12, torch.full_like(scale, 1e-12), scale)  # what an earlier draw reads is divided by it
 
     def bound(self, kl_weight: float | Tensor = 1.0) -> Bound:
         plan = self.plan
@@ -369,11 +363,12 @@ class Estimate:
         if weighted or score:
             total = _integrand(terms, kls, kl_weight)
         every = terms | kls
+        summed: list[int] = []  # the axes that the integrand of a sample is summed over
         for name, axis in self.sequence():
             if name == "#S":
                 if score:
                     assert total is not None
-                    surrogate = self._score_surrogate(total, score)
+                    surrogate = self._score_surrogate(total, score, summed)
                 if weighted:
                     assert total is not None
                     if math.prod(total.shape[:-4]) == 1:
@@ -397,6 +392,7 @@ class Estimate:
             if surrogate is not None:
                 surrogate = contract(surrogate, weight.detach(), axis)
             every = {key: contract(term, weight, axis) for key, term in every.items()}
+            summed.append(axis)
         n = self._like().shape[-2]
         shown = {key: term.reshape(-1).expand(n) for key, term in every.items()}
         if weighted:
@@ -408,8 +404,11 @@ class Estimate:
             value = value + (surrogate - surrogate.detach()).reshape(-1)
         return Bound(value, shown, log_weights)
 
-    def _score_surrogate(self, total: Tensor, names: list[str]) -> Tensor:
-        """A zero whose gradient is the score function's, with a leave-one-out baseline (VIMCO under iwae)."""
+    def _score_surrogate(self, total: Tensor, names: list[str], summed: Sequence[int]) -> Tensor:
+        """A zero whose gradient is the score function's, with a leave-one-out baseline (VIMCO under iwae).
+
+        Draws made for each component of a mixture, or each value of a latent, that ``total`` has ``summed`` over are all part of one sample.
+        """
         log_q: Tensor | None = None
         for name in names:
             part = self.log_q(name)
@@ -417,6 +416,8 @@ class Estimate:
             if seen is not None:
                 part = torch.where(seen[..., :1], torch.zeros_like(part), part)
             part = self.over_steps(part) if self.graph.timed[name] else part
+            for axis in summed:
+                part = part.sum(axis, keepdim=True) if size(part, axis) > 1 else part
             log_q = part if log_q is None else log_q + part
         assert log_q is not None
         k = self.plan.samples
@@ -472,9 +473,9 @@ def estimate(
 ) -> Bound:
     """The bound that the plan derives, for this batch and noise."""
     scale = None
-    if plan.gradient == "dreg":  # it weights each draw by its normalised weight: a first pass finds the weights
+    if plan.gradient == "dreg":  # a first pass finds the weights of the samples
         with torch.no_grad():
-            scale = Estimate(plan, factors, batch, noise, temperature=temperature).sample_weights(kl_weight)
+            scale = Estimate(plan, factors, batch, noise, temperature=temperature).gradient_scale(kl_weight)
     estimated = Estimate(plan, factors, batch, noise, temperature=temperature, scale=scale)
     bound = estimated.bound(kl_weight)
     if _one(kl_weight):

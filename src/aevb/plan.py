@@ -75,6 +75,20 @@ class Plan:
         return tuple(found)
 
     @property
+    def order(self) -> tuple[str, ...]:
+        """The order in which expectations are taken, innermost first: latents with an axis, and "#S", the mean over samples."""
+        static = [name for name in self.slots if not self.graph.timed[name]]
+        inner = list(self.inner)
+        if self.bound == "iwae":  # sums inside the logarithm may be taken before the samples' mean, if nothing outside waits for them
+            for name in reversed(static):
+                outer = [other for other in static if other not in inner]
+                waits = any((name, 0) in self.axes[self.graph.rule("q", other).id] for other in outer)
+                if name in outer and self.choices[name].draw != "enumerate" and not waits:
+                    inner.append(name)
+            inner.sort(key=static.index)
+        return (*reversed(inner), "#S", *(name for name in reversed(static) if name not in inner))
+
+    @property
     def untrained(self) -> tuple[str, ...]:
         """Latents whose q cancels from this bound, so that it cannot be trained by it."""
         return tuple(name for name, choice in self.choices.items() if choice.draw == "sum")
@@ -384,11 +398,25 @@ def _check_combinations(plan: Plan) -> None:
                 f"{entry.id} reads an end of {chain}, which is enumerated at every step: its other steps would have to remember that end. "
                 f"how={{{chain!r}: 'gumbel'}} draws it (or 'score', with samples=2 or more)."
             )
+    late = next((name for name in plan.order[plan.order.index("#S") + 1 :] if choices[name].draw == "sum"), None)
+    if late and "score" in drawn.values():  # the logarithm of that sum is not linear in the samples' bounds
+        waiting = next(name for name in plan.enumerated if (late, 0) in plan.axes[graph.rule("q", name).id])
+        raise ValueError(
+            f'how={{{late!r}: "sum"}}: q({waiting}|·) reads {late}, which is therefore summed after the samples, where the score function is biased. '
+            f'Use "sum" for {waiting} too, or "enumerate" for {late}.'
+        )
     if plan.gradient == "stl":
         if plan.bound == "iwae" and plan.samples > 1:
             raise ValueError('gradient="stl" is biased for iwae with samples > 1. Use gradient="dreg", or bound="elbo".')
         if "pathwise" not in drawn.values():
             raise ValueError('gradient="stl" needs a pathwise latent; this plan has none. Use gradient="plain".')
+        for name in plan.drawn:  # −log q(v) then has a weight that depends on v: its gradient at fixed v does not vanish in the mean
+            inside = sorted({axis for axis, _ in plan.values[name] if axis in plan.slots and choices[axis].draw in ("sum", "stratify")})
+            if plan.bound == "iwae" and drawn[name] == "pathwise" and inside:
+                raise ValueError(
+                    f'gradient="stl" is biased for iwae here: {name} is drawn for each value of {inside[0]}, which is summed inside the logarithm. '
+                    'Use gradient="plain", or bound="elbo".'
+                )
     if plan.gradient == "dreg":
         if plan.bound != "iwae" or plan.samples < 2:
             raise ValueError('gradient="dreg" is for bound="iwae" with samples=2 or more.')
