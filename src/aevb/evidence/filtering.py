@@ -16,8 +16,9 @@ from aevb.axes import steps_of
 from aevb.conditionals import Factor
 from aevb.deterministic import Function
 from aevb.distributions import MultivariateNormal as Gaussian
-from aevb.evidence.belief import Belief, Rule
+from aevb.evidence.belief import Belief, Column, Rule
 from aevb.evidence.finite import Tables
+from aevb.evidence.stacking import Transition, log_likelihood
 from aevb.graph import Entry
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 class Filter:
     """∫ Π of the factors that involve Gaussian unknowns, for every value of the discrete latents these depend on; in float64."""
+
+    fast = True  # whether steps in time are taken by :mod:`aevb.evidence.chain` where it can
 
     def __init__(self, model: Model, tables: Tables, batch: Mapping[str, Tensor]) -> None:
         self.model, self.graph, self.structure, self.program = model, model.graph, tables.structure, tables.program
@@ -39,8 +42,8 @@ class Filter:
 
     # The rule of each variable ------------------------------------------------------------------------------------------------
 
-    def _rule(self, name: str) -> Rule:
-        """The variable's rule at every step, its ends' where they have one of their own; zeros beyond a row's end."""
+    def _rule(self, name: str, padded: bool = True) -> Rule:
+        """The variable's rule at every step, its ends' where they have one of their own; zeros beyond a row's end if ``padded``."""
         entries, graph = self.graph.p[name], self.graph
         rule = self._linear(entries[graph.main(name)])
         if not graph.timed[name]:
@@ -53,7 +56,7 @@ class Filter:
             rule = rule.where(first, self._linear(entries["first"]))
         if "last" in entries:
             rule = rule.where(self.program.is_last(), self._linear(entries["last"]))
-        return rule if self.real is None else rule.where(~self.real, rule.zero())
+        return rule if self.real is None or not padded else rule.where(~self.real, rule.zero())
 
     def _linear(self, entry: Entry) -> Rule:
         """One entry: the matrices of its Gaussian parents; an offset and a spread that all else it reads may decide."""
@@ -93,24 +96,53 @@ class Filter:
             belief, found = self._visit(belief, name, self.rules[name], self._value(name), self._keep(name))
             total = total + found
         if self.structure.carried:
-            total = total + self._through_time(belief, [name for name in self.linked if name not in at_once])
+            timed = [name for name in self.linked if name not in at_once]
+            belief, following = self._remembering(belief, timed)
+            quick = self._as_chain(belief, following, timed) if self.fast and self.like.device.type == "cpu" else None
+            total = total + (self._through_time(belief, following, timed) if quick is None else quick)
         return total.unsqueeze(-1)
 
-    def _through_time(self, belief: Belief, names: list[str]) -> Tensor:
-        """The filter over the steps, from a belief about what has no time."""
-        lag, total = -self.structure.direction, self.like.new_zeros(1, 1)
-        forever = {column: column for column in belief.columns}
-        remembered = {(name, 0): (name, lag) for name in names if any((name, lag) in rule.matrices for rule in self.rules.values())}
-        for name, _ in remembered:  # before the first step all are zeros
+    def _remembering(self, belief: Belief, names: list[str]) -> tuple[Belief, dict[Column, Column]]:
+        """The belief before the first step, where all that is read of a neighbour is zeros; and what each of its columns is at the next step."""
+        lag = -self.structure.direction
+        following = {column: column for column in belief.columns}
+        for name in (name for name in names if any((name, lag) in rule.matrices for rule in self.rules.values())):
             d = self.graph.size(name)
             belief = belief.extended((name, lag), Rule({}, self.like.new_zeros(1, 1, d), self.like.new_zeros(1, 1, d, d)))
+            following[name, 0] = (name, lag)
+        return belief, following
+
+    def _as_chain(self, belief: Belief, following: Mapping[Column, Column], names: list[str]) -> Tensor | None:
+        """The same by :mod:`aevb.evidence.chain`, all steps' matrices made at once; None where only the general recursion has an answer."""
+        step = Transition.empty(belief)
+        observed: list[tuple[Rule, str]] = []
+        for name in names:
+            # Beyond a row's end nothing is seen: a filter forwards may go on there, so that rows of all lengths share their matrices.
+            rule = self._rule(name, padded=False) if self.real is not None and self.structure.direction > 0 else self.rules[name]
+            if name in self.structure.gaussian:
+                step = step.extended((name, 0), rule)
+                rule = self._itself(name)
+            if name in self.batch:
+                observed.append((rule, name))
+        if not observed:
+            return None
+        values = torch.cat([self.batch[name].double() for _, name in observed], -1)
+        keep = None
+        if any(self._keep(name) is not None for _, name in observed):
+            masks = [torch.ones_like(self.batch[name], dtype=torch.bool) if self._keep(name) is None else self._keep(name) for _, name in observed]
+            keep = torch.cat(masks, -1).double()  # type: ignore[arg-type]
+        return log_likelihood(step, belief, following, [rule for rule, _ in observed], values, keep, backwards=self.structure.direction < 0)
+
+    def _through_time(self, belief: Belief, following: Mapping[Column, Column], names: list[str]) -> Tensor:
+        """The filter over the steps, one by one, for any device."""
+        lag, total = -self.structure.direction, self.like.new_zeros(1, 1)
         rules = {name: self.rules[name].steps(self.steps) for name in names}
         values, keep = ({name: self._steps(part(name)) for name in names} for part in (self._value, self._keep))
         for t in range(self.steps) if lag < 0 else range(self.steps - 1, -1, -1):
             for name in names:
                 belief, found = self._visit(belief, name, rules[name][t], values[name][t], keep[name][t])
                 total = total + found
-            belief = belief.kept(forever | remembered)
+            belief = belief.kept(following)
         return total
 
     def _visit(self, belief: Belief, name: str, rule: Rule, value: Tensor | None, keep: Tensor | None) -> tuple[Belief, Tensor]:
@@ -119,10 +151,14 @@ class Filter:
             belief = belief.extended((name, 0), rule)
             if value is None:
                 return belief, self.like.new_zeros(1, 1)
-            itself = torch.eye(self.graph.size(name), dtype=self.like.dtype, device=self.like.device)[None, None]
-            rule = Rule({(name, 0): itself}, torch.zeros_like(rule.offset), torch.zeros_like(itself))
+            rule = self._itself(name)
         assert value is not None
         return belief.conditioned(rule, value, keep)
+
+    def _itself(self, name: str) -> Rule:
+        """The rule by which a latent that is known in some rows is seen there."""
+        eye = torch.eye(self.graph.size(name), dtype=self.like.dtype, device=self.like.device)[None, None]
+        return Rule({(name, 0): eye}, eye.new_zeros(1, 1, len(eye[0, 0])), torch.zeros_like(eye))
 
     def _value(self, name: str) -> Tensor | None:
         return self.batch[name].double() if name in self.batch else None

@@ -1,0 +1,317 @@
+"""A Gaussian chain in time: log-likelihood, score and smoothed moments by recursions that cost what they must.
+
+The chain is u_t = F_t u_{t−1} + c_t + N(0, Q_t), y_t = H_t u_t + d_t + N(0, R_t), with u ~ N(m, P) before the first step. Covariances and gains
+do not depend on the data: rows that lack the same entries share them, and where the matrices stay the same they are computed until they no
+longer change (the steady state). What is then left of a row is a linear recursion of its mean.
+
+The score needs no derivative of a recursion. Let λ_t be the derivative of log p(y_t … y_T | y_1 … y_{t−1}) by the predicted mean of u_t, and −N_t the
+second derivative. The derivative by the predicted covariance is then ½ (λλᵀ − N), since a Gaussian density solves the heat equation. λ and N
+follow from a linear recursion backwards, the disturbance smoother. All derivatives and smoothed moments are products of these; no covariance
+of u is inverted.
+
+Arrays are numpy's, in float64, [T, K, N, …]: K counts the joint values of discrete latents, N the rows; an axis of size 1 is shared.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Array = np.ndarray[Any, np.dtype[Any]]
+LOG_2PI = math.log(2 * math.pi)
+SETTLED = 1e-14  # the relative change of a covariance in one step below which it is taken to be constant
+EVERY = 4  # steps between two looks whether it is
+
+
+class Chain(NamedTuple):
+    """The matrices of a chain and its data; ``keep`` is 1 where an entry of y is known, None if all are."""
+
+    F: Any  # [T or 1, K or 1, N or 1, D, D]
+    c: Any  # [T or 1, K or 1, N or 1, D]
+    Q: Any
+    H: Any  # [.., M, D]
+    d: Any
+    R: Any
+    mean: Any  # [1, K or 1, N or 1, D], of u before the first step
+    covariance: Any
+    y: Any  # [T, 1, N, M]
+    keep: Any = None
+
+
+class ChainError(ValueError):
+    """A covariance of what is observed is not positive definite."""
+
+
+class Smoother:
+    """The filter forwards and the score backwards. Matrices belong to groups of rows, [T, K, G, …]; vectors to rows, [T, K, N, …]."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+        self.steps, _, self.n, self.m = chain.y.shape
+        matrices = (chain.F, chain.Q, chain.H, chain.R, chain.covariance)
+        self.k = max(part.shape[1] for part in (*matrices, chain.c, chain.d, chain.mean))
+        self.own = max(part.shape[2] for part in matrices) > 1  # rows have matrices of their own
+        self.group, keep = self._groups()
+        self.F, self.Q = chain.F, chain.Q
+        self.H, self.R = chain.H, chain.R
+        self.known: Array | float = float(self.m)
+        self.keep = keep
+        if keep is not None:  # an entry that is missing gets unit variance, no covariance and no residual
+            self.H = chain.H * keep[..., None]
+            self.R = chain.R * keep[..., None] * keep[..., None, :] + np.eye(self.m) * (1 - keep)[..., None]
+            self.known = chain.keep.sum(-1)
+        self._covariances()
+        self._means()
+
+    def _groups(self) -> tuple[Array | None, Array | None]:
+        """Which group each row belongs to (None: one group, or each row its own), and the entries that each group knows."""
+        keep = self.chain.keep
+        if self.own or keep is None or self.n == 1:
+            return None, keep
+        patterns, group = np.unique(np.swapaxes(keep[:, 0], 0, 1).reshape(self.n, -1), axis=0, return_inverse=True)
+        shared = np.swapaxes(patterns.reshape(len(patterns), self.steps, self.m), 0, 1)[:, None]
+        if len(patterns) == self.n:
+            return None, keep
+        return (None if len(patterns) == 1 else group), np.ascontiguousarray(shared)
+
+    # Forwards ---------------------------------------------------------------------------------------------------------------------
+
+    def _covariances(self) -> None:
+        """Predicted and filtered covariances, gains and the innovations' precisions."""
+        lead = np.broadcast_shapes(*(part.shape[1:3] for part in (self.F, self.Q, self.H, self.R, self.chain.covariance)))
+        size, steps = self.Q.shape[-1], self.steps
+        predicted, filtered = np.empty((steps, *lead, size, size)), np.empty((steps, *lead, size, size))
+        gains, precisions = np.empty((steps, *lead, size, self.m)), np.empty((steps, *lead, self.m, self.m))
+        covariances = np.empty_like(precisions)
+        F, Q, H, R = (_each(part, steps) for part in (self.F, self.Q, self.H, self.R))
+        last = _constant_until(steps, self.F, self.Q, self.H, self.R)
+        before, t = self.chain.covariance[0], 0
+        while t < steps:
+            P = F[t] @ before @ _transposed(F[t]) + Q[t]
+            cross = H[t] @ P
+            S = cross @ _transposed(H[t]) + R[t]
+            inverse = 1 / S if self.m == 1 else _inverse(S)
+            gain = _transposed(cross) @ inverse
+            after = P - gain @ cross
+            predicted[t], filtered[t], gains[t], precisions[t], covariances[t] = P, after, gain, inverse, S
+            if t % EVERY == 1 and last[t - 1] == last[t] > t and _close(P, predicted[t - 1]):
+                end = last[t] + 1
+                for whole in (predicted, filtered, gains, precisions, covariances):
+                    whole[t + 1 : end] = whole[t]
+                t = end - 1
+            before, t = after, t + 1
+        try:
+            factors = np.linalg.cholesky(covariances)
+        except np.linalg.LinAlgError:
+            raise ChainError("a covariance of what is observed is not positive definite") from None
+        self.log_det = 2 * np.log(np.diagonal(factors, axis1=-2, axis2=-1)).sum(-1)
+        self.predicted, self.filtered, self.gain, self.precision = predicted, filtered, gains, precisions
+        self.closed = self.F - gains @ (self.H @ self.F)  # Φ_t = (I − K_t H_t) F_t, by which the mean goes on
+
+    def _means(self) -> None:
+        """Filtered means, what was predicted of them, innovations, and the log-likelihood of each row, [K, N]."""
+        chain, steps = self.chain, self.steps
+        first = chain.y - _apply(self._rows(self.H), chain.c) - chain.d
+        if chain.keep is not None:
+            first = first * chain.keep
+        drive = chain.c + _apply(self._rows(self.gain), first)
+        start = np.broadcast_to(chain.mean[0], (self.k, self.n, drive.shape[-1]))
+        self.mean = _linear(self._rows(self.closed), drive, start)
+        before = np.concatenate([start[None], self.mean[:-1]])
+        self.ahead = _apply(self._rows(self.F), before) + chain.c
+        self.innovation = chain.y - _apply(self._rows(self.H), self.ahead) - chain.d
+        if chain.keep is not None:
+            self.innovation = self.innovation * chain.keep
+        self.white = _apply(self._rows(self.precision), self.innovation)
+        squares = (self.white * self.innovation).sum(-1)
+        total = -0.5 * (squares + self._rows(self.log_det[..., None])[..., 0] + self.known * LOG_2PI)
+        self.before = before
+        self.log_likelihood = np.broadcast_to(total, (steps, self.k, self.n)).sum(0)
+
+    # Backwards --------------------------------------------------------------------------------------------------------------------
+
+    def backwards(self) -> None:
+        """λ and N of each step, and the same for what is observed (u and D)."""
+        drive = _apply(_transposed(self._rows(self.F)), _apply(_transposed(self._rows(self.H)), self.white))
+        zero = np.zeros(drive.shape[1:])
+        closed = _transposed(self._rows(self.closed))
+        back = _linear(closed[::-1], drive[::-1], zero)[::-1]  # ρ_{t−1}, of the filtered mean
+        self.after_mean = np.concatenate([back[1:], zero[None]])  # ρ_t
+        self.start_mean = back[0]
+        seen = self.H @ self.F
+        inside = _transposed(seen) @ self.precision @ seen
+        curved = _congruent(self.closed, inside)
+        self.after_curvature = np.concatenate([curved[1:], np.zeros((1, *curved.shape[1:]))])  # M_t
+        self.start_curvature = curved[0]
+        self.u = self.white - _apply(_transposed(self._rows(self.gain)), self.after_mean)
+        self.score = self.after_mean + _apply(_transposed(self._rows(self.H)), self.u)  # λ_t
+        left = _transposed(self.gain) @ self.after_curvature
+        self.D = self.precision + left @ self.gain
+        self.left = left - self.D @ self.H
+        # N = (I − KH)ᵀ M (I − KH) + Hᵀ S⁻¹ H, with what is at hand
+        self.curvature = self.after_curvature - _transposed(left) @ self.H - _transposed(self.H) @ self.left
+
+    def smoothed(self) -> tuple[Array, Array]:
+        """E[u_t | all data], [T, K, N, D], and its covariance, [T, K, G, D, D]."""
+        self.backwards()
+        return self._smoothed_mean(), self.predicted - self.predicted @ self.curvature @ self.predicted
+
+    def _smoothed_mean(self) -> Array:
+        return self.ahead + _apply(self._rows(self.predicted), self.score)
+
+    def gradients(self, weight: Array) -> Chain:
+        """The derivative of Σ weight · log-likelihood, [K, N], by every part of the chain, in its shape."""
+        chain = self.chain
+        self.backwards()
+        w, share = weight[None, :, :, None], self._sums(weight)[None, :, :, None, None]
+        previous = np.concatenate([np.broadcast_to(chain.covariance, (1, *self.filtered.shape[1:])), self.filtered[:-1]])
+        smooth_before = self.before + _apply(self._rows(previous), np.concatenate([self.start_mean[None], self.after_mean[:-1]]))
+        D = self.D if self.keep is None else self.D * self.keep[..., None] * self.keep[..., None, :]
+
+        def fitted(a: Array, b: Array, matrices: Array, shape: tuple[int, ...]) -> Array:
+            """Σ over rows of weight · (a bᵀ + the matrix of the row's group), in the shape of a part."""
+            outer, whole = w * a, share * matrices
+            if self.own:
+                return _fit(outer[..., :, None] * b[..., None, :] + whole, shape)
+            return _fit((_transposed(outer) @ b)[..., None, :, :] + whole.sum(2, keepdims=True), shape)
+
+        return Chain(
+            F=fitted(self.score, smooth_before, -self.curvature @ (self.F @ previous), chain.F.shape),
+            c=_fit(w * self.score, chain.c.shape),
+            Q=fitted(0.5 * self.score, self.score, -0.5 * self.curvature, chain.Q.shape),
+            H=fitted(self.u, self._smoothed_mean(), self.left @ self.predicted, chain.H.shape),
+            d=_fit(w * self.u, chain.d.shape),
+            R=fitted(0.5 * self.u, self.u, -0.5 * D, chain.R.shape),
+            mean=_fit(w * self.start_mean[None], chain.mean.shape),
+            covariance=fitted(0.5 * self.start_mean[None], self.start_mean[None], -0.5 * self.start_curvature[None], chain.covariance.shape),
+            y=None,
+        )
+
+    def _rows(self, matrices: Array) -> Array:
+        """A group's matrices for each of its rows."""
+        return matrices if self.group is None or matrices.shape[2] == 1 else matrices[:, :, self.group]
+
+    def _sums(self, weight: Array) -> Array:
+        """The sum of the rows' weights in each group, [K, G]."""
+        groups = self.predicted.shape[2]
+        if groups == 1:
+            return weight.sum(1, keepdims=True)
+        if self.group is None:
+            return weight
+        return np.stack([np.bincount(self.group, row, groups) for row in weight])
+
+
+class LogLikelihood(torch.autograd.Function):
+    """The log-likelihood of each row, [K, N], as a function of a chain's tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, *parts: Tensor | None) -> Tensor:
+        with np.errstate(all="ignore"):  # what overflows is seen in the answer
+            smoother = Smoother(Chain(*(None if part is None else part.detach().numpy() for part in parts)))
+        ctx.smoother = smoother
+        return torch.from_numpy(smoother.log_likelihood)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *weights: Tensor) -> tuple[Tensor | None, ...]:
+        with np.errstate(all="ignore"):
+            found = ctx.smoother.gradients(weights[0].numpy())
+        return tuple(None if part is None else torch.from_numpy(part) for part in found)
+
+
+# Arithmetic over steps --------------------------------------------------------------------------------------------------------------
+
+
+def _each(part: Array, steps: int) -> Any:
+    return part if len(part) > 1 else [part[0]] * steps
+
+
+def _constant_until(steps: int, *parts: Array) -> list[int]:
+    """For each step the last one up to which all matrices are the same."""
+    change = np.zeros(steps, dtype=bool)
+    for part in parts:
+        if len(part) > 1:
+            change[1:] |= (part[1:] != part[:-1]).reshape(steps - 1, -1).any(1)
+    ends = np.append(np.flatnonzero(change) - 1, steps - 1)
+    return [int(end) for end in ends[np.searchsorted(ends, np.arange(steps))]]
+
+
+def _close(a: Array, b: Array) -> bool:
+    return bool(np.abs(a - b).max() <= SETTLED * np.abs(a).max())
+
+
+def _inverse(S: Array) -> Array:
+    try:
+        found: Array = np.linalg.inv(S)
+        return found
+    except np.linalg.LinAlgError:
+        raise ChainError("a covariance of what is observed is singular") from None
+
+
+def _apply(matrix: Array, vectors: Array) -> Array:
+    """[.., N or 1, a, b] times [.., N, b]; one product where all rows share the matrix."""
+    if matrix.shape[-3] == 1:
+        return vectors @ _transposed(matrix[..., 0, :, :])
+    return (matrix @ vectors[..., None])[..., 0]
+
+
+def _runs(matrices: Array) -> Iterator[tuple[int, int]]:
+    """The stretches of steps, from and to, in which the matrices stay the same."""
+    change = (matrices[1:] != matrices[:-1]).reshape(len(matrices) - 1, -1).any(1)
+    edges = [0, *(np.flatnonzero(change) + 1).tolist(), len(matrices)]
+    yield from itertools.pairwise(edges)
+
+
+def _linear(matrices: Array, drive: Array, start: Array) -> Array:
+    """m_t = A_t m_{t−1} + b_t for all steps; by doubling where A stays the same for long."""
+    steps = len(matrices)
+    found = np.empty((steps, *np.broadcast_shapes(drive.shape[1:], start.shape)))
+    last = start
+    for begin, end in _runs(matrices):
+        if end - begin < 16:
+            for t in range(begin, end):
+                last = _apply(matrices[t], last) + drive[t]
+                found[t] = last
+            continue
+        part = found[begin:end]
+        part[...] = drive[begin:end]
+        part[0] += _apply(matrices[begin], last)
+        power, reach = matrices[begin], 1
+        while reach < end - begin:
+            part[reach:] += _apply(power, part[:-reach])  # what is read was copied: numpy buffers operands that overlap
+            power, reach = power @ power, 2 * reach
+        last = part[-1]
+    return found
+
+
+def _congruent(matrices: Array, inside: Array) -> Array:
+    """M_t = A_tᵀ M_{t+1} A_t + W_t from the last step to the first; a run of the same A and W ends where M no longer changes."""
+    found = np.empty_like(inside)
+    after = np.zeros_like(inside[0])
+    for begin, end in reversed(list(_runs(np.concatenate([matrices.reshape(len(matrices), -1), inside.reshape(len(inside), -1)], 1)))):
+        for t in range(end - 1, begin - 1, -1):
+            A = matrices[t]
+            found[t] = _transposed(A) @ after @ A + inside[t]
+            if t % EVERY == 0 and _close(found[t], after):
+                found[begin:t] = found[t]
+                after = found[t]
+                break
+            after = found[t]
+    return found
+
+
+def _transposed(matrices: Array) -> Array:
+    return matrices.swapaxes(-1, -2)
+
+
+def _fit(gradient: Array, shape: tuple[int, ...]) -> Array:
+    """Summed over the axes that a part shares."""
+    axes = tuple(axis for axis, size in enumerate(shape) if size == 1 and gradient.shape[axis] > 1)
+    whole = gradient.sum(axes, keepdims=True) if axes else gradient
+    return whole if whole.shape == shape else np.array(np.broadcast_to(whole, shape))
