@@ -42,7 +42,8 @@ def exact_evidence(model: Model, batch: Mapping[str, Tensor]) -> Tensor:
         value = LinearGaussian(model, batch, torch.float64).log_evidence()
     else:
         structure = Structure(model, split_latents(model.graph, batch)[0])
-        n, rows = model._extent(batch)[0], max(1, AT_ONCE // _numbers_a_row(structure, batch))
+        n, steps = model._extent(batch)
+        rows = max(1, AT_ONCE // (_numbers_a_row(structure, batch) * (steps if structure.carried else 1)))
         cuts = (narrow(batch, start, min(rows, n - start)) for start in range(0, n, rows))
         value = torch.cat([marginal(model, structure, cut) for cut in cuts])
     return value.to(model._parameter().dtype)
