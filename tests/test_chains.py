@@ -166,7 +166,7 @@ def gradients(value, model):
 def check(model, data=None, lengths=None, known=None):
     """The bound and its gradients against all paths of each row, cut to its length."""
     data, known = data or {"x": X}, known or {}
-    value = model.elbo(**data, **known, lengths=lengths).value
+    value = model.elbo(**data, **known, lengths=lengths or data["x"].shape[1]).value
     expected = []
     for i, length in enumerate(lengths or [data["x"].shape[1]] * N):
         seen = [(name, t, int(labels[i, t])) for name, labels in known.items() for t in range(length) if labels[i, t] >= 0]

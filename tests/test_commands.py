@@ -179,7 +179,7 @@ def test_columns_are_found_again_by_name(monkeypatch, capsys, table):
     write_csv(Path("turned.csv"), np.c_[np.zeros(400), holes[:, ::-1]], "id," + ",".join(reversed(NAMES.split(","))))
     assert aevb(monkeypatch, capsys, "evaluate", "run", "--data", "turned.csv", "--samples", "0").splitlines()[1:] == expected
     write_csv(Path("less.csv"), holes[:, :3], "height,weight,income")
-    assert "less.csv lacks the column 'year' that x was trained with" in mistake(monkeypatch, capsys, "evaluate", "run", "--data", "less.csv")
+    assert "less.csv: it lacks the column 'year' that x was trained with" in mistake(monkeypatch, capsys, "evaluate", "run", "--data", "less.csv")
 
 
 def test_labels_in_a_table_size_a_conditional_model_and_judge_clusters(monkeypatch, capsys, table):
@@ -214,8 +214,8 @@ def test_ragged_sequences(tmp_path, monkeypatch, capsys):
     np.savez("sequences.npz", x=random.normal(5, 2, (40, 6, 2)), lengths=lengths)
     asked = ["vrnn", "--data", "sequences.npz", "--set", "likelihood=Normal", *SMALL, "--set", "h=8", "--set", "layers=1", "--prepare", "standardise"]
     printed = aevb(monkeypatch, capsys, "train", *asked, "--out", "run", "--steps", "4", "--hold-out", "0.25", "--schedule", "alternate:2,2")
-    assert "Data: 30 rows of sequences.npz, standardised, 10 validate." in printed
-    assert "10 rows of sequences.npz (held out)" in aevb(monkeypatch, capsys, "evaluate", "run", "--samples", "0")
+    assert "Data: 30 sequences of 2 to 6 steps of sequences.npz, standardised, 10 validate." in printed
+    assert "10 sequences of 2 to 6 steps of sequences.npz (held out)" in aevb(monkeypatch, capsys, "evaluate", "run", "--samples", "0")
     aevb(monkeypatch, capsys, "sample", "run", "-n", "3")
     lines = Path("run/samples.csv").read_text().splitlines()
     assert lines[0] == "row,step,x0,x1"
@@ -254,7 +254,7 @@ def test_a_table_with_a_column_a_step_comes_back_as_one(monkeypatch, capsys, mod
     write_csv(Path("t.csv"), np.where(missing, np.nan, whole), "a,b,c,d,e")
     aevb(monkeypatch, capsys, "train", "models.py:series", "--data", "t.csv", "--steps", "300", "--prepare", "standardise", "--out", "run")
     printed = aevb(monkeypatch, capsys, "impute", "run", "--out", "filled.csv", "--samples", "20")
-    assert f"{missing.sum()} missing cells of 60 rows filled" in printed
+    assert f"{missing.sum()} missing cells of 60 sequences of 5 steps filled" in printed
     assert Path("filled.csv").read_text().startswith("a,b,c,d,e\n")
     filled = np.loadtxt("filled.csv", delimiter=",", skiprows=1)
     assert np.allclose(filled[~missing], whole[~missing], rtol=1e-6)
@@ -276,7 +276,7 @@ def test_a_table_without_a_header_has_a_column_a_step_too(monkeypatch, capsys, m
     aevb(monkeypatch, capsys, "train", "models.py:series", "--data", "t.csv", "--steps", "2", "--out", "run")
     aevb(monkeypatch, capsys, "sample", "run", "-n", "2", "--out", "s.csv")
     assert Path("s.csv").read_text().startswith("x0,x1,x2\n")
-    assert "2 rows of s.csv" in aevb(monkeypatch, capsys, "evaluate", "run", "--data", "s.csv", "--samples", "0")
+    assert "2 sequences of 3 steps of s.csv" in aevb(monkeypatch, capsys, "evaluate", "run", "--data", "s.csv", "--samples", "0")
 
 
 def test_all_observed_variables_are_sampled_and_filled_in_their_units(monkeypatch, capsys, models):
@@ -320,10 +320,13 @@ def write_lines(path):
 def test_a_table_with_a_line_a_step_is_trained_on_evaluated_encoded_and_filled(monkeypatch, capsys, models):
     lines = write_lines(Path("t.csv"))
     asked = ["models.py:steps", "--data", "t.csv", "--steps", "100", "--prepare", "standardise", "--hold-out", "0.2"]
-    assert "Data: 16 rows of t.csv, standardised, 4 validate." in aevb(monkeypatch, capsys, "train", *asked, "--out", "run")
-    assert "4 rows of t.csv (held out)" in aevb(monkeypatch, capsys, "evaluate", "run", "--samples", "0")
+    assert "Data: 16 sequences of 2 to 5 steps (step 1 to 5) of t.csv, standardised, 4 validate." in aevb(
+        monkeypatch, capsys, "train", *asked, "--out", "run"
+    )
+    assert "4 sequences of 3 to 5 steps (step 1 to 5) of t.csv (held out)" in aevb(monkeypatch, capsys, "evaluate", "run", "--samples", "0")
     holes = sum(line.split(",").count("") for line in lines)
-    assert f"{holes} missing cells of 20 rows filled, in f.csv" in aevb(monkeypatch, capsys, "impute", "run", "--out", "f.csv", "--samples", "5")
+    printed = aevb(monkeypatch, capsys, "impute", "run", "--out", "f.csv", "--samples", "5")
+    assert f"{holes} missing cells of 20 sequences of 2 to 5 steps (step 1 to 5) filled, in f.csv" in printed
     written = Path("f.csv").read_text().splitlines()
     assert written[0] == "row,step,x0,x1,y,g"
     for line, found in zip(lines, written[1:], strict=True):
@@ -337,7 +340,7 @@ def test_a_table_with_a_line_a_step_is_trained_on_evaluated_encoded_and_filled(m
     assert np.array_equal(codes[:, :2], filled[:, :2])  # the table's own numbers of rows and steps
     aevb(monkeypatch, capsys, "sample", "run", "-n", "3", "--out", "s.csv")
     assert Path("s.csv").read_text().startswith("row,step,x0,x1,y,g\n0,0,")
-    assert "3 rows of s.csv" in aevb(monkeypatch, capsys, "evaluate", "run", "--data", "s.csv", "--samples", "0")
+    assert "3 sequences of 5 steps (step 0 to 4) of s.csv" in aevb(monkeypatch, capsys, "evaluate", "run", "--data", "s.csv", "--samples", "0")
     aevb(monkeypatch, capsys, "impute", "run", "--out", "f.npz", "--samples", "5")
     with np.load("f.npz") as found:
         assert found["lengths"].tolist() == np.unique(filled[:, 0], return_counts=True)[1].tolist()
@@ -357,13 +360,13 @@ def test_ragged_lists_in_parquet_are_filled(monkeypatch, capsys, models):
     parquet.write_table(pyarrow.table({"x": [row.tolist() for row in rows]}), "t.parquet")
     asked = ["models.py:series", "--data", "t.parquet", "--steps", "50", "--prepare", "standardise"]
     aevb(monkeypatch, capsys, "train", *asked, "--out", "run")
-    assert "5 missing cells of 15 rows filled" in aevb(monkeypatch, capsys, "impute", "run", "--out", "f.csv", "--samples", "5")
+    assert "5 missing cells of 15 sequences of 2 to 5 steps filled" in aevb(monkeypatch, capsys, "impute", "run", "--out", "f.csv", "--samples", "5")
     assert Path("f.csv").read_text().startswith("row,step,x\n0,0,")
     found = np.loadtxt("f.csv", delimiter=",", skiprows=1)
     known = ~np.isnan(np.concatenate(rows))
     assert np.array_equal(found[known, 2], np.concatenate(rows)[known])
     assert (np.abs(found[:, 2] - 100) < 60).all()
-    assert "15 rows of f.csv" in aevb(monkeypatch, capsys, "evaluate", "run", "--data", "f.csv", "--samples", "0")
+    assert "15 sequences of 2 to 5 steps (step 0 to 4) of f.csv" in aevb(monkeypatch, capsys, "evaluate", "run", "--data", "f.csv", "--samples", "0")
 
 
 def test_what_cannot_be_asked_of_a_run_is_one_line(monkeypatch, capsys, models):
@@ -444,7 +447,7 @@ def test_labels_of_steps_and_unknown_labels_are_counted(monkeypatch, capsys, mod
     )
     write_csv(Path("steps.csv"), np.array(lines), "row,step,x,y")
     told = aevb(monkeypatch, capsys, "train", "chain.py:m", "--data", "steps.csv", "--steps", "3", "--out", "chain")
-    assert "12 rows of steps.csv, y known in all." in told
+    assert "12 sequences of 4 to 6 steps (step 0 to 5) of steps.csv, y known in all." in told
     Path("mixture.py").write_text(
         'from aevb import Model, Normal, OneHot\nm = Model(p={"y": OneHot(2), "z | y": Normal(1), "x | z": Normal(2)}, '
         'q={"y | x": OneHot(), "z | x, y": Normal()})\n'

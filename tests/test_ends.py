@@ -31,7 +31,8 @@ def same(found, expected):
 def data(lengths):
     if lengths == "ragged":
         return {"x": X, "lengths": LENGTHS[lengths]}
-    return {"x": X[:, : LENGTHS[lengths][0]]}
+    length = LENGTHS[lengths][0]
+    return {"x": X[:, :length], "lengths": length}
 
 
 def raw_at(model, side, name, row, t, length, values):

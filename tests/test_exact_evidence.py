@@ -76,7 +76,7 @@ def laid_out(model, values, steps):
     for name in {name for name, _ in values}:
         parts = [values[name, t].expand(rows, -1) for t in range(steps if graph.timed[name] else 1)]
         whole[name] = torch.stack(parts, 1) if graph.timed[name] else parts[0]
-    return model.prepare(**whole)
+    return model.prepare(**whole, lengths=steps if any(graph.timed[name] for name in whole) else None)
 
 
 def log_p(model, batch):

@@ -9,8 +9,9 @@ import torch
 from small_models import LENGTHS, NAN, RAGGED, SEQUENCE, X, conditional, state, vae
 
 from aevb import Model, Normal, OneHot
-from aevb.data.files import assign, header, lines, read_file
+from aevb.data.files import assign, layout, read_file, read_lines
 from aevb.data.sources import open_source, read_arrays
+from aevb.data.tables import header
 
 
 def test_members_of_an_archive_are_mapped_where_they_are_stored_plainly(tmp_path):
@@ -69,13 +70,13 @@ def test_a_column_named_like_a_latent_code_is_data(tmp_path):
     graph = Model({"y": OneHot(3), "z | y": Normal(2), "x | z": Normal(4)}, {"y | x": OneHot(), "z | x, y": Normal()}).graph
     found = read_file(tmp_path / "t.csv", graph)
     assert {name: value.tolist() for name, value in found.items()} == {"x": [[1, 2, 3, 4], [5, 6, 7, 8]], "y": [0, 2]}
-    assert assign(header(tmp_path / "t.csv"), graph) == {"x": ["z", "a", "b", "c"], "y": ["y"]}
+    assert assign(header(tmp_path / "t.csv").names, graph) == {"x": ["z", "a", "b", "c"], "y": ["y"]}
 
 
 def test_the_numbers_that_pandas_names_columns_by_are_a_header(tmp_path):
     (tmp_path / "t.csv").write_text("0,1,2,3\n9,8,7,6\n5,4,3,2\n")
     assert read_file(tmp_path / "t.csv", vae().graph)["x"].tolist() == [[9, 8, 7, 6], [5, 4, 3, 2]]
-    assert header(tmp_path / "t.csv") == ("0", "1", "2", "3")
+    assert header(tmp_path / "t.csv").names == ("0", "1", "2", "3")
     (tmp_path / "one.csv").write_text("0\n9\n5\n")  # a column of numbers that begins with 0
     single = Model({"z": Normal(2), "x | z": Normal(1)}, {"z | x": Normal()}).graph
     assert read_file(tmp_path / "one.csv", single)["x"].tolist() == [[0], [9], [5]]
@@ -115,8 +116,9 @@ def test_a_table_with_a_line_a_step_holds_sequences(tmp_path):
     assert np.array_equal(np.concatenate(found["y"]), [2, 0, NAN, 1], equal_nan=True)
     assert found["g"].tolist() == [3, 1]  # labels, without time
     assert found["c"].tolist() == [[1.5], [0.5]]
-    assert assign(header(tmp_path / "t.csv"), graph) == {"x": ["x0", "x1"], "y": ["y"], "c": ["c"], "g": ["g"]}
-    assert (lines(tmp_path / "t.csv").rows.tolist(), lines(tmp_path / "t.csv").first) == ([2, 7], 1)
+    assert assign(header(tmp_path / "t.csv").names, graph) == {"x": ["x0", "x1"], "y": ["y"], "c": ["c"], "g": ["g"]}
+    by_row = read_lines(tmp_path / "t.csv", graph)[1]
+    assert (by_row.rows.tolist(), by_row.begins.tolist()) == ([2, 7], [1, 1])
     (tmp_path / "even.csv").write_text("row,step,x0,x1,y,c,g\n" + "".join(f"{i},{t},{i},{t},0,0,1\n" for i in range(2) for t in range(3)))
     assert read_file(tmp_path / "even.csv", graph)["x"].tolist() == [[[i, t] for t in range(3)] for i in range(2)]
     still = Model({"z": Normal(2), "x | z": Normal(4)}, {"z | x": Normal()}).graph  # no time: row and step are columns
@@ -155,8 +157,8 @@ def test_an_array_of_objects_is_told_how_to_be_saved(tmp_path):
 
 def test_what_cannot_be_read_ends_with_one_full_stop_and_names_the_file(tmp_path):
     (tmp_path / "x.npy").write_bytes(b"nothing")
-    (tmp_path / "t.csv").write_text("a,b\n1,word\n")
-    for wrong in (lambda: read_file(tmp_path / "x.npy", vae().graph), lambda: header(tmp_path / "t.csv")):
+    (tmp_path / "t.csv").write_text("a,a\n1,2\n")
+    for wrong in (lambda: read_file(tmp_path / "x.npy", vae().graph), lambda: layout(tmp_path / "t.csv", vae().graph)):
         with pytest.raises(ValueError, match=r"(x.npy|t.csv) cannot be read: .*[^.]\.$"):
             wrong()
 
@@ -185,7 +187,7 @@ def test_a_table_that_does_not_fit_is_refused_with_its_columns(tmp_path, build, 
 def test_parquet_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     graph = vae().graph
     write_parquet(tmp_path / "w.parquet", {"name": ["a", "b"]})
-    with pytest.raises(ValueError, match="w.parquet cannot be read: its column 'name' holds string, not numbers"):
+    with pytest.raises(ValueError, match=re.escape("w.parquet: the column 'name' holds words (a, b), not numbers")):
         read_file(tmp_path / "w.parquet", graph)
     (tmp_path / "no.parquet").write_text("nothing of the kind")
     with pytest.raises(ValueError, match="no.parquet cannot be read"):

@@ -31,10 +31,13 @@ def prepare(
     steps: Any = None,
     lengths: Any = None,
     first_row: int = 0,
+    single: bool = False,
 ) -> Batch:
     """Check the data against the declaration and lay them out.
 
-    ``need`` are the variables that must be there; ``first_row`` is the number of the first row, for messages.
+    ``need`` are the variables that must be there; ``first_row`` is the number of the first row, for messages. Several sequences of one step
+    each are refused, since they are usually one sequence on the wrong axis: ``lengths=1`` asks for them, ``single`` too. A single number as
+    ``lengths`` is the length of every row.
     """
     need = (*graph.observed, *graph.given) if need is None else need
     known = (*graph.stochastic, *graph.given)
@@ -54,6 +57,9 @@ def prepare(
             if mask is not None:
                 masks[f"{name}?"] = mask
     _check_lengths(graph, batch)
+    if steps is None and np.ndim(lengths) == 0 and any(graph.timed[name] for name in batch):
+        _check_steps(graph, batch, lengths, single)
+        lengths = None
     real = _real_steps(graph, batch, steps, lengths)
     for name, value in batch.items():
         mask = masks.get(f"{name}?")
@@ -275,6 +281,21 @@ def _check_lengths(graph: Graph, batch: Batch) -> None:
     steps = {name: value.shape[0] for name, value in batch.items() if graph.timed[name]}
     if len(set(steps.values())) > 1:
         raise ValueError(f"The data disagree on the number of steps: {', '.join(f'{name} {n}' for name, n in steps.items())}.")
+
+
+def _check_steps(graph: Graph, batch: Batch, length: Any, single: bool) -> None:
+    """Refuse another number of steps than ``length``, and several sequences of one step that nobody asked for: a series looks like that
+    whose time points stand on the axis of the examples."""
+    name = next(name for name in batch if graph.timed[name])
+    count, n = batch[name].shape[:2]
+    if length is not None and length != count:
+        raise ValueError(f"lengths={length}, but {name} has {_counted(count, 'step')}. Leave out lengths=, or give a number for each row.")
+    if length is None and count == 1 < n and not single:
+        shape = ", ".join(map(str, (1, n, *graph.shapes[name])))
+        raise ValueError(
+            f"{name} holds {n} sequences of one step each; the axes are [N, T, …]. If they are the {n} steps of one sequence, put the axis of the "
+            f"examples first: {name}.reshape({shape}). If sequences of one step are meant, say so: lengths=1."
+        )
 
 
 def _real_steps(graph: Graph, batch: Batch, steps: Any, lengths: Any, *, check: bool = True) -> Tensor | None:

@@ -311,7 +311,7 @@ class Model(nn.Module):
                 raise ValueError(f"{name} has {tensor.shape[0]} rows, but {n} samples were asked for. Fix one row, or one for each sample.")
             self._check_known(name, tensor)
             full[name] = tensor
-        return prepare(self.graph, full, like=self._parameter(), need=tuple(full)) if full else {}
+        return prepare(self.graph, full, like=self._parameter(), need=tuple(full), single=True) if full else {}
 
     def _check_known(self, name: str, value: Tensor) -> None:
         """Refuse a fixed value with something unknown in it: NaN, or the label −1."""
@@ -364,7 +364,8 @@ class Model(nn.Module):
     def log_prob(self, *, steps: Any = None, lengths: Any = None, **assignment: Any) -> Tensor:
         """log p of a complete assignment (every stochastic variable and every given one), one number an example."""
         graph = self.graph
-        batch = prepare(graph, assignment, like=self._parameter(), need=(*graph.stochastic, *graph.given), steps=steps, lengths=lengths)
+        need = (*graph.stochastic, *graph.given)
+        batch = prepare(graph, assignment, like=self._parameter(), need=need, steps=steps, lengths=lengths, single=True)
         for name in graph.latents:
             if f"{name}?" in batch:
                 raise ValueError(f"{name!r} is unknown in some rows; log_prob takes a complete assignment.")

@@ -153,7 +153,7 @@ class Posterior:
         """Values of latents as a batch, with this batch's real steps."""
         real = self.batch.get("steps")
         steps = real.squeeze(-1).T if real is not None and any(self.graph.timed[name] for name in values) else None
-        return prepare(self.graph, values, like=self.model._parameter(), need=(), steps=steps)
+        return prepare(self.graph, values, like=self.model._parameter(), need=(), steps=steps, single=True)
 
     def log_prob(self, **values: Any) -> Tensor:
         """log q(values | data), one number an example; values of all latents, [N, size] or [N, T, size]."""

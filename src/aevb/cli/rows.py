@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from aevb.data.named import Loaded, Recipe
+    from aevb.data.named import Loaded, Recipe, Split
     from aevb.model import Model
 
 ROWS = 1000  # rows that are taken at a time after training
@@ -76,6 +76,26 @@ def model_and_rows(text: str, data: str | None, prepare: str | None, seed: int, 
 def which_rows(loaded: Loaded) -> str:
     """Words for the rows that a command uses, if they are not all of them."""
     return "" if loaded.test is None else " (held out)" if loaded.recipe.hold_out else " (validation)" if loaded.recipe.validation else " (test)"
+
+
+def counted_rows(model: Model, loaded: Loaded, split: Split) -> str:
+    """How many rows there are, in words; of sequences also their lengths, and from when to when they are."""
+    import numpy as np
+
+    n = len(next(iter(split.raw.values())))
+    timed = next((value for name, value in split.raw.items() if model.graph.timed.get(name)), None)
+    if timed is None:
+        return f"{n} row{'s' * (n != 1)}"
+    if "steps" in split.raw:
+        lengths = np.asarray(split.raw["steps"]).astype(bool).sum(1)
+    elif "lengths" in split.raw:
+        lengths = np.asarray(split.raw["lengths"])
+    else:
+        lengths = np.array([len(row) for row in timed] if isinstance(timed, list) else [np.shape(timed)[1]])
+    low, high = int(lengths.min()), int(lengths.max())
+    count = f"{low}" if low == high else f"{low} to {high}"
+    span = f" ({loaded.lines.span})" if loaded.lines is not None and loaded.lines.span else ""
+    return f"{n} sequence{'s' * (n != 1)} of {count} step{'s' * (high != 1)}{span}"
 
 
 def batches(model: Model, data: Mapping[str, Any]) -> list[dict[str, Tensor]]:

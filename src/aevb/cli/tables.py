@@ -31,7 +31,7 @@ def write(
     """Arrays by variable: a .npz (or .npy) as they are, a .csv with a header, whose names are ``columns`` where they fit.
 
     A .csv has a line a row, or with ``timed`` variables a line a step, of which each row has as many as ``lengths`` says; rows and steps
-    are counted from 0, or have the ``numbers`` of another table. Six digits are written, or with ``exact`` as many as give every
+    are counted from 0, or are numbered as in another table. Six digits are written, or with ``exact`` as many as give every
     number back.
     """
     import numpy as np
@@ -59,10 +59,10 @@ def write(
         parts.append(table)
     keys = [""] * len(parts[0])
     if timed:
-        names = ["row", "step", *names]
+        names = [*(("row", "step") if numbers is None else numbers.keys.names), *names]
         rows, steps = real.nonzero()
-        rows, steps = (rows, steps) if numbers is None else (numbers.rows[rows], numbers.first + steps)
-        keys = [f"{row},{step}," for row, step in zip(rows.tolist(), steps.tolist(), strict=True)]
+        counted = (f"{row},{step}," for row, step in zip(rows.tolist(), steps.tolist(), strict=True))
+        keys = list(counted) if numbers is None else numbers.numbers(rows, steps)
     with out.open("w", encoding="utf-8", newline="") as file:
         file.write(",".join(names) + "\n")
         for key, line in zip(keys, np.concatenate(parts, 1).tolist(), strict=True):

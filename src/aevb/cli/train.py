@@ -16,10 +16,11 @@ import typer
 
 from aevb.cli.options import BoundName, Data, Gradient, How, ModelName, Prepare, Samples, Seed, Set, device_of, in_its_words, pairs
 from aevb.cli.resolve import resolve
-from aevb.cli.rows import known_rows, recipe_of
+from aevb.cli.rows import counted_rows, known_rows, recipe_of
 
 if TYPE_CHECKING:
     from aevb.data.named import Loaded, Recipe, Split
+    from aevb.model import Model
     from aevb.training.schedules import Schedule
 
 
@@ -99,7 +100,7 @@ def train(
     if speaks:
         everywhere = {name for name, count in known.items() if count == _count(loaded.train)}
         print(f"{found}\n\n{found.explain(**choices, clamped=everywhere, partial=known.keys() - everywhere)}\n")
-        print(_told(loaded, known) + "\n")
+        print(_told(found, loaded, known) + "\n")
     asked: dict[str, Any] = {
         "epochs": epochs,
         "steps": steps,
@@ -164,11 +165,11 @@ def _count(split: Split) -> int:
     return len(next(iter(split.data.values())))
 
 
-def _told(loaded: Loaded, known: Mapping[str, int]) -> str:
-    """One line on the data: how many rows, how prepared, what is known of latents, what validates."""
+def _told(model: Model, loaded: Loaded, known: Mapping[str, int]) -> str:
+    """One line on the data: how many rows (of how many steps), how prepared, what is known of latents, what validates."""
     recipe = loaded.recipe
     n = _count(loaded.train)
-    parts = [f"{n} rows of {recipe.data}"]
+    parts = [f"{counted_rows(model, loaded, loaded.train)} of {recipe.data}"]
     parts += [f"{name} known in {'all' if count == n else count}" for name, count in known.items() if count]
     parts += (
         [f"{recipe.prepare}d" if recipe.prepare in ("standardise", "dequantise", "binarise", "scale") else str(recipe.prepare)]

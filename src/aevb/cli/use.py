@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aevb.cli.options import RunData, RunFolder, RunPrepare, Seed, in_its_words
-from aevb.cli.rows import batches, known_rows, load_rows, open_run, recipe_of, which_rows, whole_of, without_latents
+from aevb.cli.rows import batches, counted_rows, known_rows, load_rows, open_run, recipe_of, which_rows, whole_of, without_latents
 from aevb.cli.tables import refuse_kind, write
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def evaluate(
     chosen = loaded.test or loaded.train
     source = open_source(model.graph, chosen.data, model._parameter())
     values = evaluation.evaluate(model, source, seed=seed)
-    print(f"{source.n} rows of {loaded.recipe.validation or loaded.recipe.data}{which_rows(loaded)}, nats an example:")
+    print(f"{counted_rows(model, loaded, chosen)} of {loaded.recipe.validation or loaded.recipe.data}{which_rows(loaded)}, nats an example:")
     for name, value in values.items():
         print(f"  {name:<12} {value:10.3f}")
     if samples and "evidence" not in values and evidence is None:
@@ -164,9 +164,12 @@ def encode(
     codes = _posterior_means(model, without_latents(model, chosen.data), seed)
     timed = [name for name in codes if model.graph.timed[name]]
     lengths = (~np.isnan(codes[timed[0]]).any(-1)).sum(1) if timed else None
-    write(out, codes, {}, timed, lengths=lengths, numbers=_numbers(loaded.recipe))
-    n = len(next(iter(codes.values())))
-    print(f"{n} rows{which_rows(loaded)}: " + ", ".join(f"{name} {list(code.shape)}" for name, code in codes.items()) + f" in {out}")
+    write(out, codes, {}, timed, lengths=lengths, numbers=loaded.lines)
+    print(
+        f"{counted_rows(model, loaded, chosen)}{which_rows(loaded)}: "
+        + ", ".join(f"{name} {list(code.shape)}" for name, code in codes.items())
+        + f" in {out}"
+    )
 
 
 def impute(
@@ -205,8 +208,8 @@ def impute(
             count += int(missing.sum())
             array = np.where(missing, mean.argmax(-1) if labels else mean.reshape(array.shape), array)
         filled[variable] = array
-    _write_filled(out, filled, graph, loaded.recipe)
-    print(f"{count} missing cells of {len(next(iter(filled.values())))} rows filled, in {out}")
+    _write_filled(out, filled, graph, loaded.recipe, loaded.lines)
+    print(f"{count} missing cells of {counted_rows(model, loaded, loaded.train)} filled, in {out}")
 
 
 # What they compute -----------------------------------------------------------------------------------------------------------------
@@ -262,7 +265,7 @@ def _as_data(graph: Graph, recipe: Recipe | None, name: str, value: np.ndarray) 
 
 def _a_line_a_row(recipe: Recipe | None, timed: list[str], length: int | None) -> bool:
     """Whether sequences of this length are written as the run's own table has them, with a column a step."""
-    from aevb.data.files import TABLES
+    from aevb.data.tables import TABLES
 
     if recipe is None or recipe.long or Path(recipe.data).suffix not in TABLES:
         return False
@@ -270,20 +273,13 @@ def _a_line_a_row(recipe: Recipe | None, timed: list[str], length: int | None) -
     return all(length == (recipe.steps if columns is None else len(columns.get(name, ()))) for name in timed)
 
 
-def _numbers(recipe: Recipe) -> Lines | None:
-    """The numbers that rows and steps have in a table with a line a step."""
-    from aevb.data.files import lines
-
-    return lines(Path(recipe.data)) if recipe.long else None
-
-
-def _write_filled(out: Path, filled: dict[str, np.ndarray], graph: Graph, recipe: Recipe) -> None:
+def _write_filled(out: Path, filled: dict[str, np.ndarray], graph: Graph, recipe: Recipe, numbers: Lines | None) -> None:
     """Filled arrays as their file had them; in a .csv a line a step where a line a row could not hold them."""
     import numpy as np
 
-    from aevb.data.files import TABLES
+    from aevb.data.tables import TABLES
 
-    lengths, numbers = None, _numbers(recipe)
+    lengths = None
     timed = [name for name in filled if graph.timed.get(name)]
     if out.suffix == ".csv":
         lengths, steps = filled.pop("lengths", None), filled.pop("steps", None)

@@ -5,32 +5,19 @@ A table has a line a row, with a column a step where a variable lives in time; o
 
 from __future__ import annotations
 
-import csv
 import re
-import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from aevb.data.long import Lines, is_long, lines_of
+from aevb.data.archives import read_archive, read_array
+from aevb.data.long import Keys, Lines, keys_of, lines_of, refuse_count
+from aevb.data.tables import TABLES, Table, header, read_table
+from aevb.data.text import FEW, WordsError
 from aevb.families import OneHot
 from aevb.graph import Graph
-
-TABLES = (".csv", ".tsv", ".txt", ".parquet")
-MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "None", "?")
-_OBJECTS = ("Python objects in dtype", "Object arrays cannot be loaded")  # as numpy says it
-
-
-@dataclass(frozen=True)
-class Table:
-    """Columns [N, C], with their names where the file has a header. A column of lists (Parquet) stands in ``lists`` instead."""
-
-    values: np.ndarray
-    names: tuple[str, ...] | None
-    lists: Mapping[str, list[np.ndarray]]
 
 
 def read_file(
@@ -41,70 +28,63 @@ def read_file(
     ``columns`` says which of a table's columns a variable has, instead of the header's own names. ``check=False`` leaves the numbers
     of columns unchecked, for a model whose sizes are to be taken from them.
     """
+    return read_lines(path, graph, only=only, columns=columns, check=check)[0]
+
+
+def read_lines(
+    path: Path, graph: Graph, *, only: str | None = None, columns: Mapping[str, list[str]] | None = None, check: bool = True
+) -> tuple[dict[str, Any], Lines | None]:
+    """The arrays of a file by variable, and of a table with a line a step which lines are whose."""
     if not path.is_file():
         raise ValueError(f"There is no file {path}; the data sets by name are {', '.join(('fa', 'digits', 'mnist', 'fashion'))}.")
     try:
         if path.suffix == ".npy":
-            return {only or _names(graph)[0]: np.load(path, mmap_mode="r", allow_pickle=False)}
+            return {only or _names(graph)[0]: read_array(path)}, None
         if path.suffix == ".npz":
-            return _by_name(_read_archive(path), graph, only)
+            return _by_name(read_archive(path), graph, only), None
         if path.suffix not in TABLES:
             raise ValueError(f"files of kind {path.suffix or 'no suffix'} are not known; use .npy, .npz, .csv or .parquet")
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
-        raise _unreadable(path, error) from None
-    return _split(path, _read_table(path), graph, only, columns, check)
+        table = read_table(path)
+    except (OSError, EOFError, ValueError) as error:
+        raise _unreadable(path, error, graph) from None
+    return _split(path, table, graph, only, columns, check)
 
 
-def header(path: Path) -> tuple[str, ...] | None:
-    """The names of a table's columns; None for a file without them."""
-    return _read_table(path).names if path.suffix in TABLES and path.is_file() else None
+def layout(path: Path, graph: Graph) -> tuple[dict[str, list[str]] | None, bool]:
+    """Which columns of a table go to which variable, if they have names; and whether it has a line a step."""
+    if path.suffix not in TABLES or not path.is_file():
+        return None, False
+    try:
+        found = header(path)
+        columns = None if found.names is None else assign(found.names, graph)
+        taken = {_names(graph)[0]: [str(j + 1) for j in range(found.width)]} if columns is None else columns
+        return columns, keys_of(found.names, graph) is not None or (not found.lists and _one_step(graph, taken, True))
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error, graph) from None
 
 
-def lines(path: Path) -> Lines:
-    """Which lines of a table with a line a step belong to which row."""
-    return lines_of(_read_table(path).values[:, :2])
-
-
-def _unreadable(path: Path, error: Exception) -> ValueError:
-    if path.suffix in (".npy", ".npz") and any(words in str(error) for words in _OBJECTS):
-        return ValueError(
-            f"{path} holds Python objects, not an array of numbers. Sequences of different lengths are saved padded, with how long each is "
-            "(np.savez(file, x=padded, lengths=lengths)), or as a column of lists in Parquet."
-        )
-    return ValueError(f"{path} cannot be read: {str(error).rstrip('.')}.")
+def _unreadable(path: Path, error: Exception, graph: Graph) -> ValueError:
+    if not isinstance(error, WordsError):
+        return ValueError(f"{path} cannot be read: {str(error).rstrip('.')}.")
+    first, column = _names(graph)[0], error.column
+    if len(error.found) == 1:
+        return ValueError(f"{path}: {error}, and no other value follows. Leave the column out.")
+    if len(error.found) > FEW:
+        return ValueError(f"{path}: {error!s}, but words, {FEW} different ones and more. Leave the column out.")
+    shown = ", ".join(error.found[:6]) + (", …" if len(error.found) > 6 else "")
+    numbers = ", ".join(f"{word} = {i}" for i, word in enumerate(error.found[:3])) + (", …" if len(error.found) > 3 else "")
+    name = re.sub(r"\W|^(?=\d)", "_", column) if column else "c"
+    parents = ", ".join(dict.fromkeys(map(str, graph.reads("p", first)))) if first in graph.p else ""
+    declared = f'"{name}{"[t]" * graph.timed[first]}{" | " * bool(parents)}{parents}": OneHot({len(error.found)})'
+    return ValueError(
+        f"{path}: the column {column!r} holds words ({shown}), not numbers. If they are categories, declare a variable for them, {declared} in p, "
+        f"and number them in the file ({numbers}) in a column {name}; among the columns of {first} their numbers would be taken for measurements. "
+        "Or leave the column out."
+    )
 
 
 def _names(graph: Graph) -> list[str]:
     return [*graph.observed, *graph.given]
-
-
-# Archives ------------------------------------------------------------------------------------------------------------------------
-
-
-def _read_archive(path: Path) -> dict[str, Any]:
-    """The members of a .npz: mapped where they are stored as they are (np.savez), loaded where compressed."""
-    with zipfile.ZipFile(path) as archive:
-        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist() if info.filename.endswith(".npy")}
-    mapped = {name: array for name, info in members.items() if (array := _map_member(path, info)) is not None}
-    with np.load(path, allow_pickle=False) as loaded:
-        return {name: mapped[name] if name in mapped else loaded[name] for name in members}
-
-
-def _map_member(path: Path, info: zipfile.ZipInfo) -> np.memmap | None:
-    if info.compress_type != zipfile.ZIP_STORED:
-        return None
-    with path.open("rb") as file:
-        file.seek(info.header_offset)
-        local = file.read(30)  # the local header: its name and extra field lie between it and the member
-        if local[:4] != b"PK\x03\x04":
-            raise ValueError(f"its member {info.filename} is damaged")
-        file.seek(info.header_offset + 30 + int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little"))
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(file)
-        if dtype.hasobject or not shape or 0 in shape:
-            return None
-        return np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C")
 
 
 def _by_name(arrays: dict[str, Any], graph: Graph, only: str | None) -> dict[str, Any]:
@@ -119,145 +99,62 @@ def _by_name(arrays: dict[str, Any], graph: Graph, only: str | None) -> dict[str
     return {only or _names(graph)[0]: arrays[others[0]]} | known
 
 
-# Tables --------------------------------------------------------------------------------------------------------------------------
-
-
-def _read_table(path: Path) -> Table:
-    try:
-        return _read_parquet(path) if path.suffix == ".parquet" else _read_text(path)
-    except (OSError, EOFError, ValueError) as error:
-        raise _unreadable(path, error) from None
-
-
-def _read_text(path: Path) -> Table:
-    """A CSV file of numbers; an empty cell is missing. The first line is a header if any of its cells is no number, or if it counts from 0."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        sample = file.read(4096)
-        file.seek(0)
-        delimiter = "\t" if path.suffix == ".tsv" or ("\t" in sample and "," not in sample) else ";" if ";" in sample and "," not in sample else ","
-        rows = list(csv.reader(file, delimiter=delimiter))
-    while rows and not rows[-1]:
-        rows.pop()
-    if not any(rows):
-        raise ValueError("it is empty")
-    alone = max(map(len, rows)) == 1  # an empty line is then a missing cell
-    rows = [row or [""] for row in rows] if alone else [row for row in rows if row]
-    named = any(_number(cell) is None for cell in rows[0]) or _numbered(rows[0])
-    body, width = rows[1:] if named else rows, len(rows[0])
-    if not body:
-        raise ValueError("it has a header but no rows")
-    values = np.empty((len(body), width))
-    for i, row in enumerate(body):
-        if len(row) != width:
-            raise ValueError(f"line {i + 1 + named} has {len(row)} cells, the first has {width}")
-        try:
-            values[i] = row
-        except ValueError:
-            values[i] = [_cell(cell, i + 1 + named, f"{rows[0][j].strip()!r}" if named else f"{j + 1}") for j, cell in enumerate(row)]
-    return Table(values, _distinct(cell.strip() for cell in rows[0]) if named else None, {})
-
-
-def _numbered(first: list[str]) -> bool:
-    """Whether a line is the header that pandas writes for columns without names: 0, 1, 2, …, after an empty cell where the index is written."""
-    numbers = [str(j) for j in range(len(first))]
-    return len(first) > 1 and first in (numbers, ["", *numbers[:-1]])
-
-
-def _cell(cell: str, line: int, column: str) -> float:
-    value = _number(cell)
-    if value is None:
-        raise ValueError(f"line {line}, column {column} holds {cell!r}, not a number; number its values from 0, or leave the column out")
-    return value
-
-
-def _number(cell: str) -> float | None:
-    text = cell.strip()
-    if text in MISSING:
-        return float("nan")
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-def _distinct(names: Any) -> tuple[str, ...]:
-    found = tuple(names)
-    if "" in found:
-        raise ValueError(f"its column {found.index('') + 1} has no name; drop it (an index?), or name it")
-    twice = next((name for name in found if found.count(name) > 1), None)
-    if twice is not None:
-        raise ValueError(f"its header has the column {twice!r} twice")
-    return found
-
-
-def _read_parquet(path: Path) -> Table:
-    try:
-        import pyarrow  # type: ignore[import-not-found, import-untyped]
-        from pyarrow import parquet
-    except ImportError:
-        raise ValueError("reading Parquet needs pyarrow; install the extra: pip install 'aevb[parquet]'") from None
-    try:
-        found = parquet.read_table(path)
-    except pyarrow.ArrowException as error:
-        raise ValueError(str(error).splitlines()[0].rstrip(".")) from None
-    if not found.num_rows:
-        raise ValueError("it has no rows")
-    kinds = pyarrow.types
-    numbers: dict[str, np.ndarray] = {}
-    lists: dict[str, list[np.ndarray]] = {}
-    for name, column in zip(_distinct(found.column_names), found.columns, strict=True):
-        kind = column.type
-        if kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind):
-            lists[name] = [np.array(row, dtype=float) for row in column.to_pylist()]
-        elif kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_decimal(kind):
-            wanted = np.float32 if kinds.is_floating(kind) and kind.bit_width <= 32 else np.float64
-            numbers[name] = column.cast(pyarrow.float64()).to_numpy().astype(wanted)
-        elif kinds.is_boolean(kind):
-            numbers[name] = column.cast(pyarrow.uint8()).cast(pyarrow.float64()).to_numpy()
-        else:
-            raise ValueError(f"its column {name!r} holds {kind}, not numbers")
-    values = np.stack(list(numbers.values()), 1) if numbers else np.empty((found.num_rows, 0))
-    return Table(values, tuple(numbers), lists)
-
-
 # From columns to variables ---------------------------------------------------------------------------------------------------------
 
 
-def _split(path: Path, table: Table, graph: Graph, only: str | None, columns: Mapping[str, list[str]] | None, check: bool) -> dict[str, Any]:
+def _split(
+    path: Path, table: Table, graph: Graph, only: str | None, columns: Mapping[str, list[str]] | None, check: bool
+) -> tuple[dict[str, Any], Lines | None]:
     """Columns named after a variable (``y``, ``x0``, ``x_1``, ``x.2``) are that variable's; the others are the first observed one's."""
     first = only or _names(graph)[0]
-    if table.names is None:
-        if check:
-            _check_columns(path, table, graph, {first: [str(j + 1) for j in range(table.values.shape[1])]}, only)
-        return {first: _values(graph, first, table.values, check)}
-    taken = assign(table.names, graph) if columns is None else _recorded(path, table.names, graph, columns)
-    long = is_long(table.names, graph)
-    if only is not None:
-        taken = {only: taken.get(only) or list(table.names[2:] if long else table.names)}
+    names = table.names if table.names is not None else tuple(str(j + 1) for j in range(table.values.shape[1]))
     lists = {name: table.lists[name] for name in table.lists if name in graph.shapes}
     rest = [name for name in table.lists if name not in lists]
-    if len(rest) == 1 and not taken.get(first) and first not in lists:
-        lists[first] = table.lists[rest[0]]
-    elif rest:
-        raise ValueError(f"{path}: the column {rest[0]!r} holds lists. Name it after its variable ({', '.join(_names(graph))}), or drop it.")
-    if check:
-        _check_columns(path, table, graph, {name: cells for name, cells in taken.items() if name not in lists}, only, tuple(lists), long)
-    index = {name: i for i, name in enumerate(table.names)}
-    arrays = {name: table.values[:, [index[cell] for cell in cells]] for name, cells in taken.items() if cells}
-    stacked = {name: np.stack(rows) if len({row.shape for row in rows}) == 1 else rows for name, rows in lists.items()}
-    found = {name: _values(graph, name, array, check) for name, array in arrays.items()}
-    if long:
-        try:
-            by_row = lines_of(table.values[:, :2])
-            found = {name: by_row.sequences(value) if graph.timed[name] else by_row.constants(name, value) for name, value in found.items()}
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}.") from None
-    return found | stacked
+    try:
+        keys = keys_of(table.names, graph)
+        if table.names is None:
+            taken = {first: list(names)}
+        else:
+            taken = assign(names, graph) if columns is None else _recorded(names, graph, columns)
+        if only is not None and table.names is not None:
+            taken = {only: taken.get(only) or [name for name in names if keys is None or name not in keys.names]}
+        if len(rest) == 1 and not taken.get(first) and first not in lists:
+            lists[first] = table.lists[rest[0]]
+        elif rest:
+            raise ValueError(f"the column {rest[0]!r} holds lists. Name it after its variable ({', '.join(_names(graph))}), or drop it")
+        if keys is None and not lists and len(table.values) > 1 and _one_step(graph, taken, check):
+            keys = Keys(None, None)
+        if check:
+            _check_columns(table, graph, {name: cells for name, cells in taken.items() if name not in lists}, only, tuple(lists), keys)
+        index = {name: i for i, name in enumerate(names)}
+        arrays = {name: table.values[:, [index[cell] for cell in cells]] for name, cells in taken.items() if cells}
+        stacked = {name: np.stack(rows) if len({row.shape for row in rows}) == 1 else rows for name, rows in lists.items()}
+        found = {name: _values(graph, name, array, check) for name, array in arrays.items()}
+        if keys is None:
+            for name in taken:
+                if graph.timed[name] and not _labels(graph, name):
+                    refuse_count(found[name], taken[name])
+            return found | stacked, None
+        by_row = lines_of(table.values, table.names, keys)
+        found = {name: by_row.sequences(value) if graph.timed[name] else by_row.constants(name, value) for name, value in found.items()}
+        return found | stacked, by_row
+    except ValueError as error:
+        raise ValueError(f"{path}: {str(error).rstrip('.')}.") from None
+
+
+def _one_step(graph: Graph, taken: Mapping[str, list[str]], check: bool) -> bool:
+    """Whether a line holds one step of every variable, and nothing else: without numbers of rows and steps it is then one sequence."""
+
+    def one(name: str, cells: list[str]) -> bool:
+        return len(cells) == 1 if not check or _labels(graph, name) else len(cells) == graph.size(name)
+
+    return bool(taken) and all(graph.timed[name] and one(name, cells) for name, cells in taken.items())
 
 
 def assign(names: tuple[str, ...], graph: Graph) -> dict[str, list[str]]:
     """Which columns of a table with this header go to which variable."""
-    names, first = names[2:] if is_long(names, graph) else names, _names(graph)[0]
+    keys, first = keys_of(names, graph), _names(graph)[0]
+    names = names if keys is None else tuple(name for name in names if name not in keys.names)
     known = [name for name in graph.latents if graph.rule("p", name).spec.finite]  # labels; a column z is a column, not the code
     variables = sorted((*_names(graph), *known), key=len, reverse=True)
     numbered: dict[str, list[tuple[int, str]]] = {}
@@ -277,26 +174,20 @@ def assign(names: tuple[str, ...], graph: Graph) -> dict[str, list[str]]:
     return {variable: found[variable] for variable in (*_names(graph), *found) if variable in found}
 
 
-def _recorded(path: Path, names: tuple[str, ...], graph: Graph, columns: Mapping[str, list[str]]) -> dict[str, list[str]]:
+def _recorded(names: tuple[str, ...], graph: Graph, columns: Mapping[str, list[str]]) -> dict[str, list[str]]:
     """The columns a run was trained with, found again by name in any order; latents and labels may be absent."""
-    found = {}
+    found, there = {}, set(names)
     for variable, wanted in columns.items():
-        absent = [column for column in wanted if column not in names]
+        absent = [column for column in wanted if column not in there]
         if not absent:
             found[variable] = list(wanted)
         elif variable not in graph.latents or len(absent) < len(wanted):
-            raise ValueError(f"{path} lacks the column {absent[0]!r} that {variable} was trained with; its columns are {_listed(names)}.")
+            raise ValueError(f"it lacks the column {absent[0]!r} that {variable} was trained with; its columns are {_listed(names)}")
     return found
 
 
 def _check_columns(
-    path: Path,
-    table: Table,
-    graph: Graph,
-    taken: Mapping[str, list[str]],
-    only: str | None,
-    elsewhere: tuple[str, ...] = (),
-    long: bool = False,
+    table: Table, graph: Graph, taken: Mapping[str, list[str]], only: str | None, elsewhere: tuple[str, ...], keys: Keys | None
 ) -> None:
     """Refuse a table that leaves a variable without its columns, or with more or fewer than it has."""
     problem: tuple[str, list[str]] | None = None
@@ -306,14 +197,14 @@ def _check_columns(
     for name, cells in taken.items():
         d = graph.size(name)
         fine = len(cells) == d or (len(cells) == 1 and _labels(graph, name))
-        if graph.timed[name] and not long:
+        if graph.timed[name] and keys is None:
             fine = d == 1 or (d > 1 and _labels(graph, name))  # a row is a sequence of numbers, or of labels
         if not fine:
             problem = problem or (name, cells)
     if problem is None:
         return
     name, cells = problem
-    wide = graph.timed[name] and not long
+    wide = graph.timed[name] and keys is None
     need = "a step a column" if wide else f"{graph.size(name)} column{'s' * (graph.size(name) > 1)}"
     need += ", or one of labels" if _labels(graph, name) and not wide else ""
     had = f"gets {len(cells)} ({_listed(cells)})" if cells else "gets none"
@@ -323,7 +214,9 @@ def _check_columns(
     )
     if wide and graph.size(name) > 1:
         fix = f"A line of a table holds a sequence of one number a step; for more write a line a step (row,step,{name}0,{name}1,…), or use .npz."
-    raise ValueError(f"{path}: {name} needs {need}, but {had}. {names}{fix}")
+    if keys is not None and keys.names and cells:
+        fix += f" Its lines are taken for steps, since its column {keys.names[0]!r} numbers them; if a line is a whole row, drop that column."
+    raise ValueError(f"{name} needs {need}, but {had}. {names}{fix}")
 
 
 def _labels(graph: Graph, name: str) -> bool:

@@ -1,7 +1,12 @@
-"""Tables with a line a step, as samples and codes of sequences are written: their first columns are ``row`` and ``step``."""
+"""Tables with a line a step: which columns number the rows and the steps, and which lines are the steps of which row.
+
+Samples and codes of sequences are written so, with the columns ``row`` and ``step``. Other files name them after what they are: an id,
+a year. A table of which every line holds one step of every variable, and that numbers nothing, is one sequence.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,22 +14,51 @@ import numpy as np
 
 from aevb.graph import Graph
 
-KEYS = ("row", "step")
+ROWS = ("row", "id", "series", "sequence", "subject", "patient", "unit")
+STEPS = ("step", "t", "time", "timestamp", "date", "year", "quarter", "month", "week", "day", "hour", "minute", "second", "period")
+COUNTED = 5  # lines from which on a column that goes up evenly is taken for a count
 
 
-def is_long(names: tuple[str, ...] | None, graph: Graph) -> bool:
-    """Whether a table with this header has a line a step; the model must have a variable in time."""
-    return names is not None and names[:2] == KEYS and any(graph.timed[name] for name in (*graph.observed, *graph.given))
+@dataclass(frozen=True)
+class Keys:
+    """The columns of a table that number its rows and its steps, where it has them."""
+
+    row: str | None
+    step: str | None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name in (self.row, self.step) if name is not None)
+
+
+def keys_of(names: Sequence[str] | None, graph: Graph) -> Keys | None:
+    """The columns that number rows and steps, by their names; None for a table without them, or a model without time."""
+    if names is None or not any(graph.timed[name] for name in (*graph.observed, *graph.given)):
+        return None
+    free = [name for name in names if name not in graph.shapes]
+    found = Keys(_key(free, ROWS, "the number of a row"), _key(free, STEPS, "the time of a step"))
+    return found if found.names else None
+
+
+def _key(names: list[str], words: tuple[str, ...], what: str) -> str | None:
+    if words[0] in names:
+        return words[0]
+    found = [name for name in names if name.lower() in words]
+    if len(found) > 1:
+        raise ValueError(f"its columns {' and '.join(map(repr, found))} look like {what}. Call the one that is {words[0]!r}, and drop the others")
+    return found[0] if found else None
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Which lines of a table are the steps of which row."""
+    """Which lines of a table are the steps of which row, and how the table numbers both."""
 
     order: np.ndarray  # the lines, by row and step
     starts: np.ndarray  # where among them a row begins
     rows: np.ndarray  # the rows' own numbers
-    first: int  # the number of every row's first step
+    begins: np.ndarray  # the number of every row's first step,
+    spacing: float  # and what lies between two of them
+    keys: Keys
 
     def sequences(self, values: np.ndarray) -> Any:
         """What each row has at its steps: one array where all are of one length, otherwise a list."""
@@ -43,21 +77,90 @@ class Lines:
             raise ValueError(f"{name} has no time, but changes within row {row}. Repeat a row's value on each of its lines")
         return found
 
+    def numbers(self, rows: np.ndarray, steps: np.ndarray) -> list[str]:
+        """How the table writes these rows and steps: what stands before a line's other cells."""
+        times = self.begins[rows] + self.spacing * steps
+        parts = [self.rows[rows].tolist()] * (self.keys.row is not None) + [[f"{time:.15g}" for time in times]] * (self.keys.step is not None)
+        return ["".join(f"{number}," for number in line) for line in zip(*parts, strict=True)] if parts else [""] * len(rows)
 
-def lines_of(keys: np.ndarray) -> Lines:
-    """The lines of a table by their numbers of row and step, [L, 2]; the steps of each row must be complete."""
-    whole = np.isfinite(keys) & (keys == np.round(keys))
-    if not whole.all():
-        line, column = np.argwhere(~whole)[0]
-        raise ValueError(f"line {line + 2} has the {KEYS[column]} {keys[line, column]}; rows and steps are whole numbers")
-    order = np.lexsort((keys[:, 1], keys[:, 0]))
-    ordered = keys[order].astype(np.int64)
-    rows, starts, counts = np.unique(ordered[:, 0], return_index=True, return_counts=True)
-    first = 0 if (ordered[:, 1] <= 0).any() else 1
+    @property
+    def span(self) -> str:
+        """From when to when the steps are, in the table's own numbers."""
+        lengths = np.diff([*self.starts, len(self.order)])
+        last = self.begins + self.spacing * (lengths - 1)
+        return f"{self.keys.step} {self.begins.min():.15g} to {last.max():.15g}" if self.keys.step else ""
+
+
+def lines_of(values: np.ndarray, names: Sequence[str] | None, keys: Keys) -> Lines:
+    """The lines of a table by row and step; the steps of each row must be complete."""
+    numbers = [_column(values, names, key) for key in (keys.row, keys.step)]
+    for key, column in zip((keys.row, keys.step), numbers, strict=True):
+        if column is not None and (bad := ~np.isfinite(column) | (key in (keys.row, "step")) & (column != np.round(column))).any():
+            line = int(bad.argmax())
+            raise ValueError(f"line {line + 2} has the {key} {column[line]}; rows and steps are whole numbers")
+    row = np.zeros(len(values)) if numbers[0] is None else numbers[0]
+    if keys.step is None and keys.row is not None and len(np.unique(row)) == len(row) > 1:
+        raise ValueError(
+            f"its column {keys.row!r} numbers the lines one by one, and no column numbers the steps. If a line is a whole row, drop {keys.row!r}; "
+            "if it is a step, number the steps of each row 0, 1, 2, … in a column step"
+        )
+    time = np.arange(len(values), dtype=float) if numbers[1] is None else numbers[1]
+    order = np.lexsort((time, row))
+    rows, starts, counts = np.unique(row[order], return_index=True, return_counts=True)
+    rows, ordered = rows.astype(np.int64), time[order]
+    if keys.step is None:
+        return Lines(order, starts, rows, np.zeros(len(rows)), 1.0, keys)
+    if keys.step != "step":
+        spacing = _spacing(ordered, starts, rows, keys)
+        return Lines(order, starts, rows, ordered[starts], spacing, keys)
+    first = 0 if (ordered <= 0).any() else 1
     expected = np.arange(len(ordered)) - np.repeat(starts, counts) + first
-    wrong = ordered[:, 1] != expected
+    wrong = ordered != expected
     if wrong.any():
-        (row, step), wanted = ordered[wrong.argmax()], expected[wrong.argmax()]
+        at = wrong.argmax()
+        number, step, wanted = rows[np.searchsorted(starts, at, "right") - 1], int(ordered[at]), expected[at]
         what = f"lacks step {wanted}" if step > wanted else f"has step {step} twice" if step >= first else f"begins with step {step}"
-        raise ValueError(f"row {row} {what}. Number the steps of a row 0, 1, 2, …, and leave cells empty where nothing was observed")
-    return Lines(order, starts, rows, first)
+        raise ValueError(f"row {number} {what}. Number the steps of a row 0, 1, 2, …, and leave cells empty where nothing was observed")
+    return Lines(order, starts, rows, np.full(len(rows), float(first)), 1.0, keys)
+
+
+def _column(values: np.ndarray, names: Sequence[str] | None, key: str | None) -> np.ndarray | None:
+    return None if key is None or names is None else np.asarray(values[:, list(names).index(key)], dtype=float)
+
+
+def _spacing(time: np.ndarray, starts: np.ndarray, rows: np.ndarray, keys: Keys) -> float:
+    """What lies between two steps, which must be the same everywhere."""
+    inner = np.ones(len(time), bool)
+    inner[starts] = False  # not from a row to the next
+    between = np.diff(time, prepend=time[0])
+    if not inner.any():
+        return 1.0
+    spacing = float(np.median(between[inner]))
+    twice = inner & (between == 0)
+    wrong = twice if twice.any() else inner & (np.abs(between - spacing) > 1e-6 * spacing + 1e-12 * np.abs(time))
+    if wrong.any():
+        at = int(wrong.argmax())
+        where = f"row {rows[np.searchsorted(starts, at, 'right') - 1]}" if keys.row else "it"
+        before, here = f"{time[at - 1]:.15g}", f"{time[at]:.15g}"
+        if twice.any():
+            more = "" if keys.row else ". If its lines are of several rows, number these in a column row"
+            raise ValueError(f"{where} has the {keys.step} {here} twice{more}")
+        raise ValueError(
+            f"{where} goes from {keys.step} {before} to {here}, where steps are {spacing:.15g} apart. Add lines with empty cells for what lies "
+            f"between, or number the steps 0, 1, 2, … in a column step, and drop {keys.step!r}"
+        )
+    return spacing
+
+
+def refuse_count(values: np.ndarray, columns: Sequence[str]) -> None:
+    """Refuse columns, taken for the steps of sequences, of which one goes up evenly from line to line: it numbers the lines."""
+    if len(values) < COUNTED or values.shape[1] < 2:
+        return
+    between = np.diff(values[:COUNTED], axis=0)
+    for j in np.flatnonzero((between == between[0]).all(0) & (between[0] != 0)).tolist():
+        column = values[:, j]
+        if (np.diff(column) == between[0, j]).all():
+            raise ValueError(
+                f"its column {columns[j]!r} counts the lines ({column[0]:.15g}, {column[1]:.15g}, …, {column[-1]:.15g}), so that it is no step of a "
+                f"sequence. If a line is a step, call that column step (or time, year, …); if a line is a whole sequence, drop it"
+            )

@@ -17,11 +17,12 @@ import numpy as np
 from torch.distributions import constraints
 
 from aevb.data.builtin import Images, digits, factor_analysis, mnist
-from aevb.data.files import TABLES, assign, header, read_file
+from aevb.data.files import layout, read_file, read_lines
 from aevb.data.levels import Fresh
-from aevb.data.long import is_long
+from aevb.data.long import Lines
 from aevb.data.preparation import CHOICES, Standardised, default_preparation, parts, prepare_levels, standardise
 from aevb.data.rows import one_column, some_rows
+from aevb.data.tables import TABLES
 from aevb.graph import Graph
 
 IMAGES: dict[str, Callable[[], tuple[Images, Images]]] = {"digits": digits, "mnist": mnist, "fashion": partial(mnist, "fashion")}
@@ -43,8 +44,9 @@ class Recipe:
     image: list[int] | None = None  # height and width, if rows were images
     steps: int | None = None  # the length of the longest sequence
     validation: str | None = None  # a file of test rows,
-    hold_out: float = 0.0  # or the share of rows that are
-    seed: int = 0
+    hold_out: float = 0.0  # or the share of rows that are,
+    split: int = 0  # drawn by this seed
+    seed: int = 0  # of what is drawn in preparing the rows
 
     def text(self) -> str:
         return json.dumps({key: value for key, value in asdict(self).items() if value is not None}, indent=2, ensure_ascii=False) + "\n"
@@ -56,8 +58,9 @@ class Recipe:
         if not path.is_file():
             return None
         try:
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError) as error:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            return cls(**{"split": record.get("seed", 0)} | record)  # before the split had a seed, it was drawn by the run's
+        except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is damaged: {str(error).rstrip('.')}. Delete it, and say --prepare yourself.") from None
 
     def undo(self, x: np.ndarray, other: str | None = None) -> np.ndarray:
@@ -98,6 +101,7 @@ class Loaded:
     train: Split
     test: Split | None
     recipe: Recipe
+    lines: Lines | None = None  # of a table with a line a step: which of its lines are whose, held out or not
 
 
 def sizes(name: str, graph: Graph) -> dict[str, int]:
@@ -125,10 +129,12 @@ def load(
     seed: int = 0,
     validation: str | None = None,
     hold_out: float = 0.0,
+    split: int = 0,
     like: Recipe | None = None,
 ) -> Loaded:
     """Rows of a built-in set, which has test rows, or of a file, which may be told some: ``validation`` is a file, ``hold_out`` a share.
 
+    Which rows are held out depends on ``split`` alone, so that runs of other seeds are judged on the same ones.
     ``like`` is the recipe of a run: rows are then prepared as its training rows were.
     """
     if prepare is not None and prepare not in (*CHOICES, "none"):
@@ -136,17 +142,18 @@ def load(
     if not 0 <= hold_out < 1:
         raise ValueError(f"A share of the rows is held out, from 0 to less than 1; got {hold_out}.")
     x = graph.observed[0]
-    recipe = Recipe(name, validation=validation, hold_out=hold_out, seed=seed)
+    recipe = Recipe(name, validation=validation, hold_out=hold_out, split=split, seed=seed)
     if like is not None:
         recipe = like if like.data == name else replace(like, data=name, validation=None, hold_out=0.0)
     if name in NAMES and (recipe.hold_out or recipe.validation):
         raise ValueError(f"{name} brings its test rows; --validation and --hold-out are for files.")
-    train, test, found = _builtin(name, graph, recipe) if name in NAMES else _file(name, graph, recipe)
+    train, test, found, lines = (*_builtin(name, graph, recipe), None) if name in NAMES else _file(name, graph, recipe)
     recipe = replace(found, prepare=prepare or recipe.prepare, levels=recipe.levels or found.levels)
     if recipe.prepare is None and name in IMAGES:
         recipe = replace(recipe, prepare=default_preparation(graph, x))
     if recipe.prepare in (None, "none"):
-        return Loaded(replace(train, raw=train.data), None if test is None else replace(test, raw=test.data), replace(recipe, prepare=None))
+        plain_test = None if test is None else replace(test, raw=test.data)
+        return Loaded(replace(train, raw=train.data), plain_test, replace(recipe, prepare=None), lines)
     if recipe.prepare == "standardise":
         if recipe.mean is None and recipe.others is None:
             recipe = _measured(recipe, graph, train.data)
@@ -160,7 +167,7 @@ def load(
             done = {x: prepare_levels(str(recipe.prepare), split.data[x], recipe.levels or 256, seed=recipe.seed + offset)}
         return replace(split, data=split.data | done, raw=split.data)
 
-    return Loaded(prepared(train, 0), None if test is None else prepared(test, 1), recipe)
+    return Loaded(prepared(train, 0), None if test is None else prepared(test, 1), recipe, lines)
 
 
 def _measured(recipe: Recipe, graph: Graph, data: Mapping[str, Any]) -> Recipe:
@@ -204,10 +211,10 @@ def _builtin(name: str, graph: Graph, recipe: Recipe) -> tuple[Split, Split, Rec
     return split(both[0]), split(both[1]), told
 
 
-def _file(name: str, graph: Graph, recipe: Recipe) -> tuple[Split, Split | None, Recipe]:
+def _file(name: str, graph: Graph, recipe: Recipe) -> tuple[Split, Split | None, Recipe, Lines | None]:
     x, path = graph.observed[0], Path(name)
     recipe = _laid_out(path, graph, recipe)
-    data = _read(path, graph, recipe.columns)
+    data, lines = _read(path, graph, recipe.columns)
     shape = data[x][0].shape if isinstance(data[x], list) else data[x].shape[1:]
     if not graph.timed[x] and len(shape) == 2:
         recipe = replace(recipe, image=list(shape))
@@ -217,35 +224,33 @@ def _file(name: str, graph: Graph, recipe: Recipe) -> tuple[Split, Split | None,
         if recipe.hold_out:
             raise ValueError("Validation rows come from --validation or from --hold-out, not both.")
         other = Path(recipe.validation)
-        test = _flat(graph, x, _read(other, graph, _laid_out(other, graph, recipe).columns))
+        test = _flat(graph, x, _read(other, graph, _laid_out(other, graph, recipe).columns)[0])
     elif recipe.hold_out:
         n = len(data[x])
         held = max(1, round(n * recipe.hold_out))
         if held >= n:
             raise ValueError(f"{name} has {n} rows: holding out {held} leaves none to train on.")
-        order = np.random.default_rng(recipe.seed).permutation(n)
+        order = np.random.default_rng(recipe.split).permutation(n)
         train_rows, test_rows = np.sort(order[held:]), np.sort(order[:held])
         data, test = ({key: some_rows(value, rows) for key, value in data.items()} for rows in (train_rows, test_rows))
     timed = next((data[name] for name in graph.observed if graph.timed[name] and name in data), None)
     longest = None if timed is None else max(map(len, timed)) if isinstance(timed, list) else timed.shape[1]
     recipe = replace(recipe, steps=longest)
-    return _labelled(data, graph), None if test is None else _labelled(test, graph), recipe
+    return _labelled(data, graph), None if test is None else _labelled(test, graph), recipe, lines
 
 
 def _laid_out(path: Path, graph: Graph, recipe: Recipe) -> Recipe:
     """The recipe with the columns of this table, which are those of training where that was laid out alike: a line a row, or a line a step."""
-    names = header(path)
-    if names is None:
-        return replace(recipe, long=None)
-    long = is_long(names, graph) or None
-    return replace(recipe, columns=recipe.columns if recipe.columns and long == recipe.long else assign(names, graph), long=long)
+    columns, long = layout(path, graph)
+    kept = columns is None or (recipe.columns and bool(recipe.long) == long)
+    return replace(recipe, columns=recipe.columns if kept else columns, long=long or None)
 
 
-def _read(path: Path, graph: Graph, columns: Mapping[str, list[str]] | None) -> dict[str, Any]:
-    data = read_file(path, graph, columns=columns if path.suffix in TABLES else None)
+def _read(path: Path, graph: Graph, columns: Mapping[str, list[str]] | None) -> tuple[dict[str, Any], Lines | None]:
+    data, lines = read_lines(path, graph, columns=columns if path.suffix in TABLES else None)
     if graph.observed[0] not in data:
         raise ValueError(f"{path} holds {', '.join(data)}, but not {graph.observed[0]}.")
-    return data
+    return data, lines
 
 
 def _flat(graph: Graph, x: str, data: dict[str, Any]) -> dict[str, Any]:

@@ -175,6 +175,7 @@ class Mapped(Source):
         self.fresh = {name: value for name, value in data.items() if isinstance(value, Fresh)}
         values, lengths = pad(graph, {name: value.values if isinstance(value, Fresh) else value for name, value in data.items()})
         values |= {} if lengths is None else {"lengths": lengths}
+        self.length = values.pop("lengths") if "lengths" in values and np.ndim(values["lengths"]) == 0 else None  # of every row
         self.data = {name: rows_of(value) for name, value in values.items()}
         self.maps = {name: found for name, value in self.data.items() if (found := memory_map(value)) is not None and found.mode == "r"}
         self.before = _mapped_bytes()
@@ -193,7 +194,7 @@ class Mapped(Source):
     def _check(self, start: int, stop: int) -> None:
         values = {name: np.asarray(value[start:stop]) for name, value in self.data.items()}
         values |= {name: fresh.middle(values[name], start) for name, fresh in self.fresh.items()}
-        steps, lengths = values.pop("steps", None), values.pop("lengths", None)
+        steps, lengths = values.pop("steps", None), values.pop("lengths", self.length)
         batch = prepare(self.graph, values, like=self.like, first_row=start, steps=steps, lengths=lengths)
         self.masks |= {name for name in batch if name.endswith("?")}
         for name, (low, high) in _extents(self.graph, batch, self.fresh).items():

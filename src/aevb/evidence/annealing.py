@@ -274,7 +274,7 @@ def bidirectional(
             raise ValueError(f"{name!r} is given: simulate under a value of it, bidirectional(model, {name}=…).")
     drawn = model.sample(n, steps=steps, seed=seed, **fixed)
     given = model._fixed(n, steps or 1, {name: fixed[name] for name in graph.given})
-    truth = prepare(graph, drawn, like=model._parameter(), need=graph.stochastic) | given
+    truth = prepare(graph, drawn, like=model._parameter(), need=graph.stochastic, single=True) | given
     batch = {name: value for name, value in truth.items() if name not in graph.latents or name in fixed}
     start = _checked(model, batch, settings, chains)
     lower: tuple[list[Weights], list[Tensor]] = ([], [])

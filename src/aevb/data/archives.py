@@ -1,0 +1,118 @@
+"""Arrays in .npy and .npz files: mapped where they are stored as they are, so that they are never loaded whole."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+_OBJECTS = ("Python objects in dtype", "Object arrays cannot be loaded")  # as numpy says it
+
+
+def read_array(path: Path) -> np.ndarray:
+    """The array of a .npy file, mapped."""
+    with path.open("rb") as file:
+        shape, _, dtype = _described(file)
+        _check_kind(dtype, shape)
+        need = file.tell() + int(np.prod(shape, dtype=object)) * dtype.itemsize
+    there = path.stat().st_size
+    if there < need:
+        raise ValueError(f"it is cut short: an array of shape {list(shape)} takes {need} bytes, of which {there} are there. Copy the file again")
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    mapped: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    return mapped
+
+
+def read_archive(path: Path) -> dict[str, Any]:
+    """The members of a .npz: mapped where they are stored as they are (np.savez), loaded where compressed."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist() if info.filename.endswith(".npy")}
+            locked = next((info.filename for info in members.values() if info.flag_bits & 1), None)
+            if locked is not None:
+                raise ValueError(f"its member {locked} is encrypted. Unpack it with its password, and save it without (np.savez)")
+            return {
+                name: _mapped(path, info) if info.compress_type == zipfile.ZIP_STORED else _loaded(archive, info) for name, info in members.items()
+            }
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, OverflowError) as error:
+        raise ValueError(f"it is damaged ({str(error).rstrip('.') or 'it ends early'}). Copy the file again") from None
+
+
+def _described(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """The shape, the order and the type that a .npy file begins with."""
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(file)
+    except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError, UnicodeDecodeError) as error:
+        raise ValueError(_objects(error) or f"it is no array that numpy wrote, or a damaged one: {str(error).splitlines()[0].rstrip('.')}") from None
+    if any(not 0 <= size < 2**63 for size in shape):
+        raise ValueError(f"it is damaged: an array of shape {list(shape)}")
+    return shape, fortran, dtype
+
+
+def _check_kind(dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    if dtype.hasobject:
+        raise ValueError(_objects(ValueError(_OBJECTS[0])))
+    if dtype.kind not in "biuf":
+        raise ValueError(f"it holds {dtype}, not numbers")
+
+
+def _objects(error: Exception) -> str | None:
+    if not any(words in str(error) for words in _OBJECTS):
+        return None
+    return (
+        "it holds Python objects, not an array of numbers. Sequences of different lengths are saved padded, with how long each is "
+        "(np.savez(file, x=padded, lengths=lengths)), or as a column of lists in Parquet"
+    )
+
+
+def _mapped(path: Path, info: zipfile.ZipInfo) -> np.ndarray:
+    with path.open("rb") as file:
+        file.seek(info.header_offset)
+        local = file.read(30)  # the local header: its name and extra field lie between it and the member
+        if local[:4] != b"PK\x03\x04":
+            raise ValueError(f"its member {info.filename} is damaged. Copy the file again")
+        file.seek(info.header_offset + 30 + int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little"))
+        begin = file.tell()
+        shape, fortran, dtype = _described(file)
+        _check_kind(dtype, shape)
+        need = file.tell() - begin + int(np.prod(shape, dtype=object)) * dtype.itemsize
+        there = min(info.file_size, os.fstat(file.fileno()).st_size - begin)
+        if there < need:
+            raise ValueError(f"its member {info.filename} is cut short: {need} bytes are needed, {there} are there. Copy the file again")
+        if not shape or 0 in shape:
+            return np.fromfile(file, dtype, 0 if 0 in shape else 1).reshape(shape)
+        return np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C")
+
+
+def _loaded(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
+    """A compressed member: its size is known before it is unpacked."""
+    with archive.open(info) as file:
+        shape, _, dtype = _described(file)
+    _check_kind(dtype, shape)
+    need, free = int(np.prod(shape, dtype=object)) * dtype.itemsize, _free_memory()
+    if need > info.file_size:
+        raise ValueError(f"its member {info.filename} is damaged: {need} bytes are needed, {info.file_size} are there. Copy the file again")
+    if need > free:
+        raise ValueError(
+            f"its member {info.filename} takes {need / 2**30:.1f} GiB unpacked, of which {free / 2**30:.1f} are free. "
+            "Save it without compression (np.savez): it is then read in parts"
+        )
+    with archive.open(info) as file:
+        found: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
+    return found
+
+
+def _free_memory() -> float:
+    """Bytes of memory that are free; infinite where the system does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            return next(float(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+    except (OSError, StopIteration, ValueError):
+        return float("inf")

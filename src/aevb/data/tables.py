@@ -1,0 +1,111 @@
+"""Tables: columns of numbers with their names, from text or Parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aevb.data.text import FEW, WordsError, distinct, read_header, read_text
+
+TABLES = (".csv", ".tsv", ".txt", ".parquet")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns [N, C], with their names where the file has a header. A column of lists (Parquet) stands in ``lists`` instead."""
+
+    values: np.ndarray
+    names: tuple[str, ...] | None
+    lists: Mapping[str, list[np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Header:
+    """The names of a table's columns of numbers, where it has them, and how many they are; the columns of lists."""
+
+    names: tuple[str, ...] | None
+    width: int
+    lists: tuple[str, ...] = ()
+
+
+def read_table(path: Path) -> Table:
+    if path.suffix == ".parquet":
+        return _read_parquet(path)
+    values, names = read_text(path)
+    return Table(values, names, {})
+
+
+def header(path: Path) -> Header:
+    """The header of a table, without its rows."""
+    if path.suffix == ".parquet":
+        parquet, pyarrow = _pyarrow()
+        try:
+            schema = parquet.read_schema(path)
+        except pyarrow.ArrowException as error:
+            raise ValueError(str(error).splitlines()[0].rstrip(".")) from None
+        distinct(schema.names)
+        lists = tuple(field.name for field in schema if _is_list(pyarrow, field.type))
+        names = tuple(name for name in schema.names if name not in lists)
+        return Header(names, len(names), lists)
+    return Header(*read_header(path))
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow  # type: ignore[import-not-found, import-untyped]
+        from pyarrow import parquet
+    except ImportError:
+        raise ValueError("reading Parquet needs pyarrow; install the extra: pip install 'aevb[parquet]'") from None
+    return parquet, pyarrow
+
+
+def _is_list(pyarrow: Any, kind: Any) -> bool:
+    return bool(pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind) or pyarrow.types.is_fixed_size_list(kind))
+
+
+def _read_parquet(path: Path) -> Table:
+    parquet, pyarrow = _pyarrow()
+    try:
+        found = parquet.read_table(path)
+    except pyarrow.ArrowException as error:
+        raise ValueError(str(error).splitlines()[0].rstrip(".")) from None
+    if not found.num_rows:
+        raise ValueError("it has no rows")
+    kinds = pyarrow.types
+    numbers: dict[str, np.ndarray] = {}
+    lists: dict[str, list[np.ndarray]] = {}
+    for name, column in zip(distinct(found.column_names), found.columns, strict=True):
+        kind = column.type
+        if _is_list(pyarrow, kind):
+            lists[name] = _lists(name, column.to_pylist())
+        elif kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_decimal(kind):
+            wanted = np.float32 if kinds.is_floating(kind) and kind.bit_width <= 32 else np.float64
+            numbers[name] = column.cast(pyarrow.float64()).to_numpy().astype(wanted)
+        elif kinds.is_boolean(kind):
+            numbers[name] = column.cast(pyarrow.uint8()).cast(pyarrow.float64()).to_numpy()
+        elif kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_dictionary(kind):
+            words = [str(value) for value in column.unique().to_pylist() if value is not None]
+            raise WordsError(name, tuple(words[: FEW + 1]) or ("",), 1)
+        elif kinds.is_temporal(kind):
+            raise ValueError(f"its column {name!r} holds {kind}, not numbers. Number the steps 0, 1, 2, … in a column step, or leave it out")
+        else:
+            raise ValueError(f"its column {name!r} holds {kind}, not numbers; leave it out")
+    values = np.stack(list(numbers.values()), 1) if numbers else np.empty((found.num_rows, 0))
+    return Table(values, tuple(numbers), lists)
+
+
+def _lists(name: str, rows: list[Any]) -> list[np.ndarray]:
+    """The rows of a column of lists as arrays; those of a row must be of one size all the way down."""
+    found = []
+    for i, row in enumerate(rows):
+        if row is None:
+            raise ValueError(f"its column {name!r} has no list in row {i}; leave that row out, or write a list")
+        try:
+            found.append(np.array(row, dtype=float))
+        except (TypeError, ValueError):
+            raise ValueError(f"its column {name!r} holds no list of numbers (or of equal lists) in row {i}") from None
+    return found

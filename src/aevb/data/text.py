@@ -1,0 +1,203 @@
+"""Text tables (.csv, .tsv, .txt): numbers by line and column, read a line at a time."""
+
+from __future__ import annotations
+
+import csv
+import re
+from array import array
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "None", "?")
+FEW = 50  # distinct words that make a column a category
+_COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
+_DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}([-/.]\d{1,4})?([ T]\d{1,2}:\d{2}.*)?|\d{1,2}:\d{2}.*")
+
+Cells = tuple[int, list[str]]  # the number of a line, and its cells
+
+
+class WordsError(ValueError):
+    """A column holds words where numbers are expected: the values of a category, if they are few."""
+
+    def __init__(self, column: str, found: tuple[str, ...], line: int) -> None:
+        super().__init__(f"line {line}, column {column!r} holds {found[0]!r}, not a number")
+        self.column, self.found, self.line = column, found, line
+
+
+def read_text(path: Path) -> tuple[np.ndarray, tuple[str, ...] | None]:
+    """The numbers of a text table, [N, C], and its header. An empty cell is missing (NaN).
+
+    The first line is a header if any of its cells is no number, or if it counts from 0.
+    """
+    with _opened(path) as file:
+        names, width, rows, decimal = _begun(file, path)
+        numbers, first, pending = array("d"), -1, 0
+        for line, cells in rows:
+            first = line if first < 0 else first
+            if not cells:  # where a table has one column, an empty line is a missing cell, unless nothing follows
+                pending += width == 1
+                continue
+            if len(cells) != width:
+                raise ValueError(f"line {line} has {len(cells)} cells, the first has {width}")
+            numbers.extend([float("nan")] * pending)
+            pending = 0
+            try:
+                numbers.fromlist([float(cell) for cell in cells])
+            except ValueError:
+                numbers.fromlist([_cell(cell, names, j, line, line == first, rows, decimal) for j, cell in enumerate(cells)])
+    if not numbers:
+        raise ValueError("it has a header but no rows" if names else "it is empty")
+    return np.frombuffer(numbers, dtype=np.float64).reshape(-1, width), names
+
+
+def read_header(path: Path) -> tuple[tuple[str, ...] | None, int]:
+    """The names of a text table's columns, where it has them, and their number: from its first line alone."""
+    with _opened(path) as file:
+        return _begun(file, path)[:2]
+
+
+def distinct(names: list[str]) -> tuple[str, ...]:
+    """The names of columns; refused where one is empty or occurs twice."""
+    found: dict[str, int] = {}
+    for i, name in enumerate(names):
+        if not name:
+            raise ValueError(f"its column {i + 1} has no name; drop it (an index?), or name it")
+        if name in found:
+            raise ValueError(f"its header has the column {name!r} twice")
+        found[name] = i
+    return tuple(found)
+
+
+# The parts of a file -----------------------------------------------------------------------------------------------------------------
+
+
+def _opened(path: Path) -> IO[str]:
+    """The file as text: UTF-8, or UTF-16 where it says so."""
+    with path.open("rb") as file:
+        start = file.read(4096)
+    kinds = {b"\x1f\x8b": "compressed by gzip: unpack it", b"PK\x03\x04": "a zip archive (an Excel workbook?): save it as CSV"}
+    for magic, what in kinds.items():
+        if start.startswith(magic):
+            raise ValueError(f"it is {what}")
+    wide = start.startswith((b"\xff\xfe", b"\xfe\xff"))
+    if b"\0" in start and not wide:
+        raise ValueError("it holds bytes that are no text (NUL). If it is UTF-16, save it as UTF-8")
+    return path.open(newline="", encoding="utf-16" if wide else "utf-8-sig")
+
+
+def _begun(file: IO[str], path: Path) -> tuple[tuple[str, ...] | None, int, Iterator[Cells], bool]:
+    """The header, the number of columns, the lines that follow, and whether a comma in them is the decimal point."""
+    separator = _separator(file, path)
+    rows = _rows(file, separator)
+    before: list[Cells] = []
+    for row in rows:
+        before.append(row)
+        if row[1]:
+            break
+    else:
+        raise ValueError("it is empty")
+    cells = row[1]
+    decimal = separator == ";"
+    named = any(_number(cell, decimal) is None for cell in cells) or _numbered(cells)
+    if named:
+        return distinct([cell.strip() for cell in cells]), len(cells), rows, decimal
+    return None, len(cells), chain(before, rows), decimal
+
+
+def _separator(file: IO[str], path: Path) -> str | None:
+    """What separates the cells of a file's lines: None for blanks. Decided by its first two lines; the file is then at its beginning."""
+    file.seek(0)
+    try:
+        lines = [re.sub(r'"[^"]*"', "", text) for text in (file.readline(2**20), file.readline(2**20)) if text.strip()]
+    except UnicodeDecodeError as error:
+        raise _not_unicode(error) from None
+    finally:
+        file.seek(0)
+    if path.suffix == ".tsv":
+        return "\t"
+    if not lines:
+        return ","
+    counts = {separator: [line.count(separator) for line in lines] for separator in ";\t,"}
+    found = next((separator for separator, count in counts.items() if all(count) and len(set(count)) == 1), None)
+    found = found or next((separator for separator, count in counts.items() if count[0]), None)
+    blanks = len(lines[-1].split()) > 1 and all(_number(cell, False) is not None for cell in lines[-1].split())
+    return found or (None if blanks else ",")
+
+
+def _rows(file: IO[str], separator: str | None) -> Iterator[Cells]:
+    """The cells of every line; none of a blank one."""
+    if separator is None:
+        for number, text in enumerate(file, 1):
+            yield number, text.split()
+        return
+    reader = csv.reader(file, delimiter=separator)
+    before = 0
+    try:
+        for cells in reader:
+            before = reader.line_num
+            yield reader.line_num, [] if len(cells) == 1 and not cells[0].strip() else cells
+    except csv.Error as error:
+        if "field limit" in str(error):
+            raise ValueError(f'a quote (") that opens on line {before + 1} or later is not closed. Remove it, or write it twice ("")') from None
+        raise ValueError(f"line {reader.line_num}: {error}") from None
+    except UnicodeDecodeError as error:
+        raise _not_unicode(error) from None
+
+
+def _not_unicode(error: UnicodeDecodeError) -> ValueError:
+    byte = error.object[error.start]
+    return ValueError(f"it is not UTF-8 text (byte 0x{byte:02x}: Latin-1?). Save it as UTF-8, e.g. iconv -f latin1 -t utf-8 old.csv > new.csv")
+
+
+# The cells ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _numbered(first: list[str]) -> bool:
+    """Whether a line is the header that pandas writes for columns without names: 0, 1, 2, …, after an empty cell where the index is written."""
+    numbers = [str(j) for j in range(len(first))]
+    return len(first) > 1 and first in (numbers, ["", *numbers[:-1]])
+
+
+def _number(cell: str, decimal: bool) -> float | None:
+    """A cell's number, NaN if it is missing, None if it is none; ``decimal``: a comma is the decimal point."""
+    text = cell.strip()
+    if text in MISSING:
+        return float("nan")
+    if decimal and _COMMA.fullmatch(text):
+        text = text.replace(",", ".")
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _cell(cell: str, names: tuple[str, ...] | None, j: int, line: int, begins: bool, rows: Iterator[Cells], decimal: bool) -> float:
+    value = _number(cell, decimal)
+    if value is not None:
+        return value
+    column = names[j] if names else str(j + 1)
+    text = cell.strip()
+    place = f"line {line}, column {column!r} holds {_short(cell)}"
+    if "\n" in cell:
+        raise ValueError(f'{place}: a quote (") on line {line - cell.count(chr(10))} or later is not closed. Remove it, or write it twice ("")')
+    if _COMMA.fullmatch(text):
+        raise ValueError(f"{place}: a decimal comma? Write {text.replace(',', '.')}, or separate the cells by semicolons")
+    if _DATE.fullmatch(text):
+        raise ValueError(f"{place}, a date or a time, not a number. Number the steps 0, 1, 2, … in a column step, or leave the column out")
+    if not begins:
+        raise ValueError(f"{place}, not a number. If it marks a missing cell, leave the cell empty")
+    found = {text: None}
+    for _, cells in rows:
+        if len(cells) > j and (word := cells[j].strip()) not in MISSING:
+            found[word] = None
+        if len(found) > FEW:
+            break
+    raise WordsError(column, tuple(found), line)
+
+
+def _short(cell: str) -> str:
+    return repr(cell if len(cell) <= 40 else cell[:40] + "…")

@@ -1,0 +1,128 @@
+"""Time series as files and arrays: a line a time point is a step, never a row of one step."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from aevb import Model, Normal, OneHot, fit
+from aevb.data.files import layout, read_file, read_lines
+from aevb.data.sources import open_source
+
+YEARS, VOLUME = np.arange(1871, 1881), np.array([1120, 1160, 963, 1210, 1160, 1160, 813, 1230, 1370, 1140], dtype=float)
+
+
+def level(d=1):
+    return Model({"z[t] | z[t-1]": Normal(1), "x[t] | z[t]": Normal(d)}, {"z[t] | x[t]": Normal()})
+
+
+def table(header, *columns):
+    lines = [",".join(f"{value:g}" for value in line) for line in zip(*columns, strict=True)]
+    return "\n".join([header] * bool(header) + lines) + "\n"
+
+
+ONE_SEQUENCE = {
+    "year and value": table("year,volume", YEARS, VOLUME),
+    "year, not first": table("volume,Year", VOLUME, YEARS),
+    "backwards": table("year,volume", YEARS[::-1], VOLUME[::-1]),
+    "one column": table("volume", VOLUME),
+    "no header": table("", VOLUME),
+    "id, time, value": table("id,time,value", np.zeros(10), YEARS, VOLUME),
+    "value, row, step": table("x,row,step", VOLUME, np.zeros(10), np.arange(10)),
+    "step alone": table("x,step", VOLUME, np.arange(10)),
+    "id alone": table("id,x", np.zeros(10), VOLUME),
+    "every second month": table("month,x", np.arange(0, 20, 2), VOLUME),
+}
+
+
+@pytest.mark.parametrize("text", ONE_SEQUENCE.values(), ids=ONE_SEQUENCE.keys())
+def test_a_line_a_time_point_is_a_step(tmp_path, text):
+    (tmp_path / "t.csv").write_text(text)
+    model = level()
+    assert read_file(tmp_path / "t.csv", model.graph)["x"].tolist() == [[[value] for value in VOLUME]]
+    assert layout(tmp_path / "t.csv", model.graph)[1]
+    assert open_source(model.graph, tmp_path / "t.csv", model._parameter()).batch["x"].shape == (10, 1, 1)
+    assert open_source(model.graph, {"x": tmp_path / "t.csv"}, model._parameter()).batch["x"].shape == (10, 1, 1)
+
+
+def test_vectors_and_several_variables_a_line_are_one_sequence(tmp_path):
+    (tmp_path / "t.csv").write_text("x0,x1\n1,2\n3,4\n5,6\n")
+    assert read_file(tmp_path / "t.csv", level(2).graph)["x"].tolist() == [[[1, 2], [3, 4], [5, 6]]]
+    model = Model({"y[t] | u[t]": OneHot(3), "x[t] | y[t]": Normal(1)}, {"y[t] | x[t]": OneHot()}, given={"u": 2})
+    (tmp_path / "u.csv").write_text("x,u,y\n1,0,0\n3,1,2\n5,1,1\n")
+    found = read_file(tmp_path / "u.csv", model.graph)
+    assert (found["x"].shape, found["u"].tolist(), found["y"].tolist()) == ((1, 3, 1), [[0, 1, 1]], [[0, 2, 1]])
+
+
+def test_rows_of_a_panel_have_their_own_numbers(tmp_path):
+    """What a command writes is numbered as the file was: its ids, its years; rows may begin in different years."""
+    (tmp_path / "t.csv").write_text("subject,year,x\n7,2001,1\n7,2002,2\n3,1999,3\n3,2000,4\n3,2001,5\n")
+    found, lines = read_lines(tmp_path / "t.csv", level().graph)
+    assert [row.tolist() for row in found["x"]] == [[[3], [4], [5]], [[1], [2]]]
+    assert (lines.rows.tolist(), lines.begins.tolist(), lines.spacing) == ([3, 7], [1999, 2001], 1)
+    assert lines.numbers(np.array([0, 0, 1]), np.array([0, 2, 1])) == ["3,1999,", "3,2001,", "7,2002,"]
+    assert (lines.keys.names, lines.span) == (("subject", "year"), "year 1999 to 2002")
+    bare = read_lines(tmp_path / "t.csv", Model({"z": Normal(1), "x | z": Normal(3)}, {"z | x": Normal()}).graph)  # no time: three columns
+    assert (bare[0]["x"].shape, bare[1]) == ((5, 3), None)
+
+
+REFUSED = {
+    "a count of the lines": (table("when,volume", YEARS, VOLUME), "its column 'when' counts the lines (1871, 1872, …, 1880)"),
+    "a count without a header": (table("", VOLUME, YEARS), "its column '2' counts the lines (1871, 1872, …, 1880)"),
+    "an id a row": ("id,a\n0,1\n1,3\n", "its column 'id' numbers the lines one by one, and no column numbers the steps."),
+    "two times": ("year,month,x\n2000,1,1\n2000,2,1\n", "its columns 'year' and 'month' look like the time of a step. Call the one that is 'step'"),
+    "a gap": ("year,x\n1,1\n2,1\n3,1\n5,1\n", "goes from year 3 to 5, where steps are 1 apart. Add lines with empty cells"),
+    "a gap in a row": ("id,t,x\n1,1,1\n1,2,1\n9,1,1\n9,2,1\n9,4,1\n", "row 9 goes from t 2 to 4"),
+    "two rows without numbers": ("year,x\n1,1\n2,1\n1,1\n2,1\n", "has the year 1 twice. If its lines are of several rows"),
+    "months beside a year": ("year,jan,feb\n2000,1,2\n2001,3,4\n", "since its column 'year' numbers them; if a line is a whole row"),
+    "dates": ("date,x\n2001-01-31,1\n2001-02-28,2\n", "a date or a time, not a number. Number the steps 0, 1, 2, … in a column step"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_may_be_a_time_is_never_data(tmp_path, text, message):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_file(tmp_path / "t.csv", level().graph)
+
+
+def test_a_column_a_step_is_read_as_before(tmp_path):
+    (tmp_path / "t.csv").write_text("1,2,3\n4,5,7\n")
+    assert read_file(tmp_path / "t.csv", level().graph)["x"].tolist() == [[1, 2, 3], [4, 5, 7]]
+    model = Model({"z[t]": Normal(1), "year[t] | z[t]": Normal(1)}, {"z[t] | year[t]": Normal()})  # a variable of that name is data
+    (tmp_path / "y.csv").write_text("year\n3\n1\n4\n")
+    assert read_file(tmp_path / "y.csv", model.graph)["year"].tolist() == [[[3], [1], [4]]]
+
+
+ONE_STEP = "x holds 10 sequences of one step each; the axes are [N, T, …]. If they are the 10 steps of one sequence"
+
+
+def test_sequences_of_one_step_must_be_asked_for(tmp_path):
+    model, series = level(), torch.as_tensor((VOLUME - VOLUME.mean()) / VOLUME.std())
+    np.save(tmp_path / "x.npy", VOLUME[:, None])
+    (tmp_path / "x.csv").write_text("row,step,x\n" + "".join(f"{i},0,1\n" for i in range(10)))
+    wrong = {
+        "log_evidence": lambda: model.log_evidence(x=series[:, None]),
+        "elbo": lambda: model.elbo(x=series[:, None, None]),
+        "posterior": lambda: model.posterior(x=series[:, None]),
+        "reconstruct": lambda: model.reconstruct(x=series[:, None]),
+        "fit": lambda: fit(model, {"x": series[:, None]}, steps=1),
+        "fit a list": lambda: fit(model, {"x": [[value] for value in VOLUME.tolist()]}, steps=1),
+        "fit a mapped file": lambda: fit(model, tmp_path / "x.npy", steps=1),
+        "fit a table": lambda: fit(model, tmp_path / "x.csv", steps=1),
+    }
+    for call in wrong.values():
+        with pytest.raises(ValueError, match=re.escape(ONE_STEP)):
+            call()
+    alone = model.log_evidence(x=series.reshape(1, 10, 1)).value
+    assert alone.shape == (1,)
+    asked = model.log_evidence(x=series[:, None], lengths=1, seed=0).value
+    assert torch.equal(asked, model.log_evidence(x=series[:, None], lengths=[1] * 10, seed=0).value)
+    assert model.log_evidence(x=series[:1, None]).value.shape == (1,)  # one number has one reading
+    for data in ({"x": series[:, None], "lengths": 1}, {"x": tmp_path / "x.npy", "lengths": 1}):
+        assert open_source(model.graph, data, model._parameter()).n == 10
+    with pytest.raises(ValueError, match=r"lengths=3, but x has 1 step\. Leave out lengths="):
+        model.elbo(x=series[:, None], lengths=3)
+    with pytest.raises(ValueError, match="steps= and lengths= are for sequences"):
+        Model({"z": Normal(1), "x | z": Normal(1)}, {"z | x": Normal()}).elbo(x=series[:, None], lengths=1)
