@@ -1,6 +1,9 @@
 """The first and the last step of a sequence: each row's own, for every rule of p and q, also where a row has one step only."""
 
 import itertools
+import math
+import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +11,9 @@ import torch.distributions as td
 import torch.nn.functional as F
 from torch.distributions.relaxed_categorical import ExpRelaxedCategorical
 
-from aevb import Exact, Model, Normal, OneHot
+from aevb import Beta, Exact, Model, Normal, OneHot, Poisson
+from aevb.training.objective import Objective
+from aevb.training.settings import Settings
 
 ENDS = [(), ("0",), ("T",), ("0", "T")]
 X = torch.linspace(-1.5, 1.3, 18, dtype=torch.float64).sin().reshape(3, 3, 2)
@@ -153,3 +158,125 @@ def test_exact_where_an_end_of_the_data_reads_more(lengths):
         return total
 
     same(found, torch.stack([(given(row, n, 0) + given(row, n, 1)) / 2 for row, n in enumerate(LENGTHS[lengths])]))
+
+
+# Families that differ between the steps ------------------------------------------------------------------------------------------
+
+
+FAMILIES = {  # of every step, of an end; values of the first kind and of the second
+    "counts at the end": (Normal(2), Poisson(2), [-0.5, 1.25], [3.0, 0.0]),
+    "counts, but a number at the end": (Poisson(2), Normal(2), [2.0, 1.0], [-0.5, -3.0]),
+    "shares, but a number at the end": (Beta(2), Normal(2), [0.25, 0.75], [2.5, -3.0]),
+    "shares at the end": (Normal(2), Beta(2), [-0.5, 1.25], [0.25, 0.75]),
+}
+
+
+def mixed(name, end):
+    usual, other, values, at_end = FAMILIES[name]
+    p = {"z[t]": Normal(2), "x[t] | z[t]": usual, f"x[{end}] | z[{end}]": other}
+    model = build(p, {"z[t] | x[t]": Normal()})
+    lengths = [1, 3, 2]
+    x = torch.tensor(values, dtype=torch.float64).expand(3, 3, 2).clone()
+    for row, length in enumerate(lengths):
+        x[row, 0 if end == "0" else length - 1] = torch.tensor(at_end, dtype=torch.float64)
+    return model, x, lengths
+
+
+@pytest.mark.parametrize("end", ["0", "T"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_each_step_has_the_density_of_its_own_rule_and_a_finite_gradient(name, end):
+    model, x, lengths = mixed(name, end)
+    x[1, 1, 0] = float("nan")  # missing; a step of the usual rule
+    z = torch.linspace(-1, 1, 18, dtype=torch.float64).reshape(3, 3, 2)
+    found = model.elbo(x=x, z=z, lengths=lengths).terms["x"]
+
+    def expected(row, t, length):
+        raw = raw_at(model, "p", "x", row, t, length, {"z": z})
+        spec = FAMILIES[name][1 if t == (0 if end == "0" else length - 1) else 0]
+        if isinstance(spec, Normal):
+            dist = normal(raw)
+        else:
+            dist = td.Poisson(raw.exp()) if isinstance(spec, Poisson) else td.Beta(F.softplus(raw[:2]), F.softplus(raw[2:]))
+        known = ~x[row, t].isnan()
+        return torch.where(known, dist.log_prob(torch.where(known, x[row, t], 0.5 if isinstance(spec, Beta) else 0.0)), 0.0).sum()
+
+    same(found, torch.stack([sum(expected(row, t, n) for t in range(n)) for row, n in enumerate(lengths)]))
+    gradients = torch.autograd.grad(model.elbo(x=x, lengths=lengths, seed=0).value.sum(), list(model.parameters()))
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("end", ["0", "T"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_particle_filter_takes_each_steps_own_density(name, end):
+    """q is the prior and p(x|z) does not read z's value, so that every weight is p(x), whatever is drawn."""
+    model, x, lengths = mixed(name, end)
+    with torch.no_grad():
+        for key, factor in model.factors.items():
+            for parameter in factor.parameters():
+                if key.startswith("p(x") and parameter.dim() == 2:
+                    parameter.zero_()
+    expected = model.elbo(x=x, z=torch.zeros(3, 3, 2, dtype=torch.float64), lengths=lengths).terms["x"].detach()
+    found = model.log_evidence(x=x, lengths=lengths, method="prior", samples=3, seed=0).value
+    same(found, expected)
+    with torch.no_grad():
+        for parameter in model.phi():
+            parameter.zero_()
+        bias = next(parameter for parameter in model.phi() if parameter.dim() == 1)
+        bias[2:] = math.log(math.expm1(1.0))
+    same(model.log_evidence(x=x, lengths=lengths, method="particles", samples=3, seed=0).value, expected)
+
+
+@pytest.mark.parametrize(("end", "step"), [("0", 0), ("T", 1)])
+def test_values_outside_the_support_are_refused_at_the_step_whose_rule_they_break(end, step):
+    model, x, lengths = mixed("counts at the end", end)
+    model.prepare(x=x, lengths=lengths)
+    x[2, step, 1] = -0.5
+    label = f"x[{end}]"
+    message = f"x has 1 value outside Poisson's support (first: row 2, step {step}, column 1: -0.5), but p gives {label} a Poisson."
+    with pytest.raises(ValueError, match=re.escape(message)):
+        model.prepare(x=x, lengths=lengths)
+    model, x, lengths = mixed("counts, but a number at the end", end)
+    model.prepare(x=x, lengths=lengths)
+    x[2, 1 - step, 1] = -0.5
+    message = f"x has 1 value outside Poisson's support (first: row 2, step {1 - step}, column 1: -0.5), but p gives x[t] a Poisson."
+    with pytest.raises(ValueError, match=re.escape(message)):
+        model.prepare(x=x, lengths=lengths)
+
+
+def test_a_step_that_is_first_and_last_follows_the_last_ones_rule():
+    p = {"z[t]": Normal(1), "x[t] | z[t]": Normal(1), "x[0] | z[0]": Poisson(1), "x[T] | z[T]": Beta(1)}
+    model = build(p, {"z[t] | x[t]": Normal()})
+    model.prepare(x=[[[2.0], [-0.5], [0.5]], [[0.5], [0.0], [0.0]]], lengths=[3, 1])
+    with pytest.raises(ValueError, match=re.escape("row 1, step 0, column 0: 2.0), but p gives x[T] a Beta")):
+        model.prepare(x=[[[2.0], [-0.5], [0.5]], [[2.0], [0.0], [0.0]]], lengths=[3, 1])
+    x = torch.tensor([[[2.0], [-0.5], [0.5]], [[0.5], [0.0], [0.0]]], dtype=torch.float64)
+    gradients = torch.autograd.grad(model.elbo(x=x, lengths=[3, 1], seed=0).value.sum(), list(model.parameters()))
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+def test_infinite_padding_does_not_hide_values_outside_the_support():
+    model = build({"z[t]": Normal(1), "x[t] | z[t]": Poisson(1)}, {"z[t] | x[t]": Normal()})
+    with pytest.raises(ValueError, match="outside Poisson's support"):
+        model.prepare(x=[[[1.0], [-0.5]], [[1.0], [float("inf")]]], lengths=[2, 1])
+
+
+# Labels at the ends --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ends", ENDS)
+def test_labels_teach_the_rule_of_the_step_that_they_belong_to(ends):
+    """The classification term is the sum of log q(y[t]|x[t]) over known labels, each by its own step's rule."""
+    model = build(
+        {"y[t]": OneHot(3, learned=True), "x[t] | y[t]": Normal(2)},
+        {"y[t] | x[t]": OneHot(), **{f"y[{at}] | x[{at}]": OneHot() for at in ends}},
+    )
+    labels = torch.tensor([[2, 0, 0], [0, -1, 1], [-1, 1, 0]])
+    batch = model.prepare(x=X, y=labels, lengths=LENGTHS["ragged"])
+    objective = Objective(model, model.plan(), SimpleNamespace(like=X), 3, Settings(classify=1.0), ["y"], [], None)
+    expected = sum(
+        raw_at(model, "q", "y", row, t, length, {"x": X}).log_softmax(-1)[labels[row, t]]
+        for row, length in enumerate(LENGTHS["ragged"])
+        for t in range(length)
+        if labels[row, t] >= 0
+    )
+    same(objective._classification(batch), expected)

@@ -8,11 +8,14 @@ import torch
 from torch.distributions import MultivariateNormal as Gaussian
 from torch.distributions import kl_divergence
 
-from aevb import GRU, LSTM, Bernoulli, Exact, Mixture, Model, MultivariateNormal, Normal, OneHot, fit, linear, mlp
+from aevb import GRU, LSTM, Bernoulli, Deterministic, Exact, Mixture, Model, MultivariateNormal, Normal, OneHot, fit, linear, mlp
+from aevb.data.sources import open_source
 from aevb.distributions import inverse_softplus
 from aevb.estimators import estimate
 from aevb.evidence.amortisation import Gap
 from aevb.evidence.free import free_factors, zero_offsets
+from aevb.evidence.gap import gap
+from aevb.training.evaluation import evaluate
 
 W = torch.tensor([[-0.5, -1.0], [-1.0, -1.0], [2.0, 0.5]], dtype=torch.float64)
 SIGMA = torch.tensor([0.4, 0.2, 0.3], dtype=torch.float64)
@@ -197,3 +200,42 @@ def test_the_evidence_may_be_found_as_one_asks():
     assert torch.equal(own.best, plain.best)
     error = (own.stderr["evidence"].square() + plain.stderr["evidence"].square()).sqrt()
     assert ((own.evidence - plain.evidence).abs() < 5 * error).all()
+
+
+# Without sampling ----------------------------------------------------------------------------------------------------------------
+
+Q = {"z | x": Normal(), "w | x": Normal()}
+KNOWN_EXACTLY = {  # p beside p(z), p(w) and p(x|·); what x reads; q
+    "a function of a latent": ({"h | z": Deterministic(2)}, "h, w", Q),
+    "a function of a function": ({"h | z": Deterministic(2), "g | h, w": Deterministic(2)}, "g", Q),
+    "a function of the data": ({}, "z, w", {"f | x": Deterministic(2), "z | f": Normal(), "w | f": Normal()}),
+    "a root": ({}, "z, w", {"z": Normal(learned=True), "w | x": Normal()}),
+    "a root and a function": ({"h | z, w": Deterministic(2)}, "h", {"z": Normal(learned=True), "w | x": Normal()}),
+    "roots alone": ({}, "z, w", {"z": Normal(learned=True), "w": MultivariateNormal(learned=True)}),
+}
+
+
+@pytest.mark.parametrize("known", [(), ("w",)])
+@pytest.mark.parametrize("case", KNOWN_EXACTLY)
+def test_the_gap_of_a_linear_gaussian_model_is_the_evidence_less_the_bound(case, known):
+    """The integrand is quadratic in the noise, so that three nodes of a quadrature give the bound exactly."""
+    functions, reads, q = KNOWN_EXACTLY[case]
+    torch.manual_seed(0)
+    model = Model({"z": Normal(1), "w": Normal(1), **functions, f"x | {reads}": Normal(2, scale="learned")}, q).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    random = np.random.default_rng(0)
+    data = {"x": random.standard_normal((4, 2))} | {name: random.standard_normal((4, 1)) for name in known}
+    nodes, weights = np.polynomial.hermite_e.hermegauss(3)
+    count = 3 ** (2 - len(known))
+    batch = model.prepare(**{name: np.repeat(value, count, 0) for name, value in data.items()})
+    plan = model.plan(clamped=known, how={name: "sampled" for name in ("z", "w") if name not in known})
+    grid = np.stack([axis.reshape(-1) for axis in np.meshgrid(*[nodes] * (2 - len(known)), indexing="ij")])
+    share = np.prod(np.meshgrid(*[weights / weights.sum()] * (2 - len(known)), indexing="ij"), 0).reshape(-1)
+    noise = {name: torch.as_tensor(np.tile(row, 4)).reshape(1, 1, -1, 1) for name, row in zip(plan.drawn, grid, strict=True)}
+    bound = (estimate(plan, model.factors, batch, noise).value.reshape(4, count) * torch.as_tensor(share)).sum(1)
+    expected = model.log_evidence(**data).value - bound
+    torch.testing.assert_close(gap(model, model.prepare(**data)), expected, rtol=1e-9, atol=1e-9)
+    found = evaluate(model, open_source(model.graph, data, model._parameter()))
+    assert abs(found["gap"] - expected.mean().item()) < 1e-9

@@ -1,16 +1,20 @@
 """What is added to the bound: labels that are known teach q, and a class stays when its image is distorted."""
 
+import math
 import signal
 import tomllib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from test_fit import assert_equal_weights, bits, small_vae, weights
 
-from aevb import GRU, Model, Normal, OneHot, fit
+from aevb import GRU, Bernoulli, Deterministic, Model, Normal, OneHot, fit
 from aevb.data import Affine
+from aevb.training.objective import Objective
 from aevb.training.run import Run
+from aevb.training.settings import Settings
 from aevb.training.step import Stepper
 from aevb.zoo import gmvae, m2
 
@@ -46,6 +50,41 @@ def test_labels_in_time_are_classified_whatever_the_order_of_the_data():
     first, second = trained(x=x, y=labels), trained(y=labels, x=x)
     assert all(torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True))
     assert (first.posterior(x=x)["y"].probs.argmax(-1).numpy() == labels).all()
+
+
+def test_classification_and_agreement_compute_nothing_that_reads_a_latent():
+    """p's h is a function of latents, and q's f and g one of the data and one of a latent; both terms need f alone."""
+    torch.manual_seed(0)
+    model = Model(
+        p={"y": OneHot(3), "z": Normal(2), "h | y, z": Deterministic(4), "x | h": Bernoulli(64)},
+        q={"f | x": Deterministic(5), "y | f": OneHot(), "g | y": Deterministic(2), "z | f, g": Normal()},
+    )
+    x, labels = torch.as_tensor(images(), dtype=torch.float32), torch.arange(40) % 4 - 1
+    fit(model, {"x": x, "y": labels}, steps=2, batch=40, classify=1.0, agree=1.0, distort={"x": Affine((8, 8))})
+    objective = Objective(model, model.plan(), SimpleNamespace(like=x), 40, Settings(), ["y"], ["y"], None)
+    log_q = model.factors["q(y|f)"]({"f": model.factors["q(f|x)"]({"x": x})}).log_softmax(-1)
+    known = labels >= 0
+    batch = model.prepare(x=x, y=labels)
+    torch.testing.assert_close(objective._classification(batch), log_q[known, labels[known]].sum())
+    target = torch.where(known[:, None], torch.nn.functional.one_hot(labels.clamp_min(0), 3), log_q.exp().detach())
+    torch.testing.assert_close(objective.agreement(batch, batch), (target * log_q).sum())
+
+
+def test_classification_refuses_a_class_that_reads_a_latent_through_a_function():
+    model = Model(
+        p={"y": OneHot(3), "z": Normal(2), "x | y, z": Bernoulli(64)},
+        q={"z | x": Normal(), "g | z": Deterministic(2), "y | g": OneHot()},
+    )
+    with pytest.raises(ValueError, match="as a function of the data alone, but it reads 'z'"):
+        fit(model, {"x": images(), "y": np.zeros(40, int)}, steps=1, classify=1.0)
+
+
+def test_the_agreement_of_a_root_of_q_counts_every_row():
+    torch.manual_seed(0)
+    model = Model({"y": OneHot(3), "x | y": Bernoulli(64)}, {"y": OneHot(learned=True)})
+    batch = model.prepare(x=images())
+    objective = Objective(model, model.plan(), SimpleNamespace(like=batch["x"]), 40, Settings(), [], ["y"], None)
+    torch.testing.assert_close(objective.agreement(batch, batch), torch.tensor(-40 * math.log(3)))
 
 
 # A class that stays when the image is distorted ---------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from torch.distributions import constraints
 
 from aevb.conditionals import Conditional
 from aevb.families import Beta, OneHot
-from aevb.graph import Graph
+from aevb.graph import Entry, Graph
 from aevb.networks import table
 
 Batch = dict[str, Tensor]
@@ -373,28 +373,50 @@ def _check_support(graph: Graph, name: str, value: Tensor, mask: Tensor | None, 
             bad, mask = unknown | infinite | (value != value.round()) | (value < 0) | (value >= rows), None
             what = f"that are no row of table({rows})"
             fix = f"Rows are numbered 0 … {rows - 1}."
+        found = [(bad, what, fix)]
     else:
-        spec = graph.rule("p", name).spec
-        check = spec.support.check(value)
-        check = check.unsqueeze(-1).expand(value.shape) if check.dim() < value.dim() else check
-        if bool(infinite.any()):
-            bad, what, fix = infinite, "not finite", "Replace them; NaN marks a missing entry."
-        else:
-            interval = {constraints.boolean: "that are not 0 or 1", constraints.unit_interval: "outside [0, 1]"}
-            bad, what = ~check, interval.get(spec.support, f"outside {type(spec).__name__}'s support")
-            fix = _FIXES.get(spec.support, "Transform the data, or use another family.")
-            if isinstance(spec, Beta):  # its density is 0 or infinite at the ends
-                bad, what, fix = (value <= 0) | (value >= 1), "outside (0, 1)", "Squeeze them inside, or use ContinuousBernoulli."
-            what += f" (first: {{first}}), but p gives {name} a {type(spec).__name__}"
-    bad = bad if mask is None else bad & mask
-    bad = bad if inside is None else bad & inside
-    if bool(bad.any()):
-        t, row, column = (int(i) for i in bad.transpose(0, 1).nonzero()[0][[1, 0, 2]])
-        place = f"row {first_row + row}, " + (f"step {t}, " if graph.timed[name] else "") + f"column {column}: {value[t, row, column].item()}"
-        text = what.format(first=place) if "{first}" in what else f"{what} (first: {place})"
-        count = int(bad.any(-1).sum()) if name not in graph.given and isinstance(graph.rule("p", name).spec, OneHot) else int(bad.sum())
-        text = text.replace("that are", "that is", 1) if count == 1 else text
-        raise ValueError(f"{name} has {_counted(count, 'value')} {text}. {fix}")
+        found = [(infinite, "not finite", "Replace them; NaN marks a missing entry.")]
+        found += [_outside(graph, entry, value, _steps_of_rule(graph, entry, value, inside)) for entry in graph.p[name].values()]
+    for bad, what, fix in found:
+        bad = bad if mask is None else bad & mask
+        bad = bad if inside is None else bad & inside
+        if bool(bad.any()):
+            t, row, column = (int(i) for i in bad.transpose(0, 1).nonzero()[0][[1, 0, 2]])
+            place = f"row {first_row + row}, " + (f"step {t}, " if graph.timed[name] else "") + f"column {column}: {value[t, row, column].item()}"
+            text = what.format(first=place) if "{first}" in what else f"{what} (first: {place})"
+            count = int(bad.any(-1).sum()) if name not in graph.given and isinstance(graph.rule("p", name).spec, OneHot) else int(bad.sum())
+            text = text.replace("that are", "that is", 1) if count == 1 else text
+            raise ValueError(f"{name} has {_counted(count, 'value')} {text}. {fix}")
+
+
+def _outside(graph: Graph, entry: Entry, value: Tensor, where: Tensor | None) -> tuple[Tensor, str, str]:
+    """The values outside the support of a rule of p at the steps where it holds, what they are, and the fix."""
+    spec, target = entry.spec, entry.key.name if len(graph.p[entry.key.name]) == 1 else str(entry.key.target)
+    check = spec.support.check(value)
+    bad = ~(check.unsqueeze(-1).expand(value.shape) if check.dim() < value.dim() else check)
+    interval = {constraints.boolean: "that are not 0 or 1", constraints.unit_interval: "outside [0, 1]"}
+    what = interval.get(spec.support, f"outside {type(spec).__name__}'s support")
+    fix = _FIXES.get(spec.support, "Transform the data, or use another family.")
+    if isinstance(spec, Beta):  # its density is 0 or infinite at the ends
+        bad, what, fix = (value <= 0) | (value >= 1), "outside (0, 1)", "Squeeze them inside, or use ContinuousBernoulli."
+    return bad if where is None else bad & where, f"{what} (first: {{first}}), but p gives {target} a {type(spec).__name__}", fix
+
+
+def _steps_of_rule(graph: Graph, entry: Entry, value: Tensor, real: Tensor | None) -> Tensor | None:
+    """[T, N or 1, 1]: the steps at which this rule of p holds, the last step's before the first one's; None: all."""
+    rules = graph.p[entry.key.name]
+    if len(rules) == 1:
+        return None
+    step = torch.arange(value.shape[0], device=value.device)[:, None, None]
+    last = step == (value.shape[0] if real is None else real.sum(0, keepdim=True)) - 1
+    first = (step == 0) & ~last if "last" in rules else step == 0
+    held = {"first": first, "last": last}
+    if entry.key.at in held:
+        return held[entry.key.at]
+    ends = torch.zeros_like(last)
+    for at in held.keys() & rules.keys():
+        ends = ends | held[at]
+    return ~ends
 
 
 def _counted(n: int, noun: str) -> str:

@@ -147,9 +147,9 @@ class Estimate:
 
     # Log-probabilities and weights -----------------------------------------------------------------------------------------------
 
-    def _detached(self, name: str, region: str) -> tuple[Conditional, td.Distribution]:
-        """q's factor with its parameters, and whatever is not sampled, held fixed; only samples carry gradients."""
-        entry = self.program.entry("q", name, region)
+    def _detached(self, side: str, name: str, region: str) -> tuple[Conditional, td.Distribution]:
+        """A factor with its parameters, and whatever is not sampled, held fixed; only samples carry gradients."""
+        entry = self.program.entry(side, name, region)
         factor, program = self.factors[entry.id], self.program
         assert isinstance(factor, Factor)
         if S not in self.plan.axes[entry.id]:
@@ -164,32 +164,14 @@ class Estimate:
     def log_p(self, name: str) -> Tensor:
         """log p(v | ·) at v's value, missing entries left out."""
         if name not in self._log_p:
-            value, present = self.program.values[name], self.batch.get(f"{name}?") if name in self.graph.observed else None
-            if present is not None:
-                value = torch.where(present, value, torch.full_like(value, self.graph.rule("p", name).spec.fill))
-            if self.program.real is not None and self.graph.timed[name]:
-                value = torch.where(self.program.real, value, torch.full_like(value, self.graph.rule("p", name).spec.fill))
-
-            def at(region: str) -> Tensor:
-                spec, dist = self.program.distribution("p", name, region)
-                here = None if present is None else self.select_mask(present, region)
-                return spec.log_prob(dist, self.program.select(value, region), here).unsqueeze(-1)
-
-            self._log_p[name] = self.program.piecewise(name, "p", at)
+            present = self.batch.get(f"{name}?") if name in self.graph.observed else None
+            self._log_p[name] = self.program.log_prob("p", name, self.program.values[name], present)
         return self._log_p[name]
-
-    def select_mask(self, mask: Tensor, region: str) -> Tensor:
-        return mask if region == "all" else self.program.select(mask.to(self._like().dtype), region) > 0
 
     def log_q(self, name: str) -> Tensor:
         """log q(v | ·) at v's sample; q's parameters held fixed for the gradients that ask for it."""
         fixed = self.plan.gradient in ("stl", "dreg") and self.plan.choices[name].draw == "pathwise"
-
-        def at(region: str) -> Tensor:
-            spec, dist = self._detached(name, region) if fixed else self.program.distribution("q", name, region)
-            return spec.log_prob(dist, self.program.select(self.program.values[name], region)).unsqueeze(-1)
-
-        return self.program.piecewise(name, "q", at)
+        return self.program.log_prob("q", name, self.program.values[name], distribution=self._detached if fixed else None)
 
     def log_w(self, name: str) -> Tensor:
         """log q of every value of an enumerated latent (log π of every component of a mixture), on its axis."""

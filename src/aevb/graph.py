@@ -6,7 +6,7 @@ Every check of a declaration is made here, when the model is declared; each mess
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -244,6 +244,32 @@ class Graph:
 
     def inference_stages(self, drawn: tuple[str, ...]) -> tuple[Stage, ...]:
         return schedule(self.value_reads(drawn), "p and q together")
+
+    def function_stages(self, known: Collection[str]) -> tuple[Stage, ...]:
+        """The deterministic nodes that are functions of these variables alone, in the order in which they are computed."""
+        reads = self.value_reads(())
+        readers: dict[str, list[str]] = {}
+        for name, refs in reads.items():
+            for ref in refs:
+                readers.setdefault(ref.name, []).append(name)
+        unknown = [name for name in readers if name not in reads and name not in known]
+        while unknown:
+            for name in readers.get(unknown.pop(), ()):
+                if reads.pop(name, None) is not None:
+                    unknown.append(name)
+        return schedule(reads, "p and q together")
+
+    def latent_behind(self, name: str) -> str | None:
+        """A latent that q's factor of a variable reads, directly or through deterministic nodes; None if it is a function of the data alone."""
+        frontier, seen = [ref.name for ref in self.reads("q", name)], set()
+        while frontier:
+            parent = frontier.pop()
+            if parent in self.latents:
+                return parent
+            if parent not in seen and self.is_deterministic(parent):
+                seen.add(parent)
+                frontier += [ref.name for ref in self.reads("q" if parent in self.q else "p", parent)]
+        return None
 
     def factors_containing(self, name: str) -> list[str]:
         """The stochastic variables of p whose factor involves ``name``, directly or through deterministic nodes; itself first."""

@@ -22,6 +22,7 @@ from aevb.schedule import Stage
 
 # What a node's factor is turned into: (node, entry, raw numbers, step or None for all steps at once) → value
 Draw = Callable[[str, Entry, Tensor, int | None], Tensor]
+Distributions = Callable[[str, str, str], tuple[Conditional, td.Distribution]]  # (side, variable, region) → its distribution there
 
 
 class Program:
@@ -178,6 +179,35 @@ class Program:
                 end = torch.where(is_last[:1], function("only"), end)
             result = torch.where(is_last, end, result)
         return result
+
+    def log_prob(self, side: str, name: str, value: Tensor, present: Tensor | None = None, distribution: Distributions | None = None) -> Tensor:
+        """log p or log q of a variable's value at every step, each by the step's own rule, of the ``present`` entries; [.., T, N, 1].
+
+        Entries that do not count under a rule (missing, beyond a row's end, another rule's) are given a value of its support first: 0, which
+        they hold already, where its ``fill`` is.
+        """
+        distribution = distribution or self.distribution
+
+        def at(region: str) -> Tensor:
+            spec, dist = distribution(side, name, region)
+            here = self.select(value, region)
+            known = present if present is None or region == "all" else self.select(present.to(value.dtype), region) > 0
+            for counts in (known if spec.fill else None, self._own_steps(side, name, region)):
+                here = here if counts is None else torch.where(counts, here, torch.full_like(here, spec.fill))
+            return spec.log_prob(dist, here, known).unsqueeze(-1)
+
+        return self.piecewise(name, side, at)
+
+    def _own_steps(self, side: str, name: str, region: str) -> Tensor | None:
+        """[T or 1, N or 1, 1]: the real steps at which a region's rule is the one that holds; None where no other value could harm it."""
+        entries = (self.graph.p if side == "p" else self.graph.q)[name]
+        harmless = len(entries) == 1 or len({(str(entry.spec.support), entry.spec.fill) for entry in entries.values()}) == 1
+        own = self.real if region == "all" and self.graph.timed[name] and self.entry(side, name, region).spec.fill else None
+        for end in () if harmless or region == "last" else ("first", "last"):
+            if end in entries and end != region:
+                other = ~self.is_end(end) if region == "all" else ~self.is_end(end)[:1]
+                own = other if own is None else own & other
+        return own
 
     def mean(self, name: str) -> Tensor:
         """The mean of p's conditional, at every step."""

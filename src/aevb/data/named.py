@@ -174,14 +174,15 @@ def _measured(recipe: Recipe, graph: Graph, data: Mapping[str, Any]) -> Recipe:
     """The recipe with the mean and scale of every observed variable that may be any real number."""
     found = {}
     for name in graph.observed:
-        if name in data and graph.rule("p", name).spec.support in (constraints.real, constraints.real_vector):
+        if name in data and all(entry.spec.support in (constraints.real, constraints.real_vector) for entry in graph.p[name].values()):
             try:
                 record = standardise(_real(graph, data, name))
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
             found[name] = {"mean": record.mean.tolist(), "scale": record.scale.tolist()}
     if not found:
-        families = ", ".join(f"{name} a {type(graph.rule('p', name).spec).__name__}" for name in graph.observed)
+        rules = [(name, entry) for name in graph.observed for entry in graph.p[name].values()]
+        families = ", ".join(f"{name if len(graph.p[name]) == 1 else entry.key.target} a {type(entry.spec).__name__}" for name, entry in rules)
         raise ValueError(f"standardise is for variables that may be any real number, but p gives {families}. Leave out --prepare standardise.")
     first = found.pop(graph.observed[0], {"mean": None, "scale": None})
     return replace(recipe, **first, others=found or None)

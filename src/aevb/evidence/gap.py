@@ -16,7 +16,6 @@ from aevb.evidence.exact import exact_evidence
 from aevb.evidence.finite import why_not_finite
 from aevb.evidence.gaussian import LinearGaussian, why_not_linear_gaussian
 from aevb.families import MultivariateNormal, Normal
-from aevb.graph import Graph
 from aevb.program import Program
 
 if TYPE_CHECKING:
@@ -35,37 +34,24 @@ def gap(model: Model, batch: Mapping[str, Tensor]) -> Tensor | None:
     if why_not_linear_gaussian(model) or any(f"{name}?" in batch for name in graph.latents) or not latents:
         return None
     program = Program(graph, model.factors, batch, steps=1)  # type: ignore[arg-type]
-    program.values |= {name: batch[name] for name in (*graph.stochastic, *graph.given) if name in batch}
-    program.run(graph.inference_stages(()), lambda *_: torch.zeros(()))
+    known = [name for name in (*graph.stochastic, *graph.given) if name in batch]
+    program.values |= {name: batch[name] for name in known}
+    program.run(graph.function_stages(known), lambda *_: torch.zeros(()))
+    exact = LinearGaussian(model, batch).posterior(*latents)
+    n = exact.loc.shape[0]
     means, factors = [], []
     for name in latents:
         spec = graph.rule("q", name).spec
-        if not isinstance(spec, Normal | MultivariateNormal) or reads_latents(graph, name):
+        if not isinstance(spec, Normal | MultivariateNormal) or graph.latent_behind(name) is not None:
             return None
         dist: Any = program.distribution("q", name)[1]
         d = graph.size(name)
-        means.append(dist.loc.reshape(-1, d))
+        means.append(dist.loc.reshape(-1, d).expand(n, d))  # a root of q is the same in every row
         factor = dist._unbroadcasted_scale_tril if isinstance(dist, Gaussian) else torch.diag_embed(dist.scale.expand(dist.loc.shape))
-        factors.append(factor.reshape(-1, d, d))
-    exact = LinearGaussian(model, batch).posterior(*latents)
-    n = exact.loc.shape[0]
-    q = td.MultivariateNormal(torch.cat(means, -1), scale_tril=_block_diagonal([factor.expand(n, -1, -1) for factor in factors]), validate_args=False)
+        factors.append(factor.reshape(-1, d, d).expand(n, d, d))
+    q = td.MultivariateNormal(torch.cat(means, -1), scale_tril=_block_diagonal(factors), validate_args=False)
     p = td.MultivariateNormal(exact.loc, scale_tril=exact._unbroadcasted_scale_tril.expand(n, -1, -1), validate_args=False)
     return td.kl_divergence(q, p)
-
-
-def reads_latents(graph: Graph, name: str) -> bool:
-    """Whether q's factor of a latent reads another latent, directly or through what is computed from one."""
-    frontier, seen = [ref.name for ref in graph.reads("q", name)], set()
-    while frontier:
-        parent = frontier.pop()
-        if parent in graph.latents:
-            return True
-        if parent not in seen and graph.is_deterministic(parent):
-            seen.add(parent)
-            side = "q" if parent in graph.q else "p"
-            frontier += [ref.name for ref in graph.reads(side, parent)]
-    return False
 
 
 def _block_diagonal(matrices: list[Tensor]) -> Tensor:

@@ -111,10 +111,16 @@ class Swarm:
             found.append((factor, factor.distribution(self._raw(entry, t)), where))
         return found
 
-    def _log_prob(self, dists: list[tuple[Factor, td.Distribution, Tensor | None]], value: Tensor, present: Tensor | None = None) -> Tensor:
+    def _log_prob(
+        self, dists: list[tuple[Factor, td.Distribution, Tensor | None]], value: Tensor, present: Tensor | None = None, real: Tensor | None = None
+    ) -> Tensor:
+        """Entries that do not count under a rule (missing, beyond a row's end, another rule's) are given a value of its support first."""
         total: Tensor | None = None
         for factor, dist, where in dists:
-            part = factor.spec.log_prob(dist, value, present).unsqueeze(-1)
+            own, here = where if where is not None or len(dists) == 1 else ~dists[1][2], value  # type: ignore[operator]
+            for counts in (present, real, own):
+                here = here if counts is None else torch.where(counts, here, torch.full_like(here, factor.spec.fill))
+            part = factor.spec.log_prob(dist, here, present).unsqueeze(-1)
             total = part if total is None or where is None else torch.where(where, part, total)
         assert total is not None
         return total
@@ -146,12 +152,8 @@ class Swarm:
     def _log_p(self, name: str, value: Tensor, t: int) -> Tensor:
         """log p of a variable at one step, missing entries left out."""
         present = self.batch.get(f"{name}?") if name in self.graph.observed else None
-        if present is not None:
-            present = self._at(present, t)
-            value = torch.where(present, value, torch.full_like(value, self.graph.rule("p", name).spec.fill))
-        if self.program.real is not None and self.graph.timed[name]:
-            value = torch.where(self._real(t), value, torch.full_like(value, self.graph.rule("p", name).spec.fill))
-        return self._log_prob(self._distributions("p", name, t), value, present)
+        real = self._real(t) if self.program.real is not None and self.graph.timed[name] else None
+        return self._log_prob(self._distributions("p", name, t), value, None if present is None else self._at(present, t), real)
 
     def _real(self, t: int) -> Tensor:
         assert self.program.real is not None

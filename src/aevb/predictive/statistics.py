@@ -72,10 +72,10 @@ BETWEEN = ("correlation", "autocorrelation")  # of several columns or steps: ove
 
 def usual_statistics(graph: Graph, name: str) -> tuple[str, ...]:
     """What is worth comparing of a variable, by its family."""
-    support = str(graph.rule("p", name).spec.support)
-    if support in (str(constraints.boolean), str(constraints.one_hot)):
+    supports = {str(entry.spec.support) for entry in graph.p[name].values()}  # those of the first and last step too
+    if supports <= {str(constraints.boolean), str(constraints.one_hot)}:
         found: tuple[str, ...] = ("mean",)
-    elif support == str(constraints.nonnegative_integer):
+    elif supports <= {str(constraints.boolean), str(constraints.nonnegative_integer)}:
         found = ("mean", "sd", "zeros", "max")
     else:
         found = ("mean", "sd", "min", "q05", "q50", "q95", "max")

@@ -23,7 +23,6 @@ from aevb.data.degenerate import refuse_degenerate
 from aevb.data.sources import Source, open_source
 from aevb.deterministic import Recurrence
 from aevb.evidence.exact import why_not_exact
-from aevb.evidence.gap import reads_latents
 from aevb.families import Exact, OneHot
 from aevb.model import Model
 from aevb.networks import MLP
@@ -271,9 +270,8 @@ class Training:
             if name not in self.model.graph.observed or math.prod(s.distort[name].shape) != self.model.graph.size(name):
                 raise ValueError(f"distort= has images of {s.distort[name].shape} for {name!r}, which is no observed variable of that size.")
         for name in self.labelled if s.classify else ():
-            unknown = [ref.name for ref in self.model.graph.reads("q", name) if ref.name in self.model.graph.latents]
-            if unknown:
-                raise ValueError(f"classify= needs q({name}|·) as a function of the data alone, but it reads {unknown[0]!r}.")
+            if unknown := self.model.graph.latent_behind(name):
+                raise ValueError(f"classify= needs q({name}|·) as a function of the data alone, but it reads {unknown!r}.")
         if s.precision == "bf16" and self.dtype != torch.float32:
             raise ValueError(f'precision="bf16" lowers the precision of products in float32, but the model is in {str(self.dtype)[6:]}.')
         if s.patience is not None and self.validation is None:
@@ -295,7 +293,7 @@ class Training:
         return [
             name
             for name in graph.latents
-            if isinstance(graph.rule("q", name).spec, OneHot) and not graph.timed[name] and not reads_latents(graph, name)
+            if isinstance(graph.rule("q", name).spec, OneHot) and not graph.timed[name] and graph.latent_behind(name) is None
         ]
 
     def _check_weights(self) -> None:
@@ -382,7 +380,7 @@ class Training:
         was = self.model.training
         self.model.train()
         for name in self._untaught():
-            alone = name in self.labelled and not reads_latents(self.model.graph, name)
+            alone = name in self.labelled and self.model.graph.latent_behind(name) is None
             remedy = "To learn it too, add classify=1 (--classify 1); to find it" if alone else "To find it"
             self._note_once(f"{name} {UNTAUGHT}: nothing teaches q({name}|·). {remedy} without labels, leave {name} out.")
         stop = self._out_of_patience()

@@ -72,9 +72,10 @@ class Objective:
     def _inference(self, batch: Batch) -> Program:
         """q's factors that are functions of the data."""
         graph = self.model.graph
+        known = (*graph.observed, *graph.given)
         program = Program(graph, self.model.factors, batch, steps=self.model._extent(batch)[1])  # type: ignore[arg-type]
-        program.values |= {name: batch[name] for name in (*graph.observed, *graph.given)}
-        program.run(graph.inference_stages(()), lambda *_: torch.zeros(()))
+        program.values |= {name: batch[name] for name in known}
+        program.run(graph.function_stages(known), lambda *_: torch.zeros(()))
         return program
 
     def _classification(self, batch: Batch) -> Tensor:
@@ -82,16 +83,16 @@ class Objective:
         program = self._inference(batch)
         total = self._zero()
         for name in self.labelled:
-            spec, dist = program.distribution("q", name)
-            log_q = spec.log_prob(dist, batch[name])
+            log_q = program.log_prob("q", name, batch[name])
             for mask in (batch.get(f"{name}?"), program.real if self.model.graph.timed[name] else None):
-                log_q = log_q if mask is None else torch.where(mask[..., 0], log_q, torch.zeros_like(log_q))
+                log_q = log_q if mask is None else torch.where(mask[..., :1], log_q, torch.zeros_like(log_q))
             total = total + log_q.sum()
         return total
 
     def agreement(self, batch: Batch, moved: Batch) -> Tensor:
         """The sum over the batch of Σ_y q(y|x) log q(y|x̃), q(y|x) held fixed, or the label where it is known."""
         here, there = self._inference(batch), self._inference(moved)
+        batch_rows = self.model._extent(batch)[0]
         total = self._zero()
         for name in self.classes:
             before: Any = here.distribution("q", name)[1]
@@ -100,7 +101,7 @@ class Objective:
             if name in batch:
                 seen = batch.get(f"{name}?")
                 target = batch[name] if seen is None else torch.where(seen, batch[name], target)
-            total = total + (target * after.logits).sum()
+            total = total + (target * after.logits).sum(-1).expand(1, batch_rows).sum()  # a root of q is the same in every row
         return total
 
     def _zero(self) -> Tensor:
