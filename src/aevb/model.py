@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
@@ -31,6 +32,7 @@ from aevb.registry import from_record, to_record
 from aevb.schedule import schedule
 
 FORMAT = 1
+DIGESTED = 2**22  # parameters of p of which a checksum is taken
 RESERVED = (
     "self", "steps", "lengths", "how", "bound", "samples", "gradient", "temperature", "noise", "seed", "kl_weight", "mean", "method", "memory",
     "iterations", "n",
@@ -73,6 +75,7 @@ class Model(nn.Module):
         self.missing = missing
         self.factors = nn.ModuleDict({entry.id: self._build(entry) for entry in self.graph.entries()})
         self._plans: dict[Any, Plan] = {}
+        self._initial = self._digest()
 
     def _build(self, entry: Entry) -> nn.Module:
         spec, shape = entry.spec, self.graph.shapes[entry.key.name]
@@ -88,6 +91,20 @@ class Model(nn.Module):
             return Factor(spec, shape, parents, masked) if spec.has_parameters else nn.Module()
         except ValueError as error:
             raise ValueError(f"{entry.where}: {error}") from None
+
+    def _digest(self) -> int | None:
+        """A checksum of p's weights, the same in single and in double precision; None where they are many, or have no values."""
+        theta = self.theta()
+        if sum(parameter.numel() for parameter in theta) > DIGESTED or any(parameter.is_meta for parameter in theta):
+            return None
+        digest = 0
+        for parameter in theta:
+            digest = zlib.crc32(parameter.detach().float().cpu().contiguous().numpy().tobytes(), digest)
+        return digest
+
+    def untouched(self) -> bool:
+        """Whether p's weights are still those that the model was initialised with: not trained, loaded or set."""
+        return self._initial is not None and self._initial == self._digest()
 
     # Looking at it --------------------------------------------------------------------------------------------------------
 

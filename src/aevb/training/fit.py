@@ -55,6 +55,7 @@ __all__ = ["Training", "TrainingError", "fit"]
 
 UNTAUGHT = "is known in every row"  # what a note says of such a latent
 ESTIMATES = ("bound", "samples", "gradient", "temperature", "kl_warmup", "classify", "agree")  # settings that exact answers do not use
+ITERATIONS = 1000  # of EM in closed form, where none are asked for: it ends when the evidence does not rise any more
 # What a resumed run may set anew: none of it changes the steps that were taken. A longer run stretches what is left of the learning rate.
 MAY_CHANGE = ("epochs", "steps", "patience", "validate_every", "log_every", "checkpoint_every", "skip")
 
@@ -195,7 +196,8 @@ class Training:
         self.evaluation: Evaluation | None = None  # on the validation data
         self.em = exact_em(model) if settings.schedule.objective == "em" else None
         size = self.source.n if self.em is not None and self.em.closed else settings.batch  # a step is then an iteration over all rows
-        self.total = settings.total(self.source.n, size)
+        unbounded = self.em is not None and self.em.closed and settings.steps is None and settings.epochs is None
+        self.total = ITERATIONS if unbounded else settings.total(self.source.n, size)
         self.order = Order(self.source.n, size, settings.seed, self.device if self.source.near else None)
         self.per_epoch = max(1, round(self.source.n / self.order.batch))
         first = self.source.take(torch.arange(min(2, self.source.n)))
@@ -262,6 +264,12 @@ class Training:
             idle = next((name for name in ESTIMATES if getattr(s, name) != getattr(defaults, name)), None)
             if idle is not None:
                 raise ValueError(f"{idle}= is about q and estimates of the bound; {s.schedule} takes exact answers. Leave it out, or use joint().")
+        if self.em is not None and self.em.closed:
+            held = [name for name in self.recorded["frozen"] if dict(self.model.named_parameters())[name] in set(self.model.theta())]
+            if held:
+                raise ValueError(f"em() sets all of p's parameters in closed form, but {held[0]} is frozen. Use mle() or joint().")
+        elif self.em is not None and s.schedule.start == "data":  # type: ignore[attr-defined]
+            raise ValueError('em(start="data") is for models whose M-step has a closed form, which this one has not. Leave start= out.')
         if bool(s.agree) != bool(s.distort):
             raise ValueError("agree= is the weight of a class staying the same, distort= says under what. Set both, or neither.")
         if s.agree and not self._classes():
@@ -373,7 +381,7 @@ class Training:
         s = self.settings
         began = time.perf_counter()
         validate = s.validate_every or self.per_epoch
-        log = max(1, self.total // 200)
+        log = 1 if self.total <= ITERATIONS and self.em is not None and self.em.closed else max(1, self.total // 200)
         log = -(-log // AT_ONCE) * AT_ONCE if self.stepper.captures else log  # a GPU takes so many steps at once
         intervals = {"log": s.log_every or log, "validate": validate, "checkpoint": s.checkpoint_every or validate}
         self.saved = began
@@ -383,7 +391,7 @@ class Training:
             alone = name in self.labelled and self.model.graph.latent_behind(name) is None
             remedy = "To learn it too, add classify=1 (--classify 1); to find it" if alone else "To find it"
             self._note_once(f"{name} {UNTAUGHT}: nothing teaches q({name}|·). {remedy} without labels, leave {name} out.")
-        stop = self._out_of_patience()
+        stop = self._out_of_patience() or self.stepper.converged
         try:
             while self.step < self.total and not stop:
                 phase = s.schedule.phase(self.step, self.total)
@@ -391,7 +399,8 @@ class Training:
                 self.step += 1
                 for watcher in self.watchers:
                     watcher.step(self.step)
-                due = {name: self.step % every == 0 or self.step == self.total for name, every in intervals.items()}
+                stop = self.stepper.converged
+                due = {name: self.step % every == 0 or self.step == self.total or stop for name, every in intervals.items()}
                 ask = self.world.size == 1 or any(due.values()) or self.step % 20 == 0  # the same in every process
                 stopped = ask and self.world.any(interrupted.set)
                 if self.stepper.waits and not (any(due.values()) or stopped):
@@ -405,13 +414,14 @@ class Training:
                     self._record(self.stepper.read() | self._place(phase), began)
                 if due["validate"] and self.validation is not None:
                     self._validate(began)
-                    stop = self._out_of_patience()
+                    stop = stop or self._out_of_patience()
                 if (due["checkpoint"] and self._time_to_save()) or self.step == self.total or stop or stopped:
                     self._save()
                 if stopped:
                     raise Stopped(
                         f"stopped after step {self.step} of {self.total}" + (f"; resume=True continues it from {self.out}" if self.out else "")
                     )
+            self.stepper.tighten()
             if s.patience is not None:
                 self._restore_best()
         finally:
@@ -431,9 +441,19 @@ class Training:
     def note_what_stays(self) -> None:
         if self.stepper.left_alone is not None:
             self._note_once(f"em() leaves q as it is: {self.stepper.left_alone}. To train q, fit again with alternate() or joint().")
+        if self.em is not None and self.em.closed:
+            self._note_the_end()
         for recorded in self.stepper.recordings.values() if self.settings.compile else ():
             if recorded.unchanged is not None:
                 self._note_once(f"compile=True leaves the arithmetic of a step as it is: {recorded.unchanged}.")
+
+    def _note_the_end(self) -> None:
+        """How EM ended: it has converged, or it has not but takes no more iterations."""
+        tol, taken = self.settings.schedule.tol, self.step + 1  # type: ignore[attr-defined]
+        if self.stepper.converged:
+            self._note(f"em() converged after {taken} iterations: the last ones raised the mean evidence by less than tol={tol:g} nats.")
+        elif taken == self.total and tol > 0:
+            self._note(f"em() ended after {taken} iterations, as asked, before it converged (tol={tol:g}); more steps= would raise the evidence.")
 
     def _place(self, phase: Phase) -> dict[str, Any]:
         """Where in the schedule a step stands; an iteration in closed form has no learning rate."""
@@ -469,6 +489,7 @@ class Training:
         """Record the bound (and the evidence, where exact) on the validation data, and whether it is the best so far."""
         assert self.validation is not None
         s = self.settings
+        self.stepper.tighten()
         if self.evaluation is None:
             self.evaluation = Evaluation(self.model, self.validation, how=s.how, bound=s.bound, samples=s.samples, seed=s.seed)
         with threads(self.all_threads):  # rows are many here, and what is called is not ours
@@ -519,6 +540,7 @@ class Training:
         return self.settings.checkpoint_every is not None or self.world.any(self.world.first and time.perf_counter() - self.saved > 30)
 
     def _checkpoint(self, copied: bool = False) -> Checkpoint:
+        self.stepper.tighten()
         state = {"best": self.best, "waited": self.waited, "skipped": self.skipped, "settings": self.recorded, "metrics": self.stepper.metrics()}
         weights, tensors = dict(self.model.state_dict()), self.stepper.state()
         if copied:

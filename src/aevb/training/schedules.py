@@ -7,7 +7,10 @@ bound), then θ alone for m (the M-step, which raises it). ``em()`` takes the ex
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+STARTS = ("auto", "data", "keep")  # where EM begins
 
 
 @dataclass(frozen=True)
@@ -68,16 +71,32 @@ class alternate(Schedule):
 class em(Schedule):
     """Exact E-steps, for linear-Gaussian models and finite latents; without dropout.
 
-    Where the M-step has a closed form, a step is one iteration over all rows. Elsewhere an M-step is ``m_steps`` gradient steps
-    on E[log p(x, z)] with the posterior frozen as the E-step found it.
+    Where the M-step has a closed form, a step is one iteration over all rows, and ``steps=`` (1,000 by default) is the most that are taken: EM ends
+    when the last three raised the mean evidence by less than ``tol`` nats together (``tol=0``: never before ``steps``). ``accelerate``
+    extrapolates from earlier iterations wherever that does not lower the evidence; ``accelerate=False`` is the textbook's EM.
+
+    ``start`` is where it begins: ``"data"`` at parameters made from the data (principal components, k-means++ by the run's seed), ``"keep"`` at
+    the model's own, biases moved to the data's means if that raises the evidence. ``"auto"`` is ``"data"`` for a model whose p is as it was
+    initialised, and ``"keep"`` for one that was trained, loaded or set.
+
+    Where the M-step has no closed form it is ``m_steps`` gradient steps on E[log p(x, z)] with the posterior frozen as the E-step found it.
     """
 
     m_steps: int = 100
+    tol: float = 1e-6
+    start: str = "auto"
+    accelerate: bool = True
     objective = "em"
 
     def __post_init__(self) -> None:
         if self.m_steps < 1:
             raise ValueError(f"em takes a positive number of steps, got {self.m_steps}.")
+        if isinstance(self.tol, bool) or not isinstance(self.tol, int | float) or not 0 <= self.tol < math.inf:
+            raise ValueError(f"em: tol is a gain of the mean evidence in nats, 0 or more, got {self.tol!r}.")
+        if self.start not in STARTS:
+            raise ValueError(f"em: start is {', '.join(map(repr, STARTS[:-1]))} or {STARTS[-1]!r}, got {self.start!r}.")
+        if not isinstance(self.accelerate, bool):
+            raise ValueError(f"em: accelerate is True or False, got {self.accelerate!r}.")
 
     def phase(self, step: int, total: int) -> Phase:
         position = step % self.m_steps

@@ -26,11 +26,14 @@ from aevb.families import Bernoulli
 from aevb.model import Model
 from aevb.operations import held_fixed
 from aevb.plan import Plan
-from aevb.training import flat
+from aevb.training import flat, schedules
 from aevb.training.adam import Adam
 from aevb.training.capture import AT_ONCE, WARM_UP, Lane, lane
 from aevb.training.distributed import World
-from aevb.training.em import Regressions, Responsibilities, Statistics
+from aevb.training.em import Regressions, Responsibilities
+from aevb.training.em.acceleration import NoEvidenceError, converged
+from aevb.training.em.factors import Rows
+from aevb.training.em.iterations import Iterations
 from aevb.training.objective import Objective
 from aevb.training.order import Order, seed_of
 from aevb.training.recording import Found, Recording, gradients_of, own_part, shapes
@@ -38,7 +41,6 @@ from aevb.training.schedules import Phase
 from aevb.training.settings import Settings
 from aevb.training.staging import Gathered, Staged
 
-EM_ROWS = 1024  # rows whose statistics are taken at a time
 RECORD_AFTER, RECORD_FOR = 10, 1000  # steps of a phase before its arithmetic is recorded, and steps to come that make it worth the seconds
 
 
@@ -70,7 +72,9 @@ class Stepper:
         self.rates = torch.full((AT_ONCE, flat.ALIGNED), settings.lr, device=self.device) if on_gpu else None
         self.adam = Adam(settings.lr if self.rates is None else self.rates[0, 0])
         self.left_alone: str | None = None  # why EM does not set q
-        self.lost: str | None = None  # why EM found no statistics
+        self.lost: str | None = None  # why EM found no next parameters
+        self.iterations: Iterations | None = None  # EM in closed form, once it has begun
+        self.kept: dict[str, Tensor] = {}  # what a checkpoint knew of it
         self.noise, self.drawing = torch.Generator(self.device), torch.Generator(self.device)
         places = AT_ONCE if on_gpu else 1  # what the host says of so many steps
         self.rows = torch.zeros(places, order.batch, dtype=torch.long, device=self.device)
@@ -321,47 +325,39 @@ class Stepper:
             self.sums = torch.zeros(len(self.measured), device=self.device, dtype=self.dtype)
 
     def _iterate(self, step: int) -> None:
-        """One iteration of exact EM: the posterior's statistics over all rows, then every factor of p in closed form, then q."""
+        """One iteration of exact EM: the posterior's statistics over all rows, then every factor of p in closed form."""
+        schedule = self.settings.schedule
         assert self.em is not None
+        assert isinstance(schedule, schedules.em)
         with torch.no_grad():
-            if step == 0 and isinstance(self.em, Regressions):
-                self._centre(self.em)
-            found = self._total(self.em.statistics)
-            self.lost = _not_finite(found)
-            if found is None or self.lost is not None:
+            try:
+                if self.iterations is None:
+                    fresh = step == 0 and self.model.untouched()
+                    rows = Rows(self.source, self.world)
+                    self.iterations = Iterations(self.em, rows, schedule, self.settings.seed, fresh=fresh, tensors=self.kept)
+                    self.tighten()
+                evidence = self.iterations.step()
+            except NoEvidenceError as error:
+                self.lost = str(error)
                 self.bad.fill_(1.0)
                 return
-            self.em.maximise(found)
-            self.left_alone = self.em.tighten(self.source.take(torch.arange(min(2, self.source.n))))
         self.measured = ["evidence"]
-        self._make_room()
-        self.sums.add_(found["evidence"] / found["rows"] / self.world.size)
-        for count in (self.taken, self.moved):
-            count.add_(1)
+        self.sums = torch.full((1,), evidence / self.world.size, dtype=torch.float64, device=self.device)  # of the last iteration
+        self.taken.fill_(1)
+        self.moved.add_(1)
 
-    def _centre(self, em: Regressions) -> None:
-        """Begin at the data's means, unless the evidence is lower there, as it may be where entries are missing."""
-        found = self._total(em.columns)
-        before = {} if found is None else em.centre(found)
-        if found is not None and before:
-            after = self._total(em.columns)
-            if after is None or not bool(after["evidence"] >= found["evidence"]):
-                em.restore(before)
+    @property
+    def converged(self) -> bool:
+        """Whether EM in closed form has come to its end."""
+        schedule = self.settings.schedule
+        gains = self.kept.get("em/gains", torch.zeros(0)).tolist() if self.iterations is None else self.iterations.ascent.gains
+        return isinstance(schedule, schedules.em) and converged(gains, schedule.tol)
 
-    def _total(self, statistics: Callable[[Batch], Statistics]) -> Statistics | None:
-        """Statistics summed over all rows of all processes; None where a covariance of p is none any more."""
-        found: Statistics = {}
-        n, failed = self.source.n, False
-        try:
-            for part in torch.arange(n)[self.world.share(n)].split(EM_ROWS):
-                for name, value in statistics(self.source.take(part)).items():
-                    found[name] = found[name] + value if name in found else value
-        except LinAlgError:
-            failed = True
-        if self.world.any(failed):
-            return None
-        self.world.sum(list(found.values()))
-        return found
+    def tighten(self) -> None:
+        """Set q to the posterior of p as it is now, where EM in closed form can; a reader of the model calls for it, not every iteration."""
+        if self.iterations is not None and self.em is not None:
+            with torch.no_grad():
+                self.left_alone = self.em.tighten(self.source.take(torch.arange(min(2, self.source.n))))
 
     # What the host sees -------------------------------------------------------------------------------------------------------------
 
@@ -402,18 +398,21 @@ class Stepper:
         """What the next step needs besides the weights: the optimiser's moments, and the weights an M-step's posterior belongs to."""
         held = self.objective.reference
         reference = {} if held is None else {f"{name}/reference": tensor for name, tensor in held.state_dict().items()}
-        return self.adam.tensors(self.names) | reference
+        iterations = self.kept if self.iterations is None else self.iterations.ascent.tensors()
+        return self.adam.tensors(self.names) | reference | iterations
 
     def restore(self, tensors: Mapping[str, Tensor], metrics: Mapping[str, Any]) -> None:
         reference = {name.removesuffix("/reference"): tensor for name, tensor in tensors.items() if name.endswith("/reference")}
-        moments = {name: tensor for name, tensor in tensors.items() if not name.endswith("/reference")}
+        self.kept = {name: tensor for name, tensor in tensors.items() if name.startswith("em/")}
+        moments = {name: tensor for name, tensor in tensors.items() if not name.endswith("/reference") and name not in self.kept}
         self.adam.restore(moments, {name: parameter for parameter, name in self.names.items()})
         if reference:
             self.objective.reference = copy.deepcopy(self.model).eval()
             self.objective.reference.load_state_dict(reference)
         self.measured = list(metrics["sums"])
         mine = 1.0 if self.world.first else 0.0  # the sums are over all processes
-        self.sums = mine * torch.tensor(list(metrics["sums"].values()), device=self.device, dtype=self.dtype)
+        kind = torch.float64 if self.kept else self.dtype
+        self.sums = mine * torch.tensor(list(metrics["sums"].values()), device=self.device, dtype=kind)
         self.taken.fill_(metrics["taken"])
 
     # Trouble ------------------------------------------------------------------------------------------------------------------------
@@ -461,14 +460,6 @@ class Stepper:
 
 def nothing() -> None:
     """Takes the steps that wait where none do."""
-
-
-def _not_finite(found: Statistics | None) -> str | None:
-    """What of EM's statistics is not finite, in words."""
-    if found is None:
-        return "the exact posterior has no value: a covariance of p is not positive definite"
-    bad = next((name for name, value in found.items() if not bool(value.isfinite().all())), None)
-    return None if bad is None else f"the statistics of {bad.rpartition(' ')[0] or bad} are not finite"
 
 
 def _why_not_recorded(model: Model, settings: Settings, seeded: Sequence[str]) -> str | None:

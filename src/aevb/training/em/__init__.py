@@ -2,7 +2,8 @@
 
 For a linear-Gaussian p the posterior is Gaussian and each factor a regression on expected moments; for finite latents it is a
 table of responsibilities and each factor a weighted maximum of likelihood. Both add up statistics over all rows (so that data
-need not fit into memory, and processes can share the work), then set p's parameters.
+need not fit into memory, and processes can share the work), then give p's next parameters, as one vector (``update``). An iteration
+(``iterations.py``) extrapolates from several of them (``acceleration.py``).
 """
 
 from __future__ import annotations

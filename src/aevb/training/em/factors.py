@@ -1,20 +1,26 @@
-"""What both kinds of exact EM share: the factors of p that have parameters, and how to set them."""
+"""What all kinds of exact EM share: the factors of p that have parameters, how to set them, and the rows they are learned from."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from aevb.batch import Batch
+from aevb.data.sources import Source
 from aevb.families import SMALLEST_VARIANCE
 from aevb.graph import Entry
+from aevb.training.distributed import World
 
 if TYPE_CHECKING:
     from aevb.model import Model
 
 Statistics = dict[str, Tensor]
+ROWS = 4096  # rows that are read at a time
+KEPT = 2**25  # numbers of prepared rows that are kept from one iteration to the next; of more, each iteration reads them again
 
 
 def floor(variance: Tensor, count: Tensor) -> Tensor:
@@ -22,8 +28,33 @@ def floor(variance: Tensor, count: Tensor) -> Tensor:
     return torch.where(count > 0, (SMALLEST_VARIANCE * variance).clamp_min(1e-20), 1.0)
 
 
+@dataclass(frozen=True)
+class Rows:
+    """All rows of the data, of which this process reads its share."""
+
+    source: Source
+    world: World
+
+    def __len__(self) -> int:
+        return self.source.n
+
+    def parts(self) -> Iterator[Batch]:
+        """This process's rows, a part at a time, in float64."""
+        for rows in torch.arange(len(self))[self.world.share(len(self))].split(ROWS):
+            batch = self.source.take(rows)
+            yield {name: value if value.dtype == torch.bool else value.double() for name, value in batch.items()}
+
+    def first(self) -> Batch:
+        return self.source.take(torch.arange(min(2, len(self))))
+
+
+def add(total: Statistics, found: Mapping[str, Tensor]) -> None:
+    for name, value in found.items():
+        total[name] = total[name] + value if name in total else value
+
+
 class EM:
-    """What both kinds share: the factors of p that have parameters, and how to set them."""
+    """The factors of p that have parameters, and how to set them."""
 
     def __init__(self, model: Model) -> None:
         self.model, self.graph = model, model.graph

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from aevb.conditionals import Conditional, Factor
 from aevb.evidence.finite import log_joint
 from aevb.families import Exact, OneHot
 from aevb.graph import Entry
 from aevb.networks import MLP
-from aevb.training.em.factors import EM, Statistics, floor
+from aevb.training.em.factors import EM, Rows, Statistics, add, floor
 
 if TYPE_CHECKING:
     from aevb.model import Model
@@ -73,6 +74,41 @@ class Responsibilities(EM):
             pattern = "cvn,nd,vnd,vne->cde" if entry.spec.full_moments else "cvn,nd,vnd,vnd->cd"
             found[f"{entry.id} second"] = torch.einsum(pattern, weight, keep, value, value)
         return found
+
+    # As a vector --------------------------------------------------------------------------------------------------------------------
+
+    def open(self, rows: Rows) -> None:
+        self.rows, self.working = rows, type(self)(copy.deepcopy(self.model).double())
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return [parameter for entry in self.entries for parameter in self.model.factors[entry.id].parameters()]
+
+    def read(self) -> Tensor:
+        return torch.cat([parameter.detach().double().reshape(-1) for parameter in self._parameters()])
+
+    def write(self, vector: Tensor) -> None:
+        parameters = self._parameters()
+        for parameter, part in zip(parameters, vector.split([parameter.numel() for parameter in parameters]), strict=True):
+            parameter.detach().copy_(part.reshape(parameter.shape))
+
+    def within(self, vector: Tensor) -> Tensor:
+        return vector
+
+    def centred(self, own: Tensor) -> Tensor:
+        return own
+
+    def from_data(self, own: Tensor, seed: int) -> Tensor:
+        return own
+
+    def update(self, vector: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean evidence at these parameters, and EM's next ones."""
+        self.working.write(vector)
+        found: Statistics = {}
+        for batch in self.rows.parts():
+            add(found, self.working.statistics(batch))
+        self.rows.world.sum(list(found.values()))
+        self.working.maximise(found)
+        return found["evidence"] / len(self.rows), self.working.read()
 
     def _known(self, batch: Mapping[str, Tensor]) -> list[str]:
         return [name for name in self.graph.latents if name in batch and f"{name}?" not in batch]

@@ -1,0 +1,103 @@
+"""Anderson's acceleration of EM, with a guard: the evidence never falls.
+
+EM is a fixed-point iteration θ ← F(θ) whose last digits take long. From the last few points and their residuals F(θ) − θ, Anderson's method
+takes the combination whose residual would be least if F were linear. Such a point is kept only if its evidence is no lower than
+that of the point before it; otherwise the iteration takes EM's own step, which never lowers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
+
+MEMORY, NUMBERS = 10, 2**24  # points that are remembered at most, and numbers in all of them
+WINDOW = 3  # iterations over which the gain is compared with tol
+
+NO_VALUE = "the exact posterior has no value: a covariance of p is not positive definite, or a number is not finite"
+STATE = ("em/points", "em/residuals", "em/gains")  # what a checkpoint keeps
+Update = Callable[[Tensor], tuple[Tensor, Tensor]]  # θ → the mean evidence at θ, and F(θ)
+
+
+def converged(gains: Sequence[float], tol: float) -> bool:
+    """Whether the last iterations together raised the mean evidence by less than ``tol``."""
+    return len(gains) == WINDOW and sum(gains) < tol
+
+
+class NoEvidenceError(ValueError):
+    """The evidence has no finite value at the parameters of p."""
+
+
+class Ascent:
+    """EM from a point: ``step`` goes on from ``point``, whose evidence is ``evidence``."""
+
+    def __init__(self, update: Update, point: Tensor, *, accelerate: bool = True, within: Callable[[Tensor], Tensor] | None = None) -> None:
+        """``within`` moves a point to the nearest that EM's own steps could reach."""
+        self.update, self.accelerate, self.within = update, accelerate, within
+        self.gains: list[float] = []
+        self._set_out(point)
+
+    def _set_out(self, point: Tensor) -> None:
+        found = self._evaluate(point)
+        if found is None:
+            raise NoEvidenceError(NO_VALUE)
+        self.points: list[Tensor] = []
+        self.residuals: list[Tensor] = []
+        self._arrive(point, *found)
+
+    def _arrive(self, point: Tensor, evidence: float, image: Tensor) -> None:
+        self.point, self.evidence, self.image = point, evidence, image
+        keep = max(1, min(MEMORY, NUMBERS // max(1, 2 * point.numel())))
+        self.points = [*self.points[-keep:], point]
+        self.residuals = [*self.residuals[-keep:], image - point]
+
+    def _evaluate(self, point: Tensor) -> tuple[float, Tensor] | None:
+        """The evidence and EM's next point; None where either is not finite."""
+        try:
+            evidence, image = self.update(point)
+        except LinAlgError:
+            return None
+        return (float(evidence), image) if bool(evidence.isfinite() & image.isfinite().all()) else None
+
+    def step(self) -> None:
+        """One iteration."""
+        before = self.evidence
+        trial = self._extrapolated() if self.accelerate and len(self.points) > 1 else None
+        found = None if trial is None else self._evaluate(trial)
+        if trial is not None and found is not None and found[0] >= before:
+            self._arrive(trial, *found)
+        else:
+            if trial is not None:  # what misled it is forgotten
+                self.points, self.residuals = self.points[-1:], self.residuals[-1:]
+            image = self.image
+            if (found := self._evaluate(image)) is None:
+                raise NoEvidenceError(NO_VALUE)
+            if found[0] >= before:  # where it is not, rounding has the last word: the point stays
+                self._arrive(image, *found)
+        self.gains = [*self.gains, self.evidence - before][-WINDOW:]
+
+    def _extrapolated(self) -> Tensor:
+        residuals, points = torch.stack(self.residuals, 1), torch.stack(self.points, 1)
+        moves, changes = points.diff(dim=1), residuals.diff(dim=1)
+        size = changes.norm(dim=0).clamp_min(torch.finfo(changes.dtype).tiny)
+        gram = (changes / size).mT @ (changes / size)
+        gram.diagonal().add_(1e-10)
+        share = torch.linalg.solve(gram, (changes / size).mT @ residuals[:, -1]) / size
+        point = self.image - (moves + changes) @ share
+        return point if self.within is None else self.within(point)
+
+    # What a checkpoint keeps ---------------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, Tensor]:
+        found = torch.stack(self.points), torch.stack(self.residuals), torch.tensor(self.gains, dtype=torch.float64)
+        return dict(zip(STATE, found, strict=True))
+
+    @classmethod
+    def restored(cls, update: Update, tensors: Mapping[str, Tensor], **choices: Any) -> Ascent:
+        points, residuals, gains = (tensors[name] for name in STATE)
+        self = cls(update, points[-1].to(residuals), **choices)
+        self.points, self.residuals, self.gains = list(points), list(residuals), gains.tolist()
+        return self

@@ -1,0 +1,79 @@
+"""Where EM starts: principal components for Gaussian latents, k-means++ for clusters."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+SAMPLE, TRIES, ROUNDS = 10_000, 4, 30  # rows that k-means looks at, its starts, and its iterations at most
+
+
+def principal_components(covariance: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The posterior of probabilistic PCA: gain [size, d] and variances [size] of so many latents, for data of this covariance.
+
+    No latent is left without a share in the data, and no data without noise: EM could not leave such a point.
+    """
+    values, vectors = torch.linalg.eigh(covariance)
+    values, vectors = values.flip(0).clamp_min(0.0), vectors.flip(1)
+    count = min(size, len(values))
+    noise = torch.cat([values[count:], 0.05 * values.mean(0, keepdim=True)])
+    noise = noise[:-1].mean().maximum(noise[-1]) if len(noise) > 1 else noise[-1]
+    noise = noise.clamp_min(torch.finfo(values.dtype).tiny)
+    top = values[:count].maximum(1.01 * noise)
+    gain = covariance.new_zeros(size, len(values))
+    gain[:count] = vectors[:, :count].mT * ((top - noise).sqrt() / top).unsqueeze(1)
+    return gain, torch.cat([noise / top, covariance.new_ones(size - count)])
+
+
+def cluster_centres(rows: Tensor, count: int, seed: int, known: Tensor | None = None) -> Tensor:
+    """Centres of ``count`` clusters by k-means from several k-means++ starts, of which the tightest is kept.
+
+    ``known`` ([rows]) is the cluster of a row, −1 where it is not known; a cluster with known rows begins at their mean.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    best: tuple[float, Tensor] | None = None
+    for _ in range(TRIES):
+        centres = _spread_out(rows, count, generator, known)
+        for _ in range(ROUNDS):
+            distances = _distances(rows, centres)
+            nearest, which = distances.min(1)
+            if known is not None:
+                which = torch.where(known >= 0, known, which)
+            member = torch.nn.functional.one_hot(which, count).to(rows.dtype)
+            sizes = member.sum(0).unsqueeze(1)
+            moved = torch.where(sizes > 0, (member.mT @ rows) / sizes.clamp_min(1.0), centres)
+            if torch.allclose(moved, centres, rtol=0, atol=1e-3):
+                break
+            centres = moved
+        inertia = float(nearest.sum())
+        if best is None or inertia < best[0]:
+            best = inertia, centres
+    assert best is not None
+    return best[1]
+
+
+def _spread_out(rows: Tensor, count: int, generator: torch.Generator, known: Tensor | None) -> Tensor:
+    """k-means++: each centre is a row, drawn by its squared distance from the centres so far; the best of several draws is taken."""
+    centres = rows.new_zeros(count, rows.shape[1])
+    labelled = [] if known is None else [k for k in range(count) if bool((known == k).any())]
+    for k in labelled:
+        assert known is not None
+        centres[k] = rows[known == k].mean(0)
+    others = [k for k in range(count) if k not in labelled]
+    nearest = _distances(rows, centres[labelled]).amin(1) if labelled else torch.ones_like(rows[:, 0])
+    draws = 2 + int(math.log(count))
+    for k in others:
+        weights = nearest.double().cpu() + torch.finfo(torch.float64).tiny
+        chosen = rows[torch.multinomial(weights, draws, replacement=True, generator=generator).to(rows.device)]
+        found = _distances(rows, chosen)
+        found = torch.minimum(found, nearest.unsqueeze(1)) if labelled or k != others[0] else found
+        pick = found.sum(0).argmin()
+        centres[k], nearest = chosen[pick], found[:, pick]
+    return centres
+
+
+def _distances(rows: Tensor, centres: Tensor) -> Tensor:
+    """Squared distances [rows, centres]."""
+    return (rows.square().sum(1, keepdim=True) - 2 * rows @ centres.mT + centres.square().sum(1)).clamp_min(0.0)
