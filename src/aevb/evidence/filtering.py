@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from aevb.deterministic import Function
 from aevb.distributions import MultivariateNormal as Gaussian
 from aevb.evidence.belief import Belief, Column, Rule
 from aevb.evidence.finite import Tables
-from aevb.evidence.stacking import Transition, log_likelihood
+from aevb.evidence.stacking import Step, log_likelihood
 from aevb.graph import Entry
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Filter:
             tril = dist._unbroadcasted_scale_tril
             noise = tril @ tril.mT
         else:
-            noise = torch.diag_embed(dist.scale.expand(torch.broadcast_shapes(dist.scale.shape, (factor.d,))).square())
+            noise = torch.diag_embed(dist.scale.expand(np.broadcast_shapes(dist.scale.shape, (factor.d,))).square())
         return Rule(matrices, dist.loc, noise.reshape(*[1] * (4 - noise.dim()), *noise.shape))
 
     def _without_gaussians(self, entry: Entry, factor: Factor) -> Tensor:
@@ -114,14 +115,14 @@ class Filter:
 
     def _as_chain(self, belief: Belief, following: Mapping[Column, Column], names: list[str]) -> Tensor | None:
         """The same by :mod:`aevb.evidence.chain`, all steps' matrices made at once; None where only the general recursion has an answer."""
-        step = Transition.empty(belief)
+        step = Step(belief)
         observed: list[tuple[Rule, str]] = []
         for name in names:
             # Beyond a row's end nothing is seen: a filter forwards may go on there, so that rows of all lengths share their matrices.
             rule = self._rule(name, padded=False) if self.real is not None and self.structure.direction > 0 else self.rules[name]
             if name in self.structure.gaussian:
-                step = step.extended((name, 0), rule)
-                rule = self._itself(name)
+                step.add((name, 0), rule)
+                rule = self._itself(name) if name in self.batch else rule
             if name in self.batch:
                 observed.append((rule, name))
         if not observed:

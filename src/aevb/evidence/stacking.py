@@ -1,41 +1,70 @@
 """The rules of one step's Gaussian variables as the matrices of a chain: u_t = F u_{t−1} + c + N(0, Q), y_t = H u_t + d + N(0, R).
 
-All steps' matrices are made at once; tensors have leading axes as in :mod:`aevb.axes`.
+All steps' matrices are made at once, from blocks of which those that are zero are never computed; tensors have leading axes as in :mod:`aevb.axes`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from aevb.evidence.belief import Belief, Column, Rule, beside
+from aevb.evidence.belief import Belief, Column, Rule, apply, beside
 from aevb.evidence.chain import Chain, ChainError, LogLikelihood
 
+Blocks = dict[Column, Tensor]  # what is not there is zeros
 
-@dataclass(frozen=True)
-class Transition:
-    """What a step makes of the state before it: every variable is matrix · state + N(mean, covariance) of the belief."""
 
-    matrix: Tensor
-    belief: Belief
+class Variable(NamedTuple):
+    """A variable of a step: Σ matrix · (column of the state before it) + offset + noise."""
 
-    @classmethod
-    def empty(cls, state: Belief) -> Transition:
-        size = state.mean.shape[-1]
-        eye = torch.eye(size, dtype=state.mean.dtype)[None, None]
-        return cls(eye, Belief(state.columns, eye.new_zeros(1, 1, size), torch.zeros_like(eye)))
+    matrices: Blocks
+    offset: Tensor | None
+    size: int
 
-    def extended(self, column: Column, rule: Rule) -> Transition:
-        return Transition(beside(self.matrix, self.belief.matrix(rule) @ self.matrix, -2), self.belief.extended(column, rule))
+
+class Step:
+    """What a step makes of the state before it, one variable after the other."""
+
+    def __init__(self, state: Belief) -> None:
+        self.sizes = {column: place.stop - place.start for column, place in state.columns.items()}
+        self.like = state.mean
+        self.variables: dict[Column, Variable] = {}
+        self.covariances: dict[tuple[Column, Column], Tensor] = {}
+
+    def add(self, column: Column, rule: Rule) -> None:
+        """One more variable, which follows the rule: it may read the state and the variables before it."""
+        inside = {parent: matrix for parent, matrix in rule.matrices.items() if parent in self.variables}
+        matrices = {parent: matrix for parent, matrix in rule.matrices.items() if parent in self.sizes}
+        offset, own = rule.offset, rule.noise
+        for parent, matrix in inside.items():
+            for before, block in self.variables[parent].matrices.items():
+                matrices[before] = matrix @ block + matrices[before] if before in matrices else matrix @ block
+            shift = self.variables[parent].offset
+            offset = offset if shift is None else offset + apply(matrix, shift)
+        for other in self.variables:
+            parts = [matrix @ self.covariances[parent, other] for parent, matrix in inside.items() if (parent, other) in self.covariances]
+            if parts:
+                cross = sum(parts[1:], parts[0])
+                self.covariances[column, other], self.covariances[other, column] = cross, cross.mT
+        for parent, matrix in inside.items():
+            if (column, parent) in self.covariances:
+                own = own + self.covariances[column, parent] @ matrix.mT
+        self.covariances[column, column] = own
+        self.variables[column] = Variable(matrices, offset, rule.offset.shape[-1])
+
+    def keep(self, column: Column) -> None:
+        """A column of the state, as it was."""
+        eye = torch.eye(self.sizes[column], dtype=self.like.dtype)[None, None]
+        self.variables[column] = Variable({column: eye}, None, self.sizes[column])
 
 
 def log_likelihood(
-    step: Transition,
+    step: Step,
     state: Belief,
     following: Mapping[Column, Column],
     observed: Sequence[Rule],
@@ -48,20 +77,26 @@ def log_likelihood(
 
     ``following`` says which column of a step becomes which of the state's, in the state's order.
     """
-    places = step.belief.columns
-    read = {column for rule in observed for column in rule.matrices if column in places}
-    columns = [*following, *(column for column in places if column in read and column not in following)]
-    index = torch.cat([torch.arange(places[column].start, places[column].stop) for column in columns])
-    more = len(index) - step.matrix.shape[-1]
+    read = [column for rule in observed for column in rule.matrices if column in step.variables or column in step.sizes]
+    columns = list(dict.fromkeys([*following, *read]))
+    for column in columns:
+        if column not in step.variables:
+            step.keep(column)
+    variables, like = {column: step.variables[column] for column in columns}, step.like
+    sizes = {column: variable.size for column, variable in variables.items()}
+    more = sum(sizes.values()) - sum(step.sizes.values())
+    offsets = [like.new_zeros(1, 1, variable.size) if variable.offset is None else variable.offset for variable in variables.values()]
+    noises = {(i, i): rule.noise for i, rule in enumerate(observed)}
+    widths = {i: rule.offset.shape[-1] for i, rule in enumerate(observed)}
     parts = Chain(
-        F=torch.nn.functional.pad(step.matrix[..., index, :], (0, more)),
-        c=step.belief.mean[..., index],
-        Q=step.belief.covariance[..., index, :][..., index],
-        H=_joined([step.belief.matrix(rule)[..., index] for rule in observed], -2),
+        F=_padded(_grid({(a, b): block for a, v in variables.items() for b, block in v.matrices.items()}, sizes, step.sizes, like), more),
+        c=_joined(offsets, -1),
+        Q=_grid(step.covariances, sizes, sizes, like),
+        H=_grid({(i, column): block for i, rule in enumerate(observed) for column, block in rule.matrices.items()}, widths, sizes, like),
         d=_joined([rule.offset for rule in observed], -1),
-        R=_diagonal([rule.noise for rule in observed]),
-        mean=torch.nn.functional.pad(state.mean, (0, more)),
-        covariance=torch.nn.functional.pad(state.covariance, (0, more, 0, more)),
+        R=_grid(noises, widths, widths, like),
+        mean=_padded(state.mean, more),
+        covariance=_padded(state.covariance, more, more),
         y=values,
         keep=keep,
     )
@@ -81,8 +116,14 @@ def _laid_out(part: Tensor, event: int, lead: Sequence[int]) -> Tensor:
     """[leading axes, T, N, event] as [T, K, N, event]: the leading axes as one, which stays 1 where the part does not depend on them."""
     shape = part.shape[-2 - event :]
     if part.numel() == math.prod(shape):
-        return part.reshape(1, *shape).transpose(0, 1)
+        return part.reshape(shape).unsqueeze(1)
     return part.expand(*lead, *shape).reshape(-1, *shape).transpose(0, 1)
+
+
+def _grid(blocks: Mapping[tuple[Any, Any], Tensor], rows: Mapping[Any, int], columns: Mapping[Any, int], like: Tensor) -> Tensor:
+    """Blocks as one matrix, zeros where there is none."""
+    lines = [_joined([blocks.get((a, b), like.new_zeros(1, 1, rows[a], columns[b])) for b in columns], -1) for a in rows]
+    return _joined(lines, -2)
 
 
 def _joined(parts: Sequence[Tensor], axis: int) -> Tensor:
@@ -92,10 +133,5 @@ def _joined(parts: Sequence[Tensor], axis: int) -> Tensor:
     return whole
 
 
-def _diagonal(blocks: Sequence[Tensor]) -> Tensor:
-    """Blocks on the diagonal, zeros elsewhere."""
-    whole = blocks[0]
-    for block in blocks[1:]:
-        a, b = whole.shape[-1], block.shape[-1]
-        whole = beside(torch.nn.functional.pad(whole, (0, b)), torch.nn.functional.pad(block, (a, 0)), -2)
-    return whole
+def _padded(part: Tensor, right: int, below: int = 0) -> Tensor:
+    return torch.nn.functional.pad(part, (0, right, 0, below) if below else (0, right)) if right or below else part

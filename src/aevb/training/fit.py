@@ -43,7 +43,9 @@ from aevb.training.em import exact_em
 from aevb.training.evaluation import Evaluation
 from aevb.training.folder import Folder, check_declaration, read_rows, refuse_second
 from aevb.training.interrupts import Flag, interruptible
+from aevb.training.likelihood import why_in_batches
 from aevb.training.order import NUMBERS, Order
+from aevb.training.quasi_newton import QuasiNewton
 from aevb.training.recording import added, own_part
 from aevb.training.run import Run
 from aevb.training.schedules import Phase
@@ -54,8 +56,8 @@ from aevb.training.threads import threads, worth
 __all__ = ["Training", "TrainingError", "fit"]
 
 UNTAUGHT = "is known in every row"  # what a note says of such a latent
+ITERATIONS = 1000  # over all rows, where none are asked for: they end when the evidence does not rise any more
 ESTIMATES = ("bound", "samples", "gradient", "temperature", "kl_warmup", "classify", "agree")  # settings that exact answers do not use
-ITERATIONS = 1000  # of EM in closed form, where none are asked for: it ends when the evidence does not rise any more
 # What a resumed run may set anew: none of it changes the steps that were taken. A longer run stretches what is left of the learning rate.
 MAY_CHANGE = ("epochs", "steps", "patience", "validate_every", "log_every", "checkpoint_every", "skip")
 
@@ -180,7 +182,7 @@ class Training:
         closing: ExitStack,
         progress: bool | None = False,
     ) -> None:
-        settings = settings if settings.lr is not None else replace(settings, lr=_usual_rate(model))
+        asked, settings = settings, settings if settings.lr is not None else replace(settings, lr=_usual_rate(model))
         self.model, self.settings, self.out = model, settings, out
         like = model._parameter()
         self.device, self.dtype = like.device, like.dtype
@@ -195,19 +197,34 @@ class Training:
         self.validation = None if validation is None else open_source(model.graph, validation, like, Checking(told, "validation"))
         self.evaluation: Evaluation | None = None  # on the validation data
         self.em = exact_em(model) if settings.schedule.objective == "em" else None
-        size = self.source.n if self.em is not None and self.em.closed else settings.batch  # a step is then an iteration over all rows
-        unbounded = self.em is not None and self.em.closed and settings.steps is None and settings.epochs is None
+        exact = settings.schedule.objective == "evidence" and why_not_exact(model) is None
+        self.in_batches = why_in_batches(model, self.source, asked) if exact else None
+        self.on_all_rows = (exact and self.in_batches is None) or (self.em is not None and self.em.closed)  # a step is then an iteration over them
+        size = self.source.n if self.on_all_rows else settings.batch
+        unbounded = self.on_all_rows and settings.steps is None and settings.epochs is None
         self.total = ITERATIONS if unbounded else settings.total(self.source.n, size)
         self.order = Order(self.source.n, size, settings.seed, self.device if self.source.near else None)
         self.per_epoch = max(1, round(self.source.n / self.order.batch))
         first = self.source.take(torch.arange(min(2, self.source.n)))
         self.plan = self._plan(first)
         self.all_threads = torch.get_num_threads()
-        exact = settings.schedule.objective != "bound"
-        self.threads = self.all_threads if exact else worth(model, self.plan, -(-self.order.batch // self.world.size))
+        self.threads = (
+            self.all_threads if settings.schedule.objective != "bound" else worth(model, self.plan, -(-self.order.batch // self.world.size))
+        )
         self.labelled = [name for name in model.graph.latents if name in first and model.graph.rule("q", name).spec.finite]
         self._check_settings()
-        self.stepper = Stepper(model, self.plan, self.source, self.order, settings, self.world, self.labelled, self._classes(), self.em)
+        self.stepper = Stepper(
+            model,
+            self.plan,
+            self.source,
+            self.order,
+            settings,
+            self.world,
+            self.labelled,
+            self._classes(),
+            self.em,
+            exact and self.in_batches is None,
+        )
         self.steps = Steps()
         self._check_groups()
         if settings.compile and self.stepper.not_recorded is not None:
@@ -381,7 +398,7 @@ class Training:
         s = self.settings
         began = time.perf_counter()
         validate = s.validate_every or self.per_epoch
-        log = 1 if self.total <= ITERATIONS and self.em is not None and self.em.closed else max(1, self.total // 200)
+        log = 1 if self.on_all_rows and self.total <= ITERATIONS else max(1, self.total // 200)
         log = -(-log // AT_ONCE) * AT_ONCE if self.stepper.captures else log  # a GPU takes so many steps at once
         intervals = {"log": s.log_every or log, "validate": validate, "checkpoint": s.checkpoint_every or validate}
         self.saved = began
@@ -392,6 +409,8 @@ class Training:
             remedy = "To learn it too, add classify=1 (--classify 1); to find it" if alone else "To find it"
             self._note_once(f"{name} {UNTAUGHT}: nothing teaches q({name}|·). {remedy} without labels, leave {name} out.")
         stop = self._out_of_patience() or self.stepper.converged
+        if self.in_batches is not None:
+            self._note_once(f"mle() takes Adam's steps on batches, not L-BFGS on all rows: {self.in_batches}.")
         try:
             while self.step < self.total and not stop:
                 phase = s.schedule.phase(self.step, self.total)
@@ -443,6 +462,8 @@ class Training:
             self._note_once(f"em() leaves q as it is: {self.stepper.left_alone}. To train q, fit again with alternate() or joint().")
         if self.em is not None and self.em.closed:
             self._note_the_end()
+        if self.stepper.likelihood is not None:
+            self._note_the_end_of_mle(self.stepper.likelihood.search)
         for recorded in self.stepper.recordings.values() if self.settings.compile else ():
             if recorded.unchanged is not None:
                 self._note_once(f"compile=True leaves the arithmetic of a step as it is: {recorded.unchanged}.")
@@ -455,10 +476,21 @@ class Training:
         elif taken == self.total and tol > 0:
             self._note(f"em() ended after {taken} iterations, as asked, before it converged (tol={tol:g}); more steps= would raise the evidence.")
 
+    def _note_the_end_of_mle(self, search: QuasiNewton) -> None:
+        """How L-BFGS ended: it has converged, or it has not but takes no more iterations."""
+        tol, taken = self.settings.schedule.tol, self.step + 1  # type: ignore[attr-defined]
+        told = f"after {taken} iterations of L-BFGS on all rows ({search.evaluations} evaluations)"
+        if search.stuck:
+            self._note(f"mle() ended {told}: no step raises the evidence any more.")
+        elif self.stepper.converged:
+            self._note(f"mle() converged {told}: the last one raised the mean evidence by less than tol={tol:g} nats.")
+        elif taken == self.total and tol > 0:
+            self._note(f"mle() ended {told}, as asked, before it converged (tol={tol:g}); more steps= would raise the evidence.")
+
     def _place(self, phase: Phase) -> dict[str, Any]:
         """Where in the schedule a step stands; an iteration in closed form has no learning rate."""
-        if self.em is not None and self.em.closed:
-            return {"phase": "EM"}
+        if self.on_all_rows:
+            return {"phase": "EM" if self.em is not None else phase.name}
         s = self.settings
         return {"lr": self.rate(phase, self.step - 1), "phase": phase.name} | ({"kl weight": s.kl_weight(self.step - 1)} if s.kl_warmup else {})
 

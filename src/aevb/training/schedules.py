@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 STARTS = ("auto", "data", "keep")  # where EM begins
+OPTIMISERS = ("auto", "lbfgs", "adam")  # of mle()
 
 
 @dataclass(frozen=True)
@@ -105,9 +106,23 @@ class em(Schedule):
 
 @dataclass(frozen=True)
 class mle(Schedule):
-    """θ ascends the exact evidence, without dropout; q stays as it is. For models whose evidence is known in closed form."""
+    """θ ascends the exact evidence, without dropout; q stays as it is. For models whose evidence is known in closed form.
 
+    Where model and data are small, a step is one iteration of L-BFGS on all rows, in float64, and ``steps=`` (1,000 by default) is the most that are
+    taken: the ascent ends when the last iteration raised the mean evidence by less than ``tol`` nats and the next would too (``tol=0``: never before
+    ``steps``, unless no step raises it any more). Elsewhere, or where ``lr``, ``warmup`` or ``clip`` is set, a step is one of Adam's on a batch.
+    ``optimiser="lbfgs"`` or ``"adam"`` decides it.
+    """
+
+    tol: float = 1e-6
+    optimiser: str = "auto"
     objective = "evidence"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.tol, bool) or not isinstance(self.tol, int | float) or not 0 <= self.tol < math.inf:
+            raise ValueError(f"mle: tol is a gain of the mean evidence in nats, 0 or more, got {self.tol!r}.")
+        if self.optimiser not in OPTIMISERS:
+            raise ValueError(f"mle: optimiser is {', '.join(map(repr, OPTIMISERS[:-1]))} or {OPTIMISERS[-1]!r}, got {self.optimiser!r}.")
 
     def phase(self, step: int, total: int) -> Phase:
         return Phase("mle", True, False, step, total)

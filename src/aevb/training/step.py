@@ -34,6 +34,7 @@ from aevb.training.em import Regressions, Responsibilities
 from aevb.training.em.acceleration import NoEvidenceError, converged
 from aevb.training.em.factors import Rows
 from aevb.training.em.iterations import Iterations
+from aevb.training.likelihood import Likelihood
 from aevb.training.objective import Objective
 from aevb.training.order import Order, seed_of
 from aevb.training.recording import Found, Recording, gradients_of, own_part, shapes
@@ -41,6 +42,7 @@ from aevb.training.schedules import Phase
 from aevb.training.settings import Settings
 from aevb.training.staging import Gathered, Staged
 
+MLE = "mle/"  # in a checkpoint, before the names of what L-BFGS remembers
 RECORD_AFTER, RECORD_FOR = 10, 1000  # steps of a phase before its arithmetic is recorded, and steps to come that make it worth the seconds
 
 
@@ -58,9 +60,10 @@ class Stepper:
         labelled: list[str],
         classes: list[str],
         em: Regressions | Responsibilities | None,
+        on_all_rows: bool = False,
     ) -> None:
         self.model, self.plan, self.source, self.order, self.settings, self.world = model, plan, source, order, settings, world
-        self.em = em
+        self.em, self.on_all_rows = em, on_all_rows  # mle() by L-BFGS
         self.objective = Objective(model, plan, source, order.batch, settings, labelled, classes, em)
         like = model._parameter()
         self.device, self.dtype = like.device, like.dtype
@@ -75,6 +78,8 @@ class Stepper:
         self.lost: str | None = None  # why EM found no next parameters
         self.iterations: Iterations | None = None  # EM in closed form, once it has begun
         self.kept: dict[str, Tensor] = {}  # what a checkpoint knew of it
+        self.likelihood: Likelihood | None = None  # what mle() ascends on all rows, once it has begun
+        self.known: dict[str, Tensor] = {}  # what a checkpoint knew of it
         self.noise, self.drawing = torch.Generator(self.device), torch.Generator(self.device)
         places = AT_ONCE if on_gpu else 1  # what the host says of so many steps
         self.rows = torch.zeros(places, order.batch, dtype=torch.long, device=self.device)
@@ -118,6 +123,10 @@ class Stepper:
         if self.em is not None and self.em.closed:
             self.origin = step if self.origin is None else self.origin
             self._iterate(step)
+            return
+        if self.on_all_rows:
+            self.origin = step if self.origin is None else self.origin
+            self._ascend(phase)
             return
         self.load(step, [rate])
         if self.settings.schedule.objective == "em" and (phase.position == 0 or self.objective.reference is None):
@@ -346,10 +355,27 @@ class Stepper:
         self.taken.fill_(1)
         self.moved.add_(1)
 
+    def _ascend(self, phase: Phase) -> None:
+        """One iteration of L-BFGS on the exact evidence of all rows."""
+        if self.likelihood is None:
+            self.likelihood = Likelihood(self.model, self.source, self.world, self.active(phase), self.known)
+        if not math.isfinite(self.likelihood.search.value):
+            self.likelihood = None
+            self.bad.fill_(1.0)
+            return
+        self.measured = ["evidence", "gradient"]
+        self.sums = torch.tensor(self.likelihood.step(), dtype=torch.float64, device=self.device) / self.world.size  # of the last iteration
+        self.taken.fill_(1)
+        self.moved.add_(1)
+
     @property
     def converged(self) -> bool:
-        """Whether EM in closed form has come to its end."""
+        """Whether iterations over all rows, of EM in closed form or of L-BFGS, have come to their end."""
         schedule = self.settings.schedule
+        if self.likelihood is not None:
+            return self.likelihood.search.converged(schedule.tol)  # type: ignore[attr-defined]
+        if self.known:
+            return bool(self.known["converged"])
         gains = self.kept.get("em/gains", torch.zeros(0)).tolist() if self.iterations is None else self.iterations.ascent.gains
         return isinstance(schedule, schedules.em) and converged(gains, schedule.tol)
 
@@ -399,19 +425,24 @@ class Stepper:
         held = self.objective.reference
         reference = {} if held is None else {f"{name}/reference": tensor for name, tensor in held.state_dict().items()}
         iterations = self.kept if self.iterations is None else self.iterations.ascent.tensors()
-        return self.adam.tensors(self.names) | reference | iterations
+        search = self.known
+        if self.likelihood is not None:
+            search = self.likelihood.search.tensors() | {"converged": torch.tensor(self.converged)}
+        return self.adam.tensors(self.names) | reference | iterations | {f"{MLE}{name}": tensor for name, tensor in search.items()}
 
     def restore(self, tensors: Mapping[str, Tensor], metrics: Mapping[str, Any]) -> None:
         reference = {name.removesuffix("/reference"): tensor for name, tensor in tensors.items() if name.endswith("/reference")}
         self.kept = {name: tensor for name, tensor in tensors.items() if name.startswith("em/")}
-        moments = {name: tensor for name, tensor in tensors.items() if not name.endswith("/reference") and name not in self.kept}
+        self.known = {name.removeprefix(MLE): tensor for name, tensor in tensors.items() if name.startswith(MLE)}
+        others = ("em/", MLE)
+        moments = {name: tensor for name, tensor in tensors.items() if not name.endswith("/reference") and not name.startswith(others)}
         self.adam.restore(moments, {name: parameter for parameter, name in self.names.items()})
         if reference:
             self.objective.reference = copy.deepcopy(self.model).eval()
             self.objective.reference.load_state_dict(reference)
         self.measured = list(metrics["sums"])
         mine = 1.0 if self.world.first else 0.0  # the sums are over all processes
-        kind = torch.float64 if self.kept else self.dtype
+        kind = torch.float64 if self.kept or self.known else self.dtype
         self.sums = mine * torch.tensor(list(metrics["sums"].values()), device=self.device, dtype=kind)
         self.taken.fill_(metrics["taken"])
 

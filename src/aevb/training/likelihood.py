@@ -1,0 +1,109 @@
+"""Maximum likelihood on all rows: the exact evidence in float64, ascended by L-BFGS.
+
+The parameters live in a float64 copy of the model, so that a search sees differences of the evidence that float32 would round away; the model
+itself gets them after each iteration.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
+
+from aevb.data.sources import Source
+from aevb.evidence.exact import exact_evidence
+from aevb.evidence.structure import Structure
+from aevb.model import Model
+from aevb.training.distributed import World
+from aevb.training.quasi_newton import QuasiNewton
+from aevb.training.settings import Settings
+
+PARAMETERS, NUMBERS = 10_000, 2**23  # what p, and the rows times the values of discrete latents, may have for steps on all rows at once
+PART = 2**20  # numbers of the rows that are taken at a time
+
+
+class Likelihood:
+    """The mean evidence of all rows as a function of p's parameters, and where its ascent stands."""
+
+    def __init__(self, model: Model, source: Source, world: World, moved: Sequence[nn.Parameter], kept: Mapping[str, Tensor]) -> None:
+        self.world, self.n = world, source.n
+        self.twin = copy.deepcopy(model).double().eval()
+        mine = {id(parameter): name for name, parameter in model.named_parameters()}
+        theirs = dict(self.twin.named_parameters())
+        self.moved = list(moved)
+        self.free = [theirs[mine[id(parameter)]] for parameter in moved]
+        for parameter in self.twin.parameters():
+            parameter.requires_grad_(False)
+        for parameter in self.free:
+            parameter.requires_grad_(True)
+        rows = torch.arange(self.n)[world.share(self.n)]
+        each = max(1, PART // _numbers(source))
+        self.parts = [
+            {name: value.double() if value.is_floating_point() else value for name, value in source.take(part).items()} for part in rows.split(each)
+        ]
+        self.search = QuasiNewton(self._loss, torch.cat([p.detach().reshape(-1) for p in self.free]).cpu().numpy(), kept)
+
+    def step(self) -> tuple[float, float]:
+        """One iteration; the mean evidence where it ends, and the norm of its gradient."""
+        self.search.step()
+        self._set(self.search.x)
+        with torch.no_grad():
+            for parameter, found in zip(self.moved, self.free, strict=True):
+                parameter.copy_(found)
+        return -self.search.value, float(np.linalg.norm(self.search.gradient))
+
+    def _loss(self, x: np.ndarray) -> tuple[float, np.ndarray]:
+        """−log p of a row in the mean and its gradient; infinite where a covariance of p is none."""
+        self._set(x)
+        total, gradients = torch.zeros((), dtype=torch.float64), [torch.zeros_like(parameter) for parameter in self.free]
+        try:
+            for part in self.parts:
+                value = exact_evidence(self.twin, part).sum() / self.n
+                found = torch.autograd.grad(value, self.free, allow_unused=True)
+                total += value.detach().cpu()
+                for gradient, more in zip(gradients, found, strict=True):
+                    if more is not None:
+                        gradient += more
+            failed = False
+        except (LinAlgError, ValueError):  # torch refuses parameters that are not numbers
+            failed = True
+        if self.world.any(failed):
+            return math.inf, np.zeros_like(x)
+        self.world.sum([total, *gradients])
+        return -float(total), -torch.cat([gradient.reshape(-1) for gradient in gradients]).cpu().numpy()
+
+    def _set(self, x: np.ndarray) -> None:
+        with torch.no_grad():
+            for parameter, part in zip(self.free, torch.from_numpy(x).split([p.numel() for p in self.free]), strict=True):
+                parameter.copy_(part.reshape(parameter.shape))
+
+
+def why_in_batches(model: Model, source: Source, settings: Settings) -> str | None:
+    """Why mle() takes Adam's steps on batches, in words; None where it takes L-BFGS on all rows."""
+    asked: str | None = getattr(settings.schedule, "optimiser", None)
+    if asked == "lbfgs":
+        return None
+    if asked == "adam":
+        return "mle(optimiser='adam') asks for them"
+    given = next((name for name in ("lr", "warmup", "clip") if getattr(settings, name)), None)
+    if given is not None:
+        return f"{given}= is about them"
+    count = sum(parameter.numel() for parameter in model.theta() if parameter.requires_grad)
+    if count > PARAMETERS:
+        return f"p has {count:,} parameters, more than {PARAMETERS:,}"
+    if source.fresh:
+        return "some of the data are drawn anew at every step"
+    numbers = source.n * _numbers(source) * Structure(model).count
+    return f"the rows have {numbers:,} numbers, more than {NUMBERS:,}" if numbers > NUMBERS else None
+
+
+def _numbers(source: Source) -> int:
+    """The numbers of one row."""
+    first: Mapping[str, Any] = source.take(torch.arange(1))
+    return max(1, sum(value.numel() for value in first.values()))

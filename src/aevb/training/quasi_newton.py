@@ -1,0 +1,153 @@
+"""Limited-memory BFGS, one iteration at a time, for smooth functions of many variables that may have no value somewhere.
+
+An iteration goes along −H g, where H is the inverse Hessian as the last steps and changes of the gradient show it, to a point that satisfies the
+strong Wolfe conditions: lower, and with a gradient along the line that is much smaller. A point where the function is not finite counts as
+infinitely high, so that the search turns back before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+MEMORY = 30  # steps that the inverse Hessian is made from
+LOWER, FLATTER = 1e-4, 0.9  # of the Wolfe conditions: how much lower, and how much flatter along the line
+TRIES = 30  # evaluations of one search at most
+
+
+class Point(NamedTuple):
+    """A point on the line: how far along it, the function there, the slope along the line, and the gradient."""
+
+    at: float
+    value: float
+    slope: float
+    gradient: Array
+
+
+class QuasiNewton:
+    """Where a minimisation stands; ``evaluate`` gives the function and its gradient."""
+
+    def __init__(self, evaluate: Callable[[Array], tuple[float, Array]], start: Array, kept: Mapping[str, Tensor] | None = None) -> None:
+        self.evaluate, self.x = evaluate, start.copy()
+        self.steps: list[Array] = []
+        self.changes: list[Array] = []  # of the gradient
+        self.evaluations, self.gain, self.stuck = 0, math.inf, False
+        if kept:
+            self.x, self.steps, self.changes = kept["x"].numpy().copy(), [*kept["steps"].numpy()], [*kept["changes"].numpy()]
+            self.gain, self.stuck = float(kept["gain"]), bool(kept["stuck"])
+        self.value, self.gradient = self._at(self.x)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What the next iteration needs."""
+        numbers = {"x": self.x, "steps": np.array(self.steps).reshape(-1, len(self.x)), "changes": np.array(self.changes).reshape(-1, len(self.x))}
+        return {name: torch.tensor(part) for name, part in (numbers | {"gain": np.array(self.gain), "stuck": np.array(self.stuck)}).items()}
+
+    def step(self) -> float:
+        """One iteration; the value where it ends, which is not above the one where it began."""
+        before = self.value
+        direction = -self._towards(self.gradient)
+        if not self._go(direction) and not (self.steps and self._go(self._afresh())):
+            self.stuck = True
+        self.gain = before - self.value
+        return self.value
+
+    def converged(self, tol: float) -> bool:
+        """Whether the last iteration gained less than ``tol`` and the next one is expected to, or none goes lower any more."""
+        if self.stuck:
+            return True
+        return self.gain < tol and 0.5 * float(self.gradient @ self._towards(self.gradient)) < tol
+
+    # An iteration -----------------------------------------------------------------------------------------------------------------
+
+    def _afresh(self) -> Array:
+        """Straight down, with nothing remembered."""
+        self.steps, self.changes = [], []
+        return -self._towards(self.gradient)
+
+    def _towards(self, gradient: Array) -> Array:
+        """H g by the two loops over what is remembered."""
+        found, shares = gradient.copy(), []
+        for step, change in zip(reversed(self.steps), reversed(self.changes), strict=True):
+            share = (step @ found) / (change @ step)
+            shares.append(share)
+            found -= share * change
+        if self.steps:
+            found *= (self.steps[-1] @ self.changes[-1]) / (self.changes[-1] @ self.changes[-1])
+        else:
+            found /= max(1.0, float(np.abs(gradient).sum()))
+        for step, change, share in zip(self.steps, self.changes, reversed(shares), strict=True):
+            found += (share - (change @ found) / (change @ step)) * step
+        return found
+
+    def _go(self, direction: Array) -> bool:
+        """Search along a direction and go there; False if no point on it is lower."""
+        slope = float(self.gradient @ direction)
+        if not slope < 0:
+            return False
+        found = self._search(direction, Point(0.0, self.value, slope, self.gradient))
+        if found is None:
+            return False
+        step, change = found.at * direction, found.gradient - self.gradient
+        if step @ change > 1e-10 * float(np.linalg.norm(step) * np.linalg.norm(change)):
+            self.steps, self.changes = [*self.steps, step][-MEMORY:], [*self.changes, change][-MEMORY:]
+        self.x, self.value, self.gradient = self.x + step, found.value, found.gradient
+        return True
+
+    def _search(self, direction: Array, start: Point) -> Point | None:
+        """A point that satisfies the strong Wolfe conditions; the lowest one seen where none is found, and None if that is the start."""
+        low, high, best = start, None, start
+        at = 1.0
+        for _ in range(TRIES):
+            value, gradient = self._at(self.x + at * direction)
+            point = Point(at, value, float(gradient @ direction) if math.isfinite(value) else math.inf, gradient)
+            previous = low
+            if value < best.value:
+                best = point
+            if not value <= start.value + LOWER * at * start.slope or (low is not start and value >= low.value):
+                high = point
+            elif abs(point.slope) <= -FLATTER * start.slope:
+                return point
+            elif point.slope * ((math.inf if high is None else high.at) - low.at) >= 0:
+                high, low = low, point
+            else:
+                low = point
+            if high is None:
+                at = min(4.0 * at, max(2.0 * at, _minimum(previous, point)))
+            else:
+                if abs(high.at - low.at) * max(1.0, float(np.abs(direction).max())) < 1e-14 * max(1.0, float(np.abs(self.x).max())):
+                    break
+                at = _between(low, high)
+        return best if best.value < start.value else None
+
+    def _at(self, x: Array) -> tuple[float, Array]:
+        self.evaluations += 1
+        value, gradient = self.evaluate(x)
+        return (value, gradient) if math.isfinite(value) and bool(np.isfinite(gradient).all()) else (math.inf, gradient)
+
+
+def _minimum(a: Point, b: Point) -> float:
+    """Where the cubic through two points with their slopes is lowest; NaN where it has no minimum."""
+    if not math.isfinite(b.value) or a.at == b.at:
+        return math.nan
+    first = a.slope + b.slope - 3 * (a.value - b.value) / (a.at - b.at)
+    square = first**2 - a.slope * b.slope
+    if square < 0:
+        return math.nan
+    second = math.copysign(math.sqrt(square), b.at - a.at)
+    below = b.slope - a.slope + 2 * second
+    return b.at - (b.at - a.at) * (b.slope + second - first) / below if below else math.nan
+
+
+def _between(low: Point, high: Point) -> float:
+    """The cubic's minimum between two points, kept away from both; a tenth of the way where one has no value."""
+    width = high.at - low.at
+    if not math.isfinite(high.value):
+        return low.at + 0.1 * width
+    found = (_minimum(low, high) - low.at) / width
+    return low.at + width * (min(0.9, max(0.1, found)) if math.isfinite(found) else 0.5)
