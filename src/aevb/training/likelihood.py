@@ -34,29 +34,50 @@ class Likelihood:
     def __init__(self, model: Model, source: Source, world: World, moved: Sequence[nn.Parameter], kept: Mapping[str, Tensor]) -> None:
         self.world, self.n = world, source.n
         self.twin = copy.deepcopy(model).double().eval()
-        mine = {id(parameter): name for name, parameter in model.named_parameters()}
-        theirs = dict(self.twin.named_parameters())
-        self.moved = list(moved)
-        self.free = [theirs[mine[id(parameter)]] for parameter in moved]
+        self.pairs = list(zip(model.theta(), self.twin.theta(), strict=True))  # the model's parameters, and those of the copy
+        moving = {id(parameter) for parameter in moved}
+        self.free = [theirs for mine, theirs in self.pairs if id(mine) in moving]
         for parameter in self.twin.parameters():
             parameter.requires_grad_(False)
         for parameter in self.free:
             parameter.requires_grad_(True)
         rows = torch.arange(self.n)[world.share(self.n)]
-        each = max(1, PART // _numbers(source))
         self.parts = [
-            {name: value.double() if value.is_floating_point() else value for name, value in source.take(part).items()} for part in rows.split(each)
+            {name: value.double() if value.is_floating_point() else value for name, value in source.take(part).items()}
+            for part in rows.split(max(1, PART // _numbers(source)))
         ]
-        self.search = QuasiNewton(self._loss, torch.cat([p.detach().reshape(-1) for p in self.free]).cpu().numpy(), kept)
+        self.search = QuasiNewton(self._loss, self._start(), kept)
+        self._write()
 
-    def step(self) -> tuple[float, float]:
-        """One iteration; the mean evidence where it ends, and the norm of its gradient."""
+    def step(self) -> tuple[float, float] | None:
+        """One iteration; the mean evidence where it ends, and the norm of its gradient. None if there is no evidence where it begins."""
+        if self._changed():
+            self.search = QuasiNewton(self._loss, self._start())
+        if not math.isfinite(self.search.value):
+            return None
         self.search.step()
+        self._write()
+        return -self.search.value, float(np.linalg.norm(self.search.gradient))
+
+    def _changed(self) -> bool:
+        """Whether someone else has written into the model; the copy then has the same."""
+        changed = False
+        with torch.no_grad():
+            for mine, theirs in self.pairs:
+                if not torch.equal(theirs.to(mine.dtype), mine):
+                    theirs.copy_(mine)
+                    changed = True
+        return changed
+
+    def _start(self) -> np.ndarray:
+        return torch.cat([parameter.detach().reshape(-1) for parameter in self.free]).cpu().numpy()
+
+    def _write(self) -> None:
+        """Give the model the parameters that were found."""
         self._set(self.search.x)
         with torch.no_grad():
-            for parameter, found in zip(self.moved, self.free, strict=True):
-                parameter.copy_(found)
-        return -self.search.value, float(np.linalg.norm(self.search.gradient))
+            for mine, theirs in self.pairs:
+                mine.copy_(theirs)
 
     def _loss(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         """−log p of a row in the mean and its gradient; infinite where a covariance of p is none."""

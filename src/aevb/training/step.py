@@ -359,12 +359,12 @@ class Stepper:
         """One iteration of L-BFGS on the exact evidence of all rows."""
         if self.likelihood is None:
             self.likelihood = Likelihood(self.model, self.source, self.world, self.active(phase), self.known)
-        if not math.isfinite(self.likelihood.search.value):
-            self.likelihood = None
+        found = self.likelihood.step()
+        if found is None:
             self.bad.fill_(1.0)
             return
         self.measured = ["evidence", "gradient"]
-        self.sums = torch.tensor(self.likelihood.step(), dtype=torch.float64, device=self.device) / self.world.size  # of the last iteration
+        self.sums = torch.tensor(found, dtype=torch.float64, device=self.device) / self.world.size  # of the last iteration
         self.taken.fill_(1)
         self.moved.add_(1)
 
