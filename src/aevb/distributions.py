@@ -32,7 +32,8 @@ def continuous_bernoulli_log_normalizer(logits: Tensor) -> Tensor:
     near, a = _inside(logits, 0.5)
     far = a.log() + torch.log1p(-torch.exp(-a)).neg() + torch.log1p(torch.exp(-a))
     s = torch.where(near, logits, torch.zeros_like(logits)).square()
-    series = math.log(2) + s * (1 / 12 + s * (-7 / 1440 + s * (31 / 90720 + s * (-127 / 4838400))))
+    higher = s * (-127 / 4838400 + s * (73 / 34214400 - s * 1414477 / 7846046208000))
+    series = math.log(2) + s * (1 / 12 + s * (-7 / 1440 + s * (31 / 90720 + higher)))
     return torch.where(near, series, far)
 
 
@@ -87,7 +88,8 @@ class ContinuousBernoulli(td.Distribution):
         x = torch.where(end, torch.zeros_like(inner), 1 + torch.log(torch.where(end, torch.ones_like(inner), inner)) / a)
         far = torch.where(self.logits < 0, 1 - x, x)
         e = torch.where(near, self.logits, torch.zeros_like(self.logits))
-        series = value + value * (1 - value) * e * (0.5 + e * (1 - 2 * value) / 6)
+        v = value * (1 - value)  # the series' terms are the cumulants of a Bernoulli variable
+        series = value + v * e * (0.5 + e * ((1 - 2 * value) / 6 + e * ((1 - 6 * v) / 24 + e * (1 - 2 * value) * (1 - 12 * v) / 120)))
         return torch.where(near, series, far).clamp(0, 1)
 
     def rsample(self, sample_shape=torch.Size()) -> Tensor:  # type: ignore[no-untyped-def]  # noqa: B008

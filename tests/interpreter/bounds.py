@@ -1,0 +1,175 @@
+"""Bounds and their gradients by definition, for one row.
+
+A bound is the integrand Σ log p + Σ latent terms on the axes of all unknowns, reduced axis by axis. The nesting of the reductions is what
+the library prints; whether it computes that is what a comparison finds out.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .declaration import Declaration
+from .unroll import Finite, Node, Row, World
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a bound is to be estimated: ways and terms of the latents, the nesting (outermost first), samples, weights."""
+
+    ways: Mapping[str, str]
+    terms: Mapping[str, str]
+    nesting: tuple[tuple[str, str], ...]
+    bound: str = "elbo"
+    samples: int = 1
+    gradient: str = "plain"
+    beta: float = 1.0
+    temperature: float = 0.5
+
+
+def printed_nesting(text: str, mixtures: list[str]) -> tuple[tuple[str, str], ...]:
+    """The reductions before the braces of a printed estimator, outermost first: (kind, latent or "samples")."""
+    formula = next(line for line in text.split("\n") if line.startswith("  "))
+    prefix = formula.partition("{ ")[0].strip() if "{ " in formula else ""
+    pattern = r"(log )?(?:(1/\d+ Σₛ)|Σ_(\w+)(?: q\([^)]*\))?|Σₖ(?:₍(\w+)₎)? πₖ(?:₍\w+₎)?(?:\([^)]*\))?)( exp)?"
+    found, position = [], 0
+    waiting = list(mixtures)
+    for match in re.finditer(pattern, prefix):
+        assert not prefix[position : match.start()].strip(), prefix
+        position = match.end()
+        log, mean, name, mixture, exp = match.groups()
+        assert bool(log) == bool(exp), prefix
+        kind = "mean" if mean else "expect" if "q(" in match[0] or not name else "sum"
+        found.append((f"log {kind} exp" if log else kind, "samples" if mean else name or mixture or waiting.pop(0)))
+    assert not prefix[position:].strip(), prefix
+    return tuple(found)
+
+
+def integrand(world: World, recipe: Recipe, frozen: World | None = None) -> Tensor:
+    """Σ log p of what is known + β Σ terms of the latents, on all axes; ``frozen`` gives log q where its parameters are held fixed."""
+    declaration, total = world.declaration, torch.zeros([1] * len(world.axes), dtype=torch.float64)
+    for name in declaration.names("p"):
+        if not declaration.stochastic(name):
+            continue
+        for node in world.nodes(name):
+            if name in declaration.observed or world.row.known(node):
+                total = total + world.log_p(node)
+            else:
+                total = total + recipe.beta * latent_term(world, node, recipe, frozen)
+    return total
+
+
+def latent_term(world: World, node: Node, recipe: Recipe, frozen: World | None) -> Tensor:
+    """E[log p − log q] of one unknown, as the recipe takes it."""
+    way, term = recipe.ways[node[0]], recipe.terms[node[0]]
+    if term == "closed":
+        return -world.density("q", node).kl(world.density("p", node))
+    if term == "entropy":
+        return world.log_p(node) + world.density("q", node).entropy()
+    if term == "relaxed":
+        q, p = world.density("q", node), world.density("p", node)
+        assert isinstance(q, Finite) and isinstance(p, Finite)
+        coordinate = q.relax(world._noise(node), world.temperature)
+        return p.relaxed_log_prob(coordinate, world.temperature) - q.relaxed_log_prob(coordinate, world.temperature)
+    if way == "sum":
+        return world.log_p(node)
+    return world.log_p(node) - (frozen if frozen and way == "pathwise" else world).log_q(node)
+
+
+def over_paths(world: World, total: Tensor) -> Tensor:
+    """The expectation over all paths of the latents enumerated at every step."""
+    paths = [axis for axis in world.axes if isinstance(axis, tuple) and axis[1] is not None]
+    if not paths:
+        return total
+    weight = sum(world.log_weight(axis) for axis in paths).exp()  # type: ignore[union-attr]
+    return (weight * total).sum([world.axes.index(axis) for axis in paths], keepdim=True)
+
+
+def reduce(world: World, total: Tensor, steps: list[tuple[str, str]]) -> Tensor:
+    """Take the reductions, innermost first."""
+    for kind, name in steps:
+        if name == "samples":
+            count = total.shape[0]
+            total = total.mean(0, keepdim=True) if kind == "mean" else torch.logsumexp(total, 0, keepdim=True) - math.log(count)
+            continue
+        node = (name, None)
+        if node not in world.axes:  # known in this row
+            continue
+        axis = world.axes.index(node)
+        if kind == "expect":
+            total = (world.log_weight(node).exp() * total).sum(axis, keepdim=True)
+        else:
+            count = world.value(node).shape[axis]
+            inside = total + (world.log_weight(node) if kind == "log expect exp" else 0.0)
+            shape = list(inside.shape)
+            shape[axis] = count
+            total = torch.logsumexp(inside.expand(shape), axis, keepdim=True)
+    return total
+
+
+def bound(declaration: Declaration, weights: Mapping[str, Tensor], row: Row, noise: Mapping[str, Tensor], recipe: Recipe) -> Tensor:
+    """The estimate for one row; its gradient is the one that the recipe asks for."""
+    settings = {"ways": recipe.ways, "noise": noise, "temperature": recipe.temperature}
+    world = World(declaration, weights, row, **settings)
+    steps = list(reversed(recipe.nesting))
+    names = [name for _, name in steps]
+    cut = names.index("samples") if "samples" in names else len(names)
+    if recipe.gradient == "dreg":
+        return _doubly_reparametrised(world, recipe, steps, cut).reshape(())
+    frozen = _with_values(world, {key: value.detach() for key, value in weights.items()}, detach=False) if recipe.gradient == "stl" else None
+    inside = reduce(world, over_paths(world, integrand(world, recipe, frozen)), steps[:cut])
+    value = reduce(world, inside, steps[cut:])
+    scored = [name for name, way in recipe.ways.items() if way == "score"]
+    if scored:
+        surrogate = _score(world, recipe, inside, scored)
+        held = [(kind, name) for kind, name in steps[cut + 1 :]]
+        surrogate = reduce(_with_values(world, {key: each.detach() for key, each in weights.items()}, detach=True), surrogate, held)
+        value = value + (surrogate - surrogate.detach())
+    return value.reshape(())
+
+
+def _with_values(world: World, weights: Mapping[str, Tensor], *, detach: bool) -> World:
+    """The same draws under other weights."""
+    other = World(world.declaration, weights, world.row, ways=world.ways, noise=world.noise, fixed=world.fixed, temperature=world.temperature)
+    for name in world.declaration.latents:
+        for node in world.nodes(name):
+            value = world.value(node)
+            other._values[node] = value.detach() if detach else value
+    return other
+
+
+def _score(world: World, recipe: Recipe, inside: Tensor, names: list[str]) -> Tensor:
+    """The score function's surrogate with a leave-one-out baseline; under iwae each sample is replaced by the others' geometric mean."""
+    nodes = [node for name in names for node in world.nodes(name) if not world.row.known(node)]
+    if not nodes:
+        return torch.zeros([1] * len(world.axes), dtype=torch.float64)
+    log_q = sum(world.log_q(node) for node in nodes)
+    k = recipe.samples
+    f = inside.detach().expand(k, *inside.shape[1:])
+    total = torch.zeros_like(f[:1])
+    for s in range(k):
+        others = torch.cat([f[:s], f[s + 1 :]]).mean(0, keepdim=True)
+        if recipe.bound == "elbo":
+            total = total + (f[s : s + 1] - others) * log_q[s : s + 1] / k
+        else:
+            without = torch.logsumexp(torch.cat([f[:s], others, f[s + 1 :]]), 0, keepdim=True)
+            total = total + (torch.logsumexp(f, 0, keepdim=True) - without) * log_q[s : s + 1]
+    return total
+
+
+def _doubly_reparametrised(world: World, recipe: Recipe, steps: list[tuple[str, str]], cut: int) -> Tensor:
+    """The gradient along the samples is weighted by (1 − β) w + β w², everything else by the normalised weights w."""
+    held = {key: value.detach() for key, value in world.weights.items()}
+    live, fixed = _with_values(world, world.weights, detach=True), _with_values(world, held, detach=True)
+    along = _with_values(world, held, detach=False)
+    value = reduce(live, over_paths(live, integrand(live, recipe, fixed)), steps[:cut])
+    path = reduce(along, over_paths(along, integrand(along, recipe)), steps[:cut])
+    w = path.detach().expand(recipe.samples, *path.shape[1:]).softmax(0)
+    share = (1 - recipe.beta) * w + recipe.beta * w**2
+    surrogate = (share * (path - path.detach())).sum(0, keepdim=True)
+    return reduce(live, value, steps[cut:]) + reduce(fixed, surrogate, steps[cut + 1 :])

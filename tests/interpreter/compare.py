@@ -1,0 +1,224 @@
+"""The library's numbers against the interpreter's, for one declaration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .bounds import Recipe, bound, printed_nesting
+from .data import Rows, random_noise, random_rows
+from .declaration import Declaration
+from .exact import joint
+from .unroll import World
+
+TOLERANCE = 1e-8
+MOST_POINTS = 3000  # joint values of all unknowns of one row, beyond which nothing is enumerated here
+
+Weights = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One quantity by both, and where it comes from."""
+
+    what: str
+    difference: float
+    detail: str
+
+    @property
+    def agrees(self) -> bool:
+        return self.difference <= TOLERANCE  # NaN does not
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of the library beside the data."""
+
+    how: Mapping[str, str]
+    bound: str = "elbo"
+    samples: int = 1
+    gradient: str = "plain"
+    kl_weight: float = 1.0
+    temperature: float = 0.5
+
+    def choices(self) -> dict[str, Any]:
+        return {"how": dict(self.how), "bound": self.bound, "samples": self.samples, "gradient": self.gradient}
+
+
+def relative(ours: Tensor, theirs: Tensor) -> float:
+    """The largest difference, relative to numbers larger than 1."""
+    if ours.shape != theirs.shape:
+        return float("inf")
+    if not ours.numel():
+        return 0.0
+    same = (ours == theirs) | (ours.isnan() & theirs.isnan())
+    gap = torch.where(same, 0.0, (ours - theirs).abs() / theirs.abs().clamp_min(1.0))
+    return float(gap.max()) if not bool(gap.isnan().any()) else float("nan")
+
+
+def gradients(value: Tensor, weights: Weights) -> Tensor:
+    """All gradients in one vector; zeros for what the value does not depend on."""
+    found = torch.autograd.grad(value, list(weights.values()), allow_unused=True) if value.requires_grad else [None] * len(weights)
+    parts = [torch.zeros_like(weight) if each is None else each for weight, each in zip(weights.values(), found, strict=True)]
+    return torch.cat([part.reshape(-1) for part in parts]) if parts else torch.zeros(0, dtype=torch.float64)
+
+
+class Comparer:
+    """All comparisons of one declaration."""
+
+    def __init__(self, declaration: Declaration, seed: int) -> None:
+        self.declaration, self.seed = declaration, seed
+        self.rng = np.random.default_rng(seed)
+        self.model = declaration.model(seed)
+        self.weights: dict[str, Tensor] = dict(self.model.named_parameters())
+        self.refused = 0
+
+    def run(self) -> Iterator[Comparison]:
+        kinds = ["complete", "missing", *(["clamped"] if self.seed % 3 == 0 else [])]
+        for kind in kinds:
+            rows = random_rows(self.declaration, self.rng, kind)
+            try:
+                self.model.prepare(**rows.arguments())
+            except ValueError:
+                self.refused += 1
+                continue
+            if self.points(rows) > MOST_POINTS:
+                self.refused += 1
+                continue
+            yield from self.bounds(rows, kind)
+            yield from self.evidence(rows, kind)
+            yield from self.log_probabilities(rows, kind)
+
+    def points(self, rows: Rows) -> int:
+        """The most joint values that an unrolled row has."""
+        most = 1
+        for n in range(len(rows)):
+            row, count = rows.row(self.declaration, n), 1
+            world = World(self.declaration, self.weights, row, ways={})
+            for name in self.declaration.latents:
+                for node in world.nodes(name):
+                    line = world.line("q", node)
+                    values = None if line.family == "Exact" else world.family(line).values
+                    values = world.family(world.line("p", node)).values if line.family == "Exact" else values
+                    each = line.options.get("components", 2) if line.family == "Mixture" else len(values) if values is not None else 1
+                    count *= 1 if row.known(node) else each
+            most = max(most, count)
+        return most
+
+    # Bounds -------------------------------------------------------------------------------------------------------------------
+
+    def requests(self) -> list[Request]:
+        """The plan's own choices, then some at random."""
+        rng, found = self.rng, [Request({})]
+        draws = ["", "", "enumerate", "sum", "stratify", "pathwise", "gumbel", "relaxed", "straight-through", "score", "detached"]
+        terms = ["", "", "closed", "entropy", "sampled"]
+        found.append(Request({}, "iwae", int(rng.choice([1, 2, 3]))))
+        for _ in range(5):
+            how = {name: f"{rng.choice(draws)} {rng.choice(terms)}".strip() for name in self.declaration.latents if rng.random() < 0.6}
+            how = {name: text for name, text in how.items() if text}
+            which = str(rng.choice(["elbo", "iwae"]))
+            gradient = str(rng.choice(["plain", "plain", "stl", "dreg"]))
+            if gradient == "dreg":
+                which, how = "iwae", {}
+            samples = int(rng.choice([1, 2, 3]))
+            beta = float(rng.choice([1.0, 1.0, 0.3]))
+            found.append(Request(how, which, max(samples, 2) if gradient == "dreg" else samples, gradient, beta, float(rng.choice([0.5, 0.8]))))
+        return found
+
+    def bounds(self, rows: Rows, kind: str) -> Iterator[Comparison]:
+        tried = []
+        for request in self.requests():
+            if request in tried:
+                continue
+            tried.append(request)
+            yield from self.one_bound(rows, request, kind)
+
+    def plan(self, rows: Rows, request: Request) -> Any:
+        batch = self.model.prepare(**rows.arguments())
+        known = {name for name in self.declaration.latents if name in rows.arrays}
+        partial = {name[:-1] for name in batch if name.endswith("?")}
+        return self.model.plan(**request.choices(), clamped=known - partial, partial=partial)
+
+    def one_bound(self, rows: Rows, request: Request, kind: str) -> Iterator[Comparison]:
+        try:
+            plan = self.plan(rows, request)
+        except ValueError:
+            self.refused += 1
+            return
+        layout = plan.layout(len(rows), rows.steps, dropout=False)
+        if any(sort == "seed" for sort, _ in layout.values()):
+            self.refused += 1
+            return
+        noise, injected = {}, {}
+        for key, (sort, shape) in layout.items():
+            noise[key] = random_noise(self.rng, sort, (request.samples, *shape[-3:]))
+            injected[key] = noise[key].expand(shape)
+        ways = {name: choice.draw for name, choice in plan.choices.items()}
+        terms = {name: choice.term for name, choice in plan.choices.items()}
+        mixtures = [name for name in plan.slots if ways[name] == "stratify"]
+        partial = {"clamped": plan.clamped, "partial": plan.partial}
+        nesting = printed_nesting(self.model.explain(**request.choices(), **partial), mixtures)
+        recipe = Recipe(ways, terms, nesting, request.bound, request.samples, request.gradient, request.kl_weight, request.temperature)
+        where = f"{kind}, {request}"
+        settings = {"kl_weight": request.kl_weight, "temperature": request.temperature}
+        ours = self.model.elbo(**request.choices(), **settings, noise=injected, **rows.arguments()).value
+        parts = []
+        for n in range(len(rows)):
+            own = {key: value[:, :, n if value.shape[2] > 1 else 0] for key, value in noise.items()}
+            parts.append(bound(self.declaration, self.weights, rows.row(self.declaration, n), own, recipe))
+        theirs = torch.stack(parts)
+        yield Comparison(f"{request.bound} value", relative(ours.detach(), theirs.detach()), where)
+        if request.gradient != "plain" and self.sampled_functions(ways):
+            return
+        share = torch.linspace(0.5, 1.5, len(rows), dtype=torch.float64)
+        mine, other = gradients((share * ours).sum(), self.weights), gradients((share * theirs).sum(), self.weights)
+        yield Comparison(f"{request.bound} gradient, {request.gradient}", relative(mine, other), where)
+
+    def sampled_functions(self, ways: Mapping[str, str]) -> bool:
+        """Whether q reads a deterministic node that depends on a sample: how its own weights are treated by stl and dreg is a choice."""
+        return any(
+            line.side == "q" and line.stochastic and any(not self.declaration.stochastic(read.name) and read.name not in self.declaration.given for read in line.reads)
+            for line in self.declaration.lines
+        )
+
+    # Evidence and log-probabilities ------------------------------------------------------------------------------------------------
+
+    def evidence(self, rows: Rows, kind: str) -> Iterator[Comparison]:
+        try:
+            ours = self.model.log_evidence(method="exact", **rows.arguments()).value
+        except ValueError:
+            self.refused += 1
+            return
+        joints = [joint(self.declaration, self.weights, rows.row(self.declaration, n)) for n in range(len(rows))]
+        if any(each is None for each in joints):
+            yield Comparison("evidence", float("inf"), f"{kind}: the library calls this evidence exact, but log p is not quadratic")
+            return
+        theirs = torch.stack([each.log_evidence() for each in joints if each is not None])
+        yield Comparison("evidence", relative(ours, theirs.detach()), kind)
+
+    def log_probabilities(self, rows: Rows, kind: str) -> Iterator[Comparison]:
+        """log p of a complete assignment and log q of latents, both at samples of the library's own."""
+        declaration, model = self.declaration, self.model
+        posterior = model.posterior(seed=self.seed, **rows.arguments())
+        drawn = {name: value[0] for name, value in posterior.sample(1).items()}
+        values = {name: value.reshape(len(rows), *([rows.steps] if name in declaration.timed else []), -1) for name, value in drawn.items()}
+        ours = posterior.log_prob(**values) if values else torch.zeros(len(rows), dtype=torch.float64)
+        theirs, joint_p = [], []
+        for n in range(len(rows)):
+            row = rows.row(declaration, n)
+            full = {name: value[n : n + 1, : row.steps] if name in declaration.timed else value[n : n + 1] for name, value in values.items()}
+            world = World(declaration, self.weights, row, ways={}, fixed=full)
+            unknown = [node for name in values for node in world.nodes(name) if not row.known(node)]
+            theirs.append(sum((world.log_q(node) for node in unknown), torch.zeros(1, dtype=torch.float64)).reshape(()))
+            if not any(name in row.present for name in declaration.observed):
+                names = [name for name in declaration.names("p") if declaration.stochastic(name)]
+                joint_p.append(sum(world.log_p(node) for name in names for node in world.nodes(name)).reshape(()))
+        yield Comparison("log q", relative(ours.detach(), torch.stack(theirs).detach()), kind)
+        if len(joint_p) == len(rows):
+            arguments = rows.arguments() | values
+            yield Comparison("log p", relative(model.log_prob(**arguments).detach(), torch.stack(joint_p).detach()), kind)

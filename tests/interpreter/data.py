@@ -1,0 +1,99 @@
+"""Random rows for a declaration: complete, with missing entries, with latents known in some rows, with rows of different lengths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .declaration import Declaration
+from .unroll import Row
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What the library is given ([N, d] or [N, T, d], NaN where unknown), and how long each row is."""
+
+    arrays: dict[str, Tensor]
+    lengths: list[int]
+    steps: int
+    ragged: bool
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def arguments(self) -> dict[str, object]:
+        return {**self.arrays, **({"lengths": torch.tensor(self.lengths)} if self.ragged else {})}
+
+    def row(self, declaration: Declaration, n: int) -> Row:
+        """One row as the interpreter reads it: its own steps only."""
+        data, present = {}, {}
+        for name, array in self.arrays.items():
+            own = array[n, : self.lengths[n]] if name in declaration.timed else array[n]
+            known = ~own.isnan()
+            data[name] = torch.where(known, own, 0.0)
+            if not bool(known.all()):
+                present[name] = known
+        return Row(self.lengths[n], data, present)
+
+    def repeated(self, n: int, times: int) -> Rows:
+        """One row, many times."""
+        arrays = {name: array[n : n + 1].expand(times, *array.shape[1:]).clone() for name, array in self.arrays.items()}
+        return Rows(arrays, [self.lengths[n]] * times, self.steps, self.ragged)
+
+
+def values(rng: np.random.Generator, family: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Numbers in a family's support."""
+    if family == "OneHot":
+        return np.eye(shape[-1])[rng.integers(shape[-1], size=shape[:-1])]
+    if family == "Bernoulli":
+        return rng.integers(2, size=shape).astype(float)
+    if family in ("Poisson", "NegativeBinomial"):
+        return rng.poisson(2.0, size=shape).astype(float)
+    if family in ("Beta", "ContinuousBernoulli"):
+        return rng.uniform(0.05, 0.95, size=shape)
+    return rng.normal(size=shape)
+
+
+def random_rows(declaration: Declaration, rng: np.random.Generator, kind: str) -> Rows:
+    """``kind``: "complete", "missing" (entries of data, some latents known, ragged), or "clamped" (a latent known in every row)."""
+    n = 3
+    steps = int(rng.choice([1, 2, 3])) if declaration.timed else 1
+    ragged = bool(declaration.timed) and kind != "complete" and steps > 1
+    lengths = [int(rng.integers(1, steps + 1)) if ragged else steps for _ in range(n)]
+    arrays = {}
+    for name in (*declaration.observed, *declaration.given):
+        family = next(iter(declaration.rules("p", name).values())).family if name not in declaration.given else "Normal"
+        shape = (n, steps, declaration.sizes[name]) if name in declaration.timed else (n, declaration.sizes[name])
+        array = values(rng, family, shape)
+        read = any(other.name == name for line in declaration.lines if line.side == "p" for other in line.reads)
+        if kind == "missing" and not read:
+            gone = rng.random(shape) < 0.25
+            if family == "OneHot":
+                gone[:] = gone[..., :1]
+            array = np.where(gone, np.nan, array)
+        arrays[name] = torch.from_numpy(array)
+    for name in declaration.latents if kind != "complete" else ():
+        if rng.random() < 0.5:
+            family = declaration.rules("p", name)["t" if name in declaration.timed else ""].family
+            shape = (n, steps, declaration.sizes[name]) if name in declaration.timed else (n, declaration.sizes[name])
+            array = values(rng, family, shape)
+            if kind == "missing":
+                array = np.where(rng.random((*shape[:-1], 1)) < 0.5, np.nan, array)
+            arrays[name] = torch.from_numpy(array)
+    return Rows(arrays, lengths, steps, ragged)
+
+
+def random_noise(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> Tensor:
+    name, _, argument = kind.partition(" ")
+    draw = {
+        "normal": lambda: rng.normal(size=shape),
+        "laplace": lambda: rng.laplace(size=shape),
+        "gumbel": lambda: rng.gumbel(size=shape),
+        "logistic": lambda: rng.logistic(size=shape),
+        "uniform": lambda: rng.uniform(0.02, 0.98, size=shape),
+        "student": lambda: rng.standard_t(float(argument), size=shape),
+    }[name]
+    return torch.from_numpy(np.asarray(draw()))

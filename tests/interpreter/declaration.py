@@ -1,0 +1,112 @@
+"""A declaration as plain data, from which both the library's model and the interpreter's equations are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import aevb
+
+
+@dataclass(frozen=True)
+class Read:
+    """A parent: ``at`` is "" (static), "t" (with a lag), "0" or "T"."""
+
+    name: str
+    at: str = ""
+    lag: int = 0
+
+    def __str__(self) -> str:
+        return self.name + {"": "", "0": "[0]", "T": "[T]", "t": f"[t{self.lag:+d}]" if self.lag else "[t]"}[self.at]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One entry of p or q: a variable, its parents, its family with options, and the widths of its network's hidden layers."""
+
+    side: str
+    target: Read
+    reads: tuple[Read, ...]
+    family: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    hidden: tuple[int, ...] = ()
+    activation: str = "tanh"
+
+    @property
+    def name(self) -> str:
+        return self.target.name
+
+    @property
+    def key(self) -> str:
+        return str(self.target) + (" | " + ", ".join(map(str, self.reads)) if self.reads else "")
+
+    @property
+    def id(self) -> str:
+        """The name of its module in a model."""
+        return f"{self.side}({self.key.replace(' | ', '|')})"
+
+    @property
+    def stochastic(self) -> bool:
+        return self.family not in ("Deterministic", "GRU", "LSTM")
+
+    def conditional(self, size: int | None) -> Any:
+        settings = dict(self.options)
+        if self.hidden:
+            settings["net"] = aevb.mlp(*self.hidden, activation=self.activation)
+        return getattr(aevb, self.family)(*([] if size is None else [size]), **settings)
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """p, q and what is given; ``sizes`` holds the number of entries of every variable."""
+
+    lines: tuple[Line, ...]
+    sizes: Mapping[str, int]
+    given: tuple[str, ...] = ()
+    timed: frozenset[str] = frozenset()
+    missing: str = "zeros"
+
+    def rules(self, side: str, name: str) -> dict[str, Line]:
+        return {line.target.at: line for line in self.lines if line.side == side and line.name == name}
+
+    def names(self, side: str) -> list[str]:
+        return list(dict.fromkeys(line.name for line in self.lines if line.side == side))
+
+    def stochastic(self, name: str) -> bool:
+        return any(line.stochastic for line in self.lines if line.name == name)
+
+    @property
+    def latents(self) -> list[str]:
+        return [name for name in self.names("q") if name in self.names("p") and self.stochastic(name)]
+
+    @property
+    def observed(self) -> list[str]:
+        return [name for name in self.names("p") if self.stochastic(name) and name not in self.names("q")]
+
+    def model(self, seed: int) -> Any:
+        """The library's model in double precision, every weight drawn anew so that none is at a special value."""
+        sides: dict[str, dict[str, Any]] = {"p": {}, "q": {}}
+        for line in self.lines:
+            owner = "p" if line.name in self.names("p") else "q"
+            sides[line.side][line.key] = line.conditional(self.sizes[line.name] if line.side == owner else None)
+        given = {name: self.sizes[name] for name in self.given}
+        model = aevb.Model(sides["p"], sides["q"], given, missing=self.missing).double()
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(0.6 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+        return model
+
+    def __str__(self) -> str:
+        parts = [
+            f"{side} = {{" + ", ".join(f'"{line.key}": {self._shown(line)}' for line in self.lines if line.side == side) + "}" for side in ("p", "q")
+        ]
+        given = f", given = {{{', '.join(f'{name!r}: {self.sizes[name]}' for name in self.given)}}}" if self.given else ""
+        return ", ".join(parts) + given + (', missing = "mask"' if self.missing == "mask" else "")
+
+    def _shown(self, line: Line) -> str:
+        owner = "p" if line.name in self.names("p") else "q"
+        return repr(line.conditional(self.sizes[line.name] if line.side == owner else None))
