@@ -30,9 +30,9 @@ from aevb.program import Program
 class Bound:
     """An estimate, one number an example. For the ELBO, value = Σ likelihood terms − Σ KL terms, exactly.
 
-    ``terms`` holds ``"x"`` for log p(x|·) and ``"kl(z)"`` for E[log q(z|·) − log p(z|·)]; under iwae they are diagnostics,
-    averaged with the normalised weights. ``log_weights`` are iwae's, [K, N], where no latent is enumerated outside them.
-    Where the KL terms were given a weight, ``value`` has it, and ``unweighted`` is the bound itself, without gradient.
+    ``terms`` holds ``"x"`` for log p(x|·) and ``"kl(z)"`` for E[log q(z|·) − log p(z|·)], −log p(z|·) where z is known; under iwae they are
+    diagnostics, averaged with the normalised weights. ``log_weights`` are iwae's, [K, N], where no latent is enumerated outside them.
+    Where the KL terms were given a weight, ``value`` has it (a known latent's log p keeps weight 1), and ``unweighted`` is the bound itself, without gradient.
     """
 
     value: Tensor
@@ -245,19 +245,17 @@ class Estimate:
         return torch.where(seen[..., :1], here, weight)
 
     def kl(self, name: str) -> Tensor:
-        """E[log q(v|·) − log p(v|·)] as the plan takes it, not yet averaged over what it depends on; summed over time."""
+        """E[log q(v|·) − log p(v|·)] as the plan takes it, not yet averaged over what it depends on; summed over time.
+
+        Where v is known there is none: log p(v|·) is a likelihood term there.
+        """
         choice = self.plan.choices[name]
-        seen = self.batch.get(f"{name}?")
         if choice.term == "summed":
             log_q, log_p = self.log_w(name), self.log_p(name)
-            known = None if seen is None else seen[..., :1]
             if choice.draw == "sum":
-                return -self.finish(name, log_p, "p")
+                return -self.finish(name, self._where_unknown(name, log_p), "p")
             log_q = torch.where(torch.isneginf(log_q), torch.zeros_like(log_q), log_q)  # such a value has weight zero
-            if known is not None:
-                log_q = torch.where(known, torch.zeros_like(log_q), log_q)
-            return self.finish(name, log_q, "q") - self.finish(name, log_p, "p")
-        if choice.term == "closed":
+        elif choice.term == "closed":
 
             def at(region: str) -> Tensor:
                 (q, dist_q), (p, dist_p) = self.program.distribution("q", name, region), self.program.distribution("p", name, region)
@@ -265,15 +263,11 @@ class Estimate:
                 assert kl is not None
                 return kl(dist_q, dist_p).unsqueeze(-1)
 
-            term = self.program.piecewise(name, "qp", at)
-            if seen is not None:
-                term = torch.where(seen[..., :1], -self.log_p(name), term)
+            term = self._where_unknown(name, self.program.piecewise(name, "qp", at))
             return self.finish(name, term, "q" if self.plan.direction("q", name) else "p")
-        if choice.term == "relaxed":
+        elif choice.term == "relaxed":
             log_value = self.program.piecewise(name, "q", lambda region: self._relaxed_value(name, region))
             log_q, log_p = (self._relaxed_log_prob(side, name, log_value) for side in "qp")
-            if seen is not None:
-                log_p = torch.where(seen[..., :1], self.log_p(name), log_p)
         elif choice.term == "entropy":
 
             def negative_entropy(region: str) -> Tensor:
@@ -283,9 +277,13 @@ class Estimate:
             log_q, log_p = self.program.piecewise(name, "q", negative_entropy), self.log_p(name)
         else:
             log_q, log_p = self.log_q(name), self.log_p(name)
-        if seen is not None:
-            log_q = torch.where(seen[..., :1], torch.zeros_like(log_q), log_q)
+        log_q, log_p = self._where_unknown(name, log_q), self._where_unknown(name, log_p)
         return self.finish(name, log_q, "q") - self.finish(name, log_p, "p")
+
+    def _where_unknown(self, name: str, term: Tensor) -> Tensor:
+        """A latent's term, zero where its value is known."""
+        seen = self.batch.get(f"{name}?")
+        return term if seen is None else torch.where(seen[..., :1], torch.zeros_like(term), term)
 
     def _relaxed_value(self, name: str, region: str) -> Tensor:
         """What densities of the relaxed sample are taken of: its logarithm, or its logit."""
@@ -300,7 +298,11 @@ class Estimate:
         return self.program.piecewise(name, side, at)
 
     def likelihood(self, name: str) -> Tensor:
-        return self.finish(name, self.log_p(name), "p")
+        """log p(v|·) of what is known; of a latent that is known in some rows, there."""
+        log_p, seen = self.log_p(name), self.batch.get(f"{name}?")
+        if seen is not None and name in self.plan.choices:
+            log_p = torch.where(seen[..., :1], log_p, torch.zeros_like(log_p))
+        return self.finish(name, log_p, "p")
 
     # The bound -----------------------------------------------------------------------------------------------------------------
 
@@ -310,7 +312,8 @@ class Estimate:
 
     def terms(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Likelihood and KL terms, summed over time, not yet averaged."""
-        known = (*self.graph.observed, *(name for name in self.graph.latents if name in self.plan.clamped))
+        latents = (name for name in self.graph.latents if name in self.plan.clamped or f"{name}?" in self.batch)
+        known = (*self.graph.observed, *latents)
         return {name: self.likelihood(name) for name in known}, {f"kl({name})": self.kl(name) for name in self.plan.choices}
 
     def only_known(self, name: str, total: Tensor) -> Tensor:
@@ -362,11 +365,10 @@ class Estimate:
                     every = {key: term.mean(axis, keepdim=True) if size(term, axis) > 1 else term for key, term in every.items()}
                     total = total.mean(axis, keepdim=True) if total is not None and size(total, axis) > 1 else total
                 continue
-            weight, draw = self.weight(name), plan.choices[name].draw
-            if weighted and draw in ("sum", "stratify"):
+            weight, reduction = self.weight(name), plan.reduction(name)
+            if reduction != "expectation":
                 assert total is not None
-                logits = total + self.log_w(name) if draw == "stratify" else total
-                logits = self.only_known(name, logits) if draw == "sum" else logits
+                logits = total + self.log_w(name) if reduction == "log expectation exp" else self.only_known(name, total)
                 weight = expand_axis(logits, axis, plan.size((name, 0))).softmax(axis).detach()
                 total = expand_axis(logits, axis, plan.size((name, 0))).logsumexp(axis, keepdim=True)
             elif total is not None:
@@ -384,6 +386,8 @@ class Estimate:
             value = _integrand({key: shown[key] for key in terms}, {key: shown[key] for key in kls}, kl_weight)
         if surrogate is not None:
             value = value + (surrogate - surrogate.detach()).reshape(-1)
+        for name in [name for name in terms if name in plan.choices]:  # known in some rows: shown with the others' KL
+            shown[f"kl({name})"] = shown[f"kl({name})"] - shown.pop(name)
         return Bound(value, shown, log_weights)
 
     def _score_surrogate(self, total: Tensor, names: list[str], summed: Sequence[int]) -> Tensor:
@@ -393,10 +397,7 @@ class Estimate:
         """
         log_q: Tensor | None = None
         for name in names:
-            part = self.log_q(name)
-            seen = self.batch.get(f"{name}?")
-            if seen is not None:
-                part = torch.where(seen[..., :1], torch.zeros_like(part), part)
+            part = self._where_unknown(name, self.log_q(name))
             part = self.over_steps(part) if self.graph.timed[name] else part
             for axis in summed:
                 part = part.sum(axis, keepdim=True) if size(part, axis) > 1 else part

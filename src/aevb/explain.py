@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aevb.dependence import N
+from aevb.dependence import N, S
 from aevb.divergences import closed_form_kl
 from aevb.families import Exact, Mixture
 from aevb.graph import Entry, Graph
@@ -97,33 +97,34 @@ class Writer:
         return choice.draw == "enumerate" and not q.key.target.timed and closed_form_kl(q.spec, p.spec) is not None and axes <= {N}
 
     def expectations(self) -> str:
-        """The sums that stand before the braces: enumerated latents, then samples, then the latents whose weights depend on samples."""
-        inner, k = set(self.plan.inner), self.plan.samples
-        text = self._values(set(self.plan.slots) - inner)
-        if self.plan.bound == "iwae" and k > 1:
-            text += self._pick(f"log 1/{k} Σₛ exp ", rf"\log \tfrac{{1}}{{{k}}} \sum_{{s=1}}^{{{k}}} \exp ")
-        elif k > 1:
-            text += self._pick(f"1/{k} Σₛ ", rf"\tfrac{{1}}{{{k}}} \sum_{{s=1}}^{{{k}}} ")
-        return text + self._values(inner)
+        """What stands before the braces: the plan's reductions, outermost first."""
+        text = "".join(self._reduction(name) for name in reversed(self.plan.order))
+        return text.replace(self._pick("exp log ", r"\exp \log "), "")
 
-    def _values(self, names: set[str]) -> str:
-        """The sums over the values of these static latents, or over the components of their mixtures."""
-        plan, text = self.plan, ""
-        for name in plan.slots:
-            if name not in names or plan.graph.timed[name]:
-                continue
-            draw = plan.choices[name].draw
-            if draw == "stratify":
-                parents = ", ".join(map(self.symbol, plan.graph.rule("q", name).key.parents))
-                of = f"({parents})" if parents else ""
-                mixed = self._pick(f"Σₖ πₖ{of} ", rf"\sum_{{k}} \pi_k{of} ")
-                text += self._pick(f"log {mixed}exp ", rf"\log {mixed}\exp ") if plan.bound == "iwae" else mixed
-            elif draw == "sum":
-                text += self._pick(f"log Σ_{name} exp ", rf"\log \sum_{{{name}}} \exp ")
-            else:
-                q = self.factor(plan.graph.rule("q", name), sampled=False)
-                text += self._pick(f"Σ_{name} {q} ", rf"\sum_{{{name}}} {q} ")
-        return text
+    def _reduction(self, name: str) -> str:
+        """The mean over samples, or the sum over a static latent's values or the components of its mixture."""
+        plan, k = self.plan, self.plan.samples
+        if name == S[0]:
+            text = self._pick(f"1/{k} Σₛ ", rf"\tfrac{{1}}{{{k}}} \sum_{{s=1}}^{{{k}}} ") if k > 1 else ""
+        elif plan.choices[name].draw == "stratify":
+            k, of = self.component(name), self.arguments(plan.graph.rule("q", name))
+            text = self._pick(f"Σ{k} π{k}{of} ", rf"\sum_{{{k}}} \pi_{k if len(k) == 1 else f'{{{k}}}'}{of} ")
+        elif plan.choices[name].draw == "sum":
+            text = self._pick(f"Σ_{name} ", rf"\sum_{{{name}}} ")
+        else:
+            text = self._pick(f"Σ_{name} ", rf"\sum_{{{name}}} ") + self.factor(plan.graph.rule("q", name), sampled=False) + " "
+        inside = plan.reduction(name).startswith("log ") and text
+        return self._pick(f"log {text}exp ", rf"\log {text}\exp ") if inside else text
+
+    def component(self, name: str) -> str:
+        """The index of a mixture's components, with the latent's name where there are several mixtures."""
+        alone = [choice.draw for choice in self.plan.choices.values()].count("stratify") < 2
+        return self._pick("ₖ", "k") if alone else self._pick(f"_k_{name}", f"k_{name}")
+
+    def arguments(self, entry: Entry) -> str:
+        """What a parameter of a factor is a function of: (x, y), nothing for a root."""
+        parents = ", ".join(map(self.symbol, entry.key.parents))
+        return f"({parents})" if parents else ""
 
     def estimator(self) -> str:
         graph, plan = self.plan.graph, self.plan
@@ -146,7 +147,7 @@ class Writer:
             names = ", ".join(chain)
             expectation = self._pick(f"E_q({names})", rf"\mathbb{{E}}_{{q({names})}}") if chain else ""
             static += f" + {self._pick('Σₜ', SUM_TEX)} {expectation}[{timed.removeprefix(' + ')}]"
-        inside, outside = static.removeprefix(" + "), self.expectations()
+        inside, outside = static.removeprefix(" + ").lstrip(), self.expectations()
         return f"{outside}{self._pick('{ ', OPEN_TEX)}{inside}{self._pick(' }', CLOSE_TEX)}{after}" if outside else inside + after
 
 
@@ -168,7 +169,8 @@ def _sample(choice: Choice, plan: Plan) -> str:
     if choice.draw in ("pathwise", "detached", "stratify"):
         symbol = {"Normal": f"μ({parents}) + σ({parents}) ε", "MultivariateNormal": f"μ({parents}) + L({parents}) ε"}.get(family)
         if isinstance(spec, Mixture):
-            symbol, kind = f"μₖ({parents}) + σₖ({parents}) ε", "normal"
+            k = write.component(choice.name)
+            symbol, kind = f"μ{k}({parents}) + σ{k}({parents}) ε", "normal"
         text = f"{name} = {symbol or f'{family}({parents}) at ε'}, ε ~ {_NOISE.get(kind, kind or 'torch rsample')}"
         return text + (", held fixed: no gradient" if choice.draw == "detached" else "")
     soft, hard = ("softmax", "onehot(argmax") if kind == "gumbel" else ("sigmoid", "step(")

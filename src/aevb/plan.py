@@ -88,6 +88,14 @@ class Plan:
             inner.sort(key=static.index)
         return (*reversed(inner), "#S", *(name for name in reversed(static) if name not in inner))
 
+    def reduction(self, name: str) -> str:
+        """How an axis of ``order`` is reduced: "mean" or "expectation", each also inside a logarithm ("log mean exp"), or "log sum exp"."""
+        inside = self.bound == "iwae"
+        if name == "#S":
+            return "log mean exp" if inside else "mean"
+        draw = self.choices[name].draw
+        return "log sum exp" if draw == "sum" else "log expectation exp" if draw == "stratify" and inside else "expectation"
+
     @property
     def untrained(self) -> tuple[str, ...]:
         """Latents whose q cancels from this bound, so that it cannot be trained by it."""

@@ -1,6 +1,6 @@
 """Compare the library with the interpreter on many random declarations and print a table.
 
-    cd tests && python -m interpreter --models 1200
+cd tests && python -m interpreter --models 1200
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ def main() -> None:
                     differing[comparison.what] += 1
                     shown += 1
                     if shown <= arguments.show:
-                        print(f"seed {seed}: {comparison.what} differs by {comparison.difference:.3g} ({comparison.detail})\n  {declaration}", flush=True)
+                        print(
+                            f"seed {seed}: {comparison.what} differs by {comparison.difference:.3g} ({comparison.detail})\n  {declaration}",
+                            flush=True,
+                        )
         except Exception:
             differing["error"] += 1
             shown += 1

@@ -1,13 +1,11 @@
 """Bounds and their gradients by definition, for one row.
 
-A bound is the integrand Σ log p + Σ latent terms on the axes of all unknowns, reduced axis by axis. The nesting of the reductions is what
-the library prints; whether it computes that is what a comparison finds out.
+A bound is the integrand Σ log p + Σ latent terms on the axes of all unknowns, reduced axis by axis.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -30,24 +28,6 @@ class Recipe:
     gradient: str = "plain"
     beta: float = 1.0
     temperature: float = 0.5
-
-
-def printed_nesting(text: str, mixtures: list[str]) -> tuple[tuple[str, str], ...]:
-    """The reductions before the braces of a printed estimator, outermost first: (kind, latent or "samples")."""
-    formula = next(line for line in text.split("\n") if line.startswith("  "))
-    prefix = formula.partition("{ ")[0].strip() if "{ " in formula else ""
-    pattern = r"(log )?(?:(1/\d+ Σₛ)|Σ_(\w+)(?: q\([^)]*\))?|Σₖ(?:₍(\w+)₎)? πₖ(?:₍\w+₎)?(?:\([^)]*\))?)( exp)?"
-    found, position = [], 0
-    waiting = list(mixtures)
-    for match in re.finditer(pattern, prefix):
-        assert not prefix[position : match.start()].strip(), prefix
-        position = match.end()
-        log, mean, name, mixture, exp = match.groups()
-        assert bool(log) == bool(exp), prefix
-        kind = "mean" if mean else "expect" if "q(" in match[0] or not name else "sum"
-        found.append((f"log {kind} exp" if log else kind, "samples" if mean else name or mixture or waiting.pop(0)))
-    assert not prefix[position:].strip(), prefix
-    return tuple(found)
 
 
 def integrand(world: World, recipe: Recipe, frozen: World | None = None) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .bounds import Recipe, bound, printed_nesting
+from .bounds import Recipe, bound
 from .data import Rows, random_noise, random_rows
 from .declaration import Declaration
 from .exact import joint
+from .printed import Formula, from_latex
 from .unroll import World
 
 TOLERANCE = 1e-8
@@ -53,12 +55,11 @@ class Request:
 def relative(ours: Tensor, theirs: Tensor) -> float:
     """The largest difference, relative to numbers larger than 1."""
     if ours.shape != theirs.shape:
-        return float("inf")
+        return math.inf
     if not ours.numel():
         return 0.0
-    same = (ours == theirs) | (ours.isnan() & theirs.isnan())
-    gap = torch.where(same, 0.0, (ours - theirs).abs() / theirs.abs().clamp_min(1.0))
-    return float(gap.max()) if not bool(gap.isnan().any()) else float("nan")
+    gap = (ours - theirs).abs() / theirs.abs().clamp_min(1.0)
+    return float(gap.max()) if not bool(gap.isnan().any()) else math.nan
 
 
 def gradients(value: Tensor, weights: Weights) -> Tensor:
@@ -78,8 +79,8 @@ class Comparer:
         self.weights: dict[str, Tensor] = dict(self.model.named_parameters())
         self.refused = 0
 
-    def run(self) -> Iterator[Comparison]:
-        kinds = ["complete", "missing", *(["clamped"] if self.seed % 3 == 0 else [])]
+    def run(self, kinds: Sequence[str] = ("complete", "missing", "clamped"), requests: int = 7) -> Iterator[Comparison]:
+        """All quantities for each kind of data, of bounds as many as ``requests``."""
         for kind in kinds:
             rows = random_rows(self.declaration, self.rng, kind)
             try:
@@ -90,7 +91,7 @@ class Comparer:
             if self.points(rows) > MOST_POINTS:
                 self.refused += 1
                 continue
-            yield from self.bounds(rows, kind)
+            yield from self.bounds(rows, kind, requests)
             yield from self.evidence(rows, kind)
             yield from self.log_probabilities(rows, kind)
 
@@ -112,13 +113,13 @@ class Comparer:
 
     # Bounds -------------------------------------------------------------------------------------------------------------------
 
-    def requests(self) -> list[Request]:
+    def requests(self, count: int) -> list[Request]:
         """The plan's own choices, then some at random."""
         rng, found = self.rng, [Request({})]
         draws = ["", "", "enumerate", "sum", "stratify", "pathwise", "gumbel", "relaxed", "straight-through", "score", "detached"]
         terms = ["", "", "closed", "entropy", "sampled"]
         found.append(Request({}, "iwae", int(rng.choice([1, 2, 3]))))
-        for _ in range(5):
+        while len(found) < count:
             how = {name: f"{rng.choice(draws)} {rng.choice(terms)}".strip() for name in self.declaration.latents if rng.random() < 0.6}
             how = {name: text for name, text in how.items() if text}
             which = str(rng.choice(["elbo", "iwae"]))
@@ -130,9 +131,9 @@ class Comparer:
             found.append(Request(how, which, max(samples, 2) if gradient == "dreg" else samples, gradient, beta, float(rng.choice([0.5, 0.8]))))
         return found
 
-    def bounds(self, rows: Rows, kind: str) -> Iterator[Comparison]:
+    def bounds(self, rows: Rows, kind: str, count: int) -> Iterator[Comparison]:
         tried = []
-        for request in self.requests():
+        for request in self.requests(count):
             if request in tried:
                 continue
             tried.append(request)
@@ -159,14 +160,20 @@ class Comparer:
             noise[key] = random_noise(self.rng, sort, (request.samples, *shape[-3:]))
             injected[key] = noise[key].expand(shape)
         ways = {name: choice.draw for name, choice in plan.choices.items()}
-        terms = {name: choice.term for name, choice in plan.choices.items()}
-        mixtures = [name for name in plan.slots if ways[name] == "stratify"]
-        partial = {"clamped": plan.clamped, "partial": plan.partial}
-        nesting = printed_nesting(self.model.explain(**request.choices(), **partial), mixtures)
-        recipe = Recipe(ways, terms, nesting, request.bound, request.samples, request.gradient, request.kl_weight, request.temperature)
+        mixtures = [name for name, way in ways.items() if way == "stratify"]
+        known = {"clamped": plan.clamped, "partial": plan.partial}
+        explanation = self.model.explain(**request.choices(), **known)
+        formula = Formula(explanation)
+        same = from_latex(explanation.latex) == formula.text
+        yield Comparison("printed LaTeX", 0.0 if same else math.inf, f"{explanation.latex} for {formula.text}")
+        terms = {name: formula.term(name, way) for name, way in ways.items()}
+        for name in (*self.declaration.observed, *plan.clamped):
+            assert formula.count("log p", name) == 1, formula.text
+        settings = (request.bound, request.samples, request.gradient, request.kl_weight, request.temperature)
+        recipe = Recipe(ways, terms, formula.nesting(mixtures), *settings)
         where = f"{kind}, {request}"
-        settings = {"kl_weight": request.kl_weight, "temperature": request.temperature}
-        ours = self.model.elbo(**request.choices(), **settings, noise=injected, **rows.arguments()).value
+        weight = {"kl_weight": request.kl_weight, "temperature": request.temperature}
+        ours = self.model.elbo(**request.choices(), **weight, noise=injected, **rows.arguments()).value
         parts = []
         for n in range(len(rows)):
             own = {key: value[:, :, n if value.shape[2] > 1 else 0] for key, value in noise.items()}
@@ -177,12 +184,15 @@ class Comparer:
             return
         share = torch.linspace(0.5, 1.5, len(rows), dtype=torch.float64)
         mine, other = gradients((share * ours).sum(), self.weights), gradients((share * theirs).sum(), self.weights)
-        yield Comparison(f"{request.bound} gradient, {request.gradient}", relative(mine, other), where)
+        size = float(other.abs().max().clamp_min(1.0)) if len(other) else 1.0  # entries cancel as those of one vector
+        yield Comparison(f"{request.bound} gradient, {request.gradient}", relative(mine / size, other / size), where)
 
     def sampled_functions(self, ways: Mapping[str, str]) -> bool:
         """Whether q reads a deterministic node that depends on a sample: how its own weights are treated by stl and dreg is a choice."""
         return any(
-            line.side == "q" and line.stochastic and any(not self.declaration.stochastic(read.name) and read.name not in self.declaration.given for read in line.reads)
+            line.side == "q"
+            and line.stochastic
+            and any(not self.declaration.stochastic(read.name) and read.name not in self.declaration.given for read in line.reads)
             for line in self.declaration.lines
         )
 
@@ -196,7 +206,7 @@ class Comparer:
             return
         joints = [joint(self.declaration, self.weights, rows.row(self.declaration, n)) for n in range(len(rows))]
         if any(each is None for each in joints):
-            yield Comparison("evidence", float("inf"), f"{kind}: the library calls this evidence exact, but log p is not quadratic")
+            yield Comparison("evidence", math.inf, f"{kind}: the library calls this evidence exact, but log p is not quadratic")
             return
         theirs = torch.stack([each.log_evidence() for each in joints if each is not None])
         yield Comparison("evidence", relative(ours, theirs.detach()), kind)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -39,11 +40,11 @@ class Line:
     def name(self) -> str:
         return self.target.name
 
-    @property
+    @cached_property
     def key(self) -> str:
         return str(self.target) + (" | " + ", ".join(map(str, self.reads)) if self.reads else "")
 
-    @property
+    @cached_property
     def id(self) -> str:
         """The name of its module in a model."""
         return f"{self.side}({self.key.replace(' | ', '|')})"
@@ -70,19 +71,35 @@ class Declaration:
     missing: str = "zeros"
 
     def rules(self, side: str, name: str) -> dict[str, Line]:
-        return {line.target.at: line for line in self.lines if line.side == side and line.name == name}
+        """The variable's entries on one side, by place: "" or "t", "0", "T"."""
+        return self._rules[side, name]
+
+    @cached_property
+    def _rules(self) -> dict[tuple[str, str], dict[str, Line]]:
+        found: dict[tuple[str, str], dict[str, Line]] = {}
+        for line in self.lines:
+            found.setdefault((line.side, line.name), {})[line.target.at] = line
+        return found
 
     def names(self, side: str) -> list[str]:
-        return list(dict.fromkeys(line.name for line in self.lines if line.side == side))
+        return self._names[side]
+
+    @cached_property
+    def _names(self) -> dict[str, list[str]]:
+        return {side: list(dict.fromkeys(line.name for line in self.lines if line.side == side)) for side in "pq"}
 
     def stochastic(self, name: str) -> bool:
-        return any(line.stochastic for line in self.lines if line.name == name)
+        return name in self._stochastic
 
-    @property
+    @cached_property
+    def _stochastic(self) -> frozenset[str]:
+        return frozenset(line.name for line in self.lines if line.stochastic)
+
+    @cached_property
     def latents(self) -> list[str]:
         return [name for name in self.names("q") if name in self.names("p") and self.stochastic(name)]
 
-    @property
+    @cached_property
     def observed(self) -> list[str]:
         return [name for name in self.names("p") if self.stochastic(name) and name not in self.names("q")]
 

@@ -20,7 +20,7 @@ COUNTS = 120  # a sum over counts stops here
 
 
 def softplus(x: Tensor) -> Tensor:
-    return torch.maximum(x, torch.zeros_like(x)) + torch.log1p(torch.exp(-x.abs()))
+    return torch.logaddexp(x, torch.zeros((), dtype=x.dtype))
 
 
 def sigmoid(x: Tensor) -> Tensor:
@@ -113,6 +113,22 @@ class Gaussian(Distribution):
         return self.loc, (self.factor @ self.factor.mT).diagonal(dim1=-2, dim2=-1)
 
 
+class Independent(Gaussian):
+    """N(loc, diag scale²)."""
+
+    def __init__(self, loc: Tensor, scale: Tensor) -> None:
+        self.loc, self.scale = loc, scale
+
+    def log_prob(self, value: Tensor, present: Tensor | None = None) -> Tensor:
+        return masked_sum(-0.5 * ((value - self.loc) / self.scale) ** 2 - torch.log(self.scale) - 0.5 * LOG_TWO_PI, present)
+
+    def draw(self, noise: Tensor) -> Tensor:
+        return self.loc + self.scale * noise
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        return self.loc, self.scale**2 + 0 * self.loc
+
+
 class NormalFamily(Family):
     noise = "normal"
 
@@ -132,7 +148,7 @@ class NormalFamily(Family):
 
     def density(self, raw: Tensor, vectors: dict[str, Tensor]) -> Gaussian:
         parts = self.split(raw)
-        return Gaussian(parts[0], torch.diag_embed(self.scales(parts, vectors)))
+        return Independent(parts[0], self.scales(parts, vectors))
 
 
 class MultivariateNormalFamily(Family):
@@ -197,7 +213,7 @@ class MixtureFamily(Family):
         parts = []
         for k in range(self.components):
             own = slice(k * self.d, (k + 1) * self.d)
-            parts.append(Gaussian(loc[..., own], torch.diag_embed(softplus(scale[..., own]))))
+            parts.append(Independent(loc[..., own], softplus(scale[..., own])))
         return MixtureOf(log_normalised(weight), parts)
 
 

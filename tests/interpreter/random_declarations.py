@@ -110,7 +110,7 @@ class Author:
         order = [*latents, *observed]
         if self.chance(0.15):
             rng.shuffle(order)
-        node = self.in_time and self.chance(0.35) or not self.in_time and self.chance(0.25)
+        node = (self.in_time and self.chance(0.35)) or (not self.in_time and self.chance(0.25))
         place = rng.randrange(1, len(order)) if node and len(order) > 1 else None
         done: list[str] = []
         for position, name in enumerate(order):

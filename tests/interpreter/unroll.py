@@ -290,7 +290,9 @@ class World:
         parts = []
         for value in self.family(self.line("p", node)).values:  # type: ignore[union-attr]
             other = World(self.declaration, self.weights, self.row, ways=self.ways, noise=self.noise, fixed=self.fixed)
-            other._values = {key: known for key, known in self._values.items() if self.declaration.stochastic(key[0]) or key[0] in self.declaration.given}
+            other._values = {
+                key: known for key, known in self._values.items() if self.declaration.stochastic(key[0]) or key[0] in self.declaration.given
+            }
             other._values[node] = self.shaped(value)
             factors = [each for name in self.declaration.names("p") if self.declaration.stochastic(name) for each in self.nodes(name)]
             parts.append(sum(other.log_p(factor) for factor in factors if self.contains(factor, node)))
