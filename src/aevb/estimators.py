@@ -32,7 +32,8 @@ class Bound:
 
     ``terms`` holds ``"x"`` for log p(x|·) and ``"kl(z)"`` for E[log q(z|·) − log p(z|·)], −log p(z|·) where z is known; under iwae they are
     diagnostics, averaged with the normalised weights. ``log_weights`` are iwae's, [K, N], where no latent is enumerated outside them.
-    Where the KL terms were given a weight, ``value`` has it (a known latent's log p keeps weight 1), and ``unweighted`` is the bound itself, without gradient.
+    Where the KL terms were given a weight, ``value`` has it (log p of a known latent keeps weight 1), and ``unweighted`` is the bound itself,
+    without gradient.
     """
 
     value: Tensor

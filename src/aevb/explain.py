@@ -107,8 +107,8 @@ class Writer:
         if name == S[0]:
             text = self._pick(f"1/{k} Σₛ ", rf"\tfrac{{1}}{{{k}}} \sum_{{s=1}}^{{{k}}} ") if k > 1 else ""
         elif plan.choices[name].draw == "stratify":
-            k, of = self.component(name), self.arguments(plan.graph.rule("q", name))
-            text = self._pick(f"Σ{k} π{k}{of} ", rf"\sum_{{{k}}} \pi_{k if len(k) == 1 else f'{{{k}}}'}{of} ")
+            part, of = self.component(name), self.arguments(plan.graph.rule("q", name))
+            text = self._pick(f"Σ{part} π{part}{of} ", rf"\sum_{{{part}}} \pi_{part if len(part) == 1 else f'{{{part}}}'}{of} ")
         elif plan.choices[name].draw == "sum":
             text = self._pick(f"Σ_{name} ", rf"\sum_{{{name}}} ")
         else:

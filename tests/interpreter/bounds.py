@@ -53,7 +53,8 @@ def latent_term(world: World, node: Node, recipe: Recipe, frozen: World | None) 
         return world.log_p(node) + world.density("q", node).entropy()
     if term == "relaxed":
         q, p = world.density("q", node), world.density("p", node)
-        assert isinstance(q, Finite) and isinstance(p, Finite)
+        assert isinstance(q, Finite)
+        assert isinstance(p, Finite)
         coordinate = q.relax(world._noise(node), world.temperature)
         return p.relaxed_log_prob(coordinate, world.temperature) - q.relaxed_log_prob(coordinate, world.temperature)
     if way == "sum":
@@ -129,6 +130,8 @@ def _score(world: World, recipe: Recipe, inside: Tensor, names: list[str]) -> Te
     if not nodes:
         return torch.zeros([1] * len(world.axes), dtype=torch.float64)
     log_q = sum(world.log_q(node) for node in nodes)
+    inner = [axis for axis in range(1, len(world.axes)) if inside.shape[axis] == 1]  # a sample has a draw for each of their values
+    log_q = log_q.sum(inner, keepdim=True) if inner else log_q
     k = recipe.samples
     f = inside.detach().expand(k, *inside.shape[1:])
     total = torch.zeros_like(f[:1])
