@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from heapq import heapify, heappop, heappush
 from operator import getitem
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, fx
 
 from aevb.training.checkpoint import TrainingError
+from aevb.training.compiler import corrected, stays_inside
 from aevb.training.rewriting import ALONG, BESIDE, LINEAR, PRODUCTS, VIEWS, Node, call
 
 aten = torch.ops.aten
@@ -241,7 +242,10 @@ def compiled(function: Callable[..., Sequence[Tensor]], arguments: Sequence[Tens
 
 
 def _both(function: fx.GraphModule, arguments: Sequence[Tensor]) -> tuple[Callable[..., Sequence[Tensor]], Any]:
-    """What torch's compiler makes of a function, with what torch wraps around it, and the code itself, if there is anything to compute."""
+    """What torch's compiler makes of a function, with what torch wraps around it, and the code itself, if there is anything to compute.
+
+    The function as it is where the compiled code would write past the end of an array.
+    """
     from torch._functorch import config as functorch
     from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -254,12 +258,20 @@ def _both(function: fx.GraphModule, arguments: Sequence[Tensor]) -> tuple[Callab
         made.append(compile_fx_inner(*given, **choices))
         return made[-1]
 
-    options = OPTIONS | (ON_GPU if any(argument.is_cuda for argument in arguments) else {})
+    on_gpu = any(argument.is_cuda for argument in arguments)
+    options = OPTIONS | (ON_GPU if on_gpu else {})
     mode = FakeTensorMode(shape_env=ShapeEnv())  # where there is none, torch does not look for what was compiled before
-    with tracing(TracingContext(mode)), functorch.patch(enable_autograd_cache=False):  # which would keep the code to itself
+    with (
+        tracing(TracingContext(mode)),
+        functorch.patch(enable_autograd_cache=False),  # which would keep the code to itself
+        nullcontext() if on_gpu else corrected(),
+    ):
         fixed = [mode.from_tensor(argument, static_shapes=True) for argument in arguments]
         wrapped: Any = compile_fx(function, fixed, inner_compile=inner, config_patches=options)
-    return wrapped, getattr(made[0], "current_callable", None) if len(made) == 1 else None
+    code = getattr(made[0], "current_callable", None) if len(made) == 1 else None
+    if code is not None and not on_gpu and not stays_inside(code, arguments):
+        return function, None
+    return wrapped, code
 
 
 @contextmanager
