@@ -331,8 +331,8 @@ def test_a_step_of_one_seed_that_fails_is_left_out_and_said(gpu, monkeypatch):
         return found
 
     monkeypatch.setattr(bundle.Bundle, "inputs", spoiled)
-    monkeypatch.setattr(stepping.Stepper, "what_failed", lambda self, step, phase: f"Step {step}: mine.")
+    monkeypatch.setattr(stepping.Stepper, "what_failed", lambda self, step, phase: "mine.")
     runs = fit(model, rows, seeds=3, compile=True, steps=60, batch=20, log_every=10, skip=1)
-    assert [[row["note"] for row in run.rows if "note" in row] for run in runs] == [[], ["Step 25: mine. Skipped (1 of 1)."], []]
+    assert [[row["note"] for row in run.rows if "note" in row] for run in runs] == [[], ["Step 25: mine. No step was taken. Skipped (1 of 1)."], []]
     as_alone(model, rows, [runs[0], runs[2]], steps=60, batch=20, log_every=10)
     assert runs[1].step == 60

@@ -16,7 +16,7 @@ from aevb.data.builtin import factor_analysis
 from aevb.data.preparation import Affine
 from aevb.data.sources import Mapped, Resident, open_source
 from aevb.training import fit as loop
-from aevb.training.checkpoint import latest
+from aevb.training.checkpoint import folders, latest
 from aevb.training.evaluation import evaluate
 from aevb.training.fit import TrainingError
 from aevb.training.folder import Folder
@@ -168,6 +168,35 @@ def test_a_non_finite_loss_takes_no_step_and_names_step_rows_and_factor(tmp_path
     assert "step-10" in str(error.value)
     changed = [name for name, tensor in seen["before"].items() if not torch.equal(tensor, model.state_dict()[name])]
     assert changed == ["factors.p(x|z).net.heads.bias"]  # only the poison
+
+
+@pytest.mark.parametrize("settings", [{}, {"skip": 3}, {"schedule": mle()}], ids=["bound", "skip", "evidence"])
+def test_one_step_that_is_far_too_long_is_no_success(tmp_path, settings):
+    model = fa(6, 2) if "schedule" in settings else small_vae()
+    with pytest.raises(TrainingError, match=r"^After step 0, .* The weights are of no use and were not saved\. Use a lower lr \(it was 1e\+38\)"):
+        fit(model, {"x": bits()}, steps=1, batch=20, lr=1e38, out=tmp_path, **settings)
+    assert folders(tmp_path) == []
+
+
+def test_weights_that_a_step_has_ruined_are_not_saved(tmp_path, monkeypatch):
+    take = loop.Training._take_step
+
+    def too_far(self, phase):
+        take(self, phase)
+        if self.step == 19:
+            with torch.no_grad():
+                self.model.factors["p(x|z)"].net.heads.bias.fill_(-3e38)  # finite, but no bound is
+
+    with monkeypatch.context() as during:
+        during.setattr(loop.Training, "_take_step", too_far)
+        with pytest.raises(TrainingError, match=r"^After step 19, the term x .* not saved\. The last good checkpoint is .*step-10\."):
+            fit(small_vae(), {"x": bits()}, steps=30, batch=20, checkpoint_every=10, out=tmp_path)
+    assert [path.name for path in folders(tmp_path)] == ["step-10"]
+    resumed = small_vae()
+    fit(resumed, {"x": bits()}, steps=30, batch=20, checkpoint_every=10, out=tmp_path, resume=True)
+    whole = small_vae()
+    fit(whole, {"x": bits()}, steps=30, batch=20, checkpoint_every=10)
+    assert_equal_weights(weights(whole), weights(resumed))
     found = latest(tmp_path)
     assert found is not None
     assert all(tensor.isfinite().all() for tensor in found.weights.values())

@@ -435,6 +435,7 @@ class Training:
                     self._validate(began)
                     stop = stop or self._out_of_patience()
                 if (due["checkpoint"] and self._time_to_save()) or self.step == self.total or stop or stopped:
+                    self._refuse_broken()
                     self._save()
                 if stopped:
                     raise Stopped(
@@ -606,10 +607,9 @@ class Training:
     def _trouble(self) -> None:
         """A non-finite loss or gradient: nothing has moved since the step that failed; name what it was, and stop unless skipping is allowed."""
         self.step = self.stepper.at
-        message = self.stepper.what_failed(self.step, self.settings.schedule.phase(self.step, self.total))
+        message = f"Step {self.step}: {self.stepper.what_failed(self.step, self.settings.schedule.phase(self.step, self.total))} No step was taken."
         self.skipped += 1
         if self.skipped > self.settings.skip:
-            kept = f" The last good checkpoint is {folders(self.out)[-1]}." if self.out is not None and folders(self.out) else ""
             advice = " Look at these rows; a new run may do better with a lower lr, or clip=."
             if self.step == 0 and (name := self._large()) is not None:
                 advice = (
@@ -618,10 +618,27 @@ class Training:
                 )
             if self.em is not None and self.em.closed:
                 advice = " Standardise the data (aevb.data.standardise), or use mle()."
-            raise TrainingError(message + kept + advice)
+            raise TrainingError(message + self._last_good() + advice)
         self._note(message + f" Skipped ({self.skipped} of {self.settings.skip}).")
         self.step += 1
         self.stepper.go_on()
+
+    def _refuse_broken(self) -> None:
+        """Weights at which the objective is not finite are neither kept nor the result of a run.
+
+        They are judged by the rows of the last step, whose objective was finite before it; where steps may be skipped, by those of the next few too.
+        """
+        last = self.step - 1
+        if not self.stepper.sound(range(last, self.step + min(self.settings.skip, 9))):
+            what = self.stepper.what_failed(last, self.settings.schedule.phase(last, self.total))
+            raise TrainingError(
+                f"After step {last}, {what} The weights are of no use and were not saved.{self._last_good()} Use a lower lr (it was "
+                f"{self.settings.lr:g}), or clip=."
+            )
+
+    def _last_good(self) -> str:
+        """Every checkpoint is one: its weights were judged before they were saved."""
+        return f" The last good checkpoint is {folders(self.out)[-1]}." if self.out is not None and folders(self.out) else ""
 
     def _large(self) -> str | None:
         """A variable that q reads with numbers in the hundreds, if there is one."""

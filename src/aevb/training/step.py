@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -448,14 +448,36 @@ class Stepper:
 
     # Trouble ------------------------------------------------------------------------------------------------------------------------
 
+    def sound(self, steps: Iterable[int]) -> bool:
+        """Whether the weights are finite, and the objective of the rows of one of these steps is too. Nothing moves."""
+        fine = not self._broken()
+        if fine and not (self.em is not None and self.em.closed):  # whose statistics are judged before they are used
+            fine = any(self._finite(step) for step in steps)
+        return not self.world.any(not fine)
+
+    def _finite(self, step: int) -> bool:
+        origin = self.origin
+        self.load(step, [0.0])
+        self.origin = origin  # no step is asked for
+        try:
+            with torch.no_grad():
+                objective, _ = self.objective(self.inputs(0))
+        except (RuntimeError, ValueError):  # a covariance is none any more, or torch refuses parameters that are not numbers
+            return False
+        return bool(objective.isfinite())
+
+    def _broken(self) -> list[str]:
+        """The factors that have parameters which are not finite."""
+        return [name for name, factor in self.model.factors.items() if any(not bool(p.isfinite().all()) for p in factor.parameters())]
+
     def what_failed(self, step: int, phase: Phase) -> str:
         """Take a failed step again, without the optimiser, and name the factor and the rows."""
         if self.lost is not None:
-            return f"Step {step}: {self.lost}. No step was taken."
+            return f"{self.lost}."
         self.load(step, [0.0])
         share = self.world.share(self.order.batch)
         rows = self.order.rows(step)[share].cpu()
-        broken = [name for name, factor in self.model.factors.items() if any(not bool(p.isfinite().all()) for p in factor.parameters())]
+        broken = self._broken()
         cause = f" The parameters of {', '.join(broken)} are not finite." if broken else ""
         try:
             what, bad = self._culprit(self.active(phase), share)
@@ -468,7 +490,7 @@ class Stepper:
         mine = (not what.startswith("the gradient"), what, rows[bad].tolist())
         _, what, which = max(self.world.gather(mine), key=lambda found: found[0])  # of several processes, one that has a term to name
         shown = ", ".join(map(str, which[:8])) + (f", … ({len(which)} rows)" if len(which) > 8 else "")
-        return f"Step {step}: {what} is not finite for rows {shown}.{cause} No step was taken."
+        return f"{what} is not finite for rows {shown}.{cause}"
 
     def _culprit(self, active: list[nn.Parameter], share: slice) -> tuple[str, Tensor]:
         """The term that is not finite and the rows where, or the parameter whose gradient is not, by all rows."""
