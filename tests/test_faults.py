@@ -17,11 +17,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save
 
-from aevb import Bernoulli, ContinuousBernoulli, Model, Normal, cli, fit, load_run, mlp
-from aevb.training import checkpoint
+from aevb import Bernoulli, ContinuousBernoulli, Model, Normal, cli, fit, load, load_run, mlp
+from aevb.data.sources import open_source
+from aevb.storage import IntegrityWarning, seal
+from aevb.training import checkpoint, folder
 from aevb.training import fit as loop
 from aevb.training.checkpoint import CheckpointError, TrainingError, folders, latest, read
 from aevb.training.folder import Folder
+from aevb.training.run import Run
 from aevb.training.step import Stepper
 
 TRAIN, VALIDATION = np.ones((60, 6), np.float32), np.zeros((30, 6), np.float32)  # the better the one, the worse the other: the best is the first
@@ -79,8 +82,15 @@ def at_step(monkeypatch, moment: int, act) -> None:
 
 
 def edit(folder, **changes) -> None:
+    """Change the manifest, and what it says of itself."""
     path = folder / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    manifest = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps(sealed(manifest)))
+
+
+def sealed(manifest: dict) -> dict:
+    plain = {name: value for name, value in manifest.items() if name != "sha256"}
+    return plain | {"sha256": seal(plain)}
 
 
 def edit_state(folder, **changes) -> None:
@@ -95,7 +105,7 @@ def without(folder, *names: str) -> None:
     for name in names[:-1]:
         place = place[name]
     del place[names[-1]]
-    path.write_text(json.dumps(manifest))
+    path.write_text(json.dumps(sealed(manifest)))
 
 
 def put(folder, content: bytes, name: str = "weights.safetensors") -> None:
@@ -359,7 +369,7 @@ class KilledError(Exception):
 
 @pytest.mark.parametrize("file", range(3))
 def test_a_kill_inside_a_save_leaves_the_checkpoint_before_it(tmp_path, whole, monkeypatch, file):
-    real, calls = checkpoint._write_synced, []
+    real, calls = checkpoint.write_synced, []
 
     def dying(path, content):
         calls.extend([path] if path.parent.name.startswith("writing-") else [])
@@ -368,7 +378,7 @@ def test_a_kill_inside_a_save_leaves_the_checkpoint_before_it(tmp_path, whole, m
             raise KilledError
         real(path, content)
 
-    monkeypatch.setattr(checkpoint, "_write_synced", dying)
+    monkeypatch.setattr(checkpoint, "write_synced", dying)
     monkeypatch.setattr(shutil, "rmtree", lambda path, ignore_errors=False: None)  # a kill cleans nothing up
     with pytest.raises(KilledError):
         train(tmp_path)
@@ -454,7 +464,208 @@ def test_a_folder_is_trained_by_one_process_at_a_time(tmp_path, whole):
         holder.send_signal(signal.SIGKILL)
         holder.wait()
     assert same(train(out, resume=True), whole[1])  # the kernel took the lock back
-    assert (out / ".lock").read_text() == f"{os.getpid()}\n"
+    assert (out / ".lock").read_text().splitlines()[0] == str(os.getpid())
+
+
+def test_a_second_process_that_is_refused_has_written_nothing(tmp_path, monkeypatch, capsys):
+    np.savetxt(tmp_path / "other.csv", np.random.default_rng(0).normal(size=(20, 3)), delimiter=",")
+    monkeypatch.setattr(sys, "argv", ["aevb", "train", "fa", "--steps", "3", "--out", f"{tmp_path}/run", "--data", f"{tmp_path}/other.csv"])
+    with Folder(tmp_path / "run").held():
+        for name in ("data.json", "model.json", "metrics.jsonl"):
+            (tmp_path / "run" / name).write_text("the first one's")
+        with pytest.raises(SystemExit, match="1"):
+            cli.main()
+    assert "is being trained by process" in capsys.readouterr().err
+    found = {path.name: path.read_text() for path in (tmp_path / "run").iterdir() if path.name != ".lock"}
+    assert found == dict.fromkeys(("data.json", "model.json", "metrics.jsonl"), "the first one's")
+
+
+@pytest.mark.parametrize("log_every", [1, 1000])
+def test_a_run_whose_folder_another_took_writes_nothing_there(tmp_path, monkeypatch, log_every):
+    out = tmp_path / "run"
+
+    def retake(stepper):
+        if stepper.settings.seed == 0:
+            shutil.rmtree(out)
+            train(out, seed=7, steps=10)
+            taken.update({path: path.read_bytes() for path in out.rglob("*") if path.is_file()})
+
+    taken = {}
+    at_step(monkeypatch, 15, retake)
+    with pytest.raises(TrainingError, match=rf"run belongs to another run now \(process {os.getpid()}\).* writes nothing more there. The model in"):
+        train(out, log_every=log_every, validate_every=1000)
+    assert len(taken) > 5
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == taken
+
+
+def test_a_folder_taken_between_the_check_and_the_last_rename_is_left_alone(tmp_path, monkeypatch):
+    out, real = tmp_path / "run", checkpoint.sync_folder
+
+    def retake(path):
+        real(path)
+        if path.name.startswith("writing-") and not taken:
+            taken["step"] = True
+            out.rename(tmp_path / "old")
+            train(out, seed=7, steps=10)
+
+    taken = {}
+    monkeypatch.setattr(checkpoint, "sync_folder", retake)
+    with pytest.raises(TrainingError, match="belongs to another run now"):
+        train(out)
+    assert [folder.name for folder in folders(out)] == ["step-10"]
+    assert read(folders(out)[0]).state["settings"]["seed"] == 7
+
+
+def test_a_lock_file_that_was_removed_is_made_again_and_noted(tmp_path, whole, monkeypatch):
+    at_step(monkeypatch, 15, lambda stepper: (tmp_path / ".lock").unlink())
+    assert same(train(tmp_path), whole[1])
+    monkeypatch.undo()
+    notes = [row["note"] for row in rows(tmp_path) if "note" in row]
+    assert notes == [f"{tmp_path / '.lock'} was removed while the run trained. It was made again, so that no second process trains here."]
+    assert Run.load(tmp_path).step == 40
+
+
+def test_where_there_are_no_locks_it_is_said_and_two_runs_never_mix(tmp_path, whole, monkeypatch):
+    def refuse(descriptor, how):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    def second(stepper):
+        if stepper.settings.seed == 0:
+            (out / "checkpoints" / "step-10").rename(tmp_path / "step-10")
+            train(out, seed=7, steps=10)
+
+    monkeypatch.setattr(folder.fcntl, "flock", refuse)
+    out = tmp_path / "alone"
+    assert same(train(out), whole[1])
+    note = f"{out} lies on a file system without locks (No locks available), which cannot keep a second process from training there."
+    assert [row["note"][: len(note)] for row in rows(out) if "note" in row] == [note]
+    out = tmp_path / "both"
+    at_step(monkeypatch, 15, second)
+    with pytest.raises(TrainingError, match="belongs to another run now"):
+        train(out)
+    assert {read(place).state["settings"]["seed"] for place in folders(out)} == {7}
+
+
+# Whose folder it is ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_only_an_empty_folder_or_a_run_is_taken(tmp_path, monkeypatch, resume):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "model.json").write_text("mine")
+    small_vae().save(tmp_path / "saved")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(
+        ValueError, match=r"mine holds files that are not a run's \(model.json\), which would be overwritten. Choose a folder that is empty"
+    ):
+        train("mine", resume=resume)
+    with pytest.raises(ValueError, match="saved holds a saved model, which would be overwritten. Choose a folder that is empty or does not exist"):
+        train("saved", resume=resume)
+    with pytest.raises(ValueError, match=r"\. holds files that are not a run's \(mine, saved\)"):
+        train(".", resume=resume)
+    with pytest.raises(ValueError, match='out="" names no folder'):
+        train("", resume=resume)
+    with pytest.raises(ValueError, match="saved holds a model or a run of its own. Choose another folder for the runs of several seeds"):
+        fit(small_vae(), {"x": TRAIN}, out="saved", seeds=2, steps=2)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert same(load(tmp_path / "saved"), small_vae())
+
+
+def test_what_lies_beside_a_run_does_not_keep_it_from_going_on(tmp_path, whole):
+    train(tmp_path, steps=20)
+    (tmp_path / "notes.txt").write_text("mine")
+    assert same(train(tmp_path, resume=True), whole[1])
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+# The files beside the checkpoints --------------------------------------------------------------------------------------------------
+
+
+def lines_of(out) -> list[str]:
+    return (out / "metrics.jsonl").read_text().splitlines()
+
+
+HISTORIES = {
+    "a line missing": (lambda lines: lines[:2] + lines[3:], r"(1|10) of its \d+ lines are missing or unreadable|are not those that the run wrote"),
+    "half a line": (lambda lines: [*lines[:2], lines[2][:9], *lines[3:]], r"1 of its \d+ lines are missing or unreadable up to step 30"),
+    "a number changed": (lambda lines: [lines[0].replace("1", "7", 1), *lines[1:]], "its lines are not those that the run wrote up to step 30"),
+    "a word for a number": (lambda lines: [re.sub(r'"elbo": [^,]*', '"elbo": "low"', lines[0]), *lines[1:]], r"1 of its \d+ lines are missing"),
+    "no line": (lambda lines: [], r"(\d+) of its \1 lines are missing or unreadable"),
+}
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_a_damaged_history_is_told_and_the_run_goes_on(tmp_path, whole, partway, name):
+    act, message = HISTORIES[name]
+    out = tmp_path / "run"
+    shutil.copytree(partway, out)
+    (out / "metrics.jsonl").write_text("".join(line + "\n" for line in act(lines_of(out))))
+    with pytest.warns(IntegrityWarning, match=rf"metrics.jsonl is damaged: .*{message}.*The run's history has what could be read"):
+        Run.load(out)
+    assert same(train(out, resume=True), whole[1])
+    (note,) = [row["note"] for row in rows(out) if "note" in row]
+    assert re.search(message, note)
+    assert Run.load(out).step == 40  # what is there now is what the last checkpoint recorded
+
+
+def test_the_declaration_of_a_run_is_the_one_its_checkpoints_recorded(tmp_path, whole, partway):
+    out = tmp_path / "run"
+    shutil.copytree(partway, out)
+    content = (out / "model.json").read_text()
+    (out / "model.json").write_text(content.replace('"dropout": 0.2', '"dropout": 0.3'))
+    with pytest.raises(CheckpointError, match="model.json was changed: its SHA-256 is not the one that the last checkpoint recorded"):
+        load_run(out)
+    with pytest.raises(CheckpointError, match="was trained with another model, and its model.json is missing or damaged"):
+        train(out, small_vae(dropout=0.3), resume=True)
+    assert same(train(out, resume=True), whole[1])
+    assert (out / "model.json").read_text() == content
+    load_run(out)
+
+
+def test_the_recipe_of_the_rows_is_the_one_the_checkpoints_recorded(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    np.savetxt("a.csv", np.random.default_rng(0).normal(3.0, 2.0, (20, 3)), delimiter=",")
+
+    def aevb(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["aevb", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        return stop.value.code, capsys.readouterr().err
+
+    command = ["train", "fa", "--data", "a.csv", "--prepare", "standardise", "--steps", "3", "--out", "run"]
+    assert aevb(*command)[0] == 0
+    content = Path("run/data.json").read_text()
+    for change in (lambda: Path("run/data.json").write_text(content.replace('"seed": 0', '"seed": 1')), lambda: Path("run/data.json").unlink()):
+        change()
+        for words in (["evaluate", "run"], ["sample", "run"]):
+            code, error = aevb(*words)
+            assert code == 2
+            assert re.fullmatch(
+                r"aevb: run/data.json (was changed: its SHA-256 .*|is missing)\. Resuming the run with its model and .* again\.\n", error
+            )
+        assert aevb(*command, "--resume")[0] == 0
+        assert Path("run/data.json").read_text() == content
+    assert aevb("evaluate", "run")[0] == 0
+    code, error = aevb("train", "fa", "--data", "a.csv", "--prepare", "standardise", "--steps", "3", "--out", "run", "--resume", "--hold-out", "0.2")
+    assert code == 2
+    assert "run was trained with hold_out=0.0, not 0.2 (data.json). Resume with the same data" in error
+
+
+def test_a_run_of_an_earlier_version_without_these_hashes_goes_on(tmp_path, whole, partway):
+    out = tmp_path / "run"
+    shutil.copytree(partway, out)
+    for place in folders(out):
+        manifest = json.loads((place / "manifest.json").read_text())
+        del manifest["sha256"], manifest["beside"], manifest["state"]["history"]
+        manifest["state"]["settings"]["data"] = loop._partial_fingerprint(open_source(small_vae().graph, {"x": TRAIN}, torch.empty(0)))
+        (place / "manifest.json").write_text(json.dumps(manifest))
+    load_run(out)
+    Run.load(out)
+    with pytest.raises(CheckpointError, match="was trained on other data"):
+        fit(small_vae(), {"x": 1 - TRAIN}, out=out, resume=True, **SETTINGS)
+    assert same(train(out, resume=True), whole[1])
+    assert [row["note"][:40] for row in rows(out) if "note" in row] == ["The version that began this run recorded"]
 
 
 def test_a_run_that_failed_lets_go_of_its_folder(tmp_path, monkeypatch):

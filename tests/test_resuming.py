@@ -2,6 +2,7 @@
 
 import signal
 
+import numpy as np
 import pytest
 import torch
 from test_fit import across, assert_equal_weights, bits, small_vae, weights
@@ -95,7 +96,25 @@ def test_resuming_on_other_data_is_refused(tmp_path):
         fit(small_vae(), {"x": bits(60)}, steps=9, out=tmp_path, resume=True)
     with pytest.raises(CheckpointError, match="was trained on other data"):
         fit(small_vae(), {"x": 1 - bits()}, steps=9, out=tmp_path, resume=True)
+    for row in (0, 7, 8, 40, 81, 82, 89):  # not the first and the last ones only
+        other = bits().copy()
+        other[row, 3] = 1 - other[row, 3]
+        with pytest.raises(CheckpointError, match="was trained on other data"):
+            fit(small_vae(), {"x": other}, steps=9, out=tmp_path, resume=True)
     fit(small_vae(), {"x": bits()}, steps=9, out=tmp_path, resume=True)
+
+
+def test_a_run_goes_on_with_the_same_rows_from_a_file(tmp_path):
+    """What identifies rows is their values: they may lie in memory, or in a file that is mapped."""
+    x = bits(90).astype(float)
+    x[::7, 2] = np.nan
+    np.save(tmp_path / "x.npy", x)
+    fit(small_vae(), {"x": x}, steps=5, out=tmp_path / "run")
+    assert fit(small_vae(), {"x": tmp_path / "x.npy"}, steps=9, out=tmp_path / "run", resume=True).step == 9
+    x[7, 2] = 0.0
+    np.save(tmp_path / "x.npy", x)
+    with pytest.raises(CheckpointError, match="was trained on other data"):
+        fit(small_vae(), {"x": tmp_path / "x.npy"}, steps=12, out=tmp_path / "run", resume=True)
 
 
 def test_a_run_whose_weights_lie_across_is_resumed_bit_for_bit(tmp_path):

@@ -36,6 +36,8 @@ from aevb import (
     mlp,
     table,
 )
+from aevb.saving import FILES
+from aevb.storage import IntegrityWarning, file_sha256
 from aevb.zoo import zoo
 
 N, T = 6, 3
@@ -147,7 +149,7 @@ def test_a_loaded_model_gives_the_saved_ones_bound_to_the_last_bit(name, dtype, 
     model = scrambled(build).to(dtype)
     model.save(tmp_path / "model")
     loaded = aevb.load(tmp_path / "model")
-    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["model.json", "weights.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["manifest.json", "model.json", "weights.safetensors"]
     assert {parameter.dtype for parameter in loaded.parameters()} == {dtype}
     assert {buffer.dtype for buffer in loaded.buffers()} <= {dtype}
     assert str(loaded) == str(model)
@@ -342,6 +344,13 @@ def cut(name, share):
     return damage
 
 
+def resave(folder):
+    """Write the manifest for the files as they are now."""
+    path = folder / "manifest.json"
+    files = {name: {"sha256": file_sha256(folder / name), "bytes": (folder / name).stat().st_size} for name in FILES if (folder / name).exists()}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"files": files}))
+
+
 def without(mapping, *names):
     return {key: value for key, value in mapping.items() if key not in names}
 
@@ -398,6 +407,126 @@ def test_a_damaged_model_is_refused_by_name(damage, message, saved, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(saved, folder)
     damage(folder)
+    if folder.exists():
+        if all((folder / name).exists() for name in FILES):
+            with pytest.raises(ValueError, match=r"is damaged: \d+ bytes instead of \d+|was changed: its SHA-256 is not the one in manifest.json"):
+                aevb.load(folder)
+        resave(folder)  # as if it had been saved so
+    with pytest.raises(ValueError, match=re.escape(message)):
+        aevb.load(folder)
+
+
+def test_no_change_of_a_byte_goes_unnoticed(saved, tmp_path):
+    model, generator, named = aevb.load(saved), torch.Generator().manual_seed(0), 0
+    for name in (*FILES, "manifest.json"):
+        content = (saved / name).read_bytes()
+        for place in torch.randint(len(content), (40,), generator=generator).tolist():
+            folder = tmp_path / f"{name} {place}"
+            shutil.copytree(saved, folder, dirs_exist_ok=True)
+            (folder / name).write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
+            try:
+                found = aevb.load(folder)
+            except ValueError as error:
+                named += str(folder) in str(error)
+                continue
+            named += 1
+            assert name == "manifest.json"  # between its words
+            assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), found.state_dict().values(), strict=True))
+    assert named == 120
+
+
+def test_a_model_that_an_earlier_version_saved_is_read_with_a_warning(saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "old")
+    (tmp_path / "old" / "manifest.json").unlink()
+    with pytest.warns(IntegrityWarning, match=re.escape(f"{tmp_path / 'old'} has no manifest.json, so damage to the model would not be noticed")):
+        loaded = aevb.load(tmp_path / "old")
+    loaded.save(tmp_path / "old")
+    aevb.load(tmp_path / "old")
+
+
+@pytest.mark.parametrize("name", ["model.json", "weights.safetensors", "manifest.json"])
+def test_saving_overwrites_no_file_of_anybody_else(name, tmp_path):
+    (tmp_path / name).write_text('{"name": "my site"}')
+    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / name} is not a saved model's and would be overwritten. Save the model elsewhere")):
+        zoo["fa"]().save(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == '{"name": "my site"}'
+
+
+def test_saving_into_a_run_or_nowhere_is_refused(tmp_path):
+    model = zoo["fa"]()
+    aevb.fit(model, {"x": uniform(N, 3)}, steps=2, out=tmp_path)
+    before = (tmp_path / "model.json").read_bytes()
+    with pytest.raises(ValueError, match=re.escape(f"{tmp_path} holds a run, whose model.json would be overwritten. Save the model elsewhere.")):
+        zoo["gmvae"](4, 2, 3).save(tmp_path)
+    assert (tmp_path / "model.json").read_bytes() == before
+    with pytest.raises(ValueError, match="names no folder"):
+        model.save("")
+
+
+# Hostile declarations -------------------------------------------------------------------------------------------------------
+
+
+def factor(side, key, **settings):
+    return edit(lambda data: data | {side: data[side] | {key: data[side][key] | settings}})
+
+
+def network(**settings):
+    return factor("q", "y | x", net={"type": "mlp", "hidden": [5]} | settings)
+
+
+def text(content):
+    return lambda folder: (folder / "model.json").write_text(content)
+
+
+def header(content, data=b""):
+    return lambda folder: (folder / "weights.safetensors").write_bytes(len(content).to_bytes(8, "little") + content + data)
+
+
+HOSTILE = {
+    "nested": (text("[" * 100_000 + "]" * 100_000), "model.json is damaged: it is nested too deeply"),
+    "nested a little": (text("[" * 40 + "]" * 40), "model.json is damaged: it is nested more than 32 levels deep"),
+    "long": (text(" " * (2**22 + 1)), "model.json is damaged: it has 4,194,305 bytes, more than the 4,194,304 that are read"),
+    "a huge size": (factor("p", "x | z", size=10**12), "the declaration has sizes for which there are not as many weights"),
+    "a huge root": (factor("p", "y", size=10**12), "the declaration has sizes for which there are not as many weights"),
+    "a huge layer": (network(hidden=[10**12]), "the declaration has sizes for which there are not as many weights"),
+    "a huge shape": (factor("p", "x | z", size=[10**6, 10**6, 10**6]), "the declaration has sizes for which there are not as many weights"),
+    "more digits than memory": (factor("p", "x | z", size=10**30), "the declaration has sizes for which there are not as many weights"),
+    "many factors": (edit(lambda data: data | {"p": {f"x{i}": {"type": "Normal", "size": 1} for i in range(10_001)}}), "at most 10000 are read"),
+    "many layers": (
+        edit(lambda data: data | {"p": data["p"] | {"h[t] | h[t-1], x": {"type": "LSTM", "size": 1, "layers": 10**9}}}),
+        "recurrences of 1000000000 layers, but there are only",
+    ),
+    "hidden a number": (network(hidden=5), "gives mlp the setting hidden=5, which is not of its kind"),
+    "hidden of words": (network(hidden=["5"]), "gives mlp the setting hidden=('5',), which is not of its kind"),
+    "dropout a word": (network(dropout="much"), "gives mlp the setting dropout='much', which is not of its kind"),
+    "activation a number": (network(activation=3), "gives mlp the setting activation=3, which is not of its kind"),
+    "net a number": (factor("q", "y | x", net=3), "gives OneHot the setting net=3, which is not of its kind"),
+    "net a conditional": (factor("q", "y | x", net={"type": "Normal", "size": 2}), "which is not of its kind"),
+    "learned a word": (factor("p", "y", learned="no"), "gives OneHot the setting learned='no', which is not of its kind"),
+    "size a word": (factor("p", "y", size="three"), "gives OneHot the setting size='three', which is not of its kind"),
+    "a factor a number": (edit(lambda data: data | {"p": data["p"] | {"y": 3}}), "p gives 'y' the value 3, which is not a conditional"),
+    "a key that is none": (edit(lambda data: data | {"p": data["p"] | {"": {"type": "Normal", "size": 1}}}), "Cannot read '' in ''"),
+    "given a number": (edit(lambda data: data | {"given": {"u": 5}}), "given has a shape for each variable"),
+    "missing a list": (edit(lambda data: data | {"missing": ["zeros"]}), "missing is a word"),
+    "a header longer than the file": (lambda folder: (folder / "weights.safetensors").write_bytes(b"\xff" * 8 + b"{}"), "its header would have"),
+    "a header of words": (header(b"words"), "its header is no JSON"),
+    "a nested header": (header(b"[" * 100_000), "its header is no JSON"),
+    "a header that is a list": (header(b"[]"), "its header is no JSON object"),
+    "a huge tensor": (
+        header(json.dumps({"w": {"dtype": "F32", "shape": [10**9, 10**9], "data_offsets": [0, 4]}}).encode(), b"0000"),
+        "its header gives w a shape that the file has no room for",
+    ),
+    "a shape of words": (header(json.dumps({"w": {"dtype": "F32", "shape": ["a"], "data_offsets": [0, 4]}}).encode(), b"0000"), "gives w a shape"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "message"), HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_folder_is_refused_at_once(damage, message, saved, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(saved, folder)
+    damage(folder)
+    resave(folder)
     with pytest.raises(ValueError, match=re.escape(message)):
         aevb.load(folder)
 

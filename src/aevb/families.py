@@ -224,7 +224,7 @@ class Bernoulli(Conditional):
         return {"logits": torch.logit(mean, eps=SMALLEST_PROBABILITY)}
 
     def count(self, d: int) -> int:
-        return 2**d
+        return 2 ** min(d, 1024)  # too many in any case; of a d of billions the power itself would take minutes
 
     def values(self, d: int) -> Tensor:
         return torch.tensor(list(itertools.product([0.0, 1.0], repeat=d)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from aevb import noise as noises
 from aevb.axes import TIME
@@ -29,10 +30,14 @@ from aevb.plan import Plan, derive
 from aevb.posterior import Posterior, public
 from aevb.program import Program
 from aevb.registry import from_record, to_record
+from aevb.saving import check_files, write_model
 from aevb.schedule import schedule
+from aevb.storage import read_json, tensor_shapes
 
 FORMAT = 1
 DIGESTED = 2**22  # parameters of p of which a checksum is taken
+MOST_FACTORS = 10_000  # of a declaration that is read from a file
+MOST_FIXED = 2**30  # numbers of a model that is read from a file that are not among its weights
 RESERVED = (
     "self", "steps", "lengths", "how", "bound", "samples", "gradient", "temperature", "noise", "seed", "kl_weight", "mean", "method", "memory",
     "iterations", "n",
@@ -404,17 +409,11 @@ class Model(nn.Module):
         return {"format": "aevb model", "version": FORMAT, **sides, "given": given, "missing": self.missing}
 
     def save(self, path: str | Path) -> None:
-        """Write ``model.json`` (the declaration) and ``weights.safetensors`` into a folder."""
-        from safetensors.torch import save_file
-
-        folder = Path(path)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError):
-            raise ValueError(f"{folder} cannot be a folder: there is a file of that name, or on the way to it. Save the model elsewhere.") from None
+        """Write ``model.json`` (the declaration), ``weights.safetensors`` and ``manifest.json`` (their hashes) into a folder."""
+        if str(path) == "":
+            raise ValueError('save("") names no folder. Say where the model is to be saved.')
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        save_file(weights, folder / "weights.safetensors")
-        (folder / "model.json").write_text(json.dumps(self.declaration(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_model(Path(path), self.declaration(), weights)
 
 
 def _count(word: str, what: str, value: Any) -> int:
@@ -432,36 +431,88 @@ def from_declaration(declaration: Mapping[str, Any], custom: Iterable[type] = ()
         raise ValueError(f"The model was saved in format {version}, newer than this version's {FORMAT}. Update aevb.")
     if not isinstance(version, int) or not all(isinstance(declaration.get(part), Mapping) for part in ("p", "q", "given")):
         raise ValueError("This is not an aevb model's declaration: version, p, q or given is missing, or not what it should be.")
+    given, missing = declaration["given"], declaration.get("missing", "zeros")
+    if not all(isinstance(shape, list | tuple) for shape in given.values()) or not isinstance(missing, str):
+        raise ValueError("This is not an aevb model's declaration: given has a shape for each variable, and missing is a word.")
+    if len(declaration["p"]) + len(declaration["q"]) > MOST_FACTORS:
+        raise ValueError(f"The declaration has {len(declaration['p']) + len(declaration['q'])} factors; at most {MOST_FACTORS} are read.")
     custom = tuple(custom)
     p, q = ({key: from_record(record, custom) for key, record in declaration[side].items()} for side in ("p", "q"))
-    given = {name: tuple(shape) for name, shape in declaration.get("given", {}).items()}
-    return Model(p, q, given, missing=declaration.get("missing", "zeros"))
+    return Model(p, q, {name: tuple(shape) for name, shape in given.items()}, missing=missing)
+
+
+def read_model(path: Path, weights: Path, custom: Iterable[type] = ()) -> Model:
+    """A fresh model from the file of its declaration. Its sizes are compared with the header of its weights before memory is taken for it."""
+    where = path.parent
+    try:
+        declaration = read_json(path)
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}.") from None
+    try:
+        found = tensor_shapes(weights)
+    except ValueError as error:
+        raise ValueError(f"{weights} is damaged or not a safetensors file: {error}.") from None
+    custom = tuple(custom)
+    try:
+        _check_layers(declaration, len(found))
+        with _Budget(MOST_FIXED + 2 * sum(map(math.prod, found.values()))):
+            model = from_declaration(declaration, custom)
+    except ValueError:
+        raise
+    except (TypeError, AttributeError, LookupError, ArithmeticError, RuntimeError, MemoryError) as error:
+        raise ValueError(f"{path} declares a model that cannot be built ({type(error).__name__}: {str(error).splitlines()[0]}).") from error
+    _check_shapes(where, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, found)
+    return model
+
+
+class _Budget(TorchFunctionMode):
+    """Refuse to make tensors of more numbers, taken together, than there are weights for, before memory is taken for them."""
+
+    MAKERS = frozenset({"empty", "zeros", "ones", "full", "eye", "rand", "randn", "arange", "new_empty", "new_zeros", "new_ones", "new_full"})
+
+    def __init__(self, numbers: int) -> None:
+        super().__init__()
+        self.left = numbers
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in self.MAKERS:
+            sizes = [size for size in args if not isinstance(size, Tensor)]
+            shape = sizes[0] if sizes and isinstance(sizes[0], tuple | list) else [size for size in sizes if type(size) is int]
+            self.left -= math.prod(shape) ** (2 if func.__name__ == "eye" and len(shape) == 1 else 1)
+            if self.left < 0:
+                raise ValueError("the declaration has sizes for which there are not as many weights")
+        return func(*args, **kwargs or {})
+
+
+def _check_layers(declaration: Any, tensors: int) -> None:
+    """Refuse a recurrence with more layers than the file has tensors: each has some."""
+    sides = [declaration.get(side) for side in ("p", "q")] if isinstance(declaration, Mapping) else []
+    records = [record for side in sides if isinstance(side, Mapping) for record in side.values() if isinstance(record, Mapping)]
+    layers = [record["layers"] for record in records if isinstance(record.get("layers"), int)]
+    if sum(layers) > tensors:
+        raise ValueError(f"The declaration has recurrences of {sum(layers)} layers, but there are only {tensors} tensors of weights.")
+
+
+def _check_shapes(where: Path, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
+    for name in sorted(expected.keys() ^ found.keys()):
+        raise ValueError(f"{where}: the weights and the declaration disagree: {name} is in only one of them.")
+    for name, shape in expected.items():
+        if found[name] != shape:
+            raise ValueError(f"{where}: {name} has shape {list(found[name])}, the declaration says {list(shape)}.")
 
 
 def load(path: str | Path, custom: Iterable[type] = ()) -> Model:
-    """Read a model that ``save`` wrote. Nothing is unpickled and nothing is imported."""
+    """Read a model that ``save`` wrote, after comparing its files with their hashes. Nothing is unpickled and nothing is imported."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     folder = Path(path)
-    for name in ("model.json", "weights.safetensors"):
-        if not (folder / name).is_file():
-            raise ValueError(f"{folder} holds no saved model: {name} is missing.")
-    try:
-        declaration = json.loads((folder / "model.json").read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{folder / 'model.json'} is damaged: {error}.") from None
-    model = from_declaration(declaration, custom)
+    check_files(folder)
+    model = read_model(folder / "model.json", folder / "weights.safetensors", custom)
     try:
         weights = load_file(folder / "weights.safetensors")
     except SafetensorError as error:
         raise ValueError(f"{folder / 'weights.safetensors'} is damaged or not a safetensors file: {error}.") from None
-    expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    for name in sorted(expected.keys() ^ weights.keys()):
-        raise ValueError(f"{folder}: the weights and the declaration disagree: {name} is in only one of them.")
-    for name, shape in expected.items():
-        if weights[name].shape != shape:
-            raise ValueError(f"{folder}: {name} has shape {list(weights[name].shape)}, the declaration says {list(shape)}.")
     floating = [tensor.dtype for tensor in weights.values() if tensor.is_floating_point()]
     model = model.to(floating[0]) if floating else model
     model.load_state_dict(weights)

@@ -7,6 +7,8 @@ differ from their defaults. Reading a record never imports anything and never ru
 from __future__ import annotations
 
 import dataclasses
+import types
+import typing
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -60,7 +62,34 @@ def _read(record: Any, known: dict[str, type]) -> Any:
         unknown = sorted(set(record) - fields - {"type"})
         if unknown:
             raise ValueError(f"The saved model gives {name} a setting {unknown[0]!r} that it does not have; it may come from another version.")
-        return known[name](**{key: _read(value, known) for key, value in record.items() if key != "type"})
+        settings = {key: _read(value, known) for key, value in record.items() if key != "type"}
+        kinds = _kinds(known[name])
+        for key, value in settings.items():
+            if not _is(value, kinds.get(key, Any)):
+                raise ValueError(f"The saved model gives {name} the setting {key}={value!r}, which is not of its kind ({kinds[key]}).")
+        return known[name](**settings)
     if isinstance(record, list):
         return tuple(_read(item, known) for item in record)
     return record
+
+
+def _kinds(cls: type) -> dict[str, Any]:
+    """The types of a class's settings; none where they are not known here, as of a class that was made inside a function."""
+    try:
+        return typing.get_type_hints(cls)
+    except NameError:
+        return {}
+
+
+def _is(value: Any, kind: Any) -> bool:
+    """Whether a value is of a type, as far as declarations use types: numbers, words, tuples, specifications, and unions of them."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return any(_is(value, one) for one in inner)
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if origin is tuple and inner[1:] == (...,):
+        return isinstance(value, tuple) and all(_is(one, inner[0]) for one in value)
+    return isinstance(value, kind) if isinstance(kind, type) and origin is None else True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from typing import Annotated
 
 import typer
@@ -65,7 +66,21 @@ def _failures() -> tuple[type[Exception], ...]:
     return TrainingError, OSError
 
 
+def _tell(message: Warning | str, category: type[Warning], filename: str, lineno: int, file: object = None, line: str | None = None) -> None:
+    """A warning as a line like every other message."""
+    print(f"aevb: {in_its_words(str(message))}", file=sys.stderr)
+
+
 def _run() -> int:
+    from aevb.storage import IntegrityWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", IntegrityWarning)
+        warnings.showwarning = _tell
+        return _exit_code()
+
+
+def _exit_code() -> int:
     try:
         app()
     except SystemExit as stop:

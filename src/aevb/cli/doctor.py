@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from aevb.cli.options import RunData, RunFolder, RunPrepare, Seed
+from aevb.cli.options import RunData, RunFolder, RunPrepare, Seed, path
 from aevb.cli.rows import load_rows, open_run, which_rows, without_latents
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON instead.")]
@@ -44,7 +44,7 @@ def check(
     run: RunFolder,
     data: RunData = None,
     prepare: RunPrepare = None,
-    out: Annotated[Path | None, typer.Option(help="A .png of every statistic; by default check.png in the run's folder.")] = None,
+    out: Annotated[Path | None, typer.Option(parser=path, help="A .png of every statistic; by default check.png in the run's folder.")] = None,
     statistic: Annotated[
         list[str] | None,
         typer.Option(help="mean, sd, zeros, min, max, q05, q50, q95, correlation, autocorrelation; by default what suits the data."),

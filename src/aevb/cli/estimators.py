@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from aevb.cli.options import Prepare, RunData, Seed, Set, device_of, pairs
+from aevb.cli.options import Prepare, RunData, Seed, Set, device_of, pairs, path
 from aevb.cli.rows import model_and_rows, which_rows
 
 
@@ -26,7 +26,7 @@ def estimators(
     temperature: Annotated[list[float] | None, typer.Option(help="Of relaxations; 0.1, 0.5, 1 by default.", rich_help_panel="Estimator")] = None,
     rows: Annotated[int, typer.Option(help="Rows of the batch.")] = 50,
     replicates: Annotated[int, typer.Option(help="Repetitions of every way with noise of its own.")] = 64,
-    out: Annotated[Path | None, typer.Option(help="A folder for estimators.json and estimators.png; a run's own by default.")] = None,
+    out: Annotated[Path | None, typer.Option(parser=path, help="A folder for estimators.json and estimators.png; a run's own by default.")] = None,
     seed: Seed = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
 ) -> None:

@@ -36,6 +36,20 @@ Prepare = Annotated[
 RunPrepare = Annotated[str | None, typer.Option(help="Prepare the rows otherwise than in training.", rich_help_panel="Data")]
 
 
+def path(text: str) -> Path:
+    """The path of an ``--out``; an empty one would be the current folder."""
+    if not text:
+        raise typer.BadParameter("an empty path names nothing; say where to write, e.g. --out run")
+    return Path(text)
+
+
+def refuse_input(out: Path, *inputs: str | None) -> None:
+    """Refuse to write over a file that is read: a result would take the place of the data."""
+    for name in inputs:
+        if name is not None and out.exists() and Path(name).exists() and out.samefile(name):
+            raise ValueError(f"--out {out} is the file that the data are read from. Write to another one.")
+
+
 def pairs(option: str, items: list[str] | None) -> dict[str, str]:
     """``NAME=VALUE`` of an option that may be repeated, by name."""
     example = {"--how": "latent=choice, e.g. --how y=gumbel", "--set": "NAME=VALUE, e.g. --set z=5"}[option]

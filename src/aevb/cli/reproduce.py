@@ -9,13 +9,13 @@ from typing import Annotated
 
 import typer
 
-from aevb.cli.options import device_of
+from aevb.cli.options import device_of, path
 
 
 def reproduce(
     sections: Annotated[list[str] | None, typer.Argument(help="fa, vae, cvae, gmvae, vrnn, or all.")] = None,
     data: Annotated[str, typer.Option(help="digits (8×8, embedded: minutes on a laptop) or mnist (28×28, the tutorial's sizes: a GPU).")] = "digits",
-    out: Annotated[Path, typer.Option(help="A folder for results and report.")] = Path("reproduction"),
+    out: Annotated[Path, typer.Option(parser=path, help="A folder for results and report.")] = Path("reproduction"),
     jobs: Annotated[int | None, typer.Option(help="Experiments at a time, each in a process of its own; by default as suits the machine.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     quick: Annotated[bool, typer.Option("--quick", help="A few epochs of everything, to see it run.")] = False,

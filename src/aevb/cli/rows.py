@@ -30,7 +30,10 @@ def open_run(run: Path) -> Model:
 def recipe_of(run: Path) -> Recipe | None:
     """What was done to a run's rows; None for a run that was trained without the command line."""
     from aevb.data.named import Recipe
+    from aevb.training.checkpoint import check_beside, latest_manifest
 
+    if (manifest := latest_manifest(run)) is not None:
+        check_beside(run, "data.json", manifest)
     return Recipe.read(run)
 
 

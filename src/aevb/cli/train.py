@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import shlex
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aevb.cli.options import BoundName, Data, Gradient, How, ModelName, Prepare, Samples, Seed, Set, device_of, in_its_words, pairs
+from aevb.cli.options import BoundName, Data, Gradient, How, ModelName, Prepare, Samples, Seed, Set, device_of, in_its_words, pairs, path
 from aevb.cli.resolve import resolve
-from aevb.cli.rows import counted_rows, known_rows, recipe_of
+from aevb.cli.rows import counted_rows, known_rows
 
 if TYPE_CHECKING:
-    from aevb.data.named import Loaded, Recipe, Split
+    from aevb.data.named import Loaded, Split
     from aevb.model import Model
     from aevb.training.schedules import Schedule
 
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 def train(
     model: ModelName,
     data: Data,
-    out: Annotated[Path, typer.Option(help="A new folder for the run's files.")],
+    out: Annotated[Path, typer.Option(parser=path, help="A new folder for the run's files.")],
     set_: Set = None,
     prepare: Prepare = None,
     validation: Annotated[str | None, typer.Option(help="A file of validation rows.", rich_help_panel="Data")] = None,
@@ -81,7 +79,7 @@ def train(
 
     from aevb.data.named import load
     from aevb.training.fit import fit
-    from aevb.training.folder import refuse_second
+    from aevb.training.folder import refuse_taken
     from aevb.zoo import recipes
 
     if seeds is not None and (seeds < 1 or seed):
@@ -94,7 +92,7 @@ def train(
     speaks = os.environ.get("RANK", "0") == "0"  # of several processes, the first
     places = [out] if seeds is None else [out / f"seed-{i}" for i in range(seeds)]
     for place in places:
-        refuse_second(place, resume and place.exists())
+        refuse_taken(place, resume and place.exists())
     choices: dict[str, Any] = {"how": pairs("--how", how), "bound": bound, "samples": samples, "gradient": gradient}
     known = known_rows(found, loaded.train.data)
     if speaks:
@@ -117,10 +115,8 @@ def train(
     files: dict[str, Any] = {"out": out, "resume": resume, "progress": True, "tensorboard": tensorboard}
     check = loaded.test.data if loaded.test else None
     try:
-        with ExitStack() as recorded, _advised(model):
-            for place in places:
-                recorded.enter_context(_recorded(loaded.recipe, place, resume, speaks))
-            made = fit(found, loaded.train.data, validation=check, seeds=seeds, **files, **settings, **choices)
+        with _advised(model):
+            made = fit(found, loaded.train.data, validation=check, seeds=seeds, recipe=loaded.recipe, **files, **settings, **choices)
     except KeyboardInterrupt as stop:  # typer would drop the message
         if speaks:
             print(
@@ -178,42 +174,6 @@ def _told(model: Model, loaded: Loaded, known: Mapping[str, int]) -> str:
     )
     parts += [f"{_count(loaded.test)} validate"] if loaded.test else []
     return "Data: " + ", ".join(parts) + "."
-
-
-class _recorded:
-    """Keep the recipe of the data beside the run; a folder that a mistake left empty goes again."""
-
-    def __init__(self, recipe: Recipe, out: Path, resume: bool, first: bool) -> None:
-        self.recipe, self.out, self.resume, self.first, self.fresh = recipe, out, resume, first, False
-
-    def __enter__(self) -> None:
-        there = recipe_of(self.out)
-        if (self.out / "checkpoints").is_dir():
-            if self.resume and there is not None and json.loads(there.text()) != json.loads(self.recipe.text()):
-                changed = [key for key, value in vars(there).items() if value != getattr(self.recipe, key)]
-                raise ValueError(
-                    f"{self.out} was trained with {changed[0]}={getattr(there, changed[0])!r}, not {getattr(self.recipe, changed[0])!r} (data.json). "
-                    "Resume with the same data; if they are, another version prepared them otherwise: start anew."
-                )
-            return
-        if self.first:
-            from aevb.training.checkpoint import TrainingError, replace
-            from aevb.training.folder import Folder
-
-            self.fresh = not self.out.exists()
-            try:
-                with Folder(self.out).writing(self.out, None):
-                    self.out.mkdir(parents=True, exist_ok=True)
-                    replace(self.out / "data.json", self.recipe.text())
-            except TrainingError:
-                if self.fresh and self.out.is_dir():
-                    self.out.rmdir()
-                raise
-
-    def __exit__(self, kind: type | None, *_: object) -> None:
-        if kind is ValueError and self.fresh and {path.name for path in self.out.iterdir()} == {"data.json"}:
-            (self.out / "data.json").unlink()
-            self.out.rmdir()
 
 
 class _advised:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aevb.cli.options import RunData, RunFolder, RunPrepare, Seed, in_its_words
+from aevb.cli.options import RunData, RunFolder, RunPrepare, Seed, in_its_words, path, refuse_input
 from aevb.cli.rows import batches, counted_rows, known_rows, load_rows, open_run, recipe_of, which_rows, whole_of, without_latents
 from aevb.cli.tables import refuse_kind, write
 
@@ -96,7 +96,7 @@ def _print_evidence(model: Model, source: Source, method: str, seed: int) -> Non
 
 def sample(
     run: RunFolder,
-    out: Annotated[Path | None, typer.Option(help="A .png for images, .csv or .npz otherwise; by default in the run's folder.")] = None,
+    out: Annotated[Path | None, typer.Option(parser=path, help="A .png for images, .csv or .npz otherwise; by default in the run's folder.")] = None,
     n: Annotated[int, typer.Option("-n", help="How many (for each class of a discrete or given variable, if there is one).")] = 15,
     steps: Annotated[int | None, typer.Option(help="Length of sequences; by default that of the longest training row.")] = None,
     draw: Annotated[bool, typer.Option("--draw", help="Draw observed variables too, instead of their means.")] = False,
@@ -123,6 +123,8 @@ def sample(
     out = out if out.suffix else out.with_suffix(".csv" if shape is None else ".png")
     if out.suffix != ".png":
         refuse_kind(out)
+    if recipe is not None:
+        refuse_input(out, recipe.data, recipe.validation)
     classes = next((name for name in (*graph.given, *graph.stochastic) if _classes(graph, name)), None)
     count = _classes(graph, classes) if classes else 1
     parts = []
@@ -146,7 +148,7 @@ def sample(
 
 def encode(
     run: RunFolder,
-    out: Annotated[Path, typer.Option(help="codes.npz, or codes.csv.")],
+    out: Annotated[Path, typer.Option(parser=path, help="codes.npz, or codes.csv.")],
     data: RunData = None,
     prepare: RunPrepare = None,
     seed: Seed = 0,
@@ -160,6 +162,7 @@ def encode(
     refuse_kind(out)
     model = open_run(run)
     loaded = load_rows(run, model, data, prepare, seed, whole=True)
+    refuse_input(out, loaded.recipe.data)
     chosen = loaded.test or loaded.train
     codes = _posterior_means(model, without_latents(model, chosen.data), seed)
     timed = [name for name in codes if model.graph.timed[name]]
@@ -174,7 +177,7 @@ def encode(
 
 def impute(
     run: RunFolder,
-    out: Annotated[Path, typer.Option(help="A .csv or .npz file, or a .npy of a single array. Parquet is read, not written.")],
+    out: Annotated[Path, typer.Option(parser=path, help="A .csv or .npz file, or a .npy of a single array. Parquet is read, not written.")],
     data: Annotated[str | None, typer.Option(help="A file with missing cells; by default the run's own.", rich_help_panel="Data")] = None,
     samples: Annotated[int, typer.Option(help="Samples of the latents to average over.")] = 50,
     seed: Seed = 0,
@@ -194,6 +197,7 @@ def impute(
     name = data or (recipe.data if recipe else None)
     if name is None:
         raise ValueError("Say which file to fill: --data table.csv.")
+    refuse_input(out, name)
     loaded = load(name, graph, like=whole_of(recipe))
     means = _reconstructions(model, loaded.train.data, samples, seed)
     raw, lengths = pad(graph, loaded.train.raw, loaded.train.raw.get("steps"), loaded.train.raw.get("lengths"))

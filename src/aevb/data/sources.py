@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,6 +25,28 @@ BLOCK = 256  # rows that share a generator where draws are fixed
 
 Extents = dict[str, tuple[Tensor, Tensor]]  # variable → least and greatest value of each column
 Told = Callable[[int, int], None]
+
+
+class Digest:
+    """A hash of rows as they are laid out, taken a part at a time; the parts' sizes make no difference to it."""
+
+    def __init__(self) -> None:
+        self.hashes: dict[str, Any] = {}
+
+    def update(self, batch: Batch, first_row: int) -> None:
+        for name, value in batch.items():
+            rows = value.detach().movedim(-2, 0).cpu().contiguous().numpy()
+            if rows.dtype == bool:  # a mask: a part without missing entries has none, and counts as all present
+                rows = np.argwhere(~rows)
+                rows[:, 0] += first_row
+            if rows.size:
+                self.hashes.setdefault(name, hashlib.sha256()).update(np.ascontiguousarray(rows).view(np.uint8))
+
+    def __str__(self) -> str:
+        whole = hashlib.sha256()
+        for name, found in sorted(self.hashes.items()):
+            whole.update(name.encode() + found.digest())
+        return whole.hexdigest()[:32]
 
 
 class Source:
@@ -78,6 +101,13 @@ class Source:
     def on_host(self, rows: Tensor) -> Batch:
         """The same, in the host's memory."""
         return {name: value.cpu() for name, value in self.read(rows).items()}
+
+    def digest(self) -> str:
+        """A hash of all rows as they are stored, by which they are known again; the same whether they lie in memory or in files."""
+        found, part = Digest(), max(1, CHUNK // max(1, sum(value.nbytes for value in self.on_host(torch.zeros(1).long()).values())))
+        for start in range(0, self.n, part):
+            found.update(self.on_host(torch.arange(start, min(self.n, start + part))), start)
+        return str(found)
 
     def _fixed(self, rows: Tensor, steps: int, d: int) -> Tensor:
         """Uniform numbers that are always the same for a row, whichever rows are taken with it."""

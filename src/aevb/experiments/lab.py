@@ -23,7 +23,7 @@ from aevb.data.builtin import Images
 from aevb.data.named import IMAGES
 from aevb.data.preparation import as_variable
 from aevb.model import Model
-from aevb.training.checkpoint import replace
+from aevb.storage import replace
 from aevb.training.fit import fit
 from aevb.training.run import Run
 from aevb.version import __version__
@@ -52,7 +52,7 @@ class Lab:
         return self.data != "digits"
 
     def claim(self) -> None:
-        """Refuse a folder whose results are about other data, or from a quick look."""
+        """Refuse a folder that holds other files, or results about other data, or from a quick look."""
         path = self.out / "lab.json"
         mine = {"data": self.data, "quick": self.quick}
         if path.is_file():
@@ -63,6 +63,8 @@ class Lab:
                 )
             replace(path, json.dumps(there | {"before": there["seconds"]}) + "\n")
             return
+        if self.out.is_dir() and any(self.out.iterdir()):
+            raise ValueError(f"{self.out} holds files that are not a reproduction's. Choose a folder that is empty or does not exist yet with --out.")
         self.out.mkdir(parents=True, exist_ok=True)
         replace(path, json.dumps(mine | {"seconds": 0.0, "before": 0.0}) + "\n")
 

@@ -1,6 +1,7 @@
 """Checkpoints: safetensors and JSON with hashes, written so that a kill at any moment loses nothing.
 
-A checkpoint is written into a temporary folder, synced, renamed into place, and read back; only then does an older one go.
+A checkpoint is written into a temporary folder, synced, renamed into place, and read back; only then does an older one go. Its manifest
+has the hashes of the checkpoint's files, of the run's ``model.json`` and ``data.json``, of the history so far, and of itself.
 Nothing is pickled. What is random in training is a function of (seed, step), so the step is all the state that randomness has.
 """
 
@@ -10,15 +11,18 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from aevb.storage import read_json, seal, sync_folder, write_synced
+
 FORMAT, VERSION = "aevb checkpoint", 1
 FILES = ("weights.safetensors", "optimizer.safetensors")
+LONGEST_BESIDE = 2**26  # bytes of a run's JSON file: data.json has two numbers for each column
 
 
 class CheckpointError(ValueError):
@@ -35,6 +39,7 @@ class Checkpoint:
     weights: dict[str, Tensor]
     optimizer: dict[str, Tensor]
     state: dict[str, Any]  # what the loop needs besides: best value, patience used, the settings it ran with
+    beside: dict[str, str] = field(default_factory=dict)  # seals of the run's own JSON files
 
 
 def folders(out: Path) -> list[Path]:
@@ -43,8 +48,11 @@ def folders(out: Path) -> list[Path]:
     return sorted(found, key=_step)
 
 
-def write(out: Path, checkpoint: Checkpoint, *, keep: frozenset[int] = frozenset()) -> Path:
-    """Write a checkpoint, check it by reading it back, then drop all others but those of the steps to ``keep``."""
+def write(out: Path, checkpoint: Checkpoint, *, keep: frozenset[int] = frozenset(), allowed: Callable[[], None] = lambda: None) -> Path:
+    """Write a checkpoint, check it by reading it back, then drop all others but those of the steps to ``keep``.
+
+    ``allowed`` is asked before anything there is replaced or dropped, and raises if the folder is another run's by now.
+    """
     root = out / "checkpoints"
     root.mkdir(exist_ok=True)  # not its parents: a run's folder that was removed is missed, not made again
     for stale in root.glob("writing-*"):
@@ -55,45 +63,46 @@ def write(out: Path, checkpoint: Checkpoint, *, keep: frozenset[int] = frozenset
         files = {}
         for name, tensors in zip(FILES, (checkpoint.weights, checkpoint.optimizer), strict=True):
             content = _serialise(tensors)
-            _write_synced(temporary / name, content)
+            write_synced(temporary / name, content)
             files[name] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
         manifest = {"format": FORMAT, "version": VERSION, "step": checkpoint.step, "files": files, "state": checkpoint.state}
-        _write_synced(temporary / "manifest.json", (json.dumps(manifest, indent=2) + "\n").encode())
-        _sync_folder(temporary)
+        manifest |= {"beside": checkpoint.beside}
+        write_synced(temporary / "manifest.json", (json.dumps(manifest | {"sha256": seal(manifest)}, indent=2) + "\n").encode())
+        sync_folder(temporary)
+        allowed()
         if target.exists():
             _drop(target)
         temporary.rename(target)
-        _sync_folder(root)
+        sync_folder(root)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     read(target)
+    allowed()
     for other in folders(out):
         if other != target and _step(other) not in keep:
             _drop(other)
     return target
 
 
-def replace(path: Path, text: str) -> None:
-    """Write a text file so that a kill leaves the old one or the new one, never a half."""
-    temporary = path.with_name(f"{path.name}.writing")
-    try:
-        _write_synced(temporary, text.encode())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
 def read(folder: Path) -> Checkpoint:
     """Read and verify; a :class:`CheckpointError` names what is wrong."""
+    manifest = read_manifest(folder)
+    weights, optimizer = (_read_verified(folder / name, manifest["files"][name]) for name in FILES)
+    return Checkpoint(manifest["step"], weights, optimizer, manifest["state"], manifest.get("beside", {}))
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself, verified, without its tensors."""
     path = folder / "manifest.json"
     try:
-        manifest = json.loads(_content(path))
+        manifest = read_json(path)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing. {_advice(folder)}") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}. {_advice(folder)}") from None
     except ValueError as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"{path} is damaged: it is no JSON. {_advice(folder)}") from None
+        raise CheckpointError(f"{path} is damaged: it is no JSON that can be read ({error}). {_advice(folder)}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise CheckpointError(f"{folder} was not written by aevb. Move it out of the run's folder.")
     version = manifest.get("version")
@@ -103,14 +112,35 @@ def read(folder: Path) -> Checkpoint:
         raise CheckpointError(f"{path} is damaged: {wrong} is missing, or not what it should be. {_advice(folder)}")
     if folder.name.startswith("step-") and manifest["step"] != _step(folder):
         raise CheckpointError(f"{folder} holds the checkpoint of step {manifest['step']}. Rename it to step-{manifest['step']}, or delete it.")
-    weights, optimizer = (_read_verified(folder / name, manifest["files"][name]) for name in FILES)
-    return Checkpoint(manifest["step"], weights, optimizer, manifest["state"])
+    if "sha256" in manifest and seal({name: value for name, value in manifest.items() if name != "sha256"}) != manifest["sha256"]:
+        raise CheckpointError(f"{path} was changed: its SHA-256 is not the one recorded. {_advice(folder)}")
+    return manifest
+
+
+def check_beside(out: Path, name: str, manifest: Mapping[str, Any]) -> None:
+    """Refuse a JSON file of a run that is not the one that a checkpoint recorded; earlier versions recorded none."""
+    recorded = manifest.get("beside", {}).get(name)
+    path, remedy = out / name, "Resuming the run with its model and its data writes it again."
+    try:
+        there = read_json(path, LONGEST_BESIDE) if path.is_file() else None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}. {remedy}") from None
+    if recorded is not None and there is None:
+        raise CheckpointError(f"{path} is missing. {remedy}")
+    if recorded is not None and seal(there) != recorded:
+        raise CheckpointError(f"{path} was changed: its SHA-256 is not the one that the last checkpoint recorded. {remedy}")
 
 
 def latest(out: Path) -> Checkpoint | None:
     """The newest checkpoint of a run, verified."""
     found = folders(out)
     return read(found[-1]) if found else None
+
+
+def latest_manifest(out: Path) -> dict[str, Any] | None:
+    """The newest checkpoint's manifest, verified."""
+    found = folders(out)
+    return read_manifest(found[-1]) if found else None
 
 
 def check_fit(checkpoint: Checkpoint, expected: Mapping[str, Tensor], where: Path) -> None:
@@ -155,7 +185,11 @@ def _wrong(manifest: Mapping[str, Any]) -> str | None:
         record = manifest["files"].get(name)
         if not isinstance(record, dict) or not isinstance(record.get("bytes"), int) or not isinstance(record.get("sha256"), str):
             return f"files: {name}"
+    beside = manifest.get("beside", {})
+    if not isinstance(beside, dict) or not all(isinstance(value, str) for value in beside.values()):
+        return "beside"
     state = manifest["state"]
+    history = state.get("history")
     best, metrics = state.get("best", ...), state.get("metrics")
     right = {
         "best": best is None or (isinstance(best, dict) and isinstance(best.get("step"), int) and isinstance(best.get("value"), int | float)),
@@ -163,6 +197,8 @@ def _wrong(manifest: Mapping[str, Any]) -> str | None:
         "skipped": isinstance(state.get("skipped"), int),
         "metrics": isinstance(metrics, dict) and isinstance(metrics.get("taken"), int) and _are_numbers(metrics.get("sums")),
         "settings": isinstance(state.get("settings"), dict),
+        "history": history is None
+        or (isinstance(history, dict) and isinstance(history.get("lines"), int) and isinstance(history.get("sha256"), str)),
     }
     return next((f"state: {name}" for name, fine in right.items() if not fine), None)
 
@@ -171,22 +207,20 @@ def _are_numbers(values: Any) -> bool:
     return isinstance(values, dict) and all(isinstance(value, int | float) for value in values.values())
 
 
-def _content(path: Path) -> bytes:
+def _read_verified(path: Path, record: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a file, whose size is compared before it is read."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
     try:
-        return path.read_bytes()
+        size = path.stat().st_size
+        if path.is_file() and size != record["bytes"]:
+            raise CheckpointError(f"{path} is damaged: {size} bytes instead of {record['bytes']}. {_advice(path.parent)}")
+        content = path.read_bytes()
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing. {_advice(path.parent)}") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}. {_advice(path.parent)}") from None
-
-
-def _read_verified(path: Path, record: Mapping[str, Any]) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
-    content = _content(path)
-    if len(content) != record["bytes"]:
-        raise CheckpointError(f"{path} is damaged: {len(content)} bytes instead of {record['bytes']}. {_advice(path.parent)}")
     if hashlib.sha256(content).hexdigest() != record["sha256"]:
         raise CheckpointError(f"{path} was changed: its SHA-256 is not the one recorded. {_advice(path.parent)}")
     try:
@@ -203,18 +237,3 @@ def _advice(folder: Path) -> str:
     if others:
         return f"Delete {folder}; resume=True then goes on from {others[-1].name}."
     return f"Delete {folder}; there is none before it, so training then starts again."
-
-
-def _write_synced(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -20,6 +20,7 @@ import torch
 
 from aevb.batch import Batch, split_latents
 from aevb.data.degenerate import refuse_degenerate
+from aevb.data.named import Recipe
 from aevb.data.sources import Source, open_source
 from aevb.deterministic import Recurrence
 from aevb.evidence.exact import why_not_exact
@@ -41,7 +42,7 @@ from aevb.training.display import Checking, TensorBoard, Watcher, display
 from aevb.training.distributed import join
 from aevb.training.em import exact_em
 from aevb.training.evaluation import Evaluation
-from aevb.training.folder import Folder, check_declaration, read_rows, refuse_second
+from aevb.training.folder import Folder, check_declaration, check_recipe, read_rows, refuse_taken
 from aevb.training.interrupts import Flag, interruptible
 from aevb.training.likelihood import why_in_batches
 from aevb.training.order import NUMBERS, Order
@@ -77,6 +78,7 @@ def fit(
     tensorboard: bool = False,
     after: Callable[[int, Model], Mapping[str, float] | None] | None = None,
     seeds: int | Sequence[int] | None = None,
+    recipe: Recipe | None = None,
     **settings: Any,
 ) -> Run | list[Run]:
     """Train a model and return the run.
@@ -93,19 +95,26 @@ def fit(
     ``seeds=8`` (or a list of seeds) trains that many fresh models of the same declaration together and returns their runs; the model
     itself stays as it is. Each run is the one that its seed would give alone (``fresh(seed)``, then ``fit(…, seed=seed)``; compiled for a
     GPU, but for rounding), in ``out/seed-N``; on a GPU they share it, step by step, and cost much less than one after the other.
+
+    ``out`` is a folder that is empty or does not exist yet, or with ``resume=True`` a run's own. ``recipe`` says where the rows came from
+    and what was done to them; it is kept there as ``data.json``, by which the commands prepare other rows in the same way.
     """
     unknown = sorted(set(settings) - {f.name for f in fields(Settings)})
     if unknown:
         raise TypeError(f"fit has no setting {unknown[0]!r}. Its settings are {', '.join(f.name for f in fields(Settings))}.")
+    if out is not None and str(out) == "":
+        raise ValueError('out="" names no folder. Say where the run\'s files are to go.')
     folder = Path(out) if out is not None else None
     if seeds is None:
         with ExitStack() as closing:
-            training = Training(model, data, validation, Settings(**settings), folder, resume, closing, progress)
+            training = Training(model, data, validation, Settings(**settings), folder, resume, closing, progress, recipe)
             training.watch(progress, tensorboard, closing)
             training.after = after
             return training.run()
     if "seed" in settings:
         raise ValueError("Say seed= for one run or seeds= for several, not both.")
+    if folder is not None and (folder / "model.json").exists():
+        raise ValueError(f"{folder} holds a model or a run of its own. Choose another folder for the runs of several seeds.")
     every = [Settings(**settings, seed=seed) for seed in _several(seeds)]
     _refuse_shared(model)
     if (what := added(model)) is not None:
@@ -116,7 +125,7 @@ def fit(
             place = None if folder is None else folder / f"seed-{one.seed}"
             continued = resume and (place is None or place.exists())
             rows, judged = (trainings[0].source, trainings[0].validation) if trainings else (data, validation)  # opened once, read by all
-            training = Training(model.fresh(one.seed), rows, judged, one, place, continued, closing, progress)
+            training = Training(model.fresh(one.seed), rows, judged, one, place, continued, closing, progress, recipe)
             training.watch(False if trainings else progress, tensorboard, closing)
             training.after = after
             trainings.append(training)
@@ -181,9 +190,12 @@ class Training:
         resume: bool,
         closing: ExitStack,
         progress: bool | None = False,
+        recipe: Recipe | None = None,
     ) -> None:
         asked, settings = settings, settings if settings.lr is not None else replace(settings, lr=_usual_rate(model))
-        self.model, self.settings, self.out = model, settings, out
+        self.model, self.settings, self.out, self.recipe = model, settings, out, recipe
+        if out is not None:
+            refuse_taken(out, resume)
         like = model._parameter()
         self.device, self.dtype = like.device, like.dtype
         self.world = join(self.device)
@@ -192,7 +204,7 @@ class Training:
         self.source = open_source(model.graph, data, like, Checking(told))
         refuse_degenerate(model.graph, self.source)
         self.recorded = settings.record() | {"fresh": {name: repr(fresh) for name, fresh in self.source.fresh.items()} or None}
-        self.recorded |= {"data": _fingerprint(self.source), "numbers": NUMBERS}
+        self.recorded |= {"data": _fingerprint(self.source) if out is not None else None, "numbers": NUMBERS}
         self.recorded["frozen"] = _frozen(model)
         self.validation = None if validation is None else open_source(model.graph, validation, like, Checking(told, "validation"))
         self.evaluation: Evaluation | None = None  # on the validation data
@@ -338,24 +350,32 @@ class Training:
                 raise ValueError(f"There is nothing to train in phase {phase.name}: {what} has no free parameters. Use another schedule.")
 
     def _open(self, out: Path, resume: bool, closing: ExitStack) -> None:
-        refuse_second(out, resume)
         folder = Folder(out)
         if self.world.first:
             closing.enter_context(folder.held())
+            refuse_taken(out, resume)  # again: another process may have trained here before the lock was ours
         found = latest(out) if resume else None
         if found is not None:
-            self._continue(out, found)
+            folder.beside = found.beside
+            folder.notes += self._continue(out, found)
         if self.world.first:
-            folder.begin(self.model.declaration(), to_toml(self.recorded), self.rows)
+            folder.begin(self.model.declaration(), to_toml(self.recorded), self.rows, self.recipe)
             self.folder = folder
 
-    def _continue(self, out: Path, found: Checkpoint) -> None:
+    def _continue(self, out: Path, found: Checkpoint) -> list[str]:
+        """Go on from a checkpoint; what the run should know of it is returned."""
         there = Settings().record() | {"numbers": 1} | found.state["settings"]  # a setting that did not exist then had its default
         if there["numbers"] != NUMBERS:
             raise CheckpointError(
                 f"{out} was trained by another version, whose random numbers for a seed were others: resumed, it would not be the run that it was. "
                 "Train further from its weights (aevb.load_run), or start anew."
             )
+        if self.recipe is not None:
+            check_recipe(out, self.recipe, found.beside.get("data.json"))
+        notes = []
+        if _is_partial(there["data"]):
+            there["data"] = self.recorded["data"] if there["data"] == _partial_fingerprint(self.source) else there["data"]
+            notes.append("The version that began this run recorded some of its rows only. Those are the same; the others could not be compared.")
         changed = sorted(key for key in self.recorded.keys() & there.keys() - set(MAY_CHANGE) if self.recorded[key] != there[key])
         if changed == ["data"]:
             raise CheckpointError(f"{out} was trained on other data ({there['data']}, not {self.recorded['data']}). Resume with the same.")
@@ -365,12 +385,13 @@ class Training:
                 f"{out} was trained with {changed[0]}={there.get(changed[0])!r}, not {self.recorded[changed[0]]!r}. Resume with the same settings."
             )
         check_fit(found, self.model.state_dict(), out)
-        check_declaration(out, self.model.declaration())
+        check_declaration(out, self.model.declaration(), found.beside.get("model.json"))
         self.model.load_state_dict(found.weights)
         self.stepper.restore(found.optimizer, found.state["metrics"])
         self.step, self.best, self.waited, self.skipped = found.step, found.state["best"], found.state["waited"], found.state["skipped"]
-        self.rows = read_rows(out, self.step)
+        self.rows, wrong = read_rows(out, found)
         self.before = max((row.get("seconds", 0.0) for row in self.rows), default=0.0)
+        return notes if wrong is None else [*notes, wrong]
 
     def watch(self, progress: bool | None, tensorboard: bool, closing: ExitStack) -> None:
         """Show the run as it goes; of several processes, the first does."""
@@ -408,6 +429,7 @@ class Training:
             alone = name in self.labelled and self.model.graph.latent_behind(name) is None
             remedy = "To learn it too, add classify=1 (--classify 1); to find it" if alone else "To find it"
             self._note_once(f"{name} {UNTAUGHT}: nothing teaches q({name}|·). {remedy} without labels, leave {name} out.")
+        self._note_folder()
         stop = self._out_of_patience() or self.stepper.converged
         if self.in_batches is not None:
             self._note_once(f"mle() takes Adam's steps on batches, not L-BFGS on all rows: {self.in_batches}.")
@@ -517,6 +539,7 @@ class Training:
             self.folder.append(row)
         for watcher in self.watchers:
             watcher.row(row)
+        self._note_folder()
 
     def _validate(self, began: float) -> None:
         """Record the bound (and the evidence, where exact) on the validation data, and whether it is the best so far."""
@@ -575,6 +598,7 @@ class Training:
     def _checkpoint(self, copied: bool = False) -> Checkpoint:
         self.stepper.tighten()
         state = {"best": self.best, "waited": self.waited, "skipped": self.skipped, "settings": self.recorded, "metrics": self.stepper.metrics()}
+        state |= {"history": self.folder.history()} if self.folder is not None else {}
         weights, tensors = dict(self.model.state_dict()), self.stepper.state()
         if copied:
             weights, tensors = ({name: tensor.clone() for name, tensor in found.items()} for found in (weights, tensors))
@@ -651,6 +675,11 @@ class Training:
         if not any(row.get("note") == text for row in self.rows):
             self._note(text)
 
+    def _note_folder(self) -> None:
+        """Record what the run's folder has to say."""
+        while self.folder is not None and self.folder.notes:
+            self._note_once(self.folder.notes.pop(0))
+
     def _note(self, text: str) -> None:
         row = {"step": self.step, "note": text}
         self.rows.append(row)
@@ -678,7 +707,16 @@ def _frozen(model: Model) -> list[str]:
 
 
 def _fingerprint(source: Source) -> str:
-    """The number of rows and a digest of some, by which a resumed run knows its data again."""
+    """The number of rows and a digest of all of them, by which a resumed run knows its data again."""
+    return f"{source.n} rows, {source.digest()}"
+
+
+def _is_partial(fingerprint: Any) -> bool:
+    """Whether it is of the first and the last rows only, as earlier versions recorded it: with 16 digits."""
+    return isinstance(fingerprint, str) and len(fingerprint.rpartition(" ")[2]) == 16
+
+
+def _partial_fingerprint(source: Source) -> str:
     rows = torch.cat([torch.arange(min(8, source.n)), torch.arange(max(0, source.n - 8), source.n)])
     digest = hashlib.sha256()
     for name, value in sorted(source.read(rows).items()):

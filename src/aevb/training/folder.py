@@ -1,19 +1,27 @@
 """A run's folder: what is written beside its checkpoints, the lock on it, and what to do when the disk refuses.
 
-One process trains in a folder at a time. The lock is the kernel's (``flock``), so one that was killed leaves none behind.
+One process trains in a folder at a time. The lock is the kernel's (``flock``), so one that was killed leaves none behind. Before every write
+the lock file is compared with the one that was locked: a run whose folder was removed, or made again by another run, writes nothing there.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace as altered
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
-from aevb.training.checkpoint import Checkpoint, CheckpointError, TrainingError, folders, replace, write
+from aevb.storage import read_json, replace, seal
+from aevb.training.checkpoint import Checkpoint, CheckpointError, TrainingError, folders, write
+
+if TYPE_CHECKING:
+    from aevb.data.named import Recipe
 
 try:
     import fcntl
@@ -31,10 +39,18 @@ _REMEDIES = {
 
 
 class Folder:
-    """The files of a run in training."""
+    """The files of a run in training. ``notes`` are sentences that the run is to record."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.metrics = path, path / "metrics.jsonl"
+        self.notes: list[str] = []
+        self.beside: dict[str, str] = {}  # seals of the JSON files, for the checkpoints
+        self._id = uuid.uuid4().hex
+        self._file: IO[str] | None = None  # of the lock, while it is held
+        self._place: tuple[int, int] | None = None  # the folder itself, as the system knows it
+        self._lines, self._hash = 0, hashlib.sha256()  # of metrics.jsonl so far
+
+    # The lock ---------------------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -42,50 +58,109 @@ class Folder:
         with self.writing(self.path, None):
             self.path.mkdir(parents=True, exist_ok=True)
             file = (self.path / ".lock").open("a+", encoding="utf-8")
-        with file:
-            if fcntl is not None:
-                self._lock(file.fileno())
-            yield
-
-    def _lock(self, descriptor: int) -> None:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = (self.path / ".lock").read_text(encoding="utf-8").strip()
-            raise TrainingError(
-                f"{self.path} is being trained by process {holder or '(unknown)'}. Wait until it ends, stop it, or choose another folder."
-            ) from None
-        except OSError:  # a file system without locks
-            return
-        with self.writing(self.path, None):
-            os.ftruncate(descriptor, 0)
-            os.write(descriptor, f"{os.getpid()}\n".encode())
+            file = self._lock(file)
+            self._file, self._place = file, _identity(os.stat(self.path))
+            self._check()
+            yield
+        finally:
+            (self._file or file).close()
+            self._file = None
 
-    def begin(self, declaration: Mapping[str, Any], config: str, rows: list[dict[str, Any]]) -> None:
+    def _lock(self, file: IO[str]) -> IO[str]:
+        """Lock a file and write into it whose it is. Where the system has no locks, a new file takes the place of the old one, so that a process
+        that held that one finds out and stops."""
+        try:
+            if fcntl is None:
+                raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = _holder(self.path)
+            file.close()
+            raise TrainingError(f"{self.path} is being trained by process {holder}. Wait until it ends, stop it, or choose another folder.") from None
+        except OSError as error:
+            self.notes.append(
+                f"{self.path} lies on a file system without locks ({error.strerror}), which cannot keep a second process from training there. "
+                "If one starts, this run stops before its next write."
+            )
+            file.close()
+            with self.writing(self.path, None):
+                (self.path / ".lock").unlink(missing_ok=True)
+                file = (self.path / ".lock").open("a+", encoding="utf-8")
+        with self.writing(self.path, None):
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), f"{os.getpid()}\n{self._id}\n".encode())
+        return file
+
+    def _check(self) -> None:
+        """Refuse to write into a folder that is no longer this run's. A lock file that was removed is made again, and noted."""
+        if self._file is None:
+            return
+        try:
+            with (self.path / ".lock").open(encoding="utf-8") as there:
+                mine = _identity(os.fstat(there.fileno())) == _identity(os.fstat(self._file.fileno())) and self._id in there.read(200)
+        except FileNotFoundError:
+            if _identity(os.stat(self.path)) != self._place:
+                raise self._taken() from None
+            try:
+                file = (self.path / ".lock").open("x+", encoding="utf-8")
+            except FileExistsError:
+                raise self._taken() from None
+            self._file.close()
+            self._file = None  # nothing to compare with, until the new one is locked
+            self._file = self._lock(file)
+            self.notes.append(f"{self.path / '.lock'} was removed while the run trained. It was made again, so that no second process trains here.")
+            return
+        if not mine:
+            raise self._taken()
+
+    def _taken(self) -> TrainingError:
+        return TrainingError(
+            f"{self.path} belongs to another run now (process {_holder(self.path)}): it was removed and made again, or its .lock was replaced, while "
+            "this run trained. This run stops and writes nothing more there. The model in memory has its weights: save it elsewhere."
+        )
+
+    # Writing ----------------------------------------------------------------------------------------------------------------------
+
+    def begin(self, declaration: Mapping[str, Any], config: str, rows: list[dict[str, Any]], recipe: Recipe | None = None) -> None:
         """Write what a run starts with, or starts again with."""
         texts = {
             "model.json": json.dumps(declaration, indent=2, ensure_ascii=False) + "\n",
             "config.toml": config,
             "metrics.jsonl": "".join(json.dumps(row) + "\n" for row in rows),
         }
+        texts |= {} if recipe is None else {"data.json": recipe.text()}
         for name, text in texts.items():
             with self.writing(self.path / name, None):
                 replace(self.path / name, text)
+        self.beside |= {name: seal(json.loads(text)) for name, text in texts.items() if name.endswith(".json")}
+        self._lines, self._hash = len(rows), hashlib.sha256(texts["metrics.jsonl"].encode())
 
     def append(self, row: Mapping[str, Any]) -> None:
+        line = json.dumps(row) + "\n"
         with self.writing(self.metrics, row["step"]), self.metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(line)
+        self._lines += 1
+        self._hash.update(line.encode())
+
+    def history(self) -> dict[str, Any]:
+        """How much of ``metrics.jsonl`` there is so far, and its hash."""
+        return {"lines": self._lines, "sha256": self._hash.hexdigest()}
 
     def save(self, checkpoint: Checkpoint, keep: frozenset[int]) -> None:
         with self.writing(self.path / "checkpoints", checkpoint.step):
             with self.metrics.open("a", encoding="utf-8") as file:
                 os.fsync(file.fileno())  # no checkpoint without the record of how it came about
-            write(self.path, checkpoint, keep=keep)
+            write(self.path, altered(checkpoint, beside=self.beside), keep=keep, allowed=self._check)
 
     @contextmanager
     def writing(self, path: Path, step: int | None) -> Iterator[None]:
-        """Turn the disk's refusal into an error that says what to do; ``step`` is None before the first."""
+        """Write only if the folder is still this run's, and turn the disk's refusal into an error that says what to do.
+
+        ``step`` is None before the first.
+        """
         try:
+            self._check()
             yield
         except OSError as error:
             raise self._refusal(error, path, step) from error
@@ -105,36 +180,101 @@ class Folder:
         return TrainingError(f"{text} {remedy} and start again: no checkpoint was written yet.")
 
 
-def refuse_second(path: Path, resume: bool) -> None:
-    """A folder holds one run: it is continued, or another is chosen."""
-    if folders(path) and not resume:
-        raise ValueError(f"{path} holds a run already. Continue it with resume=True, or choose another folder.")
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
 
 
-def check_declaration(path: Path, declaration: Mapping[str, Any]) -> None:
-    """Refuse to continue a run with a model that is declared otherwise; a damaged model.json is written again."""
+def _holder(path: Path) -> str:
+    """The process that the lock file names."""
     try:
-        there = json.loads((path / "model.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        lines = (path / ".lock").read_text(encoding="utf-8", errors="replace").split()
+    except OSError:
+        lines = []
+    return lines[0] if lines else "(unknown)"
+
+
+def refuse_taken(path: Path, resume: bool) -> None:
+    """A run takes a folder that is empty, or that a run began in before; what others put into a folder is not overwritten."""
+    if folders(path):
+        if not resume:
+            raise ValueError(f"{path} holds a run already. Continue it with resume=True, or choose another folder.")
         return
+    names = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
+    if names and ".lock" not in names:
+        listed = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+        what = "a saved model" if {"model.json", "weights.safetensors"} <= set(names) else f"files that are not a run's ({listed})"
+        raise ValueError(f"{path} holds {what}, which would be overwritten. Choose a folder that is empty or does not exist yet.")
+
+
+def check_declaration(path: Path, declaration: Mapping[str, Any], recorded: str | None) -> None:
+    """Refuse to continue a run with a model that is declared otherwise; a damaged model.json is written again.
+
+    ``recorded`` is the seal of the declaration in the checkpoint; earlier versions have none.
+    """
     here = json.loads(json.dumps(declaration))
+    if recorded is not None and seal(here) == recorded:
+        return
+    try:
+        there = read_json(path / "model.json")
+    except (OSError, ValueError):
+        there = None
+    if recorded is not None and (there is None or seal(there) != recorded):
+        raise CheckpointError(f"{path} was trained with another model, and its model.json is missing or damaged. Resume with the same model.")
     for part in ("p", "q", "given", "missing"):
         if isinstance(there, dict) and there.get(part) != here.get(part):
             raise CheckpointError(f"{path} was trained with another model: model.json declares another {part}. Resume with the same model.")
 
 
-def read_rows(path: Path, step: int | None = None) -> list[dict[str, Any]]:
-    """The rows of a run's ``metrics.jsonl``, up to a step; what a kill left half written is passed over."""
-    if not (path / "metrics.jsonl").is_file():
-        return []
-    found = [_row(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()]
+def check_recipe(path: Path, recipe: Recipe, recorded: str | None) -> None:
+    """Refuse to continue a run with rows that were prepared otherwise; a damaged data.json is written again."""
+    from aevb.data.named import Recipe
+
+    if recorded is not None and seal(json.loads(recipe.text())) == recorded:
+        return
+    try:
+        there = Recipe.read(path)
+    except ValueError:
+        if recorded is None:
+            raise
+        there = None
+    asked = ("data", "validation", "hold_out", "prepare", "seed")  # what the others follow from
+    changed = [key for key in (*asked, *vars(recipe)) if getattr(there, key) != getattr(recipe, key)] if there is not None else []
+    if changed:
+        raise ValueError(
+            f"{path} was trained with {changed[0]}={getattr(there, changed[0])!r}, not {getattr(recipe, changed[0])!r} (data.json). "
+            "Resume with the same data; if they are, another version prepared them otherwise: start anew."
+        )
+    if recorded is not None:
+        raise ValueError(f"{path} was trained on rows prepared otherwise than these, and its data.json is damaged. Resume with the same data.")
+
+
+def read_rows(path: Path, checkpoint: Checkpoint) -> tuple[list[dict[str, Any]], str | None]:
+    """The rows of a run's ``metrics.jsonl`` up to a checkpoint, and a sentence on what is wrong with them, if anything is.
+
+    What follows them in the file is of steps after the checkpoint, perhaps half written by a run that was killed.
+    """
+    metrics, record, step = path / "metrics.jsonl", checkpoint.state.get("history"), checkpoint.step
+    lines = metrics.read_bytes().split(b"\n")[:-1] if metrics.is_file() else []
+    expected = len(lines) if record is None else record["lines"]
+    lines = lines[:expected]
+    if record is not None and hashlib.sha256(b"".join(line + b"\n" for line in lines)).hexdigest() == record["sha256"]:
+        return [json.loads(line) for line in lines], None
+    found = [_row(line) for line in lines]
     # The note of a step is written before the step is counted, so that one at the limit belongs to the step after it.
-    return [row for row in found if row is not None and (step is None or row["step"] + ("note" in row) <= step)]
+    rows = [row for row in found if row is not None and row["step"] + ("note" in row) <= step]
+    unreadable = found.count(None) + expected - len(lines)
+    if record is None and not unreadable:
+        return rows, None
+    what = f"{unreadable} of its {expected} lines are missing or unreadable" if unreadable else "its lines are not those that the run wrote"
+    return rows, f"{metrics} is damaged: {what} up to step {step}. The run's history has what could be read."
 
 
-def _row(line: str) -> dict[str, Any] | None:
+def _row(line: bytes) -> dict[str, Any] | None:
+    """A line as a row: its step, numbers by name, and words of its phase or a note."""
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+    words = ("note", "phase")
+    fine = isinstance(row, dict) and type(row.get("step")) is int
+    return row if fine and all(isinstance(value, str if name in words else int | float) for name, value in row.items()) else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import warnings
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from aevb.data.preparation import Affine
-from aevb.model import Model, from_declaration
+from aevb.model import Model, read_model
 from aevb.pictures import curves
-from aevb.training import schedules
-from aevb.training.checkpoint import Checkpoint, CheckpointError, check_fit, latest, read
+from aevb.storage import IntegrityWarning
+from aevb.training.checkpoint import Checkpoint, CheckpointError, check_beside, check_fit, folders, read, read_manifest
 from aevb.training.folder import read_rows
+from aevb.training.schedules import Schedule
 from aevb.training.settings import Settings
 
 if TYPE_CHECKING:
@@ -47,7 +48,9 @@ class Run:
         """A run from its files, as it stands: the model at its last checkpoint, the history up to there."""
         folder = Path(out)
         model, found = _load(folder, "last")
-        rows = read_rows(folder, found.step)
+        rows, wrong = read_rows(folder, found)
+        if wrong is not None:
+            warnings.warn(wrong, IntegrityWarning, stacklevel=2)
         seconds = max((row.get("seconds", 0.0) for row in rows), default=0.0)
         return cls(model, _settings(found.state["settings"]), rows, folder, found.step, seconds)
 
@@ -113,20 +116,18 @@ def _load(folder: Path, which: str) -> tuple[Model, Checkpoint]:
     path = folder / "model.json"
     if not path.is_file():
         raise ValueError(f"{folder} holds no run: model.json is missing.")
-    found = latest(folder)
-    if found is None:
+    places = folders(folder)
+    if not places:
         raise ValueError(f"{folder} holds no checkpoint yet. Train it further with resume=True.")
-    best = found.state["best"]
-    if which == "best" and best is not None and best["step"] != found.step:
+    chosen, manifest = places[-1], read_manifest(places[-1])
+    best = manifest["state"]["best"]
+    if which == "best" and best is not None and best["step"] != manifest["step"]:
         chosen = folder / "checkpoints" / f"step-{best['step']}"
         if not chosen.is_dir():
             raise CheckpointError(f'{chosen}, the best checkpoint, is missing. Load the last one: which="last".')
-        found = read(chosen)
-    try:
-        declaration = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}. Resuming the run with its model writes it again.") from None
-    model = from_declaration(declaration)
+    check_beside(folder, "model.json", manifest)
+    found = read(chosen)
+    model = read_model(path, chosen / "weights.safetensors")
     floating = [tensor.dtype for tensor in found.weights.values() if tensor.is_floating_point()]
     model = model.to(floating[0]) if floating else model
     check_fit(found, model.state_dict(), folder)
@@ -137,7 +138,13 @@ def _load(folder: Path, which: str) -> tuple[Model, Checkpoint]:
 def _settings(record: dict[str, Any]) -> Settings:
     """The settings that a record was made from."""
     known = {field.name for field in fields(Settings)}
-    schedule = dict(record.get("schedule", {"name": "joint"}))
-    kind = getattr(schedules, schedule.pop("name"))
-    distort = {name: Affine((numbers[0], numbers[1]), *numbers[2:]) for name, numbers in record.get("distort", {}).items()}
-    return Settings(**{name: value for name, value in record.items() if name in known} | {"schedule": kind(**schedule), "distort": distort})
+    kinds = {kind.__name__: kind for kind in Schedule.__subclasses__()}
+    try:
+        schedule = dict(record.get("schedule", {"name": "joint"}))
+        kind = kinds[schedule.pop("name")]
+        distort = {name: Affine((numbers[0], numbers[1]), *numbers[2:]) for name, numbers in record.get("distort", {}).items()}
+        return Settings(**{name: value for name, value in record.items() if name in known} | {"schedule": kind(**schedule), "distort": distort})
+    except (TypeError, KeyError, IndexError, AttributeError, ValueError) as error:
+        raise CheckpointError(
+            f"The checkpoint's settings are damaged ({type(error).__name__}: {error}). Resume from an earlier checkpoint."
+        ) from None

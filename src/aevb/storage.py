@@ -1,0 +1,96 @@
+"""Files that show whether they are whole: hashes, reading within limits, and writing that a kill cannot leave half done."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+LONGEST = 2**22  # bytes of JSON that are read; a declaration of a thousand variables has 2**18
+DEEPEST = 32  # levels of nesting; a declaration has six
+LONGEST_HEADER = 2**23  # bytes that the header of a safetensors file may have
+
+
+class IntegrityWarning(UserWarning):
+    """What was read cannot be vouched for: the message says what is missing or damaged, and what follows from it."""
+
+
+def read_json(path: Path, longest: int = LONGEST) -> Any:
+    """The content of a JSON file. A ValueError says what is wrong with it; one longer or deeper than any that is written here is refused."""
+    size = path.stat().st_size
+    if size > longest:
+        raise ValueError(f"it has {size:,} bytes, more than the {longest:,} that are read")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    level = [found]
+    for _ in range(DEEPEST):
+        level = [inner for value in level if isinstance(value, dict | list) for inner in (value.values() if isinstance(value, dict) else value)]
+        if not level:
+            return found
+    raise ValueError(f"it is nested more than {DEEPEST} levels deep")
+
+
+def seal(record: Any) -> str:
+    """The SHA-256 of JSON-ready data, however they are laid out in a file."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file, read a part at a time."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors in a safetensors file, by name, from its header alone. A ValueError says what is wrong with it."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, LONGEST_HEADER):
+            raise ValueError(f"its header would have {length:,} bytes, the file has {size:,}")
+        try:
+            header = json.loads(file.read(length))
+        except (ValueError, RecursionError):
+            raise ValueError("its header is no JSON") from None
+    if not isinstance(header, dict):
+        raise ValueError("its header is no JSON object")
+    found = {}
+    for name, record in header.items():
+        if name == "__metadata__":
+            continue
+        shape = record.get("shape") if isinstance(record, dict) else None
+        if not isinstance(shape, list) or not all(type(n) is int and 0 <= n <= size for n in shape) or math.prod(shape) > size:
+            raise ValueError(f"its header gives {name} a shape that the file has no room for")
+        found[name] = tuple(shape)
+    return found
+
+
+def replace(path: Path, content: str | bytes) -> None:
+    """Write a file so that a kill leaves the old one or the new one, never a half."""
+    temporary = path.with_name(f"{path.name}.writing")
+    try:
+        write_synced(temporary, content.encode() if isinstance(content, str) else content)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
