@@ -625,6 +625,7 @@ def test_the_declaration_of_a_run_is_the_one_its_checkpoints_recorded(tmp_path, 
 
 def test_the_recipe_of_the_rows_is_the_one_the_checkpoints_recorded(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Run, "plot", lambda self, path: None)
     np.savetxt("a.csv", np.random.default_rng(0).normal(3.0, 2.0, (20, 3)), delimiter=",")
 
     def aevb(*arguments: str) -> tuple[int, str]:

@@ -57,7 +57,7 @@ class Folder:
         """Hold the folder, made if it is not there, against other processes that would train in it."""
         with self.writing(self.path, None):
             self.path.mkdir(parents=True, exist_ok=True)
-            file = (self.path / ".lock").open("a+", encoding="utf-8")
+            file: IO[str] = (self.path / ".lock").open("a+", encoding="utf-8")
         try:
             file = self._lock(file)
             self._file, self._place = file, _identity(os.stat(self.path))
