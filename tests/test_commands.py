@@ -267,8 +267,8 @@ def test_a_table_with_a_column_a_step_comes_back_as_one(monkeypatch, capsys, mod
     aevb(monkeypatch, capsys, "sample", "run", "-n", "4", "--steps", "3", "--out", "short.csv")
     assert Path("short.csv").read_text().startswith("row,step,x\n0,0,")
     assert np.loadtxt("short.csv", delimiter=",", skiprows=1)[:, :2].tolist() == [[i, t] for i in range(4) for t in range(3)]
-    for name in ("s.csv", "short.csv"):  # both are read again
-        assert f"4 rows of {name}" in aevb(monkeypatch, capsys, "evaluate", "run", "--data", name, "--samples", "0")
+    for name, steps in {"s.csv": "5 steps", "short.csv": "3 steps (step 0 to 2)"}.items():  # both are read again
+        assert f"4 sequences of {steps} of {name}" in aevb(monkeypatch, capsys, "evaluate", "run", "--data", name, "--samples", "0")
 
 
 def test_a_table_without_a_header_has_a_column_a_step_too(monkeypatch, capsys, models):

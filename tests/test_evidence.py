@@ -345,7 +345,7 @@ def test_what_annealing_refuses():
         counts.log_evidence(x=x, method="ais")
     chain = build({"s[t]": OneHot(2), "z[t] | s[t]": Normal(1), "x[t] | z[t]": Normal(1)}, {"s[t] | x[t]": OneHot(), "z[t] | x[t], s[t]": Normal()})
     with pytest.raises(ValueError, match=r"s\[t\] is finite and lives in time"):
-        chain.log_evidence(x=x.unsqueeze(1), method="ais")
+        chain.log_evidence(x=x.unsqueeze(0), method="ais")
     labels = build({"y": OneHot(2), "x | y": Normal(1)}, {"y | x": OneHot()})
     with pytest.raises(ValueError, match="no latent is continuous"):
         labels.log_evidence(x=x, method="ais")

@@ -28,7 +28,7 @@ class Chain:
             weight = over_time(weights(name), self.steps)
             product = weight if product is None else product * weight
         assert product is not None
-        self.direction = next((d for name in names if (d := plan.direction("q", name))), 0)
+        self.direction = next(filter(None, [plan.direction("q", name) for name in names]), 0)
         self.neighbours = [slot for _, slot in self.slots if slot is not None]
         self.pair: Tensor | None = None
         self.single = product
