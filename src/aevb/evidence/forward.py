@@ -6,14 +6,18 @@ factors may come from either direction of time: what step t says about its neigh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from aevb.axes import expand_axis, over_time, size, steps_of, swap
+from aevb.axes import SAMPLES, TIME, expand_axis, over_time, size, steps_of, swap
 from aevb.evidence.finite import Tables
+from aevb.evidence.forward_backward import LogSum, PathsError
 
 
 @dataclass
@@ -24,14 +28,16 @@ class Paths:
     steps are real and which is a row's last.
     """
 
+    fast: ClassVar[bool] = True  # whether the sum is taken with scaled probabilities where it can be
+
     slots: Sequence[tuple[int, int]]
     sizes: Sequence[int]
     steps: int
     real: Tensor | None
     last: Tensor
-    here: list[Sequence[Tensor]] = field(default_factory=list)  # ψ_t(s_t)
-    behind: list[Sequence[Tensor]] = field(default_factory=list)  # ψ_t(s_t, s_{t−1})
-    ahead: list[Sequence[Tensor]] = field(default_factory=list)  # ψ_t(s_t, s_{t+1})
+    here: list[Tensor] = field(default_factory=list)  # ψ_t(s_t)
+    behind: list[Tensor] = field(default_factory=list)  # ψ_t(s_t, s_{t−1})
+    ahead: list[Tensor] = field(default_factory=list)  # ψ_t(s_t, s_{t+1})
     at_first: list[Tensor] = field(default_factory=list)
     at_last: list[Tensor] = field(default_factory=list)
 
@@ -46,20 +52,71 @@ class Paths:
         if isinstance(place, str):
             (self.at_first if place == "first" else self.at_last).append(factor)
             return
-        {0: self.here, -1: self.behind, 1: self.ahead}[place].append(steps_of(over_time(factor, self.steps), self.steps))
+        {0: self.here, -1: self.behind, 1: self.ahead}[place].append(factor)
 
     def log_sum(self) -> Tensor:
         """The log of the sum over all paths, [axes of static latents, 1, 1, N, 1]."""
+        quick = self._scaled() if self.fast and self.steps > 1 and self.last.device.type == "cpu" else None
+        return self._by_logarithms() if quick is None else quick
+
+    # With scaled probabilities, all steps' factors laid out at once -----------------------------------------------------------------
+
+    def _scaled(self) -> Tensor | None:
+        """The sum by :mod:`aevb.evidence.forward_backward`; None where that needs logarithms."""
+        ends = [*(self._inside(part) for part in self.ahead), *self.at_last]
+        here = [*self.here, *(torch.where(self.last, part, torch.zeros_like(part)) for part in ends)]
+        start = [*(self._inside(_from(part, 0, 1)) for part in self.behind), *(_from(part, 0, 1) for part in here), *self.at_first]
+        behind = [_from(part, 1, self.steps) for part in self.behind]
+        ahead = [self._to_neighbour(_from(part, 0, self.steps - 1)) for part in self.ahead]
+        nothing = torch.zeros(1, 1, 1, 1, dtype=torch.float64)
+        sums = [_sum([nothing, *parts]) for parts in (start, [*behind, *ahead], [_from(part, 1, self.steps) for part in here])]
+        depth = max(-slot for pair in self.slots for slot in pair)
+        depth = max(depth, *(part.dim() for part in sums))
+        static = [axis for axis in range(-depth, SAMPLES) if all(axis not in pair for pair in self.slots)]
+        laid = [self._laid_out(part, depth, static, pairs=pairs) for part, pairs in zip(sums, (False, True, False), strict=True)]
+        lead = np.broadcast_shapes(*(part.shape[: len(static)] for part in laid))
+        laid = [part.expand(*lead, *part.shape[len(static) :]).flatten(0, len(static) - 1) if static else part[None] for part in laid]
+        first, pairs, rest = (part.transpose(0, 1) for part in laid)
+        try:
+            real = None if self.real is None else self.real[1:].transpose(1, 2)
+            found: Tensor = LogSum.apply(first, pairs, rest.expand(self.steps - 1, *rest.shape[1:]), real)  # type: ignore[no-untyped-call]
+        except PathsError:
+            return None
+        shape = [1] * depth
+        for axis, count in zip(static, lead, strict=True):
+            shape[axis] = count
+        shape[-2] = found.shape[-1]
+        return found.reshape(shape)
+
+    def _laid_out(self, part: Tensor, depth: int, static: list[int], *, pairs: bool) -> Tensor:
+        """[static axes, T, N, states], or with ``pairs`` [.., states of the neighbour, states]: all latents' values on one axis."""
+        part = part.reshape(*[1] * (depth - part.dim()), *part.shape)
+        groups = [[slot for _, slot in self.slots], [slot for slot, _ in self.slots]] if pairs else [[slot for slot, _ in self.slots]]
+        for slots in groups:
+            for slot, count in zip(slots, self.sizes, strict=True):
+                part = expand_axis(part, slot, count)
+        kept = [*static, TIME, -2, *(slot for slots in groups for slot in slots)]
+        rest = [axis for axis in range(-depth, 0) if axis not in kept]  # of size 1
+        part = part.permute(*rest, *kept)
+        count = math.prod(self.sizes)
+        return part.reshape(*part.shape[len(rest) : len(rest) + len(static) + 2], *[count] * len(groups))
+
+    # In logarithms, step by step, on any device -----------------------------------------------------------------------------------
+
+    def _by_logarithms(self) -> Tensor:
+        here, behind, ahead = (
+            [steps_of(over_time(part, self.steps), self.steps) for part in parts] for parts in (self.here, self.behind, self.ahead)
+        )
         last = self.last.split(1, 0)
         real = None if self.real is None else self.real.split(1, 0)
         # Outside the sequence a neighbour is read as zeros, whichever of its values the axis stands for: one of them is taken.
         nothing = torch.zeros(1, 1, 1, 1, dtype=torch.float64, device=self.last.device)
-        start = [nothing, *(self._inside(part[0]) for part in self.behind), *(part[0] for part in self.here), *self.at_first]
-        alpha = self._at_end(self._whole(_sum(start)), 0, last[0])
+        start = [nothing, *(self._inside(part[0]) for part in behind), *(part[0] for part in here), *self.at_first]
+        alpha = self._at_end(self._whole(_sum(start)), [part[0] for part in ahead], last[0])
         for t in range(1, self.steps):
-            pairs = [*(part[t] for part in self.behind), *(self._to_neighbour(part[t - 1]) for part in self.ahead)]
+            pairs = [*(part[t] for part in behind), *(self._to_neighbour(part[t - 1]) for part in ahead)]
             arrived = _sum([self._to_neighbour(alpha), *pairs]).logsumexp([slot for _, slot in self.slots], keepdim=True)
-            step = self._at_end(self._whole(_sum([arrived, *(part[t] for part in self.here)])), t, last[t])
+            step = self._at_end(self._whole(_sum([arrived, *(part[t] for part in here)])), [part[t] for part in ahead], last[t])
             alpha = step if real is None else torch.where(real[t], step, alpha)
         return alpha.logsumexp([slot for slot, _ in self.slots], keepdim=True)
 
@@ -69,9 +126,9 @@ class Paths:
             alpha = expand_axis(alpha, slot, count)
         return alpha
 
-    def _at_end(self, alpha: Tensor, t: int, last: Tensor) -> Tensor:
+    def _at_end(self, alpha: Tensor, ahead: Sequence[Tensor], last: Tensor) -> Tensor:
         """What a row's last step says besides: about a neighbour ahead that is not there, and what reads the end of the sequence."""
-        parts = [*(self._inside(part[t]) for part in self.ahead), *self.at_last]
+        parts = [*(self._inside(part) for part in ahead), *self.at_last]
         for part in parts:
             alpha = alpha + torch.where(last, part, torch.zeros_like(part))
         return alpha
@@ -86,6 +143,11 @@ class Paths:
         for current, neighbour in self.slots:
             value = swap(value, current, neighbour)
         return value
+
+
+def _from(part: Tensor, begin: int, end: int) -> Tensor:
+    """Some of a factor's steps, from and to; all where it is the same at each."""
+    return part if part.shape[TIME] == 1 else part.narrow(TIME, begin, end - begin)
 
 
 def _sum(parts: Sequence[Tensor]) -> Tensor:
