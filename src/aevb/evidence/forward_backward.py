@@ -112,12 +112,10 @@ class ForwardBackward:
     def gradients(self, weight: Array, shapes: tuple[tuple[int, ...], ...]) -> tuple[Array, Array, Array]:
         """The derivative of Σ weight · log Z, [K, N], by ``start``, ``pairs`` and ``here``, whose shapes these are."""
         seen = self._backwards()  # e_t b_t / c_t
+        weighted, there = seen * weight[None, :, :, None], self.states * self.b * weight[None, :, :, None]
         if self.real is not None:
-            seen = seen * self._joined(self.real)
-        weighted = seen * weight[None, :, :, None]
-        there = self.states * self.b * weight[None, :, :, None]
-        if self.real is not None:
-            there = there * self._joined(self.real)
+            real = self._joined(self.real)
+            weighted, there = np.where(real, weighted, 0.0), np.where(real, there, 0.0)
         if len(self.transition) == 1 and self.transition.shape[2] == 1:  # shared by steps and rows: one product for each value of static latents
             flat = [part.swapaxes(0, 1).reshape(part.shape[1], -1, self.count) for part in (np.broadcast_to(self.before, weighted.shape), weighted)]
             pairs = self.transition * (flat[0].swapaxes(-1, -2) @ flat[1])[None, :, None]

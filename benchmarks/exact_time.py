@@ -1,0 +1,293 @@
+"""Exact maximum likelihood in time against the libraries made for it: the Kalman filter of statsmodels, the forward-backward algorithm of hmmlearn.
+
+    pip install "aevb[bench]"
+    python benchmarks/exact_time.py --rounds 5
+    python benchmarks/exact_time.py --only nile
+
+Both sides fit the same model from the same start, in turns, in one process; seconds are those of this process's CPU, the least of the rounds. They
+count the whole fit: for aevb the declaration and all of `fit`, from opening the data to the last note. Models agree to the first state:
+statsmodels is told that it is N(0, s²) with a fixed s (`initialize_known`), which is what "z[0]" declares here, instead of the diffuse state that
+it takes by default (its log-likelihood leaves out the first terms). Its optimiser is its own default, L-BFGS with numerical derivatives. hmmlearn
+runs EM without priors (its default adds some), with the tolerance that is said in the table. It takes no missing cells: only aevb's result is shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from aevb import Deterministic, Model, Normal, OneHot, fit, linear, mle
+from aevb.distributions import inverse_softplus
+
+
+class Fitted(NamedTuple):
+    """What a fit reached: the log-likelihood of all data, iterations, evaluations."""
+
+    value: float
+    iterations: int
+    evaluations: int | None
+
+
+Contest = tuple[Callable[[], Fitted] | None, Callable[[], Fitted]]
+
+
+def raw(scale: float) -> float:
+    """What a softplus turns into this scale."""
+    return float(inverse_softplus(torch.tensor(scale, dtype=torch.float64)))
+
+
+def ours(model: Model, x: np.ndarray, tol: float) -> Fitted:
+    run = fit(model, {"x": x}, schedule=mle(tol=tol))
+    counts = [re.search(r"\((\d+) evaluations\)", row.get("note", "")) for row in run.rows]
+    return Fitted(float(run.history["evidence"][-1]) * len(x), run.step, next(int(found[1]) for found in counts if found))
+
+
+def fixed(model: Model, factor: str, matrices: dict[str, list[list[float]]], scale: float | None = None) -> None:
+    """Set a factor's matrices and keep them; start its scale."""
+    found = model.factors[factor]
+    for label, matrix in matrices.items():
+        weight = found.net.blocks.weights[label]
+        weight.data.copy_(torch.tensor(matrix))
+        weight.requires_grad_(False)
+    if scale is not None:
+        found.vectors["scale"].data.fill_(raw(scale))
+
+
+def known_start(model: Model, factor: str, scale: float) -> None:
+    """z[0] ~ N(0, scale²), not learned."""
+    root = model.factors[factor].root
+    size = len(root) // 2
+    root.data.copy_(torch.tensor([0.0] * size + [raw(scale)] * size))
+    root.requires_grad_(False)
+
+
+def exact(d: int = 1) -> Normal:
+    return Normal(d, linear(bias=False), scale="learned")
+
+
+# Local level ------------------------------------------------------------------------------------------------------------------------
+
+
+def nile(missing: float) -> Contest:
+    """The annual flow of the Nile, T = 100: a random walk seen through noise; two variances."""
+    import statsmodels.api as sm
+    from statsmodels.datasets import nile as data
+
+    y = data.load().data["volume"].to_numpy(dtype=float)
+    y = _with_gaps(y, missing)
+    theirs = sm.tsa.UnobservedComponents(y, "llevel")
+    _known(theirs, 1, 1000.0)
+    start = theirs.start_params
+
+    def declared() -> Model:
+        model = Model(p={"z[0]": Normal(1, learned=True), "z[t] | z[t-1]": exact(), "x[t] | z[t]": exact()}, q={"z[t] | x[t]": Normal()}).double()
+        known_start(model, "p(z[0])", 1000.0)
+        fixed(model, "p(z[t]|z[t-1])", {"z[t-1]": [[1.0]]}, float(np.sqrt(start[1])))
+        fixed(model, "p(x[t]|z[t])", {"z[t]": [[1.0]]}, float(np.sqrt(start[0])))
+        return model
+
+    return _statsmodels(theirs, start), lambda: ours(declared(), y[None, :, None], 1e-7)
+
+
+# Five states ------------------------------------------------------------------------------------------------------------------------
+
+
+def structural(missing: float) -> Contest:
+    """Level, slope and a season of four, T = 1,000: five states, of which two are shifted copies; four variances."""
+    import statsmodels.api as sm
+
+    rng, steps = np.random.default_rng(0), 1000
+    level = np.cumsum(rng.normal(0, 0.3, steps) + np.cumsum(rng.normal(0, 0.02, steps)))
+    season = np.zeros(steps + 3)
+    season[:3] = 2, -1, -2
+    for t in range(3, steps + 3):
+        season[t] = -season[t - 3 : t].sum() + rng.normal(0, 0.1)
+    y = _with_gaps(level + season[3:] + rng.normal(0, 1, steps), missing)
+    theirs = sm.tsa.UnobservedComponents(y, "lltrend", seasonal=4)
+    _known(theirs, 5, 10.0)
+    start = np.array([1.0, 0.1, 0.01, 0.1])  # irregular, level, trend, seasonal
+
+    def declared() -> Model:
+        p = {
+            "l[0]": Normal(1, learned=True), "l[t] | l[t-1], b[t-1]": exact(),
+            "b[0]": Normal(1, learned=True), "b[t] | b[t-1]": exact(),
+            "s[0]": Normal(1, learned=True), "s[t] | s[t-1], r[t-1], o[t-1]": exact(),
+            "r[0]": Normal(1, learned=True), "r[t] | s[t-1]": Deterministic(1, linear(bias=False)),
+            "o[0]": Normal(1, learned=True), "o[t] | r[t-1]": Deterministic(1, linear(bias=False)),
+            "x[t] | l[t], s[t]": exact(),
+        }  # fmt: skip
+        model = Model(p, {f"{name}[t] | x[t]": Normal() for name in "lbs"}).double()
+        for name in "lbsro":
+            known_start(model, f"p({name}[0])", 10.0)
+        scales = np.sqrt(start)
+        fixed(model, "p(x[t]|l[t],s[t])", {"l[t]": [[1.0]], "s[t]": [[1.0]]}, scales[0])
+        fixed(model, "p(l[t]|l[t-1],b[t-1])", {"l[t-1]": [[1.0]], "b[t-1]": [[1.0]]}, scales[1])
+        fixed(model, "p(b[t]|b[t-1])", {"b[t-1]": [[1.0]]}, scales[2])
+        fixed(model, "p(s[t]|s[t-1],r[t-1],o[t-1])", {"s[t-1]": [[-1.0]], "r[t-1]": [[-1.0]], "o[t-1]": [[-1.0]]}, scales[3])
+        fixed(model, "p(r[t]|s[t-1])", {"s[t-1]": [[1.0]]})
+        fixed(model, "p(o[t]|r[t-1])", {"r[t-1]": [[1.0]]})
+        return model
+
+    return _statsmodels(theirs, start), lambda: ours(declared(), y[None, :, None], 1e-7)
+
+
+def factors(missing: float) -> Contest:
+    """Five states that decay each at its own rate, five series, T = 1,000: rates and variances, fifteen parameters."""
+    import statsmodels.api as sm
+
+    rng, steps, k = np.random.default_rng(1), 1000, 5
+    z = np.zeros((steps, k))
+    for t in range(1, steps):
+        z[t] = np.linspace(0.5, 0.95, k) * z[t - 1] + rng.normal(0, 0.5, k)
+    y = _with_gaps(z + rng.normal(0, 1, (steps, k)), missing)
+
+    class Decays(sm.tsa.statespace.MLEModel):
+        def __init__(self) -> None:
+            super().__init__(y, k_states=k, k_posdef=k)
+            self["selection"] = self["design"] = np.eye(k)
+            _known(self, k, 1.0)
+
+        start_params = np.concatenate([np.full(k, 0.5), np.ones(2 * k)])
+        param_names = tuple(f"{kind}.{i}" for kind in ("rate", "state", "noise") for i in range(k))
+
+        def transform_params(self, free: np.ndarray) -> np.ndarray:
+            return np.concatenate([free[:k], free[k:] ** 2])
+
+        def untransform_params(self, held: np.ndarray) -> np.ndarray:
+            return np.concatenate([held[:k], held[k:] ** 0.5])
+
+        def update(self, params: np.ndarray, **settings: Any) -> None:
+            params = super().update(params, **settings)
+            self["transition"], self["state_cov"], self["obs_cov"] = np.diag(params[:k]), np.diag(params[k : 2 * k]), np.diag(params[2 * k :])
+
+    theirs = Decays()
+
+    def declared() -> Model:
+        names = "abcde"
+        p: dict[str, Any] = {f"{name}[0]": Normal(1, learned=True) for name in names}
+        p |= {f"{name}[t] | {name}[t-1]": exact() for name in names}
+        p["x[t] | a[t], b[t], c[t], d[t], e[t]"] = exact(k)
+        model = Model(p, {f"{name}[t] | x[t]": Normal() for name in names}).double()
+        for name in names:
+            known_start(model, f"p({name}[0])", 1.0)
+            factor = model.factors[f"p({name}[t]|{name}[t-1])"]
+            factor.net.blocks.weights[f"{name}[t-1]"].data.fill_(0.5)
+            factor.vectors["scale"].data.fill_(raw(1.0))
+        fixed(model, "p(x[t]|a[t],b[t],c[t],d[t],e[t])", {f"{n}[t]": np.eye(k)[:, [i]].tolist() for i, n in enumerate(names)}, 1.0)
+        return model
+
+    return _statsmodels(theirs, theirs.start_params), lambda: ours(declared(), y[None], 1e-7)
+
+
+# Hidden Markov ----------------------------------------------------------------------------------------------------------------------
+
+
+def hidden_markov(missing: float, tol: float) -> Contest:
+    """Three states, two columns, T = 1,000, diagonal Gaussians: 2 + 6 + 12 free parameters."""
+    rng, steps = np.random.default_rng(0), 1000
+    A = np.array([[0.95, 0.04, 0.01], [0.03, 0.95, 0.02], [0.02, 0.03, 0.95]])
+    centres = np.array([[0.0, 0.0], [1.5, 1.0], [-1.0, 2.0]])
+    states = [0]
+    for _ in range(steps - 1):
+        states.append(int(rng.choice(3, p=A[states[-1]])))
+    x = _with_gaps(centres[states] + rng.normal(size=(steps, 2)), missing)
+    means, spread, stay = centres + 0.5, 1.5, np.full((3, 3), 0.1) + 0.7 * np.eye(3)
+
+    def theirs() -> Fitted:
+        from hmmlearn.hmm import GaussianHMM
+
+        model = GaussianHMM(3, "diag", tol=tol, n_iter=10000, init_params="", covars_prior=0, covars_weight=0, min_covar=1e-10)
+        model.startprob_, model.transmat_ = np.full(3, 1 / 3), stay.copy()
+        model.means_, model.covars_ = means.copy(), np.full((3, 2), spread**2)
+        model.fit(x)
+        return Fitted(float(model.score(x)), model.monitor_.iter, model.monitor_.iter)
+
+    def declared() -> Model:
+        p = {"y[0]": OneHot(3, learned=True), "y[t] | y[t-1]": OneHot(3), "x[t] | y[t]": Normal(2)}
+        model = Model(p, {"y[t] | x[t]": OneHot()}).double()
+        with torch.no_grad():
+            model.factors["p(y[0])"].root.zero_()
+            moves, seen = model.factors["p(y[t]|y[t-1])"].net.blocks, model.factors["p(x[t]|y[t])"].net.blocks
+            moves.bias.zero_()
+            moves.weights["y[t-1]"].copy_(torch.tensor(np.log(stay).T))
+            seen.bias.zero_()
+            seen.weights["y[t]"].copy_(torch.cat([torch.tensor(means.T), torch.full((2, 3), raw(spread), dtype=torch.float64)]))
+        return model
+
+    return None if missing else theirs, lambda: ours(declared(), x[None], 1e-6)
+
+
+# The table --------------------------------------------------------------------------------------------------------------------------
+
+
+def _with_gaps(values: np.ndarray, share: float) -> np.ndarray:
+    return np.where(np.random.default_rng(7).random(values.shape) < share, np.nan, values)
+
+
+def _known(model: Any, size: int, scale: float) -> None:
+    """The first state is N(0, scale²), and every step counts."""
+    model.ssm.initialize_known(np.zeros(size), np.eye(size) * scale**2)
+    model.ssm.loglikelihood_burn = 0
+
+
+def _statsmodels(model: Any, start: np.ndarray) -> Callable[[], Fitted]:
+    def run() -> Fitted:
+        found = model.fit(start_params=start, disp=0, maxiter=1000, cov_type="none")
+        return Fitted(float(found.llf), found.mle_retvals["iterations"], found.mle_retvals["fcalls"])
+
+    return run
+
+
+CONTESTS: dict[str, Callable[[], Contest]] = {
+    "nile": lambda: nile(0.0),
+    "nile, 20 % missing": lambda: nile(0.2),
+    "5 states, structural": lambda: structural(0.0),
+    "5 states, structural, 10 % missing": lambda: structural(0.1),
+    "5 states, 5 series": lambda: factors(0.0),
+    "5 states, 5 series, 10 % missing": lambda: factors(0.1),
+    "hmm, their tol 1e-2": lambda: hidden_markov(0.0, 1e-2),
+    "hmm, their tol 1e-6": lambda: hidden_markov(0.0, 1e-6),
+    "hmm, 10 % missing": lambda: hidden_markov(0.1, 1e-2),
+}
+
+
+def timed(run: Callable[[], Fitted]) -> tuple[float, Fitted]:
+    began = time.process_time()
+    found = run()
+    return time.process_time() - began, found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3, help="fits of each side; the least time counts")
+    parser.add_argument("--only", default="", help="take only the rows whose name contains this")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    print("| data | log p, theirs | ours | iterations (evaluations), theirs | ours | seconds, theirs | ours | ratio |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name, make in CONTESTS.items():
+        if args.only not in name:
+            continue
+        theirs, mine = make()
+        times: list[tuple[float, float]] = []
+        for _ in range(args.rounds + 1):  # the first warms up
+            seconds, reference = timed(theirs) if theirs is not None else (float("nan"), None)
+            times.append((seconds, (found := timed(mine))[0]))
+        own = found[1]
+        least = np.array(times[1:]).min(0)
+        counts = [f"{one.iterations} ({one.evaluations})" if one is not None else "" for one in (reference, own)]
+        value = "cannot" if reference is None else f"{reference.value:.4f}"
+        seconds = " | ".join("" if np.isnan(one) else f"{one:.{places}f}" for one, places in ((least[0], 3), (least[1], 3), (least[1] / least[0], 2)))
+        print(f"| {name} | {value} | {own.value:.4f} | {counts[0]} | {counts[1]} | {seconds} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
