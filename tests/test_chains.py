@@ -530,3 +530,15 @@ def test_a_fixed_path_is_one_row_or_one_for_each_sample(n):
     loc = torch.stack([raw_at(model, "p", "x", {"s": F.one_hot(LABELS[:1], 3).double()}, t, T)[1][0, :2] for t in range(T)]).detach()
     for fixed in (LABELS[0], LABELS[:1].expand(n, T), F.one_hot(LABELS[0], 3)):
         same(model.sample(n, steps=T, s=fixed, mean=True)["x"], loc.expand(n, T, 2))
+
+
+@pytest.mark.parametrize("lag", ["t-1", "t+1"])
+def test_a_latent_of_each_step_beside_a_chain_changes_nothing_for_the_chain(lag):
+    """q runs one way in time and p may read the other way; a second enumerated latent, in which nothing differs, costs nothing."""
+    p, q = {"b[t] | b[t-1]": Bernoulli(1), "x[t] | b[t]": Normal(2)}, {f"b[t] | b[{lag}], x[t]": Bernoulli()}
+    torch.manual_seed(0)
+    alone = Model(p, q).double()
+    both = Model({"y[t]": OneHot(3), **p}, {"y[t]": OneHot(), **q}).double()
+    both.load_state_dict(alone.state_dict(), strict=False)
+    x = torch.randn(4, 5, 2, dtype=torch.float64)
+    assert torch.allclose(both.elbo(x=x).value, alone.elbo(x=x).value, rtol=0, atol=1e-12)

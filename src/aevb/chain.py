@@ -31,7 +31,7 @@ class Chain:
         self.direction = next(filter(None, [plan.direction("q", name) for name in names]), 0)
         self.neighbours = [slot for _, slot in self.slots if slot is not None]
         self.pair: Tensor | None = None
-        self.single = product
+        self.conditional = self.single = product
         if self.direction:
             self.pair, self.single = self._recursion(product)
 
@@ -69,14 +69,11 @@ class Chain:
         if direction == self.direction:
             assert self.pair is not None
             return self.pair
-        # Shift the other neighbour's marginals (or the independent product) into place; outside the sequence all values weigh the same.
+        # The other neighbour's conditional, given the present; outside the sequence all values weigh the same.
         edge = self.single.narrow(TIME, 0 if direction < 0 else self.steps - 1, 1) * self._uniform()
         start = 0 if direction < 0 else 1
-        if self.pair is None:
-            here = self.single.narrow(TIME, 1 - start, self.steps - 1)
-            inside = here * self._to_neighbour(self.single.narrow(TIME, start, self.steps - 1))
-        else:
-            inside = self._to_neighbour(self.pair.narrow(TIME, start, self.steps - 1))
+        here = self.single.narrow(TIME, 1 - start, self.steps - 1)
+        inside = here * self._to_neighbour(self.conditional.narrow(TIME, start, self.steps - 1))
         for count, (_, slot) in zip(self.sizes, self.slots, strict=True):
             if slot is not None:
                 edge = expand_axis(edge, slot, count)

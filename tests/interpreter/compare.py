@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from .bounds import Recipe, bound
-from .data import Rows, random_noise, random_rows
+from .data import Rows, random_noise, random_rows, values
 from .declaration import Declaration
 from .exact import joint
+from .marginals import marginal
 from .printed import Formula, from_latex
 from .unroll import World
 
@@ -94,6 +95,7 @@ class Comparer:
             yield from self.bounds(rows, kind, requests)
             yield from self.evidence(rows, kind)
             yield from self.log_probabilities(rows, kind)
+            yield from self.marginals(rows, kind)
 
     def points(self, rows: Rows) -> int:
         """The most joint values that an unrolled row has."""
@@ -216,19 +218,60 @@ class Comparer:
         declaration, model = self.declaration, self.model
         posterior = model.posterior(seed=self.seed, **rows.arguments())
         drawn = {name: value[0] for name, value in posterior.sample(1).items()}
-        values = {name: value.reshape(len(rows), *([rows.steps] if name in declaration.timed else []), -1) for name, value in drawn.items()}
-        ours = posterior.log_prob(**values) if values else torch.zeros(len(rows), dtype=torch.float64)
+        latents = {name: value.reshape(len(rows), *([rows.steps] if name in declaration.timed else []), -1) for name, value in drawn.items()}
+        ours = posterior.log_prob(**latents) if latents else torch.zeros(len(rows), dtype=torch.float64)
         theirs, joint_p = [], []
         for n in range(len(rows)):
             row = rows.row(declaration, n)
-            full = {name: value[n : n + 1, : row.steps] if name in declaration.timed else value[n : n + 1] for name, value in values.items()}
+            full = {name: value[n : n + 1, : row.steps] if name in declaration.timed else value[n : n + 1] for name, value in latents.items()}
             world = World(declaration, self.weights, row, ways={}, fixed=full)
-            unknown = [node for name in values for node in world.nodes(name) if not row.known(node)]
+            unknown = [node for name in latents for node in world.nodes(name) if not row.known(node)]
             theirs.append(sum((world.log_q(node) for node in unknown), torch.zeros(1, dtype=torch.float64)).reshape(()))
             if not any(name in row.present for name in declaration.observed):
                 names = [name for name in declaration.names("p") if declaration.stochastic(name)]
                 joint_p.append(sum(world.log_p(node) for name in names for node in world.nodes(name)).reshape(()))
         yield Comparison("log q", relative(ours.detach(), torch.stack(theirs).detach()), kind)
         if len(joint_p) == len(rows):
-            arguments = rows.arguments() | values
+            arguments = rows.arguments() | latents
             yield Comparison("log p", relative(model.log_prob(**arguments).detach(), torch.stack(joint_p).detach()), kind)
+
+    def marginals(self, rows: Rows, kind: str) -> Iterator[Comparison]:
+        """``posterior(...)[v]``: log-probabilities of all values, or of a few points; certainty where the value is known."""
+        declaration = self.declaration
+        try:
+            self.plan(rows, Request({}))
+        except ValueError:  # then the library's marginals are averages over draws
+            self.refused += 1
+            return
+        posterior = self.model.posterior(seed=self.seed, **rows.arguments())
+        for name in declaration.latents:
+            if name in rows.arrays and not bool(rows.arrays[name].isnan().any()):
+                continue
+            family = declaration.rules("p", name)["t" if name in declaration.timed else ""]
+            table = World(declaration, self.weights, rows.row(declaration, 0), ways={}).family(family).values
+            points = torch.from_numpy(values(self.rng, family.family, (3, declaration.sizes[name]))) if table is None else table
+            theirs = self._marginals(rows, name, points)
+            if theirs is None:
+                continue
+            shape = (len(points), *[1] * (2 if name in declaration.timed else 1), points.shape[-1])
+            ours = posterior[name].log_prob(points.reshape(shape)).detach()
+            real = [(n, t) for n in range(len(rows)) for t in (range(rows.lengths[n]) if name in declaration.timed else [None])]
+            found = torch.stack([ours[:, n] if t is None else ours[:, n, t] for n, t in real])
+            expected = torch.stack([theirs[place] for place in real]).detach()
+            yield Comparison("posterior", relative(found.exp(), expected.exp()), f"{kind}, {name}")
+
+    def _marginals(self, rows: Rows, name: str, points: Tensor) -> dict[tuple[int, int | None], Tensor] | None:
+        found: dict[tuple[int, int | None], Tensor] = {}
+        for n in range(len(rows)):
+            row = rows.row(self.declaration, n)
+            for t in range(row.steps) if name in self.declaration.timed else [None]:
+                if row.known((name, t)):
+                    known = row.data[name] if t is None else row.data[name][t]
+                    here = torch.where((points == known).all(-1), 0.0, -math.inf).double()
+                else:
+                    one = marginal(self.declaration, self.weights, row, (name, t), points)
+                    if one is None:
+                        return None
+                    here = one
+                found[n, t] = here
+        return found

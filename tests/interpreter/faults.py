@@ -1,0 +1,119 @@
+"""Faults put into the library on purpose: the comparisons must notice every one of them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+import aevb.chain
+import aevb.divergences
+import aevb.estimators
+import aevb.evidence.belief
+import aevb.evidence.finite
+import aevb.families
+import aevb.plan
+import aevb.program
+from aevb.axes import swap
+
+from .compare import Comparer
+from .random_declarations import random_declaration
+
+
+def wrapped(owner: Any, name: str, change: Any) -> AbstractContextManager[Any]:
+    """Replace a function by one that gets the original first."""
+    original = getattr(owner, name)
+    return patch.object(owner, name, lambda *arguments, **named: change(original, *arguments, **named))
+
+
+def no_end_of_q(original: Any, self: Any, side: str, name: str, region: str) -> Any:
+    return original(self, side, name, "all" if side == "q" else region)
+
+
+def transposed_pairs(original: Any, self: Any, direction: int) -> Tensor:
+    weights = original(self, direction)
+    for current, neighbour in self.slots:
+        if neighbour is not None and direction:
+            weights = swap(weights, current, neighbour)
+    return weights
+
+
+class WithoutLogarithms:
+    """``math``, with log 1 = log K."""
+
+    def __getattr__(self, name: str) -> Any:
+        return (lambda number: 0.0) if name == "log" else getattr(math, name)
+
+
+def dreg_without_weight(original: Any, self: Any, kl_weight: Any = 1.0) -> Tensor:
+    return torch.softmax(original(self, 1.0) * 0 + _sample_logits(self, kl_weight), aevb.estimators.SAMPLES)
+
+
+def _sample_logits(self: Any, kl_weight: Any) -> Tensor:
+    total = aevb.estimators._integrand(*self.terms(), kl_weight)
+    for name, axis in self.sequence():
+        if name == "#S":
+            break
+        total = aevb.estimators.contract(total, self.weight(name), axis)
+    return aevb.estimators.expand_axis(total, aevb.estimators.SAMPLES, self.plan.samples)
+
+
+def all_present(original: Any, self: Any, dist: Any, value: Tensor, present: Tensor | None = None) -> Tensor:
+    return original(self, dist, value, None)
+
+
+def padded_end(original: Any, self: Any, value: Tensor) -> Tensor:
+    return aevb.program.over_time(value, self.count).narrow(aevb.program.TIME, self.count - 1, 1)
+
+
+def samples_first(original: Any, self: Any) -> list[tuple[str, int]]:
+    return sorted(original(self), key=lambda step: step[0] != "#S")
+
+
+NORMALS = (aevb.Normal, aevb.Normal)
+KL = aevb.divergences._KL
+
+FAULTS: dict[str, Any] = {
+    "densities of q ignore its ends": lambda: wrapped(aevb.program.Program, "entry", no_end_of_q),
+    "q's entropy has the wrong sign": lambda: wrapped(aevb.families.Normal, "entropy", lambda original, *a: -original(*a)),
+    "KL between Normals has its arguments exchanged": lambda: patch.dict(KL, {NORMALS: lambda q, p, kl=KL[NORMALS]: kl(p, q)}),
+    "missing entries of a Normal count": lambda: wrapped(aevb.families.Normal, "log_prob", all_present),
+    "iwae lacks − log K": lambda: patch.object(aevb.estimators, "math", WithoutLogarithms()),
+    "pairwise marginals of a chain are transposed": lambda: wrapped(aevb.chain.Chain, "weights", transposed_pairs),
+    "dreg weights samples by w² whatever the KL weight": lambda: wrapped(aevb.estimators.Estimate, "gradient_scale", dreg_without_weight),
+    "a known latent pays − log q": lambda: wrapped(aevb.estimators.Estimate, "_where_unknown", lambda original, self, name, term: term),
+    "the last step of a padded row is read at the padding": lambda: wrapped(aevb.program.Program, "last_step", padded_end),
+    "a function of nothing but the outside is not zeros": lambda: wrapped(aevb.program.Program, "_zero_outside", lambda original, self, v, e: v),
+    "the samples' mean is taken before every other": lambda: wrapped(aevb.estimators.Estimate, "sequence", samples_first),
+    "a Gaussian belief forgets the noise of a rule": lambda: wrapped(
+        aevb.evidence.belief.Belief, "extended", lambda original, self, column, rule: original(self, column, replace(rule, noise=0.5 * rule.noise))
+    ),
+    "the sum over finite latents forgets their prior": lambda: wrapped(
+        aevb.evidence.finite.Tables, "log_p", lambda original, self, name: original(self, name) * (name not in self.structure.discrete)
+    ),
+}
+
+
+def noticed(fault: str, seeds: Iterable[int], requests: int = 7) -> Counter[str]:
+    """How many comparisons of these random models notice a fault, by what was compared; "error" counts models that failed."""
+    found: Counter[str] = Counter()
+    for seed in seeds:
+        declaration, _ = random_declaration(seed)
+        comparer = Comparer(declaration, seed)
+        with FAULTS[fault]():
+            try:
+                for comparison in comparer.run(requests=requests):
+                    found["comparisons"] += 1
+                    if not comparison.agrees:
+                        found["noticed"] += 1
+                        found[comparison.what] += 1
+            except (RuntimeError, ValueError, AssertionError, KeyError, IndexError):
+                found["errors"] += 1
+    return found
