@@ -137,7 +137,7 @@ def test_gaussian_mixtures_reach_scikit_learn(spec, kind):
         table = torch.as_tensor(reference.predict_proba(IRIS)).T * 0.9 + 0.1 / 3
         method.posterior = lambda batch: (table, torch.zeros(len(IRIS)))
         method.maximise(method.statistics(model.prepare(x=IRIS)))
-    run = fit(model, {"x": IRIS}, schedule=em(), steps=600, log_every=1)
+    run = fit(model, {"x": IRIS}, schedule=em(tol=1e-12), steps=600, log_every=1)
     assert climbs(run.history["evidence"])
     found = model.log_evidence(x=IRIS)
     assert found.method == "exact"

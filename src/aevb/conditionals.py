@@ -114,6 +114,13 @@ class Conditional:
         """
         return None
 
+    def polynomial(self, **heads: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """log p(v) as a polynomial in each entry of v: constant, coefficient of v and of v², each like a head; None if it is none.
+
+        A term that depends on v alone (−log v! of a Poisson) is left out.
+        """
+        return None
+
     # What follows from it ----------------------------------------------------------------------------------------------
 
     def log_prob(self, dist: td.Distribution, value: Tensor, present: Tensor | None = None) -> Tensor:

@@ -76,6 +76,11 @@ class Normal(LocationScale):
         found = {"scale": ad.inverse_softplus(variance.maximum(floor).sqrt())}
         return {"loc": mean} | (found if isinstance(self.scale, str) else {})
 
+    def polynomial(self, loc: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+        scales = self.scales(loc, scale).expand_as(loc)
+        precision = scales.square().reciprocal()
+        return -0.5 * loc.square() * precision - scales.log() - 0.5 * math.log(2 * math.pi), loc * precision, -0.5 * precision
+
     def noise(self, d: int) -> Noise:
         return "normal", d
 
@@ -223,6 +228,9 @@ class Bernoulli(Conditional):
     def most_likely(self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor) -> dict[str, Tensor]:
         return {"logits": torch.logit(mean, eps=SMALLEST_PROBABILITY)}
 
+    def polynomial(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+        return -F.softplus(logits), logits, torch.zeros_like(logits)
+
     def count(self, d: int) -> int:
         return 2 ** min(d, 1024)  # too many in any case; of a d of billions the power itself would take minutes
 
@@ -291,6 +299,9 @@ class OneHot(Conditional):
     def most_likely(self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor) -> dict[str, Tensor]:
         return {"logits": mean.clamp_min(SMALLEST_PROBABILITY).log()}
 
+    def polynomial(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+        return torch.zeros_like(logits), logits.log_softmax(-1), torch.zeros_like(logits)
+
     def count(self, d: int) -> int:
         return d
 
@@ -351,6 +362,9 @@ class Poisson(Conditional):
 
     def most_likely(self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor) -> dict[str, Tensor]:
         return {"log_rate": mean.clamp_min(SMALLEST_PROBABILITY).log()}
+
+    def polynomial(self, log_rate: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+        return -log_rate.exp(), log_rate, torch.zeros_like(log_rate)
 
 
 @register

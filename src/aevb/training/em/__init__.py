@@ -14,6 +14,7 @@ from aevb.evidence.exact import why_not_exact
 from aevb.evidence.finite import why_not_finite
 from aevb.evidence.gaussian import why_not_linear_gaussian
 from aevb.training.em.factors import Statistics
+from aevb.training.em.mixtures import Mixtures, is_mixture
 from aevb.training.em.regressions import Regressions
 from aevb.training.em.responsibilities import Responsibilities
 
@@ -28,7 +29,8 @@ def exact_em(model: Model) -> Regressions | Responsibilities:
     if reason := why_not_exact(model):
         raise ValueError(f"em() takes the exact posterior, which is not known for this model: {reason}. Use alternate() or joint().")
     if why_not_finite(model) is None:
-        return Responsibilities(model)
+        method = Responsibilities(model)
+        return Mixtures(model) if method.closed and is_mixture(model) else method
     if reason := why_not_linear_gaussian(model):
         kinds = "models without time whose latents are all finite, or whose variables are all jointly Gaussian"
         raise ValueError(f"em() has closed forms for {kinds}; here {reason}. The evidence is exact all the same: use mle(), or joint().")

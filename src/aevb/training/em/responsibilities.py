@@ -127,27 +127,31 @@ class Responsibilities(EM):
 
     def maximise(self, found: Statistics) -> None:
         for entry in self.entries:
-            count, first, second = (found[f"{entry.id} {part}"] for part in ("count", "first", "second"))
-            some = count.clamp_min(torch.finfo(count.dtype).tiny)
-            mean, square = first / some, second / (some.unsqueeze(-1) if entry.spec.full_moments else some)
-            if not entry.key.parents and not entry.spec.learned:
-                mean = torch.zeros_like(mean)  # a fixed root has mean 0
-            total, squares = count.sum(0), second.diagonal(dim1=-2, dim2=-1) if entry.spec.full_moments else second
-            n = total.clamp_min(torch.finfo(count.dtype).tiny)
-            heads = entry.spec.most_likely(count, mean, square, floor(squares.sum(0) / n - (first.sum(0) / n).square(), total))
-            assert heads is not None
+            heads, seen = self.most_likely(entry, *(found[f"{entry.id} {part}"] for part in ("count", "first", "second")))
             factor: Any = self.model.factors[entry.id]
             if not entry.key.parents:
                 self._set(entry, heads, {}, None)
                 continue
-            label = str(entry.key.parents[0])
+            label, blocks = str(entry.key.parents[0]), factor.net.blocks
             rows = torch.cat([heads[name] for name in factor.sizes], -1)  # [C, all heads]
-            blocks = factor.net.blocks
             old = blocks.weights[label].T.double() + (blocks.bias.double() if blocks.bias is not None else 0.0)
-            seen = count > 1e-9  # what no row has keeps what it had
-            whole = seen.all(-1, keepdim=True)
-            alive = torch.cat([seen if heads[name].shape == seen.shape else whole.expand_as(heads[name]) for name in factor.sizes], -1)
+            alive = torch.cat([seen[name] for name in factor.sizes], -1)
             self._set(entry, heads, {label: torch.where(alive, rows, old.detach()).T}, None)
+
+    def most_likely(self, entry: Entry, count: Tensor, first: Tensor, second: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """A factor's heads (a row for each value of its parent) and vectors for these sums over rows, and which numbers any row speaks of."""
+        full = entry.spec.full_moments
+        some = count.clamp_min(torch.finfo(count.dtype).tiny)
+        mean, square = first / some, second / (some.unsqueeze(-1) if full else some)
+        if not entry.key.parents and not entry.spec.learned:
+            mean = torch.zeros_like(mean)  # a fixed root has mean 0
+        total, squares = count.sum(0), second.diagonal(dim1=-2, dim2=-1) if full else second
+        n = total.clamp_min(torch.finfo(count.dtype).tiny)
+        heads = entry.spec.most_likely(count, mean, square, floor(squares.sum(0) / n - (first.sum(0) / n).square(), total))
+        assert heads is not None
+        seen = count > 1e-9  # what no row has keeps what it had
+        whole = seen.all(-1, keepdim=True)
+        return heads, {name: seen if value.shape == seen.shape else whole.expand_as(value) for name, value in heads.items() if value.dim() > 1}
 
     def expected(self, batch: Mapping[str, Tensor], posterior: Tensor) -> tuple[Tensor, Tensor]:
         """Σ posterior · log p(data, latents) and log p(data), one number an example: what an M-step without closed form ascends."""
