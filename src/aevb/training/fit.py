@@ -463,7 +463,7 @@ class Training:
                     raise Stopped(
                         f"stopped after step {self.step} of {self.total}" + (f"; resume=True continues it from {self.out}" if self.out else "")
                     )
-            self.stepper.tighten()
+            self.stepper.settle_model()
             if s.patience is not None:
                 self._restore_best()
         finally:
@@ -545,7 +545,7 @@ class Training:
         """Record the bound (and the evidence, where exact) on the validation data, and whether it is the best so far."""
         assert self.validation is not None
         s = self.settings
-        self.stepper.tighten()
+        self.stepper.settle_model()
         if self.evaluation is None:
             self.evaluation = Evaluation(self.model, self.validation, how=s.how, bound=s.bound, samples=s.samples, seed=s.seed)
         with threads(self.all_threads):  # rows are many here, and what is called is not ours
@@ -596,7 +596,7 @@ class Training:
         return self.settings.checkpoint_every is not None or self.world.any(self.world.first and time.perf_counter() - self.saved > 30)
 
     def _checkpoint(self, copied: bool = False) -> Checkpoint:
-        self.stepper.tighten()
+        self.stepper.settle_model()
         state = {"best": self.best, "waited": self.waited, "skipped": self.skipped, "settings": self.recorded, "metrics": self.stepper.metrics()}
         state |= {"history": self.folder.history()} if self.folder is not None else {}
         weights, tensors = dict(self.model.state_dict()), self.stepper.state()

@@ -196,6 +196,9 @@ class Stepper:
     def close(self) -> None:
         """After the last step: let go of graphs and threads; every parameter has memory of its own again."""
         self.take = nothing
+        if self.iterations is not None:
+            with torch.no_grad():
+                self.iterations.write()
         if self.staged is not None:
             self.staged.close()
         if not self.alone or any(isinstance(moving, flat.Vector) for moving in self.moving.values()):
@@ -344,7 +347,7 @@ class Stepper:
                     fresh = step == 0 and self.model.untouched()
                     rows = Rows(self.source, self.world)
                     self.iterations = Iterations(self.em, rows, schedule, self.settings.seed, fresh=fresh, tensors=self.kept)
-                    self.tighten()
+                    self.settle_model()
                 evidence = self.iterations.step()
             except NoEvidenceError as error:
                 self.lost = str(error)
@@ -379,10 +382,11 @@ class Stepper:
         gains = self.kept.get("em/gains", torch.zeros(0)).tolist() if self.iterations is None else self.iterations.ascent.gains
         return isinstance(schedule, schedules.em) and converged(gains, schedule.tol)
 
-    def tighten(self) -> None:
-        """Set q to the posterior of p as it is now, where EM in closed form can; a reader of the model calls for it, not every iteration."""
+    def settle_model(self) -> None:
+        """Give the model what EM in closed form has found, and set q to the posterior where it can. A reader calls for it, not every iteration."""
         if self.iterations is not None and self.em is not None:
             with torch.no_grad():
+                self.iterations.write()
                 self.left_alone = self.em.tighten(self.source.take(torch.arange(min(2, self.source.n))))
 
     # What the host sees -------------------------------------------------------------------------------------------------------------

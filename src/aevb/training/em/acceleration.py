@@ -7,9 +7,11 @@ that of the point before it; otherwise the iteration takes EM's own step, which 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
@@ -60,7 +62,7 @@ class Ascent:
             evidence, image = self.update(point)
         except LinAlgError:
             return None
-        return (float(evidence), image) if bool(evidence.isfinite() & image.isfinite().all()) else None
+        return (float(evidence), image) if math.isfinite(float(evidence) + float(image.sum())) else None
 
     def step(self) -> None:
         """One iteration."""
@@ -80,13 +82,13 @@ class Ascent:
         self.gains = [*self.gains, self.evidence - before][-WINDOW:]
 
     def _extrapolated(self) -> Tensor:
-        residuals, points = torch.stack(self.residuals, 1), torch.stack(self.points, 1)
-        moves, changes = points.diff(dim=1), residuals.diff(dim=1)
-        size = changes.norm(dim=0).clamp_min(torch.finfo(changes.dtype).tiny)
-        gram = (changes / size).mT @ (changes / size)
-        gram.diagonal().add_(1e-10)
-        share = torch.linalg.solve(gram, (changes / size).mT @ residuals[:, -1]) / size
-        point = self.image - (moves + changes) @ share
+        """The combination of the points whose residual would be least; a few products of small matrices, for which numpy is the faster."""
+        residuals, points = (np.stack([tensor.cpu().numpy() for tensor in found]) for found in (self.residuals, self.points))
+        moves, changes = np.diff(points, axis=0), np.diff(residuals, axis=0)
+        size = np.sqrt((changes * changes).sum(1, keepdims=True)) + np.finfo(float).tiny
+        unit = changes / size
+        share = np.linalg.solve(unit @ unit.T + 1e-10 * np.eye(len(unit)), unit @ residuals[-1]) / size[:, 0]
+        point = self.image - torch.from_numpy(share @ (moves + changes)).to(self.image)
         return point if self.within is None else self.within(point)
 
     # What a checkpoint keeps ---------------------------------------------------------------------------------------------------------

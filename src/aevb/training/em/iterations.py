@@ -47,6 +47,7 @@ class Iterations:
 
     def __init__(self, method: Method, rows: Rows, schedule: em, seed: int, *, fresh: bool, tensors: Mapping[str, Tensor] | None = None) -> None:
         self.method, self.schedule, self.world = method, schedule, rows.world
+        self.theta = method.model.theta()
         self.choices: dict[str, Any] = {"accelerate": schedule.accelerate, "within": method.within}
         method.open(rows)
         if tensors:
@@ -87,14 +88,22 @@ class Iterations:
         return evidence, image
 
     def _weights(self) -> list[Tensor]:
-        return [parameter.detach().clone() for parameter in self.method.model.theta()]
+        return [parameter.detach().clone() for parameter in self.theta]
 
     def step(self) -> float:
-        """One iteration; the mean evidence of the parameters that the model then has."""
-        theta = self.method.model.theta()
-        if not all(torch.equal(parameter, before) for parameter, before in zip(theta, self.written, strict=True)):  # someone has set them
+        """One iteration; the mean evidence of the parameters that it found. The model gets them by ``write``."""
+        if self._set_by_someone():
             self.ascent = Ascent(self._update, self.method.read(), **self.choices)
+            self.written = self._weights()
         self.ascent.step()
-        self.method.write(self.ascent.point)
-        self.written = self._weights()
         return self.ascent.evidence
+
+    def _set_by_someone(self) -> bool:
+        """Whether the model has other weights than were last written, or found."""
+        return not all(torch.equal(parameter, before) for parameter, before in zip(self.theta, self.written, strict=True))
+
+    def write(self) -> None:
+        """Give the model the parameters that were found last, unless someone has set others since."""
+        if not self._set_by_someone():
+            self.method.write(self.ascent.point)
+            self.written = self._weights()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -158,10 +159,11 @@ class Mixtures(Responsibilities):
 
     def within(self, vector: Tensor) -> Tensor:
         vector = vector.clone()
-        least = float(ad.inverse_softplus(vector.new_tensor(SMALLEST_VARIANCE).sqrt()))
+        least = math.log(math.expm1(math.sqrt(SMALLEST_VARIANCE)))
+        found = self._heads(vector)
         for entry in self.entries:
-            if isinstance(entry.spec, Normal) and "scale" in (heads := self._heads(vector)[entry.id]):
-                heads["scale"].clamp_(min=least)
+            if isinstance(entry.spec, Normal) and "scale" in found[entry.id]:
+                found[entry.id]["scale"].clamp_(min=least)  # a view of the vector
         return vector
 
     # An iteration ------------------------------------------------------------------------------------------------------------------------

@@ -33,18 +33,19 @@ class Design:
     """What a factor is regressed on: places in w and what is added there, the same of its own variable, and its columns among those with holes."""
 
     places: Tensor
-    offsets: Tensor
     own: Tensor
-    own_offsets: Tensor
     holes: slice
+    offsets: Tensor | None = None
+    own_offsets: Tensor | None = None
 
 
 class Complete:
     """Rows in which the same variables are known, entirely: their second moments stand for them."""
 
     def __init__(self, known: Tensor, unknown: Tensor) -> None:
-        self.known, self.unknown = known, unknown
-        size = len(known)
+        self.known, self.unknown, size = known, unknown, len(known)
+        order = torch.cat([known, unknown])
+        self.back = None if bool((order.diff() == 1).all()) else order.argsort()  # from (known, unknown) to w
         self.count = torch.zeros((), dtype=torch.float64, device=known.device)
         self.second = torch.zeros(size, size, dtype=torch.float64, device=known.device)
 
@@ -55,18 +56,18 @@ class Complete:
         self.count += len(u)
 
     def expect(self, residuals: Residuals) -> Statistics:
-        u, z, r = self.known, self.unknown, residuals.matrix
-        root = torch.linalg.cholesky(r[:, z].mT @ r[:, z])
-        gain = -torch.cholesky_solve(r[:, z].mT @ r[:, u], root)
-        left = r[:, u] + r[:, z] @ gain  # the residuals at the posterior's mean
-        quadratic = ((left @ self.second) * left).sum()
-        constant = residuals.log_scale.sum() + root.diagonal().log().sum() + 0.5 * LOG_2PI * (len(r) - len(z))
-        cross, width = gain @ self.second, r.shape[1]
-        second = self.second.new_zeros(width, width)
-        second[u.unsqueeze(1), u] = self.second
-        second[z.unsqueeze(1), u], second[u.unsqueeze(1), z] = cross, cross.mT
-        second[z.unsqueeze(1), z] = cross @ gain.mT + self.count * torch.cholesky_inverse(root)
-        return {"evidence": -0.5 * quadratic - self.count * constant, "second": second}
+        size, r = len(self.known), residuals.matrix
+        r = r if self.back is None else r[:, torch.cat([self.known, self.unknown])]
+        at_known, at_unknown = r[:, :size], r[:, size:]
+        root = torch.linalg.cholesky(at_unknown.mT @ at_unknown)
+        gain = -torch.cholesky_solve(at_unknown.mT @ at_known, root)
+        left = at_known + at_unknown @ gain  # the residuals at the posterior's mean
+        constant = residuals.log_scale.sum() + root.diagonal().log().sum() + 0.5 * LOG_2PI * (len(r) - len(gain))
+        cross = gain @ self.second
+        own = cross @ gain.mT + self.count * torch.cholesky_inverse(root)
+        second = torch.cat([torch.cat([self.second, cross]), torch.cat([cross.mT, own])], 1)
+        second = second if self.back is None else second[self.back.unsqueeze(1), self.back]
+        return {"evidence": -0.5 * ((left @ self.second) * left).sum() - self.count * constant, "second": second}
 
 
 class Incomplete:
@@ -118,8 +119,9 @@ class Incomplete:
             found["rest"] = second
         for name, design in designs.items():
             here, pattern = keep[:, design.holes], patterns[:, design.holes] * times.unsqueeze(1)
-            columns = w[:, design.places] + design.offsets
-            value = here * (w[:, design.own] + design.own_offsets)
+            columns, value = w[:, design.places], w[:, design.own]
+            if design.offsets is not None and design.own_offsets is not None:
+                columns, value = columns + design.offsets, here * (value + design.own_offsets)
             width = len(design.places)
             inner = (here.mT @ (columns.unsqueeze(2) * columns.unsqueeze(1)).flatten(1)).unflatten(1, (width, width))
             at = torch.full((r.shape[1],), -1, device=z.device).index_copy(0, z, torch.arange(len(z), device=z.device))[design.places]

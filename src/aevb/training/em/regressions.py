@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,31 @@ from aevb.training.em.starts import principal_components
 
 if TYPE_CHECKING:
     from aevb.model import Model
+
+
+LEAST = math.log(math.expm1(math.sqrt(SMALLEST_VARIANCE)))  # raw scale of an observed column whose variance is the least that an M-step gives
+
+
+class Part(NamedTuple):
+    """Where a factor's parameters stand in the vector, with their shapes, and the name of its spread's raw numbers."""
+
+    weights: list[tuple[slice, tuple[int, ...]]]
+    bias: tuple[slice, tuple[int, ...]] | None
+    head: str | None
+    spread: tuple[slice, tuple[int, ...]] | None
+
+
+class Form(NamedTuple):
+    """R and its scales but for the parameters, and where those go: cells of R and scales, rows without a bias, blocks with a full covariance."""
+
+    template: Tensor
+    scale: Tensor
+    cells: Tensor
+    numbers: Tensor
+    scales: Tensor
+    raw: Tensor
+    through: Tensor
+    blocks: list[tuple[Tensor, slice]]
 
 
 class Regressions(EM):
@@ -42,19 +68,21 @@ class Regressions(EM):
 
     def open(self, rows: Rows) -> None:
         """Read the data: where nothing is missing, for the only time."""
-        graph, start = self.graph, 1
+        graph, device = self.graph, rows.source.like.device
         self.rows, self.columns = rows, Columns(rows, (*graph.given, *graph.observed))
-        self.places: dict[str, slice] = {}  # in w
-        for name in (*graph.given, *graph.stochastic):
-            self.places[name] = slice(start, start := start + graph.size(name))
-        first = 1 + sum(graph.size(name) for name in graph.given)
-        entries = {name: slice(self.places[name].start - first, self.places[name].stop - first) for name in graph.stochastic}
-        self.moments = Moments(rows, self.columns, self.places, entries, graph.latents)
-        holes = self.moments.holes
-        for name in holes:
+        self.order = (*graph.given, *graph.observed, *graph.latents)  # in w, after the 1
+        places, start = {}, 1
+        for name in self.order:
+            places[name] = slice(start, start := start + graph.size(name))
+        self.places = {name: torch.arange(place.start, place.stop, device=device) for name, place in places.items()}
+        self.first = 1 + sum(graph.size(name) for name in graph.given)  # where what is stochastic begins
+        entries = {name: slice(places[name].start - self.first, places[name].stop - self.first) for name in (*graph.observed, *graph.latents)}
+        self.first_latent = sum(graph.size(name) for name in graph.observed)  # among the rows of R
+        self.moments = Moments(rows, self.columns, places, entries, graph.latents)
+        for name in self.moments.holes:
             if isinstance(graph.rule("p", name).spec, MultivariateNormal):
                 raise ValueError(f"em(): {name} has missing entries and a full covariance, for which no closed form is here. Use mle().")
-        self.spread = torch.ones(start, dtype=torch.float64, device=rows.source.like.device)
+        self.spread = torch.ones(start, dtype=torch.float64, device=device)
         self.offset = torch.zeros_like(self.spread)  # a column's mean, in units of its spread
         for name in self.columns.names:
             self.spread[self.places[name]] = self.columns.spread[name]
@@ -62,23 +90,21 @@ class Regressions(EM):
         self.log_units = sum(
             ((self.columns.count[name] * self.columns.spread[name].log()).sum() for name in graph.observed), self.offset.new_zeros(())
         )
-        self.design = {entry.id: self._design(entry, holes) for entry in self.entries}
-        self.holed = {entry.id: self.design[entry.id] for entry in self.entries if entry.key.name in holes}
+        self.design = {entry.id: self._design(entry, self.moments.holes) for entry in self.entries}
+        self.holed = {entry.id: self.design[entry.id] for entry in self.entries if entry.key.name in self.moments.holes}
+        self.parts = self._lay_out()
+        self.form = self._form()
 
     def _design(self, entry: Entry, holes: list[str]) -> Design:
         """Without a bias, a regression goes through the origin of the data's units."""
-        places = torch.cat([torch.zeros(0, dtype=torch.long), *(self._place(ref.name) for ref in entry.key.parents)])
-        own, at = self._place(entry.key.name), 0
-        for name in holes[: holes.index(entry.key.name)] if entry.key.name in holes else ():
-            at += self.graph.size(name)
+        nowhere = torch.zeros(0, dtype=torch.long, device=self.offset.device)
+        places = torch.cat([nowhere, *(self.places[ref.name] for ref in entry.key.parents)])
+        own, name = self.places[entry.key.name], entry.key.name
+        at = sum(self.graph.size(other) for other in holes[: holes.index(name)]) if name in holes else 0
         columns = slice(at, at + len(own))
-        if self._has_bias(entry):
-            places = torch.cat([places, torch.zeros(1, dtype=torch.long)])
-            return Design(places, torch.zeros_like(self.offset)[places], own, torch.zeros_like(self.offset)[own], columns)
-        return Design(places, self.offset[places], own, self.offset[own], columns)
-
-    def _place(self, name: str) -> Tensor:
-        return torch.arange(self.places[name].start, self.places[name].stop, device=self.offset.device)
+        if not self._has_bias(entry):
+            return Design(places, own, columns, self.offset[places], self.offset[own])
+        return Design(torch.cat([places, nowhere.new_zeros(1)]), own, columns)
 
     def _has_bias(self, entry: Entry) -> bool:
         if not entry.key.parents:
@@ -87,98 +113,121 @@ class Regressions(EM):
 
     # Parameters: of the model, and as a vector ---------------------------------------------------------------------------------------
 
-    def _spread_head(self, entry: Entry) -> str | None:
-        """The name of the raw numbers that a factor's spread is learned by, if it is."""
-        factor: Any = self.model.factors[entry.id]
-        names = (*factor.vectors, *(factor.sizes if not entry.key.parents and entry.spec.learned else ()))
-        return next((name for name in names if name != "loc"), None)
+    def _lay_out(self) -> dict[str, Part]:
+        """Where the parameters of every factor stand in the vector."""
+        found, start = {}, 0
+
+        def take(*shape: int) -> tuple[slice, tuple[int, ...]]:
+            nonlocal start
+            start += torch.Size(shape).numel()
+            return slice(start - torch.Size(shape).numel(), start), shape
+
+        for entry in self.entries:
+            factor: Any = self.model.factors[entry.id]
+            d = self.graph.size(entry.key.name)
+            names = (*factor.vectors, *(factor.sizes if not entry.key.parents and entry.spec.learned else ()))
+            head = next((name for name in names if name != "loc"), None)  # the raw numbers that its spread is learned by, if it is
+            weights = [take(d, self.graph.size(ref.name)) for ref in entry.key.parents]
+            bias = take(d) if self._has_bias(entry) else None
+            found[entry.id] = Part(weights, bias, head, None if head is None else take(d if head == "scale" else d * (d + 1) // 2))
+        return found
+
+    def _unpacked(self, vector: Tensor) -> list[tuple[list[Tensor], Tensor | None, Tensor | None]]:
+        """Weights by parent, bias, and raw spread of every factor."""
+
+        def at(place: tuple[slice, tuple[int, ...]] | None) -> Any:
+            return None if place is None else vector[place[0]].reshape(place[1])
+
+        parts = [self.parts[entry.id] for entry in self.entries]
+        return [([at(weight) for weight in part.weights], at(part.bias), at(part.spread)) for part in parts]
+
+    def _form(self) -> Form:
+        """R as a template into which the vector's numbers are put."""
+        count, width = len(self.offset) - self.first, len(self.offset)
+        template = torch.eye(width, dtype=torch.float64, device=self.offset.device)[self.first :].clone()
+        scale, through = torch.ones_like(self.offset[self.first :]), []
+        cells: list[Tensor] = []
+        numbers: list[Tensor] = []
+        scales: list[Tensor] = []
+        raw: list[Tensor] = []
+        blocks: list[tuple[Tensor, slice]] = []
+        flat = torch.arange(count * width, device=template.device).reshape(count, width)
+        for name in (*self.graph.observed, *self.graph.latents):
+            entry, rows = self.graph.rule("p", name), self.places[name] - self.first
+            part = self.parts.get(entry.id, Part([], None, None, None))
+            for ref, (place, _) in zip(entry.key.parents, part.weights, strict=True):
+                cells.append(flat[rows.unsqueeze(1), self.places[ref.name]].reshape(-1))
+                numbers.append(torch.arange(place.start, place.stop, device=template.device))
+            if part.bias is None:
+                through.append(rows)
+            else:
+                cells.append(flat[rows, 0])
+                numbers.append(torch.arange(part.bias[0].start, part.bias[0].stop, device=template.device))
+            if part.spread is None:
+                fixed = getattr(entry.spec, "scale", None)
+                scale[rows] = (float(fixed) if isinstance(fixed, int | float) else 1.0) / self.spread[self.places[name]]
+            elif part.head == "scale":
+                scales.append(rows)
+                raw.append(torch.arange(part.spread[0].start, part.spread[0].stop, device=template.device))
+            else:
+                blocks.append((rows, part.spread[0]))
+        nothing = torch.zeros(0, dtype=torch.long, device=template.device)
+        joined = {name: torch.cat([nothing, *found]) for name, found in (("cells", cells), ("numbers", numbers), ("scales", scales), ("raw", raw))}
+        return Form(template, scale, **joined, through=torch.cat([nothing, *through]), blocks=blocks)
+
+    def _residuals(self, vector: Tensor) -> Residuals:
+        form = self.form
+        matrix = form.template.flatten().index_copy(0, form.cells, -vector[form.numbers]).reshape(form.template.shape)
+        if len(form.through):  # through the origin of the data's units
+            matrix[form.through, 0] = matrix[form.through] @ self.offset
+        scale = form.scale.index_copy(0, form.scales, F.softplus(vector[form.raw])) if len(form.scales) else form.scale
+        matrix = matrix / scale.unsqueeze(1)
+        for rows, place in form.blocks:
+            root = ad.tril_from_vector(vector[place], len(rows))
+            matrix[rows] = torch.linalg.solve_triangular(root, matrix[rows], upper=False)
+            scale = scale.index_copy(0, rows, root.diagonal())
+        return Residuals(matrix, scale.log())
 
     def read(self) -> Tensor:
         """The model's parameters as EM's vector."""
         parts = []
         for entry in self.entries:
             factor: Any = self.model.factors[entry.id]
-            d, own = self.graph.size(entry.key.name), self._place(entry.key.name)
+            d, own, head = self.graph.size(entry.key.name), self.places[entry.key.name], self.parts[entry.id].head
             unit, bias = self.spread[own], -self.offset[own]
             for ref in entry.key.parents:
-                there = self._place(ref.name)
+                there = self.places[ref.name]
                 weight = factor.net.blocks.weights[str(ref)][:d].detach().double() * self.spread[there] / unit.unsqueeze(1)
                 bias = bias + weight @ self.offset[there]
                 parts.append(weight)
             if self._has_bias(entry):
                 constant = factor.net.blocks.bias if entry.key.parents else factor.root
                 parts.append(bias + constant[:d].detach().double() / unit)
-            if (name := self._spread_head(entry)) is not None:
-                raw = factor.vectors[name] if name in factor.vectors else factor.root[d:]
+            if head is not None:
+                raw = factor.vectors[head] if head in factor.vectors else factor.root[d:]
                 parts.append(_in_units(raw.detach().double(), 1 / unit))
         return torch.cat([part.reshape(-1) for part in parts])
 
     def write(self, vector: Tensor) -> None:
         """Set the model's parameters."""
         for entry, (weights, bias, raw) in zip(self.entries, self._unpacked(vector), strict=True):
-            own = self._place(entry.key.name)
+            own = self.places[entry.key.name]
             unit, constant = self.spread[own], self.offset[own]
             found = {}
             for ref, weight in zip(entry.key.parents, weights, strict=True):
-                there = self._place(ref.name)
+                there = self.places[ref.name]
                 found[str(ref)] = weight / self.spread[there] * unit.unsqueeze(1)
                 constant = constant - weight @ self.offset[there]
             heads: dict[str, Tensor] = {}
             if raw is not None:
-                heads[str(self._spread_head(entry))] = _in_units(raw, unit)
+                heads[str(self.parts[entry.id].head)] = _in_units(raw, unit)
             if bias is not None:
                 heads["loc"] = constant = (bias + constant) * unit
             self._set(entry, heads, found, constant)
 
-    def _unpacked(self, vector: Tensor) -> list[tuple[list[Tensor], Tensor | None, Tensor | None]]:
-        """Weights by parent, bias, and raw spread of every factor."""
-        found, start = [], 0
-
-        def take(*shape: int) -> Tensor:
-            nonlocal start
-            size = torch.Size(shape).numel()
-            start += size
-            return vector[start - size : start].reshape(shape)
-
-        for entry in self.entries:
-            d = self.graph.size(entry.key.name)
-            weights = [take(d, self.graph.size(ref.name)) for ref in entry.key.parents]
-            bias = take(d) if self._has_bias(entry) else None
-            name = self._spread_head(entry)
-            found.append((weights, bias, None if name is None else take(d if name == "scale" else d * (d + 1) // 2)))
-        return found
-
-    def _residuals(self, vector: Tensor) -> Residuals:
-        own = {entry.id: part for entry, part in zip(self.entries, self._unpacked(vector), strict=True)}
-        rows, logs = [], []
-        for name in self.graph.stochastic:
-            entry, place = self.graph.rule("p", name), self._place(name)
-            weights, bias, raw = own.get(entry.id, ([], None, None))
-            row = vector.new_zeros(len(place), len(self.offset))
-            row[torch.arange(len(place)), place] = 1.0
-            constant = self.offset[place] if bias is None else -bias
-            for ref, weight in zip(entry.key.parents, weights, strict=True):
-                row[:, self._place(ref.name)] = -weight
-                constant = constant - weight @ self.offset[self._place(ref.name)] if bias is None else constant
-            row[:, 0] = constant
-            root = self._root(entry, raw, self.spread[place])
-            rows.append(row / root.unsqueeze(1) if root.dim() == 1 else torch.linalg.solve_triangular(root, row, upper=False))
-            logs.append((root if root.dim() == 1 else root.diagonal()).log())
-        return Residuals(torch.cat(rows), torch.cat(logs))
-
-    def _root(self, entry: Entry, raw: Tensor | None, unit: Tensor) -> Tensor:
-        """The scales of a factor's entries, or its Cholesky factor, in units of the data's spread."""
-        if raw is not None:
-            return F.softplus(raw) if len(raw) == len(unit) and isinstance(entry.spec, Normal) else ad.tril_from_vector(raw, len(unit))
-        return (1.0 if not isinstance(getattr(entry.spec, "scale", None), int | float) else float(entry.spec.scale)) / unit  # type: ignore[attr-defined]
-
     def within(self, vector: Tensor) -> Tensor:
-        vector = vector.clone()
-        least = ad.inverse_softplus(vector.new_tensor(SMALLEST_VARIANCE).sqrt())
-        for entry, (_, _, raw) in zip(self.entries, self._unpacked(vector), strict=True):
-            if raw is not None and isinstance(entry.spec, Normal) and entry.key.name in self.graph.observed:
-                raw.clamp_(min=float(least))
-        return vector
+        seen = self.form.raw[self.form.scales < self.first_latent]
+        return vector.index_copy(0, seen, vector[seen].clamp_min(LEAST)) if len(seen) else vector
 
     # Where it starts ---------------------------------------------------------------------------------------------------------------------
 
@@ -194,32 +243,32 @@ class Regressions(EM):
         for name in (name for stage in self.graph.generation for name in stage.nodes):
             weights, bias, _ = parts.get(name, ([], None, None))
             parents = self.graph.rule("p", name).key.parents
-            moved = sum((weight @ mean[self._place(ref.name)] for ref, weight in zip(parents, weights, strict=True)), mean.new_zeros(()))
+            moved = sum((weight @ mean[self.places[ref.name]] for ref, weight in zip(parents, weights, strict=True)), mean.new_zeros(()))
             if name in self.graph.observed:
                 if bias is not None:
                     bias.copy_(torch.where(self.columns.count[name] > 0, -moved, bias))
             elif bias is not None:
-                mean[self._place(name)] = moved + bias
+                mean[self.places[name]] = moved + bias
             else:
-                mean[self._place(name)] = moved
+                mean[self.places[name]] = moved
         return vector
 
     def from_data(self, own: Tensor, seed: int) -> Tensor:
         """The M-step after an E-step that takes latents for principal components of the variables that read them."""
         second = self.moments.observed()
-        done = {0, *(int(i) for name in self.columns.names for i in self._place(name))}
+        done = {0, *(int(i) for name in self.columns.names for i in self.places[name])}
         gain = torch.zeros_like(second)  # of every entry of w on the known ones
         gain[list(done), list(done)] = 1.0
         covariance = torch.zeros_like(second)
         order = [name for stage in self.graph.generation for name in stage.nodes]
         for name in reversed([name for name in order if name in self.graph.latents]):
-            place = self._place(name)
+            place = self.places[name]
             children = [other for other in order if name in (ref.name for ref in self.graph.rule("p", other).key.parents)]
             if not children:
                 covariance[place, place] = 1.0
                 continue
-            beside = {int(i) for other in children for ref in self.graph.rule("p", other).key.parents for i in self._place(ref.name)} & done
-            rows, others = gain[torch.cat([self._place(child) for child in children])], gain[sorted(beside)]
+            beside = {int(i) for other in children for ref in self.graph.rule("p", other).key.parents for i in self.places[ref.name]} & done
+            rows, others = gain[torch.cat([self.places[child] for child in children])], gain[sorted(beside)]
             if len(others):
                 rows = rows - rows @ second @ others.mT @ torch.linalg.pinv(others @ second @ others.mT, hermitian=True) @ others
             found, variances = principal_components(rows @ second @ rows.mT, len(place))
@@ -248,22 +297,23 @@ class Regressions(EM):
                 inner, outer, own = (
                     a + found[f"{entry.id} {what}"] for a, what in zip(_about(found["second"], design), ("inner", "outer", "own"), strict=True)
                 )
-                matrix = (outer.unsqueeze(-2) @ torch.linalg.pinv(inner, hermitian=True)).squeeze(-2)
+                matrix = _solved(inner, outer.unsqueeze(-2)).squeeze(-2)
                 left = torch.diag_embed(own - (outer * matrix).sum(-1)) / count.clamp_min(1.0)
                 least = floor(torch.ones_like(count), count)
             else:
                 count = torch.full((len(design.own),), n, dtype=torch.float64, device=second.device)
                 inner, outer, own = _about(second, design, whole=True)
-                matrix = outer @ torch.linalg.pinv(inner, hermitian=True)
+                matrix = _solved(inner, outer)
                 left = (own - outer @ matrix.mT) / n
                 centre = second[design.own, 0] / n
                 least = floor(second[design.own, design.own] / n - centre.square(), count)
             heads = entry.spec.most_likely(count[None], torch.zeros_like(count)[None], left[None] if full else left.diagonal()[None], least)
             assert heads is not None
-            sizes = [self.graph.size(ref.name) for ref in entry.key.parents]
-            parts += [part.reshape(-1) for part in matrix.split([*sizes, 1] if self._has_bias(entry) else sizes, -1)]
-            if (spread := self._spread_head(entry)) is not None:
-                parts.append(heads[spread].reshape(-1))
+            part = self.parts[entry.id]
+            sizes = [shape[1] for _, shape in part.weights]
+            parts += [block.reshape(-1) for block in matrix.split([*sizes, 1] if part.bias is not None else sizes, -1)]
+            if part.head is not None:
+                parts.append(heads[part.head].reshape(-1))
         return torch.cat(parts)
 
     def tighten(self, batch: Mapping[str, Tensor]) -> str | None:
@@ -323,12 +373,18 @@ def _about(second: Tensor, design: Design, whole: bool = False) -> tuple[Tensor,
     itself (of its ``whole`` covariance, or of each entry)."""
     a, b = design.places, design.own
     inner, outer, own = second[a.unsqueeze(1), a], second[b.unsqueeze(1), a], second[b.unsqueeze(1), b]
-    first_a, first_b, n = second[a, 0], second[b, 0], second[0, 0]
-
-    def moved(block: Tensor, left: Tensor, left_offset: Tensor, right: Tensor, right_offset: Tensor) -> Tensor:
-        return block + left.unsqueeze(1) * right_offset + left_offset.unsqueeze(1) * right + n * left_offset.unsqueeze(1) * right_offset
-
-    inner = moved(inner, first_a, design.offsets, first_a, design.offsets)
-    outer = moved(outer, first_b, design.own_offsets, first_a, design.offsets)
-    own = moved(own, first_b, design.own_offsets, first_b, design.own_offsets)
+    if design.offsets is not None and design.own_offsets is not None:
+        first_a, first_b, n, to_a, to_b = second[a, 0], second[b, 0], second[0, 0], design.offsets, design.own_offsets
+        inner = inner + first_a.unsqueeze(1) * to_a + to_a.unsqueeze(1) * (first_a + n * to_a)
+        outer = outer + first_b.unsqueeze(1) * to_a + to_b.unsqueeze(1) * (first_a + n * to_a)
+        own = own + first_b.unsqueeze(1) * to_b + to_b.unsqueeze(1) * (first_b + n * to_b)
     return (inner, outer, own) if whole else (inner.expand(len(b), -1, -1), outer, own.diagonal())
+
+
+def _solved(inner: Tensor, outer: Tensor) -> Tensor:
+    """outer · inner⁻¹ of a symmetric matrix, or of several; its pseudo-inverse where it is close to singular."""
+    root, failed = torch.linalg.cholesky_ex(inner)
+    pivots = root.diagonal(dim1=-2, dim2=-1)
+    if not inner.shape[-1] or bool(((failed == 0) & (pivots.amin(-1) > 1e-6 * pivots.amax(-1))).all()):
+        return torch.cholesky_solve(outer.mT, root).mT
+    return outer @ torch.linalg.pinv(inner, hermitian=True)
