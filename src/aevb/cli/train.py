@@ -30,6 +30,7 @@ def train(
     prepare: Prepare = None,
     validation: Annotated[str | None, typer.Option(help="A file of validation rows.", rich_help_panel="Data")] = None,
     hold_out: Annotated[float, typer.Option(help="The share of a file's rows to validate on, e.g. 0.1.", rich_help_panel="Data")] = 0.0,
+    split: Annotated[int, typer.Option(help="Seed of the rows that --hold-out takes; --seed leaves them as they are.", rich_help_panel="Data")] = 0,
     epochs: Annotated[float | None, typer.Option(help="Passes over the data; by default 20 or more.", rich_help_panel="Training")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps, instead of epochs.", rich_help_panel="Training")] = None,
     batch: Annotated[int | None, typer.Option(help="Rows a step; 100 unless the model says otherwise.", rich_help_panel="Training")] = None,
@@ -88,7 +89,7 @@ def train(
     chosen = _schedule(schedule)
     found = resolve(model, data, pairs("--set", set_))
     found = found.to(device_of(device))
-    loaded = load(data, found.graph, prepare=prepare, seed=seed, validation=validation, hold_out=hold_out)
+    loaded = load(data, found.graph, prepare=prepare, seed=seed, validation=validation, hold_out=hold_out, split=split)
     speaks = os.environ.get("RANK", "0") == "0"  # of several processes, the first
     places = [out] if seeds is None else [out / f"seed-{i}" for i in range(seeds)]
     for place in places:

@@ -53,10 +53,10 @@ def evaluate(
     loaded = load_rows(run, model, data, prepare, seed)
     chosen = loaded.test or loaded.train
     source = open_source(model.graph, chosen.data, model._parameter())
-    values = evaluation.evaluate(model, source, seed=seed)
+    values = evaluation.evaluate_precisely(model, source, seed=seed)
     print(f"{counted_rows(model, loaded, chosen)} of {loaded.recipe.validation or loaded.recipe.data}{which_rows(loaded)}, nats an example:")
-    for name, value in values.items():
-        print(f"  {name:<12} {value:10.3f}")
+    for name, (value, error) in values.items():
+        print(f"  {name:<12} {value:10.3f}" + (f" ± {error:.2g}" if error else ""))
     if samples and "evidence" not in values and evidence is None:
         found = evaluation.evaluate_evidence(model, source, samples=samples, seed=seed)
         print(f"  {_log_p(model, chosen.data):<12} {found:10.3f}   importance sampling, {samples} samples: a bound that rises with their number")

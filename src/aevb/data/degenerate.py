@@ -1,21 +1,31 @@
-"""Data on which a density has no greatest value: refused before the first step, since training could only diverge."""
+"""Data on which a density has no greatest value.
+
+Constant columns are refused before the first step, since training could only diverge. Columns of few values that repeat are noted: a flexible p
+can narrow onto each of them, so that log p grows without telling anything.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
+import torch
 from torch import Tensor
 
 from aevb.data.sources import Source
 from aevb.families import Beta, ContinuousBernoulli, LocationScale, Mixture, MultivariateNormal
 from aevb.graph import Entry, Graph
+from aevb.networks import mlp
+
+FEW = 10  # values that are few in any column,
+REPEATS = 20  # and how often each occurs, on average, where they are more
+LOOK = 2000  # rows that are looked at
 
 
 def refuse_degenerate(graph: Graph, source: Source) -> None:
-    """Refuse columns on which p's density of an observed variable grows without bound."""
+    """Refuse columns on which p's density of an observed variable grows without bound, and columns that no row has."""
     for name in graph.observed:
-        if name in source.extents and bool((source.extents[name][0] > source.extents[name][1]).all()):
-            raise ValueError(f"{name} is missing (NaN) in every row: there is nothing to learn it from. Give it values, or leave it out of p.")
+        if name in source.extents:
+            _refuse_missing(graph, name, (source.extents[name][0] > source.extents[name][1]).nonzero()[:, 0].tolist())
         for entry in graph.p[name].values():
             trouble = _trouble(entry)
             if trouble is None or name not in source.extents:
@@ -25,6 +35,68 @@ def refuse_degenerate(graph: Graph, source: Source) -> None:
             columns = (bad(low, high) & (low <= high)).nonzero()[:, 0].tolist()  # a column that is missing everywhere has low > high
             if columns:
                 raise ValueError(_message(name, type(entry.spec).__name__, columns, what, why, fix, source.n, graph.size(name)))
+
+
+def _refuse_missing(graph: Graph, name: str, columns: list[int]) -> None:
+    if len(columns) == graph.size(name):
+        raise ValueError(f"{name} is missing (NaN) in every row: there is nothing to learn it from. Give it values, or leave it out of p.")
+    if columns:
+        shown = ", ".join(map(str, columns[:8])) + (", …" if len(columns) > 8 else "")
+        which = f"column {shown}" if len(columns) == 1 else f"columns {shown}"
+        raise ValueError(
+            f"{name} is missing (NaN) in every row of {which}: there is nothing to learn it from. Give it values, or drop it from the data."
+        )
+
+
+def note_repeats(graph: Graph, batch: Mapping[str, Tensor], besides: Collection[str] = ()) -> list[str]:
+    """Sentences about columns of a few values that repeat, under a density that could narrow onto them; ``besides`` are not looked at."""
+    notes = []
+    for name in graph.observed:
+        entry = next((entry for entry in graph.p[name].values() if _narrows(graph, entry)), None)
+        if entry is None or name not in batch or name in besides:
+            continue
+        counts, known = _distinct(batch, name)
+        columns = ((counts <= (known // REPEATS).clamp_min(FEW)) & (known >= 4 * counts) & (counts > 0)).nonzero()[:, 0].tolist()
+        if columns:
+            trouble = _trouble(entry)
+            assert trouble is not None
+            family, k = type(entry.spec).__name__, int(counts[columns[0]])
+            shown = ", ".join(map(str, columns[:8])) + (", …" if len(columns) > 8 else "")
+            where = f"column {shown}: {k}" if len(columns) == 1 else f"columns {shown}; column {columns[0]}: {k}"
+            parents = ", ".join(map(str, entry.key.parents))
+            declared = f'"c{" | " * bool(parents)}{parents}": OneHot({k})'
+            notes.append(
+                f"{name} has columns of few values that repeat ({where} in {int(known[columns[0]])} entries). p gives {name} a {family}, a density, "
+                f"which can narrow onto such values without bound: log p grows, and says little. Declare categories as such ({declared}, in a "
+                f"column c) and counts as Poisson; dequantise rounded numbers (aevb.data.dequantise), or {trouble[3]}."
+            )
+    return notes
+
+
+def _narrows(graph: Graph, entry: Entry) -> bool:
+    """Whether a factor's density can narrow onto each of several values: it has a mixture, or parents that tell them apart."""
+    trouble, spec = _trouble(entry), entry.spec
+    if trouble is None or trouble[1] != "constant":
+        return False
+    if isinstance(spec, Mixture):
+        return True
+    smooth = all(ref.name in graph.p and ref.name not in graph.functions and not graph.rule("p", ref.name).spec.finite for ref in entry.key.parents)
+    maps = spec.net is None or (isinstance(spec.net, mlp) and not spec.net.hidden)
+    straight = maps and (getattr(spec, "scale", None) == "learned" or isinstance(spec, MultivariateNormal))
+    return bool(entry.key.parents) and not (smooth and straight)  # a linear function of a Gaussian is one: it has one peak
+
+
+def _distinct(batch: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
+    """How many different values each column has among known entries and real steps, and how many such entries there are."""
+    value = batch[name]
+    rows = torch.linspace(0, value.shape[1] - 1, min(LOOK, value.shape[1]), device=value.device).long()
+    known = torch.ones_like(value, dtype=torch.bool)
+    for there in (f"{name}?", "steps"):
+        if there in batch and (there != "steps" or value.shape[0] > 1):
+            known = known & batch[there]
+    value, known = (part[:, rows].flatten(0, 1)[: 20 * LOOK] for part in (value, known))
+    ordered = torch.where(known, value, torch.inf).sort(0).values
+    return (ordered.isfinite().sum(0) - (ordered.diff(dim=0) == 0).logical_and(ordered[1:].isfinite()).sum(0)), known.sum(0)
 
 
 Trouble = tuple[Callable[[Tensor, Tensor], Tensor], str, str, str]

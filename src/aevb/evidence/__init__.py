@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from aevb.data.degenerate import note_repeats
 from aevb.evidence.annealing import AIS, CHAINS, Bidirectional, annealed, bidirectional
 from aevb.evidence.curve import Curve, curve
 from aevb.evidence.exact import exact_evidence, why_not_exact
@@ -35,6 +37,13 @@ def log_evidence(
     memory: Memory = None,
 ) -> Evidence:
     """log p of a batch's data, given what it conditions on, by one of ``METHODS``; settings of a method may stand for its name."""
+    found = _found(model, batch, method, samples, seed, memory)
+    return replace(found, notes=(*found.notes, *note_repeats(model.graph, batch)))
+
+
+def _found(
+    model: Model, batch: Mapping[str, Tensor], method: str | AIS | Particles, samples: int | None, seed: int | None, memory: Memory
+) -> Evidence:
     if not isinstance(method, AIS | Particles) and method not in METHODS:
         raise ValueError(f"Unknown method {method!r}. Choose {', '.join(METHODS[:-1])} or {METHODS[-1]}.")
     if method in ("auto", "exact"):

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from aevb.batch import Batch, split_latents
-from aevb.data.degenerate import refuse_degenerate
+from aevb.data.degenerate import LOOK, note_repeats, refuse_degenerate
 from aevb.data.named import Recipe
 from aevb.data.sources import Source, open_source
 from aevb.deterministic import Recurrence
@@ -324,6 +324,22 @@ class Training:
         factors = {name: [self.model.factors[entry.id] for entry in self.model.graph.q[name].values()] for name in known}
         return [name for name in known if any(p.requires_grad for factor in factors[name] for p in factor.parameters())]
 
+    def _taught_apart(self) -> list[str]:
+        """Discrete latents that some rows know, whose labels do not reach q's factor, though ``classify`` could let them."""
+        if self.settings.schedule.objective != "bound" or self.settings.classify:
+            return []
+        graph = self.model.graph
+        return [
+            name
+            for name in self.labelled
+            if name in self.plan.partial and not isinstance(graph.rule("q", name).spec, Exact) and not reads_latents(graph, name)
+        ]
+
+    def _repeats(self) -> list[str]:
+        """What is to be said of values that repeat under a density, from some of the rows."""
+        rows = torch.linspace(0, self.source.n - 1, min(LOOK, self.source.n)).long()
+        return note_repeats(self.model.graph, self.source.read(rows), self.source.fresh)
+
     def _classes(self) -> list[str]:
         """Discrete latents whose q is a function of the data."""
         graph = self.model.graph
@@ -430,6 +446,13 @@ class Training:
             remedy = "To learn it too, add classify=1 (--classify 1); to find it" if alone else "To find it"
             self._note_once(f"{name} {UNTAUGHT}: nothing teaches q({name}|·). {remedy} without labels, leave {name} out.")
         self._note_folder()
+        for name in self._taught_apart():
+            self._note_once(
+                f"{name} is known in some rows, where the bound has no term with q({name}|·): these labels do not teach it. If q is to "
+                f"predict {name}, add classify=1 (--classify 1)."
+            )
+        for note in self._repeats():
+            self._note_once(note)
         stop = self._out_of_patience() or self.stepper.converged
         if self.in_batches is not None:
             self._note_once(f"mle() takes Adam's steps on batches, not L-BFGS on all rows: {self.in_batches}.")
