@@ -75,16 +75,26 @@ def test_more_processes_than_rows_of_a_step_are_refused(monkeypatch):
         fit(model, {"x": x[:2]}, schedule=em(), steps=1)
 
 
-def test_when_one_process_dies_all_stop_and_the_checkpoint_is_valid(files):
-    out = files / "run"
-    launcher = subprocess.Popen(command(files, out, 10**6, 2), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+@pytest.mark.parametrize("request_", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+def test_when_one_process_dies_or_hangs_all_stop_with_a_sentence_and_the_checkpoint_is_valid(files, request_):
+    """The first process is left waiting for the second, and says so within ``AEVB_WAIT`` seconds; the launcher then ends the rest."""
+    out, told = files / "run", files / "told"
+    with told.open("wb") as errors:
+        asked = {**os.environ, "AEVB_WAIT": "6"}
+        launcher = subprocess.Popen(command(files, out, 10**6, 2), stdout=subprocess.DEVNULL, stderr=errors, env=asked)
     deadline = time.monotonic() + 60
     while not list(out.glob("checkpoints/step-*")) and time.monotonic() < deadline:
         time.sleep(0.1)
     workers = [int(pid) for pid in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()]
     assert len(workers) == 2
-    os.kill(workers[-1], signal.SIGKILL)
-    assert launcher.wait(timeout=30) != 0
+    os.kill(workers[-1], request_)
+    if request_ == signal.SIGSTOP:
+        while "--resume" not in told.read_text() and time.monotonic() < deadline + 30:
+            time.sleep(0.1)
+        os.kill(workers[-1], signal.SIGCONT)  # the launcher waits for it, too
+    assert launcher.wait(timeout=60) != 0
+    if request_ == signal.SIGSTOP:
+        assert "aevb: Another process of this run has ended, or has not answered for 6 s (AEVB_WAIT), so that none can go on." in told.read_text()
     found = latest(out)
     assert found is not None
     assert found.step % 3 == 0

@@ -7,6 +7,7 @@ not), ``steps`` which steps are real (only for ragged sequences). The examples a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,9 @@ def prepare(
     for name in data:
         if name not in known:
             what = "deterministic, so it is computed" if name in graph.deterministic else f"not a variable of this model ({', '.join(known)})"
-            raise ValueError(f"The data have {name!r}, which is {what}. Leave it out.")
+            alike = next((other for other in known if other.lower() == str(name).lower() and other not in data), None)
+            alike = alike or next(iter(get_close_matches(str(name), [other for other in known if other not in data], 1)), None)
+            raise ValueError(f"The data have {name!r}, which is {what}. " + (f"Did you mean {alike!r}?" if alike else "Leave it out."))
     for name in need:
         if data.get(name) is None:
             raise ValueError(_lacking(graph, name))
@@ -116,6 +119,7 @@ def raw_on_axes(graph: Graph, name: str, value: Any, like: Tensor) -> Tensor:
 
 def pad(graph: Graph, data: Mapping[str, Any], steps: Any = None, lengths: Any = None) -> tuple[dict[str, Any], Any]:
     """Lists of sequences of different lengths as padded arrays, and the lengths that they say."""
+    data = {name: value.values if isinstance(getattr(value, "raw", None), list) else value for name, value in data.items()}  # standardised ones
     ragged = {name: rows for name, value in data.items() if graph.timed.get(name) and (rows := _ragged(value)) is not None}
     if not ragged:
         return dict(data), lengths
@@ -201,18 +205,51 @@ def unmasked(x: Any) -> Any:
 
 def _numbers(name: str, value: Any) -> Tensor:
     if isinstance(value, Tensor):
-        if value.is_complex():
-            raise ValueError(f"{name} holds {value.dtype}, not numbers.")
-        return value.detach()
+        return _plain_tensor(name, value)
     try:
         array = np.asarray(unmasked(value))
     except ValueError:
         raise ValueError(f"{name} is no array: its rows have different lengths, which only a sequence may have ({name}[t]).") from None
     if array.dtype.kind not in "biuf":
-        raise ValueError(f"{name} holds {array.dtype}, not numbers.")
+        raise ValueError(_no_numbers(name, value, array))
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        array = array.astype(np.float64)
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:  # torch hardly computes with these
+        array = array.astype(np.float64 if array.dtype.itemsize == 8 else np.int64)
     if not array.dtype.isnative or not array.flags.writeable or not array.flags.aligned or any(stride < 0 for stride in array.strides):
         array = array.astype(array.dtype.newbyteorder("="), order="C", copy=True)  # torch cannot share such memory
     return torch.as_tensor(array)
+
+
+def _plain_tensor(name: str, value: Tensor) -> Tensor:
+    """A tensor of numbers that lie in memory one by one."""
+    kinds = {"complex numbers": value.is_complex(), "no numbers (a meta tensor)": value.is_meta, "quantised numbers": value.is_quantized}
+    what = next((what for what, there in kinds.items() if there), None)
+    if what is not None:
+        fix = "Pass value.dequantize()." if value.is_quantized else "Pass real numbers."
+        raise ValueError(f"{name} holds {what}. {fix}")
+    if value.layout != torch.strided or value.is_nested:
+        raise ValueError(
+            f"{name} is a {'nested' if value.is_nested else 'sparse'} tensor. Pass a dense one ({name}.to_dense()), or a list of sequences."
+        )
+    unsigned = value.dtype in (torch.uint16, torch.uint32, torch.uint64)  # torch hardly computes with these
+    return value.detach().to(torch.int64) if unsigned else value.detach()
+
+
+def _no_numbers(name: str, value: Any, array: np.ndarray) -> str:
+    """What an array holds that is no number, where, and what to do about it."""
+    for place in np.ndindex(array.shape) if array.dtype.kind in "OSU" else ():
+        try:
+            float(array[place])
+        except (TypeError, ValueError):
+            columns = getattr(value, "columns", None)  # of a DataFrame
+            column = "" if len(place) < 2 else f", column {place[-1] if columns is None else repr(columns[place[-1]])}"
+            found = array[place].item() if isinstance(array[place], np.generic) else array[place]
+            return (
+                f"{name} holds {found!r} in row {place[0] if place else 0}{column}, not a number. If these are categories, declare a variable "
+                "for them (OneHot) and pass their numbers 0, 1, … as its data; otherwise leave them out."
+            )
+    return f"{name} holds {array.dtype}, not numbers." + (" Convert it: .astype(float)." if array.dtype.kind in "OSU" else "")
 
 
 def _layout(graph: Graph, name: str, value: Any, like: Tensor, first_row: int) -> tuple[Tensor, Tensor | None]:
@@ -231,6 +268,8 @@ def _layout(graph: Graph, name: str, value: Any, like: Tensor, first_row: int) -
         return vectors, None if bool(known.all()) else known
     expected = ", ".join([axes, *map(str, shape)]) + "]"
     alone = tensor.dim() == 1 + time and shape == (1,)
+    if len(shape) > 1 and [size for size in tensor.shape[1 + time :] if size > 1] == [size for size in shape if size > 1]:
+        tensor = tensor.reshape(*tensor.shape[: 1 + time], *shape)  # an image without its one channel
     if tensor.shape[1 + time :] != shape and not alone and not (tensor.dim() == 2 + time and tensor.shape[-1] == d):
         raise ValueError(f"{name} has shape {list(tensor.shape)}; expected {expected}, the examples first.")
     tensor = _on_axes(graph, name, tensor, like)
@@ -308,12 +347,12 @@ def _real_steps(graph: Graph, batch: Batch, steps: Any, lengths: Any, *, check: 
         raise ValueError("steps= and lengths= are for sequences; no variable of these data has [t].")
     count, n = timed.shape[0], timed.shape[1]
     if lengths is not None:
-        length = torch.as_tensor(lengths, device=timed.device)
+        length = _numbers("lengths", lengths).to(timed.device)
         if check and (length.shape != (n,) or bool(((length.long() != length) | (length < 1) | (length > count)).any())):
             raise ValueError(f"lengths holds one number for each of the {n} rows, from 1 to {count}.")
         real = torch.arange(count, device=timed.device)[:, None] < length[None, :]
     else:
-        mask = torch.as_tensor(steps, device=timed.device).bool()
+        mask = _numbers("steps", steps).to(timed.device).bool()
         if check and mask.shape != (n, count):
             raise ValueError(f"steps has shape {list(mask.shape)}; expected [N, T] = [{n}, {count}].")
         real = mask.T
@@ -386,7 +425,21 @@ def _check_support(graph: Graph, name: str, value: Tensor, mask: Tensor | None, 
             text = what.format(first=place) if "{first}" in what else f"{what} (first: {place})"
             count = int(bad.any(-1).sum()) if name not in graph.given and isinstance(graph.rule("p", name).spec, OneHot) else int(bad.sum())
             text = text.replace("that are", "that is", 1) if count == 1 else text
-            raise ValueError(f"{name} has {_counted(count, 'value')} {text}. {fix}")
+            raise ValueError(f"{name} has {_counted(count, 'value')} {text}. {_grey_levels(graph, name, value) or fix}")
+
+
+def _grey_levels(graph: Graph, name: str, value: Tensor) -> str | None:
+    """What to do with grey levels where binary values or a share are expected; None for other numbers."""
+    family = None if name in graph.given else graph.rule("p", name).spec
+    high = float(value.max())
+    if family is None or family.support not in (constraints.boolean, constraints.unit_interval) or not 1 < high <= 255:
+        return None
+    if bool(((value < 0) | (value != value.round())).any()):
+        return None
+    levels = 256 if high > 31 else int(high) + 1
+    how = "threshold" if family.support is constraints.boolean else "dequantise"
+    what = "make them binary" if how == "threshold" else "spread them over (0, 1)"
+    return f"They look like grey levels 0 … {levels - 1}: {what} (aevb.data.{how}({name}, {levels}); --prepare {how})."
 
 
 def _outside(graph: Graph, entry: Entry, value: Tensor, where: Tensor | None) -> tuple[Tensor, str, str]:

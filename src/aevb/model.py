@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from itertools import chain
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -130,6 +130,19 @@ class Model(nn.Module):
             if not mine.requires_grad:
                 theirs[name].requires_grad_(False).copy_(mine)
         return model
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Move to a device or a precision, as torch does; a GPU that is not there is refused."""
+        wanted = [str(value) for value in (*args[:1], kwargs.get("device")) if isinstance(value, str | torch.device)]
+        if any(name.startswith("cuda") for name in wanted) and not torch.cuda.is_available():
+            raise ValueError(
+                f'There is no GPU here for .to("{wanted[0]}"): torch finds no CUDA device. Stay on the CPU, or install a torch with CUDA.'
+            )
+        return super().to(*args, **kwargs)
+
+    def cuda(self, device: int | torch.device | None = None) -> Self:
+        """Move to a GPU."""
+        return self.to("cuda" if device is None else torch.device("cuda", device) if isinstance(device, int) else device)
 
     def theta(self) -> list[nn.Parameter]:
         """The generative parameters: everything reached from a factor of p, even if q uses it too."""

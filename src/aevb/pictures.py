@@ -16,18 +16,23 @@ if TYPE_CHECKING:
 
 
 def grid(images: np.ndarray, columns: int, path: str | Path, labels: Sequence[str] = ()) -> None:
-    """Write images [N, height, width] in [0, 1] as one PNG, ``columns`` a row, each enlarged to be seen; ``labels`` stand left of the rows."""
+    """Write images [N, height, width] in [0, 1] as one PNG, ``columns`` a row, each enlarged to be seen; ``labels`` stand left of the rows.
+
+    Images [N, 3, height, width] are in colour.
+    """
     from PIL import Image
 
-    n, height, width = images.shape
+    colour = images.ndim == 4
+    pictures = images.transpose(0, 2, 3, 1) if colour else 1 - images  # ink on paper
+    n, height, width = pictures.shape[:3]
     rows = math.ceil(n / columns)
-    canvas = np.ones((rows * (height + 1) + 1, columns * (width + 1) + 1))
-    for i, picture in enumerate(images):
+    canvas = np.ones((rows * (height + 1) + 1, columns * (width + 1) + 1, *pictures.shape[3:]))
+    for i, picture in enumerate(pictures):
         top, left = (i // columns) * (height + 1) + 1, (i % columns) * (width + 1) + 1
-        canvas[top : top + height, left : left + width] = 1 - picture  # ink on paper
+        canvas[top : top + height, left : left + width] = picture
     zoom = max(1, round(56 / height))
-    picture = Image.fromarray(np.uint8(255 * canvas.repeat(zoom, 0).repeat(zoom, 1)))
-    (_labelled(picture, labels, zoom * (height + 1), zoom) if labels else picture).save(path)
+    whole = Image.fromarray(np.uint8(255 * canvas.repeat(zoom, 0).repeat(zoom, 1)))
+    (_labelled(whole, labels, zoom * (height + 1), zoom) if labels else whole).save(path, format="PNG")
 
 
 def _labelled(picture: Image.Image, labels: Sequence[str], line: int, top: int) -> Image.Image:
@@ -36,11 +41,11 @@ def _labelled(picture: Image.Image, labels: Sequence[str], line: int, top: int) 
 
     font = ImageFont.load_default(16)
     margin = 12 + math.ceil(max(font.getlength(label) for label in labels))
-    whole = Image.new("L", (picture.width + margin, picture.height), 255)
+    whole = Image.new(picture.mode, (picture.width + margin, picture.height), "white")
     whole.paste(picture, (margin, 0))
     pen = ImageDraw.Draw(whole)
     for i, label in enumerate(labels):
-        pen.text((margin - 6, top + i * line + line // 2), label, fill=0, font=font, anchor="rm")
+        pen.text((margin - 6, top + i * line + line // 2), label, fill="black", font=font, anchor="rm")
     return whole
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from typing import Annotated
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -50,13 +50,45 @@ app.command(rich_help_panel="Runs")(reproduce.reproduce)
 
 def main() -> None:
     """Run the command line. Exit codes: 0, 1 if a run failed, 2 for a mistake in what was asked, 130 if it was interrupted."""
-    code = _run()
+    out, sys.stdout = sys.stdout, Output(sys.stdout)  # type: ignore[assignment]
+    try:
+        code = _run()
+        sys.stdout.flush()
+    finally:
+        sys.stdout = out
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         # torch's gloo and autograd threads can abort a process that goes the usual way; everything is written by now.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+class Output:
+    """Standard output that a reader may leave (``| head``): what follows goes nowhere, and a run goes on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self.stream.write(text)
+        except BrokenPipeError:
+            self._nowhere()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self.stream.flush()
+        except BrokenPipeError:
+            self._nowhere()
+
+    def _nowhere(self) -> None:
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), self.stream.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 def _failures() -> tuple[type[Exception], ...]:

@@ -13,7 +13,7 @@ from aevb.cli.rows import model_and_rows, which_rows
 
 
 def estimators(
-    model: Annotated[str, typer.Argument(help="The folder of a run; or a name from `aevb models`, file.py:name, a saved model's folder.")],
+    model: Annotated[str, typer.Argument(help="A run's folder, a name from `aevb models`, file.py:name (the file is run), a saved model's folder.")],
     data: RunData = None,
     set_: Set = None,
     prepare: Prepare = None,

@@ -32,6 +32,8 @@ def explain(
 ) -> None:
     """Print a model, the estimator derived for it, and the reason for each choice.
 
+    file.py:name runs that file, as Python would: look into a file that you were given before you name it here.
+
     Example: aevb explain gmvae --how y=gumbel
     """
     found = resolve(model, settings=pairs("--set", set_))

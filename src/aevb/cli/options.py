@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-ModelName = Annotated[str, typer.Argument(help="A name from `aevb models`, file.py:name, or a folder that a model was saved to.")]
+ModelName = Annotated[str, typer.Argument(help="A name from `aevb models`, file.py:name (the file is run), or the folder of a saved model or run.")]
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a run (`aevb train … --out FOLDER`).")]
-Data = Annotated[str, typer.Option(help="digits, mnist, fashion, fa, or a file: .csv, .parquet, .npz, .npy.", rich_help_panel="Data")]
+Data = Annotated[str | None, typer.Option(help="digits, mnist, fashion, fa, or a file: .csv, .parquet, .npz, .npy.", rich_help_panel="Data")]
 RunData = Annotated[str | None, typer.Option(help="Other data than the run was trained on; prepared as those were.", rich_help_panel="Data")]
 Set = Annotated[
     list[str] | None,

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aevb.cli.rows import open_run
+
 if TYPE_CHECKING:
     from aevb.model import Model
 
@@ -25,22 +27,36 @@ def resolve(text: str, data: str | None = None, settings: Mapping[str, str] | No
             from aevb.data.named import sizes
 
             told = {name: value for name, value in sizes(data, zoo[text]().graph).items() if name in inspect.signature(zoo[text]).parameters} | told
-        return zoo[text](**told)
+        return _built(text, zoo[text], told)
     path, colon, name = text.rpartition(":")
     if colon and path.endswith(".py"):
         found = _from_file(Path(path), name)
         if inspect.isfunction(found):
-            found = found(**_arguments(text, found, settings or {}))
+            found = _built(text, found, _arguments(text, found, settings or {}))
         elif settings:
             raise ValueError(f"--set gives arguments to a function, but {name!r} in {path} is none.")
         if not isinstance(found, Model):
             raise ValueError(f"{name!r} in {path} is a {type(found).__name__}, not a Model or a function that returns one.")
         return found
-    if (Path(text) / "model.json").is_file():
+    if is_run(text) or (Path(text) / "model.json").is_file():
         if settings:
             raise ValueError("--set gives arguments to a model of the zoo; a saved model has its own.")
-        return load(text)
-    raise ValueError(f"There is no model {text!r}. Name one of {', '.join(zoo)}, a file.py:name, or a saved model's folder.")
+        return open_run(Path(text)) if is_run(text) else load(text)
+    raise ValueError(f"There is no model {text!r}. Name one of {', '.join(zoo)}, a file.py:name, or the folder of a run or a saved model.")
+
+
+def is_run(text: str) -> bool:
+    """Whether a text names the folder of a run, or of the runs of several seeds."""
+    return (Path(text) / "checkpoints").is_dir() or any(Path(text).glob("seed-*/checkpoints"))
+
+
+def _built(name: str, build: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """What a function makes of arguments from the command line, which may be of another kind than it expects."""
+    try:
+        return build(**arguments)
+    except (TypeError, AttributeError) as error:
+        told = " ".join(f"{key}={json.dumps(value)}" for key, value in arguments.items())
+        raise ValueError(f"{name} cannot be built with {told or 'no arguments'}: {str(error).rstrip('.')}.") from error
 
 
 def _arguments(name: str, build: Callable[..., Any], settings: Mapping[str, str]) -> dict[str, Any]:

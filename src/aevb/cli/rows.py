@@ -62,10 +62,10 @@ def load_rows(run: Path, model: Model, data: str | None, prepare: str | None, se
 
 def model_and_rows(text: str, data: str | None, prepare: str | None, seed: int, settings: Mapping[str, str]) -> tuple[Model, Loaded]:
     """The model that the command line names, trained if it names a run, and rows for it: those of ``--data``, or the run's own."""
-    from aevb.cli.resolve import resolve
+    from aevb.cli.resolve import is_run, resolve
     from aevb.data.named import load
 
-    if (Path(text) / "checkpoints").is_dir() or any(Path(text).glob("seed-*/checkpoints")):
+    if is_run(text):
         if settings:
             raise ValueError("--set gives arguments to a model of the zoo; a run has its own.")
         model = open_run(Path(text))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import errno
+import os
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +19,19 @@ def refuse_kind(out: Path) -> None:
     """Refuse a kind of file that is not written, before anything is computed."""
     if out.suffix not in (".csv", ".npz", ".npy"):
         raise ValueError(f"{out}: write a .csv or a .npz file, or a .npy of a single array.")
+
+
+@contextmanager
+def whole_file(out: Path) -> Iterator[Path]:
+    """A place to write a file at, which becomes ``out`` when it is complete: a full disk leaves what was there before."""
+    place = out.with_name(f".{out.name}.{os.getpid()}.part")
+    try:
+        yield place
+        place.replace(out)
+    except OSError as error:
+        raise OSError(error.errno or errno.EIO, f"{error.strerror or error}; nothing was written", str(out)) from None
+    finally:
+        place.unlink(missing_ok=True)
 
 
 def write(
@@ -37,13 +53,14 @@ def write(
     import numpy as np
 
     refuse_kind(out)
-    if out.suffix == ".npz":
-        np.savez(out, **arrays)  # type: ignore[arg-type]
-        return
-    if out.suffix == ".npy":
-        if len(arrays) > 1:
-            raise ValueError(f"{out}: a .npy file holds a single array, but these are {', '.join(arrays)}. Write a .npz or a .csv file.")
-        np.save(out, next(iter(arrays.values())))
+    if out.suffix == ".npy" and len(arrays) > 1:
+        raise ValueError(f"{out}: a .npy file holds a single array, but these are {', '.join(arrays)}. Write a .npz or a .csv file.")
+    if out.suffix != ".csv":
+        with whole_file(out) as place, place.open("wb") as binary:
+            if out.suffix == ".npz":
+                np.savez(binary, **arrays)  # type: ignore[arg-type]
+            else:
+                np.save(binary, next(iter(arrays.values())))
         return
     n = len(next(iter(arrays.values())))
     length = max((arrays[name].shape[1] for name in timed), default=1)
@@ -63,7 +80,7 @@ def write(
         rows, steps = real.nonzero()
         counted = (f"{row},{step}," for row, step in zip(rows.tolist(), steps.tolist(), strict=True))
         keys = list(counted) if numbers is None else numbers.numbers(rows, steps)
-    with out.open("w", encoding="utf-8", newline="") as file:
+    with whole_file(out) as place, place.open("w", encoding="utf-8", newline="") as file:
         file.write(",".join(names) + "\n")
         for key, line in zip(keys, np.concatenate(parts, 1).tolist(), strict=True):
             file.write(key + ",".join(_digits(value, exact) for value in line) + "\n")

@@ -7,14 +7,15 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from aevb.cli.options import BoundName, Data, Gradient, How, ModelName, Prepare, Samples, Seed, Set, device_of, in_its_words, pairs, path
-from aevb.cli.resolve import resolve
-from aevb.cli.rows import counted_rows, known_rows
+from aevb.cli.resolve import is_run, resolve
+from aevb.cli.rows import counted_rows, known_rows, recipe_of
 
 if TYPE_CHECKING:
     from aevb.data.named import Loaded, Split
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 def train(
     model: ModelName,
-    data: Data,
     out: Annotated[Path, typer.Option(parser=path, help="A new folder for the run's files.")],
+    data: Data = None,
     set_: Set = None,
     prepare: Prepare = None,
     validation: Annotated[str | None, typer.Option(help="A file of validation rows.", rich_help_panel="Data")] = None,
@@ -75,6 +76,10 @@ def train(
     aevb train vrnn --data sequences.npz --set likelihood=Poisson --schedule alternate:500,500 --out run
 
     aevb train gmvae --data digits --seeds 8 --out runs
+
+    Where the model is the folder of a run, its weights are trained further, on its own data unless --data names others, prepared as they were:
+
+    aevb train run --lr 1e-4 --out further
     """
     import torch
 
@@ -87,9 +92,17 @@ def train(
         raise ValueError(f"--seeds {seeds} is a number of runs, with seeds from 0 on; say --seed for one run with a seed of your own.")
     torch.manual_seed(seed)
     chosen = _schedule(schedule)
+    before = recipe_of(Path(model)) if is_run(model) else None  # what was done to the rows of the run that is trained further
+    data = data or (before.data if before else None)
+    if data is None:
+        raise ValueError("Say which data to train on: --data digits, or a file.")
+    if is_run(model) and seeds is not None:
+        raise ValueError("--seeds trains fresh models; a run is trained further alone.")
     found = resolve(model, data, pairs("--set", set_))
     found = found.to(device_of(device))
-    loaded = load(data, found.graph, prepare=prepare, seed=seed, validation=validation, hold_out=hold_out, split=split)
+    if before is not None and (validation or hold_out):
+        before = replace(before, validation=validation, hold_out=hold_out, split=split, data=data)
+    loaded = load(data, found.graph, prepare=prepare, seed=seed, validation=validation, hold_out=hold_out, split=split, like=before)
     speaks = os.environ.get("RANK", "0") == "0"  # of several processes, the first
     places = [out] if seeds is None else [out / f"seed-{i}" for i in range(seeds)]
     for place in places:

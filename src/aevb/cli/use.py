@@ -11,7 +11,7 @@ import typer
 
 from aevb.cli.options import RunData, RunFolder, RunPrepare, Seed, in_its_words, path, refuse_input
 from aevb.cli.rows import batches, counted_rows, known_rows, load_rows, open_run, recipe_of, which_rows, whole_of, without_latents
-from aevb.cli.tables import refuse_kind, write
+from aevb.cli.tables import refuse_kind, whole_file, write
 
 if TYPE_CHECKING:
     import numpy as np
@@ -137,7 +137,8 @@ def sample(
         if shape is None:
             raise ValueError(f"{first} has {graph.size(first)} columns, which are no image. Write a table: --out samples.csv.")
         x, named = drawn[first], [f"{classes} = {c}" for c in range(count)] if classes else []
-        grid(np.clip(x.reshape(len(x), *(x.shape[1:] if graph.timed[first] else shape)), 0, 1), n, out, named)
+        with whole_file(out) as place:
+            grid(np.clip(x.reshape(len(x), *(x.shape[1:] if graph.timed[first] else shape)), 0, 1), n, place, named)
     else:
         labels = {classes: np.repeat(np.arange(count), n)} if classes else {}
         arrays = {name: _as_data(graph, recipe, name, value) for name, value in drawn.items()} | labels
@@ -317,8 +318,12 @@ def _log(probs: np.ndarray) -> np.ndarray:
     return np.asarray(np.log(np.maximum(probs, 1e-12)))
 
 
-def _image_shape(graph: Any, name: str, recipe: Recipe | None) -> tuple[int, int] | None:
-    """Height and width, if the variable is an image: as the data were, or a square where that is not known."""
+def _image_shape(graph: Graph, name: str, recipe: Recipe | None) -> tuple[int, ...] | None:
+    """Height and width (before them 3 channels), if the variable is an image: as declared, as the data were, or a square where neither is known."""
+    declared = graph.shapes[name]
+    if len(declared) > 1 and not graph.timed[name]:
+        shape = declared[1:] if len(declared) == 3 and declared[0] == 1 else declared
+        return shape if len(shape) == 2 or (len(shape) == 3 and shape[0] == 3) else None
     if recipe is not None:
         return None if recipe.image is None else (recipe.image[0], recipe.image[1])
     if graph.timed[name]:

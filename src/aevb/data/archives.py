@@ -17,7 +17,9 @@ def read_array(path: Path) -> np.ndarray:
     """The array of a .npy file, mapped."""
     with path.open("rb") as file:
         shape, _, dtype = _described(file)
-        _check_kind(dtype, shape)
+        _check_kind(dtype)
+        if not shape:
+            raise ValueError("it holds a single number, not rows")
         need = file.tell() + int(np.prod(shape, dtype=object)) * dtype.itemsize
     there = path.stat().st_size
     if there < need:
@@ -50,13 +52,14 @@ def _described(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(file)
     except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError, UnicodeDecodeError) as error:
-        raise ValueError(_objects(error) or f"it is no array that numpy wrote, or a damaged one: {str(error).splitlines()[0].rstrip('.')}") from None
+        reason = str(error).splitlines()[0].partition(": <")[0].rstrip(".")
+        raise ValueError(_objects(error) or f"it is no array that numpy wrote, or a damaged one: {reason}") from None
     if any(not 0 <= size < 2**63 for size in shape):
         raise ValueError(f"it is damaged: an array of shape {list(shape)}")
     return shape, fortran, dtype
 
 
-def _check_kind(dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+def _check_kind(dtype: np.dtype[Any]) -> None:
     if dtype.hasobject:
         raise ValueError(_objects(ValueError(_OBJECTS[0])))
     if dtype.kind not in "biuf":
@@ -81,7 +84,7 @@ def _mapped(path: Path, info: zipfile.ZipInfo) -> np.ndarray:
         file.seek(info.header_offset + 30 + int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little"))
         begin = file.tell()
         shape, fortran, dtype = _described(file)
-        _check_kind(dtype, shape)
+        _check_kind(dtype)
         need = file.tell() - begin + int(np.prod(shape, dtype=object)) * dtype.itemsize
         there = min(info.file_size, os.fstat(file.fileno()).st_size - begin)
         if there < need:
@@ -95,7 +98,7 @@ def _loaded(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
     """A compressed member: its size is known before it is unpacked."""
     with archive.open(info) as file:
         shape, _, dtype = _described(file)
-    _check_kind(dtype, shape)
+    _check_kind(dtype)
     need, free = int(np.prod(shape, dtype=object)) * dtype.itemsize, _free_memory()
     if need > info.file_size:
         raise ValueError(f"its member {info.filename} is damaged: {need} bytes are needed, {info.file_size} are there. Copy the file again")

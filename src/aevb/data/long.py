@@ -95,9 +95,10 @@ def lines_of(values: np.ndarray, names: Sequence[str] | None, keys: Keys) -> Lin
     """The lines of a table by row and step; the steps of each row must be complete."""
     numbers = [_column(values, names, key) for key in (keys.row, keys.step)]
     for key, column in zip((keys.row, keys.step), numbers, strict=True):
-        if column is not None and (bad := ~np.isfinite(column) | (key in (keys.row, "step")) & (column != np.round(column))).any():
+        whole = key in (keys.row, "step")
+        if column is not None and (bad := ~(np.abs(column) < 2.0**53) | whole & (column != np.round(column))).any():
             line = int(bad.argmax())
-            raise ValueError(f"line {line + 2} has the {key} {column[line]}; rows and steps are whole numbers")
+            raise ValueError(f"line {line + 2} has the {key} {column[line]}; {'rows and steps are whole' if whole else 'times are'} numbers")
     row = np.zeros(len(values)) if numbers[0] is None else numbers[0]
     if keys.step is None and keys.row is not None and len(np.unique(row)) == len(row) > 1:
         raise ValueError(

@@ -59,9 +59,20 @@ class Recipe:
             return None
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
-            return cls(**{"split": record.get("seed", 0)} | record)  # before the split had a seed, it was drawn by the run's
+            return cls(**{"split": record.get("seed", 0)} | record)._checked()  # before the split had a seed, it was drawn by the run's
         except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is damaged: {str(error).rstrip('.')}. Delete it, and say --prepare yourself.") from None
+
+    def _checked(self) -> Recipe:
+        """The same; a field of another kind than it has is a ValueError."""
+        for name, fits in _KINDS.items():
+            value = getattr(self, name)
+            if not (fits(value) if value is not None else name != "data"):
+                raise ValueError(f"{name} is {json.dumps(value)[:60]}")
+        for mean, scale in [(self.mean, self.scale), *((table.get("mean"), table.get("scale")) for table in (self.others or {}).values())]:
+            if (mean is None) != (scale is None) or len(mean or ()) != len(scale or ()):
+                raise ValueError("mean and scale are of different columns")
+        return self
 
     def undo(self, x: np.ndarray, other: str | None = None) -> np.ndarray:
         """Values of the first observed variable, or of another, as a model has them, in the units of the data."""
@@ -78,6 +89,30 @@ class Recipe:
         """The numbers that the first observed variable, or another, was standardised with."""
         found = {"mean": self.mean, "scale": self.scale} if other is None else (self.others or {}).get(other, {})
         return None if found.get("mean") is None else Standardised(np.empty(0), np.array(found["mean"]), np.array(found["scale"]))
+
+
+def _is(*kinds: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+
+
+def _list_of(*kinds: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(_is(*kinds), value))
+
+
+def _table_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, Mapping) and all(map(fits, value.values()))
+
+
+_KINDS: dict[str, Callable[[Any], bool]] = {  # what the fields of a recipe are
+    **dict.fromkeys(("data", "prepare", "validation"), _is(str)),
+    **dict.fromkeys(("levels", "steps", "split", "seed"), _is(int)),
+    **dict.fromkeys(("mean", "scale"), _list_of(int, float)),
+    "hold_out": _is(int, float),
+    "long": _is(bool),
+    "image": lambda value: _list_of(int)(value) and len(value) == 2,
+    "columns": _table_of(_list_of(str)),
+    "others": _table_of(_table_of(_list_of(int, float))),
+}
 
 
 def in_units(recipe: Recipe | None, graph: Graph, name: str, value: np.ndarray) -> np.ndarray:
@@ -217,7 +252,7 @@ def _file(name: str, graph: Graph, recipe: Recipe) -> tuple[Split, Split | None,
     recipe = _laid_out(path, graph, recipe)
     data, lines = _read(path, graph, recipe.columns)
     shape = data[x][0].shape if isinstance(data[x], list) else data[x].shape[1:]
-    if not graph.timed[x] and len(shape) == 2:
+    if not graph.timed[x] and len(shape) == 2 and len(graph.shapes[x]) == 1:
         recipe = replace(recipe, image=list(shape))
     data = _flat(graph, x, data)
     test = None

@@ -75,6 +75,16 @@ def memory_map(value: Any) -> np.memmap | None:
     return value if isinstance(value, np.memmap) and getattr(value, "_mmap", None) is not None else None
 
 
+def check_length(array: np.memmap) -> None:
+    """Refuse a mapped file that has become shorter than its map: the system ends a process that reads beyond the end."""
+    if not array.filename:
+        return
+    there = os.stat(array.filename).st_size
+    need = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY + len(array._mmap)  # type: ignore[attr-defined]
+    if there < need:
+        raise ValueError(f"{array.filename} has {there} bytes, but had {need} when it was opened: it was cut while it was read. Write it again.")
+
+
 def some_rows(value: Any, index: np.ndarray) -> Any:
     """These rows of an array, a list or a mapped file (which stays mapped)."""
     if memory_map(value) is not None:

@@ -16,7 +16,7 @@ from aevb.batch import Batch, lay_out, pad, prepare, raw_on_axes, unmasked
 from aevb.data.files import read_file
 from aevb.data.levels import Fresh
 from aevb.data.preparation import CHUNK, Standardised
-from aevb.data.rows import memory_map, rows_of
+from aevb.data.rows import check_length, memory_map, rows_of
 from aevb.graph import Graph
 
 RELEASE = 2**28  # bytes of mapped files in memory before their pages are given back
@@ -208,6 +208,9 @@ class Mapped(Source):
         self.length = values.pop("lengths") if "lengths" in values and np.ndim(values["lengths"]) == 0 else None  # of every row
         self.data = {name: rows_of(value) for name, value in values.items()}
         self.maps = {name: found for name, value in self.data.items() if (found := memory_map(value)) is not None and found.mode == "r"}
+        for value in values.values():
+            if (found := memory_map(value)) is not None:
+                check_length(found)
         self.before = _mapped_bytes()
         counts = {name: len(value) for name, value in self.data.items()}
         if len(set(counts.values())) > 1:
@@ -240,6 +243,8 @@ class Mapped(Source):
             self.before = _mapped_bytes()
 
     def _gather(self, name: str, index: np.ndarray) -> np.ndarray:
+        if name in self.maps:
+            check_length(self.maps[name])
         if len(index) and len(index) == index[-1] - index[0] + 1 and (np.diff(index) == 1).all():
             found = np.asarray(self.data[name][int(index[0]) : int(index[-1]) + 1])
             found = found if found.base is None else found.copy()  # of a map, whose pages are given back, or written to
@@ -366,6 +371,12 @@ def _from_dataset(data: torch.utils.data.Dataset, graph: Graph) -> dict[str, Any
     if not rows:
         raise ValueError("The Dataset has no rows.")
     names = list(rows[0]) if isinstance(rows[0], Mapping) else _names(graph)
+    for i, row in enumerate(rows):
+        if isinstance(row, Mapping) != isinstance(rows[0], Mapping) or (isinstance(row, Mapping) and set(row) != set(names)):
+            had = ", ".join(map(str, row)) if isinstance(row, Mapping) else type(row).__name__
+            raise ValueError(f"Row {i} of the Dataset has {had}, row 0 has {', '.join(map(str, names))}. Let every row have the same variables.")
+        if isinstance(row, tuple | list) and (not isinstance(rows[0], tuple | list) or len(row) != len(rows[0])):
+            raise ValueError(f"Row {i} of the Dataset has {len(row)} parts, row 0 has another number. Let every row have the same.")
     if isinstance(rows[0], tuple | list) and len(rows[0]) > len(names):
         raise ValueError(
             f"The Dataset's rows have {len(rows[0])} parts, the model reads {len(names)} ({', '.join(names)}). Let each be a dictionary by variable."

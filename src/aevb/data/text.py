@@ -41,6 +41,8 @@ def read_text(path: Path) -> tuple[np.ndarray, tuple[str, ...] | None]:
             if not cells:  # where a table has one column, an empty line is a missing cell, unless nothing follows
                 pending += width == 1
                 continue
+            if len(cells) != width and any("\n" in cell for cell in cells):
+                raise _open_quote(line - sum(cell.count("\n") for cell in cells))
             if len(cells) != width:
                 raise ValueError(f"line {line} has {len(cells)} cells, the first has {width}")
             numbers.extend([float("nan")] * pending)
@@ -79,7 +81,11 @@ def _opened(path: Path) -> IO[str]:
     """The file as text: UTF-8, or UTF-16 where it says so."""
     with path.open("rb") as file:
         start = file.read(4096)
-    kinds = {b"\x1f\x8b": "compressed by gzip: unpack it", b"PK\x03\x04": "a zip archive (an Excel workbook?): save it as CSV"}
+    kinds = {
+        b"\x1f\x8b": "compressed by gzip: unpack it",
+        b"PK\x03\x04": "a zip archive (an Excel workbook?): save it as CSV",
+        b"\xff\xfe\0\0": "text in UTF-32: save it as UTF-8",
+    }
     for magic, what in kinds.items():
         if start.startswith(magic):
             raise ValueError(f"it is {what}")
@@ -142,13 +148,19 @@ def _rows(file: IO[str], separator: str | None) -> Iterator[Cells]:
             yield reader.line_num, [] if len(cells) == 1 and not cells[0].strip() else cells
     except csv.Error as error:
         if "field limit" in str(error):
-            raise ValueError(f'a quote (") that opens on line {before + 1} or later is not closed. Remove it, or write it twice ("")') from None
+            raise _open_quote(before + 1) from None
         raise ValueError(f"line {reader.line_num}: {error}") from None
     except UnicodeDecodeError as error:
         raise _not_unicode(error) from None
 
 
+def _open_quote(line: int) -> ValueError:
+    return ValueError(f'a quote (") that opens on line {line} or later is not closed. Remove it, or write it twice ("")')
+
+
 def _not_unicode(error: UnicodeDecodeError) -> ValueError:
+    if error.encoding.startswith("utf-16"):
+        return ValueError(f"it begins as UTF-16 but does not go on so ({error.reason}). Save it as UTF-8")
     byte = error.object[error.start]
     return ValueError(f"it is not UTF-8 text (byte 0x{byte:02x}: Latin-1?). Save it as UTF-8, e.g. iconv -f latin1 -t utf-8 old.csv > new.csv")
 
@@ -183,11 +195,13 @@ def _cell(cell: str, names: tuple[str, ...] | None, j: int, line: int, begins: b
     text = cell.strip()
     place = f"line {line}, column {column!r} holds {_short(cell)}"
     if "\n" in cell:
-        raise ValueError(f'{place}: a quote (") on line {line - cell.count(chr(10))} or later is not closed. Remove it, or write it twice ("")')
+        raise _open_quote(line - cell.count("\n"))
     if _COMMA.fullmatch(text):
         raise ValueError(f"{place}: a decimal comma? Write {text.replace(',', '.')}, or separate the cells by semicolons")
     if _DATE.fullmatch(text):
         raise ValueError(f"{place}, a date or a time, not a number. Number the steps 0, 1, 2, … in a column step, or leave the column out")
+    if re.match(r"[^\w]*\d", text):
+        raise ValueError(f"{place}, not a number. Write numbers alone (12.5), without units or signs, or leave the column out")
     if not begins:
         raise ValueError(f"{place}, not a number. If it marks a missing cell, leave the cell empty")
     found = {text: None}

@@ -198,6 +198,10 @@ class Training:
             refuse_taken(out, resume)
         like = model._parameter()
         self.device, self.dtype = like.device, like.dtype
+        if self.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f'The model is in {str(self.dtype)[6:]}, too coarse to train in. Train model.float(); precision="bf16" takes products in bfloat16.'
+            )
         self.world = join(self.device)
         self.world.copy_first(list(model.state_dict().values()))
         told = progress if self.world.first else False
@@ -332,7 +336,7 @@ class Training:
         return [
             name
             for name in self.labelled
-            if name in self.plan.partial and not isinstance(graph.rule("q", name).spec, Exact) and not reads_latents(graph, name)
+            if name in self.plan.partial and not isinstance(graph.rule("q", name).spec, Exact) and graph.latent_behind(name) is None
         ]
 
     def _repeats(self) -> list[str]:

@@ -20,7 +20,10 @@ class Flag:
 
 @contextmanager
 def interruptible() -> Iterator[Flag]:
-    """Ctrl-C, or a request to end (SIGTERM), finishes the step and saves; a second one stops at once."""
+    """Ctrl-C, or a request to end (SIGTERM, or SIGHUP when a terminal closes), finishes the step and saves; a second one stops at once.
+
+    SIGHUP stays ignored where it is (``nohup``).
+    """
     flag = Flag()
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -28,7 +31,9 @@ def interruptible() -> Iterator[Flag]:
             raise KeyboardInterrupt
         flag.set = True
 
-    signals = (signal.SIGINT, signal.SIGTERM)
+    signals = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signals.append(signal.SIGHUP)
     try:
         before = {number: signal.signal(number, handle) for number in signals}
     except ValueError:  # not the main thread

@@ -1,0 +1,359 @@
+"""What users pass besides arrays of numbers: other tensors, other names, other kinds of numbers, runs to train further."""
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from small_models import LENGTHS, RAGGED, SEQUENCE, X, state, vae
+
+from aevb import Bernoulli, ContinuousBernoulli, Exact, Model, Normal, OneHot, cli, conv, deconv, em, fit, load_run
+from aevb.cli.tables import write
+from aevb.data import standardise
+from aevb.data.named import Recipe
+from aevb.data.sources import open_source
+from aevb.training.checkpoint import latest
+from aevb.training.evaluation import evaluate_precisely
+from aevb.training.interrupts import interruptible
+
+
+def gaussian(d=1, **more):
+    return Model({"z": Normal(1), "x | z": Normal(d, **more)}, {"z | x": Normal()})
+
+
+# Names, and what stands for numbers ----------------------------------------------------------------------------------------------------
+
+
+def test_a_name_that_is_nearly_a_variables_is_asked_about():
+    for call in (lambda: vae().elbo(X=X), lambda: fit(vae(), {"X": X}, steps=1)):
+        with pytest.raises(ValueError, match=r"The data have 'X', which is not a variable of this model \(z, x\)\. Did you mean 'x'\?"):
+            call()
+    model = Model({"z": Normal(1), "income | z": Normal(1)}, {"z | income": Normal()})
+    with pytest.raises(ValueError, match=r"Did you mean 'income'\?"):
+        model.elbo(incone=X[:, :1])
+    with pytest.raises(ValueError, match=r"The data have 'w', .* Leave it out\."):
+        vae().elbo(x=X, w=X)
+
+
+TENSORS = {
+    "meta": (torch.zeros(5, 4, device="meta"), "x holds no numbers (a meta tensor)"),
+    "sparse": (torch.zeros(5, 4).to_sparse(), "x is a sparse tensor. Pass a dense one"),
+    "quantised": (lambda: torch.quantize_per_tensor(torch.zeros(5, 4), 0.1, 0, torch.qint8), "x holds quantised numbers. Pass value.dequantize()"),
+    "complex": (torch.zeros(5, 4, dtype=torch.complex64), "x holds complex numbers"),
+    "a word": (np.array([["1", "2", "3", "red"]] * 5), "x holds 'red' in row 0, column 3, not a number. If these are categories, declare"),
+    "an object": (np.array([[1, 2, 3, None]] * 5, dtype=object), "x holds None in row 0, column 3, not a number"),
+    "numbers as words": (np.array([["1", "2", "3", "4"]] * 5), "not numbers. Convert it: .astype(float)"),
+    "bytes": (
+        np.arange(20).reshape(5, 4) * 13,
+        "They look like grey levels 0 … 255: make them binary (aevb.data.threshold(x, 256); --prepare threshold)",
+    ),
+    "levels": (np.arange(20).reshape(5, 4) % 17, "They look like grey levels 0 … 16: make them binary (aevb.data.threshold(x, 17)"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("value", "message"), TENSORS.values(), ids=TENSORS.keys())
+def test_what_is_no_array_of_numbers_is_refused_by_what_it_is(value, message):
+    value = value() if callable(value) and not isinstance(value, torch.Tensor) else value
+    model = Model({"z": Normal(1), "x | z": Bernoulli(4)}, {"z | x": Normal()})
+    for call in (lambda: model.elbo(x=value), lambda: fit(model, {"x": value}, steps=1)):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            call()
+
+
+def test_grey_levels_into_a_density_on_the_unit_interval_are_spread():
+    model = Model({"z": Normal(1), "x | z": ContinuousBernoulli(4)}, {"z | x": Normal()})
+    with pytest.raises(ValueError, match=re.escape("spread them over (0, 1) (aevb.data.dequantise(x, 256); --prepare dequantise).")):
+        model.elbo(x=np.arange(20).reshape(5, 4) * 13)
+    with pytest.raises(ValueError, match=r"Divide by 256, or use Normal\."):  # these are no levels
+        model.elbo(x=np.full((5, 4), 1.5))
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.uint32, np.uint64])
+def test_unsigned_labels_lengths_and_values_are_numbers(kind):
+    model = Model({"y": OneHot(3), "x | y": Normal(2)}, {"y | x": OneHot()})
+    x, y = np.arange(6).reshape(3, 2), np.array([0, 2, 1])
+    expected = model.elbo(x=x, y=y).value
+    assert torch.equal(model.elbo(x=x.astype(kind), y=y.astype(kind)).value, expected)
+    assert torch.equal(model.elbo(x=torch.as_tensor(x.astype(kind)), y=torch.as_tensor(y.astype(kind))).value, expected)
+    fit(model, {"x": x.astype(kind), "y": y.astype(kind)}, steps=1)
+    series = state()
+    wanted = series.elbo(x=SEQUENCE, lengths=LENGTHS, seed=0).value
+    for lengths in (np.array(LENGTHS, dtype=kind), torch.as_tensor(np.array(LENGTHS, dtype=kind))):
+        assert torch.equal(series.elbo(x=SEQUENCE, lengths=lengths, seed=0).value, wanted)
+
+
+def test_a_standardised_list_of_sequences_is_data_everywhere():
+    model = state()
+    record = standardise(RAGGED)
+    expected = model.elbo(x=record.values, seed=0).value
+    assert torch.equal(model.elbo(x=record, seed=0).value, expected)
+    assert torch.equal(model.log_evidence(x=record, seed=0).value, model.log_evidence(x=record.values, seed=0).value)
+    assert torch.equal(model.posterior(x=record, seed=0)["z"].mean, model.posterior(x=record.values, seed=0)["z"].mean)
+    assert open_source(model.graph, {"x": record}, model._parameter()).n == len(RAGGED)
+
+
+def test_rows_of_a_dataset_must_have_the_same_parts():
+    class Rows(torch.utils.data.Dataset):
+        def __init__(self, rows):
+            self.rows = rows
+
+        def __len__(self):
+            return len(self.rows)
+
+        def __getitem__(self, i):
+            return self.rows[i]
+
+    x = torch.zeros(4)
+    uneven = {
+        "Row 1 of the Dataset has y, row 0 has x": [{"x": x}, {"y": x}],
+        "Row 2 of the Dataset has x, y, row 0 has x": [{"x": x}, {"x": x}, {"x": x, "y": x}],
+        "Row 1 of the Dataset has Tensor, row 0 has x": [{"x": x}, x],
+        "Row 1 of the Dataset has 2 parts": [(x,), (x, x)],
+    }
+    for message, rows in uneven.items():
+        with pytest.raises(ValueError, match=re.escape(message)):
+            fit(vae(), Rows(rows), steps=1)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_a_sentence():
+    for call in (lambda: vae().to("cuda"), lambda: vae().to(torch.device("cuda", 1)), lambda: vae().to(device="cuda"), lambda: vae().cuda()):
+        with pytest.raises(ValueError, match=r'\.to\("cuda'):
+            call()
+    assert vae().to("cpu", torch.float64)._parameter().dtype is torch.float64
+    assert vae().to(torch.float64)._parameter().dtype is torch.float64
+
+
+def test_a_model_in_bfloat16_is_used_but_not_trained():
+    x = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+    model = gaussian(4).to(torch.bfloat16)
+    assert model.elbo(x=x).value.dtype is torch.bfloat16
+    assert np.isfinite(model.sample(3, seed=0)["x"].float().numpy()).all()
+    assert model.log_evidence(x=x, seed=0).value.isfinite().all()
+    assert model.posterior(x=x)["z"].mean.dtype is torch.bfloat16
+    with pytest.raises(ValueError, match=re.escape("The model is in bfloat16, too coarse to train in. Train model.float()")):
+        fit(model, {"x": x}, steps=3)
+
+
+# Files that change, and files that are written ------------------------------------------------------------------------------------------
+
+
+def test_a_mapped_file_that_was_cut_is_named(tmp_path):
+    """Reading beyond the end of a mapped file would end the process (SIGBUS)."""
+    x = np.asfortranarray(np.random.default_rng(0).random((4000, 4)))  # such a map is read through its pages
+    np.save(tmp_path / "x.npy", x)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    source = open_source(gaussian(4).graph, {"x": mapped}, torch.zeros(()))
+    os.truncate(tmp_path / "x.npy", 4096)
+    with pytest.raises(ValueError, match=r"x\.npy has 4096 bytes, but had 128128 when it was opened"):
+        source.take(torch.arange(3000, 3010))
+    with pytest.raises(ValueError, match=r"x\.npy has 4096 bytes"):
+        open_source(gaussian(4).graph, {"x": mapped}, torch.zeros(()))
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.npz", "x.npy"])
+def test_a_full_disk_leaves_the_file_that_was_there(tmp_path, monkeypatch, name):
+    out = tmp_path / name
+    out.write_text("before")
+    real = io.BufferedWriter.write
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("aevb.cli.tables._digits", full)
+    monkeypatch.setattr(np, "savez", full)
+    monkeypatch.setattr(np, "save", full)
+    with pytest.raises(OSError, match="No space left on device; nothing was written") as caught:
+        write(out, {"x": np.zeros((3, 2))}, {})
+    assert (caught.value.filename, out.read_text(), os.listdir(tmp_path)) == (str(out), "before", [name])
+    assert real is io.BufferedWriter.write
+
+
+def test_a_recipe_of_other_kinds_is_damaged(tmp_path):
+    good = {"data": "t.csv", "mean": [0.0], "scale": [1.0], "columns": {"x": ["a"]}, "hold_out": 0.1, "seed": 3}
+    (tmp_path / "data.json").write_text(json.dumps(good))
+    assert Recipe.read(tmp_path).split == 3  # written before the split had a seed of its own
+    wrong = {
+        "mean": "0",
+        "scale": [1.0, 2.0],
+        "columns": {"x": "a"},
+        "hold_out": "0.1",
+        "seed": [1],
+        "image": [8],
+        "others": {"u": [1]},
+        "data": None,
+    }
+    for name, value in wrong.items():
+        (tmp_path / "data.json").write_text(json.dumps(good | {name: value}))
+        with pytest.raises(ValueError, match=r"data\.json is damaged"):
+            Recipe.read(tmp_path)
+    (tmp_path / "data.json").write_text("[1]")
+    with pytest.raises(ValueError, match=r"data\.json is damaged"):
+        Recipe.read(tmp_path)
+
+
+# Signals and pipes ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_closed_terminal_asks_a_run_to_end():
+    with interruptible() as flag:
+        os.kill(os.getpid(), signal.SIGHUP)
+        time.sleep(0.01)
+        assert flag
+    was = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
+    try:
+        with interruptible() as flag:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not flag
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, was)
+
+
+def test_a_reader_that_leaves_is_no_error_and_a_run_goes_on(tmp_path):
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(30, 3)))
+    command = [sys.executable, "-m", "aevb", "train", "fa", "--data", tmp_path / "x.npy", "--steps", "30", "--out", tmp_path / "run"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait(60)) == (b"", 0)
+    assert latest(tmp_path / "run").step == 30
+
+
+# The command line -----------------------------------------------------------------------------------------------------------------------
+
+
+def aevb(monkeypatch, capsys, *arguments, code=0):
+    monkeypatch.setattr(sys, "argv", ["aevb", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    printed = capsys.readouterr()
+    assert stop.value.code == code, printed.err
+    return printed.err if code else printed.out
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    x = np.random.default_rng(0).normal(3, 2, (60, 3))
+    np.savetxt("t.csv", x, delimiter=",", header="a,b,c", comments="")
+    return x
+
+
+FA = ("--set", "z=1", "--prepare", "standardise", "--steps", "20")
+
+
+def test_the_split_has_a_seed_of_its_own(table, monkeypatch, capsys):
+    found = {}
+    for name, more in {"one": ("--seed", 1), "two": ("--seed", 2), "other": ("--seed", 1, "--split", 5)}.items():
+        aevb(monkeypatch, capsys, "train", "fa", "--data", "t.csv", *FA, "--hold-out", "0.2", "--out", name, *more)
+        found[name] = Recipe.read(Path(name))
+    assert found["one"].mean == found["two"].mean  # of the training rows
+    assert found["one"].mean != found["other"].mean
+
+
+def test_evaluate_says_how_exact_its_bound_is(table, monkeypatch, capsys):
+    aevb(monkeypatch, capsys, "train", "fa", "--data", "t.csv", *FA, "--out", "run")
+    printed = aevb(monkeypatch, capsys, "evaluate", "run", "--samples", "0")
+    numbers = {line.split()[0]: line.split()[1:] for line in printed.splitlines()[1:]}
+    assert numbers["elbo"][1] == "±"
+    elbo, error = float(numbers["elbo"][0]), float(numbers["elbo"][2])
+    assert error <= 0.011
+    assert len(numbers["evidence"]) == 1  # exact
+    assert abs(elbo + float(numbers["gap"][0]) - float(numbers["evidence"][0])) < 5 * error + 0.002
+
+
+def test_the_bound_is_taken_until_its_error_is_small():
+    model = Model({"y": OneHot(2, learned=True), "x | y": Normal(1)}, {"y | x": Exact()})
+    x = np.random.default_rng(0).normal(size=(30, 1))
+    found = evaluate_precisely(model, open_source(model.graph, {"x": x}, model._parameter()))
+    assert found["elbo"] == (pytest.approx(found["evidence"][0], abs=1e-5), 0.0)  # nothing is drawn
+    model = gaussian(1, scale=1.0)
+    source = open_source(model.graph, {"x": x}, model._parameter())
+    loose, tight = (evaluate_precisely(model, source, error=error)["elbo"] for error in (1.0, 0.03))
+    assert tight[1] <= 0.03
+    assert abs(loose[0] - tight[0]) < 5 * (loose[1] + tight[1])
+
+
+def test_a_run_is_trained_further_with_another_rate(table, monkeypatch, capsys):
+    aevb(monkeypatch, capsys, "train", "fa", "--data", "t.csv", *FA, "--out", "run")
+    aevb(monkeypatch, capsys, "train", "run", "--lr", "1e-9", "--steps", "2", "--out", "further")
+    before, after = (Recipe.read(Path(name)) for name in ("run", "further"))
+    assert (before.mean, before.prepare) == (after.mean, "standardise")  # its own data, prepared as they were
+    for one, other in zip(load_run("run", "last").parameters(), load_run("further", "last").parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+    error = aevb(monkeypatch, capsys, "train", "vae", "--out", "none", code=2)
+    assert "Say which data to train on" in error
+
+
+def test_arguments_of_another_kind_are_a_sentence(monkeypatch, capsys):
+    for value in ("hidden={}", "z=1.5", 'hidden=[1,"a"]', "x=null", "likelihood=[1]", "dropout={}"):
+        assert "aevb: " in aevb(monkeypatch, capsys, "explain", "vae", "--set", value, code=2)
+
+
+def test_a_declared_image_is_a_picture(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("PIL")
+    from PIL import Image
+
+    for shape in ((1, 8, 8), (3, 4, 4)):
+        model = Model({"z": Normal(2), "x | z": Bernoulli(shape, net=deconv(4))}, {"z | x": Normal(net=conv(4))})
+        x = (np.random.default_rng(0).random((20, *shape)) > 0.5).astype(float)
+        np.save(tmp_path / "x.npy", x)
+        run = tmp_path / f"run{shape[0]}"
+        fit(model, tmp_path / "x.npy", steps=1, out=run)
+        aevb(monkeypatch, capsys, "sample", run, "-n", "2", "--out", tmp_path / "s.png")
+        with Image.open(tmp_path / "s.png") as picture:
+            assert (picture.mode, picture.height) == (("L", 7 * 10) if shape[0] == 1 else ("RGB", 14 * 6))
+        (run / "data.json").write_text(json.dumps({"data": str(tmp_path / "x.npy")}))
+        assert "samples.png" in aevb(monkeypatch, capsys, "sample", run, "-n", "2")
+    model = Model({"z": Normal(2), "x | z": Bernoulli((1, 8, 8), net=deconv(4))}, {"z | x": Normal(net=conv(4))})
+    x = torch.zeros(5, 8, 8)
+    assert torch.equal(model.elbo(x=x, seed=0).value, model.elbo(x=x.reshape(5, 1, 8, 8), seed=0).value)
+
+
+# What a run says -------------------------------------------------------------------------------------------------------------------------
+
+
+def notes(run):
+    return [row["note"] for row in run.rows if "note" in row]
+
+
+def test_labels_of_some_rows_are_said_not_to_teach_q():
+    model = Model({"y": OneHot(2), "x | y": Normal(2)}, {"y | x": OneHot()})
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    y = np.where(np.arange(40) < 9, np.arange(40) % 2, -1)
+    assert "add classify=1" in notes(fit(model, {"x": x, "y": y}, steps=1))[0]
+    assert notes(fit(model, {"x": x, "y": y}, steps=1, classify=1.0)) == []
+    assert notes(fit(model, {"x": x}, steps=1)) == []
+
+
+def test_values_that_repeat_are_noted_under_a_density():
+    rng = np.random.default_rng(0)
+    x = np.stack([rng.integers(0, 2, 300), rng.normal(size=300), rng.integers(0, 8, 300), rng.normal(size=300).round(2)], 1)
+    mixture = Model({"y": OneHot(3, learned=True), "x | y": Normal(4)}, {"y | x": Exact()})
+    (note,) = notes(fit(mixture, {"x": x}, schedule=em(), steps=1))
+    assert note.startswith("x has columns of few values that repeat (columns 0, 2; column 0: 2 in 300 entries)")
+    assert '"c | y": OneHot(2)' in note
+    assert mixture.log_evidence(x=x).notes == (note,)
+    assert mixture.log_evidence(x=x[:3]).notes == ()  # of three rows nothing can be said
+    assert notes(fit(gaussian(4, scale="learned"), {"x": x}, steps=1)) == []  # one peak, whose width the data bound
+    assert notes(fit(gaussian(4, scale=0.1), {"x": x}, steps=1)) == []
+    assert len(notes(fit(gaussian(4), {"x": x}, steps=1))) == 1  # a scale that depends on z
+    assert notes(fit(mixture, {"x": x[:, [1, 3, 1, 3]]}, schedule=em(), steps=1)) == []
+    holes = np.where(rng.random(x.shape) < 0.3, np.nan, x)
+    assert "columns 0, 2" in notes(fit(mixture, {"x": holes}, schedule=em(), steps=1))[0]
+
+
+def test_a_column_that_no_row_has_is_refused():
+    x = np.random.default_rng(0).normal(size=(20, 4))
+    x[:, [1, 3]] = np.nan
+    with pytest.raises(ValueError, match=r"x is missing \(NaN\) in every row of columns 1, 3: there is nothing to learn it from"):
+        fit(gaussian(4), {"x": x}, steps=1)
