@@ -314,9 +314,6 @@ def test_a_declared_image_is_a_picture(tmp_path, monkeypatch, capsys):
             assert (picture.mode, picture.height) == (("L", 7 * 10) if shape[0] == 1 else ("RGB", 14 * 6))
         (run / "data.json").write_text(json.dumps({"data": str(tmp_path / "x.npy")}))
         assert "samples.png" in aevb(monkeypatch, capsys, "sample", run, "-n", "2")
-    model = Model({"z": Normal(2), "x | z": Bernoulli((1, 8, 8), net=deconv(4))}, {"z | x": Normal(net=conv(4))})
-    x = torch.zeros(5, 8, 8)
-    assert torch.equal(model.elbo(x=x, seed=0).value, model.elbo(x=x.reshape(5, 1, 8, 8), seed=0).value)
 
 
 # What a run says -------------------------------------------------------------------------------------------------------------------------
@@ -350,10 +347,3 @@ def test_values_that_repeat_are_noted_under_a_density():
     assert notes(fit(mixture, {"x": x[:, [1, 3, 1, 3]]}, schedule=em(), steps=1)) == []
     holes = np.where(rng.random(x.shape) < 0.3, np.nan, x)
     assert "columns 0, 2" in notes(fit(mixture, {"x": holes}, schedule=em(), steps=1))[0]
-
-
-def test_a_column_that_no_row_has_is_refused():
-    x = np.random.default_rng(0).normal(size=(20, 4))
-    x[:, [1, 3]] = np.nan
-    with pytest.raises(ValueError, match=r"x is missing \(NaN\) in every row of columns 1, 3: there is nothing to learn it from"):
-        fit(gaussian(4), {"x": x}, steps=1)

@@ -344,7 +344,7 @@ def test_where_missing_steps_may_be_padding_the_lengths_are_asked_for(tmp_path, 
         (np.zeros(5), r"x has shape \[5\]; expected \[N, T, 4\]"),
         (np.zeros((5, 0, 4)), "x has no steps"),
         (np.float64(0.5), r"x has shape \[\]; expected \[N, T, 4\]"),
-        (np.array(["a", "b"]), "x holds <U1, not numbers"),
+        (np.array(["a", "b"]), "x holds 'a' in row 0, not a number"),
         (None, "x holds object, not numbers|the data lack it"),
     ],
 )

@@ -339,7 +339,7 @@ def test_a_file_named_like_a_module_does_not_take_its_place(run, tmp_path, monke
 MISTAKES = {
     "unknown model": (
         ["explain", "gmva"],
-        "There is no model 'gmva'. Name one of fa, vae, cvae, gmvae, m2, vrnn, a file.py:name, or a saved model's folder.",
+        "There is no model 'gmva'. Name one of fa, vae, cvae, gmvae, m2, vrnn, a file.py:name, or the folder of a run or a saved model.",
     ),
     "no such file": (["explain", "nowhere.py:vae"], "There is no file nowhere.py."),
     "no such name": (["explain", "FILE:huge"], "FILE has no 'huge'. Its models are tiny."),
@@ -367,7 +367,9 @@ def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(arguments, message, run
 def test_the_module_runs_as_a_program():
     done = subprocess.run([sys.executable, "-m", "aevb", "explain", "nope"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == ("aevb: There is no model 'nope'. Name one of fa, vae, cvae, gmvae, m2, vrnn, a file.py:name, or a saved model's folder.\n")
+    assert done.stderr == (
+        "aevb: There is no model 'nope'. Name one of fa, vae, cvae, gmvae, m2, vrnn, a file.py:name, or the folder of a run or a saved model.\n"
+    )
 
 
 def test_importing_the_library_imports_nothing_heavy():

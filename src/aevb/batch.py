@@ -268,8 +268,6 @@ def _layout(graph: Graph, name: str, value: Any, like: Tensor, first_row: int) -
         return vectors, None if bool(known.all()) else known
     expected = ", ".join([axes, *map(str, shape)]) + "]"
     alone = tensor.dim() == 1 + time and shape == (1,)
-    if len(shape) > 1 and [size for size in tensor.shape[1 + time :] if size > 1] == [size for size in shape if size > 1]:
-        tensor = tensor.reshape(*tensor.shape[: 1 + time], *shape)  # an image without its one channel
     if tensor.shape[1 + time :] != shape and not alone and not (tensor.dim() == 2 + time and tensor.shape[-1] == d):
         raise ValueError(f"{name} has shape {list(tensor.shape)}; expected {expected}, the examples first.")
     tensor = _on_axes(graph, name, tensor, like)
