@@ -332,18 +332,22 @@ def test_labels_of_some_rows_are_said_not_to_teach_q():
     assert notes(fit(model, {"x": x}, steps=1)) == []
 
 
+def repeats(run):
+    return [note for note in notes(run) if "few values that repeat" in note]
+
+
 def test_values_that_repeat_are_noted_under_a_density():
     rng = np.random.default_rng(0)
     x = np.stack([rng.integers(0, 2, 300), rng.normal(size=300), rng.integers(0, 8, 300), rng.normal(size=300).round(2)], 1)
     mixture = Model({"y": OneHot(3, learned=True), "x | y": Normal(4)}, {"y | x": Exact()})
-    (note,) = notes(fit(mixture, {"x": x}, schedule=em(), steps=1))
+    (note,) = repeats(fit(mixture, {"x": x}, schedule=em(), steps=1))
     assert note.startswith("x has columns of few values that repeat (columns 0, 2; column 0: 2 in 300 entries)")
     assert '"c | y": OneHot(2)' in note
     assert mixture.log_evidence(x=x).notes == (note,)
     assert mixture.log_evidence(x=x[:3]).notes == ()  # of three rows nothing can be said
-    assert notes(fit(gaussian(4, scale="learned"), {"x": x}, steps=1)) == []  # one peak, whose width the data bound
-    assert notes(fit(gaussian(4, scale=0.1), {"x": x}, steps=1)) == []
-    assert len(notes(fit(gaussian(4), {"x": x}, steps=1))) == 1  # a scale that depends on z
-    assert notes(fit(mixture, {"x": x[:, [1, 3, 1, 3]]}, schedule=em(), steps=1)) == []
+    assert repeats(fit(gaussian(4, scale="learned"), {"x": x}, steps=1)) == []  # one peak, whose width the data bound
+    assert repeats(fit(gaussian(4, scale=0.1), {"x": x}, steps=1)) == []
+    assert len(repeats(fit(gaussian(4), {"x": x}, steps=1))) == 1  # a scale that depends on z
+    assert repeats(fit(mixture, {"x": x[:, [1, 3, 1, 3]]}, schedule=em(), steps=1)) == []
     holes = np.where(rng.random(x.shape) < 0.3, np.nan, x)
-    assert "columns 0, 2" in notes(fit(mixture, {"x": holes}, schedule=em(), steps=1))[0]
+    assert "columns 0, 2" in repeats(fit(mixture, {"x": holes}, schedule=em(), steps=1))[0]
