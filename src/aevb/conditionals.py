@@ -132,6 +132,10 @@ class Conditional:
             log_prob = torch.where(present, log_prob, torch.zeros_like(log_prob))
         return log_prob.sum(-1)
 
+    def given_known(self, dist: td.Distribution, value: Tensor, present: Tensor) -> td.Distribution:
+        """The distribution of the entries that are missing, given those that are ``present``; the same where entries are independent."""
+        return dist
+
     def entropy(self, dist: td.Distribution) -> Tensor:
         entropy = dist.entropy()
         return entropy if dist.event_shape else entropy.sum(-1)

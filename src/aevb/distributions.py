@@ -48,6 +48,15 @@ def continuous_bernoulli_mean(logits: Tensor) -> Tensor:
     return torch.where(near, series, far)
 
 
+def continuous_bernoulli_variance(logits: Tensor) -> Tensor:
+    """1/η² − 1/(4 sinh²(η/2)), by its series near 0."""
+    near, a = _inside(logits, 0.5)
+    far = a.pow(-2) - torch.exp(-a) / torch.expm1(-a).square()
+    s = torch.where(near, logits, torch.zeros_like(logits)).square()
+    series = 1 / 12 + s * (-1 / 240 + s * (1 / 6048 + s * (-1 / 172800)))
+    return torch.where(near, series, far)
+
+
 class ContinuousBernoulli(td.Distribution):
     """The continuous Bernoulli on [0, 1], exact in logit space for any logit.
 
@@ -65,6 +74,10 @@ class ContinuousBernoulli(td.Distribution):
     @property
     def mean(self) -> Tensor:
         return continuous_bernoulli_mean(self.logits)
+
+    @property
+    def variance(self) -> Tensor:
+        return continuous_bernoulli_variance(self.logits)
 
     @property
     def probs(self) -> Tensor:
@@ -170,6 +183,10 @@ class Values(td.Distribution):
     @property
     def mean(self) -> Tensor:
         return self.probs @ self.table
+
+    @property
+    def variance(self) -> Tensor:
+        return self.probs @ self.table.square() - self.mean.square()
 
     def log_prob(self, value: Tensor) -> Tensor:
         here = (value.unsqueeze(-2) == self.table).all(-1)

@@ -173,6 +173,18 @@ class MultivariateNormal(Conditional):
         missing = (1 - keep).sum(-1)
         return marginal.log_prob(torch.where(present, value, loc)) + 0.5 * math.log(2 * math.pi) * missing
 
+    def given_known(self, dist: td.Distribution, value: Tensor, present: Tensor) -> td.Distribution:
+        """N(μ + C S⁻¹ (x − μ), Σ − C S⁻¹ Cᵀ) with S the covariance of what is present and C that with it; unit variance at what is present."""
+        keep, factor = present.to(value.dtype), dist._unbroadcasted_scale_tril  # type: ignore[attr-defined]
+        covariance = factor @ factor.mT
+        cross = covariance * keep.unsqueeze(-2)
+        observed = cross * keep.unsqueeze(-1) + torch.diag_embed(1 - keep)
+        gain = torch.linalg.solve(observed, cross.mT).mT
+        loc = dist.loc  # type: ignore[attr-defined]
+        loc = loc + ad.matvec(gain, torch.where(present, value - loc, torch.zeros_like(loc)))
+        left = (covariance - gain @ cross.mT) * (1 - keep).unsqueeze(-1) * (1 - keep).unsqueeze(-2) + torch.diag_embed(keep)
+        return ad.MultivariateNormal(torch.where(present, value, loc), torch.linalg.cholesky(left))
+
 
 @register
 @dataclass(frozen=True, repr=False)
@@ -201,6 +213,14 @@ class Mixture(Conditional):
 
     def log_prob(self, dist: td.Distribution, value: Tensor, present: Tensor | None = None) -> Tensor:
         return dist.log_prob(value, present)  # type: ignore[call-arg]
+
+    def given_known(self, dist: td.Distribution, value: Tensor, present: Tensor) -> td.Distribution:
+        """The same components, weighted by how well they explain what is present."""
+        assert isinstance(dist, ad.GaussianMixture)
+        each = ad.normal_log_prob(value.unsqueeze(-2), dist.loc, dist.scale)
+        each = torch.where(present.unsqueeze(-2), each, torch.zeros_like(each)).sum(-1)
+        shape = (*torch.broadcast_shapes(each.shape, dist.log_weights.shape), dist.loc.shape[-1])
+        return ad.GaussianMixture((each + dist.log_weights).log_softmax(-1), dist.loc.expand(shape), dist.scale.expand(shape))
 
 
 @register

@@ -1,0 +1,174 @@
+"""Gaussian unknowns given all data, past and future: the Kalman smoother, for any graph.
+
+With a weight exp(λ·v) on an unknown v, the derivative of the log evidence at λ = 0 is E[v | data]; with exp(−½ vᵀΛv), for centred unknowns, it is
+−½ Cov[v | data]. So the smoother is the filter with weights of zero, and one backward pass through it. It needs no inverse of a covariance, which
+functions of unknowns and known entries make singular. Missing entries of an observed variable are unknowns like the latents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from aevb.axes import FIRST_SLOT
+from aevb.evidence.belief import Belief, Rule, apply
+from aevb.evidence.filtering import Filter
+
+Weigh = Callable[[Belief, str, Tensor], tuple[Belief, Tensor]]  # (belief, variable, weight) → the weighted belief, and the log of its integral
+
+
+class Smoother:
+    """Means, covariances and draws of Gaussian unknowns given all data, for each joint value of the discrete latents they depend on; in float64.
+
+    ``names`` are the unknowns asked for: latents, and observed variables with missing entries.
+    """
+
+    def __init__(self, integral: Filter, slots: Mapping[str, tuple[int, int | None]], sizes: Mapping[str, int], names: Sequence[str]) -> None:
+        self.filter, self.graph, self.structure = integral, integral.graph, integral.structure
+        self.names, self.like, self.steps = tuple(names), integral.like, integral.steps
+        self.n = next(iter(integral.batch.values())).shape[-2]
+        self.data = {name: integral.batch[name].double() for name in integral.linked if name in integral.batch}
+        self.keep = {name: integral._keep(name) for name in self.data}
+        self.hidden = {name for name in self.data if name not in self.structure.gaussian and f"{name}?" in integral.batch}
+        axes = {slot: sizes[name] for name, place in self.structure.linked_axes if (slot := slots[name][1 if place else 0]) is not None}
+        self.lead = [axes.get(axis, 1) for axis in range(min(axes, default=FIRST_SLOT), FIRST_SLOT + 1)]
+
+    # What is asked for ----------------------------------------------------------------------------------------------------------
+
+    def means(self, data: Mapping[str, Tensor] | None = None, samples: int = 1) -> dict[str, Tensor]:
+        """E[v | data] of each variable, [axes, 1, T or 1, N, d]; of ``samples`` sets of data, [S, T or 1, N, d] each, [axes, S, T or 1, N, d]."""
+        weights = self._weights(samples, self.n, 1)
+
+        def weigh(belief: Belief, name: str, weight: Tensor) -> tuple[Belief, Tensor]:
+            place = belief.columns[name, 0]
+            shift = apply(belief.covariance[..., place], weight)
+            return Belief(belief.columns, belief.mean + shift, belief.covariance), (weight * belief.mean[..., place]).sum(-1)
+
+        return self._derivatives(weights, weigh, self.data if data is None else data, self.filter.rules)
+
+    def covariances(self) -> dict[str, Tensor]:
+        """Cov[v | data] of each variable, [axes, 1, T or 1, N or 1, d, d]: it does not depend on the values, only on which are known."""
+        rules = {name: Rule(rule.matrices, torch.zeros_like(rule.offset[..., :1, :]), rule.noise) for name, rule in self.filter.rules.items()}
+        parts = [part for rule in rules.values() for part in (rule.noise, *rule.matrices.values())]
+        alike = all(part.shape[-3] == 1 for part in parts) and all(keep is None for keep in self.keep.values())
+        weights = self._weights(1, 1 if alike else self.n, 2)
+
+        def weigh(belief: Belief, name: str, weight: Tensor) -> tuple[Belief, Tensor]:
+            place, covariance = belief.columns[name, 0], belief.covariance
+            less = covariance[..., place] @ weight @ covariance[..., place, :]
+            log_weight = -0.5 * (weight * covariance[..., place, place]).sum((-1, -2))
+            return Belief(belief.columns, belief.mean, covariance - less), log_weight
+
+        zeros = {name: torch.zeros_like(value[:, :1]) for name, value in self.data.items()}
+        found = self._derivatives(weights, weigh, zeros, rules)
+        return {name: -(value + value.mT) for name, value in found.items()}
+
+    def draw(self, samples: int) -> dict[str, Tensor]:
+        """Joint draws of the variables given all data, [S, T or 1, N, d]; where no discrete latent is unknown.
+
+        A joint draw of unknowns and data from p, v and x′, becomes one given the data x by adding E[v | x] − E[v | x′].
+        """
+        drawn = self._from_p(samples)
+        ours, theirs = self.means(), self.means({name: drawn[name] for name in self.data}, samples)
+        return {name: (drawn[name] + ours[name] - theirs[name]).reshape(samples, *ours[name].shape[-3:]) for name in self.names}
+
+    # How ------------------------------------------------------------------------------------------------------------------------
+
+    def _carried(self, name: str) -> bool:
+        return self.structure.carried and self.graph.timed[name]
+
+    def _weights(self, samples: int, n: int, axes: int) -> dict[str, Tensor]:
+        """Zeros to differentiate by: a vector (1) or a matrix (2) for each value of the discrete latents, step and row."""
+        found = {}
+        for name in self.names:
+            shape = (*self.lead, samples, self.steps if self.graph.timed[name] else 1, n, *[self.graph.size(name)] * axes)
+            found[name] = torch.zeros(shape, dtype=self.like.dtype, device=self.like.device, requires_grad=True)
+        return found
+
+    def _derivatives(self, weights: dict[str, Tensor], weigh: Weigh, data: Mapping[str, Tensor], rules: Mapping[str, Rule]) -> dict[str, Tensor]:
+        """The derivatives of the weighted log evidence by the weights."""
+        with torch.enable_grad():
+            total = self._weighted(weights, weigh, data, rules).sum()
+        return dict(zip(weights, torch.autograd.grad(total, list(weights.values())), strict=True))
+
+    def _weighted(self, weights: Mapping[str, Tensor], weigh: Weigh, data: Mapping[str, Tensor], rules: Mapping[str, Rule]) -> Tensor:
+        """The filter's log evidence, every unknown that was asked for weighted when it is taken up."""
+        belief, total = Belief.empty(self.like), self.like.new_zeros(1, 1)
+        at_once = [name for name in self.filter.linked if not self._carried(name)]
+
+        def visit(name: str, rule: Rule, value: Tensor | None, keep: Tensor | None, weight: Tensor | None) -> None:
+            nonlocal belief, total
+            if name not in self.structure.gaussian and name not in self.hidden:
+                assert value is not None
+                belief, found = belief.conditioned(rule, value, keep)
+                total = total + found
+                return
+            belief = belief.extended((name, 0), rule)
+            if weight is not None:
+                belief, found = weigh(belief, name, weight)
+                total = total + found
+            if value is not None:
+                itself = torch.eye(self.graph.size(name), dtype=self.like.dtype, device=self.like.device)[None, None]
+                belief, found = belief.conditioned(Rule({(name, 0): itself}, self._zeros(name).offset, torch.zeros_like(itself)), value, keep)
+                total = total + found
+
+        for name in at_once:
+            visit(name, rules[name], data.get(name), self.keep.get(name), weights.get(name))
+        if not self.structure.carried:
+            return total
+        names = [name for name in self.filter.linked if name not in at_once]
+        lag = -self.structure.direction
+        forever = {column: column for column in belief.columns}
+        remembered = {(name, 0): (name, lag) for name in names if any((name, lag) in rule.matrices for rule in rules.values())}
+        for name, _ in remembered:  # before the first step all are zeros
+            belief = belief.extended((name, lag), self._zeros(name))
+        each = {name: rules[name].steps(self.steps) for name in names}
+        values, keep = ({name: self.filter._steps(part.get(name)) for name in names} for part in (data, self.keep))
+        axis = -3 if all(weight.dim() == len(self.lead) + 4 for weight in weights.values()) else -4
+        weight = {name: weights[name].split(1, axis) if name in weights else [None] * self.steps for name in names}
+        for t in self._order():
+            for name in names:
+                visit(name, each[name][t], values[name][t], keep[name][t], weight[name][t])
+            belief = belief.kept(forever | remembered)
+        return total
+
+    def _zeros(self, name: str) -> Rule:
+        d = self.graph.size(name)
+        return Rule({}, self.like.new_zeros(1, 1, d), self.like.new_zeros(1, 1, d, d))
+
+    def _order(self) -> range:
+        return range(self.steps) if self.structure.direction > 0 else range(self.steps - 1, -1, -1)
+
+    def _from_p(self, samples: int) -> dict[str, Tensor]:
+        """Draws of every variable that is or reads a Gaussian unknown, each by its rule."""
+        found: dict[str, Tensor] = {}
+        before: dict[str, Tensor] = {}
+        rules = self.filter.rules
+
+        def follow(rule: Rule, steps: int) -> Tensor:
+            value = rule.offset
+            for (parent, lag), matrix in rule.matrices.items():
+                if not lag or parent in before:  # outside the sequence all are zeros
+                    value = value + apply(matrix, before[parent] if lag else found[parent])
+            noise = torch.randn(samples, steps, self.n, value.shape[-1], dtype=self.like.dtype, device=self.like.device)
+            return value + apply(_root(rule.noise), noise)
+
+        at_once = [name for name in self.filter.linked if not self._carried(name)]
+        for name in at_once:
+            found[name] = follow(rules[name], self.steps if self.graph.timed[name] else 1)
+        names = [name for name in self.filter.linked if name not in at_once]
+        each = {name: rules[name].steps(self.steps) for name in names}
+        drawn: dict[str, dict[int, Tensor]] = {name: {} for name in names}
+        for t in self._order() if names else ():
+            for name in names:
+                found[name] = drawn[name][t] = follow(each[name][t], 1)
+            before = {name: found[name] for name in names}
+        return found | {name: torch.cat([steps[t] for t in range(self.steps)], -3) for name, steps in drawn.items()}
+
+
+def _root(covariance: Tensor) -> Tensor:
+    """A matrix L with L Lᵀ the covariance, which may be singular."""
+    values, vectors = torch.linalg.eigh(covariance)
+    return vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2)
