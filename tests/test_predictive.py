@@ -20,12 +20,14 @@ def over_dispersed(n: int = 400) -> np.ndarray:
 
 
 def counts(family) -> Model:
-    """x does not depend on z: a plain family at the data's mean."""
+    """x does not depend on z: a plain family at the data's mean; q is the prior, which is then the posterior."""
     model = Model(p={"z": Normal(1), "x | z": family}, q={"z | x": Normal()})
     with torch.no_grad():
         blocks = model.factors["p(x|z)"].net.blocks
         blocks.weights["z"].zero_()
         blocks.bias.copy_(torch.as_tensor(over_dispersed().mean(0)).log())
+        for parameter in model.phi():
+            parameter.zero_()
     return model
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,7 +28,8 @@ from aevb.explain import Explanation, describe, explain
 from aevb.graph import Entry, Graph
 from aevb.networks import Shape
 from aevb.plan import Plan, derive
-from aevb.posterior import Posterior, public
+from aevb.posterior import Imputation, Posterior, impute, posterior_of, public
+from aevb.posterior.teaching import Teaching
 from aevb.program import Program
 from aevb.registry import from_record, to_record
 from aevb.saving import check_files, write_model
@@ -38,6 +40,7 @@ FORMAT = 1
 DIGESTED = 2**22  # parameters of p of which a checksum is taken
 MOST_FACTORS = 10_000  # of a declaration that is read from a file
 MOST_FIXED = 2**30  # numbers of a model that is read from a file that are not among its weights
+TEACHING = "aevb teaching"  # the weights file's word for which of q's factors were trained
 RESERVED = (
     "self", "steps", "lengths", "how", "bound", "samples", "gradient", "temperature", "noise", "seed", "kl_weight", "mean", "method", "memory",
     "iterations", "n",
@@ -81,6 +84,7 @@ class Model(nn.Module):
         self.factors = nn.ModuleDict({entry.id: self._build(entry) for entry in self.graph.entries()})
         self._plans: dict[Any, Plan] = {}
         self._initial = self._digest()
+        self.teaching = Teaching(self)
 
     def _build(self, entry: Entry) -> nn.Module:
         spec, shape = entry.spec, self.graph.shapes[entry.key.name]
@@ -386,15 +390,48 @@ class Model(nn.Module):
 
         return draw
 
-    def posterior(self, *, samples: int = 64, seed: int | None = None, steps: Any = None, lengths: Any = None, **data: Any) -> Posterior:
-        """q(latents | data): ``["z"]`` is a distribution, ``.sample(S)`` draws jointly, ``.log_prob(z=…)`` scores."""
-        batch = self.prepare(steps=steps, lengths=lengths, **data)
-        return Posterior(self, batch, samples=samples, seed=seed)
+    def untaught(self) -> dict[str, str]:
+        """The latents whose factors in q were not trained for this p, and why; none after a run that trained q."""
+        return self.teaching.untaught(self)
 
-    def reconstruct(self, *, mean: bool = True, seed: int | None = None, steps: Any = None, lengths: Any = None, **data: Any) -> dict[str, Tensor]:
-        """Observed variables through the posterior and back: latents drawn from q, then p's mean (or a draw)."""
-        posterior = self.posterior(seed=seed, steps=steps, lengths=lengths, **data)
-        return posterior.reconstruct(mean=mean)
+    def posterior(
+        self, *, samples: int = 64, seed: int | None = None, method: str = "auto", steps: Any = None, lengths: Any = None, **data: Any
+    ) -> Posterior:
+        """p(latents | data): ``["z"]`` is a distribution, ``.sample(S)`` draws jointly, ``.log_prob(z=…)`` scores.
+
+        It is q(latents | data) where q was trained. Where it was not (after ``mle()``, for instance), or where rows end in missing steps that q
+        cannot forecast, it is the exact posterior if that is known, and otherwise refused. ``method`` is "auto", "q" (as it is) or "exact"; what is
+        returned says in its ``method`` which one it is.
+        """
+        batch = self.prepare(steps=steps, lengths=lengths, **data)
+        return posterior_of(self, batch, samples=samples, seed=seed, method=method)
+
+    def reconstruct(
+        self, *, mean: bool = True, seed: int | None = None, method: str = "auto", steps: Any = None, lengths: Any = None, **data: Any
+    ) -> dict[str, Tensor]:
+        """Observed variables through the posterior and back: latents drawn once, then p's mean (or a draw). To fill cells, use :meth:`impute`."""
+        return self.posterior(seed=seed, method=method, steps=steps, lengths=lengths, **data).reconstruct(mean=mean)
+
+    def impute(
+        self, *, samples: int = 50, seed: int | None = None, method: str = "auto", steps: Any = None, lengths: Any = None, **data: Any
+    ) -> Imputation:
+        """Fill missing cells (NaN) of the observed variables: their posterior mean, standard deviation and joint draws given all known cells.
+
+        By the exact posterior where it is known (a series' missing end is then its forecast), otherwise by ``samples`` draws of q. ``method`` is as
+        in :meth:`posterior`.
+
+        >>> from aevb import Normal, fit, mle
+        >>> x = torch.randn(200, 1, generator=torch.Generator().manual_seed(0)) + 0.1 * torch.randn(200, 2)
+        >>> model = Model(p={"z": Normal(1), "x | z": Normal(2, scale="learned")}, q={"z | x": Normal(scale="learned")})
+        >>> run = fit(model, {"x": x}, schedule=mle(), steps=200)
+        >>> filled = model.impute(x=torch.tensor([[1.0, float("nan")]]))
+        >>> filled
+        1 missing cell of x filled by the exact posterior (mle() trains p alone)
+        >>> filled.mean["x"].shape, filled.draws["x"].shape
+        (torch.Size([1, 2]), torch.Size([50, 1, 2]))
+        """
+        batch = self.prepare(steps=steps, lengths=lengths, **data)
+        return impute(posterior_of(self, batch, seed=seed, method=method, prefer_exact=True), samples)
 
     def log_prob(self, *, steps: Any = None, lengths: Any = None, **assignment: Any) -> Tensor:
         """log p of a complete assignment (every stochastic variable and every given one), one number an example."""
@@ -426,7 +463,7 @@ class Model(nn.Module):
         if str(path) == "":
             raise ValueError('save("") names no folder. Say where the model is to be saved.')
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        write_model(Path(path), self.declaration(), weights)
+        write_model(Path(path), self.declaration(), weights, {TEACHING: json.dumps(self.teaching.state(self))})
 
 
 def _count(word: str, what: str, value: Any) -> int:
@@ -516,7 +553,7 @@ def _check_shapes(where: Path, expected: Mapping[str, tuple[int, ...]], found: M
 
 def load(path: str | Path, custom: Iterable[type] = ()) -> Model:
     """Read a model that ``save`` wrote, after comparing its files with their hashes. Nothing is unpickled and nothing is imported."""
-    from safetensors import SafetensorError
+    from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file
 
     folder = Path(path)
@@ -524,9 +561,12 @@ def load(path: str | Path, custom: Iterable[type] = ()) -> Model:
     model = read_model(folder / "model.json", folder / "weights.safetensors", custom)
     try:
         weights = load_file(folder / "weights.safetensors")
-    except SafetensorError as error:
+        with safe_open(folder / "weights.safetensors", "pt") as file:
+            teaching = json.loads((file.metadata() or {}).get(TEACHING, "{}"))
+    except (SafetensorError, ValueError) as error:
         raise ValueError(f"{folder / 'weights.safetensors'} is damaged or not a safetensors file: {error}.") from None
     floating = [tensor.dtype for tensor in weights.values() if tensor.is_floating_point()]
     model = model.to(floating[0]) if floating else model
     model.load_state_dict(weights)
+    model.teaching.restore(model, teaching if isinstance(teaching, Mapping) else None)
     return model

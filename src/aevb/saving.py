@@ -17,8 +17,8 @@ FORMAT = "aevb saved model"
 FILES = ("model.json", "weights.safetensors")
 
 
-def write_model(folder: Path, declaration: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-    """Write a model into a folder, made if it is not there. A model that was saved there before is replaced; nothing else is."""
+def write_model(folder: Path, declaration: Mapping[str, Any], weights: Mapping[str, Tensor], notes: Mapping[str, str]) -> None:
+    """Write a model into a folder, made if it is not there; ``notes`` go beside the weights. Only a model saved there before is replaced."""
     from safetensors.torch import save_file
 
     try:
@@ -29,7 +29,7 @@ def write_model(folder: Path, declaration: Mapping[str, Any], weights: Mapping[s
     text = json.dumps(declaration, indent=2, ensure_ascii=False) + "\n"
     temporary = folder / "weights.safetensors.writing"
     try:
-        save_file(dict(weights), temporary)
+        save_file(dict(weights), temporary, metadata=dict(notes))
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         replace(folder / "model.json", text)

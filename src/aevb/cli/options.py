@@ -80,8 +80,10 @@ def in_its_words(error: BaseException | str) -> str:
         "pass validation= data": "add --validation FILE, or --hold-out 0.1",
         "clip=": "--clip",
         "patience=": "--patience",
+        "schedule=joint()": "--schedule joint",
+        "classify=1": "--classify 1",
     }
-    text = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else str(error)
+    text = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else getattr(error, "for_commands", str(error))
     text = re.sub(r'method="(\w+)"( or "(\w+)")?', lambda found: f"--evidence {found[1]}" + (f" or {found[3]}" if found[3] else ""), text)
     for ours, theirs in words.items():
         text = text.replace(ours, theirs)

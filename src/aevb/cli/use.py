@@ -15,7 +15,6 @@ from aevb.cli.tables import refuse_kind, whole_file, write
 
 if TYPE_CHECKING:
     import numpy as np
-    from torch import Tensor
 
     from aevb.data.long import Lines
     from aevb.data.named import Recipe
@@ -45,6 +44,7 @@ def evaluate(
     from aevb.data.named import clustering_accuracy
     from aevb.data.sources import open_source
     from aevb.evidence import METHODS
+    from aevb.posterior import UntaughtError
     from aevb.training import evaluation
 
     if evidence is not None and evidence not in METHODS:  # before anything is computed
@@ -66,7 +66,11 @@ def evaluate(
     known = labels >= 0
     for name in model.graph.latents:
         if known.any() and model.graph.rule("p", name).spec.finite and not model.graph.timed[name]:
-            probs = _posterior_means(model, without_latents(model, chosen.data), seed)[name]
+            try:
+                probs = _posterior_means(model, without_latents(model, chosen.data), seed)[name]
+            except UntaughtError as error:
+                print(f"  clusters {name}: not judged. {in_its_words(error)}")
+                continue
             accuracy = clustering_accuracy(probs.argmax(-1)[known], labels[known].astype(int))
             entropy = -(probs * _log(probs)).sum(-1).mean()
             print(f"  clusters {name}: {accuracy:.3f} of the rows match their label (best matching), conditional entropy {entropy:.3f}")
@@ -180,7 +184,7 @@ def impute(
     run: RunFolder,
     out: Annotated[Path, typer.Option(parser=path, help="A .csv or .npz file, or a .npy of a single array. Parquet is read, not written.")],
     data: Annotated[str | None, typer.Option(help="A file with missing cells; by default the run's own.", rich_help_panel="Data")] = None,
-    samples: Annotated[int, typer.Option(help="Samples of the latents to average over.")] = 50,
+    samples: Annotated[int, typer.Option(help="Draws of q to average over, where the posterior is not exact.")] = 50,
     seed: Seed = 0,
 ) -> None:
     """Fill the missing cells of a file: the mean of p under the posterior given the cells that are there.
@@ -200,7 +204,7 @@ def impute(
         raise ValueError("Say which file to fill: --data table.csv.")
     refuse_input(out, name)
     loaded = load(name, graph, like=whole_of(recipe))
-    means = _reconstructions(model, loaded.train.data, samples, seed)
+    means, method = _imputed(model, loaded.train.data, samples, seed)
     raw, lengths = pad(graph, loaded.train.raw, loaded.train.raw.get("steps"), loaded.train.raw.get("lengths"))
     raw |= {} if lengths is None else {"lengths": lengths}
     filled, count = {}, 0
@@ -214,7 +218,8 @@ def impute(
             array = np.where(missing, mean.argmax(-1) if labels else mean.reshape(array.shape), array)
         filled[variable] = array
     _write_filled(out, filled, graph, loaded.recipe, loaded.lines)
-    print(f"{count} missing cells of {counted_rows(model, loaded, loaded.train)} filled, in {out}")
+    how = "by the exact posterior" if method == "exact" else f"by {samples} draws of q"
+    print(f"{count} missing cells of {counted_rows(model, loaded, loaded.train)} filled, in {out} ({how})")
 
 
 # What they compute -----------------------------------------------------------------------------------------------------------------
@@ -225,11 +230,11 @@ def _posterior_means(model: Model, data: Mapping[str, Any], seed: int) -> dict[s
     import numpy as np
     import torch
 
-    from aevb.posterior import Posterior
+    from aevb.posterior import posterior_of
 
     found: dict[str, list[np.ndarray]] = {name: [] for name in model.graph.latents}
     for i, batch in enumerate(batches(model, data)):
-        posterior = Posterior(model, batch, samples=64, seed=seed + i)
+        posterior = posterior_of(model, batch, seed=seed + i)
         for name, parts in found.items():
             with torch.no_grad():
                 mean = posterior[name].mean
@@ -239,23 +244,18 @@ def _posterior_means(model: Model, data: Mapping[str, Any], seed: int) -> dict[s
     return {name: np.concatenate(parts) for name, parts in found.items()}
 
 
-def _reconstructions(model: Model, data: Mapping[str, Any], samples: int, seed: int) -> dict[str, np.ndarray]:
-    """p's mean of the observed variables, averaged over samples of the latents given what is known of each row."""
+def _imputed(model: Model, data: Mapping[str, Any], samples: int, seed: int) -> tuple[dict[str, np.ndarray], str]:
+    """The observed variables with every missing cell's posterior mean, and by which posterior: "exact" or "q"."""
     import numpy as np
 
-    from aevb.posterior import Posterior
+    from aevb.posterior import impute, posterior_of
 
     if samples < 1:
         raise ValueError(f"--samples is at least 1, got {samples}.")
-    parts: dict[str, list[np.ndarray]] = {}
-    for batch in batches(model, data):
-        sums: dict[str, Tensor] = {}
-        for s in range(samples):
-            for name, value in Posterior(model, batch, samples=1, seed=seed + s).reconstruct().items():
-                sums[name] = sums[name] + value if name in sums else value
-        for name, total in sums.items():
-            parts.setdefault(name, []).append((total / samples).cpu().numpy())
-    return {name: np.concatenate(found) for name, found in parts.items()}
+    found = []
+    for i, batch in enumerate(batches(model, data)):
+        found.append(impute(posterior_of(model, batch, seed=seed + i, prefer_exact=True), samples, draws=False))
+    return {name: np.concatenate([part.mean[name].cpu().numpy() for part in found]) for name in found[0].mean}, found[0].method
 
 
 def _as_data(graph: Graph, recipe: Recipe | None, name: str, value: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ from aevb.diagnostics.finding import Finding
 from aevb.diagnostics.latents import collapsed, misled, reached
 from aevb.diagnostics.measure import with_values
 from aevb.model import Model
-from aevb.posterior import Posterior
+from aevb.posterior import posterior_of
 from aevb.predictive.replicate import complete
 
 TELLS = 0.05  # of the most that a class can carry, log C: a class of which rows tell less is not inferred
@@ -27,10 +27,10 @@ SAME = 0.1  # nats: two classes between which p's other factors differ less than
 
 
 def class_probabilities(model: Model, batches: list[Batch], name: str, seed: int) -> Tensor:
-    """q(y | x) of every row, of a sequence every real step: [rows, C]."""
+    """The posterior of a class in every row, of a sequence every real step: [rows, C]."""
     found = []
     for i, batch in enumerate(batches):
-        probs = Posterior(model, batch, samples=64, seed=seed + i)[name].probs  # type: ignore[attr-defined]
+        probs = posterior_of(model, batch, seed=seed + i)[name].probs  # type: ignore[attr-defined]
         real = batch.get("steps")
         found.append(probs[real[..., 0].T] if real is not None and model.graph.timed[name] else probs.reshape(-1, probs.shape[-1]))
     return torch.cat(found).double().cpu()

@@ -59,7 +59,7 @@ def diagnose(
     chosen = some_rows(source.n, rows, seed)
     batches = [source.take(chosen[start : start + CHUNK]) for start in range(0, len(chosen), CHUNK)]
     findings = judge_history(run) if run is not None else []
-    findings += _weights(model)
+    findings += _weights(model) + _behind(model)
     if not any(finding.level == "problem" for finding in findings):
         with model._evaluating(None):
             findings += _examine(model, batches, _labels(model, arrays, labels, chosen, source.n), how, calibrate, seed)
@@ -78,6 +78,17 @@ def _weights(model: Model) -> list[Finding]:
         return []
     text = f"{len(bad)} of the model's parameters hold numbers that are not finite; the first is {bad[0]}. Nothing else can be examined."
     return [Finding("problem", "not finite", "run", text, {"parameters": bad}, "Load an earlier checkpoint; train with a lower lr, or clip=.")]
+
+
+def _behind(model: Model) -> list[Finding]:
+    """Latents whose factors in q are behind p: what is measured by q there is q's shortcoming, not p's."""
+    remedy = "Train q (fit with joint() or alternate()); until then posterior() and impute() take the exact posterior where it is known."
+    return [
+        Finding(
+            "warning", "q behind p", name, f"{reason}: q({name}|·) is not the posterior's, and what is said of {name} below is about q.", {}, remedy
+        )
+        for name, reason in model.untaught().items()
+    ]
 
 
 def _labels(model: Model, arrays: Mapping[str, Any], labels: Any, chosen: Tensor, n: int) -> dict[str, np.ndarray]:

@@ -189,8 +189,9 @@ def predictive_check(
     observed = numbers(batches)
     drawn: dict[tuple[str, str], list[np.ndarray]] = {key: [] for key in observed}
     with model._evaluating(seed):
+        anew = [replicate(model, batch, kind) for batch in batches]
         for _ in range(replicates):
-            for key, value in numbers([replicate(model, batch, kind) for batch in batches]).items():
+            for key, value in numbers([next(draws) for draws in anew]).items():
                 drawn[key].append(value)
     comparisons = []
     for (name, word), value in observed.items():

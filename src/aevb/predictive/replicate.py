@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -11,9 +11,11 @@ from torch import Tensor
 from aevb.batch import Batch
 from aevb.graph import Graph
 from aevb.model import Model
-from aevb.posterior import Posterior
+from aevb.posterior import posterior_of
 from aevb.program import Program
 from aevb.schedule import schedule
+
+AT_ONCE = 50  # draws of an exact posterior
 
 
 def redraw(model: Model, batch: Mapping[str, Tensor], names: Collection[str]) -> Batch:
@@ -30,17 +32,28 @@ def redraw(model: Model, batch: Mapping[str, Tensor], names: Collection[str]) ->
 
 
 def complete(model: Model, batch: Batch, seed: int | None = None) -> Batch:
-    """The batch with a joint draw of its latents from q."""
-    posterior = Posterior(model, batch, samples=1, seed=seed)
-    return batch | posterior._laid_out({name: value[0] for name, value in posterior.sample(1).items()})
+    """The batch with a joint draw of its latents from their posterior: q's where q was trained."""
+    return next(completions(model, batch, 1, seed))
 
 
-def replicate(model: Model, batch: Batch, kind: str) -> Batch:
-    """The data drawn anew: x ~ p(x | z) with z ~ q(z | x) ("posterior"), or all variables from p ("prior")."""
+def completions(model: Model, batch: Batch, at_once: int, seed: int | None = None) -> Iterator[Batch]:
+    """The same again and again; of an exact posterior, ``at_once`` draws are made together, since they share its work."""
+    posterior = posterior_of(model, batch, samples=1, seed=seed)
+    at_once = 1 if posterior.method == "q" else at_once
+    while True:
+        drawn = posterior.sample(at_once)
+        for s in range(at_once):
+            yield batch | posterior._laid_out({name: value[s] for name, value in drawn.items()})
+
+
+def replicate(model: Model, batch: Batch, kind: str) -> Iterator[Batch]:
+    """The data drawn anew, again and again: x ~ p(x | z) with z from its posterior ("posterior"), or all variables from p ("prior")."""
     graph = model.graph
     if kind == "prior":
-        return redraw(model, batch, graph.stochastic)
-    return redraw(model, complete(model, batch), graph.observed)
+        while True:
+            yield redraw(model, batch, graph.stochastic)
+    for whole in completions(model, batch, AT_ONCE):
+        yield redraw(model, whole, graph.observed)
 
 
 def as_array(graph: Graph, batch: Mapping[str, Tensor], name: str, value: Tensor) -> np.ndarray:

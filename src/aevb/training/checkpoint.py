@@ -147,7 +147,7 @@ def check_fit(checkpoint: Checkpoint, expected: Mapping[str, Tensor], where: Pat
     """Refuse weights that are not this model's."""
     for name in sorted(checkpoint.weights.keys() ^ expected.keys()):
         raise CheckpointError(f"{where}: its weights are not this model's: {name} is in only one of them. Resume with the model it was trained with.")
-    moments = {name: tensor for name, tensor in checkpoint.optimizer.items() if tensor.dim() and not name.startswith("em/")}  # EM looks at its own
+    moments = {name: tensor for name, tensor in checkpoint.optimizer.items() if tensor.dim() and not name.startswith(("em/", "mle/"))}
     for name, tensor in (checkpoint.weights | moments).items():
         own = expected.get(name if name in expected else name.rpartition("/")[0])
         if own is None:

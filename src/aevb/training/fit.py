@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
@@ -28,6 +29,8 @@ from aevb.families import Exact, OneHot
 from aevb.model import Model
 from aevb.networks import MLP
 from aevb.plan import Plan
+from aevb.posterior.choice import open_ended
+from aevb.posterior.teaching import trainable_latents, with_weights
 from aevb.training.capture import AT_ONCE, Steps
 from aevb.training.checkpoint import (
     Checkpoint,
@@ -407,6 +410,7 @@ class Training:
         check_fit(found, self.model.state_dict(), out)
         check_declaration(out, self.model.declaration(), found.beside.get("model.json"))
         self.model.load_state_dict(found.weights)
+        self.model.teaching.restore(self.model, found.state.get("teaching"))
         self.stepper.restore(found.optimizer, found.state["metrics"])
         self.step, self.best, self.waited, self.skipped = found.step, found.state["best"], found.state["waited"], found.state["skipped"]
         self.rows, wrong = read_rows(out, found)
@@ -497,6 +501,7 @@ class Training:
             self.stepper.close()
             self.evaluation = None  # and its graph
             self.model.train(was)
+            self._note_teaching()
             self.seconds = self.before + time.perf_counter() - began
 
     def finished(self) -> Run:
@@ -622,9 +627,40 @@ class Training:
         """Unless an interval was asked for, checkpoints are half a minute apart: on small data writing them would take longer than training."""
         return self.settings.checkpoint_every is not None or self.world.any(self.world.first and time.perf_counter() - self.saved > 30)
 
+    @cached_property
+    def open_ends(self) -> bool:
+        """Whether rows end in steps without data, as the first 1,000 show."""
+        graph = self.model.graph
+        return any(graph.timed[name] for name in graph.observed) and open_ended(graph, self.source.take(torch.arange(min(1000, self.source.n))))
+
+    def _note_teaching(self) -> None:
+        """Put on the model's record which of q's factors this run has trained, and which it leaves behind p."""
+        model, schedule = self.model, self.settings.schedule
+        if not self.step:
+            return
+        if schedule.objective == "bound":
+            if any(schedule.phase(step, self.total).phi for step in range(self.step)):
+                known = self._untaught()
+                model.teaching.taught(set(trainable_latents(model)) - set(known), open_ends=self.open_ends)
+                told = {name: f"{name} was known in every training row, so that q({name}|·) was not trained" for name in known}
+                model.teaching.record(model, {name: reason for name, reason in told.items() if name in model.teaching.records})
+            return
+        behind = (
+            "mle() trains p alone"
+            if schedule.objective == "evidence"
+            else self.stepper.left_alone and f"em() left q as it is: {self.stepper.left_alone}"
+        )
+        names = with_weights(model)
+        if behind:
+            model.teaching.record(model, dict.fromkeys(names, behind))
+        else:
+            model.teaching.taught(names)
+
     def _checkpoint(self, copied: bool = False) -> Checkpoint:
         self.stepper.settle_model()
+        self._note_teaching()
         state = {"best": self.best, "waited": self.waited, "skipped": self.skipped, "settings": self.recorded, "metrics": self.stepper.metrics()}
+        state |= {"teaching": self.model.teaching.state(self.model)}
         state |= {"history": self.folder.history()} if self.folder is not None else {}
         weights, tensors = dict(self.model.state_dict()), self.stepper.state()
         if copied:
@@ -652,6 +688,7 @@ class Training:
             best = read(self.out / "checkpoints" / f"step-{self.best['step']}")
         if best is not None:
             self.model.load_state_dict(best.weights)
+            self.model.teaching.restore(self.model, best.state.get("teaching"))
 
     # Trouble -----------------------------------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import numpy as np
 from aevb.data.preparation import Affine
 from aevb.model import Model, read_model
 from aevb.pictures import curves
+from aevb.posterior.teaching import with_weights
 from aevb.storage import IntegrityWarning
 from aevb.training.checkpoint import Checkpoint, CheckpointError, check_beside, check_fit, folders, read, read_manifest
 from aevb.training.folder import read_rows
@@ -132,7 +133,14 @@ def _load(folder: Path, which: str) -> tuple[Model, Checkpoint]:
     model = model.to(floating[0]) if floating else model
     check_fit(found, model.state_dict(), folder)
     model.load_state_dict(found.weights)
+    model.teaching.restore(model, found.state.get("teaching", _older(model, found.state["settings"])))
     return model, found
+
+
+def _older(model: Model, settings: dict[str, Any]) -> dict[str, Any]:
+    """What a run that was saved without a word about q says of it: exact schedules leave q behind p."""
+    name = settings.get("schedule", {}).get("name")
+    return {"untaught": dict.fromkeys(with_weights(model), f"{name}() trains p")} if name in ("mle", "em") else {}
 
 
 def _settings(record: dict[str, Any]) -> Settings:

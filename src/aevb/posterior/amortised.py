@@ -36,23 +36,41 @@ def public(graph: Graph, name: str, value: Tensor, n: int, steps: int) -> Tensor
 
 
 class Posterior:
-    """q(latents | data) for one batch. ``posterior["z"]``, ``posterior.sample(S)``, ``posterior.log_prob(z=…)``."""
+    """q(latents | data) for one batch. ``posterior["z"]``, ``posterior.sample(S)``, ``posterior.log_prob(z=…)``.
 
-    def __init__(self, model: Model, batch: Batch, *, samples: int, seed: int | None) -> None:
+    ``method`` is "q" here, "exact" for the exact posterior; ``why`` says in words why it was taken, where there was a choice.
+    """
+
+    method = "q"
+
+    def __init__(self, model: Model, batch: Batch, *, samples: int = 64, seed: int | None = None, why: str = "") -> None:
         self.model, self.graph, self.batch = model, model.graph, batch
-        self.samples, self.seed = samples, seed
+        self.samples, self.seed, self.why = samples, seed, why
         self.n, self.steps = model._extent(batch)
         self.clamped, self.partial = split_latents(self.graph, batch)
+
+    def __repr__(self) -> str:
+        latents = ", ".join(name for name in self.graph.latents if name not in self.clamped) or "nothing"
+        which = "exact posterior" if self.method == "exact" else "posterior by q"
+        return f"{which} of {latents} for {self.n} {'row' if self.n == 1 else 'rows'}" + (f" ({self.why})" if self.why else "")
+
+    @property
+    def next_seed(self) -> int | None:
+        """A seed for what is drawn after the latents: the same one would give it the same random numbers."""
+        return None if self.seed is None else self.seed ^ 0x5DEECE66D
+
+    def _check_asked(self, name: str) -> None:
+        if name not in self.graph.latents:
+            raise ValueError(f"{name!r} is not a latent; those are {', '.join(self.graph.latents)}.")
+        if name in self.clamped:
+            raise ValueError(f"{name!r} was passed for every row, so it has no posterior here. Leave it out of the data.")
 
     def __getitem__(self, name: str) -> td.Distribution:
         """q's marginal of one latent: its factor if that reads data only, else a mixture over what it also reads.
 
         The mixture is exact over enumerated latents, and over ``samples`` draws of the others.
         """
-        if name not in self.graph.latents:
-            raise ValueError(f"{name!r} is not a latent; those are {', '.join(self.graph.latents)}.")
-        if name in self.clamped:
-            raise ValueError(f"{name!r} was passed for every row, so it has no posterior here. Leave it out of the data.")
+        self._check_asked(name)
         with self.model._evaluating(self.seed):
             working = self._working(name)
             if isinstance(self.graph.rule("q", name).spec, Exact):  # the log-probabilities of all values
@@ -155,14 +173,18 @@ class Posterior:
         steps = real.squeeze(-1).T if real is not None and any(self.graph.timed[name] for name in values) else None
         return prepare(self.graph, values, like=self.model._parameter(), need=(), steps=steps, single=True)
 
+    def _complete(self, values: dict[str, Any]) -> Batch:
+        """A value of every unknown latent as a batch; refused if one lacks."""
+        latents = [name for name in self.graph.latents if name not in self.clamped]
+        if set(values) != set(latents):
+            raise ValueError(f"log_prob takes a value for each latent, {', '.join(latents)}; got {', '.join(values) or 'none'}.")
+        return self._laid_out(values)
+
     def log_prob(self, **values: Any) -> Tensor:
         """log q(values | data), one number an example; values of all latents, [N, size] or [N, T, size]."""
         graph, model = self.graph, self.model
+        given = self._complete(values)
         latents = [name for name in graph.latents if name not in self.clamped]
-        missing = [name for name in latents if name not in values]
-        if missing or set(values) - set(latents):
-            raise ValueError(f"log_prob takes a value for each latent, {', '.join(latents)}; got {', '.join(values) or 'none'}.")
-        given = self._laid_out(values)
         batch = {**self.batch, **given}
         exact = [name for name in latents if isinstance(graph.rule("q", name).spec, Exact)]
         with model._evaluating(self.seed):
@@ -186,16 +208,20 @@ class Posterior:
                 total = total + part.reshape(-1)
         return total
 
+    def generated(self, latents: dict[str, Tensor]) -> Program:
+        """p's factors at values of the latents, [N, size] or [N, T, size], and at the data."""
+        batch = self.batch | self._laid_out(latents)
+        program = Program(self.graph, self.model.factors, batch, steps=self.steps)  # type: ignore[arg-type]
+        program.values |= {name: batch[name] for name in (*self.graph.stochastic, *self.graph.given)}
+        program.run(derive(self.graph, clamped=frozenset(self.graph.latents)).stages, lambda *_: torch.zeros(()))
+        return program
+
     def reconstruct(self, *, mean: bool = True) -> dict[str, Tensor]:
-        """Latents drawn from q, then p's mean of each observed variable (or a draw from it)."""
+        """Latents drawn from the posterior, then p's mean of each observed variable (or a draw from it)."""
         model, graph = self.model, self.graph
         latents = {name: value[0] for name, value in self.sample().items()}
-        with model._evaluating(self.seed):
-            batch = self.batch | self._laid_out(latents)
-            program = Program(graph, model.factors, batch, steps=self.steps)  # type: ignore[arg-type]
-            known = (*graph.stochastic, *graph.given)
-            program.values |= {name: batch[name] for name in known}
-            program.run(derive(graph, clamped=frozenset(graph.latents)).stages, lambda *_: torch.zeros(()))
+        with model._evaluating(self.next_seed):
+            program = self.generated(latents)
             values = {name: program.mean(name) if mean else program.draw(name, model._ancestral(self.n, self.steps)) for name in graph.observed}
             return {name: public(graph, name, value, self.n, self.steps) for name, value in values.items()}
 

@@ -1,0 +1,89 @@
+"""Which posterior answers: q's where q was trained for this p, otherwise the exact one, otherwise none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from aevb.batch import Batch
+from aevb.evidence.structure import NotExactError
+from aevb.graph import Graph
+from aevb.posterior.amortised import Posterior
+from aevb.posterior.exact import ExactPosterior
+
+if TYPE_CHECKING:
+    from aevb.model import Model
+
+METHODS = ("auto", "q", "exact")
+
+
+class UntaughtError(ValueError):
+    """q cannot answer for these rows, and the exact posterior is not known; ``for_commands`` leaves out what only Python can do."""
+
+    def __init__(self, text: str) -> None:
+        self.for_commands = text
+        super().__init__(f'{text} method="q" takes q as it is.')
+
+
+def posterior_of(
+    model: Model, batch: Batch, *, samples: int = 64, seed: int | None = None, method: str = "auto", prefer_exact: bool = False
+) -> Posterior:
+    """The posterior of a batch's latents.
+
+    ``method="auto"`` takes q where it was trained and can answer, otherwise the exact posterior (``prefer_exact`` takes that wherever it is known),
+    and refuses where there is neither. "q" takes q as it is, "exact" never takes it.
+    """
+    if method not in METHODS:
+        raise ValueError(f'method is "auto", "q" or "exact", got {method!r}.')
+    if method == "q":
+        return Posterior(model, batch, samples=samples, seed=seed, why="as asked")
+    reason = None if method == "exact" else why_not_q(model, batch)
+    if method == "auto" and reason is None and not prefer_exact:
+        return Posterior(model, batch, samples=samples, seed=seed)
+    try:
+        return ExactPosterior(model, batch, samples=samples, seed=seed, why="as asked" if method == "exact" else reason or "known for this model")
+    except NotExactError as why:
+        if method == "exact":
+            raise ValueError(f'The posterior of this model is not known in closed form: {why}. Use method="q".') from None
+        if reason is None:
+            return Posterior(model, batch, samples=samples, seed=seed)
+        raise UntaughtError(f"{reason}, and the exact posterior is not known: {why}. {_remedy(model)}") from None
+
+
+def why_not_q(model: Model, batch: Batch) -> str | None:
+    """What keeps q from answering for these rows, in words; None if nothing does."""
+    unknown = [name for name in model.graph.latents if name not in batch or f"{name}?" in batch]
+    reasons = model.untaught()
+    if reason := next((reasons[name] for name in unknown if name in reasons), None):
+        return reason
+    rows = _open_ended(model.graph, batch)
+    if rows is None or model.teaching.open_ends:
+        return None
+    count = int(rows.sum())
+    which = "1 row ends" if count == 1 else f"{count} rows end"
+    return f"{which} in steps without data (first: row {int(rows.nonzero()[0, 0])}), which q was not trained on, so that it cannot forecast them"
+
+
+def _remedy(model: Model) -> str:
+    if model.untaught():
+        return "Train q (schedule=joint(); classify=1 where every row has a label)."
+    return "If the NaN only pad the rows, say how long each is: lengths=…."
+
+
+def _open_ended(graph: Graph, batch: Batch) -> Tensor | None:
+    """Which rows end in a step where no variable is observed, [N]; None if none does."""
+    timed = [name for name in graph.observed if graph.timed[name]]
+    if not timed or any(f"{name}?" not in batch for name in timed):
+        return None
+    seen = torch.stack([batch[f"{name}?"].any(-1) for name in timed]).any(0)  # [T, N]
+    real = batch["steps"].squeeze(-1) if "steps" in batch else torch.ones_like(seen)
+    last = real & ~torch.cat([real[1:], torch.zeros_like(real[:1])])
+    rows = (last & ~seen).any(0)
+    return rows if bool(rows.any()) else None
+
+
+def open_ended(graph: Graph, batch: Batch) -> bool:
+    """Whether a row ends in a step where no variable is observed."""
+    return _open_ended(graph, batch) is not None

@@ -1,0 +1,104 @@
+"""The exact posterior, for models whose evidence is exact: Bayes' rule, the Kalman smoother, forward–backward, and sums over both."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributions as td
+from torch import Tensor
+
+from aevb.batch import Batch
+from aevb.distributions import MultivariateNormal
+from aevb.estimators import estimate
+from aevb.evidence.exact import exact_evidence
+from aevb.evidence.structure import Structure
+from aevb.evidence.unknowns import Marginals, Unknowns
+from aevb.pieces import Pieces, Point
+from aevb.posterior.amortised import Posterior, public
+
+if TYPE_CHECKING:
+    from aevb.model import Model
+
+
+class ExactPosterior(Posterior):
+    """p(latents | data) for one batch, without q. A :class:`NotExactError` says why a model has none."""
+
+    method = "exact"
+
+    def __init__(self, model: Model, batch: Batch, *, samples: int = 64, seed: int | None = None, why: str = "") -> None:
+        super().__init__(model, batch, samples=samples, seed=seed, why=why)
+        self.unknowns = Unknowns(model, Structure(model, self.clamped), batch)
+
+    @cached_property
+    def marginals(self) -> Marginals:
+        with self.model._evaluating(None):
+            return self.unknowns.marginals()
+
+    def __getitem__(self, name: str) -> td.Distribution:
+        """The marginal of one latent: probabilities, a Gaussian, or a mixture of Gaussians, one for each value of the discrete latents."""
+        self._check_asked(name)
+        dtype = self.model._parameter().dtype
+        if name in self.marginals.probs:
+            probs = self.marginals.probs[name]
+            return self._finite(name, (probs if self.graph.timed[name] else probs[:, 0]).to(dtype))
+        found = self.marginals.components[name]
+        assert found.covariance is not None
+        mean, covariance, weight = (part if self.graph.timed[name] else part[:, 0] for part in (found.mean, found.covariance, found.weight))
+        certain = self._certain(name)
+        if certain is not None:
+            covariance = torch.where(certain[..., None, None, None], torch.eye(covariance.shape[-1]).to(covariance), covariance)
+        whole: td.Distribution = MultivariateNormal(mean.to(dtype), _root(covariance).to(dtype))
+        if weight.shape[-1] > 1:
+            whole = td.MixtureSameFamily(td.Categorical(probs=weight.to(dtype), validate_args=False), whole, validate_args=False)
+        else:
+            whole = MultivariateNormal(mean[..., 0, :].to(dtype), _root(covariance[..., 0, :, :]).to(dtype))
+        if certain is None:
+            return whole
+        known = self._as_public(name, name) if f"{name}?" in self.batch else None
+        return Pieces(certain, Point(torch.zeros_like(whole.mean) if known is None else known), whole)
+
+    def _certain(self, name: str) -> Tensor | None:
+        """Where a Gaussian latent is known, or lies beyond a row's end, [N] or [N, T]; None if nowhere."""
+        seen, real = self._as_public(f"{name}?", name), self.batch.get("steps") if self.graph.timed[name] else None
+        known = None if seen is None else seen.all(-1)
+        padded = None if real is None else ~real.squeeze(-1).T
+        return known if padded is None else padded if known is None else known | padded
+
+    def sample(self, samples: int = 1) -> dict[str, Tensor]:
+        """Joint samples of all latents, [S, N, size] or [S, N, T, size] each."""
+        with self.model._evaluating(self.seed):
+            drawn = self.unknowns.draw(samples)
+        found = {}
+        for name in (latent for latent in self.graph.latents if latent in drawn):
+            value = drawn[name].to(self.model._parameter().dtype)
+            if f"{name}?" in self.batch:
+                value = torch.where(self.batch[f"{name}?"], self.batch[name], value)
+            if "steps" in self.batch and self.graph.timed[name]:
+                value = torch.where(self.batch["steps"], value, torch.zeros_like(value))
+            found[name] = public(self.graph, name, value, self.n, self.steps)
+        return found
+
+    def log_prob(self, **values: Any) -> Tensor:
+        """log p(values | data) = log p(values, data) − log p(data), one number an example; values of all latents, [N, size] or [N, T, size]."""
+        given = self._complete(values)
+        with self.model._evaluating(None):
+            joint = estimate(self.model.plan(clamped=self.graph.latents), self.model.factors, {**self.batch, **given}, {}).value  # type: ignore[arg-type]
+            return joint - exact_evidence(self.model, self.batch)
+
+    def moments(self, name: str) -> tuple[Tensor, Tensor]:
+        """The mean and the standard deviation of each entry of an observed variable with missing entries, [T or 1, N, d]."""
+        mean, sd = self.marginals.components[name].moments()
+        dtype = self.model._parameter().dtype
+        return mean.transpose(0, 1).to(dtype), sd.transpose(0, 1).to(dtype)
+
+
+def _root(covariance: Tensor) -> Tensor:
+    """The Cholesky factor; of a covariance that is singular but for rounding, that of one with a little more variance."""
+    covariance = (covariance + covariance.mT) / 2
+    factor, failed = torch.linalg.cholesky_ex(covariance)
+    if not bool(failed.any()):
+        return factor
+    least = 1e-12 * covariance.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True).clamp_min(1e-200)
+    return torch.linalg.cholesky(covariance + torch.diag_embed(least.expand(covariance.shape[:-1])))

@@ -1,0 +1,116 @@
+"""Missing cells of observed variables: their mean, spread and draws given the cells that are known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from aevb.posterior.amortised import Posterior, public
+from aevb.posterior.exact import ExactPosterior
+from aevb.program import Program
+
+ROWS = 4096  # rows, each with a draw of its latents, that are taken at a time
+
+
+@dataclass(frozen=True, repr=False)
+class Imputation:
+    """Data with their missing cells filled, by variable and in the data's shape; classes are probabilities. NaN beyond a row's end.
+
+    ``mean`` has each missing cell's posterior mean, ``sd`` its standard deviation (0 where the cell is known), ``draws`` joint draws, [S, N, …], for
+    multiple imputation. ``missing`` says which cells were. ``method`` is "exact", where mean and sd are, or "q": averages over ``samples`` draws.
+    """
+
+    mean: dict[str, Tensor]
+    sd: dict[str, Tensor]
+    draws: dict[str, Tensor]
+    missing: dict[str, Tensor]
+    method: str
+    samples: int
+    why: str = field(default="")
+
+    def __repr__(self) -> str:
+        count = sum(int(mask.sum()) for mask in self.missing.values())
+        cells = "1 missing cell" if count == 1 else f"{count} missing cells"
+        how = "the exact posterior" if self.method == "exact" else f"q, {self.samples} draws"
+        return f"{cells} of {', '.join(self.missing)} filled by {how}" + (f" ({self.why})" if self.why else "")
+
+
+def impute(posterior: Posterior, samples: int, *, draws: bool = True) -> Imputation:
+    """Fill the missing cells of a posterior's batch, by ``samples`` draws of the latents; ``draws=False`` leaves the draws out."""
+    graph, batch = posterior.graph, posterior.batch
+    if samples < 1:
+        raise ValueError(f"samples is how many draws of the latents to average over, at least 1, got {samples}.")
+    hidden = [name for name in graph.observed if f"{name}?" in batch]
+    exact = isinstance(posterior, ExactPosterior)
+    found = _by_draws(posterior, hidden, samples) if hidden and (draws or not exact) else {}
+    mean, sd, drawn, missing = {}, {}, {}, {}
+    for name in graph.observed:
+        value = batch[name]
+        here = ~batch[f"{name}?"] if name in hidden else torch.zeros_like(value, dtype=torch.bool)
+        middle, spread = value, torch.zeros_like(value)
+        every = value.expand(samples, *value.shape)
+        if name in hidden:
+            if isinstance(posterior, ExactPosterior):
+                middle, spread = posterior.moments(name)
+            else:
+                middle, spread = found[name].mean, found[name].sd
+            every = found[name].draws if name in found else every
+        real = batch["steps"] if "steps" in batch and graph.timed[name] else None
+
+        def laid(filled: Tensor, known: Tensor, name: str = name, here: Tensor = here, real: Tensor | None = real) -> Tensor:
+            whole = torch.where(here, filled, known)
+            return public(graph, name, whole if real is None else torch.where(real, whole, torch.nan), posterior.n, posterior.steps)
+
+        mean[name], sd[name] = laid(middle, value), laid(spread, torch.zeros_like(value))
+        if draws:
+            drawn[name] = laid(every, value)
+        missing[name] = public(graph, name, here if real is None else here & real, posterior.n, posterior.steps)
+    return Imputation(mean, sd, drawn, missing, posterior.method, samples, posterior.why)
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    mean: Tensor
+    sd: Tensor
+    draws: Tensor
+
+
+def _by_draws(posterior: Posterior, names: list[str], samples: int) -> dict[str, _Drawn]:
+    """Moments and draws of observed variables' missing entries, averaged over draws of the latents; entries as [T or 1, N, d]."""
+    model, batch, n = posterior.model, posterior.batch, posterior.n
+    latents = posterior.sample(samples)
+    parts: dict[str, list[Tensor]] = {name: [] for name in names}
+    with model._evaluating(posterior.next_seed):
+        for start in range(0, samples, block := max(1, ROWS // n)):
+            count = min(block, samples - start)
+            repeated = Posterior(model, {key: value.repeat(1, count, 1) for key, value in batch.items()})
+            program = repeated.generated({name: value[start : start + count].flatten(0, 1) for name, value in latents.items()})
+            for name in names:
+                found = _given_known(program, name, repeated.batch[name], repeated.batch[f"{name}?"])  # [3, T or 1, count · N, d]
+                parts[name].append(found.unflatten(-2, (count, n)).movedim(-3, 1))
+    result = {}
+    for name, each in parts.items():
+        mean, variance, drawn = torch.cat(each, 1)
+        total = variance.mean(0) + mean.var(0, correction=0)
+        result[name] = _Drawn(mean.mean(0), torch.where(total.isnan(), drawn.var(0, correction=0), total).sqrt(), drawn)
+    return result
+
+
+def _given_known(program: Program, name: str, value: Tensor, present: Tensor) -> Tensor:
+    """The mean, the variance (NaN where the family has no formula) and a draw of a variable given its known entries, stacked."""
+
+    def at(region: str) -> Tensor:
+        spec, dist = program.distribution("p", name, region)
+        here = program.select(present.to(value.dtype), region) > 0
+        dist = spec.given_known(dist, program.select(value, region), here)
+        mean = dist.mean
+        try:
+            variance = dist.variance
+        except NotImplementedError:
+            variance = torch.full_like(mean, torch.nan)
+        shape = torch.broadcast_shapes(mean.shape, program.select(value, region).shape)
+        return torch.stack([mean.expand(shape), variance.expand(shape), dist.expand(shape[: len(shape) - len(dist.event_shape)]).sample()])
+
+    return program.piecewise(name, "p", at)

@@ -1,0 +1,238 @@
+"""A q that was not trained for its p is not used without a word: the exact posterior answers where it is known, otherwise nothing does."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from aevb import Bernoulli, Exact, Model, MultivariateNormal, Normal, OneHot, alternate, diagnose, em, fit, joint, load, load_run, mle, mlp
+from aevb.predictive.replicate import complete
+from aevb.training.schedules import Phase, Schedule
+
+NAN = math.nan
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def factors(q=None) -> Model:
+    torch.manual_seed(0)
+    q = {"z | x": Normal(scale="learned")} if q is None else q
+    return Model(p={"z": Normal(2), "x | z": Normal(4, scale="learned")}, q=q)
+
+
+def correlated(n: int = 60) -> torch.Tensor:
+    return randn(n, 2) @ randn(2, 4, seed=1) + 0.3 * randn(n, 4, seed=2)
+
+
+def binary() -> Model:
+    """A model whose posterior is not known."""
+    torch.manual_seed(0)
+    return Model(p={"z": Normal(1), "x | z": Bernoulli(3, net=mlp(4))}, q={"z | x": Normal(net=mlp(4))})
+
+
+def by_hand(model: Model, x: torch.Tensor) -> torch.Tensor:
+    """E[z | x] of factor analysis by the formula."""
+    factor = model.factors["p(x|z)"]
+    w, b, s = factor.net.blocks.weights["z"], factor.net.blocks.bias, torch.nn.functional.softplus(factor.vectors["scale"])
+    precision = torch.eye(2) + w.T @ (w / s[:, None].square())
+    return torch.linalg.solve(precision, w.T @ ((x - b) / s.square()).T).T.detach()
+
+
+@dataclass(frozen=True)
+class MSteps(Schedule):
+    """p alone, by the bound."""
+
+    def phase(self, step: int, total: int) -> Phase:
+        return Phase("M", True, False, step, total)
+
+
+def own_loop(model: Model, x: torch.Tensor) -> None:
+    optimiser = torch.optim.Adam(model.theta(), lr=0.05)
+    for _ in range(3):
+        optimiser.zero_grad()
+        (-model.elbo(x=x, seed=0).value.mean()).backward()
+        optimiser.step()
+
+
+def frozen(model: Model, x: torch.Tensor) -> None:
+    for parameter in model.phi():
+        parameter.requires_grad_(False)
+    fit(model, {"x": x}, steps=5)
+
+
+WAYS = {
+    "mle": lambda model, x: fit(model, {"x": x}, schedule=mle(), steps=5),
+    "a frozen q": frozen,
+    "M-steps alone": lambda model, x: fit(model, {"x": x}, schedule=MSteps(), steps=5),
+    "an optimiser of p alone": own_loop,
+    "q trained, then mle": lambda model, x: (fit(model, {"x": x}, steps=5), fit(model, {"x": x}, schedule=mle(), steps=5)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_exact_posterior_stands_in(way):
+    model, x = factors(), correlated()
+    WAYS[way](model, x)
+    assert list(model.untaught()) == ["z"]
+    posterior = model.posterior(x=x)
+    assert posterior.method == "exact"
+    assert repr(posterior) == f"exact posterior of z for 60 rows ({model.untaught()['z']})"
+    assert torch.allclose(posterior["z"].mean, by_hand(model, x), atol=1e-4)
+    assert model.posterior(x=x, method="q").method == "q"
+    again = model.reconstruct(x=x, seed=0)["x"]
+    drawn = model.posterior(x=x, seed=0, method="exact").sample()["z"][0]
+    assert torch.allclose(again, model.factors["p(x|z)"]({"z": drawn}), atol=1e-5)
+    batch = model.prepare(x=x)
+    with model._evaluating(0):
+        assert torch.equal(complete(model, batch, seed=3)["z"][0], model.posterior(x=x, seed=3).sample()["z"][0])
+    fit(model, {"x": x}, steps=5, schedule=joint())
+    assert (model.untaught() == {}) == (way != "a frozen q")
+
+
+def test_em_that_sets_q_keeps_it_and_em_that_cannot_does_not():
+    x = correlated()
+    model = factors({"z | x": MultivariateNormal(covariance="shared")})
+    fit(model, {"x": x}, schedule=em(), steps=3)
+    assert model.posterior(x=x).method == "q"
+    assert torch.allclose(model.posterior(x=x)["z"].mean, model.posterior(x=x, method="exact")["z"].mean, atol=1e-4)
+    model = factors({"z | x": Normal(net=mlp(4))})
+    fit(model, {"x": x}, schedule=em(), steps=3)
+    assert "em() left q as it is" in model.untaught()["z"]
+    assert torch.allclose(model.posterior(x=x)["z"].mean, by_hand(model, x), atol=1e-4)
+
+
+def test_exact_q_of_a_mixture_is_never_behind():
+    model = Model(p={"y": OneHot(2, learned=True), "x | y": Normal(4)}, q={"y | x": Exact()})
+    fit(model, {"x": correlated()}, schedule=mle(), steps=3)
+    assert model.untaught() == {}
+    assert model.posterior(x=correlated()).method == "q"
+
+
+@pytest.mark.parametrize("way", ["a frozen q", "M-steps alone", "an optimiser of p alone"])
+def test_without_an_exact_posterior_it_is_refused(way):
+    model, x = binary(), (randn(40, 3) > 0).float()
+    WAYS[way](model, x)
+    for ask in (model.posterior, model.reconstruct, model.impute):
+        with pytest.raises(ValueError, match=r"q\(z\|·\) was never trained.*the exact posterior is not known.*schedule=joint\(\)"):
+            ask(x=x)
+        ask(x=x, method="q")
+    for parameter in model.phi():
+        parameter.requires_grad_(True)
+    fit(model, {"x": x}, steps=5, schedule=alternate(2, 2))
+    assert model.posterior(x=x).method == "q"
+
+
+def test_a_model_as_it_was_built_has_its_own_q():
+    for model in (factors(), binary(), copy.deepcopy(factors()), factors().double()):
+        assert model.untaught() == {}
+        assert model.posterior(x=torch.zeros(2, model.graph.size("x"))).method == "q"
+
+
+def test_a_latent_that_every_row_knew_has_no_trained_q():
+    torch.manual_seed(0)
+    model = Model(p={"y": OneHot(2, learned=True), "z": Normal(1), "x | y, z": Normal(4, scale="learned")},
+                  q={"y | x": OneHot(), "z | x, y": Normal(scale="learned")})  # fmt: skip
+    x, y = correlated(), torch.arange(60) % 2
+    fit(model, {"x": x, "y": y}, steps=5)
+    assert model.untaught() == {"y": "y was known in every training row, so that q(y|·) was not trained"}
+    assert model.posterior(x=x, y=y).method == "q"
+    assert model.posterior(x=x).method == "exact"
+    fit(model, {"x": x, "y": y}, steps=5, classify=1)
+    assert model.posterior(x=x).method == "q"
+
+
+def test_the_record_survives_saving_copying_and_casting(tmp_path):
+    x = correlated()
+    model = factors()
+    run = fit(model, {"x": x}, schedule=mle(), steps=4, out=tmp_path / "run")
+    reason = {"z": "mle() trains p alone"}
+    assert run.model.untaught() == load_run(tmp_path / "run").untaught() == reason
+    model.save(tmp_path / "saved")
+    again = load(tmp_path / "saved")
+    for other in (again, copy.deepcopy(model), copy.deepcopy(model).double(), again.double()):
+        assert other.untaught() == reason
+        assert other.posterior(x=x).method == "exact"
+    trained = factors()
+    fit(trained, {"x": x}, steps=4, out=tmp_path / "trained")
+    trained.save(tmp_path / "saved again")
+    assert load_run(tmp_path / "trained").untaught() == load(tmp_path / "saved again").untaught() == {}
+    factors().save(tmp_path / "new")
+    new = load(tmp_path / "new")
+    assert new.untaught() == {}
+    own_loop(new, x)
+    assert list(new.untaught()) == ["z"]
+
+
+def test_a_resumed_run_says_what_the_whole_run_did(tmp_path):
+    x = correlated()
+    fit(factors(), {"x": x}, schedule=mle(), steps=4, out=tmp_path)
+    run = fit(factors(), {"x": x}, schedule=mle(), steps=8, out=tmp_path, resume=True)
+    assert run.model.untaught() == {"z": "mle() trains p alone"}
+
+
+def test_the_doctor_says_so():
+    model, x = factors(), correlated()
+    fit(model, {"x": x}, schedule=mle(), steps=4)
+    (found,) = diagnose(model, {"x": x}, calibrate=False).of("q behind p")
+    assert found.about == "z"
+    assert "mle() trains p alone" in found.text
+
+
+def test_an_exact_posterior_is_refused_where_there_is_none():
+    with pytest.raises(ValueError, match="not known in closed form: p\\(x\\|z\\) is a Bernoulli"):
+        binary().posterior(x=torch.zeros(2, 3), method="exact")
+    with pytest.raises(ValueError, match='method is "auto", "q" or "exact"'):
+        binary().posterior(x=torch.zeros(2, 3), method="bayes")
+
+
+# The end of a sequence -----------------------------------------------------------------------------------------------------------------
+
+
+def deep(q_reads: str = "x[t]") -> Model:
+    torch.manual_seed(0)
+    return Model(p={"z[t] | z[t-1]": Normal(1, net=mlp(4)), "x[t] | z[t]": Normal(1)}, q={f"z[t] | z[t-1], {q_reads}": Normal(net=mlp(4))})
+
+
+def test_q_does_not_forecast():
+    model, x = deep(), randn(6, 5, 1)
+    fit(model, {"x": x}, steps=3)
+    ends, gaps = x.clone(), x.clone()
+    ends[1, 3:], gaps[1, 2] = NAN, NAN
+    for ask in (model.posterior, model.reconstruct, model.impute):
+        with pytest.raises(ValueError, match=r"1 row ends in steps without data \(first: row 1\).*cannot forecast.*not linear.*lengths="):
+            ask(x=ends)
+        ask(x=gaps)
+        ask(x=ends, lengths=[5, 3, 5, 5, 5, 5])
+        ask(x=ends, method="q")
+    trained = deep()
+    fit(trained, {"x": ends}, steps=3)  # q has learned from such rows
+    assert trained.posterior(x=ends).method == "q"
+
+
+def test_a_linear_model_forecasts_exactly_though_its_q_is_trained():
+    torch.manual_seed(0)
+    p = {"z[0]": Normal(1, learned=True), "z[t] | z[t-1]": Normal(1, scale=0.5), "x[t] | z[t]": Normal(1, scale=0.3)}
+    model = Model(p, q={"z[t] | z[t-1], x[t]": Normal(scale="learned")})
+    fit(model, {"x": randn(20, 6, 1)}, steps=3)
+    x = randn(3, 6, 1)
+    assert model.posterior(x=x).method == "q"
+    x[:, 4:] = NAN
+    found = model.impute(x=x)
+    assert found.method == model.posterior(x=x).method == "exact"
+    with torch.no_grad():
+        blocks = {name: model.factors[name].net.blocks for name in ("p(z[t]|z[t-1])", "p(x[t]|z[t])")}
+        a, c = (next(iter(part.weights.values())).squeeze() for part in blocks.values())
+        b, d = (part.bias.squeeze() for part in blocks.values())
+        last = model.posterior(x=x[:, :4], method="exact")["z"]
+        mean, variance = last.mean[:, 3, 0], last.variance[:, 3, 0]
+        for t in (4, 5):
+            mean, variance = a * mean + b, a**2 * variance + 0.25
+            assert torch.allclose(found.mean["x"][:, t, 0], c * mean + d, atol=1e-5)
+            assert torch.allclose(found.sd["x"][:, t, 0], (c**2 * variance + 0.09).sqrt(), atol=1e-5)
+    assert (found.sd["x"][:, 5] > found.sd["x"][:, 4]).all() or float(a.abs()) < 1
