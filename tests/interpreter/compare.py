@@ -216,7 +216,7 @@ class Comparer:
     def log_probabilities(self, rows: Rows, kind: str) -> Iterator[Comparison]:
         """log p of a complete assignment and log q of latents, both at samples of the library's own."""
         declaration, model = self.declaration, self.model
-        posterior = model.posterior(seed=self.seed, **rows.arguments())
+        posterior = model.posterior(seed=self.seed, method="q", **rows.arguments())
         drawn = {name: value[0] for name, value in posterior.sample(1).items()}
         latents = {name: value.reshape(len(rows), *([rows.steps] if name in declaration.timed else []), -1) for name, value in drawn.items()}
         ours = posterior.log_prob(**latents) if latents else torch.zeros(len(rows), dtype=torch.float64)
@@ -243,7 +243,7 @@ class Comparer:
         except ValueError:  # then the library's marginals are averages over draws
             self.refused += 1
             return
-        posterior = self.model.posterior(seed=self.seed, **rows.arguments())
+        posterior = self.model.posterior(seed=self.seed, method="q", **rows.arguments())
         for name in declaration.latents:
             if name in rows.arrays and not bool(rows.arrays[name].isnan().any()):
                 continue
