@@ -14,7 +14,6 @@ Arrays are numpy's, in float64, [T, K, N, …]: K counts the joint values of dis
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -26,7 +25,8 @@ from torch import Tensor
 Array = np.ndarray[Any, np.dtype[Any]]
 LOG_2PI = math.log(2 * math.pi)
 SETTLED = 1e-14  # the relative change of a covariance in one step below which it is taken to be constant
-EVERY = 4  # steps between two looks whether it is
+LONG = 16  # steps from which a stretch with the same matrices is treated as one
+EVERY = 8  # steps between two looks whether it is
 
 
 class Chain(NamedTuple):
@@ -86,26 +86,39 @@ class Smoother:
         """Predicted and filtered covariances, gains and the innovations' precisions."""
         lead = np.broadcast_shapes(*(part.shape[1:3] for part in (self.F, self.Q, self.H, self.R, self.chain.covariance)))
         size, steps = self.Q.shape[-1], self.steps
+        single = lead == (1, 1)
+        product, lead = (np.dot, ()) if single else (np.matmul, lead)  # numpy's product of two small matrices takes a fraction of that of stacks
         predicted, filtered = np.empty((steps, *lead, size, size)), np.empty((steps, *lead, size, size))
         gains, precisions = np.empty((steps, *lead, size, self.m)), np.empty((steps, *lead, self.m, self.m))
         covariances = np.empty_like(precisions)
-        F, Q, H, R = (_each(part, steps) for part in (self.F, self.Q, self.H, self.R))
+        every = [part[:, 0, 0] if single else part for part in (self.F, self.Q, self.H, self.R)]
+        F, Q, H, R, back, up = (_each(part, steps) for part in (*every, _transposed(every[0]), _transposed(every[2])))
         last = _constant_until(steps, self.F, self.Q, self.H, self.R)
-        before, t = self.chain.covariance[0], 0
+        before, t = self.chain.covariance[0, 0, 0] if single else self.chain.covariance[0], 0
+        if single and size == self.m == 1:  # numbers, not matrices
+            for whole, numbers in zip(
+                (predicted, filtered, gains, precisions, covariances), _numbers(steps, float(before[0, 0]), *every), strict=True
+            ):
+                whole[:, 0, 0] = numbers
+            t = steps
         while t < steps:
-            P = F[t] @ before @ _transposed(F[t]) + Q[t]
-            cross = H[t] @ P
-            S = cross @ _transposed(H[t]) + R[t]
+            P = product(product(F[t], before), back[t]) + Q[t]
+            cross = product(H[t], P)
+            S = product(cross, up[t]) + R[t]
             inverse = 1 / S if self.m == 1 else _inverse(S)
-            gain = _transposed(cross) @ inverse
-            after = P - gain @ cross
-            predicted[t], filtered[t], gains[t], precisions[t], covariances[t] = P, after, gain, inverse, S
+            gain = product(_transposed(cross), inverse)
+            before = P - product(gain, cross)
+            predicted[t], filtered[t], gains[t], precisions[t], covariances[t] = P, before, gain, inverse, S
             if t % EVERY == 1 and last[t - 1] == last[t] > t and _close(P, predicted[t - 1]):
                 end = last[t] + 1
                 for whole in (predicted, filtered, gains, precisions, covariances):
                     whole[t + 1 : end] = whole[t]
                 t = end - 1
-            before, t = after, t + 1
+            t += 1
+        if single:
+            predicted, filtered, gains, precisions, covariances = (
+                whole[:, None, None] for whole in (predicted, filtered, gains, precisions, covariances)
+            )
         try:
             factors = np.linalg.cholesky(covariances)
         except np.linalg.LinAlgError:
@@ -246,12 +259,36 @@ def _close(a: Array, b: Array) -> bool:
     return bool(np.abs(a - b).max() <= SETTLED * np.abs(a).max())
 
 
+def _numbers(steps: int, before: float, *every: Array) -> list[list[float]]:
+    """The covariances of one state and one observed number: predicted, filtered, gains, precisions and covariances of what is observed."""
+    F, Q, H, R = ((part.ravel().tolist() if len(part) > 1 else [float(part.ravel()[0])] * steps) for part in every)
+    found: list[list[float]] = [[], [], [], [], []]
+    for f, q, h, r in zip(F, Q, H, R, strict=True):
+        P = f * before * f + q
+        S = h * P * h + r
+        if not S > 0:
+            raise ChainError("a covariance of what is observed is not positive definite")
+        gain = P * h / S
+        before = P - gain * h * P
+        for numbers, number in zip(found, (P, before, gain, 1 / S, S), strict=True):
+            numbers.append(number)
+    return found
+
+
 def _inverse(S: Array) -> Array:
-    try:
-        found: Array = np.linalg.inv(S)
-        return found
-    except np.linalg.LinAlgError:
-        raise ChainError("a covariance of what is observed is singular") from None
+    if S.ndim == 2:  # without numpy's checks, which take longer than the inverse of a small matrix
+        from scipy.linalg.lapack import dposv  # type: ignore[import-untyped]
+
+        _, found, failed = dposv(S, np.eye(len(S)), lower=1)
+    else:
+        try:
+            found, failed = np.linalg.inv(S), 0
+        except np.linalg.LinAlgError:
+            failed = 1
+    if failed:
+        raise ChainError("a covariance of what is observed is not positive definite")
+    whole: Array = found
+    return whole
 
 
 def _apply(matrix: Array, vectors: Array) -> Array:
@@ -261,11 +298,21 @@ def _apply(matrix: Array, vectors: Array) -> Array:
     return (matrix @ vectors[..., None])[..., 0]
 
 
-def _runs(matrices: Array) -> Iterator[tuple[int, int]]:
-    """The stretches of steps, from and to, in which the matrices stay the same."""
-    change = (matrices[1:] != matrices[:-1]).reshape(len(matrices) - 1, -1).any(1)
-    edges = [0, *(np.flatnonzero(change) + 1).tolist(), len(matrices)]
-    yield from itertools.pairwise(edges)
+def _runs(*matrices: Array) -> Iterator[tuple[int, int, bool]]:
+    """The steps in stretches, from and to: those in which the matrices stay the same for long, and what lies between them."""
+    change = np.zeros(len(matrices[0]) - 1, dtype=bool)
+    for part in matrices:
+        change |= (part[1:] != part[:-1]).reshape(len(part) - 1, -1).any(1)
+    edges = np.concatenate([[0], np.flatnonzero(change) + 1, [len(change) + 1]])
+    done = 0
+    for place in np.flatnonzero(np.diff(edges) >= LONG):
+        begin, end = int(edges[place]), int(edges[place + 1])
+        if done < begin:
+            yield done, begin, False
+        yield begin, end, True
+        done = end
+    if done <= len(change):
+        yield done, len(change) + 1, False
 
 
 def _linear(matrices: Array, drive: Array, start: Array) -> Array:
@@ -273,11 +320,18 @@ def _linear(matrices: Array, drive: Array, start: Array) -> Array:
     steps = len(matrices)
     found = np.empty((steps, *np.broadcast_shapes(drive.shape[1:], start.shape)))
     last = start
-    for begin, end in _runs(matrices):
-        if end - begin < 16:
-            for t in range(begin, end):
-                last = _apply(matrices[t], last) + drive[t]
-                found[t] = last
+    for begin, end, constant in _runs(matrices):
+        if not constant:
+            if found[0].size == 1:
+                found[begin:end] = _recursion(matrices[begin:end], drive[begin:end], float(last.flat[0]))
+            elif found.shape[1] == matrices.shape[1] == matrices.shape[2] == 1:  # one product of two matrices a step
+                across, alone = _transposed(matrices[:, 0, 0]), last[0]
+                for t in range(begin, end):
+                    found[t, 0] = alone = np.dot(alone, across[t]) + drive[t, 0]
+            else:
+                for t in range(begin, end):
+                    found[t] = _apply(matrices[t], found[t - 1] if t else start) + drive[t]
+            last = found[end - 1]
             continue
         part = found[begin:end]
         part[...] = drive[begin:end]
@@ -290,20 +344,31 @@ def _linear(matrices: Array, drive: Array, start: Array) -> Array:
     return found
 
 
+def _recursion(factors: Array, drive: Array, last: float) -> Array:
+    """The linear recursion of one number, [T, 1, 1, 1]."""
+    pairs = zip(factors.ravel().tolist(), drive.ravel().tolist(), strict=True)
+    return np.array([last := factor * last + more for factor, more in pairs]).reshape(-1, 1, 1, 1)
+
+
 def _congruent(matrices: Array, inside: Array) -> Array:
     """M_t = A_tᵀ M_{t+1} A_t + W_t from the last step to the first; a run of the same A and W ends where M no longer changes."""
-    found = np.empty_like(inside)
+    whole = np.empty_like(inside)
+    single = inside.shape[1:3] == (1, 1)
+    found, matrices, inside, product = (
+        (whole[:, 0, 0], matrices[:, 0, 0], inside[:, 0, 0], np.dot) if single else (whole, matrices, inside, np.matmul)
+    )
     after = np.zeros_like(inside[0])
-    for begin, end in reversed(list(_runs(np.concatenate([matrices.reshape(len(matrices), -1), inside.reshape(len(inside), -1)], 1)))):
+    if inside[0].size == 1:
+        return _recursion(matrices[::-1] ** 2, inside[::-1], 0.0).reshape(whole.shape)[::-1]
+    across = _transposed(matrices)
+    for begin, end, constant in reversed(list(_runs(matrices, inside))):
         for t in range(end - 1, begin - 1, -1):
-            A = matrices[t]
-            found[t] = _transposed(A) @ after @ A + inside[t]
-            if t % EVERY == 0 and _close(found[t], after):
-                found[begin:t] = found[t]
-                after = found[t]
+            before, after = after, product(product(across[t], after), matrices[t]) + inside[t]
+            found[t] = after
+            if constant and t % EVERY == 0 and t < end - 1 and _close(after, before):
+                found[begin:t] = after
                 break
-            after = found[t]
-    return found
+    return whole
 
 
 def _transposed(matrices: Array) -> Array:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from aevb.axes import steps_of
 from aevb.conditionals import Factor
@@ -105,13 +106,13 @@ class Filter:
 
     def _remembering(self, belief: Belief, names: list[str]) -> tuple[Belief, dict[Column, Column]]:
         """The belief before the first step, where all that is read of a neighbour is zeros; and what each of its columns is at the next step."""
-        lag = -self.structure.direction
-        following = {column: column for column in belief.columns}
+        lag, size = -self.structure.direction, belief.mean.shape[-1]
+        following, columns = {column: column for column in belief.columns}, dict(belief.columns)
         for name in (name for name in names if any((name, lag) in rule.matrices for rule in self.rules.values())):
-            d = self.graph.size(name)
-            belief = belief.extended((name, lag), Rule({}, self.like.new_zeros(1, 1, d), self.like.new_zeros(1, 1, d, d)))
+            columns[name, lag] = slice(size, size := size + self.graph.size(name))
             following[name, 0] = (name, lag)
-        return belief, following
+        more = size - belief.mean.shape[-1]
+        return Belief(columns, pad(belief.mean, (0, more)), pad(belief.covariance, (0, more, 0, more))), following
 
     def _as_chain(self, belief: Belief, following: Mapping[Column, Column], names: list[str]) -> Tensor | None:
         """The same by :mod:`aevb.evidence.chain`, all steps' matrices made at once; None where only the general recursion has an answer."""

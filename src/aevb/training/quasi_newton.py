@@ -38,15 +38,17 @@ class QuasiNewton:
         self.steps: list[Array] = []
         self.changes: list[Array] = []  # of the gradient
         self.evaluations, self.gain, self.stuck = 0, math.inf, False
+        self.reach = 1.0  # the share of the last direction that was gone
         if kept:
             self.x, self.steps, self.changes = kept["x"].numpy().copy(), [*kept["steps"].numpy()], [*kept["changes"].numpy()]
-            self.gain, self.stuck = float(kept["gain"]), bool(kept["stuck"])
+            self.gain, self.stuck, self.reach = float(kept["gain"]), bool(kept["stuck"]), float(kept["reach"])
         self.value, self.gradient = self._at(self.x)
 
     def tensors(self) -> dict[str, Tensor]:
         """What the next iteration needs."""
         numbers = {"x": self.x, "steps": np.array(self.steps).reshape(-1, len(self.x)), "changes": np.array(self.changes).reshape(-1, len(self.x))}
-        return {name: torch.tensor(part) for name, part in (numbers | {"gain": np.array(self.gain), "stuck": np.array(self.stuck)}).items()}
+        state = {"gain": self.gain, "stuck": self.stuck, "reach": self.reach}
+        return {name: torch.tensor(part, dtype=torch.float64) for name, part in (numbers | state).items()}
 
     def step(self) -> float:
         """One iteration; the value where it ends, which is not above the one where it began."""
@@ -67,7 +69,7 @@ class QuasiNewton:
 
     def _afresh(self) -> Array:
         """Straight down, with nothing remembered."""
-        self.steps, self.changes = [], []
+        self.steps, self.changes, self.reach = [], [], 1.0
         return -self._towards(self.gradient)
 
     def _towards(self, gradient: Array) -> Array:
@@ -79,8 +81,9 @@ class QuasiNewton:
             found -= share * change
         if self.steps:
             found *= (self.steps[-1] @ self.changes[-1]) / (self.changes[-1] @ self.changes[-1])
-        else:
-            found /= max(1.0, float(np.abs(gradient).sum()))
+        else:  # nothing is known of the curvature: a step of length 1 at most, or a twentieth of where it begins
+            norm = float(np.linalg.norm(gradient))
+            found *= max(1 / max(1.0, float(np.abs(gradient).sum())), 0.05 * float(np.linalg.norm(self.x)) / max(norm, 1e-300))
         for step, change, share in zip(self.steps, self.changes, reversed(shares), strict=True):
             found += (share - (change @ found) / (change @ step)) * step
         return found
@@ -93,6 +96,7 @@ class QuasiNewton:
         found = self._search(direction, Point(0.0, self.value, slope, self.gradient))
         if found is None:
             return False
+        self.reach = found.at
         step, change = found.at * direction, found.gradient - self.gradient
         if step @ change > 1e-10 * float(np.linalg.norm(step) * np.linalg.norm(change)):
             self.steps, self.changes = [*self.steps, step][-MEMORY:], [*self.changes, change][-MEMORY:]
@@ -102,7 +106,7 @@ class QuasiNewton:
     def _search(self, direction: Array, start: Point) -> Point | None:
         """A point that satisfies the strong Wolfe conditions; the lowest one seen where none is found, and None if that is the start."""
         low, high, best = start, None, start
-        at = 1.0
+        at = min(1.0, 4.0 * self.reach)  # where the last step had to be short, this one begins shorter
         for _ in range(TRIES):
             value, gradient = self._at(self.x + at * direction)
             point = Point(at, value, float(gradient @ direction) if math.isfinite(value) else math.inf, gradient)
