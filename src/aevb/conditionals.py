@@ -37,6 +37,7 @@ from torch.distributions import constraints
 from aevb.networks import Network, Shape, mlp
 
 TABLE_LIMIT = 2**16  # values of a finite variable that are listed
+TABLE_KEPT = 2**8  # those that are listed before anyone asks: as many as a plan enumerates of its own accord
 Noise = tuple[str, int]  # what to draw (see noise.py) and how many numbers an example
 
 
@@ -167,7 +168,7 @@ class Factor(nn.Module):
         self.sizes = spec.heads(d)
         self.vectors = nn.ParameterDict(spec.vectors(d))
         count = spec.count(d) if spec.finite else None
-        if count is not None and count <= TABLE_LIMIT:  # on the device from the start: an estimate copies nothing
+        if count is not None and count <= TABLE_KEPT:  # on the device from the start: an estimate copies nothing
             self.register_buffer("values", spec.values(d), persistent=False)
         if parents:
             self.net = (spec.net or mlp()).build(parents, list(self.sizes.values()), shape, masked)
@@ -188,9 +189,15 @@ class Factor(nn.Module):
         return self
 
     def table(self) -> Tensor:
-        """All values of a finite variable, one a row."""
+        """All values of a finite variable, one a row; of one with many, listed (d numbers each) when they are first asked for."""
         if "values" not in self._buffers:
-            raise ValueError(f"{type(self.spec).__name__}({self.d}) has {self.spec.count(self.d)} values, too many to list. Draw it instead (score).")
+            count, values = self.spec.count(self.d) or 0, None
+            if count <= TABLE_LIMIT:
+                values = self.spec.values(self.d)
+            if values is None:
+                raise ValueError(f"{type(self.spec).__name__}({self.d}) has {count} values, too many to list. Draw it instead (score).")
+            like = next((tensor for tensor in (*self.parameters(), *self.buffers()) if tensor.is_floating_point()), values)
+            self.register_buffer("values", values.to(like), persistent=False)
         return self._buffers["values"]  # type: ignore[return-value]
 
     def first(self, inputs: Mapping[str, Tensor], *, bias: bool = True, missing: Mapping[str, Tensor] | None = None) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from aevb.families import Exact
 from aevb.graph import Entry, Graph
 from aevb.notation import Ref
@@ -75,39 +77,45 @@ def find_axes(graph: Graph, draws: dict, stages: tuple[Stage, ...], clamped: fro
     return values, axes
 
 
-def descendants(graph: Graph, name: str, clamped: frozenset[str]) -> set[tuple[str, int | None]]:
-    """What depends on ``name`` at step 0 in the unrolled graph of q's factors and all deterministic nodes: (node, step).
+Step = int | None | Literal["any"]
 
-    The step is None for static nodes and for nodes reached through one, which depend on it at every step. Data cut paths.
+
+def _descends(graph: Graph, target: tuple[str, Step], name: str, clamped: frozenset[str]) -> bool:
+    """Whether a node at a step depends on ``name`` at step 0 in the unrolled graph of q's factors and all deterministic nodes.
+
+    The step is None for static nodes, and for nodes that a static one makes depend on ``name`` at every step. Data cut paths. The search
+    goes from the target to what it reads, and leaves out what is computed before ``name``.
     """
-    reads = {node: refs for node, refs in graph.value_reads(graph.latents).items() if node not in clamped}
+    reads, place = graph.reads_of_values, graph.place
     reach = 2 * len(reads) + 2
-    start: tuple[str, int | None] = (name, 0 if graph.timed[name] else None)
-    found: set[tuple[str, int | None]] = set()
-    frontier = [start]
+    start: Step = 0 if graph.timed[name] else None
+    frontier, seen = [target], {target}
     while frontier:
         node, step = frontier.pop()
-        for other, refs in reads.items():
-            for ref in refs:
-                if ref.name != node:
+        if node in clamped or node not in reads:
+            continue
+        for ref in reads[node]:
+            before: Step
+            if isinstance(step, int):
+                if ref.at != "t" or abs(step + ref.lag) > reach:
                     continue
-                at: int | None = None
-                if graph.timed[other] and step is not None and ref.at == "t":
-                    at = step - ref.lag
-                    if abs(at) > reach:
-                        continue
-                if (other, at) not in found:
-                    found.add((other, at))
-                    frontier.append((other, at))
-    return found
+                before = step + ref.lag
+            else:
+                before = None if step is None and graph.timed[node] and ref.at == "t" else "any"
+            if ref.name == name and before in (start, "any"):
+                return True
+            found = (ref.name, before)
+            if found not in seen and place.get(ref.name, -1) >= place[name]:
+                seen.add(found)
+                frontier.append(found)
+    return False
 
 
 def conflict(graph: Graph, name: str, clamped: frozenset[str]) -> str | None:
     """The parent of ``name`` in p that depends on it under q, if any, in words."""
-    below = descendants(graph, name, clamped)
     for entry in graph.p[name].values():
         for ref in entry.key.parents:
-            step = ref.lag if ref.at == "t" else 0 if ref.at != "static" else None
-            if (ref.name, step) in below or (ref.name, None) in below:
+            steps: list[Step] = [None] if ref.at == "static" else [ref.lag if ref.at == "t" else 0, None]
+            if any(_descends(graph, (ref.name, step), name, clamped) for step in steps):
                 return f"p conditions {entry.key.target} on {ref}, which depends on {entry.key.target} under q"
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -255,7 +254,7 @@ class Bernoulli(Conditional):
         return 2 ** min(d, 1024)  # too many in any case; of a d of billions the power itself would take minutes
 
     def values(self, d: int) -> Tensor:
-        return torch.tensor(list(itertools.product([0.0, 1.0], repeat=d)))
+        return (torch.arange(2**d).unsqueeze(-1) >> torch.arange(d - 1, -1, -1)).bitwise_and(1).to(torch.get_default_dtype())
 
     def noise(self, d: int) -> Noise:
         return "logistic", d

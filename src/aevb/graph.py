@@ -156,14 +156,14 @@ class Graph:
                 raise ValueError(f"Nothing reads the deterministic {name!r}: its weights would never learn. Drop it, or name it right of a bar.")
 
     def _check_time(self) -> None:
-        seen: dict[str, tuple[bool, str]] = {}
+        seen: dict[str, tuple[bool, Entry]] = {}
         for entry in self.entries():
             for ref in (entry.key.target, *entry.key.parents):
-                timed, where = seen.setdefault(ref.name, (ref.timed, f'"{entry.key}"'))
+                timed, first = seen.setdefault(ref.name, (ref.timed, entry))
                 if timed != ref.timed:
+                    indexed, bare = (first, entry) if timed else (entry, first)
                     raise ValueError(
-                        f"{ref.name!r} has a time index in {where if timed else f'''{chr(34)}{entry.key}{chr(34)}'''} but none in "
-                        f"{f'''{chr(34)}{entry.key}{chr(34)}''' if timed else where}. Write it with [t] everywhere, or nowhere."
+                        f'{ref.name!r} has a time index in "{indexed.key}" but none in "{bare.key}". Write it with [t] everywhere, or nowhere.'
                     )
         self.timed = {name: timed for name, (timed, _) in seen.items()}
         for side, rules in (("p", self.p), ("q", self.q)):
@@ -242,6 +242,25 @@ class Graph:
         reads = {name: self.reads("p" if name in self.p else "q", name) for name in self.deterministic}
         return reads | {name: self.reads("q", name) for name in drawn}
 
+    @cached_property
+    def reads_of_values(self) -> dict[str, list[Ref]]:
+        """What every deterministic node reads, and every latent under q."""
+        return self.value_reads(tuple(self.latents_declared()))
+
+    @cached_property
+    def place(self) -> dict[str, int]:
+        """The number of the stage of inference at which a node is computed: it depends on no node with a greater one."""
+        return {node: i for i, stage in enumerate(self.inference) for node in stage.nodes}
+
+    @cached_property
+    def _readers(self) -> dict[str, list[str]]:
+        """The variables of p that read a variable."""
+        found: dict[str, list[str]] = {}
+        for name in self.p:
+            for ref in self.reads("p", name):
+                found.setdefault(ref.name, []).append(name)
+        return found
+
     def inference_stages(self, drawn: tuple[str, ...]) -> tuple[Stage, ...]:
         return schedule(self.value_reads(drawn), "p and q together")
 
@@ -276,8 +295,8 @@ class Graph:
         reached, frontier = {name}, [name]
         while frontier:
             node = frontier.pop()
-            for other in self.p:
-                if other not in reached and any(ref.name == node for ref in self.reads("p", other)):
+            for other in self._readers.get(node, ()):
+                if other not in reached:
                     reached.add(other)
                     if self.is_deterministic(other):
                         frontier.append(other)

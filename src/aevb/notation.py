@@ -12,6 +12,7 @@ Key('z[t] | h[t], x[t-1]')
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -76,9 +77,9 @@ def parse_key(text: str) -> Key:
     parents = tuple(_parse_term(part, text) for part in right.split(",")) if bar else ()
     if target.lag:
         raise ValueError(f"{text!r} declares {target}. Declare the rule for [t] and shift its parents instead.")
-    repeated = sorted({str(r) for r in parents if parents.count(r) > 1})
-    if repeated:
-        raise ValueError(f"{text!r} names the parent {repeated[0]} twice. Name it once.")
+    if len(set(parents)) < len(parents):
+        repeated = min(str(ref) for ref, count in Counter(parents).items() if count > 1)
+        raise ValueError(f"{text!r} names the parent {repeated} twice. Name it once.")
     for parent in parents:
         _check_time(target, parent, text)
     return Key(target, parents)

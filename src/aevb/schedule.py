@@ -61,27 +61,34 @@ def _strongly_connected(reads: Mapping[str, Sequence[Ref]]) -> list[list[str]]:
 
 
 def _components(edges: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """Strongly connected components, those read before those that read them (Tarjan)."""
+    """Strongly connected components, those read before those that read them (Tarjan, without recursion: a chain may be thousands deep)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
+    waiting: set[str] = set()  # what is on the stack
     found: list[list[str]] = []
-
-    def visit(node: str) -> None:
-        index[node] = low[node] = len(index)
-        stack.append(node)
-        for other in edges[node]:
-            if other not in index:
-                visit(other)
-                low[node] = min(low[node], low[other])
-            elif other in stack:
-                low[node] = min(low[node], index[other])
-        if low[node] == index[node]:
-            cut = stack.index(node)
-            found.append(stack[cut:])
-            del stack[cut:]
-
-    for node in edges:
-        if node not in index:
-            visit(node)
+    for root in edges:
+        path = [] if root in index else [(root, iter(edges[root]))]
+        while path:
+            node, others = path[-1]
+            if node not in index:
+                index[node] = low[node] = len(index)
+                stack.append(node)
+                waiting.add(node)
+            for other in others:
+                if other not in index:
+                    path.append((other, iter(edges[other])))
+                    break
+                if other in waiting:
+                    low[node] = min(low[node], index[other])
+            else:
+                path.pop()
+                if path:
+                    low[path[-1][0]] = min(low[path[-1][0]], low[node])
+                if low[node] == index[node]:
+                    group = [stack.pop()]
+                    while group[-1] != node:
+                        group.append(stack.pop())
+                    waiting.difference_update(group)
+                    found.append(group[::-1])
     return found
