@@ -71,7 +71,7 @@ class Dependence:
 def dependence(model: Model, batch: Batch, name: str, kl: Tensor, seed: int) -> Dependence:
     """Measured by exchanging the latent's draw, all others held; ``kl`` is the latent's, [N]."""
     with model._evaluating(seed):
-        whole = complete(model, batch)
+        whole = complete(model, batch, method="q")
         inferred = with_values(model, whole, {}, name).double()
         others = torch.stack([with_values(model, whole, redraw(model, whole, [name]), name).double() for _ in range(DRAWS)])
         gain = inferred - others.mean(0)

@@ -18,7 +18,7 @@ from aevb.diagnostics.finding import Finding
 from aevb.diagnostics.latents import collapsed, misled, reached
 from aevb.diagnostics.measure import with_values
 from aevb.model import Model
-from aevb.posterior import posterior_of
+from aevb.posterior import Posterior
 from aevb.predictive.replicate import complete
 
 TELLS = 0.05  # of the most that a class can carry, log C: a class of which rows tell less is not inferred
@@ -27,10 +27,10 @@ SAME = 0.1  # nats: two classes between which p's other factors differ less than
 
 
 def class_probabilities(model: Model, batches: list[Batch], name: str, seed: int) -> Tensor:
-    """The posterior of a class in every row, of a sequence every real step: [rows, C]."""
+    """q(y | x) of every row, of a sequence every real step: [rows, C]."""
     found = []
     for i, batch in enumerate(batches):
-        probs = posterior_of(model, batch, seed=seed + i)[name].probs  # type: ignore[attr-defined]
+        probs = Posterior(model, batch, seed=seed + i)[name].probs  # type: ignore[attr-defined]
         real = batch.get("steps")
         found.append(probs[real[..., 0].T] if real is not None and model.graph.timed[name] else probs.reshape(-1, probs.shape[-1]))
     return torch.cat(found).double().cpu()
@@ -46,7 +46,7 @@ def information(probs: Tensor) -> tuple[float, float]:
 def differences(model: Model, batch: Batch, name: str, seed: int) -> tuple[Tensor, Tensor]:
     """Σ log p of all other variables under each class, [N, C], at a draw of the other latents from q; and the class drawn with them, [N]."""
     with model._evaluating(seed):
-        whole = complete(model, batch)
+        whole = complete(model, batch, method="q")
         count, like = model.graph.size(name), whole[name]
         under = [with_values(model, whole, {name: torch.eye(count).to(like)[c].expand_as(like)}, name) for c in range(count)]
         return torch.stack(under, -1).double().cpu(), like[0].argmax(-1).cpu()

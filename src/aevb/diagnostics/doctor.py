@@ -59,7 +59,9 @@ def diagnose(
     chosen = some_rows(source.n, rows, seed)
     batches = [source.take(chosen[start : start + CHUNK]) for start in range(0, len(chosen), CHUNK)]
     findings = judge_history(run) if run is not None else []
-    findings += _weights(model) + _behind(model)
+    findings += _weights(model)
+    told = {finding.about for finding in findings if finding.kind == "untaught q"}
+    findings += [finding for finding in _behind(model) if finding.about not in told]
     if not any(finding.level == "problem" for finding in findings):
         with model._evaluating(None):
             findings += _examine(model, batches, _labels(model, arrays, labels, chosen, source.n), how, calibrate, seed)

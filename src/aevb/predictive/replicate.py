@@ -31,14 +31,14 @@ def redraw(model: Model, batch: Mapping[str, Tensor], names: Collection[str]) ->
     return {name: program.values[name].expand(steps if graph.timed[name] else 1, n, -1) for name in names}
 
 
-def complete(model: Model, batch: Batch, seed: int | None = None) -> Batch:
+def complete(model: Model, batch: Batch, seed: int | None = None, method: str = "auto") -> Batch:
     """The batch with a joint draw of its latents from their posterior: q's where q was trained."""
-    return next(completions(model, batch, 1, seed))
+    return next(completions(model, batch, 1, seed, method))
 
 
-def completions(model: Model, batch: Batch, at_once: int, seed: int | None = None) -> Iterator[Batch]:
+def completions(model: Model, batch: Batch, at_once: int, seed: int | None = None, method: str = "auto") -> Iterator[Batch]:
     """The same again and again; of an exact posterior, ``at_once`` draws are made together, since they share its work."""
-    posterior = posterior_of(model, batch, samples=1, seed=seed)
+    posterior = posterior_of(model, batch, samples=1, seed=seed, method=method)
     at_once = 1 if posterior.method == "q" else at_once
     while True:
         drawn = posterior.sample(at_once)
