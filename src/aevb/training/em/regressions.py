@@ -2,59 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from aevb import distributions as ad
 from aevb.evidence.gaussian import LinearGaussian
-from aevb.families import SMALLEST_VARIANCE, MultivariateNormal, Normal
-from aevb.graph import Entry
+from aevb.families import MultivariateNormal, Normal
 from aevb.networks import MLP
 from aevb.training.em.columns import Columns
-from aevb.training.em.factors import EM, Rows, Statistics, floor
-from aevb.training.em.moments import Design, Moments, Residuals
+from aevb.training.em.factors import Rows, Statistics, floor
+from aevb.training.em.moments import Design, Moments
+from aevb.training.em.parameters import Parameters
 from aevb.training.em.starts import principal_components
 
 if TYPE_CHECKING:
     from aevb.model import Model
 
 
-LEAST = math.log(math.expm1(math.sqrt(SMALLEST_VARIANCE)))  # raw scale of an observed column whose variance is the least that an M-step gives
-
-
-class Part(NamedTuple):
-    """Where a factor's parameters stand in the vector, with their shapes, and the name of its spread's raw numbers."""
-
-    weights: list[tuple[slice, tuple[int, ...]]]
-    bias: tuple[slice, tuple[int, ...]] | None
-    head: str | None
-    spread: tuple[slice, tuple[int, ...]] | None
-
-
-class Form(NamedTuple):
-    """R and its scales but for the parameters, and where those go: cells of R and scales, rows without a bias, blocks with a full covariance."""
-
-    template: Tensor
-    scale: Tensor
-    cells: Tensor
-    numbers: Tensor
-    scales: Tensor
-    raw: Tensor
-    through: Tensor
-    blocks: list[tuple[Tensor, slice]]
-
-
-class Regressions(EM):
-    """Linear-Gaussian models: expected second moments under the Gaussian posterior, then least squares.
-
-    EM's parameters are one vector: for every factor its weights, its bias and the raw numbers of its spread, in units in which the data have
-    mean 0 and spread 1.
-    """
+class Regressions(Parameters):
+    """Linear-Gaussian models: expected second moments under the Gaussian posterior, then least squares."""
 
     closed = True
 
@@ -69,165 +38,18 @@ class Regressions(EM):
     def open(self, rows: Rows) -> None:
         """Read the data: where nothing is missing, for the only time."""
         graph, device = self.graph, rows.source.like.device
-        self.rows, self.columns = rows, Columns(rows, (*graph.given, *graph.observed))
-        self.order = (*graph.given, *graph.observed, *graph.latents)  # in w, after the 1
-        places, start = {}, 1
-        for name in self.order:
-            places[name] = slice(start, start := start + graph.size(name))
-        self.places = {name: torch.arange(place.start, place.stop, device=device) for name, place in places.items()}
-        self.first = 1 + sum(graph.size(name) for name in graph.given)  # where what is stochastic begins
+        self.rows = rows
+        places = self._place(Columns(rows, (*graph.given, *graph.observed)), device)
         entries = {name: slice(places[name].start - self.first, places[name].stop - self.first) for name in (*graph.observed, *graph.latents)}
-        self.first_latent = sum(graph.size(name) for name in graph.observed)  # among the rows of R
         self.moments = Moments(rows, self.columns, places, entries, graph.latents)
         for name in self.moments.holes:
             if isinstance(graph.rule("p", name).spec, MultivariateNormal):
                 raise ValueError(f"em(): {name} has missing entries and a full covariance, for which no closed form is here. Use mle().")
-        self.spread = torch.ones(start, dtype=torch.float64, device=device)
-        self.offset = torch.zeros_like(self.spread)  # a column's mean, in units of its spread
-        for name in self.columns.names:
-            self.spread[self.places[name]] = self.columns.spread[name]
-            self.offset[self.places[name]] = self.columns.mean[name] / self.columns.spread[name]
         self.log_units = sum(
             ((self.columns.count[name] * self.columns.spread[name].log()).sum() for name in graph.observed), self.offset.new_zeros(())
         )
         self.design = {entry.id: self._design(entry, self.moments.holes) for entry in self.entries}
         self.holed = {entry.id: self.design[entry.id] for entry in self.entries if entry.key.name in self.moments.holes}
-        self.parts = self._lay_out()
-        self.form = self._form()
-
-    def _design(self, entry: Entry, holes: list[str]) -> Design:
-        """Without a bias, a regression goes through the origin of the data's units."""
-        nowhere = torch.zeros(0, dtype=torch.long, device=self.offset.device)
-        places = torch.cat([nowhere, *(self.places[ref.name] for ref in entry.key.parents)])
-        own, name = self.places[entry.key.name], entry.key.name
-        at = sum(self.graph.size(other) for other in holes[: holes.index(name)]) if name in holes else 0
-        columns = slice(at, at + len(own))
-        if not self._has_bias(entry):
-            return Design(places, own, columns, self.offset[places], self.offset[own])
-        return Design(torch.cat([places, nowhere.new_zeros(1)]), own, columns)
-
-    def _has_bias(self, entry: Entry) -> bool:
-        if not entry.key.parents:
-            return entry.spec.learned
-        return self.model.factors[entry.id].net.blocks.bias is not None  # type: ignore[union-attr]
-
-    # Parameters: of the model, and as a vector ---------------------------------------------------------------------------------------
-
-    def _lay_out(self) -> dict[str, Part]:
-        """Where the parameters of every factor stand in the vector."""
-        found, start = {}, 0
-
-        def take(*shape: int) -> tuple[slice, tuple[int, ...]]:
-            nonlocal start
-            start += torch.Size(shape).numel()
-            return slice(start - torch.Size(shape).numel(), start), shape
-
-        for entry in self.entries:
-            factor: Any = self.model.factors[entry.id]
-            d = self.graph.size(entry.key.name)
-            names = (*factor.vectors, *(factor.sizes if not entry.key.parents and entry.spec.learned else ()))
-            head = next((name for name in names if name != "loc"), None)  # the raw numbers that its spread is learned by, if it is
-            weights = [take(d, self.graph.size(ref.name)) for ref in entry.key.parents]
-            bias = take(d) if self._has_bias(entry) else None
-            found[entry.id] = Part(weights, bias, head, None if head is None else take(d if head == "scale" else d * (d + 1) // 2))
-        return found
-
-    def _unpacked(self, vector: Tensor) -> list[tuple[list[Tensor], Tensor | None, Tensor | None]]:
-        """Weights by parent, bias, and raw spread of every factor."""
-
-        def at(place: tuple[slice, tuple[int, ...]] | None) -> Any:
-            return None if place is None else vector[place[0]].reshape(place[1])
-
-        parts = [self.parts[entry.id] for entry in self.entries]
-        return [([at(weight) for weight in part.weights], at(part.bias), at(part.spread)) for part in parts]
-
-    def _form(self) -> Form:
-        """R as a template into which the vector's numbers are put."""
-        count, width = len(self.offset) - self.first, len(self.offset)
-        template = torch.eye(width, dtype=torch.float64, device=self.offset.device)[self.first :].clone()
-        scale, through = torch.ones_like(self.offset[self.first :]), []
-        cells: list[Tensor] = []
-        numbers: list[Tensor] = []
-        scales: list[Tensor] = []
-        raw: list[Tensor] = []
-        blocks: list[tuple[Tensor, slice]] = []
-        flat = torch.arange(count * width, device=template.device).reshape(count, width)
-        for name in (*self.graph.observed, *self.graph.latents):
-            entry, rows = self.graph.rule("p", name), self.places[name] - self.first
-            part = self.parts.get(entry.id, Part([], None, None, None))
-            for ref, (place, _) in zip(entry.key.parents, part.weights, strict=True):
-                cells.append(flat[rows.unsqueeze(1), self.places[ref.name]].reshape(-1))
-                numbers.append(torch.arange(place.start, place.stop, device=template.device))
-            if part.bias is None:
-                through.append(rows)
-            else:
-                cells.append(flat[rows, 0])
-                numbers.append(torch.arange(part.bias[0].start, part.bias[0].stop, device=template.device))
-            if part.spread is None:
-                fixed = getattr(entry.spec, "scale", None)
-                scale[rows] = (float(fixed) if isinstance(fixed, int | float) else 1.0) / self.spread[self.places[name]]
-            elif part.head == "scale":
-                scales.append(rows)
-                raw.append(torch.arange(part.spread[0].start, part.spread[0].stop, device=template.device))
-            else:
-                blocks.append((rows, part.spread[0]))
-        nothing = torch.zeros(0, dtype=torch.long, device=template.device)
-        joined = {name: torch.cat([nothing, *found]) for name, found in (("cells", cells), ("numbers", numbers), ("scales", scales), ("raw", raw))}
-        return Form(template, scale, **joined, through=torch.cat([nothing, *through]), blocks=blocks)
-
-    def _residuals(self, vector: Tensor) -> Residuals:
-        form = self.form
-        matrix = form.template.flatten().index_copy(0, form.cells, -vector[form.numbers]).reshape(form.template.shape)
-        if len(form.through):  # through the origin of the data's units
-            matrix[form.through, 0] = matrix[form.through] @ self.offset
-        scale = form.scale.index_copy(0, form.scales, F.softplus(vector[form.raw])) if len(form.scales) else form.scale
-        matrix = matrix / scale.unsqueeze(1)
-        for rows, place in form.blocks:
-            root = ad.tril_from_vector(vector[place], len(rows))
-            matrix[rows] = torch.linalg.solve_triangular(root, matrix[rows], upper=False)
-            scale = scale.index_copy(0, rows, root.diagonal())
-        return Residuals(matrix, scale.log())
-
-    def read(self) -> Tensor:
-        """The model's parameters as EM's vector."""
-        parts = []
-        for entry in self.entries:
-            factor: Any = self.model.factors[entry.id]
-            d, own, head = self.graph.size(entry.key.name), self.places[entry.key.name], self.parts[entry.id].head
-            unit, bias = self.spread[own], -self.offset[own]
-            for ref in entry.key.parents:
-                there = self.places[ref.name]
-                weight = factor.net.blocks.weights[str(ref)][:d].detach().double() * self.spread[there] / unit.unsqueeze(1)
-                bias = bias + weight @ self.offset[there]
-                parts.append(weight)
-            if self._has_bias(entry):
-                constant = factor.net.blocks.bias if entry.key.parents else factor.root
-                parts.append(bias + constant[:d].detach().double() / unit)
-            if head is not None:
-                raw = factor.vectors[head] if head in factor.vectors else factor.root[d:]
-                parts.append(_in_units(raw.detach().double(), 1 / unit))
-        return torch.cat([part.reshape(-1) for part in parts])
-
-    def write(self, vector: Tensor) -> None:
-        """Set the model's parameters."""
-        for entry, (weights, bias, raw) in zip(self.entries, self._unpacked(vector), strict=True):
-            own = self.places[entry.key.name]
-            unit, constant = self.spread[own], self.offset[own]
-            found = {}
-            for ref, weight in zip(entry.key.parents, weights, strict=True):
-                there = self.places[ref.name]
-                found[str(ref)] = weight / self.spread[there] * unit.unsqueeze(1)
-                constant = constant - weight @ self.offset[there]
-            heads: dict[str, Tensor] = {}
-            if raw is not None:
-                heads[str(self.parts[entry.id].head)] = _in_units(raw, unit)
-            if bias is not None:
-                heads["loc"] = constant = (bias + constant) * unit
-            self._set(entry, heads, found, constant)
-
-    def within(self, vector: Tensor) -> Tensor:
-        seen = self.form.raw[self.form.scales < self.first_latent]
-        return vector.index_copy(0, seen, vector[seen].clamp_min(LEAST)) if len(seen) else vector
 
     # Where it starts ---------------------------------------------------------------------------------------------------------------------
 
@@ -243,7 +65,8 @@ class Regressions(EM):
         for name in (name for stage in self.graph.generation for name in stage.nodes):
             weights, bias, _ = parts.get(name, ([], None, None))
             parents = self.graph.rule("p", name).key.parents
-            moved = sum((weight @ mean[self.places[ref.name]] for ref, weight in zip(parents, weights, strict=True)), mean.new_zeros(()))
+            at = mean if bias is not None else mean + self.offset  # without a bias, parents count from the origin of their units
+            moved = sum((weight @ at[self.places[ref.name]] for ref, weight in zip(parents, weights, strict=True)), mean.new_zeros(()))
             if name in self.graph.observed:
                 if bias is not None:
                     bias.copy_(torch.where(self.columns.count[name] > 0, -moved, bias))
@@ -359,13 +182,6 @@ class Regressions(EM):
         parts = gain.split([graph.size(name) for name in names], -1)
         self._set(entry, heads, {str(ref): part for ref, part in zip(entry.key.parents, parts, strict=True)}, offset)
         return None
-
-
-def _in_units(raw: Tensor, unit: Tensor) -> Tensor:
-    """Raw scales, or a raw Cholesky factor, of a variable that is measured in other units."""
-    if raw.shape == unit.shape:
-        return ad.inverse_softplus(F.softplus(raw) * unit)
-    return ad.vector_from_tril(ad.tril_from_vector(raw, len(unit)) * unit.unsqueeze(1))
 
 
 def _about(second: Tensor, design: Design, whole: bool = False) -> tuple[Tensor, Tensor, Tensor]:
