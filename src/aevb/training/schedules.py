@@ -84,7 +84,7 @@ class em(Schedule):
     """
 
     m_steps: int = 100
-    tol: float = 1e-6
+    tol: float = 1e-5
     start: str = "auto"
     accelerate: bool = True
     objective = "em"
@@ -114,7 +114,7 @@ class mle(Schedule):
     ``optimiser="lbfgs"`` or ``"adam"`` decides it.
     """
 
-    tol: float = 1e-6
+    tol: float = 1e-5
     optimiser: str = "auto"
     objective = "evidence"
 

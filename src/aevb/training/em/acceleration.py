@@ -20,7 +20,7 @@ MEMORY, NUMBERS = 10, 2**24  # points that are remembered at most, and numbers i
 WINDOW = 3  # iterations over which the gain is compared with tol
 
 NO_VALUE = "the exact posterior has no value: a covariance of p is not positive definite, or a number is not finite"
-STATE = ("em/points", "em/residuals", "em/gains")  # what a checkpoint keeps
+STATE = ("em/points", "em/residuals", "em/gains", "em/pause")  # what a checkpoint keeps
 Update = Callable[[Tensor], tuple[Tensor, Tensor]]  # θ → the mean evidence at θ, and F(θ)
 
 
@@ -40,6 +40,7 @@ class Ascent:
         """``within`` moves a point to the nearest that EM's own steps could reach."""
         self.update, self.accelerate, self.within = update, accelerate, within
         self.gains: list[float] = []
+        self.pause, self.last_pause = 0, 0  # iterations without acceleration: still to come, and after the last trial that failed
         self._set_out(point)
 
     def _set_out(self, point: Tensor) -> None:
@@ -67,13 +68,16 @@ class Ascent:
     def step(self) -> None:
         """One iteration."""
         before = self.evidence
-        trial = self._extrapolated() if self.accelerate and len(self.points) > 1 else None
+        trial = self._extrapolated() if self.accelerate and len(self.points) > 1 and not self.pause else None
+        self.pause = max(0, self.pause - 1)
         found = None if trial is None else self._evaluate(trial)
         if trial is not None and found is not None and found[0] >= before:
             self._arrive(trial, *found)
+            self.last_pause = 0
         else:
-            if trial is not None:  # what misled it is forgotten
+            if trial is not None:  # what misled it is forgotten, and longer every time
                 self.points, self.residuals = self.points[-1:], self.residuals[-1:]
+                self.pause = self.last_pause = min(MEMORY, 2 * self.last_pause + 1)
             image = self.image
             if (found := self._evaluate(image)) is None:
                 raise NoEvidenceError(NO_VALUE)
@@ -94,12 +98,14 @@ class Ascent:
     # What a checkpoint keeps ---------------------------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        found = torch.stack(self.points), torch.stack(self.residuals), torch.tensor(self.gains, dtype=torch.float64)
+        gains, pause = torch.tensor(self.gains, dtype=torch.float64), torch.tensor([self.pause, self.last_pause])
+        found = torch.stack(self.points), torch.stack(self.residuals), gains, pause
         return dict(zip(STATE, found, strict=True))
 
     @classmethod
     def restored(cls, update: Update, tensors: Mapping[str, Tensor], **choices: Any) -> Ascent:
-        points, residuals, gains = (tensors[name] for name in STATE)
+        points, residuals, gains, pause = (tensors[name] for name in STATE)
         self = cls(update, points[-1].to(residuals), **choices)
         self.points, self.residuals, self.gains = list(points), list(residuals), gains.tolist()
+        self.pause, self.last_pause = pause.tolist()
         return self

@@ -96,8 +96,15 @@ class IncompleteFullEmission(FullEmission):
         patterns, which = keep.unique(dim=0, return_inverse=True)
         return torch.where(keep, value, 0.0), keep.to(value.dtype), patterns.to(value.dtype), which
 
-    def _filled(self, rows: Tensor, keep: Tensor, patterns: Tensor, which: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    last: tuple[Tensor, tuple[Tensor, Tensor, Tensor]] | None = None  # rows, and what was found of them
+
+    def _filled(self, *rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The log-likelihood [rows, clusters], the missing entries' means in place ([clusters, rows, d]), and their covariances by pattern."""
+        if self.last is None or self.last[0] is not rows[0]:
+            self.last = rows[0], self._fill(*rows)
+        return self.last[1]
+
+    def _fill(self, rows: Tensor, keep: Tensor, patterns: Tensor, which: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         precision = self.inverse.mT @ self.inverse
         gone = 1 - patterns.unsqueeze(1)
         root = torch.linalg.cholesky(

@@ -59,9 +59,10 @@ class Iterations:
 
     def _check(self, tensors: Mapping[str, Tensor]) -> None:
         """Refuse what a checkpoint knows of other iterations than these."""
-        points, residuals, gains = (tensors.get(name, torch.zeros(0)) for name in STATE)
-        own = self.method.read()
-        if points.dim() != 2 or points.shape != residuals.shape or not len(points) or points.shape[1] != len(own) or gains.dim() != 1:
+        points, residuals, gains, pause = (tensors.get(name, torch.zeros(0)) for name in STATE)
+        width = len(self.method.read())
+        fits = points.dim() == 2 and points.shape == residuals.shape and len(points) > 0 and points.shape[1] == width
+        if not fits or gains.dim() != 1 or pause.shape != (2,):
             raise CheckpointError("The checkpoint's iterations of EM are not this model's. Resume with the model it was trained with, or start anew.")
 
     def _start(self, fresh: bool, seed: int) -> None:
