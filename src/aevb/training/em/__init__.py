@@ -14,6 +14,7 @@ from aevb.evidence.exact import why_not_exact
 from aevb.evidence.finite import why_not_finite
 from aevb.evidence.gaussian import why_not_linear_gaussian
 from aevb.training.em.factors import Statistics
+from aevb.training.em.hidden_markov import HiddenMarkov, why_not_hidden_markov
 from aevb.training.em.mixtures import Mixtures, is_mixture
 from aevb.training.em.regressions import Regressions
 from aevb.training.em.responsibilities import Responsibilities
@@ -31,7 +32,11 @@ def exact_em(model: Model) -> Regressions | Responsibilities:
     if why_not_finite(model) is None:
         method = Responsibilities(model)
         return Mixtures(model) if method.closed and is_mixture(model) else method
+    if (chain := why_not_hidden_markov(model)) is None:
+        return HiddenMarkov(model)
     if reason := why_not_linear_gaussian(model):
-        kinds = "models without time whose latents are all finite, or whose variables are all jointly Gaussian"
+        kinds = "finite latents (in time: with factors that read one class each), or variables without time that are all jointly Gaussian"
+        finite = all(entry.spec.finite for name in model.graph.latents for entry in model.graph.p[name].values())
+        reason = chain if finite else reason
         raise ValueError(f"em() has closed forms for {kinds}; here {reason}. The evidence is exact all the same: use mle(), or joint().")
     return Regressions(model)

@@ -1,0 +1,130 @@
+"""EM for finite latents in time (Baum and Welch): expected counts of states and pairs, then maximum likelihood.
+
+The posterior of a factor's states is the derivative of log p(data) by the factor's logarithm: the forward-backward algorithm gives all counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from aevb.axes import TIME, expand_axis
+from aevb.batch import split_latents
+from aevb.conditionals import Conditional, Factor
+from aevb.evidence.exact import discrete_terms, log_sum
+from aevb.evidence.finite import Tables
+from aevb.evidence.structure import Structure
+from aevb.families import OneHot
+from aevb.graph import Entry
+from aevb.networks import MLP
+from aevb.training.em.factors import Statistics
+from aevb.training.em.responsibilities import Responsibilities
+
+if TYPE_CHECKING:
+    from aevb.model import Model
+
+
+def why_not_hidden_markov(model: Model) -> str | None:
+    """What keeps EM in time from having closed forms, in words; None if nothing does."""
+    graph = model.graph
+    for name in graph.latents:
+        if not all(entry.spec.finite for entry in graph.p[name].values()):
+            return f"{name} has no finite list of values"
+    for entry in graph.entries():
+        if entry.side == "p" and (reason := _why_not_closed(model, entry)):
+            return reason
+    return None
+
+
+def _why_not_closed(model: Model, entry: Entry) -> str | None:
+    """A factor must have a distribution of its own for every value of its one parent, a class, or have no parent."""
+    factor, parents, graph = model.factors[entry.id], entry.key.parents, model.graph
+    if not isinstance(factor, Factor) or type(entry.spec).most_likely is Conditional.most_likely:
+        return f"{entry.id} has no maximum of likelihood in closed form"
+    if not parents:
+        return None
+    parent = parents[0]
+    if len(parents) > 1 or parent.name not in graph.latents or not isinstance(graph.rule("p", parent.name).spec, OneHot):
+        return f"{entry.id} reads more than one class"
+    if not isinstance(factor.net, MLP) or factor.net.spec.hidden:
+        return f"{entry.id} is not linear"
+    end = {-1: "first", 1: "last"}.get(parent.lag)
+    if end is not None and end not in graph.p[entry.key.name]:
+        declared = f"{entry.key.name}[{'0' if end == 'first' else 'T'}]"
+        return f"{entry.id} also decides the {end} step, where {parent} is zeros (declare a factor of {declared})"
+    return None
+
+
+class HiddenMarkov(Responsibilities):
+    """Finite latents in time whose factors each read one class at most."""
+
+    def _has_closed_form(self, entry: Entry) -> bool:
+        return _why_not_closed(self.model, entry) is None
+
+    def statistics(self, batch: Mapping[str, Tensor]) -> Statistics:
+        clamped, _ = split_latents(self.graph, batch)
+        if clamped:
+            raise ValueError(f"em(): {min(clamped)} is known at every step of every row, so that there is nothing to expect. Use mle().")
+        structure = Structure(self.model)
+        tables = Tables(self.model, structure, batch)
+        terms = [term._replace(value=term.value.detach().requires_grad_()) for term in discrete_terms(tables)]
+        n, _ = self.model._extent(batch)
+        with torch.enable_grad():
+            evidence = log_sum(tables, terms).reshape(-1).expand(n).sum()
+            weights = torch.autograd.grad(evidence, [term.value for term in terms])
+        found: Statistics = {"evidence": evidence.detach(), "rows": evidence.new_tensor(float(n))}
+        by_name = {term.name: weight for term, weight in zip(terms, weights, strict=True)}
+        for entry in self.entries:
+            counts = self._counted(entry, by_name[entry.key.name], tables, batch)
+            found |= {f"{entry.id} {part}": value for part, value in counts.items()}
+        return found
+
+    def _counted(self, entry: Entry, weight: Tensor, tables: Tables, batch: Mapping[str, Tensor]) -> Statistics:
+        """The expected count, sum and second moment of a variable for every value of its parent, over the steps where the entry rules."""
+        name, graph = entry.key.name, self.graph
+        if graph.timed[name] and (region := self._region(entry, tables)) is not None:
+            weight = weight * region
+        slots = []
+        for ref in entry.key.parents:
+            present, neighbour = tables.slots[ref.name]
+            slots.append(neighbour if ref.lag else present)
+        hidden = name in tables.structure.discrete
+        slots += [tables.slots[name][0]] if hidden else []
+        depth = max([weight.dim(), *(-slot for slot in slots if slot is not None)])
+        weight = weight.reshape(*[1] * (depth - weight.dim()), *weight.shape)
+        kept = [slot for slot in slots if slot is not None] + ([] if hidden else [TIME, -2])
+        weight = weight.sum([axis for axis in range(-depth, 0) if axis not in kept], keepdim=True)
+        weight = weight.permute(*(axis for axis in range(-depth, 0) if axis not in kept), *kept)
+        weight = weight.reshape(weight.shape[-len(kept) :])
+        weight = weight if entry.key.parents else weight.unsqueeze(0)  # [values of the parent, values, or steps and rows]
+        factor = self.model.factors[entry.id]
+        assert isinstance(factor, Factor)
+        if hidden:
+            value = factor.table().double()
+            keep = torch.ones_like(value)
+        else:
+            value = batch[name].double()
+            seen = batch.get(f"{name}?")
+            keep = torch.ones_like(value) if seen is None else seen.double()
+            for axis in (-2, -1):
+                weight = expand_axis(weight, axis, value.shape[axis - 1])
+            weight, value, keep = weight.flatten(1), value.flatten(0, 1), keep.flatten(0, 1)
+        if entry.spec.full_moments and not bool(keep.all()):
+            raise ValueError(f"em(): {name} has missing entries and a full covariance, for which no closed form is here. Use mle() or joint().")
+        second = torch.einsum("cv,vd,ve->cde", weight, value, value) if entry.spec.full_moments else weight @ (keep * value.square())
+        return {"count": weight @ keep, "first": weight @ (keep * value), "second": second}
+
+    def _region(self, entry: Entry, tables: Tables) -> Tensor | None:
+        """[T, N or 1, 1]: 1 at the steps where the entry rules its variable; None where it does at all."""
+        others = self.graph.p[entry.key.name]
+        if len(others) == 1:
+            return None
+        last = tables.program.is_last()
+        first = torch.arange(tables.steps, device=last.device).reshape(-1, 1, 1) == 0
+        if entry.key.at == "last":
+            return last.double()
+        here = first if entry.key.at == "first" else ~first if "first" in others else torch.ones_like(first)
+        return (here & ~last if "last" in others else here).double()
