@@ -550,7 +550,7 @@ def test_training_shows_it_beside_the_bound_and_can_ascend_it(name):
     after = float(other.log_evidence(x=rows).value.mean())
     assert run.history["evidence"][0] == pytest.approx(before, abs=1e-9)
     assert after > before + 0.1
-    with pytest.raises(ValueError, match=r"em\(\) has closed forms for models without time .* use mle\(\)"):
+    with pytest.raises(ValueError, match=r"em\(\) has closed forms for finite latents .* use mle\(\)"):
         fit(other, data, schedule=em(), steps=1)
 
 
