@@ -62,6 +62,10 @@ class Graph:
             if isinstance(self.q[name][self.main(name)].spec, Exact):
                 self._check_exact(name)
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Graph:
+        """Return the same graph: nothing changes one, so that copies of a model share it."""
+        return self
+
     # What it holds ------------------------------------------------------------------------------------------------------
 
     def entries(self) -> list[Entry]:

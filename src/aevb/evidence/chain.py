@@ -259,20 +259,20 @@ def _close(a: Array, b: Array) -> bool:
     return bool(np.abs(a - b).max() <= SETTLED * np.abs(a).max())
 
 
-def _numbers(steps: int, before: float, *every: Array) -> list[list[float]]:
+def _numbers(steps: int, before: float, *every: Array) -> tuple[Array, ...]:
     """The covariances of one state and one observed number: predicted, filtered, gains, precisions and covariances of what is observed."""
-    F, Q, H, R = ((part.ravel().tolist() if len(part) > 1 else [float(part.ravel()[0])] * steps) for part in every)
-    found: list[list[float]] = [[], [], [], [], []]
-    for f, q, h, r in zip(F, Q, H, R, strict=True):
-        P = f * before * f + q
-        S = h * P * h + r
+    F, Q, H, R = (np.broadcast_to(part.ravel(), steps) for part in every)
+    predicted = []
+    for f, q, h, r in zip(F.tolist(), Q.tolist(), H.tolist(), R.tolist(), strict=True):
+        P = f * f * before + q
+        S = h * h * P + r
         if not S > 0:
             raise ChainError("a covariance of what is observed is not positive definite")
-        gain = P * h / S
-        before = P - gain * h * P
-        for numbers, number in zip(found, (P, before, gain, 1 / S, S), strict=True):
-            numbers.append(number)
-    return found
+        before = P * r / S
+        predicted.append(P)
+    P = np.array(predicted)
+    S = H * H * P + R
+    return P, P * R / S, P * H / S, 1 / S, S
 
 
 def _inverse(S: Array) -> Array:

@@ -36,12 +36,15 @@ def why_not_exact(model: Model) -> str | None:
     return None
 
 
-def exact_evidence(model: Model, batch: Mapping[str, Tensor]) -> Tensor:
-    """log p(observed | given), one number an example, differentiable; for models that have it exactly."""
+def exact_evidence(model: Model, batch: Mapping[str, Tensor], structure: Structure | None = None) -> Tensor:
+    """log p(observed | given), one number per example, differentiable; for models that have it exactly.
+
+    ``structure`` is the model's for these data, if it is at hand.
+    """
     if why_not_linear_gaussian(model) is None:
         value = LinearGaussian(model, batch, torch.float64).log_evidence()
     else:
-        structure = Structure(model, split_latents(model.graph, batch)[0])
+        structure = structure or Structure(model, split_latents(model.graph, batch)[0])
         n, steps = model._extent(batch)
         rows = max(1, AT_ONCE // (_numbers_a_row(structure, batch) * (steps if structure.carried else 1)))
         cuts = (narrow(batch, start, min(rows, n - start)) for start in range(0, n, rows))

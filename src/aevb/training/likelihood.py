@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
+from aevb.batch import split_latents
 from aevb.data.sources import Source
 from aevb.evidence.exact import exact_evidence
 from aevb.evidence.structure import Structure
@@ -46,6 +47,7 @@ class Likelihood:
             {name: value.double() if value.is_floating_point() else value for name, value in source.take(part).items()}
             for part in rows.split(max(1, PART // _numbers(source)))
         ]
+        self.structure = Structure(self.twin, split_latents(model.graph, self.parts[0])[0]) if self.parts else None
         self.search = QuasiNewton(self._loss, self._start(), kept)
         self._write()
 
@@ -85,7 +87,7 @@ class Likelihood:
         total, gradients = torch.zeros((), dtype=torch.float64), [torch.zeros_like(parameter) for parameter in self.free]
         try:
             for part in self.parts:
-                value = exact_evidence(self.twin, part).sum() / self.n
+                value = exact_evidence(self.twin, part, self.structure).sum() / self.n
                 found = torch.autograd.grad(value, self.free, allow_unused=True)
                 total += value.detach().cpu()
                 for gradient, more in zip(gradients, found, strict=True):

@@ -455,7 +455,8 @@ class Stepper:
     def sound(self, steps: Iterable[int]) -> bool:
         """Whether the weights are finite, and the objective of the rows of one of these steps is too. Nothing moves."""
         fine = not self._broken()
-        if fine and not (self.em is not None and self.em.closed):  # whose statistics are judged before they are used
+        judged = self.likelihood is not None or (self.em is not None and self.em.closed)  # every iteration judges the evidence of all rows
+        if fine and not judged:
             fine = any(self._finite(step) for step in steps)
         return not self.world.any(not fine)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 Statistics = dict[str, Tensor]
 ROWS = 4096  # rows that are read at a time
 KEPT = 2**25  # numbers of prepared rows that are kept from one iteration to the next; of more, each iteration reads them again
+READ_ONCE = 2**22  # numbers of rows that are read and converted once, whoever asks for them
 
 
 def floor(variance: Tensor, count: Tensor) -> Tensor:
@@ -38,8 +40,16 @@ class Rows:
     def __len__(self) -> int:
         return self.source.n
 
-    def parts(self) -> Iterator[Batch]:
+    def parts(self) -> Iterable[Batch]:
         """This process's rows, a part at a time, in float64."""
+        return self._read() if self._kept is None else self._kept
+
+    @cached_property
+    def _kept(self) -> list[Batch] | None:
+        numbers = sum(value.numel() for value in self.source.take(torch.arange(min(1, len(self)))).values())
+        return list(self._read()) if len(self) * numbers <= READ_ONCE else None
+
+    def _read(self) -> Iterator[Batch]:
         for rows in torch.arange(len(self))[self.world.share(len(self))].split(ROWS):
             batch = self.source.take(rows)
             yield {name: value if value.dtype == torch.bool else value.double() for name, value in batch.items()}

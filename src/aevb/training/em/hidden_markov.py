@@ -6,6 +6,7 @@ The posterior of a factor's states is the derivative of log p(data) by the facto
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -64,12 +65,15 @@ class HiddenMarkov(Responsibilities):
     def _has_closed_form(self, entry: Entry) -> bool:
         return _why_not_closed(self.model, entry) is None
 
+    @cached_property
+    def _structure(self) -> Structure:
+        return Structure(self.model)
+
     def statistics(self, batch: Mapping[str, Tensor]) -> Statistics:
         clamped, _ = split_latents(self.graph, batch)
         if clamped:
             raise ValueError(f"em(): {min(clamped)} is known at every step of every row, so that there is nothing to expect. Use mle().")
-        structure = Structure(self.model)
-        tables = Tables(self.model, structure, batch)
+        tables = Tables(self.model, self._structure, batch)
         terms = [term._replace(value=term.value.detach().requires_grad_()) for term in discrete_terms(tables)]
         n, _ = self.model._extent(batch)
         with torch.enable_grad():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -80,15 +81,16 @@ class Responsibilities(EM):
     def open(self, rows: Rows) -> None:
         self.rows, self.working = rows, type(self)(copy.deepcopy(self.model).double())
 
+    @cached_property
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for entry in self.entries for parameter in self.model.factors[entry.id].parameters()]
 
     def read(self) -> Tensor:
-        return torch.cat([parameter.detach().double().reshape(-1) for parameter in self._parameters()])
+        return torch.cat([parameter.detach().double().reshape(-1) for parameter in self._parameters])
 
     def write(self, vector: Tensor) -> None:
-        parameters = self._parameters()
-        for parameter, part in zip(parameters, vector.split([parameter.numel() for parameter in parameters]), strict=True):
+        sizes = [parameter.numel() for parameter in self._parameters]
+        for parameter, part in zip(self._parameters, vector.split(sizes), strict=True):
             parameter.detach().copy_(part.reshape(parameter.shape))
 
     def within(self, vector: Tensor) -> Tensor:
