@@ -580,7 +580,8 @@ def test_a_latent_that_every_row_knows_leaves_q_untaught_and_the_run_says_so():
         assert not [row for row in fit(mixture(), rows, steps=5, **taught).rows if "note" in row]
     some = rows | {"y": np.where(np.arange(90) < 9, -1, rows["y"])}
     (note,) = [row["note"] for row in fit(mixture(), some, steps=5).rows if "note" in row]
-    assert note.startswith("y is known in some rows") and "add classify=1" in note
+    assert note.startswith("y is known in some rows")
+    assert "add classify=1" in note
 
 
 def test_advice_on_what_nothing_teaches_is_advice_that_works():
