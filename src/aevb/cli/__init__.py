@@ -11,6 +11,7 @@ import typer
 
 from aevb.cli import doctor, estimators, look, reproduce, train, use
 from aevb.cli.options import in_its_words
+from aevb.contention import sharing_cores
 
 app = typer.Typer(
     add_completion=False,
@@ -106,7 +107,7 @@ def _tell(message: Warning | str, category: type[Warning], filename: str, lineno
 def _run() -> int:
     from aevb.storage import IntegrityWarning
 
-    with warnings.catch_warnings():
+    with sharing_cores(), warnings.catch_warnings():
         warnings.simplefilter("always", IntegrityWarning)
         warnings.showwarning = _tell
         return _exit_code()

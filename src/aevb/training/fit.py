@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from aevb.batch import Batch, split_latents
+from aevb.contention import sharing_cores
 from aevb.data.degenerate import LOOK, note_repeats, refuse_degenerate
 from aevb.data.named import Recipe
 from aevb.data.sources import Source, open_source
@@ -109,7 +110,7 @@ def fit(
         raise ValueError('out="" names no folder. Say where the run\'s files are to go.')
     folder = Path(out) if out is not None else None
     if seeds is None:
-        with ExitStack() as closing:
+        with ExitStack() as closing, sharing_cores():
             training = Training(model, data, validation, Settings(**settings), folder, resume, closing, progress, recipe)
             training.watch(progress, tensorboard, closing)
             training.after = after
@@ -122,7 +123,7 @@ def fit(
     _refuse_shared(model)
     if (what := added(model)) is not None:
         raise ValueError(f"seeds= trains fresh models of the declaration, which would not have what this one has: {what}. Train it alone.")
-    with ExitStack() as closing:
+    with ExitStack() as closing, sharing_cores():
         trainings: list[Training] = []
         for one in every:
             place = None if folder is None else folder / f"seed-{one.seed}"

@@ -1,0 +1,161 @@
+"""Wait without spinning while other processes want the same cores.
+
+torch's OpenMP threads meet at a barrier after every operation, and one that arrives early spins there for some milliseconds. With free cores
+that is the fastest way to wait. If another process has the core of the thread that is waited for, each barrier costs a time slice, and a
+run takes ten to fifty times as long as on one thread.
+
+libgomp, which torch's wheels for Linux bring, spins hardly at all while a process has more OpenMP threads than cores (GNU libgomp manual,
+GOMP_SPINCOUNT). So as long as threads of this process wait for cores, a team of idle threads is held. No operation runs on other threads than
+before: results stay the same to the last bit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event, Lock, Thread
+
+PERIOD = 0.1  # seconds between two measurements
+COST = 500  # they are at least so many times as far apart as one takes
+CONTENDED = 0.1  # share of the time that a thread of this process waits for a core: from here on threads do not spin
+FREE = 0.02  # below this the cores are free
+QUIET = 10  # measurements in a row below FREE until threads spin again
+
+TASKS = "/proc/self/task"
+
+
+@contextmanager
+def sharing_cores() -> Iterator[None]:
+    """Keep OpenMP threads from spinning inside, whenever threads of this process wait for cores. Contexts may be nested, in any thread."""
+    watch.enter()
+    try:
+        yield
+    finally:
+        watch.leave()
+
+
+class Watch:
+    """A thread that measures contention as long as someone is inside. There is one per process, as there is one libgomp."""
+
+    def __init__(self) -> None:
+        self.alone, self.inside = Lock(), 0
+        self.ended = Event()
+        self.thread: Thread | None = None
+
+    def enter(self) -> None:
+        with self.alone:
+            self.inside += 1
+            if self.inside == 1 and os.path.exists(f"{TASKS}/{os.getpid()}/schedstat"):
+                self.ended = Event()
+                self.thread = Thread(target=_follow, args=(self.ended,), name="aevb-contention", daemon=True)
+                self.thread.start()
+
+    def leave(self) -> None:
+        with self.alone:
+            self.inside -= 1
+            if self.inside == 0 and self.thread is not None:
+                self.ended.set()
+                self.thread.join()
+                self.thread = None
+
+
+watch = Watch()
+
+
+def _follow(ended: Event) -> None:
+    policy, pause = Policy(), PERIOD
+    before, began = waited(), time.perf_counter()
+    try:
+        while not ended.wait(pause):
+            start = time.thread_time()
+            now, at = waited(), time.perf_counter()
+            longest = max((now[task] - before[task] for task in now if task in before), default=0)
+            policy.follow(longest / 1e9 / (at - began))
+            before, began = now, at
+            pause = max(PERIOD, COST * (time.thread_time() - start))
+    finally:
+        policy.release()
+
+
+def waited() -> dict[str, int]:
+    """For each thread of this process, the nanoseconds that it was ready to run and had no core."""
+    found = {}
+    for task in os.listdir(TASKS):
+        try:
+            with open(f"{TASKS}/{task}/schedstat", "rb", buffering=0) as file:
+                found[task] = int(file.read().split()[1])
+        except (OSError, IndexError, ValueError):  # the thread has ended
+            continue
+    return found
+
+
+class Policy:
+    """Hold idle teams from the first contended measurement until the cores have been free for a while."""
+
+    def __init__(self) -> None:
+        self.teams: list[IdleTeam] = []
+        self.quiet = 0
+
+    def follow(self, share: float) -> None:
+        """``share`` of the time since the last call the thread that waited longest waited for a core."""
+        self.quiet = self.quiet + 1 if share < FREE else 0
+        if share > CONTENDED and not self.teams:
+            self.teams = [IdleTeam(library) for library in openmp() if can_start(surplus(library))]
+        elif self.quiet >= QUIET:
+            self.release()
+
+    def release(self) -> None:
+        while self.teams:
+            self.teams.pop().release()
+
+
+def openmp() -> list[ctypes.CDLL]:
+    """Every libgomp that this process has loaded: torch's own, and other packages' copies."""
+    with open("/proc/self/maps") as lines:
+        paths = {line.split(maxsplit=5)[5].strip() for line in lines if "libgomp" in line}
+    return [ctypes.CDLL(path) for path in sorted(paths) if os.path.exists(path)]
+
+
+def surplus(library: ctypes.CDLL) -> int:
+    """More threads than cores, whatever number torch uses."""
+    return int(library.omp_get_num_procs()) + 1
+
+
+def can_start(count: int) -> bool:
+    """Whether the system allows so many more threads. Where it does not, libgomp would end the process."""
+    end, started = Event(), []
+    try:
+        for _ in range(count):
+            thread = Thread(target=end.wait, daemon=True)
+            thread.start()
+            started.append(thread)
+    except RuntimeError:
+        return False
+    finally:
+        end.set()
+        for thread in started:
+            thread.join()
+    return True
+
+
+class IdleTeam:
+    """A thread with an OpenMP team of its own, which has run an empty parallel region and sleeps. The team ends with the thread."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.ended, self.ready = Event(), Event()
+        self.thread = Thread(target=self._hold, args=(library,), name="aevb-idle-team", daemon=True)
+        self.thread.start()
+        self.ready.wait()
+
+    def _hold(self, library: ctypes.CDLL) -> None:
+        harmless = ctypes.cast(library.omp_get_level, ctypes.c_void_p)  # any function that does nothing
+        library.GOMP_parallel(harmless, None, ctypes.c_uint(surplus(library)), ctypes.c_uint(0))
+        self.ready.set()
+        self.ended.wait()
+
+    def release(self) -> None:
+        self.ended.set()
+        self.thread.join()
