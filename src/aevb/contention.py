@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, Lock, Thread
 
+FIRST = 0.02  # seconds until the first measurement: what takes less is not worth any
 PERIOD = 0.1  # seconds between two measurements
 COST = 500  # they are at least so many times as far apart as one takes
 CONTENDED = 0.1  # share of the time that a thread of this process waits for a core: from here on threads do not spin
@@ -25,6 +26,8 @@ FREE = 0.02  # below this the cores are free
 QUIET = 10  # measurements in a row below FREE until threads spin again
 
 TASKS = "/proc/self/task"
+SCHEDSTAT = os.path.exists("/proc/self/schedstat")  # Linux, unless built without it; elsewhere nothing is measured
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
 @contextmanager
@@ -48,7 +51,7 @@ class Watch:
     def enter(self) -> None:
         with self.alone:
             self.inside += 1
-            if self.inside == 1 and os.path.exists(f"{TASKS}/{os.getpid()}/schedstat"):
+            if self.inside == 1 and SCHEDSTAT:
                 self.ended = Event()
                 self.thread = Thread(target=_follow, args=(self.ended,), name="aevb-contention", daemon=True)
                 self.thread.start()
@@ -67,6 +70,8 @@ watch = Watch()
 
 def _follow(ended: Event) -> None:
     policy, pause = Policy(), PERIOD
+    if ended.wait(FIRST):
+        return
     before, began = waited(), time.perf_counter()
     try:
         while not ended.wait(pause):
@@ -120,8 +125,8 @@ def openmp() -> list[ctypes.CDLL]:
 
 
 def surplus(library: ctypes.CDLL) -> int:
-    """More threads than cores, whatever number torch uses."""
-    return int(library.omp_get_num_procs()) + 1
+    """More threads than cores, whatever number torch uses. libgomp counts the cores that the process had when it was loaded."""
+    return max(CORES, int(library.omp_get_num_procs())) + 1
 
 
 def can_start(count: int) -> bool:

@@ -20,6 +20,7 @@ from aevb import noise as noises
 from aevb.axes import TIME
 from aevb.batch import Batch, are_labels, prepare, split_latents, unmasked
 from aevb.conditionals import Conditional, Factor
+from aevb.contention import sharing_cores
 from aevb.deterministic import Cell, Deterministic, Function, Recurrence
 from aevb.estimators import Bound, estimate
 from aevb.evidence import AIS, Evidence, Particles, log_evidence
@@ -246,6 +247,7 @@ class Model(nn.Module):
             self._check_noise(plan, batch, noise)
         return estimate(plan, self.factors, batch, noise, temperature=temperature, kl_weight=kl_weight)  # type: ignore[arg-type]
 
+    @sharing_cores()
     def log_evidence(
         self,
         *,
@@ -265,6 +267,7 @@ class Model(nn.Module):
         """
         return log_evidence(self, self.prepare(**data), method=method, samples=samples, seed=seed, memory=memory)
 
+    @sharing_cores()
     def gap(
         self,
         *,
@@ -412,6 +415,7 @@ class Model(nn.Module):
         """Observed variables through the posterior and back: latents drawn once, then p's mean (or a draw). To fill cells, use :meth:`impute`."""
         return self.posterior(seed=seed, method=method, steps=steps, lengths=lengths, **data).reconstruct(mean=mean)
 
+    @sharing_cores()
     def impute(
         self, *, samples: int = 50, seed: int | None = None, method: str = "auto", steps: Any = None, lengths: Any = None, **data: Any
     ) -> Imputation:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from aevb.batch import Batch, split_latents
+from aevb.contention import sharing_cores
 from aevb.data.sources import open_source, read_arrays
 from aevb.diagnostics.calibration import judge_calibration
 from aevb.diagnostics.causes import Reach, dependence, reaching
@@ -32,6 +33,7 @@ CHUNK = 250  # rows at a time
 FEW = 200  # rows on which gradients and exchanged latents are measured
 
 
+@sharing_cores()
 def diagnose(
     model: Model,
     data: Any,

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from aevb.batch import Batch
+from aevb.contention import sharing_cores
 from aevb.data.sources import Source, open_source
 from aevb.laboratory.measurement import (
     Moments,
@@ -49,6 +50,7 @@ __all__ = ["Figures", "Laboratory", "compare_estimators"]
 TIMES_REFERENCE = 4  # replicates of a reference, for one of a way
 
 
+@sharing_cores()
 def compare_estimators(
     model: Model,
     data: Mapping[str, Any],

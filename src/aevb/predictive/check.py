@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
+from aevb.contention import sharing_cores
 from aevb.data.sources import open_source
 from aevb.graph import Graph
 from aevb.model import Model
@@ -143,6 +144,7 @@ class PredictiveCheck:
         return figure
 
 
+@sharing_cores()
 def predictive_check(
     model: Model,
     data: Any,
