@@ -5,6 +5,7 @@ import math
 import sys
 from importlib.metadata import version
 
+import contention
 import fits
 import precision
 import pytest
@@ -231,3 +232,19 @@ def test_the_page_of_numbers_says_what_the_files_say():
 
 def test_a_contender_reads_a_loss_as_a_bound():
     assert Contender(lambda: 0).bound(torch.tensor(2.5)) == -2.5
+
+
+@pytest.mark.parametrize("model", contention.MODELS)
+def test_runs_beside_busy_processes_are_timed(model):
+    wall, cpu = contention.train(model, 1, None, spin=False)
+    assert wall > 0
+    assert cpu > 0
+
+
+def test_times_beside_busy_processes_are_compared_with_the_share_of_the_cores():
+    alone = {"one thread": [3.0, 3.0], "before": [2.0, 2.0], "after": [2.0, 2.0]}
+    beside = {"one thread": [4.0, 4.0], "before": [60.0, None], "after": [6.0, 6.0]}
+    assert contention.rows({"alone": alone, "two": beside}, limit=60.0) == [
+        ("alone", "3.00", "2.00", "2.00", "1.00", "1.00"),
+        ("two", "4.00", ">60.00", "6.00", "10.00", "1.50"),
+    ]
