@@ -106,3 +106,40 @@ def test_a_latent_known_at_some_steps_is_a_point_there():
     known = ~z.isnan()
     assert torch.equal(found.mean[known], z[known])
     assert torch.equal(found.stddev == 0, known)
+
+
+# Bayes' rule -----------------------------------------------------------------------------------------------------------------------
+
+X_OF_Y = {"b[t]": Bernoulli(1, learned=True), "y": OneHot(2, learned=True), "x[t] | y": Normal(1)}
+READERS = {
+    "at the end": (X_OF_Y, {"b[t]": Exact(), "y | b[T]": OneHot()}, "y"),
+    "at the next step": ({"b[t]": Bernoulli(1, learned=True), "z[t]": Normal(1), "x[t] | z[t]": Normal(1)},
+                         {"b[t]": Exact(), "z[t] | b[t], b[t+1]": Normal()}, "z"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", READERS)
+def test_a_latent_may_read_one_that_bayes_rule_gives(how):
+    """Averages of draws and the marginal, both over 40,000 draws: they differ by more than 0.03 with probability below 1e-6."""
+    p, q, name = READERS[how]
+    model = built(p, q, seed=3)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(randn(*weight.shape, seed=weight.numel()))
+    posterior = model.posterior(x=randn(1, 3, 1), method="q", seed=1, samples=40_000)
+    drawn = posterior.sample(40_000)
+    assert (posterior[name].mean[0] - drawn[name].mean(0)[0]).abs().max() < 0.03
+    bits = drawn["b"][:, 0, :, 0]
+    for last in (0.0, 1.0):  # each draw belongs to the bits that were drawn with it, and log_prob says so
+        here = bits[:, -1] == last
+        same = (bits == bits[here][0]).all(-1)
+        if name == "y":
+            ways = [posterior.log_prob(b=drawn["b"][here][0], y=value.double().unsqueeze(0)) for value in torch.eye(2)]
+            expected = torch.cat(ways).softmax(0)
+            assert (drawn["y"][same, 0].mean(0) - expected).abs().max() < 0.04
+        else:
+            z = drawn["z"][same, 0, :, 0]
+            mean, log_q = z.mean(0), lambda at, here=here: posterior.log_prob(b=drawn["b"][here][0], z=at.reshape(1, 3, 1))
+            step = torch.eye(3).double()
+            slope = torch.cat([log_q(mean + 0.5 * each) - log_q(mean - 0.5 * each) for each in step])  # of a Gaussian: (loc − mean) / scale²
+            assert slope.abs().max() < 0.2

@@ -12,7 +12,7 @@ import torch
 import torch.distributions as td
 from torch import Tensor
 
-from aevb.axes import SAMPLES, on_axis, over_time, size, swap
+from aevb.axes import SAMPLES, over_time, size, swap
 from aevb.batch import Batch, prepare, split_latents
 from aevb.conditionals import Factor
 from aevb.dependence import S
@@ -79,7 +79,7 @@ class Posterior:
             program = working.program
             found = self._marginal(working, name, "all")
             for region in program.regions(name, "q")[1:]:
-                last = program.is_last().squeeze(-1).T  # [N or 1, T]
+                last = program.is_last().squeeze(-1).T[: self.n]  # [N or 1, T]
                 here = last if region == "last" else torch.arange(self.steps, device=last.device).unsqueeze(0) == 0
                 own = self._marginal(working, name, region)
                 if isinstance(own, Categories):
@@ -110,10 +110,11 @@ class Posterior:
         """A factor's raw numbers for each joint value of what it reads, [N, (T,) components, numbers], and their weights."""
         weight = _weights(working, raw, name)
         time = self.steps if self.graph.timed[name] else 1
-        shape = (*torch.broadcast_shapes(raw.shape[:-1], weight.shape[:-1])[:-2], time, self.n)
+        copies = next(iter(working.batch.values())).shape[-2] // self.n
+        shape = (*torch.broadcast_shapes(raw.shape[:-1], weight.shape[:-1])[:-2], time, copies * self.n)
         count = math.prod(shape[:-2])
-        raw = raw.expand(*shape, raw.shape[-1]).reshape(count, time, self.n, -1).permute(2, 1, 0, 3)
-        weight = weight.expand(*shape, 1).reshape(count, time, self.n).permute(2, 1, 0)
+        raw = raw.expand(*shape, raw.shape[-1]).reshape(count, time, copies, self.n, -1).permute(3, 1, 0, 2, 4).flatten(2, 3)
+        weight = weight.expand(*shape, 1).reshape(count, time, copies, self.n).permute(3, 1, 0, 2).flatten(2, 3)
         if not self.graph.timed[name]:
             raw, weight = raw[:, 0], weight[:, 0]
         return raw, weight / weight.sum(-1, keepdim=True)
@@ -136,36 +137,56 @@ class Posterior:
     def _working(self, name: str) -> Estimate:
         graph, model = self.graph, self.model
         common: dict[str, Any] = {"clamped": self.clamped, "partial": self.partial}
+        batch = self.batch
         try:
             plan = derive(graph, **common)
             if S in plan.axes[graph.rule("q", name).id]:
                 plan = derive(graph, samples=max(2, self.samples), **common)  # two: one alone would relax what is too large to enumerate
-        except ValueError:  # not every posterior can be enumerated: draw instead
-            plan = derive(graph, samples=self.samples, sampling=True, **common)
-        return Estimate(plan, model.factors, self.batch, model.draw_noise(plan, self.batch))  # type: ignore[arg-type]
+        except ValueError:  # not every posterior can be enumerated: draw the other latents instead, in copies of the rows
+            others = {key: value for key, value in self._drawn_in_turn(self.samples).items() if key != name}
+            batch = {key: value for key, value in self._copies(self.samples).items() if key.removesuffix("?") not in others} | others
+            plan = derive(graph, clamped=frozenset(graph.latents) - {name}, partial=self.partial & {name}, sampling=True)
+        return Estimate(plan, model.factors, batch, model.draw_noise(plan, batch))  # type: ignore[arg-type]
 
     def sample(self, samples: int = 1) -> dict[str, Tensor]:
         """Joint samples of all latents, [S, N, size] or [S, N, T, size] each."""
         with self.model._evaluating(self.seed):
             plan = derive(self.graph, samples=samples, clamped=self.clamped, partial=self.partial, sampling=True)
-            working = Estimate(plan, self.model.factors, self.batch, self.model.draw_noise(plan, self.batch))  # type: ignore[arg-type]
-            values = {name: working.program.values[name] for name in plan.choices}
-            for name in plan.enumerated:  # Exact ones: draw by their probabilities, then keep what belongs to the value drawn
-                slot = plan.slots[name][0]
-                weight = working.weight(name)
-                for other in plan.enumerated[: plan.enumerated.index(name)]:
-                    weight = _pick(weight, on_axis(values[other], plan.slots[other][0]), plan.slots[other][0])
-                probs = swap(weight, slot, -1)
-                probs = probs.reshape(probs.shape[-4:])
-                probs = probs.expand(samples, *([self.steps] if self.graph.timed[name] else [1]), self.n, probs.shape[-1])
-                index = torch.distributions.Categorical(probs=probs, validate_args=False).sample()
-                factor = self.model.factors[self.graph.rule("p", name).id]
+            if plan.enumerated:  # by Bayes' rule
+                drawn = self._drawn_in_turn(samples)
+                values = {name: value.unflatten(-2, (samples, self.n)).movedim(-3, 0) for name, value in drawn.items()}
+            else:
+                working = Estimate(plan, self.model.factors, self.batch, self.model.draw_noise(plan, self.batch))  # type: ignore[arg-type]
+                values = {name: value.expand(samples, *value.shape[-3:]) for name in plan.choices for value in [working.program.values[name]]}
+            return {name: public(self.graph, name, values[name], self.n, self.steps) for name in plan.choices}
+
+    def _copies(self, count: int) -> Batch:
+        """Every row ``count`` times, the whole batch after itself."""
+        return {key: value.repeat(*[1] * (value.dim() - 2), count, 1) for key, value in self.batch.items()}
+
+    def _drawn_in_turn(self, count: int) -> Batch:
+        """Joint draws of all latents, one for each of ``count`` copies of the rows: [T or 1, count · N, d] each.
+
+        A latent taken by Bayes' rule is enumerated until it is drawn; whatever reads it is drawn after it, as if it were known.
+        """
+        graph, batch = self.graph, self._copies(count)
+        clamped, partial, drawn = self.clamped, self.partial, Batch()
+        while set(graph.latents) - clamped:
+            plan = derive(graph, clamped=clamped, partial=partial, sampling=True)
+            working = Estimate(plan, self.model.factors, batch, self.model.draw_noise(plan, batch))  # type: ignore[arg-type]
+            new = {name: working.program.values[name] for name in plan.drawn if not any(axis in plan.slots for axis, _ in plan.values[name])}
+            for name in plan.enumerated[:1]:  # in q's order: it reads no other that is still enumerated
+                probs = swap(working.weight(name), plan.slots[name][0], -1)
+                probs = probs.reshape(-1, *probs.shape[-2:]).expand(self.steps if graph.timed[name] else 1, count * self.n, -1)
+                factor = self.model.factors[graph.rule("p", name).id]
                 assert isinstance(factor, Factor)
-                values[name] = factor.table()[index]
-                chosen = on_axis(torch.nn.functional.one_hot(index, probs.shape[-1]).to(probs), slot)
-                values = {key: value if key == name else _pick(value, chosen, slot) for key, value in values.items()}
-            full = {name: value.reshape(value.shape[-4:]).expand(samples, *value.shape[-3:]) for name, value in values.items()}
-            return {name: public(self.graph, name, value, self.n, self.steps) for name, value in full.items()}
+                new[name] = factor.table()[torch.distributions.Categorical(probs=probs, validate_args=False).sample()]
+            for name, value in new.items():
+                steps = self.steps if graph.timed[name] else 1
+                drawn[name] = batch[name] = value.reshape(-1, *value.shape[-2:]).expand(steps, count * self.n, value.shape[-1])
+                batch.pop(f"{name}?", None)
+            clamped, partial = clamped | new.keys(), partial - new.keys()
+        return drawn
 
     def _laid_out(self, values: dict[str, Any]) -> Batch:
         """Values of latents as a batch, with this batch's real steps."""
@@ -186,25 +207,22 @@ class Posterior:
         given = self._complete(values)
         latents = [name for name in graph.latents if name not in self.clamped]
         batch = {**self.batch, **given}
-        exact = [name for name in latents if isinstance(graph.rule("q", name).spec, Exact)]
         with model._evaluating(self.seed):
-            plan = derive(graph, clamped=frozenset(name for name in graph.latents if name not in exact))
-            working = Estimate(plan, model.factors, batch, {})  # type: ignore[arg-type]
+            known = Estimate(derive(graph, clamped=frozenset(graph.latents)), model.factors, batch, {})  # type: ignore[arg-type]
             total = torch.zeros(self.n, dtype=model._parameter().dtype, device=model._parameter().device)
             for name in latents:
-                if name in exact:
-                    table = working.program.values[name]
-                    here = (table == given[name]).all(-1, keepdim=True)
-                    part = torch.where(here, working.log_w(name), torch.zeros_like(table[..., :1])).sum(plan.slots[name][0], keepdim=True)
+                if isinstance(graph.rule("q", name).spec, Exact):  # Bayes' rule at the values of all others
+                    plan = derive(graph, clamped=frozenset(graph.latents) - {name})
+                    working = Estimate(plan, model.factors, batch, {})  # type: ignore[arg-type]
+                    here = (working.program.values[name] == given[name]).all(-1, keepdim=True)
+                    slot = plan.slots[name][0]
+                    part = torch.where(here, working.log_w(name), torch.zeros_like(batch[name][..., :1])).sum(slot, keepdim=True)
                 else:
-                    part = _log_q(working.program, name, given[name])
-                for other in exact:  # what was computed for every value of a latent taken by Bayes: keep the value asked about
-                    here = (working.program.values[other] == given[other]).all(-1, keepdim=True)
-                    part = _pick(part, here.to(part.dtype), plan.slots[other][0])
+                    part = _log_q(known.program, name, given[name])
                 seen = self.batch.get(f"{name}?")
                 if seen is not None:  # known there: it has no q
                     part = torch.where(seen[..., :1], torch.zeros_like(part), part)
-                part = working.over_steps(over_time(part, self.steps)) if graph.timed[name] else part
+                part = known.over_steps(over_time(part, self.steps)) if graph.timed[name] else part
                 total = total + part.reshape(-1)
         return total
 
@@ -224,11 +242,6 @@ class Posterior:
             program = self.generated(latents)
             values = {name: program.mean(name) if mean else program.draw(name, model._ancestral(self.n, self.steps)) for name in graph.observed}
             return {name: public(graph, name, value, self.n, self.steps) for name, value in values.items()}
-
-
-def _pick(value: Tensor, chosen: Tensor, slot: int) -> Tensor:
-    """Keep, of an enumeration axis, what belongs to the value drawn (one-hot on that axis)."""
-    return (value * chosen).sum(slot, keepdim=True) if size(value, slot) > 1 else value
 
 
 def _weights(working: Estimate, raw: Tensor, name: str) -> Tensor:
