@@ -204,6 +204,15 @@ BAD = {
         {"h[t] | x[t]": Deterministic(2), "z[t] | h[t]": Normal(2), "x[t] | z[t]": Normal(3)}, FILTER, {},
         "p: h[t] → x[t] → z[t] → h[t] read each other at the same t. Drop one of the arrows, or shift it to [t-1].",
     ),
+    "a static variable in a loop over time": (
+        {"z[t] | x[t-1]": Normal(1), "c | z[0]": Normal(1), "x[t] | c, z[t]": Normal(1)}, {"z[t] | x[t]": Normal(), "c | x[0]": Normal()}, {},
+        ("p: c and ", " need each other across time, but c has no [t]: no loop over the steps computes it. Drop one of the arrows, or write c[t]."),
+    ),
+    "a static function in a loop over time": (
+        {"y[t]": OneHot(3), "z[t]": Normal(2), "h | y[0]": Deterministic(2), "x[t] | y[t], h": Normal(2)},
+        {"z[t] | x[t], h": Normal(), "y[t] | x[t], z[t+1]": OneHot()}, {},
+        ("p and q together: h and ", " need each other across time, but h has no [t]: no loop over the steps computes it."),
+    ),
     "both directions in one rule": (
         CHAIN, {"z[t] | z[t-1], z[t+1], x[t]": Normal()}, {},
         "q: z[t] reads z[t-1] and z[t] reads z[t+1], and each needs the other: no order in time computes both. Use one direction.",

@@ -48,6 +48,13 @@ def schedule(reads: Mapping[str, Sequence[Ref]], side: str) -> tuple[Stage, ...]
         if len(signs) > 1:
             back, ahead = (next(f"{node}[t] reads {ref}" for node, ref in sorted(inner, key=str) if ref.lag == lag) for lag in (-1, 1))
             raise ValueError(f"{side}: {back} and {ahead}, and each needs the other: no order in time computes both. Use one direction.")
+        static = next((name for name in group if not _timed(reads, name)), None)
+        if static is not None:
+            others = " and ".join(f"{name}[t]" for name in group if _timed(reads, name))
+            raise ValueError(
+                f"{side}: {static} and {others} need each other across time, but {static} has no [t]: no loop over the steps computes it. "
+                f"Drop one of the arrows, or write {static}[t]."
+            )
         stages.append(Stage(tuple(str(name) for name in order), -signs.pop()))
     return tuple(stages)
 
