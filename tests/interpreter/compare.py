@@ -245,7 +245,7 @@ class Comparer:
             return
         posterior = self.model.posterior(seed=self.seed, method="q", **rows.arguments())
         for name in declaration.latents:
-            if name in rows.arrays and not bool(rows.arrays[name].isnan().any()):
+            if rows.knows(declaration, name):
                 continue
             family = declaration.rules("p", name)["t" if name in declaration.timed else ""]
             table = World(declaration, self.weights, rows.row(declaration, 0), ways={}).family(family).values

@@ -38,6 +38,11 @@ class Rows:
                 present[name] = known
         return Row(self.lengths[n], data, present)
 
+    def knows(self, declaration: Declaration, name: str) -> bool:
+        """Whether a latent is known at every step of every row."""
+        steps = [range(length) if name in declaration.timed else [None] for length in self.lengths]
+        return all(self.row(declaration, n).known((name, t)) for n, own in enumerate(steps) for t in own)
+
     def repeated(self, n: int, times: int) -> Rows:
         """One row, many times."""
         arrays = {name: array[n : n + 1].expand(times, *array.shape[1:]).clone() for name, array in self.arrays.items()}
