@@ -13,6 +13,7 @@ from aevb import LSTM, Bernoulli, Beta, Model, MultivariateNormal, Normal, OneHo
 from aevb.evidence import AIS, Evidence, Particles, bidirectional, curve
 from aevb.evidence.density import Path
 from aevb.evidence.memory import Peak, limit, pieces, shares
+from aevb.evidence.sampling import proposal_weights
 from aevb.evidence.swarm import Swarm
 from aevb.evidence.weights import Weights, pareto_shape
 from aevb.families import Exact, Mixture
@@ -553,3 +554,67 @@ def test_methods_are_named():
         model.log_evidence(x=torch.zeros(2, 2), method="annealing")
     with pytest.raises(ValueError, match="samples is a whole number of at least 2"):
         model.log_evidence(x=torch.zeros(2, 2), method="importance", samples=1)
+
+
+# What Pareto's k cannot see -------------------------------------------------------------------------------------------------------
+
+
+def narrow(scale: float, d: int = 1) -> tuple[Model, Tensor]:
+    """x says nothing about z, so that the posterior is p(z) = N(0, 1); q has this scale."""
+    model = build({"z": Normal(d), "x | z": Normal(1, scale=1.0)}, {"z | x": Normal(scale=scale)})
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()
+    return model, torch.zeros(40, 1, dtype=torch.float64)
+
+
+def test_a_narrow_q_whose_weights_look_fine_is_told():
+    model, x = narrow(0.01)
+    truth = model.log_evidence(x=x[:1]).mean
+    whole = model.log_evidence(x=x, method="importance", seed=0)
+    (row,) = (whole.diagnostics["khat"] <= 0.66).nonzero()[:1].flatten().tolist()  # rows are alike: another draw of the same weights
+    assert truth - float(whole.value[row]) > 2  # though the shape of their tail is fine
+    note = next(note for note in whole.notes if note.startswith("100 draws from p find a higher log p than q does, by "))
+    assert 'k cannot see that q has no samples in part of the posterior; train q longer, or use method="ais" or "prior".' in note
+
+
+def test_one_mode_of_two_is_told():
+    model = build({"z": Mixture(1, components=2, learned=True), "x | z": Bernoulli(1)}, {"z | x": Normal()})
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()
+        model.factors["p(z)"].root.copy_(torch.tensor([0.0, 0.0, -4.0, 4.0, 0.0, 0.0]))  # at −4 and at 4
+        model.factors["q(z|x)"].net.blocks.bias.copy_(torch.tensor([4.0, 0.05]))  # at 4, a little wider
+    found = model.log_evidence(x=torch.ones(5, 1), method="importance", seed=0)
+    assert found.diagnostics["khat"].max() < 0.5
+    assert found.mean == pytest.approx(math.log(0.25), abs=0.01)  # half of p(x) = ½
+    assert any(note.startswith("100 draws from p find a higher log p than q does, by 0.6") for note in found.notes)
+
+
+def test_a_good_q_is_not_suspected():
+    model = factor_analysis(2, 8)
+    found = model.log_evidence(x=model.sample(300, seed=1)["x"], method="importance", seed=0)
+    assert not found.notes
+
+
+WIDE = {
+    "static": ({"z": Normal(2), "x | z": Normal(3)}, {"z | x": Normal()}),
+    "for each class": ({"y": OneHot(2, learned=True), "z | y": Normal(1), "x | z": Normal(3)}, {"y | x": OneHot(), "z | x, y": Normal()}),
+    "in time": ({"z[t] | z[t-1]": Normal(1), "x[t] | z[t]": Normal(3)}, {"z[t] | z[t-1], x[t]": Normal()}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WIDE)
+def test_weights_of_a_wider_q_have_the_same_mean(kind):
+    """The mean of 200,000 weights is off by more than five standard errors with probability below 1e-6."""
+    p, q = WIDE[kind]
+    p = {key: Normal(spec.size, scale=1.0) if isinstance(spec, Normal) else spec for key, spec in p.items()}
+    model = build(p, q, seed=1)
+    x = torch.zeros(1, *([2] if kind == "in time" else []), 3, dtype=torch.float64)
+    batch, weights = model.prepare(x=x), Weights(1, 200_000, torch.device("cpu"))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        weights.add(proposal_weights(model, batch, wider=True)(batch, 200_000))
+    exact = model.log_evidence(x=x, method="exact").value
+    assert (weights.value - exact).abs() < 5 * weights.stderr
+    assert weights.stderr < 0.05

@@ -60,4 +60,6 @@ def _found(
     samples = SAMPLES if samples is None else samples
     if method == "particles" or isinstance(method, Particles):
         return filtered(model, batch, method if isinstance(method, Particles) else Particles(), particles=samples, seed=seed, memory=memory)
-    return (naive if method == "prior" else importance)(model, batch, samples, seed, memory=memory)
+    if method == "prior":
+        return naive(model, batch, samples, seed, memory=memory)
+    return importance(model, batch, samples, seed, memory=memory, compare=True)

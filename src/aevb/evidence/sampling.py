@@ -7,6 +7,7 @@ limited by time alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,7 @@ from aevb.axes import SAMPLES, expand_axis
 from aevb.batch import split_latents
 from aevb.conditionals import Factor
 from aevb.estimators import Estimate
+from aevb.evidence.coverage import ROWS, SEED, WIDER, how_many, note_missed, widened
 from aevb.evidence.memory import narrow, pieces, room, shares
 from aevb.evidence.methods import closer, either
 from aevb.evidence.result import Evidence, weight_notes
@@ -35,37 +37,54 @@ Weigher = Callable[[Mapping[str, Tensor], int], Tensor]  # rows of a batch, K �
 LEAST = 2  # samples: fewer have no spread, and none of the score function's draws is made alone
 
 
-def importance(model: Model, batch: Mapping[str, Tensor], samples: int, seed: int | None, *, memory: Memory = None) -> Evidence:
-    """log 1/K Σ p(x, z)/q(z|x), z ~ q; enumerated latents are summed inside, exactly."""
+def importance(
+    model: Model, batch: Mapping[str, Tensor], samples: int, seed: int | None, *, memory: Memory = None, compare: bool = False
+) -> Evidence:
+    """log 1/K Σ p(x, z)/q(z|x), z ~ q; enumerated latents are summed inside, exactly.
+
+    ``compare`` also takes a few weights of wider proposals, to notice a q that misses part of the posterior.
+    """
     found = _collect(model, batch, samples, seed, memory, proposal_weights(model, batch))
     methods = closer(model)
-    return _judged(
+    judged = _judged(
         model, found, "importance", f"raise samples, train q longer, or use {either(methods)}" if methods else "raise samples, or train q longer"
     )
+    return replace(judged, notes=(*judged.notes, *_missed(model, batch, judged, memory, methods))) if compare else judged
+
+
+def _missed(model: Model, batch: Mapping[str, Tensor], found: Evidence, memory: Memory, methods: Sequence[str]) -> list[str]:
+    """What a few weights of p's own draws and of a wider q say against an evidence; the caller's random numbers stay as they were."""
+    samples, rows = how_many(int(found.diagnostics["samples"])), narrow(batch, 0, min(ROWS, len(found.value)))  # type: ignore[arg-type]
+    weighers = {"p": prior_weights(model), f"q with noise {WIDER:g} times as wide": proposal_weights(model, batch, wider=True)}
+    others = {what: _judged(model, _collect(model, rows, samples, SEED, memory, weigh), what, "") for what, weigh in weighers.items()}
+    return note_missed(found, others, f"train q longer, or use {either([*methods, 'prior'])}")
 
 
 def naive(model: Model, batch: Mapping[str, Tensor], samples: int, seed: int | None, *, memory: Memory = None) -> Evidence:
     """log 1/K Σ p(x|z), z ~ p: right on average and useless beyond a few dimensions, which its diagnostics show."""
-
-    def weigh(rows: Mapping[str, Tensor], k: int) -> Tensor:
-        return _log_known(model, rows, draw_latents(model, rows, k))
-
-    found = _collect(model, batch, samples, seed, memory, weigh)
+    found = _collect(model, batch, samples, seed, memory, prior_weights(model))
     return _judged(model, found, "prior", f"hardly a draw from p explains x; use {either(['importance', *closer(model)])}")
 
 
 # The weights of a piece ---------------------------------------------------------------------------------------------------
 
 
-def proposal_weights(model: Model, batch: Mapping[str, Tensor]) -> Weigher:
-    """log p(x, z) − log q(z|x) at z ~ q, for a batch's rows."""
+def prior_weights(model: Model) -> Weigher:
+    """log p(x | z) at z ~ p."""
+    return lambda rows, k: _log_known(model, rows, draw_latents(model, rows, k))
+
+
+def proposal_weights(model: Model, batch: Mapping[str, Tensor], *, wider: bool = False) -> Weigher:
+    """log p(x, z) − log q(z|x) at z ~ q, for a batch's rows; ``wider`` draws z from a q with wider Gaussian noise."""
     clamped, partial = split_latents(model.graph, batch)
     how = _inside(model, clamped)
 
     def weigh(rows: Mapping[str, Tensor], k: int) -> Tensor:
         plan = model.plan(how=how, bound="iwae", samples=k, clamped=clamped, partial=partial)
-        working = Estimate(plan, model.factors, rows, model.draw_noise(plan, rows))  # type: ignore[arg-type]
-        return log_weights(working)
+        noise, correction = model.draw_noise(plan, rows), torch.zeros(())
+        if wider:
+            noise, correction = widened(plan.layout(*model._extent(rows), dropout=False), noise)
+        return log_weights(Estimate(plan, model.factors, rows, noise), correction)  # type: ignore[arg-type]
 
     return weigh
 
@@ -86,11 +105,11 @@ def _inside(model: Model, clamped: frozenset[str]) -> dict[str, str]:
     return how
 
 
-def log_weights(working: Estimate) -> Tensor:
+def log_weights(working: Estimate, correction: Tensor | float = 0.0) -> Tensor:
     """The log-weights of an estimate's samples, [K, N]; what has an axis of its own is summed inside them."""
     plan = working.plan
     likelihoods, kls = working.terms()
-    total = sum(likelihoods.values(), torch.zeros(())) - sum(kls.values(), torch.zeros(()))
+    total = sum(likelihoods.values(), torch.zeros(())) - sum(kls.values(), torch.zeros(())) + correction
     total = inner_sum(working, total)
     return expand_axis(total, SAMPLES, plan.samples).reshape(plan.samples, -1)
 
