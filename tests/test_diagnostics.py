@@ -315,6 +315,52 @@ def test_the_record_tells_over_fitting_and_an_unfinished_warm_up():
     assert judge_history(failed)[1].kind == "failed steps"
 
 
+def course(values, **settings) -> Run:
+    rows = [{"step": 10 * i, "elbo": float(value)} for i, value in enumerate(values, 1)]
+    return Run(small_vae(1.0, 1.0), Settings(**settings), rows, None, rows[-1]["step"], 1.0)
+
+
+def test_a_bound_that_fell_back_is_told():
+    noise = np.random.default_rng(0).normal(size=100)
+    rising = -90 + 30 * (1 - np.exp(-np.arange(100) / 20))
+    fallen = rising - 0.3 * np.clip(np.arange(100) - 50, 0, None)
+    (found,) = judge_history(course(fallen + 0.3 * noise))
+    assert (found.level, found.kind) == ("warning", "fell back")
+    assert 400 <= found.figures["step"] <= 650
+    assert found.figures["best"] - found.figures["last"] == pytest.approx(11, abs=2)
+    assert "lower lr=" in found.remedy
+    assert judge_history(course(rising + noise))[0].kind == "over-fitting"  # nothing held out: no more than a note
+    assert judge_history(course(np.full(100, -60.0) + noise))[0].kind == "over-fitting"  # chance alone
+    assert judge_history(course(fallen, classify=5.0))[0].kind == "over-fitting"  # the bound was not all that was raised
+    assert judge_history(course([-60, *rising[60:]], kl_warmup=10))[0].kind == "over-fitting"
+
+
+def test_a_run_says_that_its_bound_fell_back():
+    model = small_vae(1.0, 1.0)
+
+    def spoil(step: int, model: Model) -> None:
+        if step > 60:
+            with torch.no_grad():
+                model.factors["p(x|z)"].net.blocks.bias.add_(0.5)
+
+    run = fit(model, {"x": X}, validation={"x": X}, steps=100, validate_every=10, log_every=5, after=spoil, seed=0)
+    assert any(row.get("note", "").startswith("The training bound fell back from ") for row in run.rows)
+
+
+def test_importance_weights_that_rest_on_one_sample_are_told():
+    torch.manual_seed(0)
+    for scale, expected in ((0.02, True), (1.0, False)):  # a posterior much narrower than q, or nearly as wide
+        model = Model({"z": Normal(3), "x | z": Normal(3, scale=scale)}, {"z | x": Normal(scale=1.0)})
+        with torch.no_grad():
+            model.factors["q(z|x)"].net.blocks.bias.zero_()
+        x = model.sample(60, seed=0)["x"]
+        run = fit(model, {"x": x}, steps=2, lr=1e-6, bound="iwae", samples=30, seed=0)
+        notes = [row["note"] for row in run.rows if "note" in row]
+        assert any(note.startswith("The importance weights rest on one sample: of a row's 30 weights 1.") for note in notes) == expected
+        found = diagnose(model, {"x": x}, run=run, calibrate=False)
+        assert bool(found.of("one weight")) == expected
+
+
 def test_a_healthy_model_gives_no_alarm_and_labels_of_the_wrong_number_are_refused():
     train, test = ((images.pixels.reshape(len(images.pixels), -1) > 7).astype("float32") for images in digits())
     torch.manual_seed(0)

@@ -27,6 +27,7 @@ from aevb.families import OneHot
 from aevb.model import Model
 from aevb.plan import Plan
 from aevb.predictive.replicate import some_rows
+from aevb.training import course
 from aevb.training.run import Run
 
 CHUNK = 250  # rows at a time
@@ -50,8 +51,9 @@ def diagnose(
     Looked at are: numbers that are not finite; for every latent its KL and activity, and where it has collapsed, whether the gradient of the
     reconstruction reaches q (under the ``how`` that ``run`` recorded, or this one), whether p needs the latent, and whether q has found it; dead and
     duplicate classes, and with ``labels`` ([N], −1 unknown) how they match; scales that ran away; calibration of q on p's own draws
-    (``calibrate=False`` leaves it out); and from the ``run`` (or its folder) over-fitting, failed steps and a KL warm-up that did not end. Values
-    of latents among the data are not given to the model; those of a class serve as labels. At most ``rows`` rows are used, chosen at random.
+    (``calibrate=False`` leaves it out); and from the ``run`` (or its folder) a bound that fell back, over-fitting, importance weights that rest on
+    one sample, failed steps and a KL warm-up that did not end. Values of latents among the data are not given to the model; those of a class
+    serve as labels. At most ``rows`` rows are used, chosen at random.
     """
     graph = model.graph
     run = Run.load(run) if isinstance(run, str | Path) else run
@@ -65,6 +67,7 @@ def diagnose(
     told = {finding.about for finding in findings if finding.kind == "untaught q"}
     findings += [finding for finding in _behind(model) if finding.about not in told]
     if not any(finding.level == "problem" for finding in findings):
+        findings += _rests_on_one(model, batches[0], run, seed) if run is not None else []
         with model._evaluating(None):
             findings += _examine(model, batches, _labels(model, arrays, labels, chosen, source.n), how, calibrate, seed)
     return Diagnosis(gravest_first(_of_one_cause(findings)), len(chosen))
@@ -82,6 +85,19 @@ def _weights(model: Model) -> list[Finding]:
         return []
     text = f"{len(bad)} of the model's parameters hold numbers that are not finite; the first is {bad[0]}. Nothing else can be examined."
     return [Finding("problem", "not finite", "run", text, {"parameters": bad}, "Load an earlier checkpoint; train with a lower lr, or clip=.")]
+
+
+def _rests_on_one(model: Model, batch: Batch, run: Run, seed: int) -> list[Finding]:
+    """Whether the importance weights of the bound that was trained have collapsed onto one sample."""
+    settings, few = run.settings, {name: value.narrow(-2, 0, min(FEW, value.shape[-2])) for name, value in batch.items()}
+    if settings.bound != "iwae":
+        return []
+    plan = model.plan(how=settings.how, bound="iwae", samples=settings.samples, partial=split_latents(model.graph, batch)[1])
+    effective = course.effective_weights(model, plan, few, seed)
+    if effective is None or effective >= course.FEW:
+        return []
+    text, remedy = course.told_weights(effective, settings.samples)
+    return [Finding("warning", "one weight", "run", text, {"effective": effective, "samples": settings.samples}, remedy)]
 
 
 def _behind(model: Model) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""What a run's record says: over-fitting, a KL weight that never arrived, steps that failed, a q that nothing taught."""
+"""What a run's record says: a bound that fell back, over-fitting, a KL weight that never arrived, steps that failed, a q that nothing taught."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from aevb.diagnostics.finding import Finding
+from aevb.training.course import fall, told_fall
 from aevb.training.fit import UNTAUGHT
 from aevb.training.run import Run
 
@@ -15,7 +16,7 @@ NATS = 0.5
 
 
 def judge_history(run: Run) -> list[Finding]:
-    return [*_over_fitting(run), *_kl_weight(run), *_failures(run), *_untaught(run), *_bias(run)]
+    return [*(_fall(run) or _over_fitting(run)), *_kl_weight(run), *_failures(run), *_untaught(run), *_bias(run)]
 
 
 def _over_fitting(run: Run) -> list[Finding]:
@@ -39,6 +40,12 @@ def _over_fitting(run: Run) -> list[Finding]:
         remedy = "load_run reads the best checkpoint, which is not affected. Against it: patience=…, dropout, smaller networks, more data."
         return [Finding("warning", "over-fitting", "run", text, figures, remedy)]
     return [Finding("ok", "over-fitting", "run", f"Not over-fitted: validation {last:.2f} nats, best {best.value:.2f}{ahead}.", figures)]
+
+
+def _fall(run: Run) -> list[Finding]:
+    """Whether the training bound itself fell from its best; the validation's fall is then no over-fitting."""
+    found = fall(run)
+    return [] if found is None else [Finding("warning", "fell back", "run", told_fall(found)[0], found._asdict(), told_fall(found)[1])]
 
 
 def _kl_weight(run: Run) -> list[Finding]:

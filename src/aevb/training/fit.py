@@ -42,6 +42,7 @@ from aevb.training.checkpoint import (
     latest,
     read,
 )
+from aevb.training.course import FEW, ROWS, effective_weights, fall, told_fall, told_weights
 from aevb.training.display import Checking, TensorBoard, Watcher, display
 from aevb.training.distributed import join
 from aevb.training.em import exact_em
@@ -49,7 +50,7 @@ from aevb.training.evaluation import Evaluation
 from aevb.training.folder import Folder, check_declaration, check_recipe, read_rows, refuse_taken
 from aevb.training.interrupts import Flag, interruptible
 from aevb.training.likelihood import why_in_batches
-from aevb.training.order import NUMBERS, Order
+from aevb.training.order import NUMBERS, Order, seed_of
 from aevb.training.quasi_newton import QuasiNewton
 from aevb.training.recording import added, own_part
 from aevb.training.run import Run
@@ -490,6 +491,8 @@ class Training:
                     stop = stop or self._out_of_patience()
                 if (due["checkpoint"] and self._time_to_save()) or self.step == self.total or stop or stopped:
                     self._refuse_broken()
+                    if self.step == self.total:
+                        self._note_course()
                     self._save()
                 if stopped:
                     raise Stopped(
@@ -542,6 +545,18 @@ class Training:
             self._note(f"mle() converged {told}: the last one raised the mean evidence by less than tol={tol:g} nats.")
         elif taken == self.total and tol > 0:
             self._note(f"mle() ended {told}, as asked, before it converged (tol={tol:g}); more steps= would raise the evidence.")
+
+    def _note_course(self) -> None:
+        """Say at the end of a run that its bound fell back, or that its importance weights rest on one sample."""
+        if (found := fall(Run(self.model, self.settings, self.rows, self.out, self.step, 0.0))) is not None:
+            self._note(" ".join(told_fall(found)))
+        if self.settings.schedule.objective != "bound":
+            return
+        self.stepper.settle_model()
+        batch = self.source.take(torch.arange(min(ROWS, self.source.n)))
+        effective = effective_weights(self.model, self.plan, batch, seed_of(self.settings.seed, "course", 0))
+        if effective is not None and effective < FEW:
+            self._note(" ".join(told_weights(effective, self.plan.samples)))
 
     def _place(self, phase: Phase) -> dict[str, Any]:
         """Where in the schedule a step stands; an iteration in closed form has no learning rate."""
