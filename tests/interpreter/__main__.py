@@ -1,6 +1,7 @@
 """Compare the library with the interpreter on many random declarations and print a table.
 
 cd tests && python -m interpreter --models 1200
+cd tests && python -m interpreter --models 40 --faults
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections import Counter
 import torch
 
 from .compare import Comparer
+from .faults import FAULTS, noticed
 from .random_declarations import random_declaration
 
 
@@ -21,8 +23,14 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=1200, help="how many random declarations")
     parser.add_argument("--first", type=int, default=0, help="the first one's seed")
     parser.add_argument("--show", type=int, default=20, help="how many differences to print")
+    parser.add_argument("--faults", action="store_true", help="put each of the known faults into the library and count who notices")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    if arguments.faults:
+        for fault in FAULTS:
+            found = noticed(fault, range(arguments.first, arguments.first + arguments.models))
+            print(f"{fault:<70} {found['comparisons']:>6} compared {found['noticed']:>6} notice it, {found['errors']} errors", flush=True)
+        return
     made, differing, refused, shown, started = Counter(), Counter(), 0, 0, time.time()
     for seed in range(arguments.first, arguments.first + arguments.models):
         declaration, _ = random_declaration(seed)

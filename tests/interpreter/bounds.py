@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from .declaration import Declaration
-from .unroll import Finite, Node, Row, World
+from .unroll import ON_AXES, Finite, Node, Row, World
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,18 @@ def bound(declaration: Declaration, weights: Mapping[str, Tensor], row: Row, noi
         surrogate = reduce(_with_values(world, {key: each.detach() for key, each in weights.items()}, detach=True), surrogate, held)
         value = value + (surrogate - surrogate.detach())
     return value.reshape(())
+
+
+def expected_bound(
+    declaration: Declaration, weights: Mapping[str, Tensor], row: Row, noise: Mapping[str, Tensor], node_weights: Tensor, recipe: Recipe
+) -> Tensor:
+    """The ELBO as a weighted sum over nodes of the noise, with log p − log q of every latent at its value: no term in closed form."""
+    sampled = {name: "summed" if way in ON_AXES else "sampled" for name, way in recipe.ways.items()}
+    open_recipe = replace(recipe, terms=sampled, gradient="plain")
+    world = World(declaration, weights, row, ways=recipe.ways, noise=noise, temperature=recipe.temperature)
+    total = over_paths(world, integrand(world, open_recipe))
+    total = reduce(world, total, [step for step in reversed(recipe.nesting) if step[1] != "samples"])
+    return (node_weights * total.reshape(total.shape[0]).expand(len(node_weights))).sum()
 
 
 def _with_values(world: World, weights: Mapping[str, Tensor], *, detach: bool) -> World:
