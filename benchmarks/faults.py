@@ -339,7 +339,9 @@ def _in_place(path: Path, generator: np.random.Generator, other: Path) -> str:
 def _in_folders(folder: Path, generator: np.random.Generator, other: Path) -> str:
     """Remove, rename, exchange or add checkpoints, or files beside them."""
     kept = folders(folder)
-    kind = str(generator.choice(["drop checkpoint", "drop all", "number checkpoint", "of another run", "strange checkpoint", "strange file", "drop lock"]))
+    kind = str(
+        generator.choice(["drop checkpoint", "drop all", "number checkpoint", "of another run", "strange checkpoint", "strange file", "drop lock"])
+    )
     place = kept[generator.integers(len(kept))] if kept else folder
     if kind == "drop checkpoint" and kept:
         shutil.rmtree(place)
@@ -354,7 +356,9 @@ def _in_folders(folder: Path, generator: np.random.Generator, other: Path) -> st
         (folder / ".lock").unlink()
     else:
         root = folder / "checkpoints" if kept and kind == "strange checkpoint" else folder
-        name = str(generator.choice(["step-²", "step-", "step-99", "step--1", "step-007", "writing-1", ".DS_Store", "seed-0", "model.json~", "notes.txt"]))
+        name = str(
+            generator.choice(["step-²", "step-", "step-99", "step--1", "step-007", "writing-1", ".DS_Store", "seed-0", "model.json~", "notes.txt"])
+        )
         if generator.random() < 0.5:
             (root / name).mkdir(exist_ok=True)
         else:
@@ -428,7 +432,7 @@ def damage(name: str, count: int, seed: int) -> Iterator[tuple[int, str, str, st
             yield i, done, what, judge(answer, undamaged[what]), answer.words
 
 
-def report_damage(names: list[str], count: int, seed: int, first: int, verbose: bool) -> bool:
+def report_damage(names: list[str], count: int, seed: int, verbose: bool) -> bool:
     fine = True
     with prepared():
         for name in names:
@@ -480,7 +484,7 @@ def kill(count: int, seed: int) -> Iterator[tuple[int, float, str, bool]]:
     began = time.perf_counter()
     os.waitpid(_child(f"{LONG} --out whole"), 0)
     seconds = time.perf_counter() - began
-    expected = weights(Path("whole")), recorded(Path("whole")), [row for row in map(json.loads, Path("whole/metrics.jsonl").open())][-1]["step"]
+    expected = weights(Path("whole")), recorded(Path("whole"))
     killed, run = 0, 0
     while killed < count:
         run += 1
@@ -504,7 +508,7 @@ def kill(count: int, seed: int) -> Iterator[tuple[int, float, str, bool]]:
                 if code:
                     yield killed, 0.0, f"run {run} could not be resumed (exit status {code})", False
         found = weights(out), recorded(out)
-        yield killed, 0.0, f"run {run}, killed {len(moments)} times, ended", found == expected[:2]
+        yield killed, 0.0, f"run {run}, killed {len(moments)} times, ended", found == expected
 
 
 def _left(out: Path) -> tuple[str, bool]:
@@ -515,7 +519,7 @@ def _left(out: Path) -> tuple[str, bool]:
         return str(error), False
     step = found.step if found else 0
     metrics = out / "metrics.jsonl"
-    whole = [line for line in (metrics.read_bytes().split(b"\n")[:-1] if metrics.exists() else [])]
+    whole = metrics.read_bytes().split(b"\n")[:-1] if metrics.exists() else []
     last = max((json.loads(line)["step"] for line in whole), default=0)
     writing = [path.name for path in (out / "checkpoints").glob("writing-*")]
     return f"checkpoint of step {step}, history to step {last}" + (", a half-written checkpoint" if writing else ""), last - step <= 14
@@ -541,7 +545,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if chosen.what == "kills":
         sys.exit(not report_kills(chosen.count, chosen.seed))
-    sys.exit(not report_damage([chosen.folder] if chosen.folder else list(FOLDERS), chosen.count, chosen.seed, 0, chosen.sentences))
+    sys.exit(not report_damage([chosen.folder] if chosen.folder else list(FOLDERS), chosen.count, chosen.seed, chosen.sentences))
 
 
 if __name__ == "__main__":

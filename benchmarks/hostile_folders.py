@@ -159,7 +159,9 @@ def bomb(folder: Path) -> None:
 
 
 def chain(n: int, parents: int = 1) -> dict[str, Any]:
-    return {f"v{i}" + (" | " + ", ".join(f"v{j}" for j in range(max(0, i - parents), i)) if i else ""): {"type": "Normal", "size": 1} for i in range(n)}
+    """A declaration of n variables, each of which reads those before it."""
+    read = [", ".join(f"v{j}" for j in range(max(0, i - parents), i)) for i in range(n)]
+    return {f"v{i} | {names}" if names else f"v{i}": {"type": "Normal", "size": 1} for i, names in enumerate(read)}
 
 
 ROOT = {"type": "Normal", "size": 1}

@@ -495,7 +495,7 @@ HOSTILE = {
     "many factors": (edit(lambda data: data | {"p": {f"x{i}": {"type": "Normal", "size": 1} for i in range(10_001)}}), "at most 10000 are read"),
     "many layers": (
         edit(lambda data: data | {"p": data["p"] | {"h[t] | h[t-1], x": {"type": "LSTM", "size": 1, "layers": 10**9}}}),
-        "recurrences of 1000000000 layers, but there are only",
+        "a recurrence of 1000000000 layers, but there are only",
     ),
     "hidden a number": (network(hidden=5), "gives mlp the setting hidden=5, which is not of its kind"),
     "hidden of words": (network(hidden=["5"]), "gives mlp the setting hidden=('5',), which is not of its kind"),

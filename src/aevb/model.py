@@ -35,12 +35,14 @@ from aevb.program import Program
 from aevb.registry import from_record, to_record
 from aevb.saving import check_files, write_model
 from aevb.schedule import schedule
-from aevb.storage import read_json, tensor_shapes
+from aevb.storage import MOST_AXES, read_json, tensor_shapes
 
 FORMAT = 1
 DIGESTED = 2**22  # parameters of p of which a checksum is taken
 MOST_FACTORS = 10_000  # of a declaration that is read from a file
-MOST_FIXED = 2**30  # numbers of a model that is read from a file that are not among its weights
+MOST_FIXED = 2**24  # numbers of a model that is read from a file that are not among its weights
+MOST_UNWEIGHTED = 1000  # parents, or given variables, that no weight belongs to
+MOST_MADE = 20  # tensors that are made on the way, for each tensor of weights and each factor
 TEACHING = "aevb teaching"  # the weights file's word for which of q's factors were trained
 RESERVED = (
     "self", "steps", "lengths", "how", "bound", "samples", "gradient", "temperature", "noise", "seed", "kl_weight", "mean", "method", "memory",
@@ -508,8 +510,8 @@ def read_model(path: Path, weights: Path, custom: Iterable[type] = ()) -> Model:
         raise ValueError(f"{weights} is damaged or not a safetensors file: {error}.") from None
     custom = tuple(custom)
     try:
-        _check_layers(declaration, len(found))
-        with _Budget(MOST_FIXED + 2 * sum(map(math.prod, found.values()))):
+        factors = _check_counts(declaration, len(found))
+        with _Budget(MOST_FIXED + 2 * sum(map(math.prod, found.values())), MOST_MADE * (len(found) + factors)):
             model = from_declaration(declaration, custom)
     except ValueError:
         raise
@@ -520,31 +522,62 @@ def read_model(path: Path, weights: Path, custom: Iterable[type] = ()) -> Model:
 
 
 class _Budget(TorchFunctionMode):
-    """Refuse to make tensors of more numbers, taken together, than there are weights for, before memory is taken for them."""
+    """Refuse to make more tensors, or tensors of more numbers taken together, than there are weights for, before memory is taken for them."""
 
-    MAKERS = frozenset({"empty", "zeros", "ones", "full", "eye", "rand", "randn", "arange", "new_empty", "new_zeros", "new_ones", "new_full"})
+    MAKERS = frozenset(
+        {"empty", "zeros", "ones", "full", "eye", "rand", "randn", "new_empty", "new_zeros", "new_ones", "new_full"}
+        | {"arange", "linspace", "tril_indices", "repeat_interleave"}
+    )
 
-    def __init__(self, numbers: int) -> None:
+    def __init__(self, numbers: int, tensors: int) -> None:
         super().__init__()
-        self.left = numbers
+        self.left, self.tensors = numbers, tensors
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in self.MAKERS:
-            sizes = [size for size in args if not isinstance(size, Tensor)]
-            shape = sizes[0] if sizes and isinstance(sizes[0], tuple | list) else [size for size in sizes if type(size) is int]
-            self.left -= math.prod(shape) ** (2 if func.__name__ == "eye" and len(shape) == 1 else 1)
-            if self.left < 0:
+            self.left -= self._numbers(func.__name__, args)
+            self.tensors -= 1
+            if self.left < 0 or self.tensors < 0:
                 raise ValueError("the declaration has sizes for which there are not as many weights")
         return func(*args, **kwargs or {})
 
+    @staticmethod
+    def _numbers(maker: str, args: Any) -> int:
+        """How many numbers a call will make."""
+        sizes = [size for size in args if not isinstance(size, Tensor)]
+        shape = sizes[0] if sizes and isinstance(sizes[0], tuple | list) else [size for size in sizes if type(size) is int]
+        if maker in ("arange", "linspace"):
+            return max(map(abs, shape), default=0)
+        if maker == "repeat_interleave":
+            return math.prod(shape) * (args[0].numel() if isinstance(args[0], Tensor) else 1)
+        return math.prod(shape) ** (2 if maker == "eye" and len(shape) == 1 else 1)
 
-def _check_layers(declaration: Any, tensors: int) -> None:
-    """Refuse a recurrence with more layers than the file has tensors: each has some."""
-    sides = [declaration.get(side) for side in ("p", "q")] if isinstance(declaration, Mapping) else []
-    records = [record for side in sides if isinstance(side, Mapping) for record in side.values() if isinstance(record, Mapping)]
-    layers = [record["layers"] for record in records if isinstance(record.get("layers"), int)]
-    if sum(layers) > tensors:
-        raise ValueError(f"The declaration has recurrences of {sum(layers)} layers, but there are only {tensors} tensors of weights.")
+
+def _check_counts(declaration: Any, tensors: int) -> int:
+    """Refuse layers, axes or parents of which there are more than the file has tensors: each layer and each parent has some. Returns the factors."""
+    parts = declaration if isinstance(declaration, Mapping) else {}
+    sides = [side for side in (parts.get("p"), parts.get("q")) if isinstance(side, Mapping)]
+    given = parts.get("given")
+    records: list[Any] = [record for side in sides for record in side.values()]
+    layers = max((record["layers"] for record in records if isinstance(record, Mapping) and isinstance(record.get("layers"), int)), default=0)
+    if layers > tensors:
+        raise ValueError(f"The declaration has a recurrence of {layers} layers, but there are only {tensors} tensors of weights.")
+    if (longest := _longest(records)) > tensors + MOST_AXES:
+        raise ValueError(f"The declaration has a list of {longest} numbers, but there are only {tensors} tensors of weights.")
+    if (parents := sum(key.count(",") for side in sides for key in side)) > 2 * tensors + MOST_UNWEIGHTED:
+        raise ValueError(f"The declaration has {parents} parents, but there are only {tensors} tensors of weights.")
+    if isinstance(given, Mapping) and len(given) > tensors + MOST_UNWEIGHTED:
+        raise ValueError(f"The declaration has {len(given)} given variables, but there are only {tensors} tensors of weights.")
+    return len(records)
+
+
+def _longest(values: Iterable[Any]) -> int:
+    """The length of the longest list inside JSON data."""
+    found, level = 0, list(values)
+    while level:
+        found = max([found, *(len(value) for value in level if isinstance(value, list))])
+        level = [inner for value in level if isinstance(value, dict | list) for inner in (value.values() if isinstance(value, dict) else value)]
+    return found
 
 
 def _check_shapes(where: Path, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:

@@ -10,6 +10,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any, TypeVar
 
 _known: dict[str, type] = {}
@@ -66,13 +67,20 @@ def _read(record: Any, known: dict[str, type]) -> Any:
         kinds = _kinds(known[name])
         for key, value in settings.items():
             if not _is(value, kinds.get(key, Any)):
-                raise ValueError(f"The saved model gives {name} the setting {key}={value!r}, which is not of its kind ({kinds[key]}).")
+                raise ValueError(f"The saved model gives {name} the setting {key}={_short(value)}, which is not of its kind ({kinds[key]}).")
         return known[name](**settings)
     if isinstance(record, list):
         return tuple(_read(item, known) for item in record)
     return record
 
 
+def _short(value: Any) -> str:
+    """A value as it is written, or the beginning of it."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+@lru_cache(maxsize=128)
 def _kinds(cls: type) -> dict[str, Any]:
     """The types of a class's settings; none where they are not known here, as of a class that was made inside a function."""
     try:

@@ -6,12 +6,15 @@ import hashlib
 import json
 import math
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
 LONGEST = 2**22  # bytes of JSON that are read; a declaration of a thousand variables has 2**18
+LONGEST_BESIDE = 2**26  # of a run's data.json, which has two numbers for each column
 DEEPEST = 32  # levels of nesting; a declaration has six
 LONGEST_HEADER = 2**23  # bytes that the header of a safetensors file may have
+MOST_AXES = 64  # of a tensor; torch has no more
 
 
 class IntegrityWarning(UserWarning):
@@ -20,6 +23,7 @@ class IntegrityWarning(UserWarning):
 
 def read_json(path: Path, longest: int = LONGEST) -> Any:
     """The content of a JSON file. A ValueError says what is wrong with it; one longer or deeper than any that is written here is refused."""
+    refuse_endless(path)
     size = path.stat().st_size
     if size > longest:
         raise ValueError(f"it has {size:,} bytes, more than the {longest:,} that are read")
@@ -33,6 +37,13 @@ def read_json(path: Path, longest: int = LONGEST) -> Any:
         if not level:
             return found
     raise ValueError(f"it is nested more than {DEEPEST} levels deep")
+
+
+def refuse_endless(path: Path) -> None:
+    """A ValueError for a pipe or a device in the place of a file: reading it might never end."""
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise ValueError("it is a pipe or a device, not a file")
 
 
 def seal(record: Any) -> str:
@@ -63,11 +74,17 @@ def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     for name, record in header.items():
         if name == "__metadata__":
             continue
-        shape = record.get("shape") if isinstance(record, dict) else None
-        if not isinstance(shape, list) or not all(type(n) is int and 0 <= n <= size for n in shape) or math.prod(shape) > size:
+        shape: Any = record.get("shape") if isinstance(record, dict) else None
+        if not _is_shape(shape, size):
             raise ValueError(f"its header gives {name} a shape that the file has no room for")
         found[name] = tuple(shape)
     return found
+
+
+def _is_shape(shape: Any, size: int) -> bool:
+    """Whether a tensor of this shape fits into so many bytes."""
+    counts = isinstance(shape, list) and len(shape) <= MOST_AXES and all(type(n) is int and 0 <= n <= size for n in shape)
+    return counts and math.prod(shape) <= size
 
 
 def replace(path: Path, content: str | bytes) -> None:
@@ -82,6 +99,8 @@ def replace(path: Path, content: str | bytes) -> None:
 
 
 def write_synced(path: Path, content: bytes) -> None:
+    if path.is_symlink():
+        path.unlink()  # what it points to is somebody else's
     with path.open("wb") as file:
         file.write(content)
         file.flush()

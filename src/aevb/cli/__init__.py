@@ -99,9 +99,19 @@ def _failures() -> tuple[type[Exception], ...]:
     return TrainingError, OSError
 
 
-def _tell(message: Warning | str, category: type[Warning], filename: str, lineno: int, file: object = None, line: str | None = None) -> None:
-    """A warning as a line like every other message."""
-    print(f"aevb: {in_its_words(str(message))}", file=sys.stderr)
+class _Told:
+    """Warnings as lines like every other message, each once."""
+
+    def __init__(self) -> None:
+        self.lines: set[str] = set()
+
+    def __call__(
+        self, message: Warning | str, category: type[Warning], filename: str, lineno: int, file: object = None, line: str | None = None
+    ) -> None:
+        told = f"aevb: {in_its_words(str(message))}"
+        if told not in self.lines:
+            print(told, file=sys.stderr)
+        self.lines.add(told)
 
 
 def _run() -> int:
@@ -109,7 +119,7 @@ def _run() -> int:
 
     with sharing_cores(), warnings.catch_warnings():
         warnings.simplefilter("always", IntegrityWarning)
-        warnings.showwarning = _tell
+        warnings.showwarning = _Told()
         return _exit_code()
 
 

@@ -24,7 +24,8 @@ How = Annotated[
 BoundName = Annotated[str, typer.Option(help="elbo or iwae.", rich_help_panel="Estimator")]
 Samples = Annotated[int, typer.Option(help="Samples an example.", rich_help_panel="Estimator")]
 Gradient = Annotated[str, typer.Option(help="plain, stl or dreg.", rich_help_panel="Estimator")]
-Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
+SEEDS = {"min": 0, "max": 2**63 - 1}
+Seed = Annotated[int, typer.Option(help="Seed of everything random.", **SEEDS)]
 Prepare = Annotated[
     str | None,
     typer.Option(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aevb.cli.options import BoundName, Data, Gradient, How, ModelName, Prepare, Samples, Seed, Set, device_of, in_its_words, pairs, path
+from aevb.cli.options import SEEDS, BoundName, Data, Gradient, How, ModelName, Prepare, Samples, Seed, Set, device_of, in_its_words, pairs, path
 from aevb.cli.resolve import is_run, resolve
 from aevb.cli.rows import counted_rows, known_rows, recipe_of
 
@@ -31,7 +31,9 @@ def train(
     prepare: Prepare = None,
     validation: Annotated[str | None, typer.Option(help="A file of validation rows.", rich_help_panel="Data")] = None,
     hold_out: Annotated[float, typer.Option(help="The share of a file's rows to validate on, e.g. 0.1.", rich_help_panel="Data")] = 0.0,
-    split: Annotated[int, typer.Option(help="Seed of the rows that --hold-out takes; --seed leaves them as they are.", rich_help_panel="Data")] = 0,
+    split: Annotated[
+        int, typer.Option(help="Seed of the rows that --hold-out takes; --seed leaves them as they are.", rich_help_panel="Data", **SEEDS)
+    ] = 0,
     epochs: Annotated[float | None, typer.Option(help="Passes over the data; by default 20 or more.", rich_help_panel="Training")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps, instead of epochs.", rich_help_panel="Training")] = None,
     batch: Annotated[int | None, typer.Option(help="Rows a step; 100 unless the model says otherwise.", rich_help_panel="Training")] = None,

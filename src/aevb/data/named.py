@@ -24,6 +24,7 @@ from aevb.data.preparation import CHOICES, Standardised, default_preparation, pa
 from aevb.data.rows import one_column, some_rows
 from aevb.data.tables import TABLES
 from aevb.graph import Graph
+from aevb.storage import LONGEST_BESIDE, read_json
 
 IMAGES: dict[str, Callable[[], tuple[Images, Images]]] = {"digits": digits, "mnist": mnist, "fashion": partial(mnist, "fashion")}
 NAMES = ("fa", *IMAGES)
@@ -58,7 +59,7 @@ class Recipe:
         if not path.is_file():
             return None
         try:
-            record = json.loads(path.read_text(encoding="utf-8"))
+            record = read_json(path, LONGEST_BESIDE)
             return cls(**{"split": record.get("seed", 0)} | record)._checked()  # before the split had a seed, it was drawn by the run's
         except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is damaged: {str(error).rstrip('.')}. Delete it, and say --prepare yourself.") from None
@@ -69,6 +70,8 @@ class Recipe:
             value = getattr(self, name)
             if not (fits(value) if value is not None else name != "data"):
                 raise ValueError(f"{name} is {json.dumps(value)[:60]}")
+        if self.prepare is not None and self.prepare not in CHOICES:
+            raise ValueError(f"prepare is {self.prepare[:60]!r}")
         for mean, scale in [(self.mean, self.scale), *((table.get("mean"), table.get("scale")) for table in (self.others or {}).values())]:
             if (mean is None) != (scale is None) or len(mean or ()) != len(scale or ()):
                 raise ValueError("mean and scale are of different columns")
@@ -95,6 +98,14 @@ def _is(*kinds: type) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
 
 
+def _whole(low: int, high: int) -> Callable[[Any], bool]:
+    return lambda value: _is(int)(value) and low <= value <= high
+
+
+def _finite(value: Any) -> bool:
+    return _list_of(int, float)(value) and bool(np.isfinite(np.array(value, dtype=float)).all())
+
+
 def _list_of(*kinds: type) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, list) and all(map(_is(*kinds), value))
 
@@ -105,13 +116,16 @@ def _table_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 _KINDS: dict[str, Callable[[Any], bool]] = {  # what the fields of a recipe are
     **dict.fromkeys(("data", "prepare", "validation"), _is(str)),
-    **dict.fromkeys(("levels", "steps", "split", "seed"), _is(int)),
-    **dict.fromkeys(("mean", "scale"), _list_of(int, float)),
-    "hold_out": _is(int, float),
+    **dict.fromkeys(("split", "seed"), _whole(0, 2**63 - 1)),
+    "levels": _whole(2, 2**53),
+    "steps": _whole(1, 2**53),
+    "mean": _finite,
+    "scale": lambda value: _finite(value) and all(number > 0 for number in value),
+    "hold_out": lambda value: _is(int, float)(value) and 0 <= value < 1,
     "long": _is(bool),
-    "image": lambda value: _list_of(int)(value) and len(value) == 2,
+    "image": lambda value: isinstance(value, list) and len(value) == 2 and all(map(_whole(1, 2**20), value)),
     "columns": _table_of(_list_of(str)),
-    "others": _table_of(_table_of(_list_of(int, float))),
+    "others": _table_of(_table_of(_finite)),
 }
 
 

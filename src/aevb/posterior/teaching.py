@@ -85,8 +85,9 @@ class Teaching:
 
     def restore(self, model: Model, state: Mapping[str, object] | None) -> None:
         """Take over what was saved beside the weights that the model now has; where nothing was, q counts as trained."""
-        self.records, self.open_ends = {}, bool(state and state.get("open ends", False))
-        saved = state.get("untaught") if state else None
+        told = state if isinstance(state, Mapping) else {}
+        self.records, self.open_ends = {}, bool(told.get("open ends", False))
+        saved = told.get("untaught")
         if isinstance(saved, Mapping):
             names = with_weights(model)
             self.record(model, {name: None if reason is None else str(reason) for name, reason in saved.items() if name in names})

@@ -18,11 +18,10 @@ from typing import Any
 
 from torch import Tensor
 
-from aevb.storage import read_json, seal, sync_folder, write_synced
+from aevb.storage import LONGEST_BESIDE, read_json, refuse_endless, seal, sync_folder, write_synced
 
 FORMAT, VERSION = "aevb checkpoint", 1
 FILES = ("weights.safetensors", "optimizer.safetensors")
-LONGEST_BESIDE = 2**26  # bytes of a run's JSON file: data.json has two numbers for each column
 
 
 class CheckpointError(ValueError):
@@ -44,7 +43,7 @@ class Checkpoint:
 
 def folders(out: Path) -> list[Path]:
     """The checkpoints of a run, oldest first."""
-    found = [path for path in (out / "checkpoints").glob("step-*") if path.name[5:].isdigit()]
+    found = [path for path in (out / "checkpoints").glob("step-*") if path.name[5:].isascii() and path.name[5:].isdecimal()]
     return sorted(found, key=_step)
 
 
@@ -112,7 +111,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is damaged: {wrong} is missing, or not what it should be. {_advice(folder)}")
     if folder.name.startswith("step-") and manifest["step"] != _step(folder):
         raise CheckpointError(f"{folder} holds the checkpoint of step {manifest['step']}. Rename it to step-{manifest['step']}, or delete it.")
-    if "sha256" in manifest and seal({name: value for name, value in manifest.items() if name != "sha256"}) != manifest["sha256"]:
+    told = {name: value for name, value in manifest.items() if name != "sha256"}
+    if ("sha256" in manifest or "beside" in manifest) and seal(told) != manifest.get("sha256"):  # earlier versions have neither
         raise CheckpointError(f"{path} was changed: its SHA-256 is not the one recorded. {_advice(folder)}")
     return manifest
 
@@ -193,14 +193,17 @@ def _wrong(manifest: Mapping[str, Any]) -> str | None:
     best, metrics = state.get("best", ...), state.get("metrics")
     right = {
         "best": best is None or (isinstance(best, dict) and isinstance(best.get("step"), int) and isinstance(best.get("value"), int | float)),
-        "waited": isinstance(state.get("waited"), int),
-        "skipped": isinstance(state.get("skipped"), int),
-        "metrics": isinstance(metrics, dict) and isinstance(metrics.get("taken"), int) and _are_numbers(metrics.get("sums")),
+        "waited": _is_count(state.get("waited")),
+        "skipped": _is_count(state.get("skipped")),
+        "metrics": isinstance(metrics, dict) and _is_count(metrics.get("taken")) and _are_numbers(metrics.get("sums")),
         "settings": isinstance(state.get("settings"), dict),
-        "history": history is None
-        or (isinstance(history, dict) and isinstance(history.get("lines"), int) and isinstance(history.get("sha256"), str)),
+        "history": history is None or (isinstance(history, dict) and _is_count(history.get("lines")) and isinstance(history.get("sha256"), str)),
     }
     return next((f"state: {name}" for name, fine in right.items() if not fine), None)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
 
 
 def _are_numbers(values: Any) -> bool:
@@ -213,6 +216,7 @@ def _read_verified(path: Path, record: Mapping[str, Any]) -> dict[str, Tensor]:
     from safetensors.torch import load
 
     try:
+        refuse_endless(path)
         size = path.stat().st_size
         if path.is_file() and size != record["bytes"]:
             raise CheckpointError(f"{path} is damaged: {size} bytes instead of {record['bytes']}. {_advice(path.parent)}")
@@ -221,6 +225,10 @@ def _read_verified(path: Path, record: Mapping[str, Any]) -> dict[str, Tensor]:
         raise CheckpointError(f"{path} is missing. {_advice(path.parent)}") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}. {_advice(path.parent)}") from None
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}. {_advice(path.parent)}") from None
     if hashlib.sha256(content).hexdigest() != record["sha256"]:
         raise CheckpointError(f"{path} was changed: its SHA-256 is not the one recorded. {_advice(path.parent)}")
     try:

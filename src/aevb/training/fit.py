@@ -415,7 +415,7 @@ class Training:
         self.model.teaching.restore(self.model, found.state.get("teaching"))
         self.stepper.restore(found.optimizer, found.state["metrics"])
         self.step, self.best, self.waited, self.skipped = found.step, found.state["best"], found.state["waited"], found.state["skipped"]
-        self.rows, wrong = read_rows(out, found)
+        self.rows, wrong = read_rows(out, found.state, found.step)
         self.before = max((row.get("seconds", 0.0) for row in self.rows), default=0.0)
         return notes if wrong is None else [*notes, wrong]
 

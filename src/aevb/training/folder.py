@@ -10,6 +10,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from dataclasses import replace as altered
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from aevb.storage import read_json, replace, seal
+from aevb.storage import read_json, refuse_endless, replace, seal
 from aevb.training.checkpoint import Checkpoint, CheckpointError, TrainingError, folders, write
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ _REMEDIES = {
     errno.EACCES: "Make it writable",
     errno.EPERM: "Make it writable",
 }
+
+
+LONGEST_LINE = 2**20  # bytes of a line of metrics.jsonl
 
 
 class Folder:
@@ -57,6 +61,8 @@ class Folder:
         """Hold the folder, made if it is not there, against other processes that would train in it."""
         with self.writing(self.path, None):
             self.path.mkdir(parents=True, exist_ok=True)
+            if (self.path / ".lock").is_symlink():
+                raise TrainingError(f"{self.path / '.lock'} is a link to another file, which would be overwritten. Remove the link.")
             file: IO[str] = (self.path / ".lock").open("a+", encoding="utf-8")
         try:
             file = self._lock(file)
@@ -97,7 +103,7 @@ class Folder:
         if self._file is None:
             return
         try:
-            with (self.path / ".lock").open(encoding="utf-8") as there:
+            with (self.path / ".lock").open(encoding="utf-8", errors="replace") as there:
                 mine = _identity(os.fstat(there.fileno())) == _identity(os.fstat(self._file.fileno())) and self._id in there.read(200)
         except FileNotFoundError:
             if _identity(os.stat(self.path)) != self._place:
@@ -187,10 +193,10 @@ def _identity(found: os.stat_result) -> tuple[int, int]:
 def _holder(path: Path) -> str:
     """The process that the lock file names."""
     try:
-        lines = (path / ".lock").read_text(encoding="utf-8", errors="replace").split()
-    except OSError:
-        lines = []
-    return lines[0] if lines else "(unknown)"
+        with (path / ".lock").open(encoding="utf-8", errors="replace") as file:
+            return file.read(200).split()[0]
+    except (OSError, IndexError):
+        return "(unknown)"
 
 
 def refuse_taken(path: Path, resume: bool) -> None:
@@ -200,10 +206,36 @@ def refuse_taken(path: Path, resume: bool) -> None:
             raise ValueError(f"{path} holds a run already. Continue it with resume=True, or choose another folder.")
         return
     names = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
-    if names and ".lock" not in names:
+    if names and not _began_here(path, names):
         listed = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
         what = "a saved model" if {"model.json", "weights.safetensors"} <= set(names) else f"files that are not a run's ({listed})"
         raise ValueError(f"{path} holds {what}, which would be overwritten. Choose a folder that is empty or does not exist yet.")
+
+
+def _began_here(path: Path, names: list[str]) -> bool:
+    """Whether a run began in a folder: by what its lock says, or, if a kill left that empty, by the names of all files."""
+    if ".lock" not in names:
+        return False
+    try:
+        refuse_endless(path / ".lock")
+        with (path / ".lock").open(encoding="utf-8", errors="replace") as file:
+            content = file.read(200)
+    except (OSError, ValueError):
+        return False
+    whole = ("model.json", "data.json", "config.toml", "metrics.jsonl")
+    ours = {".lock", "checkpoints", "tensorboard", *whole, *(f"{name}.writing" for name in whole)}
+    return bool(re.fullmatch(r"\d+\n([0-9a-f]{32}\n)?", content)) or (not content and ours.issuperset(names) and _is_ours(path / "model.json"))
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a declaration is one, or not there."""
+    try:
+        found = read_json(path)
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and found.get("format") == "aevb model"
 
 
 def check_declaration(path: Path, declaration: Mapping[str, Any], recorded: str | None) -> None:
@@ -248,15 +280,14 @@ def check_recipe(path: Path, recipe: Recipe, recorded: str | None) -> None:
         raise ValueError(f"{path} was trained on rows prepared otherwise than these, and its data.json is damaged. Resume with the same data.")
 
 
-def read_rows(path: Path, checkpoint: Checkpoint) -> tuple[list[dict[str, Any]], str | None]:
+def read_rows(path: Path, state: Mapping[str, Any], step: int) -> tuple[list[dict[str, Any]], str | None]:
     """The rows of a run's ``metrics.jsonl`` up to a checkpoint, and a sentence on what is wrong with them, if anything is.
 
     What follows them in the file is of steps after the checkpoint, perhaps half written by a run that was killed.
     """
-    metrics, record, step = path / "metrics.jsonl", checkpoint.state.get("history"), checkpoint.step
-    lines = metrics.read_bytes().split(b"\n")[:-1] if metrics.is_file() else []
+    metrics, record = path / "metrics.jsonl", state.get("history")
+    lines = _lines(metrics, None if record is None else record["lines"])
     expected = len(lines) if record is None else record["lines"]
-    lines = lines[:expected]
     if record is not None and hashlib.sha256(b"".join(line + b"\n" for line in lines)).hexdigest() == record["sha256"]:
         return [json.loads(line) for line in lines], None
     found = [_row(line) for line in lines]
@@ -266,7 +297,30 @@ def read_rows(path: Path, checkpoint: Checkpoint) -> tuple[list[dict[str, Any]],
     if record is None and not unreadable:
         return rows, None
     what = f"{unreadable} of its {expected} lines are missing or unreadable" if unreadable else "its lines are not those that the run wrote"
-    return rows, f"{metrics} is damaged: {what} up to step {step}. The run's history has what could be read."
+    other = "" if unreadable else f", or the checkpoint of step {step} is another run's"
+    return rows, f"{metrics} is damaged: {what} up to step {step}{other}. The run's history has what could be read."
+
+
+def note_later(path: Path, step: int) -> str | None:
+    """A sentence on a history that goes on after the last checkpoint, where one is gone or not written yet."""
+    metrics = path / "metrics.jsonl"
+    last = max((row["step"] for row in map(_row, _lines(metrics)[-100:]) if row is not None), default=0)
+    if last <= step:
+        return None
+    return (
+        f"{metrics} goes on to step {last}, but the last checkpoint is of step {step}: the run was stopped in between or still trains, or a "
+        f"checkpoint was removed. resume=True goes on from step {step}."
+    )
+
+
+def _lines(path: Path, most: int | None = None) -> list[bytes]:
+    """The lines of a history, ``most`` of them, that end; up to one longer than any that is written."""
+    found: list[bytes] = []
+    if path.is_file():
+        with path.open("rb") as file:
+            while (most is None or len(found) < most) and (line := file.readline(LONGEST_LINE)).endswith(b"\n"):
+                found.append(line[:-1])
+    return found
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

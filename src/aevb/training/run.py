@@ -15,7 +15,7 @@ from aevb.pictures import curves
 from aevb.posterior.teaching import with_weights
 from aevb.storage import IntegrityWarning
 from aevb.training.checkpoint import Checkpoint, CheckpointError, check_beside, check_fit, folders, read, read_manifest
-from aevb.training.folder import read_rows
+from aevb.training.folder import note_later, read_rows
 from aevb.training.schedules import Schedule
 from aevb.training.settings import Settings
 
@@ -48,10 +48,7 @@ class Run:
     def load(cls, out: str | Path) -> Run:
         """A run from its files, as it stands: the model at its last checkpoint, the history up to there."""
         folder = Path(out)
-        model, found = _load(folder, "last")
-        rows, wrong = read_rows(folder, found)
-        if wrong is not None:
-            warnings.warn(wrong, IntegrityWarning, stacklevel=2)
+        model, found, rows = _load(folder, "last")
         seconds = max((row.get("seconds", 0.0) for row in rows), default=0.0)
         return cls(model, _settings(found.state["settings"]), rows, folder, found.step, seconds)
 
@@ -113,7 +110,8 @@ def load_run(out: str | Path, which: str = "best") -> Model:
     return _load(Path(out), which)[0]
 
 
-def _load(folder: Path, which: str) -> tuple[Model, Checkpoint]:
+def _load(folder: Path, which: str) -> tuple[Model, Checkpoint, list[dict[str, Any]]]:
+    """The model, its checkpoint, and the history up to there; a warning says if the history is not that of this checkpoint and the last one."""
     path = folder / "model.json"
     if not path.is_file():
         raise ValueError(f"{folder} holds no run: model.json is missing.")
@@ -133,13 +131,19 @@ def _load(folder: Path, which: str) -> tuple[Model, Checkpoint]:
     model = model.to(floating[0]) if floating else model
     check_fit(found, model.state_dict(), folder)
     model.load_state_dict(found.weights)
-    model.teaching.restore(model, found.state.get("teaching", _older(model, found.state["settings"])))
-    return model, found
+    model.teaching.restore(model, found.state["teaching"] if "teaching" in found.state else _older(model, found.state["settings"]))
+    rows, wrong = read_rows(folder, found.state, found.step)
+    if found.step != manifest["step"]:
+        wrong = wrong or read_rows(folder, manifest["state"], manifest["step"])[1]
+    for sentence in filter(None, (wrong, note_later(folder, manifest["step"]))):
+        warnings.warn(sentence, IntegrityWarning, stacklevel=3)
+    return model, found, rows
 
 
 def _older(model: Model, settings: dict[str, Any]) -> dict[str, Any]:
     """What a run that was saved without a word about q says of it: exact schedules leave q behind p."""
-    name = settings.get("schedule", {}).get("name")
+    schedule = settings.get("schedule")
+    name = schedule.get("name") if isinstance(schedule, dict) else None
     return {"untaught": dict.fromkeys(with_weights(model), f"{name}() trains p")} if name in ("mle", "em") else {}
 
 
