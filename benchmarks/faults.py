@@ -419,9 +419,10 @@ def answers(name: str, commands: dict[str, Callable[[], Answer]]) -> Iterator[tu
 FOLDERS = {"run": ("whole-other", ON_A_RUN), "saved": ("other-saved", ON_A_MODEL)}
 
 
-def damage(name: str, count: int, seed: int) -> Iterator[tuple[int, str, str, str, str]]:
-    """Damage a folder so many times: number, what was done, command, outcome and words."""
+def damage(name: str, count: int, seed: int, only: tuple[str, ...] = ()) -> Iterator[tuple[int, str, str, str, str]]:
+    """Damage a folder so many times: number, what was done, command (``only`` some of them), outcome and words."""
     other, commands = FOLDERS[name]
+    commands = {what: ask for what, ask in commands.items() if not only or what in only}
     restore(name)
     undamaged = dict(answers(name, commands))
     for i in range(count):

@@ -181,6 +181,7 @@ STATIC: dict[str, tuple[Content, str]] = {
     "cut.npz": (npz(x=X)[:200], "it is damaged"),
     "cut-packed.npz": (npz(True, x=X)[:-60], "it is damaged"),
     "flipped.npz": (changed(npz(True, x=X), 120, b"\xff\xff\xff\xff"), "it is damaged"),
+    "flipped-plain.npz": (changed(npz(x=X), 300, b"\xff\xff\xff\xff"), "its checksum is not the one recorded"),
     "locked.npz": (locked(npz(True, x=X)), "is encrypted"),
     "empty.npz": (zipped({}), "its arrays are none"),
     "no-arrays.npz": (zipped({"a.txt": b"1"}), "its arrays are none"),

@@ -572,6 +572,37 @@ def test_only_an_empty_folder_or_a_run_is_taken(tmp_path, monkeypatch, resume):
     assert same(load(tmp_path / "saved"), small_vae())
 
 
+def test_a_lock_of_somebody_else_does_not_make_a_folder_a_run(tmp_path, whole):
+    for name, content in (("named", "npm 7"), ("empty", ""), ("number", "12 monkeys\n")):
+        out = tmp_path / name
+        out.mkdir()
+        (out / ".lock").write_text(content)
+        (out / "model.json").write_text("mine")
+        with pytest.raises(ValueError, match=r"holds files that are not a run's \(\.lock, model\.json\), which would be overwritten"):
+            train(out)
+        assert {path.name: path.read_text() for path in out.iterdir()} == {".lock": content, "model.json": "mine"}
+    out = tmp_path / "killed"
+    out.mkdir()
+    for name in ("model.json", "config.toml"):  # a kill between making the lock's file and writing into it
+        shutil.copy(whole[0] / name, out / name)
+    (out / ".lock").touch()
+    assert same(train(out), whole[1])
+
+
+def test_a_lock_that_is_a_link_overwrites_nothing(tmp_path, partway):
+    out, other = tmp_path / "run", tmp_path / "mine"
+    shutil.copytree(partway, out)
+    other.write_text("mine")
+    (out / ".lock").unlink()
+    (out / ".lock").symlink_to(other)
+    with pytest.raises(TrainingError, match=r"\.lock is a link to another file, which would be overwritten. Remove the link"):
+        train(out, resume=True)
+    (out / ".lock").unlink()
+    (out / "model.json.writing").symlink_to(other)
+    train(out, resume=True)
+    assert other.read_text() == "mine"
+
+
 def test_what_lies_beside_a_run_does_not_keep_it_from_going_on(tmp_path, whole):
     train(tmp_path, steps=20)
     (tmp_path / "notes.txt").write_text("mine")
@@ -607,6 +638,51 @@ def test_a_damaged_history_is_told_and_the_run_goes_on(tmp_path, whole, partway,
     (note,) = [row["note"] for row in rows(out) if "note" in row]
     assert re.search(message, note)
     assert Run.load(out).step == 40  # what is there now is what the last checkpoint recorded
+
+
+def test_a_checkpoint_of_another_run_is_told(tmp_path, partway):
+    train(tmp_path / "other", steps=30, seed=3)
+    out = tmp_path / "run"
+    shutil.copytree(partway, out)
+    for which, step in (("best", 10), ("last", 30)):
+        shutil.rmtree(out / "checkpoints")
+        shutil.copytree(partway / "checkpoints", out / "checkpoints")
+        shutil.rmtree(out / "checkpoints" / f"step-{step}")
+        shutil.copytree(tmp_path / "other" / "checkpoints" / f"step-{step}", out / "checkpoints" / f"step-{step}")
+        with pytest.warns(
+            IntegrityWarning, match=f"not those that the run wrote up to step {step}, or the checkpoint of step {step} is another run's"
+        ):
+            load_run(out, which=which)
+
+
+def test_a_last_checkpoint_that_is_gone_is_told(tmp_path, whole, partway):
+    out = tmp_path / "run"
+    shutil.copytree(partway, out)
+    shutil.rmtree(out / "checkpoints" / "step-30")
+    for read_it in (load_run, Run.load):
+        with pytest.warns(IntegrityWarning, match="metrics.jsonl goes on to step 30, but the last checkpoint is of step 20: the run was stopped"):
+            read_it(out)
+    assert same(train(out, resume=True), whole[1])
+    load_run(out)
+
+
+def test_a_manifest_without_its_own_hash_is_refused(tmp_path, partway):
+    out = tmp_path / "run"
+    shutil.copytree(partway, out)
+    path = out / "checkpoints" / "step-30" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["sha256"]
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="manifest.json was changed: its SHA-256 is not the one recorded"):
+        load_run(out)
+
+
+@pytest.mark.parametrize("name", ["step-²", "step-٣", "step-"])
+def test_folders_that_only_look_like_checkpoints_are_passed_over(tmp_path, partway, name):
+    out = tmp_path / "run"
+    shutil.copytree(partway, out)
+    (out / "checkpoints" / name).mkdir()
+    assert load_run(out, which="last")
 
 
 def test_the_declaration_of_a_run_is_the_one_its_checkpoints_recorded(tmp_path, whole, partway):

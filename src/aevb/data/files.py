@@ -178,6 +178,8 @@ def _recorded(names: tuple[str, ...], graph: Graph, columns: Mapping[str, list[s
     """The columns a run was trained with, found again by name in any order; latents and labels may be absent."""
     found, there = {}, set(names)
     for variable, wanted in columns.items():
+        if variable not in graph.shapes:
+            raise ValueError(f"data.json gives columns to {variable}, but the model has no such variable")
         absent = [column for column in wanted if column not in there]
         if not absent:
             found[variable] = list(wanted)
