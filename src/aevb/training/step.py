@@ -29,6 +29,7 @@ from aevb.plan import Plan
 from aevb.training import flat, schedules
 from aevb.training.adam import Adam
 from aevb.training.capture import AT_ONCE, WARM_UP, Lane, lane
+from aevb.training.checkpoint import CheckpointError
 from aevb.training.distributed import World
 from aevb.training.em import Regressions, Responsibilities
 from aevb.training.em.acceleration import NoEvidenceError, converged
@@ -335,6 +336,11 @@ class Stepper:
     def _make_room(self) -> None:
         if not len(self.sums):
             self.sums = torch.zeros(len(self.measured), device=self.device, dtype=self.dtype)
+        if len(self.sums) != len(self.measured):
+            raise CheckpointError(
+                f"The checkpoint has sums of {len(self.sums)} quantities, but a step measures {len(self.measured)} ({', '.join(self.measured)}). "
+                "Resume from another checkpoint."
+            )
 
     def _iterate(self, step: int) -> None:
         """One iteration of exact EM: the posterior's statistics over all rows, then every factor of p in closed form."""
