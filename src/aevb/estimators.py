@@ -24,6 +24,7 @@ from aevb.graph import Entry
 from aevb.notation import Ref
 from aevb.plan import Plan
 from aevb.program import Program
+from aevb.seeding import draw_from, seeded
 
 
 @dataclass(frozen=True)
@@ -440,10 +441,8 @@ def _component_axis(value: Tensor, slot: int) -> Tensor:
 
 def sample_with_seed(dist: td.Distribution, seed: Tensor) -> Tensor:
     """torch's own (where possible differentiable) sample, from a seed: for families without a noise of their own."""
-    devices = [seed.device] if seed.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(int(seed))
-        return dist.rsample() if dist.has_rsample else dist.sample()
+    with seeded(int(seed)):
+        return draw_from(dist, pathwise=True)
 
 
 def estimate(

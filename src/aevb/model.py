@@ -23,6 +23,7 @@ from aevb.conditionals import Conditional, Factor
 from aevb.contention import sharing_cores
 from aevb.deterministic import Cell, Deterministic, Function, Recurrence
 from aevb.estimators import Bound, estimate
+from aevb.evaluating import drops_units, evaluating
 from aevb.evidence import AIS, Evidence, Particles, log_evidence
 from aevb.evidence.amortisation import Gap, split_gap
 from aevb.explain import Explanation, describe, explain
@@ -35,6 +36,7 @@ from aevb.program import Program
 from aevb.registry import from_record, to_record
 from aevb.saving import check_files, write_model
 from aevb.schedule import schedule
+from aevb.seeding import draw_from, seeded
 from aevb.storage import MOST_AXES, read_json, tensor_shapes
 
 FORMAT = 1
@@ -127,8 +129,7 @@ class Model(nn.Module):
         """
         like = self._parameter()
         parts = {type(part) for entry in self.graph.entries() for part in (entry.spec, getattr(entry.spec, "net", None)) if part is not None}
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed, all_code=True):
             model = from_declaration(self.declaration(), custom=parts).to(like.device, like.dtype)
         theirs = dict(model.named_parameters())
         for name, mine in self.named_parameters():
@@ -204,7 +205,7 @@ class Model(nn.Module):
         like = self._parameter()
         n, steps = self._extent(batch)
         generator = None if seed is None else torch.Generator(like.device).manual_seed(seed)
-        layout = plan.layout(n, steps, dropout=self.training)
+        layout = plan.layout(n, steps, dropout=drops_units(self))
         return noises.draw(layout, generator=generator, device=like.device, dtype=like.dtype)
 
     def _check_noise(self, plan: Plan, batch: Mapping[str, Tensor], noise: Mapping[str, Tensor]) -> None:
@@ -292,20 +293,14 @@ class Model(nn.Module):
 
     @contextmanager
     def _evaluating(self, seed: int | None) -> Iterator[None]:
-        """No gradients, no dropout, and a seed of its own if one is given."""
-        was = self.training
-        self.eval()
-        try:
-            with torch.no_grad():
-                if seed is None:
-                    yield
-                else:
-                    device = self._parameter().device
-                    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-                        torch.manual_seed(seed)
-                        yield
-        finally:
-            self.train(was)
+        """No gradients, no dropout, and a seed of its own if one is given, for this thread alone."""
+        with torch.no_grad(), evaluating(self), seeded(seed, all_code=seed is not None and self._has_own_code()):
+            yield
+
+    def _has_own_code(self) -> bool:
+        """Whether a part of the model is a user's, which may draw numbers itself."""
+        specs = (part for entry in self.graph.entries() for part in (entry.spec, getattr(entry.spec, "net", None)) if part is not None)
+        return any(not type(part).__module__.startswith(("aevb.", "torch.nn.modules.")) for part in chain(specs, self.modules()))
 
     def sample(self, n: int = 1, *, steps: int | None = None, mean: bool = False, seed: int | None = None, **fixed: Any) -> dict[str, Tensor]:
         """Ancestral samples of all variables, [n, size] or [n, steps, size] each.
@@ -389,7 +384,7 @@ class Model(nn.Module):
             raw = raw.expand(torch.broadcast_shapes(raw.shape, (count, n, 1)))
             dist, kind = factor.distribution(raw), factor.spec.noise(factor.d)
             if kind is None:
-                return dist.sample()
+                return draw_from(dist)
             shape = (*raw.shape[:-1], kind[1])
             return factor.spec.reparametrise(dist, noises.draw_one(kind[0], shape, None, like.device, like.dtype))
 
@@ -448,12 +443,8 @@ class Model(nn.Module):
             if f"{name}?" in batch:
                 raise ValueError(f"{name!r} is unknown in some rows; log_prob takes a complete assignment.")
         plan = self.plan(clamped=graph.latents)
-        was = self.training
-        self.eval()
-        try:
+        with evaluating(self):
             return estimate(plan, self.factors, batch, {}).value  # type: ignore[arg-type]
-        finally:
-            self.train(was)
 
     # Saving ------------------------------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,8 @@ import math
 import torch
 from torch import Tensor
 
+from aevb import seeding
+
 Layout = dict[str, tuple[str, tuple[int, ...]]]  # name → what to draw, shape
 
 
@@ -37,6 +39,7 @@ def fork(seed: Tensor, position: int) -> Tensor:
 
 def draw_one(kind: str, shape: tuple[int, ...], generator: torch.Generator | None, device: torch.device, dtype: torch.dtype) -> Tensor:
     """One tensor: normal, uniform, gumbel, logistic, laplace, ``student DF``, ``keep P`` (a dropout mask), or a seed."""
+    generator = seeding.generator(device) if generator is None else generator
     name, _, argument = kind.partition(" ")
     if name == "normal":
         return torch.randn(shape, generator=generator, device=device, dtype=dtype)

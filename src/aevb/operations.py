@@ -28,6 +28,8 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool 
     if _transformed():
         y = F.linear(x, weight.to(precision), None if bias is None else bias.to(precision))
         y = F.relu(y) if relu else y
+    elif _fixed.get():
+        y = _Affine.apply(x, weight.detach().to(precision), None if bias is None else bias.detach().to(precision), relu)  # type: ignore[no-untyped-call]
     elif (loop := _loop.get()) is not None and weight.requires_grad:
         key = id(weight), id(bias)
         if key not in loop:
@@ -37,6 +39,19 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool 
     else:
         y = _Affine.apply(x, weight.to(precision), None if bias is None else bias.to(precision), relu)  # type: ignore[no-untyped-call]
     return y.to(weight.dtype) if full else y
+
+
+_fixed: ContextVar[bool] = ContextVar("weights ask for no gradient in this thread", default=False)
+
+
+@contextmanager
+def weights_fixed() -> Iterator[None]:
+    """Inside, in this thread, :func:`affine` computes no gradients of weights: it would compute them for whoever asks for another gradient."""
+    token = _fixed.set(True)
+    try:
+        yield
+    finally:
+        _fixed.reset(token)
 
 
 @contextmanager

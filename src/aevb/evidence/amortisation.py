@@ -24,7 +24,7 @@ from aevb.evidence.free import free_factors, zero_offsets
 from aevb.evidence.result import Evidence, weight_notes
 from aevb.evidence.weights import Weights
 from aevb.families import Exact
-from aevb.operations import held_fixed
+from aevb.operations import weights_fixed
 from aevb.plan import Plan
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def _ascend(model: Model, plan: Plan, batch: Batch, iterations: int, generator: 
         return [start]
     optimizer = torch.optim.Adam(free, lr=RATE)
     early = iterations - math.ceil(LATER * iterations)
-    with torch.enable_grad(), held_fixed(model.parameters()):
+    with torch.enable_grad(), weights_fixed():
         for i in range(iterations):
             optimizer.param_groups[0]["lr"] = RATE * 0.5 * (1 + math.cos(math.pi * i / iterations))
             value = estimate(plan, factors, batch, model.draw_noise(plan, batch, seed=_seed(generator)) | offsets).value

@@ -21,7 +21,8 @@ from aevb.evidence.methods import advised, why_not_annealed
 from aevb.evidence.result import Evidence, count
 from aevb.evidence.sampling import LEAST, Memory
 from aevb.evidence.weights import Weights
-from aevb.operations import held_fixed
+from aevb.operations import weights_fixed
+from aevb.seeding import generator
 
 if TYPE_CHECKING:
     from aevb.model import Model
@@ -68,7 +69,7 @@ def annealed(
     """log 1/C Σ w over C chains an example."""
     start = _checked(model, batch, settings, chains)
     found, accepted = [], []
-    with model._evaluating(seed), held_fixed(model.parameters()):
+    with model._evaluating(seed), weights_fixed():
         for rows in _blocks(model, batch, start, chains, memory):
             log_weights, acceptance = _forward(Path(model, rows, start), settings, chains)
             found.append(_weights(log_weights))
@@ -168,8 +169,9 @@ class Moves:
     def move(self, u: Tensor, beta: Tensor, step: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """One Hamiltonian move that leaves f_β as it is: (u, log f₀, log f₁, probability of acceptance), the last three [C, N]."""
         start, end, slope = self.gradient(u, beta)
-        momentum = torch.randn_like(u) * self.free
-        unequal = 1 + JITTER * (2 * torch.rand(len(u), 1, 1, dtype=u.dtype, device=u.device) - 1)  # no orbit may close on itself
+        drawing: Any = {"dtype": u.dtype, "device": u.device, "generator": generator(u.device)}
+        momentum = torch.randn(u.shape, **drawing) * self.free
+        unequal = 1 + JITTER * (2 * torch.rand(len(u), 1, 1, **drawing) - 1)  # no orbit may close on itself
         stride = step.unsqueeze(-1) * unequal * self.scale
         old = torch.lerp(start, end, beta) - momentum.square().sum(-1) / 2
         place, new_start, new_end = u, start, end
@@ -180,7 +182,7 @@ class Moves:
             momentum = torch.addcmul(momentum, stride, slope, value=0.5)
         new = torch.lerp(new_start, new_end, beta) - momentum.square().sum(-1) / 2
         accept = (new - old).exp().clamp_max(1.0).nan_to_num(0.0)
-        taken = torch.rand_like(accept) < accept
+        taken = torch.rand(accept.shape, **drawing) < accept
         return torch.where(taken.unsqueeze(-1), place, u), torch.where(taken, new_start, start), torch.where(taken, new_end, end), accept
 
     def forward(self, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -280,7 +282,7 @@ def bidirectional(
     lower: tuple[list[Weights], list[Tensor]] = ([], [])
     upper: tuple[list[Weights], list[Tensor]] = ([], [])
     at = 0
-    with model._evaluating(None if seed is None else seed + 1), held_fixed(model.parameters()):
+    with model._evaluating(None if seed is None else seed + 1), weights_fixed():
         for rows in _blocks(model, batch, start, chains, memory):
             path = Path(model, rows, start)
             forward, backward = _both_ways(path, narrow(truth, at, path.n), settings, chains)

@@ -28,6 +28,7 @@ from aevb.graph import Entry
 from aevb.plan import LIMIT
 from aevb.program import Program
 from aevb.schedule import schedule
+from aevb.seeding import draw_from
 
 if TYPE_CHECKING:
     from aevb.model import Model
@@ -143,7 +144,7 @@ def draw_latents(model: Model, rows: Mapping[str, Tensor], samples: int) -> dict
         raw = raw.expand(torch.broadcast_shapes(raw.shape, (samples, count, n, 1)))
         dist, kind = factor.distribution(raw), factor.spec.noise(factor.d)
         if kind is None:
-            value = dist.sample()
+            value = draw_from(dist)
         else:
             value = factor.spec.reparametrise(dist, noises.draw_one(kind[0], (*raw.shape[:-1], kind[1]), None, like.device, like.dtype))
         seen = rows.get(f"{name}?")

@@ -15,6 +15,7 @@ from torch import Tensor
 from aevb.axes import FIRST_SLOT
 from aevb.evidence.belief import Belief, Rule, apply
 from aevb.evidence.filtering import Filter
+from aevb.seeding import generator
 
 Weigh = Callable[[Belief, str, Tensor], tuple[Belief, Tensor]]  # (belief, variable, weight) → the weighted belief, and the log of its integral
 
@@ -152,7 +153,8 @@ class Smoother:
             for (parent, lag), matrix in rule.matrices.items():
                 if not lag or parent in before:  # outside the sequence all are zeros
                     value = value + apply(matrix, before[parent] if lag else found[parent])
-            noise = torch.randn(samples, steps, self.n, value.shape[-1], dtype=self.like.dtype, device=self.like.device)
+            shape, device = (samples, steps, self.n, value.shape[-1]), self.like.device
+            noise = torch.randn(shape, dtype=self.like.dtype, device=device, generator=generator(device))
             return value + apply(_root(rule.noise), noise)
 
         at_once = [name for name in self.filter.linked if not self._carried(name)]

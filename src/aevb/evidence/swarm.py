@@ -21,6 +21,7 @@ from aevb.graph import Entry
 from aevb.notation import Ref
 from aevb.plan import Plan, derive
 from aevb.program import Program
+from aevb.seeding import draw_from, generator
 
 if TYPE_CHECKING:
     from aevb.model import Model
@@ -147,7 +148,7 @@ class Swarm:
         event = 1 if dist.event_shape else 0
         batch_shape = dist.batch_shape if event else dist.batch_shape[:-1]
         wide = torch.broadcast_shapes(batch_shape, lead)
-        return dist.expand(wide if event else (*wide, dist.batch_shape[-1])).sample()
+        return draw_from(dist.expand(wide if event else (*wide, dist.batch_shape[-1])))
 
     def _log_p(self, name: str, value: Tensor, t: int) -> Tensor:
         """log p of a variable at one step, missing entries left out."""
@@ -262,7 +263,7 @@ class Swarm:
         if not bool(chosen.any()):
             return log_w, chosen.to(log_w.dtype)
         edges = log_w.exp().cumsum(0).T.contiguous()  # [N, K]
-        start = torch.rand(self.n, 1, dtype=log_w.dtype, device=log_w.device)
+        start = torch.rand(self.n, 1, dtype=log_w.dtype, device=log_w.device, generator=generator(log_w.device))
         places = (torch.arange(self.k, dtype=log_w.dtype, device=log_w.device) + start) / self.k
         index = torch.searchsorted(edges, places * edges[:, -1:]).clamp_max(self.k - 1).T  # [K, N]
         itself = torch.arange(self.k, device=log_w.device).unsqueeze(-1)

@@ -22,6 +22,7 @@ from aevb.evidence.finite import Tables
 from aevb.evidence.memory import narrow
 from aevb.evidence.smoothing import Smoother
 from aevb.evidence.structure import Structure
+from aevb.seeding import generator
 
 if TYPE_CHECKING:
     from aevb.model import Model
@@ -173,13 +174,13 @@ class Unknowns:
         states = math.prod(sizes[name] for name in timed)
         table = joint.permute(*order, *rest).reshape(shape[-3], n, -1, states, states)  # [T, N, static, present, neighbour]
         first = table[0, ..., 0].reshape(n, -1)
-        whole = torch.multinomial(first, samples, replacement=True).T  # [S, N]
+        whole = torch.multinomial(first, samples, replacement=True, generator=generator(first.device)).T  # [S, N]
         fixed, state = whole // states, whole % states
         rows = torch.arange(n, device=whole.device).expand(samples, n)
         path = [state]
         for t in range(1, table.shape[0]):
             probs = _normalised(table[t][rows, fixed, :, path[-1]])
-            path.append(torch.multinomial(probs.flatten(0, 1), 1).reshape(samples, n))
+            path.append(torch.multinomial(probs.flatten(0, 1), 1, generator=generator(probs.device)).reshape(samples, n))
         found = {}
         index = torch.stack(path, 1)  # [S, T, N]
         for names, number in ((static, fixed.unsqueeze(1)), (timed, index)):

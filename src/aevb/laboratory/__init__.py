@@ -24,6 +24,7 @@ import torch
 from aevb.batch import Batch
 from aevb.contention import sharing_cores
 from aevb.data.sources import Source, open_source
+from aevb.evaluating import evaluating
 from aevb.laboratory.measurement import (
     Moments,
     Reference,
@@ -112,13 +113,8 @@ def compare_estimators(
 @contextmanager
 def _differentiating(model: Model) -> Iterator[None]:
     """Gradients on, dropout off: its masks are noise of the model, not of an estimator."""
-    was = model.training
-    model.eval()
-    try:
-        with torch.enable_grad():
-            yield
-    finally:
-        model.train(was)
+    with evaluating(model), torch.enable_grad():
+        yield
 
 
 def _reference(model: Model, ways: Sequence[Way], batch: Batch, replicates: int, seed: int) -> tuple[Reference | None, Way]:

@@ -23,6 +23,7 @@ from aevb.graph import Graph
 from aevb.pieces import Pieces, Point
 from aevb.plan import derive
 from aevb.program import Program
+from aevb.seeding import draw_from
 
 if TYPE_CHECKING:
     from aevb.model import Model
@@ -180,7 +181,7 @@ class Posterior:
                 probs = probs.reshape(-1, *probs.shape[-2:]).expand(self.steps if graph.timed[name] else 1, count * self.n, -1)
                 factor = self.model.factors[graph.rule("p", name).id]
                 assert isinstance(factor, Factor)
-                new[name] = factor.table()[torch.distributions.Categorical(probs=probs, validate_args=False).sample()]
+                new[name] = factor.table()[draw_from(td.Categorical(probs=probs, validate_args=False))]
             for name, value in new.items():
                 steps = self.steps if graph.timed[name] else 1
                 drawn[name] = batch[name] = value.reshape(-1, *value.shape[-2:]).expand(steps, count * self.n, value.shape[-1])

@@ -10,6 +10,7 @@ from torch import Tensor
 from aevb.posterior.amortised import Posterior, public
 from aevb.posterior.exact import ExactPosterior
 from aevb.program import Program
+from aevb.seeding import draw_from
 
 ROWS = 4096  # rows, each with a draw of its latents, that are taken at a time
 
@@ -111,6 +112,7 @@ def _given_known(program: Program, name: str, value: Tensor, present: Tensor) ->
         except NotImplementedError:
             variance = torch.full_like(mean, torch.nan)
         shape = torch.broadcast_shapes(mean.shape, program.select(value, region).shape)
-        return torch.stack([mean.expand(shape), variance.expand(shape), dist.expand(shape[: len(shape) - len(dist.event_shape)]).sample()])
+        drawn = draw_from(dist.expand(shape[: len(shape) - len(dist.event_shape)]))
+        return torch.stack([mean.expand(shape), variance.expand(shape), drawn])
 
     return program.piecewise(name, "p", at)

@@ -1,0 +1,60 @@
+"""Evaluation without dropout, thread by thread.
+
+Whether a model drops units is not asked of ``model.training`` alone: a thread that evaluates says so in a variable of its own, and another that
+trains the same model is not disturbed. Only modules that are not the library's read ``training`` themselves; those are switched, once for all
+threads that evaluate at the time.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from torch import nn
+
+_evaluated: ContextVar[frozenset[int]] = ContextVar("models that this thread evaluates", default=frozenset())
+_lock = threading.Lock()
+_switched: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()  # out of training, and for how many evaluations
+PLAIN = (nn.Module, nn.ModuleDict, nn.ModuleList, nn.Sequential, nn.Linear, nn.Conv2d, nn.ConvTranspose2d)  # the same in training
+
+
+def is_evaluated(model: nn.Module) -> bool:
+    """Whether this thread is evaluating a model."""
+    return id(model) in _evaluated.get()
+
+
+def drops_units(model: nn.Module) -> bool:
+    """Whether an estimate of this thread has dropout."""
+    return model.training and not is_evaluated(model)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside, this thread's estimates of a model have no dropout."""
+    if is_evaluated(model):
+        yield
+        return
+    token = _evaluated.set(_evaluated.get() | {id(model)})
+    found = [module for module in model.modules() if _reads_training(module)]
+    with _lock:
+        found = [module for module in found if module.training or module in _switched]
+        for module in found:
+            _switched[module] = _switched.get(module, 0) + 1
+            module.training = False
+    try:
+        yield
+    finally:
+        with _lock:
+            for module in found:
+                _switched[module] -= 1
+                if not _switched[module]:
+                    del _switched[module]
+                    module.training = True
+        _evaluated.reset(token)
+
+
+def _reads_training(module: nn.Module) -> bool:
+    return type(module) not in PLAIN and not type(module).__module__.startswith("aevb.")
