@@ -100,6 +100,8 @@ STATIC: dict[str, tuple[Content, str]] = {
     # text that is no table
     "empty.csv": (b"", "it is empty"),
     "newlines.csv": (b"\n\n\n", "it is empty"),
+    "many-newlines.csv": (b"\n" * 40_000, "it is empty"),
+    "line.csv": (b"1," * 2**23 + b"1", "line 1 has more than 16777216 characters"),
     "bom.csv": (b"\xef\xbb\xbf", "it is empty"),
     "header.csv": (b"a,b,c\n", "it has a header but no rows"),
     "binary.csv": (bytes(range(256)) * 20, "NUL"),
@@ -113,6 +115,8 @@ STATIC: dict[str, tuple[Content, str]] = {
     # quotes
     "quote.csv": (b'a,b,c\n1,"2,3\n4,5,6\n', 'a quote (")'),
     "large-quote.csv": (TABLE.encode() + b'1,"2,3\n' + ROWS.encode() * 1000, 'a quote (") that opens on line 14'),
+    "long-cell.csv": (b"a,b,c\n1," + b"7" * 300_000 + b",3\n", "line 2 has a cell of more than 131072 characters"),
+    "long-name.csv": (b"a" * 300_000 + b",b,c\n1,2,3\n", "line 1 has a cell of more than 131072 characters"),
     "inner-quote.csv": (b'a,b,c\n1,2"3,4\n', """'2"3'"""),
     # encodings
     "utf16.csv": (TABLE.encode("utf-16"), READ),
@@ -126,6 +130,8 @@ STATIC: dict[str, tuple[Content, str]] = {
     "commas.csv": (TABLE.replace(",", ";").replace(".", ",").encode(), READ),
     "commas-quoted.csv": (b'a,b,c\n1,"2,5",3\n', "a decimal comma? Write 2.5"),
     "commas-tabs.tsv": (b"a\tb\tc\n1\t2,5\t3\n", "a decimal comma? Write 2.5"),
+    "commas-points.csv": (b"a;b;c\n1.234;2;3\n4;2,5;6\n", "decimal commas and points (2,5 on line 3, 1.234 on line 2)"),
+    "thousands.csv": (b"a;b;c\n1.234,5;2;3\n4;5;6\n", "'1.234,5', not a number"),
     "percent.csv": (b"a,b,c\n1,5%,3\n", "'5%'"),
     "hexadecimal.csv": (b"a,b,c\n1,0x10,3\n", "'0x10'"),
     "minus.csv": ("a,b,c\n1,−5,3\n".encode(), "'−5'"),

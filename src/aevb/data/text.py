@@ -6,7 +6,7 @@ import csv
 import re
 from array import array
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from typing import IO
 
@@ -14,6 +14,7 @@ import numpy as np
 
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "None", "?")
 FEW = 50  # distinct words that make a column a category
+LONGEST = 2**24  # characters of a line
 _COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
 _DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}([-/.]\d{1,4})?([ T]\d{1,2}:\d{2}.*)?|\d{1,2}:\d{2}.*")
 
@@ -36,11 +37,14 @@ def read_text(path: Path) -> tuple[np.ndarray, tuple[str, ...] | None]:
     with _opened(path) as file:
         names, width, rows, decimal = _begun(file, path)
         numbers, first, pending = array("d"), -1, 0
+        signs: dict[str, str] = {}
         for line, cells in rows:
-            first = line if first < 0 else first
             if not cells:  # where a table has one column, an empty line is a missing cell, unless nothing follows
                 pending += width == 1
                 continue
+            first = line if first < 0 else first
+            if decimal:
+                _check_signs(cells, line, signs)
             if len(cells) != width and any("\n" in cell for cell in cells):
                 raise _open_quote(line - sum(cell.count("\n") for cell in cells))
             if len(cells) != width:
@@ -99,11 +103,11 @@ def _begun(file: IO[str], path: Path) -> tuple[tuple[str, ...] | None, int, Iter
     """The header, the number of columns, the lines that follow, and whether a comma in them is the decimal point."""
     separator = _separator(file, path)
     rows = _rows(file, separator)
-    before: list[Cells] = []
+    blank = 0
     for row in rows:
-        before.append(row)
         if row[1]:
             break
+        blank += 1
     else:
         raise ValueError("it is empty")
     cells = row[1]
@@ -111,7 +115,7 @@ def _begun(file: IO[str], path: Path) -> tuple[tuple[str, ...] | None, int, Iter
     named = any(_number(cell, decimal) is None for cell in cells) or _numbered(cells)
     if named:
         return distinct([cell.strip() for cell in cells]), len(cells), rows, decimal
-    return None, len(cells), chain(before, rows), decimal
+    return None, len(cells), chain(repeat((0, []), blank), [row], rows), decimal
 
 
 def _separator(file: IO[str], path: Path) -> str | None:
@@ -140,14 +144,28 @@ def _rows(file: IO[str], separator: str | None) -> Iterator[Cells]:
         for number, text in enumerate(file, 1):
             yield number, text.split()
         return
-    reader = csv.reader(file, delimiter=separator)
+    quoted = False
+
+    def lines() -> Iterator[str]:
+        nonlocal quoted
+        for number, text in enumerate(file, 1):
+            if len(text) > LONGEST:
+                raise ValueError(f"line {number} has more than {LONGEST} characters. If it is a table of so many columns, save it as .npy")
+            quoted = quoted or '"' in text
+            yield text
+
+    reader = csv.reader(lines(), delimiter=separator)
     before = 0
     try:
         for cells in reader:
-            before = reader.line_num
+            before, quoted = reader.line_num, False
             yield reader.line_num, [] if len(cells) == 1 and not cells[0].strip() else cells
     except csv.Error as error:
         if "field limit" in str(error):
+            if not quoted:
+                raise ValueError(
+                    f"line {before + 1} has a cell of more than {csv.field_size_limit()} characters, too long for a number or a name"
+                ) from None
             raise _open_quote(before + 1) from None
         raise ValueError(f"line {reader.line_num}: {error}") from None
     except UnicodeDecodeError as error:
@@ -211,6 +229,16 @@ def _cell(cell: str, names: tuple[str, ...] | None, j: int, line: int, begins: b
         if len(found) > FEW:
             break
     raise WordsError(column, tuple(found), line)
+
+
+def _check_signs(cells: list[str], line: int, signs: dict[str, str]) -> None:
+    """Refuse a table with both 2,5 and 1.234: one of them may be a thousand times as much. ``signs`` keeps the first cell with each."""
+    for cell in cells:
+        for sign in ",.":
+            if sign in cell and sign not in signs and _number(cell, True) is not None:
+                signs[sign] = f"{cell.strip()} on line {line}"
+    if len(signs) == 2:
+        raise ValueError(f"it has decimal commas and points ({signs[',']}, {signs['.']}). Write all numbers alike, without separators of thousands")
 
 
 def _short(cell: str) -> str:
