@@ -4,10 +4,12 @@ import io
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +17,12 @@ import pytest
 import torch
 from small_models import LENGTHS, RAGGED, SEQUENCE, X, state, vae
 
-from aevb import Bernoulli, ContinuousBernoulli, Exact, Model, Normal, OneHot, cli, conv, deconv, em, fit, load_run
+from aevb import Bernoulli, ContinuousBernoulli, Exact, Model, Normal, OneHot, cli, conv, deconv, em, fit, load_run, predictive_check
 from aevb.cli.tables import write
 from aevb.data import standardise
 from aevb.data.named import Recipe
 from aevb.data.sources import open_source
+from aevb.pictures import grid
 from aevb.training.checkpoint import latest
 from aevb.training.evaluation import evaluate_precisely
 from aevb.training.interrupts import interruptible
@@ -176,6 +179,41 @@ def test_a_full_disk_leaves_the_file_that_was_there(tmp_path, monkeypatch, name)
         write(out, {"x": np.zeros((3, 2))}, {})
     assert (caught.value.filename, out.read_text(), os.listdir(tmp_path)) == (str(out), "before", [name])
     assert real is io.BufferedWriter.write
+
+
+@contextmanager
+def files_of_at_most(size):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_picture_that_does_not_fit_on_the_disk_is_not_half_written(tmp_path):
+    images = np.random.default_rng(0).random((9, 20, 20))
+    check = predictive_check(vae(), {"x": X}, replicates=20, seed=0)
+    writers = {"grid.png": lambda out: grid(images, 3, out), "check.png": check.plot}
+    for name, write_picture in writers.items():
+        out = tmp_path / name
+        with files_of_at_most(500), pytest.raises(OSError, match="nothing was written") as caught:
+            write_picture(out)
+        assert (caught.value.filename, os.listdir(tmp_path)) == (str(out), [])
+        write_picture(out)
+        assert out.read_bytes().startswith(b"\x89PNG")
+        out.unlink()
+
+
+def test_a_file_is_written_through_a_link_and_into_a_pipe(tmp_path):
+    (tmp_path / "link.csv").symlink_to("real.csv")
+    write(tmp_path / "link.csv", {"x": np.zeros((1, 2))}, {})
+    assert (tmp_path / "link.csv").is_symlink()
+    assert (tmp_path / "real.csv").read_text() == "x0,x1\n0,0\n"
+    os.mkfifo(tmp_path / "pipe.csv")
+    with subprocess.Popen(["cat", tmp_path / "pipe.csv"], stdout=subprocess.PIPE) as reader:
+        write(tmp_path / "pipe.csv", {"x": np.zeros((1, 2))}, {})
+        assert reader.stdout.read() == b"x0,x1\n0,0\n"
 
 
 def test_a_recipe_of_other_kinds_is_damaged(tmp_path):

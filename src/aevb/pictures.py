@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aevb.storage import whole_file
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -32,7 +34,9 @@ def grid(images: np.ndarray, columns: int, path: str | Path, labels: Sequence[st
         canvas[top : top + height, left : left + width] = picture
     zoom = max(1, round(56 / height))
     whole = Image.fromarray(np.uint8(255 * canvas.repeat(zoom, 0).repeat(zoom, 1)))
-    (_labelled(whole, labels, zoom * (height + 1), zoom) if labels else whole).save(path, format="PNG")
+    picture = _labelled(whole, labels, zoom * (height + 1), zoom) if labels else whole
+    with whole_file(Path(path)) as place:
+        picture.save(place, format="PNG")
 
 
 def _labelled(picture: Image.Image, labels: Sequence[str], line: int, top: int) -> Image.Image:

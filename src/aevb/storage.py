@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,25 @@ MOST_AXES = 64  # of a tensor; torch has no more
 
 class IntegrityWarning(UserWarning):
     """What was read cannot be vouched for: the message says what is missing or damaged, and what follows from it."""
+
+
+@contextmanager
+def whole_file(out: Path) -> Iterator[Path]:
+    """A place to write a file at, which becomes ``out`` when it is complete: a full disk leaves what was there before.
+
+    The place has the same ending. A link stays one, and what is no plain file (a pipe) is written as it is.
+    """
+    real = out.resolve()
+    place = out if out.exists() and not out.is_file() else real.with_name(f".{os.getpid()}.part.{real.name}")
+    try:
+        yield place
+        if place != out:
+            place.replace(real)
+    except OSError as error:
+        raise OSError(error.errno or errno.EIO, f"{error.strerror or error}; nothing was written", str(out)) from None
+    finally:
+        if place != out:
+            place.unlink(missing_ok=True)
 
 
 def read_json(path: Path, longest: int = LONGEST) -> Any:

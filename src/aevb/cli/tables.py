@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import errno
-import os
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from aevb.storage import whole_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,19 +18,6 @@ def refuse_kind(out: Path) -> None:
     """Refuse a kind of file that is not written, before anything is computed."""
     if out.suffix not in (".csv", ".npz", ".npy"):
         raise ValueError(f"{out}: write a .csv or a .npz file, or a .npy of a single array.")
-
-
-@contextmanager
-def whole_file(out: Path) -> Iterator[Path]:
-    """A place to write a file at, which becomes ``out`` when it is complete: a full disk leaves what was there before."""
-    place = out.with_name(f".{out.name}.{os.getpid()}.part")
-    try:
-        yield place
-        place.replace(out)
-    except OSError as error:
-        raise OSError(error.errno or errno.EIO, f"{error.strerror or error}; nothing was written", str(out)) from None
-    finally:
-        place.unlink(missing_ok=True)
 
 
 def write(

@@ -11,7 +11,7 @@ import typer
 
 from aevb.cli.options import RunData, RunFolder, RunPrepare, Seed, in_its_words, path, refuse_input
 from aevb.cli.rows import batches, counted_rows, known_rows, load_rows, open_run, recipe_of, which_rows, whole_of, without_latents
-from aevb.cli.tables import refuse_kind, whole_file, write
+from aevb.cli.tables import refuse_kind, write
 
 if TYPE_CHECKING:
     import numpy as np
@@ -141,8 +141,7 @@ def sample(
         if shape is None:
             raise ValueError(f"{first} has {graph.size(first)} columns, which are no image. Write a table: --out samples.csv.")
         x, named = drawn[first], [f"{classes} = {c}" for c in range(count)] if classes else []
-        with whole_file(out) as place:
-            grid(np.clip(x.reshape(len(x), *(x.shape[1:] if graph.timed[first] else shape)), 0, 1), n, place, named)
+        grid(np.clip(x.reshape(len(x), *(x.shape[1:] if graph.timed[first] else shape)), 0, 1), n, out, named)
     else:
         labels = {classes: np.repeat(np.arange(count), n)} if classes else {}
         arrays = {name: _as_data(graph, recipe, name, value) for name, value in drawn.items()} | labels

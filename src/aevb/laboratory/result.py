@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aevb.storage import whole_file
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
@@ -186,7 +188,8 @@ class Laboratory:
         return asdict(self) | {"best": {name: one and one.full_name for name, one in chosen.items()}, "advice": self.advice}
 
     def save(self, path: str | Path) -> None:
-        Path(path).write_text(json.dumps(self.record(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        with whole_file(Path(path)) as place:
+            place.write_text(json.dumps(self.record(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """Time against variance of the gradient, θ's and φ's; hollow is biased, and lines join what costs the same."""
@@ -200,5 +203,6 @@ class Laboratory:
         }
         figure = trade_off(panels, "ms a step", hollow="hollow: biased")
         if path is not None:
-            figure.savefig(path, dpi=150)
+            with whole_file(Path(path)) as place:
+                figure.savefig(place, dpi=150)
         return figure

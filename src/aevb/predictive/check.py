@@ -23,6 +23,7 @@ from aevb.model import Model
 from aevb.pictures import replicated
 from aevb.predictive.replicate import as_array, replicate, some_rows
 from aevb.predictive.statistics import STATISTICS, Statistic, evaluate, usual_statistics
+from aevb.storage import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -140,7 +141,8 @@ class PredictiveCheck:
         panels = [(found.label, found.observed, found.replicates, found.p) for found in [*whole, *columns][:most]]
         figure = replicated(panels)
         if path is not None:
-            figure.savefig(path, dpi=130)
+            with whole_file(Path(path)) as place:
+                figure.savefig(place, dpi=130)
         return figure
 
 
