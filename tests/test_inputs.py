@@ -17,7 +17,23 @@ import pytest
 import torch
 from small_models import LENGTHS, RAGGED, SEQUENCE, X, state, vae
 
-from aevb import Bernoulli, ContinuousBernoulli, Exact, Model, Normal, OneHot, cli, conv, deconv, em, fit, load_run, predictive_check
+from aevb import (
+    Bernoulli,
+    ContinuousBernoulli,
+    Exact,
+    Model,
+    MultivariateNormal,
+    Normal,
+    OneHot,
+    StudentT,
+    cli,
+    conv,
+    deconv,
+    em,
+    fit,
+    load_run,
+    predictive_check,
+)
 from aevb.cli.tables import write
 from aevb.data import standardise
 from aevb.data.named import Recipe
@@ -60,6 +76,27 @@ TENSORS = {
     ),
     "levels": (np.arange(20).reshape(5, 4) % 17, "They look like grey levels 0 … 16: make them binary (aevb.data.threshold(x, 17)"),
 }
+
+
+def test_what_is_fixed_in_a_sample_is_refused_alike():
+    model = Model({"y": OneHot(3), "x | y": Normal(4)}, {"y | x": OneHot()})
+    meta = torch.zeros(3, dtype=torch.long, device="meta")
+    for value, message in (
+        ("cat", "y holds 'cat'"),
+        (meta, "y holds no numbers (a meta tensor)"),
+        ({"a": 1}, "y is a dict, not an array of numbers"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            model.sample(3, y=value)
+    assert model.sample(3, y=torch.tensor([0, 2, 1], dtype=torch.uint64))["y"].argmax(-1).tolist() == [0, 2, 1]
+    with pytest.raises(ValueError, match="y has 1 label outside 0 … 2"):  # not taken for −1, an unknown one
+        model.elbo(x=torch.zeros(1, 4), y=torch.tensor([2**64 - 1], dtype=torch.uint64))
+
+
+def test_a_matrix_of_scipy_is_refused_by_what_it_is():
+    matrix = pytest.importorskip("scipy.sparse").csr_matrix(np.eye(4))
+    with pytest.raises(ValueError, match=r"x is a csr_matrix, not an array of numbers\. Pass x\.toarray\(\)\."):
+        gaussian(4).elbo(x=matrix)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -145,6 +182,21 @@ def test_a_model_in_bfloat16_is_used_but_not_trained():
     assert model.posterior(x=x)["z"].mean.dtype is torch.bfloat16
     with pytest.raises(ValueError, match=re.escape("The model is in bfloat16, too coarse to train in. Train model.float()")):
         fit(model, {"x": x}, steps=3)
+
+
+def test_what_torch_cannot_compute_in_low_precision_is_a_sentence():
+    student = Model({"z": StudentT(1), "x | z": Normal(2)}, {"z | x": Normal()}).to(torch.bfloat16)
+    full = Model({"z": Normal(1), "x | z": MultivariateNormal(2)}, {"z | x": Normal()}).to(torch.bfloat16)
+    for call in (lambda: student.sample(3), lambda: full.elbo(x=torch.zeros(3, 2))):
+        with pytest.raises(ValueError, match=r"torch cannot compute this in bfloat16, .* Use model\.float\(\)\."):
+            call()
+
+
+def test_a_model_without_weights_is_a_sentence():
+    model = gaussian(4).to("meta")
+    for call in (lambda: model.elbo(x=torch.zeros(3, 4)), lambda: model.sample(3), lambda: fit(model, {"x": torch.zeros(3, 4)}, steps=1)):
+        with pytest.raises(ValueError, match="This model has no weights: it is on the meta device"):
+            call()
 
 
 # Files that change, and files that are written ------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def lay_out(graph: Graph, data: Mapping[str, Any], *, like: Tensor, masks: Itera
     """
     batch: Batch = {}
     for name, value in data.items():
-        tensor = _numbers(name, value).to(like.device)
+        tensor = numbers(name, value).to(like.device)
         masked = f"{name}?" in masks
         if are_labels(graph, name, tensor):
             batch[name], known = _vectors(tensor, graph.size(name), like)
@@ -111,7 +111,7 @@ def lay_out(graph: Graph, data: Mapping[str, Any], *, like: Tensor, masks: Itera
 
 def raw_on_axes(graph: Graph, name: str, value: Any, like: Tensor) -> Tensor:
     """Values as [T or 1, N, d] on the model's device, whole numbers in the type they came in; missing ones are zeros."""
-    tensor = _numbers(name, value)
+    tensor = numbers(name, value)
     kind = torch.empty((), dtype=like.dtype if tensor.is_floating_point() else tensor.dtype, device=like.device)
     found = _on_axes(graph, name, tensor, kind)
     return found.nan_to_num(0.0) if found.is_floating_point() else found
@@ -203,7 +203,8 @@ def unmasked(x: Any) -> Any:
     return np.ma.filled(x.astype(x.dtype if x.dtype.kind == "f" else np.float64), np.nan)
 
 
-def _numbers(name: str, value: Any) -> Tensor:
+def numbers(name: str, value: Any) -> Tensor:
+    """A value as a tensor; refused by what it is where it holds no numbers."""
     if isinstance(value, Tensor):
         return _plain_tensor(name, value)
     try:
@@ -215,7 +216,7 @@ def _numbers(name: str, value: Any) -> Tensor:
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         array = array.astype(np.float64)
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:  # torch hardly computes with these
-        array = array.astype(np.float64 if array.dtype.itemsize == 8 else np.int64)
+        array = array.astype(np.float64 if array.size and array.max() >= 2**63 else np.int64)
     if not array.dtype.isnative or not array.flags.writeable or not array.flags.aligned or any(stride < 0 for stride in array.strides):
         array = array.astype(array.dtype.newbyteorder("="), order="C", copy=True)  # torch cannot share such memory
     return torch.as_tensor(array)
@@ -232,12 +233,16 @@ def _plain_tensor(name: str, value: Tensor) -> Tensor:
         raise ValueError(
             f"{name} is a {'nested' if value.is_nested else 'sparse'} tensor. Pass a dense one ({name}.to_dense()), or a list of sequences."
         )
-    unsigned = value.dtype in (torch.uint16, torch.uint32, torch.uint64)  # torch hardly computes with these
-    return value.detach().to(torch.int64) if unsigned else value.detach()
+    if value.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch hardly computes with these
+        return numbers(name, value.detach().cpu().numpy()).to(value.device)
+    return value.detach()
 
 
 def _no_numbers(name: str, value: Any, array: np.ndarray) -> str:
     """What an array holds that is no number, where, and what to do about it."""
+    if not array.shape and array.dtype == object:
+        fix = f" Pass {name}.toarray()." if hasattr(value, "toarray") else ""
+        return f"{name} is a {type(value).__name__}, not an array of numbers.{fix}"
     for place in np.ndindex(array.shape) if array.dtype.kind in "OSU" else ():
         try:
             float(array[place])
@@ -253,7 +258,7 @@ def _no_numbers(name: str, value: Any, array: np.ndarray) -> str:
 
 
 def _layout(graph: Graph, name: str, value: Any, like: Tensor, first_row: int) -> tuple[Tensor, Tensor | None]:
-    tensor = _numbers(name, value)
+    tensor = numbers(name, value)
     shape, time = graph.shapes[name], 1 if graph.timed[name] else 0
     d = graph.size(name)
     axes = "[N, T" if time else "[N"
@@ -345,12 +350,12 @@ def _real_steps(graph: Graph, batch: Batch, steps: Any, lengths: Any, *, check: 
         raise ValueError("steps= and lengths= are for sequences; no variable of these data has [t].")
     count, n = timed.shape[0], timed.shape[1]
     if lengths is not None:
-        length = _numbers("lengths", lengths).to(timed.device)
+        length = numbers("lengths", lengths).to(timed.device)
         if check and (length.shape != (n,) or bool(((length.long() != length) | (length < 1) | (length > count)).any())):
             raise ValueError(f"lengths holds one number for each of the {n} rows, from 1 to {count}.")
         real = torch.arange(count, device=timed.device)[:, None] < length[None, :]
     else:
-        mask = _numbers("steps", steps).to(timed.device).bool()
+        mask = numbers("steps", steps).to(timed.device).bool()
         if check and mask.shape != (n, count):
             raise ValueError(f"steps has shape {list(mask.shape)}; expected [N, T] = [{n}, {count}].")
         real = mask.T

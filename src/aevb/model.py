@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from aevb import noise as noises
 from aevb.axes import TIME
-from aevb.batch import Batch, are_labels, prepare, split_latents, unmasked
+from aevb.batch import Batch, are_labels, numbers, prepare, split_latents
 from aevb.conditionals import Conditional, Factor
 from aevb.contention import sharing_cores
 from aevb.deterministic import Cell, Deterministic, Function, Recurrence
@@ -191,10 +191,24 @@ class Model(nn.Module):
     # The bound ---------------------------------------------------------------------------------------------------------------
 
     def _parameter(self) -> Tensor:
+        """A tensor whose device and precision are the model's."""
         for tensor in chain(self.parameters(), self.buffers()):
+            if tensor.is_meta:
+                raise ValueError('This model has no weights: it is on the meta device. Make it elsewhere (.to_empty(device="cpu")), and load some.')
             if tensor.is_floating_point():
                 return tensor
         return torch.zeros(())
+
+    @contextmanager
+    def _in_its_precision(self) -> Iterator[None]:
+        """Say in words that torch lacks an operation in the model's precision."""
+        try:
+            yield
+        except NotImplementedError as error:
+            dtype = self._parameter().dtype
+            if dtype not in (torch.bfloat16, torch.float16):
+                raise
+            raise ValueError(f"torch cannot compute this in {str(dtype)[6:]}, which the model is in ({error}). Use model.float().") from error
 
     def prepare(self, *, steps: Any = None, lengths: Any = None, **data: Any) -> Batch:
         """Check data against the declaration and lay them out as estimates read them."""
@@ -248,7 +262,8 @@ class Model(nn.Module):
             noise = self.draw_noise(plan, batch, seed=seed)
         else:
             self._check_noise(plan, batch, noise)
-        return estimate(plan, self.factors, batch, noise, temperature=temperature, kl_weight=kl_weight)  # type: ignore[arg-type]
+        with self._in_its_precision():
+            return estimate(plan, self.factors, batch, noise, temperature=temperature, kl_weight=kl_weight)  # type: ignore[arg-type]
 
     @sharing_cores()
     def log_evidence(
@@ -294,7 +309,7 @@ class Model(nn.Module):
     @contextmanager
     def _evaluating(self, seed: int | None) -> Iterator[None]:
         """No gradients, no dropout, and a seed of its own if one is given, for this thread alone."""
-        with torch.no_grad(), evaluating(self), seeded(seed, all_code=seed is not None and self._has_own_code()):
+        with self._in_its_precision(), torch.no_grad(), evaluating(self), seeded(seed, all_code=seed is not None and self._has_own_code()):
             yield
 
     def _has_own_code(self) -> bool:
@@ -339,7 +354,7 @@ class Model(nn.Module):
         for name, value in fixed.items():
             if name not in self.graph.shapes or self.graph.is_deterministic(name):
                 raise ValueError(f"{name!r} is not a variable that can be fixed; those are {', '.join((*self.graph.stochastic, *self.graph.given))}.")
-            tensor = torch.as_tensor(unmasked(value))
+            tensor = numbers(name, value)
             time = (steps,) if self.graph.timed[name] else ()
             labels = time if not tensor.is_floating_point() else None
             if not tensor.dim():
@@ -443,7 +458,7 @@ class Model(nn.Module):
             if f"{name}?" in batch:
                 raise ValueError(f"{name!r} is unknown in some rows; log_prob takes a complete assignment.")
         plan = self.plan(clamped=graph.latents)
-        with evaluating(self):
+        with evaluating(self), self._in_its_precision():
             return estimate(plan, self.factors, batch, {}).value  # type: ignore[arg-type]
 
     # Saving ------------------------------------------------------------------------------------------------------------------------
