@@ -169,9 +169,9 @@ def test_draws_by_q_agree_with_the_exact_moments_where_q_is_exact():
 
 def test_it_is_the_same_for_a_seed_and_nan_beyond_the_end():
     model = built({"z[t] | z[t-1]": Normal(1, net=mlp(3)), "x[t] | z[t]": Normal(2)}, {"z[t] | z[t-1], x[t]": Normal()})
-    fit(model, {"x": randn(8, 4, 2)}, steps=2)
     x = [randn(4, 2), randn(2, 2, seed=1)]
     x[1][0, 1] = NAN
+    fit(model, {"x": x}, steps=2)
     a, b = (model.impute(x=x, seed=5, samples=7) for _ in range(2))
     assert repr(a) == "1 missing cell of x filled by q, 7 draws"
     assert torch.equal(a.draws["x"].nan_to_num(9.0), b.draws["x"].nan_to_num(9.0))

@@ -463,6 +463,22 @@ class Model(nn.Module):
 
     # Saving ------------------------------------------------------------------------------------------------------------------------
 
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The weights, as torch has them; which of q's factors were trained goes with them in torch's own metadata."""
+        found = super().state_dict(*args, **kwargs)
+        mine = getattr(found, "_metadata", {}).get(kwargs.get("prefix", "")[:-1])
+        if mine is not None:
+            mine[TEACHING] = self.teaching.state(self)
+        return found
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Take over weights, as torch does, and which of q's factors were trained, where ``state_dict`` of a model says so."""
+        result = super().load_state_dict(state_dict, strict, assign)
+        teaching = getattr(state_dict, "_metadata", {}).get("", {}).get(TEACHING)
+        if isinstance(teaching, Mapping):
+            self.teaching.restore(self, teaching)
+        return result
+
     def declaration(self) -> dict[str, Any]:
         """The declaration as JSON-ready data."""
         graph = self.graph

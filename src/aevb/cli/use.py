@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aevb.cli.options import RunData, RunFolder, RunPrepare, Seed, in_its_words, path, refuse_input
-from aevb.cli.rows import batches, counted_rows, known_rows, load_rows, open_run, recipe_of, which_rows, whole_of, without_latents
+from aevb.cli.rows import ROWS, batches, counted_rows, known_rows, load_rows, open_run, recipe_of, which_rows, whole_of, without_latents
 from aevb.cli.tables import refuse_kind, write
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def evaluate(
     for name in model.graph.latents:
         if known.any() and model.graph.rule("p", name).spec.finite and not model.graph.timed[name]:
             try:
-                probs = _posterior_means(model, without_latents(model, chosen.data), seed)[name]
+                probs = _posterior_means(model, without_latents(model, chosen.data), seed)[0][name]
             except UntaughtError as error:
                 print(f"  clusters {name}: not judged. {in_its_words(error)}")
                 continue
@@ -168,14 +168,14 @@ def encode(
     loaded = load_rows(run, model, data, prepare, seed, whole=True)
     refuse_input(out, loaded.recipe.data)
     chosen = loaded.test or loaded.train
-    codes = _posterior_means(model, without_latents(model, chosen.data), seed)
+    codes, method = _posterior_means(model, without_latents(model, chosen.data), seed)
     timed = [name for name in codes if model.graph.timed[name]]
     lengths = (~np.isnan(codes[timed[0]]).any(-1)).sum(1) if timed else None
     write(out, codes, {}, timed, lengths=lengths, numbers=loaded.lines)
     print(
         f"{counted_rows(model, loaded, chosen)}{which_rows(loaded)}: "
         + ", ".join(f"{name} {list(code.shape)}" for name, code in codes.items())
-        + f" in {out}"
+        + f" in {out} (by {'the exact posterior' if method == 'exact' else 'q'})"
     )
 
 
@@ -224,23 +224,27 @@ def impute(
 # What they compute -----------------------------------------------------------------------------------------------------------------
 
 
-def _posterior_means(model: Model, data: Mapping[str, Any], seed: int) -> dict[str, np.ndarray]:
-    """The posterior mean of every latent, [N, size] or [N, T, size]; NaN beyond a row's end."""
+def _posterior_means(model: Model, data: Mapping[str, Any], seed: int) -> tuple[dict[str, np.ndarray], str]:
+    """The posterior mean of every latent, [N, size] or [N, T, size], NaN beyond a row's end; and by which posterior: "exact" or "q"."""
     import numpy as np
     import torch
 
-    from aevb.posterior import posterior_of
+    from aevb.posterior import posterior_of, why_not_q
 
     found: dict[str, list[np.ndarray]] = {name: [] for name in model.graph.latents}
-    for i, batch in enumerate(batches(model, data)):
-        posterior = posterior_of(model, batch, seed=seed + i)
+    parts_of_rows = batches(model, data)
+    exact = any(why_not_q(model, batch) is not None for batch in parts_of_rows)  # then for all rows, so that codes can be compared
+    method = "q"
+    for i, batch in enumerate(parts_of_rows):
+        posterior = posterior_of(model, batch, seed=seed + i, prefer_exact=exact, first_row=i * ROWS)
+        method = posterior.method
         for name, parts in found.items():
             with torch.no_grad():
                 mean = posterior[name].mean
             if "steps" in batch and model.graph.timed[name]:
                 mean = torch.where(batch["steps"].transpose(0, 1), mean, torch.nan)
             parts.append(mean.cpu().numpy())
-    return {name: np.concatenate(parts) for name, parts in found.items()}
+    return {name: np.concatenate(parts) for name, parts in found.items()}, method
 
 
 def _imputed(model: Model, data: Mapping[str, Any], samples: int, seed: int) -> tuple[dict[str, np.ndarray], str]:
@@ -253,7 +257,8 @@ def _imputed(model: Model, data: Mapping[str, Any], samples: int, seed: int) -> 
         raise ValueError(f"--samples is at least 1, got {samples}.")
     found = []
     for i, batch in enumerate(batches(model, data)):
-        found.append(impute(posterior_of(model, batch, seed=seed + i, prefer_exact=True), samples, draws=False))
+        posterior = posterior_of(model, batch, seed=seed + i, prefer_exact=True, first_row=i * ROWS)
+        found.append(impute(posterior, samples, draws=False))
     return {name: np.concatenate([part.mean[name].cpu().numpy() for part in found]) for name in found[0].mean}, found[0].method
 
 

@@ -28,18 +28,18 @@ class UntaughtError(ValueError):
 
 
 def posterior_of(
-    model: Model, batch: Batch, *, samples: int = 64, seed: int | None = None, method: str = "auto", prefer_exact: bool = False
+    model: Model, batch: Batch, *, samples: int = 64, seed: int | None = None, method: str = "auto", prefer_exact: bool = False, first_row: int = 0
 ) -> Posterior:
     """The posterior of a batch's latents.
 
     ``method="auto"`` takes q where it was trained and can answer, otherwise the exact posterior (``prefer_exact`` takes that wherever it is known),
-    and refuses where there is neither. "q" takes q as it is, "exact" never takes it.
+    and refuses where there is neither. "q" takes q as it is, "exact" never takes it. ``first_row`` is the number of the batch's first row, for messages.
     """
     if method not in METHODS:
         raise ValueError(f'method is "auto", "q" or "exact", got {method!r}.')
     if method == "q":
         return Posterior(model, batch, samples=samples, seed=seed, why="as asked")
-    reason = None if method == "exact" else why_not_q(model, batch)
+    reason = None if method == "exact" else why_not_q(model, batch, first_row)
     if method == "auto" and reason is None and not prefer_exact:
         return Posterior(model, batch, samples=samples, seed=seed)
     try:
@@ -49,27 +49,44 @@ def posterior_of(
             raise ValueError(f'The posterior of this model is not known in closed form: {why}. Use method="q".') from None
         if reason is None:
             return Posterior(model, batch, samples=samples, seed=seed)
-        raise UntaughtError(f"{reason}, and the exact posterior is not known: {why}. {_remedy(model)}") from None
+        raise UntaughtError(f"{reason}, and the exact posterior is not known: {why}. {_remedy(model, batch)}") from None
 
 
-def why_not_q(model: Model, batch: Batch) -> str | None:
+def why_not_q(model: Model, batch: Batch, first_row: int = 0) -> str | None:
     """What keeps q from answering for these rows, in words; None if nothing does."""
     unknown = [name for name in model.graph.latents if name not in batch or f"{name}?" in batch]
     reasons = model.untaught()
     if reason := next((reasons[name] for name in unknown if name in reasons), None):
         return reason
     rows = _open_ended(model.graph, batch)
-    if rows is None or model.teaching.open_ends:
-        return None
-    count = int(rows.sum())
-    which = "1 row ends" if count == 1 else f"{count} rows end"
-    return f"{which} in steps without data (first: row {int(rows.nonzero()[0, 0])}), which q was not trained on, so that it cannot forecast them"
+    if rows is not None and not model.teaching.open_ends:
+        count = int(rows.sum())
+        which = "1 row ends" if count == 1 else f"{count} rows end"
+        return f"{which} in steps without data (first: row {first_row + int(rows.nonzero()[0, 0])}), which q was not trained on, so that it cannot forecast them"
+    for name in _lacking(model.graph, batch):
+        if name in model.teaching.unseen(model, unknown):
+            rows = (~batch[f"{name}?"]).any(-1).any(0)  # [N]
+            count = int(rows.sum())
+            which = "1 row lacks" if count == 1 else f"{count} rows lack"
+            return (
+                f"{which} entries of {name} (first: row {first_row + int(rows.nonzero()[0, 0])}), which q was not trained on: its training rows had all of "
+                f"them, and it would read a missing entry as 0"
+            )
+    return None
 
 
-def _remedy(model: Model) -> str:
+def _remedy(model: Model, batch: Batch) -> str:
     if model.untaught():
         return "Train q (schedule=joint(); classify=1 where every row has a label)."
-    return "If the NaN only pad the rows, say how long each is: lengths=…."
+    if open_ended(model.graph, batch) and not model.teaching.open_ends:
+        return "If the NaN only pad the rows, say how long each is: lengths=…."
+    return "Train on rows in which entries are missing too (NaN; some may be left out at random)."
+
+
+def _lacking(graph: Graph, batch: Batch) -> list[str]:
+    """The observed variables that q reads, itself or through a function, and that lack entries."""
+    read = {ref.name for entry in graph.entries() if entry.side == "q" or graph.is_deterministic(entry.key.name) for ref in entry.key.parents}
+    return [name for name in graph.observed if f"{name}?" in batch and name in read]
 
 
 def _open_ended(graph: Graph, batch: Batch) -> Tensor | None:

@@ -62,6 +62,7 @@ from aevb.training.threads import threads, worth
 __all__ = ["Training", "TrainingError", "fit"]
 
 UNTAUGHT = "is known in every row"  # what a note says of such a latent
+LEAST_SHARE = 10  # steps of p for one of q, beyond which q counts as not trained
 ITERATIONS = 1000  # over all rows, where none are asked for: they end when the evidence does not rise any more
 ESTIMATES = ("bound", "samples", "gradient", "temperature", "kl_warmup", "classify", "agree")  # settings that exact answers do not use
 # What a resumed run may set anew: none of it changes the steps that were taken. A longer run stretches what is left of the learning rate.
@@ -228,6 +229,7 @@ class Training:
         self.per_epoch = max(1, round(self.source.n / self.order.batch))
         first = self.source.take(torch.arange(min(2, self.source.n)))
         self.plan = self._plan(first)
+        self.whole = [name for name in model.graph.observed if f"{name}?" not in first]  # masks are those that all rows need
         self.all_threads = torch.get_num_threads()
         self.threads = (
             self.all_threads if settings.schedule.objective != "bound" else worth(model, self.plan, -(-self.order.batch // self.world.size))
@@ -613,6 +615,7 @@ class Training:
         if self.after is None:
             return {}
         before = self._forms()
+        self._note_teaching()  # it may ask for a posterior
         found = dict(self.after(self.step, self.model) or {})
         changed = next((name for name, form in self._forms().items() if before.get(name) != form), None)
         if changed is not None:
@@ -654,10 +657,15 @@ class Training:
         model, schedule = self.model, self.settings.schedule
         if not self.step:
             return
+        names = with_weights(model)
         if schedule.objective == "bound":
-            if any(schedule.phase(step, self.total).phi for step in range(self.step)):
-                known = self._untaught()
-                model.teaching.taught(set(trainable_latents(model)) - set(known), open_ends=self.open_ends)
+            e_steps, m_steps = self._counted()
+            known = self._untaught()
+            trained = [name for name in trainable_latents(model) if name not in known]
+            if e_steps and e_steps * LEAST_SHARE < m_steps:
+                model.teaching.record(model, dict.fromkeys(trained, f"q was trained in {e_steps} of {self.step} steps"))
+            elif e_steps:
+                model.teaching.taught(model, trained, whole=self.whole, open_ends=self.open_ends)
                 told = {name: f"{name} was known in every training row, so that q({name}|·) was not trained" for name in known}
                 model.teaching.record(model, {name: reason for name, reason in told.items() if name in model.teaching.records})
             return
@@ -666,11 +674,19 @@ class Training:
             if schedule.objective == "evidence"
             else self.stepper.left_alone and f"em() left q as it is: {self.stepper.left_alone}"
         )
-        names = with_weights(model)
         if behind:
             model.teaching.record(model, dict.fromkeys(names, behind))
         else:
-            model.teaching.taught(names)
+            model.teaching.whole = None  # q has been replaced, by a formula for rows that have all entries
+            model.teaching.taught(model, names, whole=model.graph.observed)
+
+    def _counted(self) -> tuple[int, int]:
+        """How many of the steps so far trained q, and how many p."""
+        schedule = self.settings.schedule
+        cycles, rest = divmod(self.step, schedule.cycle)
+        phases = [schedule.phase(step, self.total) for step in range(schedule.cycle if cycles else rest)]
+        q, p = ([getattr(phase, group) for phase in phases] for group in ("phi", "theta"))
+        return cycles * sum(q) + sum(q[:rest]), cycles * sum(p) + sum(p[:rest])
 
     def _checkpoint(self, copied: bool = False) -> Checkpoint:
         self.stepper.settle_model()
