@@ -33,7 +33,8 @@ def posterior_of(
     """The posterior of a batch's latents.
 
     ``method="auto"`` takes q where it was trained and can answer, otherwise the exact posterior (``prefer_exact`` takes that wherever it is known),
-    and refuses where there is neither. "q" takes q as it is, "exact" never takes it. ``first_row`` is the number of the batch's first row, for messages.
+    and refuses where there is neither. "q" takes q as it is, "exact" never takes it.
+    ``first_row`` is the number of the batch's first row, for messages.
     """
     if method not in METHODS:
         raise ValueError(f'method is "auto", "q" or "exact", got {method!r}.')
@@ -60,19 +61,20 @@ def why_not_q(model: Model, batch: Batch, first_row: int = 0) -> str | None:
         return reason
     rows = _open_ended(model.graph, batch)
     if rows is not None and not model.teaching.open_ends:
-        count = int(rows.sum())
-        which = "1 row ends" if count == 1 else f"{count} rows end"
-        return f"{which} in steps without data (first: row {first_row + int(rows.nonzero()[0, 0])}), which q was not trained on, so that it cannot forecast them"
+        ends = _counted(rows, "ends", "end", "in steps without data", first_row)
+        return f"{ends}, which q was not trained on, so that it cannot forecast them"
+    unseen = model.teaching.unseen(model, unknown)
     for name in _lacking(model.graph, batch):
-        if name in model.teaching.unseen(model, unknown):
-            rows = (~batch[f"{name}?"]).any(-1).any(0)  # [N]
-            count = int(rows.sum())
-            which = "1 row lacks" if count == 1 else f"{count} rows lack"
-            return (
-                f"{which} entries of {name} (first: row {first_row + int(rows.nonzero()[0, 0])}), which q was not trained on: its training rows had all of "
-                f"them, and it would read a missing entry as 0"
-            )
+        if name in unseen:
+            lacks = _counted((~batch[f"{name}?"]).any(-1).any(0), "lacks", "lack", f"entries of {name}", first_row)
+            return f"{lacks}, which q was not trained on: its training rows had all of them, and it would read a missing entry as 0"
     return None
+
+
+def _counted(rows: Tensor, does: str, do: str, what: str, first_row: int) -> str:
+    """How many rows [N] do something, and which is the first, in words."""
+    count = int(rows.sum())
+    return f"{f'1 row {does}' if count == 1 else f'{count} rows {do}'} {what} (first: row {first_row + int(rows.nonzero()[0, 0])})"
 
 
 def _remedy(model: Model, batch: Batch) -> str:
