@@ -441,3 +441,18 @@ def test_values_that_repeat_are_noted_under_a_density():
     assert repeats(fit(mixture, {"x": x[:, [1, 3, 1, 3]]}, schedule=em(), steps=1)) == []
     holes = np.where(rng.random(x.shape) < 0.3, np.nan, x)
     assert "columns 0, 2" in repeats(fit(mixture, {"x": holes}, schedule=em(), steps=1))[0]
+
+
+def test_one_value_that_repeats_and_columns_that_number_the_rows_are_noted():
+    torch.manual_seed(0)
+    x = torch.randn(100, 3)
+    x[:30, 1] = 0
+    model = Model({"y": OneHot(2, learned=True), "x | y": Normal(3)}, {"y | x": OneHot()})
+    (note,) = [row["note"] for row in fit(model, {"x": x}, steps=1).rows if "note" in row]
+    assert note.startswith("x has columns in which one value repeats (column 1; column 1: in 30 of 100 entries). p gives x a Normal")
+    assert note in str(model.log_evidence(x=x))
+    x[:, 1], x[:, 2] = torch.randn(100), (torch.arange(100.0) - 50) / 30
+    for rows in (x, x[torch.arange(100) % 7 != 3]):  # all, or without those held out
+        (note,) = [row["note"] for row in fit(model, {"x": rows}, steps=1).rows if "note" in row]
+        assert note.startswith("x has columns that number the rows (column 2)")
+    assert not [row for row in fit(model, {"x": torch.randn(100, 3).sort(0).values}, steps=1).rows if "note" in row]  # sorted, but no numbers

@@ -18,7 +18,7 @@ def level(d=1):
 
 
 def table(header, *columns):
-    lines = [",".join(f"{value:g}" for value in line) for line in zip(*columns, strict=True)]
+    lines = [",".join(f"{value:.12g}" for value in line) for line in zip(*columns, strict=True)]
     return "\n".join([header] * bool(header) + lines) + "\n"
 
 
@@ -32,6 +32,7 @@ ONE_SEQUENCE = {
     "value, row, step": table("x,row,step", VOLUME, np.zeros(10), np.arange(10)),
     "step alone": table("x,step", VOLUME, np.arange(10)),
     "id alone": table("id,x", np.zeros(10), VOLUME),
+    "months as rounded years": table("time,x", np.round(1949 + np.arange(10) / 12, 3), VOLUME),
     "every second month": table("month,x", np.arange(0, 20, 2), VOLUME),
 }
 
@@ -63,6 +64,9 @@ def test_rows_of_a_panel_have_their_own_numbers(tmp_path):
     assert (lines.rows.tolist(), lines.begins.tolist(), lines.spacing) == ([3, 7], [1999, 2001], 1)
     assert lines.numbers(np.array([0, 0, 1]), np.array([0, 2, 1])) == ["3,1999,", "3,2001,", "7,2002,"]
     assert (lines.keys.names, lines.span) == (("subject", "year"), "year 1999 to 2002")
+    (tmp_path / "m.csv").write_text(table("time,x", np.round(1949 + np.arange(120) / 12, 3), np.zeros(120)))
+    last = read_lines(tmp_path / "m.csv", level().graph)[1].numbers(np.array([0]), np.array([119]))
+    assert abs(float(last[0].rstrip(",")) - (1949 + 119 / 12)) < 1e-3  # what rounding took away does not add up
     bare = read_lines(tmp_path / "t.csv", Model({"z": Normal(1), "x | z": Normal(3)}, {"z | x": Normal()}).graph)  # no time: three columns
     assert (bare[0]["x"].shape, bare[1]) == ((5, 3), None)
 
@@ -75,6 +79,15 @@ REFUSED = {
     "a gap": ("year,x\n1,1\n2,1\n3,1\n5,1\n", "goes from year 3 to 5, where steps are 1 apart. Add lines with empty cells"),
     "a gap in a row": ("id,t,x\n1,1,1\n1,2,1\n9,1,1\n9,2,1\n9,4,1\n", "row 9 goes from t 2 to 4"),
     "two rows without numbers": ("year,x\n1,1\n2,1\n1,1\n2,1\n", "has the year 1 twice. If its lines are of several rows"),
+    "a count in fractions": (table("", np.round(1871 + np.arange(10) / 12, 6), VOLUME), "its column '1' counts the lines (1871, 1871.08"),
+    "years out of order": (table("ano,volume", np.roll(YEARS, 3), VOLUME), "its column 'ano' has every number from 1871 to 1880 once"),
+    "uneven times": (table("zeit,volume", np.cumsum([1, 4, 2, 2, 1, 3, 5, 1, 2, 1]), VOLUME), "its column 'zeit' is in order (1, 5, …, 22)"),
+    "months by number": (table("yyyymm,x", [*range(200010, 200013), *range(200101, 200108)], VOLUME), "its column 'yyyymm' is in order"),
+    "visits": (table("a,b,visit", VOLUME, VOLUME, np.arange(10) % 5), "its column 'visit' counts again and again from 0 (0, 1, 2, …)"),
+    "ids in the middle": (table("a,person,b", VOLUME, np.arange(10) // 2, VOLUME), "its column 'person' is in order (0, 0, …, 4)"),
+    "a name of its own beside another": (table("x,weight", VOLUME, VOLUME[::-1]), "its columns 'x' and 'weight' would be two steps of x"),
+    "ids in words": ("subject,t,x\nA,0,1\nB,0,2\n", "the column 'subject' holds words (A, B), not numbers. Number the rows in it (A = 0, B = 1)"),
+    "names in words": ("country,t,x\nA,0,1\nB,0,2\n", "If they name the sequences, number these in a column row."),
     "months beside a year": ("year,jan,feb\n2000,1,2\n2001,3,4\n", "since its column 'year' numbers them; if a line is a whole row"),
     "dates": ("date,x\n2001-01-31,1\n2001-02-28,2\n", "a date or a time, not a number. Number the steps 0, 1, 2, … in a column step"),
 }  # fmt: skip
@@ -87,7 +100,29 @@ def test_what_may_be_a_time_is_never_data(tmp_path, text, message):
         read_file(tmp_path / "t.csv", level().graph)
 
 
+def test_vectors_with_a_count_among_them_are_refused(tmp_path):
+    for text, message in (
+        (table("Jahr,a", YEARS, VOLUME), "its column 'Jahr' counts the lines (1871, 1872, …, 1880). If it numbers the steps, call it step"),
+        (table("subject,visit,score", np.arange(10) // 5, np.arange(10) % 5, VOLUME), "its column 'visit' counts again and again from 0"),
+    ):
+        (tmp_path / "t.csv").write_text(text)
+        with pytest.raises(ValueError, match=re.escape(message)):
+            read_file(tmp_path / "t.csv", level(2).graph)
+    (tmp_path / "t.csv").write_text(table("patient_id,x0,x1", np.arange(10) // 5, np.arange(10) % 5, VOLUME))
+    assert read_file(tmp_path / "t.csv", level(2).graph)["x"].shape == (2, 5, 2)  # the header says that it is x's
+
+
+def test_an_array_with_a_column_of_times_is_refused():
+    model, pairs = level(), torch.stack([torch.arange(1871.0, 1901.0), torch.randn(30, generator=torch.Generator().manual_seed(0))], 1)
+    for call in (lambda: model.log_evidence(x=pairs), lambda: fit(model, {"x": pairs}, steps=1)):
+        with pytest.raises(ValueError, match=r"30 sequences of 2 steps, of which step 0 counts the sequences \(1871, 1872, …\).*lengths=2"):
+            call()
+    assert model.log_evidence(x=pairs, lengths=2, seed=0).value.shape == (30,)
+
+
 def test_a_column_a_step_is_read_as_before(tmp_path):
+    (tmp_path / "x.csv").write_text(table("x0,x1,x2", YEARS, VOLUME, VOLUME))  # named after x, a count is data
+    assert read_file(tmp_path / "x.csv", level().graph)["x"].shape == (10, 3)
     (tmp_path / "t.csv").write_text("1,2,3\n4,5,7\n")
     assert read_file(tmp_path / "t.csv", level().graph)["x"].tolist() == [[1, 2, 3], [4, 5, 7]]
     model = Model({"z[t]": Normal(1), "year[t] | z[t]": Normal(1)}, {"z[t] | year[t]": Normal()})  # a variable of that name is data

@@ -22,6 +22,8 @@ from aevb.networks import table
 
 Batch = dict[str, Tensor]
 
+MANY = 20  # sequences, of two or three steps, of which one step counts them: a table with a column of times
+
 
 def prepare(
     graph: Graph,
@@ -338,6 +340,17 @@ def _check_steps(graph: Graph, batch: Batch, length: Any, single: bool) -> None:
             f"{name} holds {n} sequences of one step each; the axes are [N, T, …]. If they are the {n} steps of one sequence, put the axis of the "
             f"examples first: {name}.reshape({shape}). If sequences of one step are meant, say so: lengths=1."
         )
+    if length is None and not single and graph.size(name) == 1 and 2 <= count <= 3 and n >= MANY:
+        for t in range(count):
+            column = batch[name][t, :, 0].double()
+            step = (column[-1] - column[0]) / (n - 1)
+            if bool(step != 0) and bool(((column.diff() - step).abs() < 1e-3 * step.abs()).all()):
+                shown = f"{float(column[0]):g}, {float(column[1]):g}, …"
+                raise ValueError(
+                    f"{name} holds {n} sequences of {count} steps, of which step {t} counts the sequences ({shown}), as a "
+                    f"column of times does; the axes are [N, T, …]. If the {n} lines are the steps of one sequence, take their values alone, "
+                    f"[1, {n}, 1]. If {n} sequences are meant, say so: lengths={count}."
+                )
 
 
 def _real_steps(graph: Graph, batch: Batch, steps: Any, lengths: Any, *, check: bool = True) -> Tensor | None:

@@ -1,7 +1,7 @@
-"""Data on which a density has no greatest value.
+"""Data on which a density has no greatest value, or tells nothing.
 
-Constant columns are refused before the first step, since training could only diverge. Columns of few values that repeat are noted: a flexible p
-can narrow onto each of them, so that log p grows without telling anything.
+Constant columns are refused before the first step, since training could only diverge. Columns of few values that repeat, or of one that does, are
+noted: a flexible p can narrow onto each of them, so that log p grows without telling anything. So are columns that number the rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from aevb.networks import mlp
 
 FEW = 10  # values that are few in any column,
 REPEATS = 20  # and how often each occurs, on average, where they are more
+SHARE = 4  # a value that every so many entries have, among others that do not repeat, is such a value too
 LOOK = 2000  # rows that are looked at
+NUMBERED = 20  # rows from which on a column that goes up by whole multiples of a step numbers them,
+GAP = 20  # if no two neighbours are so many steps apart (rows between them may have been held out)
 
 
 def refuse_degenerate(graph: Graph, source: Source) -> None:
@@ -55,8 +58,20 @@ def note_repeats(graph: Graph, batch: Mapping[str, Tensor], besides: Collection[
         entry = next((entry for entry in graph.p[name].values() if _narrows(graph, entry)), None)
         if entry is None or name not in batch or name in besides:
             continue
-        counts, known = _distinct(batch, name)
-        columns = ((counts <= (known // REPEATS).clamp_min(FEW)) & (known >= 4 * counts) & (counts > 0)).nonzero()[:, 0].tolist()
+        counts, known, most = _distinct(batch, name)
+        few = (counts <= (known // REPEATS).clamp_min(FEW)) & (known >= 4 * counts) & (counts > 0)
+        columns = few.nonzero()[:, 0].tolist()
+        spikes = (~few & (most * SHARE >= known) & (most >= NUMBERED)).nonzero()[:, 0].tolist()
+        if spikes:
+            trouble = _trouble(entry)
+            assert trouble is not None
+            shown = ", ".join(map(str, spikes[:8])) + (", …" if len(spikes) > 8 else "")
+            notes.append(
+                f"{name} has columns in which one value repeats (column{'s' * (len(spikes) > 1)} {shown}; column {spikes[0]}: in "
+                f"{int(most[spikes[0]])} of {int(known[spikes[0]])} entries). p gives {name} a {type(entry.spec).__name__}, a density, which can "
+                f"narrow onto that value without bound: log p grows, and says little. If it stands for a missing entry, write NaN; else model it "
+                f"apart, or {trouble[3]}."
+            )
         if columns:
             trouble = _trouble(entry)
             assert trouble is not None
@@ -86,8 +101,8 @@ def _narrows(graph: Graph, entry: Entry) -> bool:
     return bool(entry.key.parents) and not (smooth and straight)  # a linear function of a Gaussian is one: it has one peak
 
 
-def _distinct(batch: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
-    """How many different values each column has among known entries and real steps, and how many such entries there are."""
+def _distinct(batch: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each column's known entries at real steps: how many different values they have, how many they are, and how many have the commonest value."""
     value = batch[name]
     rows = torch.linspace(0, value.shape[1] - 1, min(LOOK, value.shape[1]), device=value.device).long()
     known = torch.ones_like(value, dtype=torch.bool)
@@ -96,7 +111,31 @@ def _distinct(batch: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
             known = known & batch[there]
     value, known = (part[:, rows].flatten(0, 1)[: 20 * LOOK] for part in (value, known))
     ordered = torch.where(known, value, torch.inf).sort(0).values
-    return (ordered.isfinite().sum(0) - (ordered.diff(dim=0) == 0).logical_and(ordered[1:].isfinite()).sum(0)), known.sum(0)
+    finite = ordered.isfinite()
+    new = torch.cat([finite[:1], (ordered.diff(dim=0) != 0) & finite[1:]])  # where a value occurs for the first time
+    place = torch.arange(len(ordered), device=value.device)[:, None].expand_as(ordered)
+    began = torch.where(new, place, -1).cummax(0).values
+    return new.sum(0), known.sum(0), torch.where(finite, place - began + 1, 0).amax(0)
+
+
+def note_numbering(graph: Graph, batch: Mapping[str, Tensor], besides: Collection[str] = ()) -> list[str]:
+    """Sentences about columns of static variables that number the rows: an index, an id or a year among measurements."""
+    notes = []
+    for name in graph.observed:
+        if graph.timed[name] or name not in batch or name in besides or f"{name}?" in batch or batch[name].shape[1] < NUMBERED:
+            continue
+        value = batch[name][0].double()
+        between = value.diff(dim=0)
+        step = between.abs().amin(0)
+        times = between / step
+        even = ((times - times.round()).abs() < 0.05).all(0) & ((times > 0).all(0) | (times < 0).all(0)) & (times.abs() <= GAP).all(0)
+        if columns := even.nonzero()[:, 0].tolist():
+            shown = ", ".join(map(str, columns[:8])) + (", …" if len(columns) > 8 else "")
+            notes.append(
+                f"{name} has columns that number the rows (column{'s' * (len(columns) > 1)} {shown}): they go up or down from each row to the next. "
+                f"Such a number (an index, an id, a year) is taken for a measurement here; leave it out of the data if it is none."
+            )
+    return notes
 
 
 Trouble = tuple[Callable[[Tensor, Tensor], Tensor], str, str, str]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from aevb.data.archives import read_archive, read_array
-from aevb.data.long import Keys, Lines, keys_of, lines_of, refuse_count
+from aevb.data.long import Keys, Lines, is_row, keys_of, lines_of, refuse_count, refuse_numbering
 from aevb.data.tables import TABLES, Table, header, read_table
 from aevb.data.text import FEW, WordsError
 from aevb.families import OneHot
@@ -73,13 +73,16 @@ def _unreadable(path: Path, error: Exception, graph: Graph) -> ValueError:
         return ValueError(f"{path}: {error!s}, but words, {FEW} different ones and more. Leave the column out.")
     shown = ", ".join(error.found[:6]) + (", …" if len(error.found) > 6 else "")
     numbers = ", ".join(f"{word} = {i}" for i, word in enumerate(error.found[:3])) + (", …" if len(error.found) > 3 else "")
+    if graph.timed[first] and is_row(column):
+        return ValueError(f"{path}: the column {column!r} holds words ({shown}), not numbers. Number the rows in it ({numbers}).")
     name = re.sub(r"\W|^(?=\d)", "_", column) if column else "c"
+    rows = " If they name the sequences, number these in a column row." if graph.timed[first] else ""
     parents = ", ".join(dict.fromkeys(map(str, graph.reads("p", first)))) if first in graph.p else ""
     declared = f'"{name}{"[t]" * graph.timed[first]}{" | " * bool(parents)}{parents}": OneHot({len(error.found)})'
     return ValueError(
         f"{path}: the column {column!r} holds words ({shown}), not numbers. If they are categories, declare a variable for them, {declared} in p, "
         f"and number them in the file ({numbers}) in a column {name}; among the columns of {first} their numbers would be taken for measurements. "
-        "Or leave the column out."
+        f"Or leave the column out.{rows}"
     )
 
 
@@ -133,9 +136,12 @@ def _split(
         if keys is None:
             for name in taken:
                 if graph.timed[name] and not _labels(graph, name):
-                    refuse_count(found[name], taken[name])
+                    refuse_numbering(found[name], taken[name], name)
             return found | stacked, None
         by_row = lines_of(table.values, table.names, keys)
+        for name in taken if keys.step is None else ():
+            if not _labels(graph, name):
+                refuse_count(found[name][by_row.order], taken[name], name)
         found = {name: by_row.sequences(value) if graph.timed[name] else by_row.constants(name, value) for name, value in found.items()}
         return found | stacked, by_row
     except ValueError as error:

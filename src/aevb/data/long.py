@@ -6,6 +6,8 @@ a year. A table of which every line holds one step of every variable, and that n
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +19,8 @@ from aevb.graph import Graph
 ROWS = ("row", "id", "series", "sequence", "subject", "patient", "unit")
 STEPS = ("step", "t", "time", "timestamp", "date", "year", "quarter", "month", "week", "day", "hour", "minute", "second", "period")
 COUNTED = 5  # lines from which on a column that goes up evenly is taken for a count
+ROUNDED = 0.02  # share of a step by which times may be off: those of months, in years, are rounded
+SORTED = math.log(20_000)  # a column is taken for sorted if of so many orders of its values chance would have had to choose this one
 
 
 @dataclass(frozen=True)
@@ -43,10 +47,20 @@ def keys_of(names: Sequence[str] | None, graph: Graph) -> Keys | None:
 def _key(names: list[str], words: tuple[str, ...], what: str) -> str | None:
     if words[0] in names:
         return words[0]
-    found = [name for name in names if name.lower() in words]
+    found = [name for name in names if name.lower() in words] or [name for name in names if _last_word(name) in words]
     if len(found) > 1:
         raise ValueError(f"its columns {' and '.join(map(repr, found))} look like {what}. Call the one that is {words[0]!r}, and drop the others")
     return found[0] if found else None
+
+
+def is_row(name: str) -> bool:
+    """Whether a column of this name numbers the rows."""
+    return name.lower() in ROWS or _last_word(name) in ROWS
+
+
+def _last_word(name: str) -> str:
+    """``patient_id``, ``patientId`` and ``Patient ID`` are ids."""
+    return re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower())[-1]
 
 
 @dataclass(frozen=True)
@@ -138,7 +152,7 @@ def _spacing(time: np.ndarray, starts: np.ndarray, rows: np.ndarray, keys: Keys)
         return 1.0
     spacing = float(np.median(between[inner]))
     twice = inner & (between == 0)
-    wrong = twice if twice.any() else inner & (np.abs(between - spacing) > 1e-6 * spacing + 1e-12 * np.abs(time))
+    wrong = twice if twice.any() else inner & (np.abs(between - spacing) > ROUNDED * spacing)
     if wrong.any():
         at = int(wrong.argmax())
         where = f"row {rows[np.searchsorted(starts, at, 'right') - 1]}" if keys.row else "it"
@@ -150,18 +164,69 @@ def _spacing(time: np.ndarray, starts: np.ndarray, rows: np.ndarray, keys: Keys)
             f"{where} goes from {keys.step} {before} to {here}, where steps are {spacing:.15g} apart. Add lines with empty cells for what lies "
             f"between, or number the steps 0, 1, 2, … in a column step, and drop {keys.step!r}"
         )
-    return spacing
+    exact = (between[inner] == spacing).all()
+    return spacing if exact else float(between[inner].mean())
 
 
-def refuse_count(values: np.ndarray, columns: Sequence[str]) -> None:
-    """Refuse columns, taken for the steps of sequences, of which one goes up evenly from line to line: it numbers the lines."""
-    if len(values) < COUNTED or values.shape[1] < 2:
+def refuse_numbering(values: np.ndarray, columns: Sequence[str], name: str) -> None:
+    """Refuse columns, taken for the steps of a variable's sequences, of which one numbers the lines, their rows or their times."""
+    if _named_after(name, columns) or values.shape[1] < 2:
         return
-    between = np.diff(values[:COUNTED], axis=0)
-    for j in np.flatnonzero((between == between[0]).all(0) & (between[0] != 0)).tolist():
-        column = values[:, j]
-        if (np.diff(column) == between[0, j]).all():
+    for j, column in enumerate(columns):
+        if what := _counting(values[:, j]) or _ordering(values[:, j]):
             raise ValueError(
-                f"its column {columns[j]!r} counts the lines ({column[0]:.15g}, {column[1]:.15g}, …, {column[-1]:.15g}), so that it is no step of a "
-                f"sequence. If a line is a step, call that column step (or time, year, …); if a line is a whole sequence, drop it"
+                f"its column {column!r} {what}, so that it is no step of a sequence. If a line is a step, call that column step (or time, year, …) "
+                f"where it numbers the steps, row (or id) where it numbers the sequences. If a line is a whole sequence, drop it; where it is data "
+                f"all the same, name the columns {name}0, {name}1, …"
             )
+    if name in columns:
+        other = next(column for column in columns if column != name)
+        raise ValueError(
+            f"its columns {name!r} and {other!r} would be two steps of {name}. If a line is a step, drop {other!r}, or call it step where it numbers "
+            f"the steps and row where it numbers the sequences. If a line is a whole sequence, name the columns {name}0, {name}1, …"
+        )
+
+
+def refuse_count(values: np.ndarray, columns: Sequence[str], name: str) -> None:
+    """Refuse columns, taken for the vectors of a single sequence, of which one counts the lines."""
+    for j, column in enumerate(columns if values.shape[1] > 1 and not _named_after(name, columns) else ()):
+        if what := _counting(values[:, j]):
+            raise ValueError(
+                f"its column {column!r} {what}. If it numbers the steps, call it step (or time, year, …), and declare {name} with one number less; "
+                f"where it is data all the same, name the columns {name}0, {name}1, …"
+            )
+
+
+def _named_after(name: str, columns: Sequence[str]) -> bool:
+    """Whether the header says that these columns are the variable's own (``x0``, ``x1``, …), whatever they hold."""
+    return all(re.fullmatch(rf"{re.escape(name)}[ _.\-]?\d+", column) for column in columns)
+
+
+def _counting(column: np.ndarray) -> str | None:
+    """What a column does, if it counts: from line to line, or again and again from its first value."""
+    between = np.diff(column)
+    step = float(np.median(np.abs(between))) if len(column) >= COUNTED else 0.0
+    if not step > 0:  # constant, or not all known
+        return None
+    even = np.abs(np.abs(between) - step) <= ROUNDED * step
+    if even.all() and ((between > 0).all() or (between < 0).all()):
+        return f"counts the lines ({column[0]:.15g}, {column[1]:.15g}, …, {column[-1]:.15g})"
+    again = (between < 0) & (column[1:] == column[0])
+    if (again | (even & (between > 0))).all() and np.count_nonzero(~again) > np.count_nonzero(again) + 1:
+        return f"counts again and again from {column[0]:.15g} ({', '.join(f'{value:.15g}' for value in column[:3])}, …)"
+    return None
+
+
+def _ordering(column: np.ndarray) -> str | None:
+    """What a column does, if it orders the lines: it goes up (or down) all along, or has every whole number between two."""
+    between = np.diff(column)
+    if np.isnan(between).any() or len(column) < COUNTED:
+        return None
+    if (between >= 0).all() or (between <= 0).all():
+        _, counts = np.unique(column, return_counts=True)
+        orders = math.lgamma(len(column) + 1) - sum(math.lgamma(count + 1) for count in counts.tolist())  # the logarithm of how many there are
+        return f"is in order ({column[0]:.15g}, {column[1]:.15g}, …, {column[-1]:.15g})" if orders > SORTED else None
+    whole = np.sort(column)
+    if (whole == np.round(whole)).all() and (np.diff(whole) == 1).all():
+        return f"has every number from {whole[0]:.15g} to {whole[-1]:.15g} once"
+    return None

@@ -21,7 +21,7 @@ import torch
 
 from aevb.batch import Batch, split_latents
 from aevb.contention import sharing_cores
-from aevb.data.degenerate import LOOK, note_repeats, refuse_degenerate
+from aevb.data.degenerate import LOOK, note_numbering, note_repeats, refuse_degenerate
 from aevb.data.named import Recipe
 from aevb.data.sources import Source, open_source
 from aevb.deterministic import Recurrence
@@ -347,9 +347,10 @@ class Training:
         ]
 
     def _repeats(self) -> list[str]:
-        """What is to be said of values that repeat under a density, from some of the rows."""
-        rows = torch.linspace(0, self.source.n - 1, min(LOOK, self.source.n)).long()
-        return note_repeats(self.model.graph, self.source.read(rows), self.source.fresh)
+        """What is to be said of values that repeat under a density, and of columns that number the rows, from some of the rows."""
+        graph, n, fresh = self.model.graph, self.source.n, self.source.fresh
+        notes = note_repeats(graph, self.source.read(torch.linspace(0, n - 1, min(LOOK, n)).long()), fresh)
+        return notes + note_numbering(graph, self.source.read(torch.arange(min(LOOK, n))), fresh)
 
     def _classes(self) -> list[str]:
         """Discrete latents whose q is a function of the data."""
