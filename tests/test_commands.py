@@ -458,3 +458,27 @@ def test_labels_of_steps_and_unknown_labels_are_counted(monkeypatch, capsys, mod
         told = aevb(monkeypatch, capsys, "evaluate", name)
         assert {"none": "log p(x) ", "some": "log p(x, y where known)", "all": "log p(x, y) "}[name] in told
         assert ("clusters y" in told) == (name != "none")
+
+
+def test_a_q_that_was_not_trained_is_told_and_not_used(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 1)) * [1, 2, -1] + 0.3 * rng.normal(size=(60, 3)) + 5
+    holes = np.where(np.arange(60)[:, None] % 6 == [0, 2, 4], np.nan, x)
+    for name, rows in (("full.csv", x), ("holes.csv", holes)):
+        lines = [",".join("" if np.isnan(value) else f"{value:.5f}" for value in row) for row in rows]
+        Path(name).write_text("\n".join(["a,b,c", *lines]) + "\n")
+    asked = ["train", "fa", "--set", "z=1", "--data", "full.csv", "--prepare", "standardise", "--schedule", "mle", "--out", "fa"]
+    assert "iterations of L-BFGS on all rows" in aevb(monkeypatch, capsys, *asked)  # the model's usual rate and batch are about the bound
+    printed = aevb(monkeypatch, capsys, "evaluate", "fa")
+    assert "mle() trains p alone: the bound and its terms are those of that q, and say nothing of p" in printed
+    assert "z [60, 1] in c.csv (by the exact posterior)" in aevb(monkeypatch, capsys, "encode", "fa", "--data", "holes.csv", "--out", "c.csv")
+    assert "30 missing cells of 60 rows filled" in aevb(monkeypatch, capsys, "impute", "fa", "--data", "holes.csv", "--out", "f.csv")
+    filled, lost = np.loadtxt("f.csv", delimiter=",", skiprows=1), np.isnan(holes)
+    assert np.square((filled - x)[lost]).mean() < 0.5 * np.square((np.nanmean(holes, 0) - x)[lost]).mean()
+    aevb(monkeypatch, capsys, "train", "vae", "--set", "likelihood=Normal", *SMALL, "--data", "full.csv", "--steps", "5", "--out", "vae")
+    for command in ("encode", "impute"):
+        told = mistake(monkeypatch, capsys, command, "vae", "--data", "holes.csv", "--out", "o.csv")
+        assert "30 rows lack entries of x (first: row 0), which q was not trained on" in told
+        assert 'method="q"' not in told
+        assert not Path("o.csv").exists()

@@ -8,7 +8,7 @@ import torch
 from torch.distributions import MultivariateNormal as Gaussian
 from torch.distributions import kl_divergence
 
-from aevb import GRU, LSTM, Bernoulli, Deterministic, Exact, Mixture, Model, MultivariateNormal, Normal, OneHot, fit, linear, mlp
+from aevb import GRU, LSTM, Bernoulli, Deterministic, Exact, Mixture, Model, MultivariateNormal, Normal, OneHot, em, fit, linear, mlp
 from aevb.data.sources import open_source
 from aevb.distributions import inverse_softplus
 from aevb.estimators import estimate
@@ -239,3 +239,15 @@ def test_the_gap_of_a_linear_gaussian_model_is_the_evidence_less_the_bound(case,
     torch.testing.assert_close(gap(model, model.prepare(**data)), expected, rtol=1e-9, atol=1e-9)
     found = evaluate(model, open_source(model.graph, data, model._parameter()))
     assert abs(found["gap"] - expected.mean().item()) < 1e-9
+
+
+def test_the_gap_of_a_column_without_noise_has_a_value():
+    """One factor of data far from 0, without a bias, explains one column alone: the posterior's variance is 1e-8, lost in single precision."""
+    torch.manual_seed(0)
+    x = torch.randn(60, 1) * torch.tensor([1.0, 2.0, -1.0]) + 0.3 * torch.randn(60, 3) + 5
+    p = {"z": Normal(1), "x | z": Normal(3, net=linear(bias=False), scale="learned")}
+    model = Model(p, {"z | x": MultivariateNormal(net=linear(bias=False), covariance="shared")})
+    fit(model, {"x": x}, schedule=em(), steps=100)
+    found = evaluate(model, open_source(model.graph, {"x": x}, model._parameter()))
+    assert abs(found["evidence"] - float(model.log_evidence(x=x).value.mean())) < 1e-4
+    assert abs(found["gap"]) < 1e-3

@@ -127,7 +127,8 @@ def train(
     }
     asked |= {"clip": clip, "kl_warmup": kl_warmup, "classify": classify, "skip": skip, "schedule": chosen}
     asked |= {"checkpoint_every": checkpoint_every, "precision": precision, "compile": compile_ or None}
-    settings: dict[str, Any] = recipes.get(model, {}) | {name: value for name, value in asked.items() if value is not None}
+    usual = recipes.get(model, {}) if chosen is None or chosen.objective == "bound" else {}  # rates and batches are about the bound
+    settings: dict[str, Any] = usual | {name: value for name, value in asked.items() if value is not None}
     files: dict[str, Any] = {"out": out, "resume": resume, "progress": True, "tensorboard": tensorboard}
     check = loaded.test.data if loaded.test else None
     try:

@@ -57,6 +57,8 @@ def evaluate(
     print(f"{counted_rows(model, loaded, chosen)} of {loaded.recipe.validation or loaded.recipe.data}{which_rows(loaded)}, nats an example:")
     for name, (value, error) in values.items():
         print(f"  {name:<12} {value:10.3f}" + (f" ± {error:.2g}" if error else ""))
+    for reason in dict.fromkeys(model.untaught().values()):
+        print(f"  {reason}: the bound and its terms are those of that q, and say nothing of p")
     if samples and "evidence" not in values and evidence is None:
         found = evaluation.evaluate_evidence(model, source, samples=samples, seed=seed)
         print(f"  {_log_p(model, chosen.data):<12} {found:10.3f}   importance sampling, {samples} samples: a bound that rises with their number")

@@ -47,7 +47,7 @@ def keys_of(names: Sequence[str] | None, graph: Graph) -> Keys | None:
 def _key(names: list[str], words: tuple[str, ...], what: str) -> str | None:
     if words[0] in names:
         return words[0]
-    found = [name for name in names if name.lower() in words] or [name for name in names if _last_word(name) in words]
+    found = [name for name in names if name.lower() in words] or [name for name in names if words is ROWS and _is_id(name)]
     if len(found) > 1:
         raise ValueError(f"its columns {' and '.join(map(repr, found))} look like {what}. Call the one that is {words[0]!r}, and drop the others")
     return found[0] if found else None
@@ -55,12 +55,12 @@ def _key(names: list[str], words: tuple[str, ...], what: str) -> str | None:
 
 def is_row(name: str) -> bool:
     """Whether a column of this name numbers the rows."""
-    return name.lower() in ROWS or _last_word(name) in ROWS
+    return name.lower() in ROWS or _is_id(name)
 
 
-def _last_word(name: str) -> str:
+def _is_id(name: str) -> bool:
     """``patient_id``, ``patientId`` and ``Patient ID`` are ids."""
-    return re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower())[-1]
+    return re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower())[-1] == "id"
 
 
 @dataclass(frozen=True)
@@ -114,10 +114,16 @@ def lines_of(values: np.ndarray, names: Sequence[str] | None, keys: Keys) -> Lin
             line = int(bad.argmax())
             raise ValueError(f"line {line + 2} has the {key} {column[line]}; {'rows and steps are whole' if whole else 'times are'} numbers")
     row = np.zeros(len(values)) if numbers[0] is None else numbers[0]
-    if keys.step is None and keys.row is not None and len(np.unique(row)) == len(row) > 1:
+    alone = keys.row is not None and len(np.unique(row)) == len(row) > 1
+    if alone and keys.step is None:
         raise ValueError(
             f"its column {keys.row!r} numbers the lines one by one, and no column numbers the steps. If a line is a whole row, drop {keys.row!r}; "
             "if it is a step, number the steps of each row 0, 1, 2, … in a column step"
+        )
+    if alone and keys.row != ROWS[0]:
+        raise ValueError(
+            f"its column {keys.row!r} numbers the lines one by one, so that each would be a sequence of one step. If they are the steps of one "
+            f"sequence, drop {keys.row!r}; if sequences of one step are meant, call it {ROWS[0]!r}"
         )
     time = np.arange(len(values), dtype=float) if numbers[1] is None else numbers[1]
     order = np.lexsort((time, row))

@@ -279,7 +279,7 @@ def _file(name: str, graph: Graph, recipe: Recipe) -> tuple[Split, Split | None,
         n = len(data[x])
         held = max(1, round(n * recipe.hold_out))
         if held >= n:
-            raise ValueError(f"{name} has {n} rows: holding out {held} leaves none to train on.")
+            raise ValueError(f"{name} has {n} row{'s' * (n != 1)}: holding out {held} leaves none to train on.")
         order = np.random.default_rng(recipe.split).permutation(n)
         train_rows, test_rows = np.sort(order[held:]), np.sort(order[:held])
         data, test = ({key: some_rows(value, rows) for key, value in data.items()} for rows in (train_rows, test_rows))

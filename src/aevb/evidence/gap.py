@@ -37,7 +37,7 @@ def gap(model: Model, batch: Mapping[str, Tensor]) -> Tensor | None:
     known = [name for name in (*graph.stochastic, *graph.given) if name in batch]
     program.values |= {name: batch[name] for name in known}
     program.run(graph.function_stages(known), lambda *_: torch.zeros(()))
-    exact = LinearGaussian(model, batch).posterior(*latents)
+    exact = LinearGaussian(model, batch, torch.float64).posterior(*latents)  # a narrow one has no root in single precision
     n = exact.loc.shape[0]
     means, factors = [], []
     for name in latents:
@@ -46,12 +46,12 @@ def gap(model: Model, batch: Mapping[str, Tensor]) -> Tensor | None:
             return None
         dist: Any = program.distribution("q", name)[1]
         d = graph.size(name)
-        means.append(dist.loc.reshape(-1, d).expand(n, d))  # a root of q is the same in every row
+        means.append(dist.loc.double().reshape(-1, d).expand(n, d))  # a root of q is the same in every row
         factor = dist._unbroadcasted_scale_tril if isinstance(dist, Gaussian) else torch.diag_embed(dist.scale.expand(dist.loc.shape))
-        factors.append(factor.reshape(-1, d, d).expand(n, d, d))
+        factors.append(factor.double().reshape(-1, d, d).expand(n, d, d))
     q = td.MultivariateNormal(torch.cat(means, -1), scale_tril=_block_diagonal(factors), validate_args=False)
     p = td.MultivariateNormal(exact.loc, scale_tril=exact._unbroadcasted_scale_tril.expand(n, -1, -1), validate_args=False)
-    return td.kl_divergence(q, p)
+    return td.kl_divergence(q, p).to(model._parameter().dtype)
 
 
 def _block_diagonal(matrices: list[Tensor]) -> Tensor:

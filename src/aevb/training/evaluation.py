@@ -151,12 +151,16 @@ def _seeded(part: Part) -> bool:
 
 
 def _exactly(model: Model, batch: Batch) -> dict[str, Tensor]:
-    """The evidence and, where it is known, the gap; NaN where a covariance of p is none any more."""
-    try:
-        distance = gap(model, batch)
-        return {"evidence": exact_evidence(model, batch)} | ({} if distance is None else {"gap": distance})
-    except LinAlgError:
-        return dict.fromkeys(("evidence", "gap"), model._parameter().new_full((next(iter(batch.values())).shape[-2],), torch.nan))
+    """The evidence and, where it is known, the gap; NaN where a covariance of p, or of the posterior, is none any more."""
+    nan = model._parameter().new_full((next(iter(batch.values())).shape[-2],), torch.nan)
+    found: dict[str, Tensor] = {}
+    for name, way in (("evidence", exact_evidence), ("gap", gap)):
+        try:
+            value = way(model, batch)  # type: ignore[operator]
+        except LinAlgError:
+            value = nan
+        found |= {} if value is None else {name: value}
+    return found
 
 
 def _plan(model: Model, batch: Batch, how: Mapping[str, str] | None, bound: str, samples: int) -> Plan:
