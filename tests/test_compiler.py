@@ -7,7 +7,11 @@ import torch
 from torch._inductor.codegen.cpp import CppKernelProxy
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from interpreter.compiled import trained
+
 from aevb.training import compiler, fusing
+
+SMALL = 132  # the seed of a random model with few clusters to compile
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses what torch advises against
 
@@ -61,3 +65,11 @@ def test_arguments_that_are_expanded_or_empty_are_judged_too():
         assert copy.data_ptr() != argument.data_ptr() or not copy.numel()
     past = eval("lambda given: given[0].as_strided((1,), (1,), given[0].numel()).fill_(0)", {})
     assert not compiler.stays_inside(past, [torch.ones(3)])
+
+
+def test_compiled_steps_of_a_random_model_are_the_plain_ones_and_crash_nothing(tmp_path):
+    """One model of the fuzz, in a process of its own; more: ``cd tests && python -m interpreter.compiled --models 40``."""
+    found, status, errors = trained([SMALL], tmp_path)
+    assert status == 0, errors
+    (one,) = found
+    assert one[1] <= 1, one

@@ -1,10 +1,9 @@
 """The library's bounds, gradients, evidences and posteriors against an independent interpreter, on random declarations."""
 
 import pytest
-from interpreter.compare import Comparer
+from interpreter.compare import KINDS, Comparer
+from interpreter.faults import FAULTS, noticed
 from interpreter.random_declarations import random_declaration
-
-KINDS = ("complete", "missing", "clamped")
 
 
 @pytest.mark.parametrize("first", range(0, 150, 15))
@@ -16,3 +15,27 @@ def test_random_models_agree_with_the_interpreter(first):
             made += 1
             assert comparison.agrees, f"seed {seed}, {declaration}: {comparison}"
     assert made >= 75
+
+
+NOTICED = {  # a random declaration, and the kind of rows, whose comparisons notice the fault
+    "pairwise marginals of a chain are transposed": (0, "missing"),
+    "a known latent pays − log q": (0, "missing"),
+    "the sum over finite latents forgets their prior": (0, "missing"),
+    "missing entries of a Normal count": (1, "missing"),
+    "iwae lacks − log K": (1, "missing"),
+    "q's entropy has the wrong sign": (2, "missing"),
+    "dreg weights samples by w² whatever the KL weight": (3, "missing"),
+    "KL between Normals has its arguments exchanged": (5, "missing"),
+    "a Gaussian belief forgets the noise of a rule": (5, "missing"),
+    "densities of q ignore its ends": (7, "missing"),
+    "the last step of a padded row is read at the padding": (7, "missing"),
+    "a function of nothing but the outside is not zeros": (16, "missing"),
+    "a KL in closed form though p's parent depends on the latent": (30008, "complete"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_the_library_is_noticed(fault):
+    seed, kind = NOTICED[fault]
+    assert noticed(fault, [seed], kinds=[kind], requests=4)["noticed"] > 0
+    assert noticed(None, [seed], kinds=[kind], requests=4)["noticed"] == 0

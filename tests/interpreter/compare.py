@@ -20,6 +20,7 @@ from .marginals import marginal
 from .printed import Formula, from_latex
 from .unroll import World
 
+KINDS = ("complete", "missing", "clamped")
 TOLERANCE = 1e-8
 MOST_POINTS = 3000  # joint values of all unknowns of one row, beyond which nothing is enumerated here
 MOST_PLACES = 5  # entries of the noise that get three nodes each
@@ -82,7 +83,7 @@ class Comparer:
         self.weights: dict[str, Tensor] = dict(self.model.named_parameters())
         self.refused = 0
 
-    def run(self, kinds: Sequence[str] = ("complete", "missing", "clamped"), requests: int = 7) -> Iterator[Comparison]:
+    def run(self, kinds: Sequence[str] = KINDS, requests: int = 7) -> Iterator[Comparison]:
         """All quantities for each kind of data, of bounds as many as ``requests``."""
         for kind in kinds:
             rows = random_rows(self.declaration, self.rng, kind)
