@@ -4,10 +4,9 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from interpreter.compiled import trained
 from torch._inductor.codegen.cpp import CppKernelProxy
 from torch.fx.experimental.proxy_tensor import make_fx
-
-from interpreter.compiled import trained
 
 from aevb.training import compiler, fusing
 

@@ -50,7 +50,8 @@ def note_missed(found: Evidence, others: Mapping[str, Evidence], remedy: str) ->
         fine = gap.isfinite() & error.isfinite()
         for each in (found, other):
             khat, samples = each.diagnostics["khat"], each.diagnostics["samples"]
-            fine &= ~(khat[:n] > reliable_shape(samples))  # type: ignore[index, arg-type]
+            assert isinstance(khat, Tensor)
+            fine = fine & ~(khat[:n] > reliable_shape(int(samples)))
         gap, error = gap[fine], error[fine]
         if not len(gap):
             continue
@@ -58,6 +59,7 @@ def note_missed(found: Evidence, others: Mapping[str, Evidence], remedy: str) ->
         if higher > len(gap) / 100 or mean > NATS + SIGMAS * spread:
             return [
                 f"{other.diagnostics['samples']} draws from {what} find a higher log p than q does, by {mean:.2f} ± {spread:.2g} nats on average and "
-                f"clearly in {count(higher, len(gap))} whose Pareto k looks fine: k cannot see that q has no samples in part of the posterior; {remedy}."
+                f"clearly in {count(higher, len(gap))} whose Pareto k looks fine: k cannot see that q has no samples in part of the posterior; "
+                f"{remedy}."
             ]
     return []

@@ -76,5 +76,5 @@ def told_fall(found: Fall) -> tuple[str, str]:
 
 
 def told_weights(effective: float, samples: int) -> tuple[str, str]:
-    text = f"The importance weights rest on one sample: of a row's {samples} weights {effective:.1f} count (median), and the gradient is as noisy as theirs."
+    text = f"The importance weights rest on one sample: of a row's {samples} weights {effective:.1f} count (median), which makes a noisy gradient."
     return text, 'Take a lower lr=, train with bound="elbo" first, or give q a richer family; gradient="dreg" has less noise.'
