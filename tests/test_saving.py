@@ -536,3 +536,11 @@ def test_a_damaged_folder_is_named_with_its_path(saved, tmp_path):
     cut("weights.safetensors", 0.5)(tmp_path / "gmvae")
     with pytest.raises(ValueError, match=re.escape(str(tmp_path / "gmvae" / "weights.safetensors"))):
         aevb.load(tmp_path / "gmvae")
+
+
+def test_a_run_and_a_saved_model_are_told_apart(saved, tmp_path):
+    with pytest.raises(ValueError, match=re.escape(f"{saved} holds a saved model, not a run. Read it by aevb.load('{saved}').")):
+        aevb.load_run(saved)
+    aevb.fit(zoo["fa"](), {"x": uniform(N, 3)}, steps=2, out=tmp_path / "run")
+    with pytest.raises(ValueError, match=re.escape("run holds a run, not a saved model. Read its model by aevb.load_run(")):
+        aevb.load(tmp_path / "run")

@@ -64,6 +64,8 @@ def _format(path: Path) -> str | None:
 
 def check_files(folder: Path) -> None:
     """Refuse a saved model whose files are not those that its manifest has the hashes of. One without a manifest is read, with a warning."""
+    if (folder / "checkpoints").is_dir():
+        raise ValueError(f"{folder} holds a run, not a saved model. Read its model by aevb.load_run({str(folder)!r}).")
     for name in FILES:
         if not (folder / name).is_file():
             raise ValueError(f"{folder} holds no saved model: {name} is missing.")

@@ -116,6 +116,8 @@ def _load(folder: Path, which: str) -> tuple[Model, Checkpoint, list[dict[str, A
     if not path.is_file():
         raise ValueError(f"{folder} holds no run: model.json is missing.")
     places = folders(folder)
+    if not places and (folder / "weights.safetensors").is_file():
+        raise ValueError(f"{folder} holds a saved model, not a run. Read it by aevb.load({str(folder)!r}).")
     if not places:
         raise ValueError(f"{folder} holds no checkpoint yet. Train it further with resume=True.")
     chosen, manifest = places[-1], read_manifest(places[-1])
