@@ -215,6 +215,7 @@ MODELS: dict[str, Act] = {
     ),
     "a billion components": factor("q", "z | x", type="Mixture", components=10**9),
     "a table of a trillion rows": factor("q", "z | x", net={"type": "table", "rows": 10**12}),
+    "9,000 layers": network(hidden=[1] * 9000),
     "a million convolutions": factor("q", "z | x", net={"type": "conv", "channels": [1] * 10**6}),
     "300 bits": declared(p={"z": {"type": "Bernoulli", "size": 300}, "x | z": ROOT}, q={"z | x": {"type": "Bernoulli"}}),
     "28 bits": declared(p={"z": {"type": "Bernoulli", "size": 28}, "x": ROOT}, q={"z": {"type": "Bernoulli"}}),

@@ -37,11 +37,11 @@ from aevb.registry import from_record, to_record
 from aevb.saving import check_files, write_model
 from aevb.schedule import schedule
 from aevb.seeding import draw_from, seeded
-from aevb.storage import MOST_AXES, read_json, tensor_shapes
+from aevb.storage import read_json, tensor_shapes
 
 FORMAT = 1
 DIGESTED = 2**22  # parameters of p of which a checksum is taken
-MOST_FACTORS = 10_000  # of a declaration that is read from a file
+MOST_FACTORS = 10_000  # of a declaration that is read from a file, and entries of a list in it
 MOST_FIXED = 2**24  # numbers of a model that is read from a file that are not among its weights
 MOST_UNWEIGHTED = 1000  # parents, or given variables, that no weight belongs to
 MOST_MADE = 20  # tensors that are made on the way, for each tensor of weights and each factor
@@ -576,7 +576,7 @@ class _Budget(TorchFunctionMode):
 
 
 def _check_counts(declaration: Any, tensors: int) -> int:
-    """Refuse layers, axes or parents of which there are more than the file has tensors: each layer and each parent has some. Returns the factors."""
+    """Refuse more layers or parents than the file has tensors, since each has some, and lists without end. Returns the number of factors."""
     parts = declaration if isinstance(declaration, Mapping) else {}
     sides = [side for side in (parts.get("p"), parts.get("q")) if isinstance(side, Mapping)]
     given = parts.get("given")
@@ -584,8 +584,8 @@ def _check_counts(declaration: Any, tensors: int) -> int:
     layers = max((record["layers"] for record in records if isinstance(record, Mapping) and isinstance(record.get("layers"), int)), default=0)
     if layers > tensors:
         raise ValueError(f"The declaration has a recurrence of {layers} layers, but there are only {tensors} tensors of weights.")
-    if (longest := _longest(records)) > tensors + MOST_AXES:
-        raise ValueError(f"The declaration has a list of {longest} numbers, but there are only {tensors} tensors of weights.")
+    if (longest := _longest(records)) > MOST_FACTORS:
+        raise ValueError(f"The declaration has a list of {longest} entries; at most {MOST_FACTORS} are read.")
     if (parents := sum(key.count(",") for side in sides for key in side)) > 2 * tensors + MOST_UNWEIGHTED:
         raise ValueError(f"The declaration has {parents} parents, but there are only {tensors} tensors of weights.")
     if isinstance(given, Mapping) and len(given) > tensors + MOST_UNWEIGHTED:
