@@ -8,6 +8,7 @@ Each folder is given, in a process of its own, to the commands that read it. It 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import pickle
@@ -116,6 +117,17 @@ def in_settings(**changes: Any) -> Act:
         return data | {"state": data["state"] | {"settings": data["state"]["settings"] | changes}}
 
     return edited("checkpoints/step-*/manifest.json", change)
+
+
+def sealed_history(content: str) -> Act:
+    """A history whose hash the checkpoints have."""
+    lines, record = content.count("\n"), hashlib.sha256(content.encode()).hexdigest()
+
+    def act(folder: Path) -> None:
+        (folder / "metrics.jsonl").write_text(content)
+        in_state(history={"lines": lines, "sha256": record})(folder)
+
+    return act
 
 
 def fifo(name: str) -> Act:
@@ -254,6 +266,9 @@ RUNS: dict[str, Act] = {
     "nested declaration": text("model.json", DEEP),
     "nested recipe": text("data.json", DEEP),
     "nested history": text("metrics.jsonl", DEEP + "\n"),
+    "a history of lists": sealed_history("[]\n"),
+    "a nested history, sealed": sealed_history(DEEP + "\n"),
+    "seconds of words": sealed_history('{"step": 1, "seconds": "x"}\n'),
     "nested manifest": text("checkpoints/step-*/manifest.json", DEEP),
     "nested lock": text(".lock", DEEP),
     "a recipe of a terabyte": sparse("data.json", 2**40),

@@ -289,7 +289,9 @@ def read_rows(path: Path, state: Mapping[str, Any], step: int) -> tuple[list[dic
     lines = _lines(metrics, None if record is None else record["lines"])
     expected = len(lines) if record is None else record["lines"]
     if record is not None and hashlib.sha256(b"".join(line + b"\n" for line in lines)).hexdigest() == record["sha256"]:
-        return [json.loads(line) for line in lines], None
+        found = [_row(line, strict=False) for line in lines]
+        if None not in found:
+            return [row for row in found if row is not None], None
     found = [_row(line) for line in lines]
     # The note of a step is written before the step is counted, so that one at the limit belongs to the step after it.
     rows = [row for row in found if row is not None and row["step"] + ("note" in row) <= step]
@@ -323,12 +325,12 @@ def _lines(path: Path, most: int | None = None) -> list[bytes]:
     return found
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
-    """A line as a row: its step, numbers by name, and words of its phase or a note."""
+def _row(line: bytes, strict: bool = True) -> dict[str, Any] | None:
+    """A line as a row: its step, numbers by name, and words of its phase or a note; unless ``strict``, also what else ``after=`` recorded."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return None
     words = ("note", "phase")
-    fine = isinstance(row, dict) and type(row.get("step")) is int
-    return row if fine and all(isinstance(value, str if name in words else int | float) for name, value in row.items()) else None
+    fine = isinstance(row, dict) and type(row.get("step")) is int and isinstance(row.get("seconds", 0.0), int | float)
+    return row if fine and (not strict or all(isinstance(value, str if name in words else int | float) for name, value in row.items())) else None
