@@ -406,6 +406,20 @@ def test_a_declared_image_is_a_picture(tmp_path, monkeypatch, capsys):
         assert "samples.png" in aevb(monkeypatch, capsys, "sample", run, "-n", "2")
 
 
+def test_cells_of_images_in_flat_rows_are_filled(tmp_path, monkeypatch, capsys):
+    model = Model({"z": Normal(2), "x | z": Bernoulli((1, 4, 4), net=deconv(4))}, {"z | x": Normal(net=conv(4))})
+    x = (np.random.default_rng(0).random((20, 16)) > 0.5).astype(float)
+    x[3, 7] = np.nan
+    np.save(tmp_path / "x.npy", x)
+    fit(model, tmp_path / "x.npy", steps=1, out=tmp_path / "run")
+    printed = aevb(monkeypatch, capsys, "impute", tmp_path / "run", "--data", tmp_path / "x.npy", "--out", tmp_path / "filled.npy")
+    assert printed.startswith("1 missing cells of 20 rows filled")
+    filled = np.load(tmp_path / "filled.npy")
+    assert filled.shape == x.shape
+    assert 0 < filled[3, 7] < 1
+    assert np.array_equal(np.delete(filled, 55), np.delete(x, 55))
+
+
 # What a run says -------------------------------------------------------------------------------------------------------------------------
 
 

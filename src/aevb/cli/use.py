@@ -213,7 +213,7 @@ def impute(
         array = np.asarray(value)
         if variable in means:
             mean = in_units(recipe, graph, variable, means[variable])
-            labels = array.ndim < mean.ndim and mean.shape[-1] > 1
+            labels = array.ndim < mean.ndim and array.size < mean.size  # rows of an image may lie flat
             missing = _missing(array, labels) & _inside(raw, array, graph.timed[variable])
             count += int(missing.sum())
             array = np.where(missing, mean.argmax(-1) if labels else mean.reshape(array.shape), array)
