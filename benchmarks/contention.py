@@ -165,7 +165,14 @@ def main(arguments: list[str] | None = None) -> None:
             table.add_row(*row)
         console.print(table)
     if given.json:
-        given.json.write_text(json.dumps({"steps": given.steps, "limit": given.limit, "seconds": found}, indent=1) + "\n")
+        from timing import machine  # which loads torch
+
+        given.json.write_text(
+            json.dumps(
+                {"machine": machine("cpu", []), "rounds": given.rounds, "steps": given.steps, "limit": given.limit, "seconds": found}, indent=1
+            )
+            + "\n"
+        )
 
 
 if __name__ == "__main__":

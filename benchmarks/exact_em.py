@@ -2,6 +2,7 @@
 
 python benchmarks/exact_em.py                       # all rows, 5 rounds
 python benchmarks/exact_em.py --only wine --rounds 9
+python benchmarks/exact_em.py --json docs/figures/exact-em.json
 
 Both sides work on the same rows, one after the other in every round, in one process, with the threads that torch and BLAS find.
 Times are medians over the rounds, the ratio the median of the rounds' ratios. Mixtures start with rows of the data as means, the
@@ -12,10 +13,12 @@ Rows marked "missing" have a tenth of their cells taken out, which scikit-learn 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +26,8 @@ import torch
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 from sklearn.decomposition import FactorAnalysis
 from sklearn.mixture import GaussianMixture
+from tables import exact_head, exact_line
+from timing import machine
 
 from aevb import Exact, Model, MultivariateNormal, Normal, OneHot, em, fit, linear
 from aevb.distributions import inverse_softplus, vector_from_tril
@@ -120,34 +125,39 @@ def measured(side: Side) -> tuple[float, int, float]:
     return evidence, iterations, time.perf_counter() - began
 
 
-def row(name: str, sides: tuple[Side | None, Side], rounds: int) -> str:
+def row(name: str, sides: tuple[Side | None, Side], rounds: int) -> dict[str, Any]:
+    """Evidence, iterations and seconds of both sides, and how many times as long ours took."""
     theirs, ours = sides
     found = [(measured(theirs) if theirs is not None else None, measured(ours)) for _ in range(rounds)]
-    reference, own = found[-1]
-    seconds = statistics.median(mine[2] for _, mine in found)
-    if reference is None:
-        return f"| {name} | – | {own[0]:.4f} | – | {own[1]} | – | {seconds:.3f} | – |"
-    other = statistics.median(other[2] for other, _ in found if other is not None)
-    ratio = statistics.median(mine[2] / other[2] for other, mine in found if other is not None)
-    return f"| {name} | {reference[0]:.4f} | {own[0]:.4f} | {reference[1]} | {own[1]} | {other:.3f} | {seconds:.3f} | {ratio:.2f} |"
+
+    def side(values: list[tuple[float, int, float]]) -> dict[str, Any]:
+        return {"log p": float(values[-1][0]), "iterations": str(values[-1][1]), "seconds": statistics.median(value[2] for value in values)}
+
+    theirs_found = [other for other, _ in found if other is not None]
+    ratio = statistics.median(mine[2] / other[2] for other, mine in found if other is not None) if theirs_found else None
+    return {"data": name, "theirs": side(theirs_found) if theirs_found else None, "ours": side([mine for _, mine in found]), "ratio": ratio}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="rows whose name contains this")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
     parser.add_argument("--no-missing", action="store_true", help="leave out the rows with missing cells")
     given = parser.parse_args()
     warnings.filterwarnings("ignore", category=Warning, module="sklearn")
-    print("| data | evidence, scikit-learn | aevb | iterations, scikit-learn | aevb | seconds, scikit-learn | aevb | ratio |")
-    print("|---|---|---|---|---|---|---|---|")
+    rows: list[dict[str, Any]] = []
+    print(*exact_head("scikit-learn"), sep="\n")
     for name, problem in problems().items():
         if given.only not in name:
             continue
         measured(problem(False)[1])  # the first call loads what the others find
-        print(row(name, problem(False), given.rounds), flush=True)
-        if not given.no_missing:
-            print(row(f"{name}, missing", problem(True), 1), flush=True)
+        for holes in (False, True)[: 1 if given.no_missing else 2]:
+            rows.append(row(f"{name}, missing" if holes else name, problem(holes), 1 if holes else given.rounds))
+            print(exact_line(rows[-1]), flush=True)
+    if given.json:
+        record = {"machine": machine("cpu", ["scikit-learn"]), "rounds": given.rounds, "who": "scikit-learn", "rows": rows}
+        given.json.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

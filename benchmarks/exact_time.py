@@ -3,6 +3,7 @@
     pip install "aevb[bench]"
     python benchmarks/exact_time.py --rounds 5
     python benchmarks/exact_time.py --only nile
+    python benchmarks/exact_time.py --rounds 9 --json docs/figures/exact-time.json
 
 Both sides fit the same model from the same start, in turns, in one process; seconds are those of this process's CPU, the least of the rounds. They
 count the declaration of the model and the whole fit, on both sides. Models agree to the first state:
@@ -14,18 +15,24 @@ runs EM without priors (its default adds some), with the tolerance that is said 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from tables import exact_head, exact_line
+from timing import machine
 
 from aevb import Deterministic, Model, Normal, OneHot, em, fit, linear, mle
 from aevb.distributions import inverse_softplus
 from aevb.training.schedules import Schedule
+
+WHO = "statsmodels or hmmlearn"
 
 
 class Fitted(NamedTuple):
@@ -275,28 +282,43 @@ def timed(run: Callable[[], Fitted]) -> tuple[float, Fitted]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=3, help="fits of each side; the least time counts")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
     parser.add_argument("--only", default="", help="take only the rows whose name contains this")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    print("| data | log p, theirs | ours | iterations (evaluations), theirs | ours | seconds, theirs | ours | ratio |")
-    print("|---|---|---|---|---|---|---|---|")
+    rows: list[dict[str, Any]] = []
+    print(*exact_head(WHO), sep="\n")
     for name, make in CONTESTS.items():
-        if args.only not in name:
-            continue
-        theirs, mine = make()
-        times: list[tuple[float, float]] = []
-        for _ in range(args.rounds + 1):  # the first warms up
-            seconds, reference = timed(theirs) if theirs is not None else (float("nan"), None)
-            times.append((seconds, (found := timed(mine))[0]))
-        own = found[1]
-        least = np.array(times[1:]).min(0)
-        counts = [
-            "" if one is None else str(one.iterations) + ("" if one.evaluations is None else f" ({one.evaluations})") for one in (reference, own)
-        ]
-        value = "cannot" if reference is None else f"{reference.value:.4f}"
-        seconds = " | ".join("" if np.isnan(one) else f"{one:.{places}f}" for one, places in ((least[0], 3), (least[1], 3), (least[1] / least[0], 2)))
-        print(f"| {name} | {value} | {own.value:.4f} | {counts[0]} | {counts[1]} | {seconds} |", flush=True)
+        if args.only in name:
+            rows.append(row(name, make(), args.rounds))
+            print(exact_line(rows[-1]), flush=True)
+    if args.json:
+        args.json.write_text(
+            json.dumps({"machine": machine("cpu", ["statsmodels", "hmmlearn"]), "rounds": args.rounds, "who": WHO, "rows": rows}, indent=1) + "\n"
+        )
+
+
+def row(name: str, contest: Contest, rounds: int) -> dict[str, Any]:
+    """What both sides reached, iterations (evaluations), the least seconds, and how many times as long ours took."""
+    times: dict[str, list[float]] = {"theirs": [], "ours": []}
+    reached: dict[str, Fitted] = {}
+    for _ in range(rounds + 1):  # the first warms up
+        for side, run in zip(times, contest, strict=True):
+            if run is not None:
+                seconds, reached[side] = timed(run)
+                times[side].append(seconds)
+
+    def side(which: str) -> dict[str, Any] | None:
+        if which not in reached:
+            return None
+        found = reached[which]
+        evaluations = "" if found.evaluations is None else f" ({found.evaluations})"
+        return {"log p": found.value, "iterations": f"{found.iterations}{evaluations}", "seconds": min(times[which][1:])}
+
+    theirs, ours = side("theirs"), side("ours")
+    assert ours is not None
+    return {"data": name, "theirs": theirs, "ours": ours, "ratio": None if theirs is None else ours["seconds"] / theirs["seconds"]}
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from contenders import BASE
+from contention import SIDES
+from contention import rows as contention_rows
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = (DOCS / "performance.md", DOCS.parent / "README.md")
@@ -97,6 +99,32 @@ def precision(record: dict[str, Any], figures: Path) -> str:
     return f"{_where(record)}; {_versions(record)}.\n\n" + _table(head, rows)
 
 
+def exact(record: dict[str, Any], figures: Path) -> str:
+    """A method with exact answers beside a library made for it."""
+    return f"{_machine(record)}\n" + "".join(f"{line}\n" for line in (*exact_head(record["who"]), *map(exact_line, record["rows"])))
+
+
+def exact_head(who: str) -> tuple[str, str]:
+    head = ("data", f"log p, {who}", "aevb", f"iterations, {who}", "aevb", f"seconds, {who}", "aevb", "ratio")
+    return _line(head), _line(["---", *["---:"] * (len(head) - 1)])
+
+
+def exact_line(row: dict[str, Any]) -> str:
+    def number(side: dict[str, Any] | None, key: str) -> str:
+        if side is None:
+            return "–"
+        return side[key] if key == "iterations" else f"{side[key]:.4f}" if key == "log p" else f"{side[key]:.3f}"
+
+    cells = [number(row[side], key) for key in ("log p", "iterations", "seconds") for side in ("theirs", "ours")]
+    return _line([row["data"], *cells, "–" if row["ratio"] is None else f"{row['ratio']:.2f}"])
+
+
+def contention(record: dict[str, Any], figures: Path) -> str:
+    head = (f"seconds for {record['steps']} steps, beside", *SIDES, "before : after", "of its share")
+    lines = [(f"{model}, {first}", *rest) for model, found in record["seconds"].items() for first, *rest in contention_rows(found, record["limit"])]
+    return f"{_machine(record)}\n" + _table(head, lines)
+
+
 def summary(records: Sequence[dict[str, Any]]) -> str:
     """Of each machine and model: the tutorial's loop, and a compiled fit in full precision."""
     rows = []
@@ -107,7 +135,15 @@ def summary(records: Sequence[dict[str, Any]]) -> str:
     return _table(("a step of 100 rows", "on", "the tutorial's loop, ms", "`fit`, compiled, ms", "times as fast"), rows)
 
 
-RENDERERS: dict[str, Callable[[dict[str, Any], Path], str]] = {"steps": steps, "fits": fits, "scaling": scaling, "race": race, "precision": precision}
+RENDERERS: dict[str, Callable[[dict[str, Any], Path], str]] = {
+    "steps": steps,
+    "fits": fits,
+    "scaling": scaling,
+    "race": race,
+    "precision": precision,
+    "exact": exact,
+    "contention": contention,
+}
 
 
 def _command(command: str) -> str:
@@ -136,8 +172,11 @@ def _left_out(found: dict[str, Any]) -> list[str]:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return "".join(f"{_line(cells)}\n" for cells in (head, ["---", *["---:"] * (len(head) - 1)], *rows))
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _number(value: float) -> str:

@@ -8,7 +8,7 @@ import platform
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -77,9 +77,9 @@ def _rounded(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def machine(device: str) -> dict[str, Any]:
+def machine(device: str, peers: Sequence[str] = ("pyro-ppl", "numpyro", "jax", "pythae")) -> dict[str, Any]:
     """Where and with what it was measured."""
-    packages = ("aevb", "torch", "numpy", "pyro-ppl", "numpyro", "jax", "pythae")
+    packages = ("aevb", "torch", "numpy", *peers)
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else _processor(),
         "kind": device,
