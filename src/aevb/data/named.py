@@ -118,7 +118,7 @@ _KINDS: dict[str, Callable[[Any], bool]] = {  # what the fields of a recipe are
     **dict.fromkeys(("data", "prepare", "validation"), _is(str)),
     **dict.fromkeys(("split", "seed"), _whole(0, 2**63 - 1)),
     "levels": _whole(2, 2**53),
-    "steps": _whole(1, 2**53),
+    "steps": _whole(1, 2**24),
     "mean": _finite,
     "scale": lambda value: _finite(value) and all(number > 0 for number in value),
     "hold_out": lambda value: _is(int, float)(value) and 0 <= value < 1,
