@@ -729,6 +729,15 @@ def test_the_recipe_of_the_rows_is_the_one_the_checkpoints_recorded(tmp_path, mo
     assert "run was trained with hold_out=0.0, not 0.2 (data.json). Resume with the same data" in error
 
 
+def test_a_run_is_not_resumed_with_one_row_changed_in_the_middle(tmp_path, partway):
+    out = tmp_path / "run"
+    shutil.copytree(partway, out)
+    x = np.array(TRAIN)
+    x[len(x) // 2, 0] = 1 - x[len(x) // 2, 0]
+    with pytest.raises(CheckpointError, match="was trained on other data"):
+        fit(small_vae(), {"x": x}, out=out, resume=True, **SETTINGS)
+
+
 def test_a_run_of_an_earlier_version_without_these_hashes_goes_on(tmp_path, whole, partway):
     out = tmp_path / "run"
     shutil.copytree(partway, out)
