@@ -217,6 +217,33 @@ def test_a_latent_that_every_row_knew_has_no_trained_q():
     assert model.posterior(x=x).method == "q"
 
 
+def gaussian_latent(x: torch.Tensor) -> tuple[Model, torch.Tensor]:
+    return factors(), randn(len(x), 2)
+
+
+def class_latent(x: torch.Tensor) -> tuple[Model, torch.Tensor]:
+    return Model(p={"z": OneHot(2, learned=True), "x | z": Normal(4)}, q={"z | x": OneHot()}), torch.arange(len(x)) % 2
+
+
+def class_without_closed_form(x: torch.Tensor) -> tuple[Model, torch.Tensor]:
+    return Model(p={"z": OneHot(2, learned=True), "x | z": Normal(4, net=mlp(4))}, q={"z | x": OneHot()}), torch.arange(len(x)) % 2
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("declared", [gaussian_latent, class_latent, class_without_closed_form])
+def test_em_on_rows_that_all_know_the_latent_does_not_train_q(declared, frozen):
+    torch.manual_seed(0)
+    x = correlated()
+    model, z = declared(x)
+    for parameter in model.phi():
+        parameter.requires_grad_(not frozen)
+    run = fit(model, {"x": x, "z": z}, schedule=em(), steps=3)
+    assert set(model.untaught()) == {"z"}
+    assert model.posterior(x=x).method == "exact"
+    assert frozen or any("z is known in every row: nothing teaches q(z|·)" in row.get("note", "") for row in run.rows)
+    assert not any("classify" in row.get("note", "") for row in run.rows)  # which em() would refuse
+
+
 def test_the_record_survives_saving_copying_and_casting(tmp_path):
     x = correlated()
     model = factors()

@@ -328,8 +328,8 @@ class Training:
     def _untaught(self) -> list[str]:
         """Latents that every row knows, so that no term of the objective has q's factor of them."""
         s = self.settings
-        if s.schedule.objective != "bound":
-            return []
+        if s.schedule.objective == "evidence":
+            return []  # mle() says of all of q that it stays
         taught = {*(self.labelled if s.classify else ()), *(self._classes() if s.agree else ())}
         known = [name for name in self.model.graph.latents if name in self.plan.clamped and name not in taught]
         factors = {name: [self.model.factors[entry.id] for entry in self.model.graph.q[name].values()] for name in known}
@@ -455,7 +455,7 @@ class Training:
         was = self.model.training
         self.model.train()
         for name in self._untaught():
-            alone = name in self.labelled and self.model.graph.latent_behind(name) is None
+            alone = name in self.labelled and self.model.graph.latent_behind(name) is None and self.em is None
             remedy = "To learn it too, add classify=1 (--classify 1); to find it" if alone else "To find it"
             self._note_once(f"{name} {UNTAUGHT}: nothing teaches q({name}|·). {remedy} without labels, leave {name} out.")
         self._note_folder()
@@ -658,17 +658,16 @@ class Training:
         model, schedule = self.model, self.settings.schedule
         if not self.step:
             return
-        names = with_weights(model)
+        names, known = with_weights(model), self._untaught()
+        told = {name: f"{name} was known in every training row, so that q({name}|·) was not trained" for name in known}
         if schedule.objective == "bound":
             e_steps, m_steps = self._counted()
-            known = self._untaught()
             trained = [name for name in trainable_latents(model) if name not in known]
             if e_steps and e_steps * LEAST_SHARE < m_steps:
                 model.teaching.record(model, dict.fromkeys(trained, f"q was trained in {e_steps} of {self.step} steps"))
             elif e_steps:
                 model.teaching.taught(model, trained, whole=self.whole, open_ends=self.open_ends)
-                told = {name: f"{name} was known in every training row, so that q({name}|·) was not trained" for name in known}
-                model.teaching.record(model, {name: reason for name, reason in told.items() if name in model.teaching.records})
+                model.teaching.record(model, told)
             return
         behind = (
             "mle() trains p alone"
@@ -676,8 +675,10 @@ class Training:
             else self.stepper.left_alone and f"em() left q as it is: {self.stepper.left_alone}"
         )
         if behind:
-            model.teaching.record(model, dict.fromkeys(names, behind))
-        else:
+            model.teaching.record(model, dict.fromkeys(names, behind) | told)
+            return
+        model.teaching.record(model, told)
+        if names := [name for name in names if name not in self.plan.clamped]:
             model.teaching.whole = None  # q has been replaced, by a formula for rows that have all entries
             model.teaching.taught(model, names, whole=model.graph.observed)
 
