@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from aevb.batch import Batch
 from aevb.training.em.factors import Rows, Statistics, add
 
 
@@ -18,14 +19,14 @@ class Columns:
         found: Statistics = {}
         for batch in rows.parts():
             for name in self.names:
-                value, keep = batch[name][0], known(batch, name)
+                value, keep = flat(batch, name), known(batch, name)
                 add(found, {f"{name} count": keep.sum(0), f"{name} first": (keep * value).sum(0)})
         rows.world.sum(list(found.values()))
         self.count = {name: found[f"{name} count"] for name in self.names}
         self.mean = {name: found[f"{name} first"] / self.count[name].clamp_min(1.0) for name in self.names}
         squares: Statistics = {}
         for batch in rows.parts():
-            add(squares, {name: (known(batch, name) * (batch[name][0] - self.mean[name]).square()).sum(0) for name in self.names})
+            add(squares, {name: (known(batch, name) * (flat(batch, name) - self.mean[name]).square()).sum(0) for name in self.names})
         rows.world.sum(list(squares.values()))
         self.spread = {name: self._spread(name, squares[name]) for name in self.names}
 
@@ -38,6 +39,13 @@ class Columns:
         return (value - self.mean[name]) / self.spread[name]
 
 
-def known(batch: dict[str, Tensor], name: str) -> Tensor:
-    """1 where an entry is known, 0 where it is missing."""
-    return batch[f"{name}?"][0].double() if f"{name}?" in batch else torch.ones_like(batch[name][0])
+def flat(batch: Batch, name: str) -> Tensor:
+    """The values of all rows at all steps, one after the other."""
+    return batch[name].flatten(0, 1)
+
+
+def known(batch: Batch, name: str) -> Tensor:
+    """The same for what is known: 1 where an entry is, 0 where it is missing or its row has ended."""
+    value = batch[name]
+    keep = batch[f"{name}?"].to(value.dtype) if f"{name}?" in batch else torch.ones_like(value)
+    return (keep * batch["steps"] if "steps" in batch and len(value) > 1 else keep).flatten(0, 1)

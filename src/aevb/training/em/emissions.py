@@ -25,6 +25,16 @@ class Sums(NamedTuple):
         return self if other is None else Sums(*(a + b for a, b in zip(self, other, strict=True)))
 
 
+def sums(weight: Tensor, value: Tensor, keep: Tensor | None, *, full: bool) -> Sums:
+    """Of values ([rows, d]) with these weights ([clusters, rows]); ``keep`` is 1 at entries that are known, all of them where it is None."""
+    if full:
+        second = torch.stack([(one.unsqueeze(1) * value).mT @ value for one in weight])
+        return Sums(weight.sum(1, keepdim=True).expand(-1, value.shape[1]), weight @ value, second)
+    value = value if keep is None else keep * value
+    count = weight.sum(1, keepdim=True).expand(-1, value.shape[1]) if keep is None else weight @ keep
+    return Sums(count, weight @ value, weight @ value.square())
+
+
 class ColumnsEmission:
     """A variable whose entries are independent in every cluster: its log-likelihood is a polynomial in them.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 Statistics = dict[str, Tensor]
 ROWS = 4096  # rows that are read at a time
 KEPT = 2**25  # numbers of prepared rows that are kept from one iteration to the next; of more, each iteration reads them again
+LEAST = math.log(math.expm1(math.sqrt(SMALLEST_VARIANCE)))  # raw scale of a column of spread 1 whose variance is the least that an M-step gives
 READ_ONCE = 2**22  # numbers of rows that are read and converted once, whoever asks for them
 
 

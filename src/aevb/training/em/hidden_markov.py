@@ -5,7 +5,6 @@ The posterior of a factor's states is the derivative of log p(data) by the facto
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from aevb.axes import TIME, expand_axis
-from aevb.batch import split_latents
+from aevb.batch import Batch, split_latents
 from aevb.conditionals import Conditional, Factor
 from aevb.evidence.exact import discrete_terms, log_sum
 from aevb.evidence.finite import Tables
@@ -21,7 +20,7 @@ from aevb.evidence.structure import Structure
 from aevb.families import OneHot
 from aevb.graph import Entry
 from aevb.networks import MLP
-from aevb.training.em.factors import Statistics
+from aevb.training.em.emissions import Sums
 from aevb.training.em.responsibilities import Responsibilities
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ class HiddenMarkov(Responsibilities):
     def _structure(self) -> Structure:
         return Structure(self.model)
 
-    def statistics(self, batch: Mapping[str, Tensor]) -> Statistics:
+    def statistics(self, batch: Batch) -> tuple[Tensor, dict[str, Sums]]:
         clamped, _ = split_latents(self.graph, batch)
         if clamped:
             raise ValueError(f"em(): {min(clamped)} is known at every step of every row, so that there is nothing to expect. Use mle().")
@@ -79,14 +78,10 @@ class HiddenMarkov(Responsibilities):
         with torch.enable_grad():
             evidence = log_sum(tables, terms).reshape(-1).expand(n).sum()
             weights = torch.autograd.grad(evidence, [term.value for term in terms])
-        found: Statistics = {"evidence": evidence.detach(), "rows": evidence.new_tensor(float(n))}
         by_name = {term.name: weight for term, weight in zip(terms, weights, strict=True)}
-        for entry in self.entries:
-            counts = self._counted(entry, by_name[entry.key.name], tables, batch)
-            found |= {f"{entry.id} {part}": value for part, value in counts.items()}
-        return found
+        return evidence.detach(), {entry.id: self._counted(entry, by_name[entry.key.name], tables, batch) for entry in self.entries}
 
-    def _counted(self, entry: Entry, weight: Tensor, tables: Tables, batch: Mapping[str, Tensor]) -> Statistics:
+    def _counted(self, entry: Entry, weight: Tensor, tables: Tables, batch: Batch) -> Sums:
         """The expected count, sum and second moment of a variable for every value of its parent, over the steps where the entry rules."""
         name, graph = entry.key.name, self.graph
         if graph.timed[name] and (region := self._region(entry, tables)) is not None:
@@ -104,22 +99,11 @@ class HiddenMarkov(Responsibilities):
         weight = weight.permute(*(axis for axis in range(-depth, 0) if axis not in kept), *kept)
         weight = weight.reshape(weight.shape[-len(kept) :])
         weight = weight if entry.key.parents else weight.unsqueeze(0)  # [values of the parent, values, or steps and rows]
-        factor = self.model.factors[entry.id]
-        assert isinstance(factor, Factor)
         if hidden:
-            value = factor.table().double()
-            keep = torch.ones_like(value)
-        else:
-            value = batch[name].double()
-            seen = batch.get(f"{name}?")
-            keep = torch.ones_like(value) if seen is None else seen.double()
-            for axis in (-2, -1):
-                weight = expand_axis(weight, axis, value.shape[axis - 1])
-            weight, value, keep = weight.flatten(1), value.flatten(0, 1), keep.flatten(0, 1)
-        if entry.spec.full_moments and not bool(keep.all()):
-            raise ValueError(f"em(): {name} has missing entries and a full covariance, for which no closed form is here. Use mle() or joint().")
-        second = torch.einsum("cv,vd,ve->cde", weight, value, value) if entry.spec.full_moments else weight @ (keep * value.square())
-        return {"count": weight @ keep, "first": weight @ (keep * value), "second": second}
+            return self._sums_of(entry, weight)
+        for axis in (-2, -1):
+            weight = expand_axis(weight, axis, batch[name].shape[axis - 1])
+        return self._sums(entry, weight.flatten(1), batch)
 
     def _region(self, entry: Entry, tables: Tables) -> Tensor | None:
         """[T, N or 1, 1]: 1 at the steps where the entry rules its variable; None where it does at all."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -10,13 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aevb import distributions as ad
-from aevb.families import SMALLEST_VARIANCE
 from aevb.graph import Entry
 from aevb.training.em.columns import Columns
-from aevb.training.em.factors import EM
+from aevb.training.em.factors import EM, LEAST
 from aevb.training.em.moments import Design, Residuals
-
-LEAST = math.log(math.expm1(math.sqrt(SMALLEST_VARIANCE)))  # raw scale of an observed column whose variance is the least that an M-step gives
 
 
 class Part(NamedTuple):

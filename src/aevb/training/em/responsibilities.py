@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor
 
+from aevb.batch import Batch
 from aevb.conditionals import Conditional, Factor
 from aevb.evidence.finite import log_joint
 from aevb.families import Exact, OneHot
 from aevb.graph import Entry
 from aevb.networks import MLP
-from aevb.training.em.factors import EM, Rows, Statistics, add, floor
+from aevb.training.em.columns import flat, known
+from aevb.training.em.emissions import Sums, sums
+from aevb.training.em.factors import KEPT, Rows
+from aevb.training.em.heads import Heads
+from aevb.training.em.starts import SAMPLE, cluster_centres
+from aevb.training.order import seed_of
 
 if TYPE_CHECKING:
     from aevb.model import Model
 
+SURE = 0.95  # of a row's responsibility that the nearest centre has at the start
 
-class Responsibilities(EM):
+
+class Responsibilities(Heads):
     """Finite latents: the posterior of every joint value, then weighted maximum likelihood, factor by factor."""
 
     def __init__(self, model: Model) -> None:
@@ -47,72 +56,41 @@ class Responsibilities(EM):
         evidence = table.flatten(0, -2).logsumexp(0)
         return (table - evidence).exp(), evidence
 
-    def statistics(self, batch: Mapping[str, Tensor]) -> Statistics:
+    def statistics(self, batch: Batch) -> tuple[Tensor, dict[str, Sums]]:
+        """The evidence of these rows, and the sums of every factor."""
         table, evidence = self.posterior(batch)
         table = table.double()
         n = table.shape[-1]
-        found: Statistics = {"evidence": evidence.double().sum(), "rows": torch.tensor(float(n), dtype=torch.float64, device=evidence.device)}
+        found: dict[str, Sums] = {}
         for entry in self.entries:
             name = entry.key.name
             parent = entry.key.parents[0].name if entry.key.parents else None
             unknown = [other for other in self.graph.latents if other in (name, parent) and other not in self._known(batch)]
             weight = self._marginal(table, unknown)  # [values of the parent and of the variable, where unknown, in the graph's order …, N]
-            value = self._values(name, batch, unknown)  # [values, N or 1, d]
             if name in unknown and parent in unknown and unknown.index(name) == 0:
                 weight = weight.transpose(0, 1)
             if parent is None:
                 weight = weight.unsqueeze(0)
             elif parent not in unknown:
                 weight = weight.unsqueeze(0) * batch[parent][0].double().T.reshape(-1, *[1] * (weight.dim() - 1), n)
-            weight = weight if name in unknown else weight.unsqueeze(1)  # [cells, values, N]
-            keep = batch[f"{name}?"][0].double() if f"{name}?" in batch and name not in unknown else torch.ones_like(value[0])
-            keep = keep.expand(n, value.shape[-1])
-            value = value.expand(value.shape[0], n, value.shape[-1])
-            if entry.spec.full_moments and f"{name}?" in batch and name not in unknown:
-                raise ValueError(f"em(): {name} has missing entries and a full covariance, for which no closed form is here. Use mle() or joint().")
-            found[f"{entry.id} count"] = torch.einsum("cvn,nd->cd", weight, keep)
-            found[f"{entry.id} first"] = torch.einsum("cvn,nd,vnd->cd", weight, keep, value)
-            pattern = "cvn,nd,vnd,vne->cde" if entry.spec.full_moments else "cvn,nd,vnd,vnd->cd"
-            found[f"{entry.id} second"] = torch.einsum(pattern, weight, keep, value, value)
-        return found
+            found[entry.id] = self._sums_of(entry, weight.sum(-1)) if name in unknown else self._sums(entry, weight, batch)
+        return evidence.double().sum(), found
 
-    # As a vector --------------------------------------------------------------------------------------------------------------------
+    def _sums_of(self, entry: Entry, weight: Tensor) -> Sums:
+        """The sums of a latent: ``weight`` ([cells, values]) is how often it has each value."""
+        factor = self.model.factors[entry.id]
+        assert isinstance(factor, Factor)
+        return sums(weight, factor.table().double(), None, full=entry.spec.full_moments)
 
-    def open(self, rows: Rows) -> None:
-        self.rows, self.working = rows, type(self)(copy.deepcopy(self.model).double())
+    def _sums(self, entry: Entry, weight: Tensor, batch: Batch) -> Sums:
+        """The sums of a variable that is known: ``weight`` ([cells, rows, those of all steps]) is how much each row belongs to each cell."""
+        name = entry.key.name
+        keep = known(batch, name) if f"{name}?" in batch else None
+        if entry.spec.full_moments and keep is not None:
+            raise ValueError(f"em(): {name} has missing entries and a full covariance, for which no closed form is here. Use mle() or joint().")
+        return sums(weight, flat(batch, name), keep, full=entry.spec.full_moments)
 
-    @cached_property
-    def _parameters(self) -> list[nn.Parameter]:
-        return [parameter for entry in self.entries for parameter in self.model.factors[entry.id].parameters()]
-
-    def read(self) -> Tensor:
-        return torch.cat([parameter.detach().double().reshape(-1) for parameter in self._parameters])
-
-    def write(self, vector: Tensor) -> None:
-        sizes = [parameter.numel() for parameter in self._parameters]
-        for parameter, part in zip(self._parameters, vector.split(sizes), strict=True):
-            parameter.detach().copy_(part.reshape(parameter.shape))
-
-    def within(self, vector: Tensor) -> Tensor:
-        return vector
-
-    def centred(self, own: Tensor) -> Tensor:
-        return own
-
-    def from_data(self, own: Tensor, seed: int) -> Tensor:
-        return own
-
-    def update(self, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean evidence at these parameters, and EM's next ones."""
-        self.working.write(vector)
-        found: Statistics = {}
-        for batch in self.rows.parts():
-            add(found, self.working.statistics(batch))
-        self.rows.world.sum(list(found.values()))
-        self.working.maximise(found)
-        return found["evidence"] / len(self.rows), self.working.read()
-
-    def _known(self, batch: Mapping[str, Tensor]) -> list[str]:
+    def _known(self, batch: Batch) -> list[str]:
         return [name for name in self.graph.latents if name in batch and f"{name}?" not in batch]
 
     def _marginal(self, table: Tensor, names: list[str]) -> Tensor:
@@ -120,40 +98,117 @@ class Responsibilities(EM):
         others = [axis for axis, name in enumerate(self.graph.latents) if name not in names]
         return table.sum(others) if others else table
 
-    def _values(self, name: str, batch: Mapping[str, Tensor], unknown: list[str]) -> Tensor:
-        if name not in unknown:
-            return batch[name].double()
-        factor = self.model.factors[self.graph.rule("p", name).id]
-        assert isinstance(factor, Factor)
-        return factor.table().double().unsqueeze(1)
+    # Iterations ------------------------------------------------------------------------------------------------------------------------
 
-    def maximise(self, found: Statistics) -> None:
+    def open(self, rows: Rows) -> None:
+        self.rows, self.working = rows, type(self)(copy.deepcopy(self.model).double())
+        self._measure(rows)
+        self.constant = self._log_units()
+        numbers = sum(value.numel() for value in rows.first().values())
+        self.kept = None
+        self.kept = list(self._parts()) if len(rows) * numbers <= KEPT else None
+
+    def _parts(self) -> Iterable[Any]:
+        """This process's rows in units of the data, a part at a time."""
+        return map(self._prepared, self.rows.parts()) if self.kept is None else self.kept
+
+    def _prepared(self, batch: Batch) -> Any:
+        return batch | {name: (batch[name] - self.centre[name]) / self.unit[name] for name in self.graph.observed}
+
+    def update(self, vector: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean evidence at these parameters, and EM's next ones."""
+        heads = self._heads(vector)
+        self.working.put(heads)
+        evidence, found = self._total(self.working.statistics(batch) for batch in self._parts())
+        return (evidence + self.constant) / len(self.rows), self.maximise(found, heads)
+
+    def _total(self, parts: Iterable[tuple[Tensor, dict[str, Sums]]]) -> tuple[Tensor, dict[str, Sums]]:
+        """The evidence and every factor's sums over all rows of all processes."""
+        evidence, total = torch.zeros((), dtype=torch.float64, device=self.rows.source.like.device), dict[str, Sums]()
+        for found, mine in parts:
+            evidence = evidence + found
+            total = {name: one.plus(total.get(name)) for name, one in mine.items()}
+        if self.rows.world.size > 1:
+            total = {name: Sums(*(value.clone() for value in found)) for name, found in total.items()}  # some are views, which no sum may write to
+            self.rows.world.sum([evidence, *(value for found in total.values() for value in found)])
+        return evidence, total
+
+    # Where they start ------------------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def clustered(self) -> dict[str, list[str]]:
+        """The classes that observed variables read, and these."""
+        readers: dict[str, list[str]] = {}
         for entry in self.entries:
-            heads, seen = self.most_likely(entry, *(found[f"{entry.id} {part}"] for part in ("count", "first", "second")))
-            factor: Any = self.model.factors[entry.id]
-            if not entry.key.parents:
-                self._set(entry, heads, {}, None)
-                continue
-            label, blocks = str(entry.key.parents[0]), factor.net.blocks
-            rows = torch.cat([heads[name] for name in factor.sizes], -1)  # [C, all heads]
-            old = blocks.weights[label].T.double() + (blocks.bias.double() if blocks.bias is not None else 0.0)
-            alive = torch.cat([seen[name] for name in factor.sizes], -1)
-            self._set(entry, heads, {label: torch.where(alive, rows, old.detach()).T}, None)
+            for ref in entry.key.parents:
+                if entry.key.name in self.graph.observed and ref.name in self.graph.latents:
+                    readers.setdefault(ref.name, []).append(entry.key.name)
+        return {latent: sorted(set(names)) for latent, names in readers.items()}
 
-    def most_likely(self, entry: Entry, count: Tensor, first: Tensor, second: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """A factor's heads (a row for each value of its parent) and vectors for these sums over rows, and which numbers any row speaks of."""
-        full = entry.spec.full_moments
-        some = count.clamp_min(torch.finfo(count.dtype).tiny)
-        mean, square = first / some, second / (some.unsqueeze(-1) if full else some)
-        if not entry.key.parents and not entry.spec.learned:
-            mean = torch.zeros_like(mean)  # a fixed root has mean 0
-        total, squares = count.sum(0), second.diagonal(dim1=-2, dim2=-1) if full else second
-        n = total.clamp_min(torch.finfo(count.dtype).tiny)
-        heads = entry.spec.most_likely(count, mean, square, floor(squares.sum(0) / n - (first.sum(0) / n).square(), total))
-        assert heads is not None
-        seen = count > 1e-9  # what no row has keeps what it had
-        whole = seen.all(-1, keepdim=True)
-        return heads, {name: seen if value.shape == seen.shape else whole.expand_as(value) for name, value in heads.items() if value.dim() > 1}
+    def from_data(self, own: Tensor, seed: int) -> Tensor:
+        """The M-step after giving every row at every step, almost, to the nearest of centres that k-means finds, class by class.
+
+        A class that reads another has the same shares whatever that is.
+        """
+        if not self.clustered:
+            return own
+        centres = self._centres(seed)
+        return self.maximise(self._total(self._assigned(batch, centres) for batch in self.rows.parts())[1], self._heads(own))
+
+    def _assigned(self, batch: Batch, centres: dict[str, Tensor]) -> tuple[Tensor, dict[str, Sums]]:
+        prepared, found, n = self._prepared(batch), dict[str, Sums](), self.model._extent(batch)[0]
+        members = {latent: self._members(batch, latent, centres[latent]) for latent in centres}
+        for entry in self.entries:
+            name, parent = entry.key.name, entry.key.parents[0].name if entry.key.parents else None
+            if name in members and name not in self._known(batch):
+                shares = members[name].sum(0, keepdim=True)
+                found[entry.id] = self._sums_of(entry, shares.expand(self._shapes(entry)["logits"][0], -1))
+            elif name in batch and (parent is None or parent in members):
+                steps = len(batch[name])
+                member = known(batch, name).amax(1, keepdim=True) if parent is None else members[parent]
+                member = member if len(member) == steps * n else member.unflatten(0, (-1, n)).mean(0)
+                found[entry.id] = self._sums(entry, member.mT, prepared)
+        return prepared[self.graph.observed[0]].new_zeros(()), found
+
+    def _centres(self, seed: int) -> dict[str, Tensor]:
+        """Centres of the classes that observed variables read."""
+        n, seed = len(self.rows), seed_of(seed, "clusters")
+        generator = torch.Generator().manual_seed(seed)
+        steps = max(len(value) for value in self.rows.first().values())
+        size = max(1, SAMPLE // steps)
+        rows = torch.arange(n) if n <= size else torch.randperm(n, generator=generator)[:size].sort().values
+        batch = {name: value if value.dtype == torch.bool else value.double() for name, value in self.rows.source.take(rows).items()}
+        found = {}
+        for latent in self.clustered:
+            standard, some, labels = self._standard(batch, latent)
+            found[latent] = cluster_centres(standard[some], self.graph.size(latent), seed, None if labels is None else labels[some])
+        return found
+
+    def _standard(self, batch: Batch, latent: str) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The columns that the values of a class differ in, standardised, missing entries at their column's mean; which rows know any of them;
+        and the class where it is known, −1 where not. Rows of all steps."""
+        n, names = self.model._extent(batch)[0], self.clustered[latent]
+        steps = max(len(batch[name]) for name in names)
+
+        def spread(value: Tensor) -> Tensor:
+            return value.unflatten(0, (-1, n)).expand(steps, n, -1).flatten(0, 1)
+
+        standard = torch.cat([spread(known(batch, name) * self.columns.standard(name, flat(batch, name))) for name in names], 1)
+        some = torch.cat([spread(known(batch, name)) for name in names], 1).any(1)
+        if latent not in batch:
+            return standard, some, None
+        return standard, some, torch.where(spread(known(batch, latent))[:, 0] > 0, spread(flat(batch, latent)).argmax(-1), -1)
+
+    def _members(self, batch: Batch, latent: str, centres: Tensor) -> Tensor:
+        """[rows of all steps, values]: how much a row belongs to every value of a class; nothing where it knows no column."""
+        (rows, some, labels), count = self._standard(batch, latent), len(centres)
+        which = (centres.square().sum(1) - 2 * rows @ centres.mT).argmin(1)
+        member = F.one_hot(which, count).double() * SURE + (1 - SURE) / count
+        if labels is not None:
+            member = torch.where((labels >= 0).unsqueeze(1), F.one_hot(labels.clamp_min(0), count).double(), member)
+        return member * some.unsqueeze(1)
+
+    # Other M-steps, and q --------------------------------------------------------------------------------------------------------------
 
     def expected(self, batch: Mapping[str, Tensor], posterior: Tensor) -> tuple[Tensor, Tensor]:
         """Σ posterior · log p(data, latents) and log p(data), one number an example: what an M-step without closed form ascends."""
@@ -161,7 +216,7 @@ class Responsibilities(EM):
         counted = torch.where(posterior > 0, table, torch.zeros_like(table))  # −∞ stands where a known value excludes others
         return (posterior * counted).flatten(0, -2).sum(0), table.flatten(0, -2).logsumexp(0)
 
-    def tighten(self, batch: Mapping[str, Tensor]) -> str | None:
+    def tighten(self, batch: Batch) -> str | None:
         """q stays as it is: Exact() is the posterior already, and a network has no closed form."""
         rules = [self.graph.rule("q", name) for name in self.graph.latents if name not in self._known(batch)]
         free = next((rule for rule in rules if not isinstance(rule.spec, Exact)), None)

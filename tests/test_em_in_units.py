@@ -1,0 +1,116 @@
+"""EM does not depend on the units of the data, nor on the weights that a fresh model happens to have."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import logsumexp
+from scipy.stats import norm
+from sklearn.mixture import GaussianMixture
+
+from aevb import Exact, Model, MultivariateNormal, Normal, OneHot, em, fit
+
+CENTRES, MOVES = np.array([[0.0, 3.0], [4.0, -1.0], [-4.0, -2.0]]), np.full((3, 3), 0.05) + 0.85 * np.eye(3)
+
+
+def chains(n: int = 8, steps: int = 40, offset: float = 0.0, unit: float = 1.0) -> np.ndarray:
+    random, x = np.random.default_rng(0), np.zeros((n, steps, 2))
+    for row in x:
+        state = random.integers(3)
+        for t in range(steps):
+            state = random.choice(3, p=MOVES[state]) if t else state
+            row[t] = CENTRES[state] + random.normal(size=2)
+    return offset + unit * x
+
+
+def forward(x: np.ndarray) -> float:
+    """The mean log-likelihood under the parameters that the chains were drawn with."""
+    seen = norm.logpdf(x[:, :, None], CENTRES).sum(-1)
+    alpha = seen[:, 0] - math.log(3)
+    for t in range(1, x.shape[1]):
+        alpha = logsumexp(alpha[:, :, None] + np.log(MOVES), axis=1) + seen[:, t]
+    return float(logsumexp(alpha, axis=1).mean())
+
+
+def hidden_markov(spec, seed: int = 0) -> Model:
+    torch.manual_seed(seed)
+    p = {"y[0]": OneHot(3, learned=True), "y[t] | y[t-1]": OneHot(3), "x[t] | y[t]": spec}
+    return Model(p, {"y[t] | x[t]": OneHot()}).double()
+
+
+def evidence(model: Model, **data) -> float:
+    return float(model.log_evidence(**data).value.mean())
+
+
+@pytest.mark.parametrize("spec", [Normal(2), MultivariateNormal(2)], ids=str)
+@pytest.mark.parametrize(("offset", "unit"), [(0.0, 1.0), (20.0, 1.0), (1e7, 1e-2), (-1e3, 1e3)])
+def test_a_hidden_markov_model_finds_its_states_in_any_units(offset, unit, spec):
+    x, model = chains(offset=offset, unit=unit), hidden_markov(spec)
+    run = fit(model, {"x": x}, schedule=em())
+    found = evidence(model, x=x) + 80 * math.log(unit)
+    assert forward(chains()) < found < forward(chains()) + 2.5  # the maximum of 14 or 17 parameters lies about half as many nats a data set higher
+    assert found - 80 * math.log(unit) == pytest.approx(run.history["evidence"][-1], abs=1e-5)
+    assert found == pytest.approx(_at_home(spec), abs=1e-4)
+
+
+def _at_home(spec) -> float:
+    model = hidden_markov(spec, seed=3)
+    fit(model, {"x": chains()}, schedule=em())
+    return evidence(model, x=chains())
+
+
+def test_missing_cells_ends_of_rows_and_labels_do_not_spoil_the_start():
+    x = chains(offset=1e4)
+    lengths = np.array([40, 1, 12, 40, 7, 40, 25, 40])
+    holes = np.where(np.random.default_rng(1).random(x.shape) < 0.2, np.nan, x)
+    rows = [row[:length] for row, length in zip(holes, lengths, strict=True)]
+    labels = [np.where(np.arange(length) == 0, int(np.argmin(((row[0] - 1e4 - CENTRES) ** 2).sum(1))), -1)
+              for row, length in zip(x, lengths, strict=True)]  # fmt: skip
+    found = []
+    for shift in (0.0, 1e4):
+        model = hidden_markov(Normal(2))
+        fit(model, {"x": [row - shift for row in rows], "y": labels}, schedule=em(tol=1e-9))
+        found.append(evidence(model, x=[row - shift for row in rows], y=labels))
+        loc = model.factors["p(x[t]|y[t])"].net.blocks.weights["y[t]"][:2].mT.detach().numpy()
+        np.testing.assert_allclose(loc - 1e4 + shift, CENTRES, atol=0.5)  # labels say which state is which
+    assert found[0] == pytest.approx(found[1], abs=1e-6)
+
+
+def test_start_data_is_taken_by_a_trained_hidden_markov_model_too():
+    model = hidden_markov(Normal(2))
+    with torch.no_grad():  # all states alike: EM cannot leave this point
+        for parameter in model.theta():
+            parameter.zero_()
+    stuck = fit(model, {"x": chains()}, schedule=em(start="keep"), steps=5).history["evidence"][-1]
+    again = fit(model, {"x": chains()}, schedule=em(start="data")).history["evidence"][-1]
+    assert stuck < forward(chains()) - 30
+    assert again > forward(chains())
+
+
+@pytest.mark.parametrize("offset", [0.0, 30.0, 1e8])
+def test_two_independent_classes_are_two_mixtures(offset):
+    random = np.random.default_rng(0)
+    x = offset + 6 * random.integers(2, size=(300, 1)) + random.normal(size=(300, 2))
+    v = offset + 5 * random.integers(3, size=(300, 1)) + random.normal(size=(300, 2))
+    torch.manual_seed(0)
+    p = {"y": OneHot(2, learned=True), "w": OneHot(3, learned=True), "x | y": Normal(2), "v | w": Normal(2)}
+    model = Model(p, q={"y | x": Exact(), "w | v": Exact()}).double()
+    fit(model, {"x": x, "v": v}, schedule=em(tol=1e-9))
+
+    def reference(rows: np.ndarray, count: int) -> float:
+        return GaussianMixture(count, covariance_type="diag", reg_covar=0, tol=1e-12, max_iter=1000, n_init=3, random_state=0).fit(rows).score(rows)
+
+    assert evidence(model, x=x, v=v) == pytest.approx(reference(x - offset, 2) + reference(v - offset, 3), abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", [OneHot, Normal])
+def test_weights_that_were_set_are_moved_to_the_data_where_the_data_are_elsewhere(kind):
+    """Means that all lie on one side of the data explain none of it: their differences stay, their middle moves."""
+    x = chains()
+    model = hidden_markov(Normal(2)) if kind is OneHot else Model({"y": OneHot(3, learned=True), "x | y": Normal(2)}, {"y | x": Exact()}).double()
+    rows = (lambda offset: {"x": offset + x}) if kind is OneHot else (lambda offset: {"x": offset + x.reshape(-1, 2)})
+    before = fit(model, rows(0.0), schedule=em()).history["evidence"][-1]
+    assert fit(model, rows(1e3), schedule=em()).history["evidence"][-1] == pytest.approx(before, abs=0.5)
