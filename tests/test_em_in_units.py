@@ -114,3 +114,56 @@ def test_weights_that_were_set_are_moved_to_the_data_where_the_data_are_elsewher
     rows = (lambda offset: {"x": offset + x}) if kind is OneHot else (lambda offset: {"x": offset + x.reshape(-1, 2)})
     before = fit(model, rows(0.0), schedule=em()).history["evidence"][-1]
     assert fit(model, rows(1e3), schedule=em()).history["evidence"][-1] == pytest.approx(before, abs=0.5)
+
+
+# The least variance -------------------------------------------------------------------------------------------------------------------
+
+
+def notes(run) -> list[str]:
+    return [row["note"] for row in run.rows if "holds the variance" in row.get("note", "")]
+
+
+@pytest.mark.parametrize("spec", [Normal(1), MultivariateNormal(1)], ids=str)
+@pytest.mark.parametrize("gap", [1e4, 1e6])
+def test_clusters_far_apart_keep_their_own_variance(gap, spec):
+    random = np.random.default_rng(0)
+    x = random.normal(size=(400, 1)) + gap * (np.arange(400) % 2)[:, None]
+    model = Model({"y": OneHot(2, learned=True), "x | y": spec}, {"y | x": Exact()}).double()
+    run = fit(model, {"x": x}, schedule=em())
+    apart = sum(norm.logpdf(part, part.mean(), part.std()).sum() for part in (x[::2], x[1::2])) / 400 - math.log(2)
+    assert evidence(model, x=x) == pytest.approx(apart, abs=1e-5)
+    assert notes(run) == []
+
+
+def test_an_outlier_does_not_widen_the_others():
+    x = np.random.default_rng(0).normal(size=(2000, 2))
+    x[0, 0] = 1e5
+    torch.manual_seed(0)
+    model = Model({"y": OneHot(2, learned=True), "x | y": Normal(2)}, {"y | x": Exact()}).double()
+    run = fit(model, {"x": x}, schedule=em())
+    theirs = GaussianMixture(2, covariance_type="diag", random_state=0).fit(x)
+    assert evidence(model, x=x) > theirs.score(x) - 0.01
+    (note,) = notes(run)  # the outlier's own cluster
+    assert "x (columns 0, 1)" in note
+    assert "1e-12 of the column's own" in note
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_spike_is_noted(full):
+    random = np.random.default_rng(0)
+    x = np.where(np.arange(200)[:, None] % 2, random.normal(size=(200, 3)), [[5.0, 6.0, 7.0]])
+    x[:, 1] += random.normal(size=200)
+    model = Model({"y": OneHot(2, learned=True), "x | y": MultivariateNormal(3) if full else Normal(3)}, {"y | x": Exact()}).double()
+    (note,) = notes(fit(model, {"x": x}, schedule=em()))
+    assert "x (columns 0, 2)" in note
+
+
+def test_a_column_that_repeats_another_is_noted_in_factor_analysis():
+    random = np.random.default_rng(0)
+    x = random.normal(size=(200, 2)) @ random.normal(size=(2, 5)) + 0.5 * random.normal(size=(200, 5))
+    for repeated, expected in ((np.concatenate([x, x[:, 1:2]], 1), 1), (x, 0)):
+        size = repeated.shape[1]
+        model = Model({"z": Normal(2), "x | z": Normal(size, scale="learned")}, {"z | x": Normal(scale="learned")})
+        found = notes(fit(model, {"x": repeated}, schedule=em()))
+        assert len(found) == expected
+        assert all("x (columns 1, 5)" in note for note in found)

@@ -18,7 +18,7 @@ from aevb.operations import bernoulli_log_prob
 from aevb.registry import register
 
 # Where the most likely value lies at infinity (a cluster of equal rows, a column of zeros), a closed form stops here.
-SMALLEST_VARIANCE, SMALLEST_PROBABILITY = 1e-6, 1e-6
+SMALLEST_PROBABILITY = 1e-6
 
 
 def _scale_setting(spec: Conditional, name: str, value: Any) -> None:

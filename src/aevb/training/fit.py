@@ -532,7 +532,10 @@ class Training:
 
     def _note_the_end(self) -> None:
         """How EM ended: it has converged, or it has not but takes no more iterations."""
-        tol, taken = self.settings.schedule.tol, self.step + 1  # type: ignore[attr-defined]
+        tol, taken, iterations = self.settings.schedule.tol, self.step + 1, self.stepper.iterations  # type: ignore[attr-defined]
+        ends = self.stepper.converged or taken == self.total
+        if ends and iterations is not None and (note := iterations.method.told_floor(iterations.ascent.point)):
+            self._note_once(note)
         if self.stepper.converged:
             self._note(f"em() converged after {taken} iterations: the last ones raised the mean evidence by less than tol={tol:g} nats.")
         elif taken == self.total and tol > 0:

@@ -9,11 +9,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from aevb import distributions as ad
 from aevb.batch import Batch
 from aevb.data.sources import Source
-from aevb.families import SMALLEST_VARIANCE
 from aevb.graph import Entry
 from aevb.training.distributed import World
 
@@ -23,13 +24,7 @@ if TYPE_CHECKING:
 Statistics = dict[str, Tensor]
 ROWS = 4096  # rows that are read at a time
 KEPT = 2**25  # numbers of prepared rows that are kept from one iteration to the next; of more, each iteration reads them again
-LEAST = math.log(math.expm1(math.sqrt(SMALLEST_VARIANCE)))  # raw scale of a column of spread 1 whose variance is the least that an M-step gives
 READ_ONCE = 2**22  # numbers of rows that are read and converted once, whoever asks for them
-
-
-def floor(variance: Tensor, count: Tensor) -> Tensor:
-    """The least variance that a closed form may give each column: a share of its own, and 1 for a column that no row has."""
-    return torch.where(count > 0, (SMALLEST_VARIANCE * variance).clamp_min(1e-20), 1.0)
 
 
 @dataclass(frozen=True)
@@ -66,7 +61,12 @@ def add(total: Statistics, found: Mapping[str, Tensor]) -> None:
 
 
 class EM:
-    """The factors of p that have parameters, and how to set them."""
+    """The factors of p that have parameters, and how to set them.
+
+    ``least`` is the least variance that an M-step gives a column, as a share of the column's own.
+    """
+
+    least: float
 
     def __init__(self, model: Model) -> None:
         self.model, self.graph = model, model.graph
@@ -88,3 +88,43 @@ class EM:
                 blocks.weights[label].copy_(weight)
             if blocks.bias is not None:
                 blocks.bias.copy_(torch.zeros_like(blocks.bias) if bias is None else bias)
+
+    # The least variance -----------------------------------------------------------------------------------------------------------------
+
+    def floor(self, variance: Tensor, count: Tensor) -> Tensor:
+        """The least variance that a closed form may give each column of this variance; 1 for a column that no row has."""
+        return torch.where(count > 0, (self.least * variance).clamp_min(1e-20), 1.0)
+
+    @cached_property
+    def raw_least(self) -> float:
+        """The raw scale of a column of spread 1 whose variance is the least."""
+        return math.log(math.expm1(math.sqrt(self.least)))
+
+    def at_floor(self, heads: Mapping[str, Tensor | None]) -> list[int]:
+        """The columns of spread 1 whose variance, by the raw "scale" or "tril" ([values of the parent, …]), is the least for any value."""
+        scale, tril, low = heads.get("scale"), heads.get("tril"), math.sqrt(2 * self.least)
+        if scale is not None:
+            found = F.softplus(scale) < low
+        elif tril is not None:
+            size = (math.isqrt(8 * tril.shape[-1] + 1) - 1) // 2
+            _, values, directions = torch.linalg.svd(ad.tril_from_vector(tril, size).mT)
+            found = ((values < low).unsqueeze(-1) & (directions.abs() > 0.1)).any(-2)
+        else:
+            return []
+        return found.reshape(-1, found.shape[-1]).any(0).nonzero()[:, 0].tolist()
+
+    def told_floor(self, vector: Tensor) -> str | None:
+        """What is to be said of the observed columns whose variance is the least at these parameters."""
+        found = {name: at for name, at in self.floored(vector).items() if at and name in self.graph.observed}
+        if not found:
+            return None
+        parts = [f"{name} (column{'s' * (len(at) > 1)} {', '.join(map(str, at[:5]))}{', …' * (len(at) > 5)})" for name, at in found.items()]
+        return (
+            f"em() holds the variance of {', '.join(parts)} at the least that it gives, {self.least:g} of the column's own. Values that repeat, or "
+            "follow from others, are a spike, where the evidence has no maximum: what the model says of other rows is of little use. Leave such columns "
+            "or outliers out, dequantise (aevb.data.dequantise), take fewer classes or latents, or fix the scale (Normal(…, scale=0.1))."
+        )
+
+    def floored(self, vector: Tensor) -> dict[str, list[int]]:
+        """The columns of every variable whose variance is the least."""
+        raise NotImplementedError

@@ -14,11 +14,13 @@ from aevb.families import MultivariateNormal, Normal
 from aevb.graph import Entry
 from aevb.training.em.columns import Columns
 from aevb.training.em.emissions import Sums
-from aevb.training.em.factors import EM, LEAST, Rows, floor
+from aevb.training.em.factors import EM, Rows
 
 
 class Heads(EM):
     """Every factor reads one class at most. Gaussian columns have mean 0 and spread 1, as far as their factor has a mean and a scale to learn."""
+
+    least = 1e-12
 
     def _measure(self, rows: Rows) -> None:
         """Find the units of every observed variable."""
@@ -103,8 +105,12 @@ class Heads(EM):
         found = self._heads(vector)
         for entry in self.entries:
             if isinstance(entry.spec, Normal) and "scale" in found[entry.id]:
-                found[entry.id]["scale"].clamp_(min=LEAST)  # a view of the vector
+                found[entry.id]["scale"].clamp_(min=self.raw_least)  # a view of the vector
         return vector
+
+    def floored(self, vector: Tensor) -> dict[str, list[int]]:
+        heads = self._heads(vector)
+        return {entry.key.name: self.at_floor(heads[entry.id]) for entry in self.entries}
 
     def centred(self, own: Tensor) -> Tensor:
         """The same with the means of every Gaussian column moved to the data's, where they all lie on one side of it."""
@@ -136,7 +142,7 @@ class Heads(EM):
             mean = torch.zeros_like(mean)  # a fixed root has mean 0
         total, squares = count.sum(0), second.diagonal(dim1=-2, dim2=-1) if full else second
         n = total.clamp_min(torch.finfo(count.dtype).tiny)
-        heads = entry.spec.most_likely(count, mean, square, floor(squares.sum(0) / n - (first.sum(0) / n).square(), total))
+        heads = entry.spec.most_likely(count, mean, square, self.floor(squares.sum(0) / n - (first.sum(0) / n).square(), total))
         assert heads is not None
         seen = count > 1e-9  # what no row has keeps what it had
         whole = seen.all(-1, keepdim=True)

@@ -38,6 +38,9 @@ class Method(Protocol):
     def within(self, vector: Tensor) -> Tensor:
         """The nearest parameters whose variances are not below the least that an M-step gives."""
 
+    def told_floor(self, vector: Tensor) -> str | None:
+        """What is to be said of observed columns whose variance is that least; None where there are none."""
+
     def centred(self, own: Tensor) -> Tensor:
         """The same parameters with the data's means."""
 

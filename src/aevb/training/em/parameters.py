@@ -11,7 +11,7 @@ from torch import Tensor
 from aevb import distributions as ad
 from aevb.graph import Entry
 from aevb.training.em.columns import Columns
-from aevb.training.em.factors import EM, LEAST
+from aevb.training.em.factors import EM
 from aevb.training.em.moments import Design, Residuals
 
 
@@ -41,6 +41,7 @@ class Parameters(EM):
     """For every factor its weights, its bias and the raw numbers of its spread. All variables stand in w, after a 1: given, observed, latent."""
 
     columns: Columns
+    least = 1e-6  # posteriors are differences of covariances: with less noise they would lose their digits
 
     def _place(self, columns: Columns, device: torch.device) -> dict[str, slice]:
         """Give every variable its place in w, its units, and every parameter its place in the vector."""
@@ -193,7 +194,11 @@ class Parameters(EM):
 
     def within(self, vector: Tensor) -> Tensor:
         seen = self.form.raw[self.form.scales < self.first_latent]
-        return vector.index_copy(0, seen, vector[seen].clamp_min(LEAST)) if len(seen) else vector
+        return vector.index_copy(0, seen, vector[seen].clamp_min(self.raw_least)) if len(seen) else vector
+
+    def floored(self, vector: Tensor) -> dict[str, list[int]]:
+        raw = zip(self.entries, self._unpacked(vector), strict=True)
+        return {entry.key.name: self.at_floor({self.parts[entry.id].head or "": spread}) for entry, (_, _, spread) in raw}
 
 
 def _in_units(raw: Tensor, unit: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from aevb.evidence.gaussian import LinearGaussian
 from aevb.families import MultivariateNormal, Normal
 from aevb.networks import MLP
 from aevb.training.em.columns import Columns
-from aevb.training.em.factors import Rows, Statistics, floor
+from aevb.training.em.factors import Rows, Statistics
 from aevb.training.em.moments import Design, Moments
 from aevb.training.em.parameters import Parameters
 from aevb.training.em.starts import principal_components
@@ -122,14 +122,14 @@ class Regressions(Parameters):
                 )
                 matrix = _solved(inner, outer.unsqueeze(-2)).squeeze(-2)
                 left = torch.diag_embed(own - (outer * matrix).sum(-1)) / count.clamp_min(1.0)
-                least = floor(torch.ones_like(count), count)
+                least = self.floor(torch.ones_like(count), count)
             else:
                 count = torch.full((len(design.own),), n, dtype=torch.float64, device=second.device)
                 inner, outer, own = _about(second, design, whole=True)
                 matrix = _solved(inner, outer)
                 left = (own - outer @ matrix.mT) / n
                 centre = second[design.own, 0] / n
-                least = floor(second[design.own, design.own] / n - centre.square(), count)
+                least = self.floor(second[design.own, design.own] / n - centre.square(), count)
             heads = entry.spec.most_likely(count[None], torch.zeros_like(count)[None], left[None] if full else left.diagonal()[None], least)
             assert heads is not None
             part = self.parts[entry.id]
