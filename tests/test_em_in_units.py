@@ -116,6 +116,31 @@ def test_weights_that_were_set_are_moved_to_the_data_where_the_data_are_elsewher
     assert fit(model, rows(1e3), schedule=em()).history["evidence"][-1] == pytest.approx(before, abs=0.5)
 
 
+# Latents that some rows know ------------------------------------------------------------------------------------------------------------
+
+ONE = {"z": Normal(2, learned=True), "x | z": Normal(3, scale="learned")}
+TWO = {"u": Normal(1), "z | u": Normal(2, scale="learned"), "x | z": MultivariateNormal(3, covariance="shared")}
+
+
+@pytest.mark.parametrize(("offset", "unit"), [(500.0, 1.0), (1e8, 1.0), (-1e4, 1e-3)])
+@pytest.mark.parametrize("p", [ONE, TWO], ids=["root", "hierarchy"])
+def test_the_units_of_a_latent_that_half_the_rows_know_do_not_matter(p, offset, unit):
+    random = np.random.default_rng(0)
+    codes = random.normal(size=(200, 2))
+    x = codes @ random.normal(size=(2, 3)) + 0.5 * random.normal(size=(200, 3))
+    codes[100:] = np.nan
+
+    def found(z: np.ndarray) -> float:
+        torch.manual_seed(0)
+        q = {"z | x": Normal(scale="learned")} | ({"u | z": Normal(scale="learned")} if "u" in p else {})
+        model = Model(p, q).double()
+        run = fit(model, {"x": x, "z": z}, schedule=em(tol=1e-9))
+        assert run.history["evidence"][-1] == pytest.approx(evidence(model, x=x, z=z), abs=1e-6)
+        return run.history["evidence"][-1]
+
+    assert found(offset + unit * codes) + math.log(unit) == pytest.approx(found(codes), abs=1e-6)  # two entries, in half of the rows
+
+
 # The least variance -------------------------------------------------------------------------------------------------------------------
 
 

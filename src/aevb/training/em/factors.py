@@ -121,7 +121,7 @@ class EM:
         parts = [f"{name} (column{'s' * (len(at) > 1)} {', '.join(map(str, at[:5]))}{', …' * (len(at) > 5)})" for name, at in found.items()]
         return (
             f"em() holds the variance of {', '.join(parts)} at the least that it gives, {self.least:g} of the column's own. Values that repeat, or "
-            "follow from others, are a spike, where the evidence has no maximum: what the model says of other rows is of little use. Leave such columns "
+            "follow from others, are a spike, where the evidence has no maximum: the model says little of other rows. Leave such columns "
             "or outliers out, dequantise (aevb.data.dequantise), take fewer classes or latents, or fix the scale (Normal(…, scale=0.1))."
         )
 

@@ -1,9 +1,10 @@
 """The E-step of linear-Gaussian models: expected second moments of everything, from the data's.
 
-All variables stand side by side in one vector w = (1, given, observed and latent variables), the known ones in units of mean 0 and spread 1. Every
-entry of a stochastic variable is a residual that p makes standard normal: a row of a matrix R, with log p(w) = −½ |R w|² − Σ log scale + const.
-With J = RᵀR the unknown z given the known u is Gaussian with precision J_zz and mean −J_zz⁻¹ J_zu u: linear in u. So where nothing is missing
-the posterior's moments follow from the second moments of u alone, and the rows are read once.
+All variables stand side by side in one vector w = (1, given, observed and latent variables), those that any row knows in units of mean 0 and
+spread 1. Every entry of a stochastic variable is a residual that p makes standard normal: a row of a matrix R, with
+log p(w) = −½ |R w|² − Σ log scale + const. With J = RᵀR the unknown z given the known u is Gaussian with precision J_zz and mean
+−J_zz⁻¹ J_zu u: linear in u. So where nothing is missing the posterior's moments follow from the second moments of u alone, and the rows are
+read once.
 """
 
 from __future__ import annotations
@@ -136,15 +137,17 @@ class Incomplete:
 class Moments:
     """The data of a linear-Gaussian model: second moments of complete rows, and the rows in which entries are missing.
 
-    ``places`` says where each variable stands in w (``width`` entries; the first is 1), ``entries`` which rows of R are a variable's.
+    ``columns`` are those of all variables that any row knows, latents too. ``places`` says where each variable stands in w (``width`` entries; the
+    first is 1), ``entries`` which rows of R are a variable's.
     """
 
     def __init__(self, rows: Rows, columns: Columns, places: dict[str, slice], entries: dict[str, slice], latents: tuple[str, ...]) -> None:
         self.rows, self.columns, self.places, self.entries, self.latents = rows, columns, places, entries, latents
         self.width = 1 + sum(place.stop - place.start for place in places.values())
         first = rows.first()
-        self.known_somewhere = [name for name in latents if name in first]
-        self.holes = [name for name in columns.names if f"{name}?" in first]
+        self.data = [name for name in columns.names if name not in latents]
+        self.known_somewhere = [name for name in columns.names if name in latents]
+        self.holes = [name for name in self.data if f"{name}?" in first]
         self.complete: dict[tuple[bool, ...], Complete] = {}
         self.incomplete: dict[tuple[bool, ...], Incomplete] = {}
         self.streams = bool(self.holes) and len(rows) * self.width > KEPT
@@ -169,15 +172,15 @@ class Moments:
 
     def _lay_out(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Rows of w, zero where it is not known; which latents each row knows; which entries of the variables with holes."""
-        like = next(batch[name][0] for name in self.columns.names)
+        like = batch[self.data[0]][0]
         w = like.new_zeros(len(like), self.width)
         w[:, 0] = 1.0
-        for name in self.columns.names:
+        for name in self.data:
             w[:, self.places[name]] = known(batch, name) * self.columns.standard(name, batch[name][0])
         there = torch.zeros(len(w), len(self.known_somewhere), dtype=torch.bool, device=w.device)
         for i, name in enumerate(self.known_somewhere):
             there[:, i] = batch[f"{name}?"][0].all(-1) if f"{name}?" in batch else True
-            w[:, self.places[name]] = torch.where(there[:, i : i + 1], batch[name][0], 0.0)
+            w[:, self.places[name]] = torch.where(there[:, i : i + 1], self.columns.standard(name, batch[name][0]), 0.0)
         masks = [batch[f"{name}?"][0] for name in self.holes]
         return w, there, torch.cat(masks, 1) if masks else torch.ones(len(w), 1, dtype=torch.bool, device=w.device)
 
@@ -196,7 +199,7 @@ class Moments:
 
     def observed(self) -> Tensor:
         """Mean second moments of w, each over the rows that know both entries; 0 where w is unknown. Positive semi-definite."""
-        second = self.columns.mean[self.columns.names[0]].new_zeros(self.width, self.width)
+        second = self.columns.mean[self.data[0]].new_zeros(self.width, self.width)
         count = torch.full_like(second, float(len(self.rows)) if not self.holes else 0.0)
         for batch in self.rows.parts():
             w, _, _ = self._lay_out(batch)

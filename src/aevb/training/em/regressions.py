@@ -39,14 +39,15 @@ class Regressions(Parameters):
         """Read the data: where nothing is missing, for the only time."""
         graph, device = self.graph, rows.source.like.device
         self.rows = rows
-        places = self._place(Columns(rows, (*graph.given, *graph.observed)), device)
+        codes = [name for name in graph.latents if name in rows.first()]  # latents that some rows know, or all
+        places = self._place(Columns(rows, (*graph.given, *graph.observed, *codes)), device)
         entries = {name: slice(places[name].start - self.first, places[name].stop - self.first) for name in (*graph.observed, *graph.latents)}
         self.moments = Moments(rows, self.columns, places, entries, graph.latents)
         for name in self.moments.holes:
             if isinstance(graph.rule("p", name).spec, MultivariateNormal):
                 raise ValueError(f"em(): {name} has missing entries and a full covariance, for which no closed form is here. Use mle().")
         self.log_units = sum(
-            ((self.columns.count[name] * self.columns.spread[name].log()).sum() for name in graph.observed), self.offset.new_zeros(())
+            ((self.columns.count[name] * self.columns.spread[name].log()).sum() for name in (*graph.observed, *codes)), self.offset.new_zeros(())
         )
         self.design = {entry.id: self._design(entry, self.moments.holes) for entry in self.entries}
         self.holed = {entry.id: self.design[entry.id] for entry in self.entries if entry.key.name in self.moments.holes}
@@ -67,19 +68,16 @@ class Regressions(Parameters):
             parents = self.graph.rule("p", name).key.parents
             at = mean if bias is not None else mean + self.offset  # without a bias, parents count from the origin of their units
             moved = sum((weight @ at[self.places[ref.name]] for ref, weight in zip(parents, weights, strict=True)), mean.new_zeros(()))
-            if name in self.graph.observed:
-                if bias is not None:
-                    bias.copy_(torch.where(self.columns.count[name] > 0, -moved, bias))
-            elif bias is not None:
-                mean[self.places[name]] = moved + bias
-            else:
-                mean[self.places[name]] = moved
+            if name in self.columns.names and bias is not None:
+                bias.copy_(torch.where(self.columns.count[name] > 0, -moved, bias))
+            elif name in self.graph.latents:
+                mean[self.places[name]] = moved + (bias if bias is not None else -self.offset[self.places[name]])
         return vector
 
     def from_data(self, own: Tensor, seed: int) -> Tensor:
         """The M-step after an E-step that takes latents for principal components of the variables that read them."""
         second = self.moments.observed()
-        done = {0, *(int(i) for name in self.columns.names for i in self.places[name])}
+        done = {0, *(int(i) for name in self.moments.data for i in self.places[name])}
         gain = torch.zeros_like(second)  # of every entry of w on the known ones
         gain[list(done), list(done)] = 1.0
         covariance = torch.zeros_like(second)
