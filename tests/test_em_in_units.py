@@ -106,6 +106,18 @@ def test_two_independent_classes_are_two_mixtures(offset):
     assert evidence(model, x=x, v=v) == pytest.approx(reference(x - offset, 2) + reference(v - offset, 3), abs=1e-5)
 
 
+def test_a_class_that_no_data_read_starts_at_clusters_of_those_that_its_readers_explain():
+    """a and b are the same class, which only y can say: without it the evidence is log 2 lower."""
+    random = np.random.default_rng(0)
+    x, v = (6 * (np.arange(400) % 2)[:, None] + random.normal(size=(400, 2)) for _ in range(2))
+    p = {"y": OneHot(2, learned=True), "a | y": OneHot(2), "b | y": OneHot(2), "x | a": Normal(2), "v | b": Normal(2)}
+    whole = sum(norm.logpdf(part, part.mean(0), part.std(0)).sum() for rows in (x, v) for part in (rows[::2], rows[1::2])) / 400 - math.log(2)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        model = Model(p, {"y | x": OneHot(), "a | y, x": OneHot(), "b | y, v": OneHot()}).double()
+        assert fit(model, {"x": x, "v": v}, schedule=em(), seed=seed).history["evidence"][-1] == pytest.approx(whole, abs=1e-3)
+
+
 @pytest.mark.parametrize("kind", [OneHot, Normal])
 def test_weights_that_were_set_are_moved_to_the_data_where_the_data_are_elsewhere(kind):
     """Means that all lie on one side of the data explain none of it: their differences stay, their middle moves."""

@@ -137,18 +137,21 @@ class Responsibilities(Heads):
 
     @cached_property
     def clustered(self) -> dict[str, list[str]]:
-        """The classes that observed variables read, and these."""
-        readers: dict[str, list[str]] = {}
-        for entry in self.entries:
-            for ref in entry.key.parents:
-                if entry.key.name in self.graph.observed and ref.name in self.graph.latents:
-                    readers.setdefault(ref.name, []).append(entry.key.name)
-        return {latent: sorted(set(names)) for latent, names in readers.items()}
+        """The observed variables that every class is first told by: those that read it, or, if none does, those of the classes that read it."""
+        pairs = [(ref.name, entry.key.name) for entry in self.entries for ref in entry.key.parents if ref.name in self.graph.latents]
+        found: dict[str, list[str]] = {}
+        for latent in (latent for latent, name in pairs if name in self.graph.observed):
+            found[latent] = sorted({name for parent, name in pairs if parent == latent and name in self.graph.observed})
+        for _ in self.graph.latents:
+            for latent, name in pairs:
+                if latent not in found and name in found:
+                    found[latent] = sorted({told for parent, other in pairs if parent == latent for told in found.get(other, ())})
+        return found
 
     def from_data(self, own: Tensor, seed: int) -> Tensor:
         """The M-step after giving every row at every step, almost, to the nearest of centres that k-means finds, class by class.
 
-        A class that reads another has the same shares whatever that is.
+        A class that reads its neighbour in time has the same shares whatever that is.
         """
         if not self.clustered:
             return own
@@ -161,8 +164,9 @@ class Responsibilities(Heads):
         for entry in self.entries:
             name, parent = entry.key.name, entry.key.parents[0].name if entry.key.parents else None
             if name in members and name not in self._known(batch):
-                shares = members[name].sum(0, keepdim=True)
-                found[entry.id] = self._sums_of(entry, shares.expand(self._shapes(entry)["logits"][0], -1))
+                together = parent in members and not entry.key.parents[0].lag and len(members[parent]) == len(members[name])
+                first = members[parent] if together else torch.ones_like(members[name][:, :1])  # type: ignore[index]
+                found[entry.id] = self._sums_of(entry, (first.mT @ members[name]).expand(self._shapes(entry)["logits"][0], -1))
             elif name in batch and (parent is None or parent in members):
                 steps = len(batch[name])
                 member = known(batch, name).amax(1, keepdim=True) if parent is None else members[parent]
