@@ -9,6 +9,9 @@ second derivative. The derivative by the predicted covariance is then ½ (λλ�
 follow from a linear recursion backwards, the disturbance smoother. All derivatives and smoothed moments are products of these; no covariance
 of u is inverted.
 
+Covariances lose digits by subtraction where the data say far more than was known before, as after a diffuse start. A first pass measures how
+many; where they are too many, a second pass computes square roots of the covariances by orthogonal transformations, without a subtraction.
+
 Arrays are numpy's, in float64, [T, K, N, …]: K counts the joint values of discrete latents, N the rows; an axis of size 1 is shared.
 """
 
@@ -27,6 +30,7 @@ LOG_2PI = math.log(2 * math.pi)
 SETTLED = 1e-14  # the relative change of a covariance in one step below which it is taken to be constant
 LONG = 16  # steps from which a stretch with the same matrices is treated as one
 EVERY = 8  # steps between two looks whether it is
+LOSS = 1e6  # the factor by which rounding errors may grow in a pass that subtracts covariances; square roots are taken beyond it
 
 
 class Chain(NamedTuple):
@@ -66,7 +70,15 @@ class Smoother:
             self.H = chain.H * keep[..., None]
             self.R = chain.R * keep[..., None] * keep[..., None, :] + np.eye(self.m) * (1 - keep)[..., None]
             self.known = chain.keep.sum(-1)
-        self._covariances()
+        self.whitener: Array | None = None  # L⁻¹ where L Lᵀ is the innovations' covariance, [T, K, G, M, M]; where square roots were taken
+        try:
+            self._covariances()
+            accurate = self._accurate()
+        except ChainError:
+            accurate = False
+        if not accurate:
+            self._square_roots()
+        self.closed = self.F - self.gain @ (self.H @ self.F)  # Φ_t = (I − K_t H_t) F_t, by which the mean goes on
         self._means()
 
     def _groups(self) -> tuple[Array | None, Array | None]:
@@ -124,8 +136,58 @@ class Smoother:
         except np.linalg.LinAlgError:
             raise ChainError("a covariance of what is observed is not positive definite") from None
         self.log_det = 2 * np.log(np.diagonal(factors, axis1=-2, axis2=-1)).sum(-1)
-        self.predicted, self.filtered, self.gain, self.precision = predicted, filtered, gains, precisions
-        self.closed = self.F - gains @ (self.H @ self.F)  # Φ_t = (I − K_t H_t) F_t, by which the mean goes on
+        self.predicted, self.filtered, self.gain, self.precision, self.covariance = predicted, filtered, gains, precisions, covariances
+
+    def _accurate(self) -> bool:
+        """Whether the covariances kept enough digits.
+
+        S = H P Hᵀ + R has an error of ε (|H| √diag P)², which is to be compared with R; its inverse multiplies errors by S_ii (S⁻¹)_ii.
+        """
+        if self.predicted.shape[-1] == self.m == 1 and self.predicted.shape[1:3] == (1, 1):
+            return True  # nothing was subtracted
+        spread = np.sqrt(_diagonal(self.predicted))[..., None]
+        reach = (np.abs(self.H) @ spread)[..., 0] ** 2
+        small = _diagonal(self.R)
+        if self.m > 1 and np.count_nonzero(self.R - small[..., None] * np.eye(self.m)):
+            try:
+                small = 1 / _diagonal(np.linalg.inv(self.R))
+            except np.linalg.LinAlgError:
+                return False
+        if not (reach <= LOSS * small).all():  # NaN is a loss, too
+            return False
+        return self.m == 1 or bool((_diagonal(self.covariance) * _diagonal(self.precision) <= LOSS).all())
+
+    def _square_roots(self) -> None:
+        """The same from square roots of the covariances: with P = A Aᵀ, [[Hᵀ-image of A, A], [√R, 0]] = (orthogonal) · [[Lᵀ, L⁻¹HP], [0, √filtered]]."""
+        lead = np.broadcast_shapes(*(part.shape[1:3] for part in (self.F, self.Q, self.H, self.R, self.chain.covariance)))
+        size, m, steps = self.Q.shape[-1], self.m, self.steps
+        F, H, noise, seen = (_each(part, steps) for part in (self.F, self.H, _root(self.Q), _root(self.R)))
+        last = _constant_until(steps, self.F, self.Q, self.H, self.R)
+        predicted, arrays = np.empty((steps, *lead, size, size)), np.empty((steps, *lead, m + size, m + size))
+        before, t = _root(self.chain.covariance[0]), 0
+        rows = np.zeros((*lead, 2 * size + m, m + size))  # the widest first, which loses the least
+        while t < steps:
+            rows[..., :size, m:] = _transposed(F[t] @ before)
+            rows[..., size:-m, m:] = _transposed(noise[t])
+            rows[..., :-m, :m] = rows[..., :-m, m:] @ _transposed(H[t])
+            rows[..., -m:, :m] = _transposed(seen[t])
+            predicted[t] = _transposed(rows[..., :-m, m:]) @ rows[..., :-m, m:]
+            arrays[t] = np.linalg.qr(rows, mode="r")
+            before = _transposed(arrays[t][..., m:, m:])
+            if t % EVERY == 1 and last[t - 1] == last[t] > t and _close(predicted[t], predicted[t - 1]):
+                end = last[t] + 1
+                predicted[t + 1 : end], arrays[t + 1 : end] = predicted[t], arrays[t]
+                t = end - 1
+            t += 1
+        L, after = _transposed(arrays[..., :m, :m]), arrays[..., m:, m:]
+        pivots = np.abs(_diagonal(L))
+        if not (pivots > SETTLED * np.sqrt((L * L).sum(-1))).all():
+            raise ChainError("a covariance of what is observed is not positive definite")
+        self.whitener = _lower_inverse(L)
+        self.log_det = 2 * np.log(pivots).sum(-1)
+        self.predicted, self.filtered = predicted, _transposed(after) @ after
+        self.gain = _transposed(arrays[..., :m, m:]) @ self.whitener
+        self.precision = _transposed(self.whitener) @ self.whitener
 
     def _means(self) -> None:
         """Filtered means, what was predicted of them, innovations, and the log-likelihood of each row, [K, N]."""
@@ -141,8 +203,13 @@ class Smoother:
         self.innovation = chain.y - _apply(self._rows(self.H), self.ahead) - chain.d
         if chain.keep is not None:
             self.innovation = self.innovation * chain.keep
-        self.white = _apply(self._rows(self.precision), self.innovation)
-        squares = (self.white * self.innovation).sum(-1)
+        if self.whitener is None:
+            self.white = _apply(self._rows(self.precision), self.innovation)
+            squares = (self.white * self.innovation).sum(-1)
+        else:  # S⁻¹ times a long innovation would cancel
+            half = _apply(self._rows(self.whitener), self.innovation)
+            self.white = _apply(_transposed(self._rows(self.whitener)), half)
+            squares = (half * half).sum(-1)
         total = -0.5 * (squares + self._rows(self.log_det[..., None])[..., 0] + self.known * LOG_2PI)
         self.before = before
         self.log_likelihood = np.broadcast_to(total, (steps, self.k, self.n)).sum(0)
@@ -166,17 +233,19 @@ class Smoother:
         self.score = self.after_mean + _apply(_transposed(self._rows(self.H)), self.u)  # λ_t
         left = _transposed(self.gain) @ self.after_curvature
         self.D = self.precision + left @ self.gain
-        self.left = left - self.D @ self.H
-        # N = (I − KH)ᵀ M (I − KH) + Hᵀ S⁻¹ H, with what is at hand
-        self.curvature = self.after_curvature - _transposed(left) @ self.H - _transposed(self.H) @ self.left
+        if self.whitener is None:  # N = (I − KH)ᵀ M (I − KH) + Hᵀ S⁻¹ H, with what is at hand
+            self.curvature = self.after_curvature - _transposed(left) @ self.H - _transposed(self.H) @ (left - self.D @ self.H)
+        else:  # as a sum
+            rest, white = np.eye(self.F.shape[-2]) - self.gain @ self.H, self.whitener @ self.H
+            self.curvature = _transposed(rest) @ self.after_curvature @ rest + _transposed(white) @ white
 
     def smoothed(self) -> tuple[Array, Array]:
         """E[u_t | all data], [T, K, N, D], and its covariance, [T, K, G, D, D]."""
         self.backwards()
-        return self._smoothed_mean(), self.predicted - self.predicted @ self.curvature @ self.predicted
+        return self._smoothed_mean(), self.filtered - self.filtered @ self.after_curvature @ self.filtered
 
     def _smoothed_mean(self) -> Array:
-        return self.ahead + _apply(self._rows(self.predicted), self.score)
+        return self.mean + _apply(self._rows(self.filtered), self.after_mean)
 
     def gradients(self, weight: Array) -> Chain:
         """The derivative of Σ weight · log-likelihood, [K, N], by every part of the chain, in its shape."""
@@ -198,7 +267,7 @@ class Smoother:
             F=fitted(self.score, smooth_before, -self.curvature @ (self.F @ previous), chain.F.shape),
             c=_fit(w * self.score, chain.c.shape),
             Q=fitted(0.5 * self.score, self.score, -0.5 * self.curvature, chain.Q.shape),
-            H=fitted(self.u, self._smoothed_mean(), self.left @ self.predicted, chain.H.shape),
+            H=fitted(self.u, self._smoothed_mean(), _transposed(self.gain) @ (self.after_curvature @ self.filtered) - _transposed(self.gain), chain.H.shape),
             d=_fit(w * self.u, chain.d.shape),
             R=fitted(0.5 * self.u, self.u, -0.5 * D, chain.R.shape),
             mean=_fit(w * self.start_mean[None], chain.mean.shape),
@@ -256,7 +325,9 @@ def _constant_until(steps: int, *parts: Array) -> list[int]:
 
 
 def _close(a: Array, b: Array) -> bool:
-    return bool(np.abs(a - b).max() <= SETTLED * np.abs(a).max())
+    """Whether no entry of a covariance changed, each measured by the standard deviations of its row and its column."""
+    spread = np.sqrt(_diagonal(a))
+    return bool((np.abs(a - b) <= SETTLED * spread[..., :, None] * spread[..., None, :]).all())
 
 
 def _numbers(steps: int, before: float, *every: Array) -> tuple[Array, ...]:
@@ -289,6 +360,31 @@ def _inverse(S: Array) -> Array:
         raise ChainError("a covariance of what is observed is not positive definite")
     whole: Array = found
     return whole
+
+
+def _root(covariances: Array) -> Array:
+    """Lower triangular L with L Lᵀ the covariance, which may be singular: a variable that those before it determine gets a column of zeros."""
+    found = np.zeros_like(covariances)
+    for j in range(covariances.shape[-1]):
+        rest = covariances[..., j:, j] - (found[..., j:, :j] @ found[..., j, :j, None])[..., 0]
+        pivot = rest[..., :1]
+        there = pivot > SETTLED * covariances[..., j, j, None]
+        found[..., j:, j] = np.where(there, rest / np.sqrt(np.where(there, pivot, 1.0)), 0.0)
+    return found
+
+
+def _lower_inverse(L: Array) -> Array:
+    """L⁻¹ of lower triangular matrices, row by row."""
+    found = np.zeros_like(L)
+    for i in range(L.shape[-1]):
+        found[..., i, :] = -(L[..., None, i, :i] @ found[..., :i, :])[..., 0, :]
+        found[..., i, i] = 1.0
+        found[..., i, :] /= L[..., i, i, None]
+    return found
+
+
+def _diagonal(matrices: Array) -> Array:
+    return matrices.diagonal(axis1=-2, axis2=-1)
 
 
 def _apply(matrix: Array, vectors: Array) -> Array:
