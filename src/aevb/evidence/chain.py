@@ -145,7 +145,7 @@ class Smoother:
         """
         if self.predicted.shape[-1] == self.m == 1 and self.predicted.shape[1:3] == (1, 1):
             return True  # nothing was subtracted
-        spread = np.sqrt(_diagonal(self.predicted))[..., None]
+        spread = np.sqrt(_diagonal(self.predicted).max(0))[..., None]  # the largest of all steps, so that one product will do
         reach = (np.abs(self.H) @ spread)[..., 0] ** 2
         small = _diagonal(self.R)
         if self.m > 1 and np.count_nonzero(self.R - small[..., None] * np.eye(self.m)):
@@ -231,7 +231,7 @@ class Smoother:
         self.start_curvature = curved[0]
         self.u = self.white - _apply(_transposed(self._rows(self.gain)), self.after_mean)
         self.score = self.after_mean + _apply(_transposed(self._rows(self.H)), self.u)  # λ_t
-        left = _transposed(self.gain) @ self.after_curvature
+        left = self.left = _transposed(self.gain) @ self.after_curvature
         self.D = self.precision + left @ self.gain
         if self.whitener is None:  # N = (I − KH)ᵀ M (I − KH) + Hᵀ S⁻¹ H, with what is at hand
             self.curvature = self.after_curvature - _transposed(left) @ self.H - _transposed(self.H) @ (left - self.D @ self.H)
@@ -267,7 +267,7 @@ class Smoother:
             F=fitted(self.score, smooth_before, -self.curvature @ (self.F @ previous), chain.F.shape),
             c=_fit(w * self.score, chain.c.shape),
             Q=fitted(0.5 * self.score, self.score, -0.5 * self.curvature, chain.Q.shape),
-            H=fitted(self.u, self._smoothed_mean(), _transposed(self.gain) @ (self.after_curvature @ self.filtered) - _transposed(self.gain), chain.H.shape),
+            H=fitted(self.u, self._smoothed_mean(), self.left @ self.filtered - _transposed(self.gain), chain.H.shape),
             d=_fit(w * self.u, chain.d.shape),
             R=fitted(0.5 * self.u, self.u, -0.5 * D, chain.R.shape),
             mean=_fit(w * self.start_mean[None], chain.mean.shape),
