@@ -72,7 +72,8 @@ class Belief:
     def conditioned(self, rule: Rule, value: Tensor, keep: Tensor | None) -> tuple[Belief, Tensor]:
         """The belief once a variable that follows the rule was seen, and the log-density it had, [.., T, N].
 
-        Entries that are not to be kept are integrated over: they get unit variance, no covariance and no residual.
+        Entries that are not to be kept are integrated over: they get unit variance, no covariance and no residual. The covariance is a sum,
+        (I − KA) P (I − KA)ᵀ + K R Kᵀ (Joseph's form), so that a small one left of a large one keeps its digits.
         """
         matrix = self.matrix(rule)
         residual = value - apply(matrix, self.mean) - rule.offset
@@ -90,7 +91,10 @@ class Belief:
         white, gain = apply(inverse, residual), inverse @ cross
         log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         log_density = -0.5 * (white.square().sum(-1) + count * math.log(2 * math.pi)) - log_det
-        return Belief(self.columns, self.mean + apply(gain.mT, white), self.covariance - gain.mT @ gain), log_density
+        total = gain.mT @ inverse  # K, zeros for entries that are not kept
+        rest = torch.eye(matrix.shape[-1], dtype=factor.dtype, device=factor.device) - total @ matrix
+        covariance = rest @ self.covariance @ rest.mT + total @ rule.noise @ total.mT
+        return Belief(self.columns, self.mean + apply(gain.mT, white), covariance), log_density
 
     def kept(self, columns: Mapping[Column, Column]) -> Belief:
         """Some of the variables, under new names; the others are integrated over."""

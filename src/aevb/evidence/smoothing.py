@@ -3,21 +3,27 @@
 With a weight exp(λ·v) on an unknown v, the derivative of the log evidence at λ = 0 is E[v | data]; with exp(−½ vᵀΛv), for centred unknowns, it is
 −½ Cov[v | data]. So the smoother is the filter with weights of zero, and one backward pass through it. It needs no inverse of a covariance, which
 functions of unknowns and known entries make singular. Missing entries of an observed variable are unknowns like the latents.
+
+An unknown is weighted once its step's data are in: the derivative is then the filtered covariance less what the future takes away. Where too
+little is left of it (a first state that only later steps determine), copies of the unknowns stay in the belief for some more steps.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from aevb.axes import FIRST_SLOT
-from aevb.evidence.belief import Belief, Rule, apply
+from aevb.evidence.belief import Belief, Column, Rule, apply
 from aevb.evidence.filtering import Filter
 from aevb.seeding import generator
 
-Weigh = Callable[[Belief, str, Tensor], tuple[Belief, Tensor]]  # (belief, variable, weight) → the weighted belief, and the log of its integral
+Weigh = Callable[[Belief, slice, Tensor], tuple[Belief, Tensor]]  # (belief, place, weight) → the weighted belief, and the log of its integral
+LEFT = 1e-8  # the least share of a variance that a subtraction may leave
+WIDEST = 512  # the most columns of copies in a belief
 
 
 class Smoother:
@@ -42,8 +48,7 @@ class Smoother:
         """E[v | data] of each variable, [axes, 1, T or 1, N, d]; of ``samples`` sets of data, [S, T or 1, N, d] each, [axes, S, T or 1, N, d]."""
         weights = self._weights(samples, self.n, 1)
 
-        def weigh(belief: Belief, name: str, weight: Tensor) -> tuple[Belief, Tensor]:
-            place = belief.columns[name, 0]
+        def weigh(belief: Belief, place: slice, weight: Tensor) -> tuple[Belief, Tensor]:
             shift = apply(belief.covariance[..., place], weight)
             return Belief(belief.columns, belief.mean + shift, belief.covariance), (weight * belief.mean[..., place]).sum(-1)
 
@@ -56,15 +61,32 @@ class Smoother:
         alike = all(part.shape[-3] == 1 for part in parts) and all(keep is None for keep in self.keep.values())
         weights = self._weights(1, 1 if alike else self.n, 2)
 
-        def weigh(belief: Belief, name: str, weight: Tensor) -> tuple[Belief, Tensor]:
-            place, covariance = belief.columns[name, 0], belief.covariance
+        def weigh(belief: Belief, place: slice, weight: Tensor) -> tuple[Belief, Tensor]:
+            covariance = belief.covariance
             less = covariance[..., place] @ weight @ covariance[..., place, :]
             log_weight = -0.5 * (weight * covariance[..., place, place]).sum((-1, -2))
             return Belief(belief.columns, belief.mean, covariance - less), log_weight
 
         zeros = {name: torch.zeros_like(value[:, :1]) for name, value in self.data.items()}
-        found = self._derivatives(weights, weigh, zeros, rules)
-        return {name: -(value + value.mT) for name, value in found.items()}
+        wide, lag = sum(self.graph.size(name) for name in self.names if self._carried(name)), 0
+        while True:
+            before: dict[tuple[str, int], Tensor] = {}
+            found = {name: -(value + value.mT) for name, value in self._derivatives(weights, weigh, zeros, rules, lag, before).items()}
+            if not any(self._lost(found[name], t, variance) for (name, t), variance in before.items()):
+                return found
+            if lag >= self.steps or wide * 4 * (lag + 1) > WIDEST:
+                warnings.warn(
+                    "variances of the exact posterior have lost digits: later data say more than 10⁸ times as much about a step as its own "
+                    "and earlier data. Give the first step a smaller variance, or put the data into other units.",
+                    stacklevel=2,
+                )
+                return found
+            lag = 4 * (lag + 1)
+
+    def _lost(self, covariance: Tensor, t: int, before: Tensor) -> bool:
+        """Whether too little of a step's variances is left of those before the subtraction."""
+        after = covariance.select(-4, t).diagonal(dim1=-2, dim2=-1)
+        return bool((after < LEFT * before.squeeze(-3)).any())
 
     def draw(self, samples: int) -> dict[str, Tensor]:
         """Joint draws of the variables given all data, [S, T or 1, N, d]; where no discrete latent is unknown.
@@ -88,18 +110,39 @@ class Smoother:
             found[name] = torch.zeros(shape, dtype=self.like.dtype, device=self.like.device, requires_grad=True)
         return found
 
-    def _derivatives(self, weights: dict[str, Tensor], weigh: Weigh, data: Mapping[str, Tensor], rules: Mapping[str, Rule]) -> dict[str, Tensor]:
-        """The derivatives of the weighted log evidence by the weights."""
+    def _derivatives(
+        self,
+        weights: dict[str, Tensor],
+        weigh: Weigh,
+        data: Mapping[str, Tensor],
+        rules: Mapping[str, Rule],
+        lag: int = 0,
+        before: dict[tuple[str, int], Tensor] | None = None,
+    ) -> dict[str, Tensor]:
+        """The derivatives of the weighted log evidence by the weights; into ``before`` go the variances at the time of weighting."""
         with torch.enable_grad():
-            total = self._weighted(weights, weigh, data, rules).sum()
+            total = self._weighted(weights, weigh, data, rules, lag, {} if before is None else before).sum()
         return dict(zip(weights, torch.autograd.grad(total, list(weights.values())), strict=True))
 
-    def _weighted(self, weights: Mapping[str, Tensor], weigh: Weigh, data: Mapping[str, Tensor], rules: Mapping[str, Rule]) -> Tensor:
-        """The filter's log evidence, every unknown that was asked for weighted when it is taken up."""
+    def _weighted(
+        self,
+        weights: Mapping[str, Tensor],
+        weigh: Weigh,
+        data: Mapping[str, Tensor],
+        rules: Mapping[str, Rule],
+        wait: int,
+        before: dict[tuple[str, int], Tensor],
+    ) -> Tensor:
+        """The filter's log evidence, every unknown that was asked for weighted ``wait`` steps after its own; one without time at the end."""
         belief, total = Belief.empty(self.like), self.like.new_zeros(1, 1)
         at_once = [name for name in self.filter.linked if not self._carried(name)]
 
-        def visit(name: str, rule: Rule, value: Tensor | None, keep: Tensor | None, weight: Tensor | None) -> None:
+        def weighted(column: Column, weight: Tensor) -> None:
+            nonlocal belief, total
+            belief, found = weigh(belief, belief.columns[column], weight)
+            total = total + found
+
+        def visit(name: str, rule: Rule, value: Tensor | None, keep: Tensor | None) -> None:
             nonlocal belief, total
             if name not in self.structure.gaussian and name not in self.hidden:
                 assert value is not None
@@ -107,32 +150,44 @@ class Smoother:
                 total = total + found
                 return
             belief = belief.extended((name, 0), rule)
-            if weight is not None:
-                belief, found = weigh(belief, name, weight)
-                total = total + found
             if value is not None:
-                itself = torch.eye(self.graph.size(name), dtype=self.like.dtype, device=self.like.device)[None, None]
-                belief, found = belief.conditioned(Rule({(name, 0): itself}, self._zeros(name).offset, torch.zeros_like(itself)), value, keep)
+                belief, found = belief.conditioned(self.filter._itself(name), value, keep)
                 total = total + found
 
+        def through_time() -> None:
+            nonlocal belief
+            names = [name for name in self.filter.linked if name not in at_once]
+            lag = -self.structure.direction
+            forever = {column: column for column in belief.columns}
+            remembered = {(name, 0): (name, lag) for name in names if any((name, lag) in rule.matrices for rule in rules.values())}
+            for name, _ in remembered:  # before the first step all are zeros
+                belief = belief.extended((name, lag), self._zeros(name))
+            each = {name: rules[name].steps(self.steps) for name in names}
+            values, keep = ({name: self.filter._steps(part.get(name)) for name in names} for part in (data, self.keep))
+            axis = -3 if all(weight.dim() == len(self.lead) + 4 for weight in weights.values()) else -4
+            weight = {name: weights[name].split(1, axis) for name in names if name in weights}
+            waiting: list[tuple[str, int, Column]] = []
+            for step, t in enumerate(order := self._order()):
+                for name in names:
+                    visit(name, each[name][t], values[name][t], keep[name][t])
+                for name in weight:
+                    if wait:
+                        belief = belief.extended((f"{name}, step {t}", 0), self.filter._itself(name))
+                    waiting.append((name, t, (f"{name}, step {t}" if wait else name, 0)))
+                while waiting and (step == len(order) - 1 or abs(t - waiting[0][1]) >= wait):
+                    name, then, column = waiting.pop(0)
+                    place = belief.columns[column]
+                    before[name, then] = belief.covariance[..., place, place].diagonal(dim1=-2, dim2=-1).detach()
+                    weighted(column, weight[name][then])
+                belief = belief.kept(forever | remembered | {column: column for *_, column in waiting})
+
         for name in at_once:
-            visit(name, rules[name], data.get(name), self.keep.get(name), weights.get(name))
-        if not self.structure.carried:
-            return total
-        names = [name for name in self.filter.linked if name not in at_once]
-        lag = -self.structure.direction
-        forever = {column: column for column in belief.columns}
-        remembered = {(name, 0): (name, lag) for name in names if any((name, lag) in rule.matrices for rule in rules.values())}
-        for name, _ in remembered:  # before the first step all are zeros
-            belief = belief.extended((name, lag), self._zeros(name))
-        each = {name: rules[name].steps(self.steps) for name in names}
-        values, keep = ({name: self.filter._steps(part.get(name)) for name in names} for part in (data, self.keep))
-        axis = -3 if all(weight.dim() == len(self.lead) + 4 for weight in weights.values()) else -4
-        weight = {name: weights[name].split(1, axis) if name in weights else [None] * self.steps for name in names}
-        for t in self._order():
-            for name in names:
-                visit(name, each[name][t], values[name][t], keep[name][t], weight[name][t])
-            belief = belief.kept(forever | remembered)
+            visit(name, rules[name], data.get(name), self.keep.get(name))
+        if self.structure.carried:
+            through_time()
+        for name in at_once:
+            if name in weights:
+                weighted((name, 0), weights[name])
         return total
 
     def _zeros(self, name: str) -> Rule:

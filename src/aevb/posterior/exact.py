@@ -95,10 +95,11 @@ class ExactPosterior(Posterior):
 
 
 def _root(covariance: Tensor) -> Tensor:
-    """The Cholesky factor; of a covariance that is singular but for rounding, that of one with a little more variance."""
+    """The Cholesky factor; of a covariance that is singular but for rounding, that of one with a little more variance in each entry."""
     covariance = (covariance + covariance.mT) / 2
     factor, failed = torch.linalg.cholesky_ex(covariance)
     if not bool(failed.any()):
         return factor
-    least = 1e-12 * covariance.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True).clamp_min(1e-200)
-    return torch.linalg.cholesky(covariance + torch.diag_embed(least.expand(covariance.shape[:-1])))
+    variance = covariance.diagonal(dim1=-2, dim2=-1)
+    least = torch.maximum(1e-12 * variance, 1e-24 * variance.amax(-1, keepdim=True)).clamp_min(1e-200)
+    return torch.linalg.cholesky(covariance + torch.diag_embed(least - variance.clamp_max(0.0)))
