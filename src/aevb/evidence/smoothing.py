@@ -22,8 +22,9 @@ from aevb.evidence.filtering import Filter
 from aevb.seeding import generator
 
 Weigh = Callable[[Belief, slice, Tensor], tuple[Belief, Tensor]]  # (belief, place, weight) → the weighted belief, and the log of its integral
-LEFT = 1e-8  # the least share of a variance that a subtraction may leave
-WIDEST = 512  # the most columns of copies in a belief
+LEFT = 1e-4  # the least share of a variance that a subtraction may leave if there is a way around it
+LOST = 1e-8  # and if there is none, without a warning
+LARGEST = 2**25  # the most numbers in the covariances of beliefs with copies
 
 
 class Smoother:
@@ -68,25 +69,23 @@ class Smoother:
             return Belief(belief.columns, belief.mean, covariance - less), log_weight
 
         zeros = {name: torch.zeros_like(value[:, :1]) for name, value in self.data.items()}
-        wide, lag = sum(self.graph.size(name) for name in self.names if self._carried(name)), 0
+        copies = [name for name in self.names if self._carried(name)]
+        numbers, wide, wait = sum(weights[name][..., 0, 0].numel() for name in copies[:1]), sum(map(self.graph.size, copies)), 0
         while True:
             before: dict[tuple[str, int], Tensor] = {}
-            found = {name: -(value + value.mT) for name, value in self._derivatives(weights, weigh, zeros, rules, lag, before).items()}
-            if not any(self._lost(found[name], t, variance) for (name, t), variance in before.items()):
+            found = {name: -(value + value.mT) for name, value in self._derivatives(weights, weigh, zeros, rules, wait, before).items()}
+            if not _lost(found, before, LEFT):
                 return found
-            if lag >= self.steps or wide * 4 * (lag + 1) > WIDEST:
-                warnings.warn(
-                    "variances of the exact posterior have lost digits: later data say more than 10⁸ times as much about a step as its own "
-                    "and earlier data. Give the first step a smaller variance, or put the data into other units.",
-                    stacklevel=2,
-                )
-                return found
-            lag = 4 * (lag + 1)
-
-    def _lost(self, covariance: Tensor, t: int, before: Tensor) -> bool:
-        """Whether too little of a step's variances is left of those before the subtraction."""
-        after = covariance.select(-4, t).diagonal(dim1=-2, dim2=-1)
-        return bool((after < LEFT * before.squeeze(-3)).any())
+            wait = 4 * (wait + 1)
+            if wait >= 4 * self.steps or numbers * (wide * wait) ** 2 > LARGEST:
+                break
+        if _lost(found, before, LOST):
+            warnings.warn(
+                "Variances of the exact posterior are inaccurate: later steps say more than 10⁸ times as much about a step as the steps up to it. "
+                "Declare a first step with a smaller variance, or ask for fewer rows at a time.",
+                stacklevel=2,
+            )
+        return found
 
     def draw(self, samples: int) -> dict[str, Tensor]:
         """Joint draws of the variables given all data, [S, T or 1, N, d]; where no discrete latent is unknown.
@@ -223,6 +222,12 @@ class Smoother:
                 found[name] = drawn[name][t] = follow(each[name][t], 1)
             before = {name: found[name] for name in names}
         return found | {name: torch.cat([steps[t] for t in range(self.steps)], -3) for name, steps in drawn.items()}
+
+
+def _lost(covariances: Mapping[str, Tensor], before: Mapping[tuple[str, int], Tensor], share: float) -> bool:
+    """Whether less than a share is left of a step's variances before the subtraction."""
+    left = {key: covariances[key[0]].select(-4, key[1]).diagonal(dim1=-2, dim2=-1) for key in before}
+    return any(bool((left[key] < share * variance.squeeze(-3)).any()) for key, variance in before.items())
 
 
 def _root(covariance: Tensor) -> Tensor:
