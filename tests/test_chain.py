@@ -127,6 +127,24 @@ def test_a_steady_state_is_reached_and_ends_with_a_gap(monkeypatch):
     assert len(seen) < 150
 
 
+@pytest.mark.parametrize("ratio", [1.0, 1e4, 1e8, 1e16])
+def test_a_small_state_settles_by_its_own_scale(ratio, monkeypatch):
+    """White noise beside a slow state whose scale is far below: the covariance is not constant before that of the slow state is."""
+    p = {"u[t] | u[t-1]": Normal(1, linear(bias=False), scale=0.1 * ratio), "x[t] | u[t]": Normal(1, linear(bias=False), scale=ratio)}
+    p |= {"v[t] | v[t-1]": Normal(1, linear(bias=False), scale="learned"), "w[t] | v[t]": Normal(1, linear(bias=False), scale=1.0)}
+    model = Model(p, {"u[t] | x[t]": Normal(), "v[t] | w[t]": Normal()}).double()
+    with torch.no_grad():
+        for label, factor, value in (("u[t-1]", "p(u[t]|u[t-1])", 0.0), ("v[t-1]", "p(v[t]|v[t-1])", 0.98), ("u[t]", "p(x[t]|u[t])", 1.0)):
+            model.factors[factor].net.blocks.weights[label].fill_(value)
+        model.factors["p(w[t]|v[t])"].net.blocks.weights["v[t]"].fill_(1.0)
+        model.factors["p(v[t]|v[t-1])"].vectors["scale"].fill_(-2.0)
+    generator = torch.Generator().manual_seed(1)
+    x, w = (torch.randn(N, 200, 1, generator=generator, dtype=torch.float64) for _ in range(2))
+    general, fast = both(model, {"x": ratio * x, "w": w}, monkeypatch)
+    for key, value in general.items():
+        torch.testing.assert_close(fast[key], value, rtol=1e-9, atol=1e-9)
+
+
 def test_smoothed_moments_are_the_joint_gaussians():
     rng = np.random.default_rng(0)
     D, M, steps, rows = 2, 3, 6, 4

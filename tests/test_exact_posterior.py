@@ -10,10 +10,13 @@ import itertools
 import math
 from dataclasses import dataclass
 
+import mpmath
+import numpy as np
 import pytest
 import torch
 from test_exact_evidence import LENGTHS, MODELS, N, T, data_of, holed, laid_out, log_p
 
+from aevb import Model, Normal, OneHot, linear
 from aevb.evidence.structure import Structure
 from aevb.evidence.unknowns import Unknowns
 
@@ -232,3 +235,29 @@ def test_rows_taken_in_parts_are_the_same_rows(monkeypatch):
         for key, value in whole.components.items():
             same(parts.components[key].mean, value.mean)
             same(parts.components[key].covariance, value.covariance)
+
+
+def test_a_row_without_probability_is_named():
+    """Its discrete latents have no posterior: neither equal probabilities nor torch's error about a distribution."""
+    model = Model({"y[t] | y[t-1]": OneHot(2), "x[t] | y[t]": Normal(1)}, {"y[t] | x[t]": OneHot()}).double()
+    x = torch.zeros(3, 4, 1, dtype=torch.float64)
+    x[1, 2] = 1e200
+    posterior = model.posterior(x=x, method="exact")
+    for ask in (lambda: posterior["y"], lambda: posterior.sample(2)):
+        with pytest.raises(ValueError, match=r"Row 1 has no exact posterior: p gives its data the log-probability -inf\. Check"):
+            ask()
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e-8, 1e-9, 1e-12, 1e-100])
+def test_a_small_variance_is_not_what_rounding_leaves_of_the_prior(scale):
+    """Two latents that each have a measurement and share a third, against the precision matrix in 300 digits."""
+    model = Model({"z": Normal(2), "x | z": Normal(3, linear(bias=False), scale=scale)}, {"z | x": Normal()}).double()
+    seen = torch.tensor([[1.5, 0.0], [0.0, 2.0], [1.0, 1.0]], dtype=torch.float64)
+    with torch.no_grad():
+        model.factors["p(x|z)"].net.blocks.weights["z"].copy_(seen)
+    found = model.posterior(x=torch.tensor([[0.75, 1.0, 1.0]]), method="exact")["z"]
+    with mpmath.workdps(300):
+        A = mpmath.matrix(seen.tolist())
+        covariance = (mpmath.eye(2) + A.T * A / mpmath.mpf(scale) ** 2) ** -1
+        exact = [[float(covariance[i, j] / mpmath.mpf(scale) ** 2) for j in range(2)] for i in range(2)]
+    np.testing.assert_allclose(found.covariance_matrix[0].detach() / scale**2, exact, rtol=1e-9)

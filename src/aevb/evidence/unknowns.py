@@ -65,19 +65,19 @@ class Unknowns:
         self.gaussian = [*(name for name in self.graph.latents if name in structure.gaussian), *(name for name in hidden if name in structure.linked)]
         self.others = [name for name in hidden if name not in structure.linked]
 
-    def _parts(self, batch: Mapping[str, Tensor], samples: int = 1) -> list[dict[str, Tensor]]:
-        """The rows in parts that fit into memory: a part's largest tensors are pairs of states, or covariances, of all steps."""
+    def _parts(self, batch: Mapping[str, Tensor], samples: int = 1) -> list[tuple[int, dict[str, Tensor]]]:
+        """The rows in parts that fit into memory, each with its first row: its largest tensors are pairs of states, or covariances, of all steps."""
         values = math.prod(_count(self.structure, name) for name, _ in self.structure.linked_axes)
         wide = sum(self.graph.size(name) for name in self.structure.linked)
         numbers = self.steps * max(self.structure.count**2, values * wide**2, samples * wide)
         n, rows = self.model._extent(batch)[0], max(1, AT_ONCE // numbers)
-        return [narrow(batch, start, min(rows, n - start)) for start in range(0, n, rows)]
+        return [(start, narrow(batch, start, min(rows, n - start))) for start in range(0, n, rows)]
 
     # Probabilities and moments --------------------------------------------------------------------------------------------------------
 
     def marginals(self) -> Marginals:
         """Every unknown's own posterior, at each step."""
-        parts = [self._marginals(part) for part in self._parts(self.batch)]
+        parts = [self._marginals(part, start) for start, part in self._parts(self.batch)]
         if len(parts) == 1:
             return parts[0]
         probs = {name: torch.cat([part.probs[name] for part in parts]) for name in parts[0].probs}
@@ -89,12 +89,12 @@ class Unknowns:
             components[name] = Components(weight, mean, variance, covariance)
         return Marginals(probs, components)
 
-    def _marginals(self, batch: Mapping[str, Tensor]) -> Marginals:
+    def _marginals(self, batch: Mapping[str, Tensor], start: int) -> Marginals:
         tables = Tables(self.model, self.structure, batch)
         integral = Filter(self.model, tables, batch) if self.structure.linked else None
         n = self.model._extent(batch)[0]
         terms = [*discrete_terms(tables), *([] if integral is None else [integral_term(integral)])]
-        weights = {term.name: weight for term, weight in zip(terms, _derivatives(tables, terms, n), strict=True)}
+        weights = {term.name: weight for term, weight in zip(terms, _derivatives(tables, terms, n, start), strict=True)}
         probs = {
             name: _normalised(_rows_first(weights[name].movedim(tables.slots[name][0], -1), 2).sum(2)[..., 0, :]) for name in self.structure.discrete
         }
@@ -129,13 +129,13 @@ class Unknowns:
 
     def draw(self, samples: int) -> dict[str, Tensor]:
         """Joint draws of the unknown latents given all data, [S, T or 1, N, d]: the discrete ones, then the Gaussian ones given those."""
-        parts = [self._draw(part, samples) for part in self._parts(self.batch, samples)]
+        parts = [self._draw(part, samples, start) for start, part in self._parts(self.batch, samples)]
         return {name: torch.cat([part[name] for part in parts], -2) for name in parts[0]}
 
-    def _draw(self, batch: Mapping[str, Tensor], samples: int) -> dict[str, Tensor]:
+    def _draw(self, batch: Mapping[str, Tensor], samples: int, start: int) -> dict[str, Tensor]:
         if not self.structure.discrete:
             return self._draw_gaussian(batch, samples)
-        found = self._draw_discrete(batch, samples)
+        found = self._draw_discrete(batch, samples, start)
         if not any(name in self.structure.gaussian for name in self.graph.latents):
             return found
         # Every draw of the discrete latents has Gaussians of its own: they are rows where those latents are known.
@@ -150,7 +150,7 @@ class Unknowns:
         names = [name for name in self.graph.latents if name in self.structure.gaussian]
         return Smoother(Filter(self.model, tables, batch), tables.slots, tables.sizes, names).draw(samples)
 
-    def _draw_discrete(self, batch: Mapping[str, Tensor], samples: int) -> dict[str, Tensor]:
+    def _draw_discrete(self, batch: Mapping[str, Tensor], samples: int, start: int) -> dict[str, Tensor]:
         """Draws of the discrete latents: what has no time and the first step at once, then each step given the one before it."""
         tables, n = Tables(self.model, self.structure, batch), self.model._extent(batch)[0]
         graph, sizes = self.graph, tables.sizes
@@ -168,7 +168,7 @@ class Unknowns:
         terms = [pairs, *discrete_terms(tables)]
         if self.structure.linked:
             terms.append(integral_term(Filter(self.model, tables, batch)))
-        joint = _derivatives(tables, terms, n)[0]
+        joint = _derivatives(tables, terms, n, start)[0]
         order = [axis + depth for axis in (-3, -2, *slots)]  # type: ignore[operator]
         rest = [axis for axis in range(depth) if axis not in order]
         states = math.prod(sizes[name] for name in timed)
@@ -192,15 +192,25 @@ class Unknowns:
         return found
 
 
-def _derivatives(tables: Tables, terms: list[Term], n: int) -> list[Tensor]:
-    """The derivatives of the log evidence by each term, at every value, step and row: the posterior probabilities of the values."""
+def _derivatives(tables: Tables, terms: list[Term], n: int, start: int) -> list[Tensor]:
+    """The derivatives of the log evidence by each term, at every value, step and row: the posterior probabilities of the values.
+
+    Rows are numbered from ``start`` in the error that is raised if the data of one have no probability under p.
+    """
     whole = []
     for term in terms:
         value = over_time(term.value, tables.steps) if term.timed else term.value
         whole.append(term._replace(value=value.expand(*value.shape[:-2], n, 1).detach().clone().requires_grad_(True)))
     with torch.enable_grad():
-        total = log_sum(tables, whole).sum()
-        found = torch.autograd.grad(total, [term.value for term in whole])
+        total = log_sum(tables, whole)
+        found = torch.autograd.grad(total.sum(), [term.value for term in whole])
+    values = total.detach().reshape(-1)
+    if tables.structure.discrete and not bool(values.isfinite().all()):
+        row = int((~values.isfinite()).nonzero()[0])
+        raise ValueError(
+            f"Row {start + row} has no exact posterior: p gives its data the log-probability {float(values[row])}. Check the row's values and labels "
+            "(labels that p rules out, values far outside the data that p was fitted to), and that all parameters of p are finite."
+        )
     return list(found)
 
 
