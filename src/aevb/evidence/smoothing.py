@@ -145,7 +145,7 @@ class Smoother:
             nonlocal belief, total
             if name not in self.structure.gaussian and name not in self.hidden:
                 assert value is not None
-                belief, found = belief.conditioned(rule, value, keep)
+                belief, found = belief.conditioned(rule, value, keep, careful=True)
                 total = total + found
                 return
             belief = belief.extended((name, 0), rule)
