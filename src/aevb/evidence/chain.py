@@ -158,7 +158,10 @@ class Smoother:
         return self.m == 1 or bool((_diagonal(self.covariance) * _diagonal(self.precision) <= LOSS).all())
 
     def _square_roots(self) -> None:
-        """The same from square roots of the covariances: with P = A Aᵀ, [[Hᵀ-image of A, A], [√R, 0]] = (orthogonal) · [[Lᵀ, L⁻¹HP], [0, √filtered]]."""
+        """The same from square roots of the covariances.
+
+        With P = A Aᵀ, R = B Bᵀ and S = L Lᵀ, [[AᵀHᵀ, Aᵀ], [Bᵀ, 0]] is an orthogonal matrix times [[Lᵀ, L⁻¹HP], [0, Cᵀ]]; C Cᵀ is the filtered covariance.
+        """
         lead = np.broadcast_shapes(*(part.shape[1:3] for part in (self.F, self.Q, self.H, self.R, self.chain.covariance)))
         size, m, steps = self.Q.shape[-1], self.m, self.steps
         F, H, noise, seen = (_each(part, steps) for part in (self.F, self.H, _root(self.Q), _root(self.R)))
