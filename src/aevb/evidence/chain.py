@@ -160,7 +160,7 @@ class Smoother:
     def _square_roots(self) -> None:
         """The same from square roots of the covariances.
 
-        With P = A Aᵀ, R = B Bᵀ and S = L Lᵀ, [[AᵀHᵀ, Aᵀ], [Bᵀ, 0]] is an orthogonal matrix times [[Lᵀ, L⁻¹HP], [0, Cᵀ]]; C Cᵀ is the filtered covariance.
+        With P = A Aᵀ, R = B Bᵀ and S = L Lᵀ, [[AᵀHᵀ, Aᵀ], [Bᵀ, 0]] is an orthogonal matrix times [[Lᵀ, L⁻¹HP], [0, Cᵀ]]: C Cᵀ is the filtered one.
         """
         lead = np.broadcast_shapes(*(part.shape[1:3] for part in (self.F, self.Q, self.H, self.R, self.chain.covariance)))
         size, m, steps = self.Q.shape[-1], self.m, self.steps
@@ -329,8 +329,11 @@ def _constant_until(steps: int, *parts: Array) -> list[int]:
 
 def _close(a: Array, b: Array) -> bool:
     """Whether no entry of a covariance changed, each measured by the standard deviations of its row and its column."""
+    change = np.abs(a - b)
+    if not change.max() <= SETTLED * a.max():  # the quicker look, which nearly always decides; the largest entry is a variance
+        return False
     spread = np.sqrt(_diagonal(a))
-    return bool((np.abs(a - b) <= SETTLED * spread[..., :, None] * spread[..., None, :]).all())
+    return bool((change <= SETTLED * spread[..., :, None] * spread[..., None, :]).all())
 
 
 def _numbers(steps: int, before: float, *every: Array) -> tuple[Array, ...]:
