@@ -21,6 +21,7 @@ from aevb.data.sources import Source
 from aevb.evidence.exact import exact_evidence
 from aevb.evidence.structure import Structure
 from aevb.model import Model
+from aevb.training.coordinates import Array, Columns, Coordinates
 from aevb.training.distributed import World
 from aevb.training.quasi_newton import QuasiNewton
 from aevb.training.settings import Settings
@@ -32,7 +33,9 @@ PART = 2**20  # numbers of the rows that are taken at a time
 class Likelihood:
     """The mean evidence of all rows as a function of p's parameters, and where its ascent stands."""
 
-    def __init__(self, model: Model, source: Source, world: World, moved: Sequence[nn.Parameter], kept: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, model: Model, source: Source, world: World, moved: Sequence[nn.Parameter], kept: Mapping[str, Tensor], *, fresh: bool = False
+    ) -> None:
         self.world, self.n = world, source.n
         self.twin = copy.deepcopy(model).double().eval()
         self.pairs = list(zip(model.theta(), self.twin.theta(), strict=True))  # the model's parameters, and those of the copy
@@ -48,13 +51,20 @@ class Likelihood:
             for part in rows.split(max(1, PART // _numbers(source)))
         ]
         self.structure = Structure(self.twin, split_latents(model.graph, self.parts[0])[0]) if self.parts else None
-        self.search = QuasiNewton(self._loss, self._start(), kept)
+        given = source.take(torch.arange(1))
+        names = [name for name, value in given.items() if name in model.graph.timed and value.is_floating_point()]
+        self.columns = Columns(self.twin, names, self.parts, world)
+        if kept:
+            self._set(kept["origin"].numpy())
+            self.search = self._search_from(Coordinates(self.twin, self.free, self.columns), kept)
+        else:
+            self._begin(fresh)
         self._write()
 
     def step(self) -> tuple[float, float] | None:
         """One iteration; the mean evidence where it ends, and the norm of its gradient. None if there is no evidence where it begins."""
         if self._changed():
-            self.search = QuasiNewton(self._loss, self._start())
+            self._begin(fresh=False)
         if not math.isfinite(self.search.value):
             return None
         self.search.step()
@@ -71,19 +81,40 @@ class Likelihood:
                     changed = True
         return changed
 
-    def _start(self) -> np.ndarray:
-        return torch.cat([parameter.detach().reshape(-1) for parameter in self.free]).cpu().numpy()
+    def _begin(self, fresh: bool) -> None:
+        """Search from the model's parameters; from those with the data's means, and of a fresh model with their spreads, if that raises the evidence."""
+        own = Coordinates(self.twin, self.free, self.columns)
+        found = own, self._search_from(own)
+        moved = own.rescaled() if fresh else own.centred()
+        if not np.array_equal(moved, own.origin):
+            self._set(moved)
+            other = Coordinates(self.twin, self.free, self.columns)
+            search = self._search_from(other)
+            if search.value < found[1].value:
+                found = other, search
+        self.coordinates, self.search = found
+
+    def _search_from(self, coordinates: Coordinates, kept: Mapping[str, Tensor] | None = None) -> QuasiNewton:
+        self.coordinates = coordinates
+        return QuasiNewton(self._loss, np.zeros_like(coordinates.origin), kept)
 
     def _write(self) -> None:
         """Give the model the parameters that were found."""
-        self._set(self.search.x)
+        self._set(self.coordinates.at(self.search.x))
         with torch.no_grad():
             for mine, theirs in self.pairs:
                 mine.copy_(theirs)
 
-    def _loss(self, x: np.ndarray) -> tuple[float, np.ndarray]:
-        """−log p of a row in the mean and its gradient; infinite where a covariance of p is none."""
-        self._set(x)
+    def tensors(self) -> dict[str, Tensor]:
+        """What the next iteration needs."""
+        return self.search.tensors() | {"origin": torch.from_numpy(self.coordinates.origin)}
+
+    def _loss(self, x: Array) -> tuple[float, Array]:
+        """−log p of a row in the mean and its gradient by the coordinates; infinite where a covariance of p is none."""
+        parameters = self.coordinates.at(x)
+        if not np.isfinite(parameters).all():
+            return math.inf, np.zeros_like(x)
+        self._set(parameters)
         total, gradients = torch.zeros((), dtype=torch.float64), [torch.zeros_like(parameter) for parameter in self.free]
         try:
             for part in self.parts:
@@ -99,11 +130,12 @@ class Likelihood:
         if self.world.any(failed):
             return math.inf, np.zeros_like(x)
         self.world.sum([total, *gradients])
-        return -float(total), -torch.cat([gradient.reshape(-1) for gradient in gradients]).cpu().numpy()
+        gradient = -torch.cat([gradient.reshape(-1) for gradient in gradients]).cpu().numpy()
+        return -float(total), self.coordinates.back(parameters, gradient)
 
-    def _set(self, x: np.ndarray) -> None:
+    def _set(self, parameters: Array) -> None:
         with torch.no_grad():
-            for parameter, part in zip(self.free, torch.from_numpy(x).split([p.numel() for p in self.free]), strict=True):
+            for parameter, part in zip(self.free, torch.from_numpy(parameters).split([p.numel() for p in self.free]), strict=True):
                 parameter.copy_(part.reshape(parameter.shape))
 
 

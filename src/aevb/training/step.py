@@ -367,7 +367,8 @@ class Stepper:
     def _ascend(self, phase: Phase) -> None:
         """One iteration of L-BFGS on the exact evidence of all rows."""
         if self.likelihood is None:
-            self.likelihood = Likelihood(self.model, self.source, self.world, self.active(phase), self.known)
+            fresh = phase.position == 0 and self.model.untouched()
+            self.likelihood = Likelihood(self.model, self.source, self.world, self.active(phase), self.known, fresh=fresh)
         found = self.likelihood.step()
         if found is None:
             self.bad.fill_(1.0)
@@ -437,7 +438,7 @@ class Stepper:
         iterations = self.kept if self.iterations is None else self.iterations.ascent.tensors()
         search = self.known
         if self.likelihood is not None:
-            search = self.likelihood.search.tensors() | {"converged": torch.tensor(self.converged)}
+            search = self.likelihood.tensors() | {"converged": torch.tensor(self.converged)}
         return self.adam.tensors(self.names) | reference | iterations | {f"{MLE}{name}": tensor for name, tensor in search.items()}
 
     def restore(self, tensors: Mapping[str, Tensor], metrics: Mapping[str, Any]) -> None:

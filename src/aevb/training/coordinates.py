@@ -1,0 +1,226 @@
+"""Coordinates in which mle() searches: p's parameters in units of the data, so that neither units nor offsets of the columns matter to it.
+
+A location is measured in spreads of its variable, a weight in spreads of its variable by spreads of the parent, and a bias where the parents are at
+their means. A learned scale is measured by its logarithm. All coordinates are 0 where the search begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from aevb.conditionals import Factor
+from aevb.model import Model
+from aevb.networks import MLP
+from aevb.training.distributed import World
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+Places = np.ndarray[Any, np.dtype[np.int64]]
+OTHER, LOCATION, SCALE, BESIDE = range(4)  # kinds of raw numbers; a scale is a softplus, and beside it stands the rest of a Cholesky factor
+
+
+class Columns:
+    """The mean and the spread of every column of the continuous variables in the data, over the entries that are known."""
+
+    def __init__(self, model: Model, names: Sequence[str], parts: Sequence[Mapping[str, Tensor]], world: World) -> None:
+        finite = {name for name in model.graph.latents if model.graph.rule("p", name).spec.finite}
+        names = [name for name in names if name not in finite]
+        like = model._parameter()
+
+        def over_rows(of: Callable[[str, Tensor], Tensor]) -> dict[str, Tensor]:
+            sums = {name: torch.zeros(model.graph.size(name), dtype=torch.float64, device=like.device) for name in names}
+            for part in parts:
+                for name in names:
+                    sums[name] += torch.where(_known(part, name, model.graph.timed[name]), of(name, part[name]), 0.0).sum((0, 1))
+            world.sum(list(sums.values()))
+            return sums
+
+        count = {name: found.clamp_min(1.0) for name, found in over_rows(lambda _, value: torch.ones_like(value)).items()}
+        mean = {name: found / count[name] for name, found in over_rows(lambda _, value: value).items()}
+        squares = over_rows(lambda name, value: (value - mean[name]).square())
+        self.mean = {name: _array(found) for name, found in mean.items()}
+        self.spread = {name: _spread(self.mean[name], _array((found / count[name]).sqrt())) for name, found in squares.items()}
+
+
+class Layer(NamedTuple):
+    """Numbers of a factor, or of a hidden layer of it: a constant, and weights by what they read (a variable, or None for an earlier layer)."""
+
+    variable: str
+    kind: Places  # of each number
+    column: Places  # of the variable, that each number is about
+    constant: Tensor | None
+    weights: list[tuple[Tensor, str | None]]
+
+
+class Coordinates:
+    """Parameters as a function of the coordinates that a search moves, and gradients back. The parameters are now at the origin."""
+
+    def __init__(self, model: Model, free: Sequence[nn.Parameter], columns: Columns) -> None:
+        self.columns, self.layers, start = columns, list(_layers(model)), 0
+        self.places: dict[int, Places] = {}  # where in the vector each parameter stands
+        for parameter in free:
+            self.places[id(parameter)] = np.arange(start, start := start + parameter.numel()).reshape(parameter.shape)
+        self.origin = np.concatenate([_array(parameter).reshape(-1) for parameter in free])
+        self.unit, self.logarithmic = np.ones(start), np.zeros(start, dtype=bool)
+        self.shifts: list[tuple[Places, Places, Array]] = []  # weights, the biases that make up for what they read, and its mean
+        self.sizes = columns.spread | self._sizes_of_latents()
+        for layer in self.layers:
+            self._measure(layer)
+        self.scales = _softplus(self.origin[self.logarithmic])
+
+    def at(self, x: Array) -> Array:
+        """The parameters at these coordinates."""
+        found = self.unit * x
+        for weights, biases, mean in self.shifts:
+            found[biases] -= found[weights] @ mean
+        found[self.logarithmic] = _raw(self.scales * np.exp(x[self.logarithmic])) - _raw(self.scales)
+        return self.origin + found
+
+    def back(self, parameters: Array, gradient: Array) -> Array:
+        """The gradient by the coordinates, from that by the parameters."""
+        found = gradient.copy()
+        for weights, biases, mean in self.shifts:
+            found[weights] -= gradient[biases][:, None] * mean
+        found *= self.unit
+        found[self.logarithmic] = gradient[self.logarithmic] * _slope(parameters[self.logarithmic])
+        return found
+
+    def centred(self) -> Array:
+        """The parameters with the means of the data: every variable in the data has its own where its parents have theirs."""
+        found = self.origin.copy()
+        for layer in self.layers:
+            biases = self._place(layer.constant)
+            if biases is not None and layer.variable in self.columns.mean:
+                chosen = layer.kind == LOCATION
+                to = self.columns.mean[layer.variable][layer.column] - self._read(layer, found)
+                found[biases[chosen]] = to[chosen]
+        return found
+
+    def rescaled(self) -> Array:
+        """The parameters that mean for the data what those at the origin mean for data with mean 0 and spread 1."""
+        found = self.origin.copy()
+        for layer in self.layers:
+            kind, biases = layer.kind, self._place(layer.constant)
+            mean, spread = (default if moments is None else moments[layer.column] for moments, default in self._moments(layer.variable, len(kind)))
+            raw = np.zeros(len(kind)) if layer.constant is None else _array(layer.constant)
+            scale = _raw(spread * _softplus(raw))
+            gain = np.select([kind == SCALE, kind != OTHER], [_slope(scale) / _slope(raw), spread], 1.0)
+            for weight, parent in layer.weights:
+                if (place := self._place(weight)) is not None:
+                    found[place] *= gain[:, None] / self.columns.spread.get(str(parent), np.ones(place.shape[1]))
+            if biases is not None:
+                to = np.select([kind == SCALE, kind == LOCATION], [scale, mean + spread * raw], gain * raw)
+                found[biases] = to - self._read(layer, found)
+        return found
+
+    # Units ------------------------------------------------------------------------------------------------------------------------
+
+    def _sizes_of_latents(self) -> dict[str, Array]:
+        """The spreads that p gives its unknowns, as far as they are parameters of their own."""
+        found = {}
+        for layer in self.layers:
+            if layer.constant is not None and not layer.weights and layer.variable not in self.columns.spread and (layer.kind == SCALE).any():
+                found[layer.variable] = _softplus(_array(layer.constant)[layer.kind == SCALE])
+        return found
+
+    def _measure(self, layer: Layer) -> None:
+        """Find the units of a layer's parameters."""
+        size = self.sizes.get(layer.variable)
+        raw = self._read(layer, self.origin) + (0.0 if layer.constant is None else _array(layer.constant))
+        unit = np.ones(len(raw)) if size is None else size[layer.column]
+        unit = np.select([layer.kind == SCALE, layer.kind == OTHER], [_slope(raw), 1.0], unit)
+        biases = self._place(layer.constant)
+        if biases is not None:
+            self.unit[biases], self.logarithmic[biases] = unit, (layer.kind == SCALE) & (not layer.weights)
+        for weight, parent in layer.weights:
+            if (place := self._place(weight)) is not None:
+                self.unit[place] = unit[:, None] / self.sizes.get(str(parent), np.ones(place.shape[1]))
+                if biases is not None and parent in self.columns.mean:
+                    self.shifts.append((place, biases, self.columns.mean[parent]))
+
+    def _read(self, layer: Layer, parameters: Array) -> Array:
+        """What a layer's weights add where all that they read of the data is at its mean."""
+        total = np.zeros(len(layer.kind))
+        for weight, parent in layer.weights:
+            if parent in self.columns.mean:
+                place = self._place(weight)
+                total += (_array(weight) if place is None else parameters[place]) @ self.columns.mean[parent]
+        return total
+
+    def _moments(self, name: str, count: int) -> list[tuple[Array | None, Array]]:
+        """The mean and the spread of a variable of the data, each with what it is for another."""
+        return [(self.columns.mean.get(name), np.zeros(count)), (self.columns.spread.get(name), np.ones(count))]
+
+    def _place(self, parameter: Tensor | None) -> Places | None:
+        return self.places.get(id(parameter))
+
+
+def _layers(model: Model) -> Iterator[Layer]:
+    """p's layers. A network of another kind has none: its parameters are their own coordinates."""
+    for entry in model.graph.entries():
+        factor = model.factors[entry.id]
+        if entry.side != "p" or not isinstance(factor, Factor):
+            continue
+        name, d = entry.key.name, factor.d
+        for head, vector in factor.vectors.items():
+            yield Layer(name, *_about({head: len(vector)}, d), vector, [])
+        about = _about(factor.sizes, d)
+        net = getattr(factor, "net", None)
+        if net is None:
+            yield Layer(name, *about, factor.root, [])  # type: ignore[arg-type]
+        elif isinstance(net, MLP):
+            parents = {str(ref): None if net.spec.log else ref.name for ref in entry.key.parents}
+            weights = [(weight, parents[label]) for label, weight in net.blocks.weights.items()]
+            if net.heads is None:
+                yield Layer(name, *about, net.blocks.bias, weights)
+            else:
+                yield Layer(name, *_about({"": net.spec.hidden[0]}, d), net.blocks.bias, weights)
+                yield Layer(name, *about, net.heads.bias, [(net.heads.weight, None)])
+
+
+def _about(heads: Mapping[str, int], d: int) -> tuple[Places, Places]:
+    """The kind of each raw number, and the column it is about."""
+    kinds: list[Places] = []
+    columns: list[Places] = []
+    for name, size in heads.items():
+        if name == "tril":
+            row, column = np.tril_indices(d)
+            kinds.append(np.where(row == column, SCALE, BESIDE))
+            columns.append(row)
+        else:
+            kinds.append(np.full(size, {"loc": LOCATION, "scale": SCALE}.get(name, OTHER)))
+            columns.append(np.arange(size) % d)
+    return np.concatenate(kinds), np.concatenate(columns)
+
+
+def _known(part: Mapping[str, Tensor], name: str, timed: bool) -> Tensor:
+    """Which entries are there: not missing, and not after a sequence's end."""
+    known = part.get(f"{name}?", torch.ones((), dtype=torch.bool, device=part[name].device))
+    return known & part["steps"] if timed and "steps" in part else known
+
+
+def _spread(mean: Array, spread: Array) -> Array:
+    """1 for a column that is constant, but for rounding."""
+    return np.where(spread > 1e-12 * np.abs(mean), spread, 1.0).clip(1e-150)
+
+
+def _array(tensor: Tensor) -> Array:
+    return tensor.detach().double().cpu().numpy()
+
+
+def _softplus(raw: Array) -> Array:
+    return np.logaddexp(0.0, raw)
+
+
+def _raw(scale: Array) -> Array:
+    """The number whose softplus this is."""
+    return scale + np.log(-np.expm1(-scale))
+
+
+def _slope(raw: Array) -> Array:
+    """By how much a raw scale changes with the logarithm of the scale."""
+    return _softplus(raw) * (1 + np.exp(-raw))
