@@ -26,7 +26,7 @@ OTHER, LOCATION, SCALE, BESIDE = range(4)  # kinds of raw numbers; a scale is a 
 class Columns:
     """The mean and the spread of every column of the continuous variables in the data, over the entries that are known."""
 
-    def __init__(self, model: Model, names: Sequence[str], parts: Sequence[Mapping[str, Tensor]], world: World) -> None:
+    def __init__(self, model: Model, names: Sequence[str], parts: Sequence[Mapping[str, Tensor]], world: World, rows: int) -> None:
         finite = {name for name in model.graph.latents if model.graph.rule("p", name).spec.finite}
         names = [name for name in names if name not in finite]
         like = model._parameter()
@@ -44,6 +44,8 @@ class Columns:
         squares = over_rows(lambda name, value: (value - mean[name]).square())
         self.mean = {name: _array(found) for name, found in mean.items()}
         self.spread = {name: _spread(self.mean[name], _array((found / count[name]).sqrt())) for name, found in squares.items()}
+        entropy = {name: _array(count[name]) @ (np.log(self.spread[name]) + 0.5 * np.log(2 * np.pi * np.e)) for name in names}
+        self.evidence = -float(sum(found for name, found in entropy.items() if name not in model.graph.given)) / rows  # of Gaussians with these
 
 
 class Layer(NamedTuple):

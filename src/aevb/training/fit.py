@@ -545,10 +545,13 @@ class Training:
         """How L-BFGS ended: it has converged, or it has not but takes no more iterations."""
         tol, taken = self.settings.schedule.tol, self.step + 1  # type: ignore[attr-defined]
         told = f"after {taken} iterations of L-BFGS on all rows ({search.evaluations} evaluations)"
-        if search.stuck:
-            self._note(f"mle() ended {told}: no step raises the evidence any more.")
-        elif self.stepper.converged:
+        if search.converged(tol):
             self._note(f"mle() converged {told}: the last one raised the mean evidence by less than tol={tol:g} nats.")
+        elif self.stepper.converged:
+            self._note(
+                f"mle() ended {told} without having converged (tol={tol:g}): no step raises the evidence any more, although its gradient is not 0. "
+                "The likelihood may have no maximum (a scale that goes to 0), or too little precision is left."
+            )
         elif taken == self.total and tol > 0:
             self._note(f"mle() ended {told}, as asked, before it converged (tol={tol:g}); more steps= would raise the evidence.")
 

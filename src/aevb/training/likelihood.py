@@ -33,9 +33,7 @@ PART = 2**20  # numbers of the rows that are taken at a time
 class Likelihood:
     """The mean evidence of all rows as a function of p's parameters, and where its ascent stands."""
 
-    def __init__(
-        self, model: Model, source: Source, world: World, moved: Sequence[nn.Parameter], kept: Mapping[str, Tensor], *, fresh: bool = False
-    ) -> None:
+    def __init__(self, model: Model, source: Source, world: World, moved: Sequence[nn.Parameter], kept: Mapping[str, Tensor]) -> None:
         self.world, self.n = world, source.n
         self.twin = copy.deepcopy(model).double().eval()
         self.pairs = list(zip(model.theta(), self.twin.theta(), strict=True))  # the model's parameters, and those of the copy
@@ -53,23 +51,29 @@ class Likelihood:
         self.structure = Structure(self.twin, split_latents(model.graph, self.parts[0])[0]) if self.parts else None
         given = source.take(torch.arange(1))
         names = [name for name, value in given.items() if name in model.graph.timed and value.is_floating_point()]
-        self.columns = Columns(self.twin, names, self.parts, world)
+        self.columns = Columns(self.twin, names, self.parts, world, self.n)
         if kept:
             self._set(kept["origin"].numpy())
-            self.search = self._search_from(Coordinates(self.twin, self.free, self.columns), kept)
+            self._search_from(Coordinates(self.twin, self.free, self.columns), kept)
         else:
-            self._begin(fresh)
+            self._begin()
         self._write()
 
-    def step(self) -> tuple[float, float] | None:
+    def step(self, tol: float) -> tuple[float, float] | None:
         """One iteration; the mean evidence where it ends, and the norm of its gradient. None if there is no evidence where it begins."""
         if self._changed():
-            self._begin(fresh=False)
+            self._begin()
+        elif self.search.stale(tol):  # in the units of where it is now, with nothing remembered
+            self._search_from(Coordinates(self.twin, self.free, self.columns), evaluations=self.search.evaluations)
         if not math.isfinite(self.search.value):
             return None
         self.search.step()
         self._write()
         return -self.search.value, float(np.linalg.norm(self.search.gradient))
+
+    def ended(self, tol: float) -> bool:
+        """Whether the ascent has converged, or no step goes higher any more."""
+        return self.search.converged(tol) or (self.search.stuck and not self.search.stale(tol))
 
     def _changed(self) -> bool:
         """Whether someone else has written into the model; the copy then has the same."""
@@ -81,22 +85,22 @@ class Likelihood:
                     changed = True
         return changed
 
-    def _begin(self, fresh: bool) -> None:
-        """Search from the model's parameters; from those with the data's means, and of a fresh model with their spreads, if that raises the evidence."""
+    def _begin(self) -> None:
+        """Search from the model's parameters. Where they explain the data worse than means and spreads of the columns would, try others made of both."""
         own = Coordinates(self.twin, self.free, self.columns)
         found = own, self._search_from(own)
-        moved = own.rescaled() if fresh else own.centred()
-        if not np.array_equal(moved, own.origin):
-            self._set(moved)
+        for start in (own.centred(), own.rescaled()) if -self.search.value < self.columns.evidence else ():
+            self._set(start)
             other = Coordinates(self.twin, self.free, self.columns)
-            search = self._search_from(other)
-            if search.value < found[1].value:
-                found = other, search
+            if self._search_from(other, evaluations=self.search.evaluations).value < found[1].value:
+                found = other, self.search
         self.coordinates, self.search = found
 
-    def _search_from(self, coordinates: Coordinates, kept: Mapping[str, Tensor] | None = None) -> QuasiNewton:
+    def _search_from(self, coordinates: Coordinates, kept: Mapping[str, Tensor] | None = None, evaluations: int = 0) -> QuasiNewton:
         self.coordinates = coordinates
-        return QuasiNewton(self._loss, np.zeros_like(coordinates.origin), kept)
+        self.search = QuasiNewton(self._loss, np.zeros_like(coordinates.origin), kept)
+        self.search.evaluations += evaluations
+        return self.search
 
     def _write(self) -> None:
         """Give the model the parameters that were found."""

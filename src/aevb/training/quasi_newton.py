@@ -39,15 +39,17 @@ class QuasiNewton:
         self.changes: list[Array] = []  # of the gradient
         self.evaluations, self.gain, self.stuck = 0, math.inf, False
         self.reach = 1.0  # the share of the last direction that was gone
+        self.taken = 0  # iterations
         if kept:
             self.x, self.steps, self.changes = kept["x"].numpy().copy(), [*kept["steps"].numpy()], [*kept["changes"].numpy()]
             self.gain, self.stuck, self.reach = float(kept["gain"]), bool(kept["stuck"]), float(kept["reach"])
+            self.taken = int(kept["taken"])
         self.value, self.gradient = self._at(self.x)
 
     def tensors(self) -> dict[str, Tensor]:
         """What the next iteration needs."""
         numbers = {"x": self.x, "steps": np.array(self.steps).reshape(-1, len(self.x)), "changes": np.array(self.changes).reshape(-1, len(self.x))}
-        state = {"gain": self.gain, "stuck": self.stuck, "reach": self.reach}
+        state = {"gain": self.gain, "stuck": self.stuck, "reach": self.reach, "taken": self.taken}
         return {name: torch.tensor(part, dtype=torch.float64) for name, part in (numbers | state).items()}
 
     def step(self) -> float:
@@ -57,12 +59,18 @@ class QuasiNewton:
         if not self._go(direction) and not (self.steps and self._go(self._afresh())):
             self.stuck = True
         self.gain = before - self.value
+        self.taken += 1
         return self.value
 
     def converged(self, tol: float) -> bool:
-        """Whether the last iteration gained less than ``tol`` and the next one is expected to, or none goes lower any more."""
-        if self.stuck:
-            return True
+        """Whether the last iteration gained less than ``tol``, and the next one is expected to, by the curvature seen so far and by one of 1."""
+        return self._slow(tol) and 0.5 * float(self.gradient @ self.gradient) < tol
+
+    def stale(self, tol: float) -> bool:
+        """Whether a new search from here may find more: this one goes no lower, or hardly, while the gradient says that it could."""
+        return self.taken > 1 if self.stuck else self.taken > MEMORY and self._slow(tol) and not self.converged(tol)
+
+    def _slow(self, tol: float) -> bool:
         return self.gain < tol and 0.5 * float(self.gradient @ self._towards(self.gradient)) < tol
 
     # An iteration -----------------------------------------------------------------------------------------------------------------

@@ -367,9 +367,8 @@ class Stepper:
     def _ascend(self, phase: Phase) -> None:
         """One iteration of L-BFGS on the exact evidence of all rows."""
         if self.likelihood is None:
-            fresh = phase.position == 0 and self.model.untouched()
-            self.likelihood = Likelihood(self.model, self.source, self.world, self.active(phase), self.known, fresh=fresh)
-        found = self.likelihood.step()
+            self.likelihood = Likelihood(self.model, self.source, self.world, self.active(phase), self.known)
+        found = self.likelihood.step(self.settings.schedule.tol)  # type: ignore[attr-defined]
         if found is None:
             self.bad.fill_(1.0)
             return
@@ -383,7 +382,7 @@ class Stepper:
         """Whether iterations over all rows, of EM in closed form or of L-BFGS, have come to their end."""
         schedule = self.settings.schedule
         if self.likelihood is not None:
-            return self.likelihood.search.converged(schedule.tol)  # type: ignore[attr-defined]
+            return self.likelihood.ended(schedule.tol)  # type: ignore[attr-defined]
         if self.known:
             return bool(self.known["converged"])
         gains = self.kept.get("em/gains", torch.zeros(0)).tolist() if self.iterations is None else self.iterations.ascent.gains
