@@ -188,3 +188,42 @@ def test_em_in_time_says_what_it_needs():
     model = Model({"y[t] | y[t-1]": OneHot(3), "x[t] | y[t]": Normal(2)}, {"y[t] | x[t]": OneHot()})
     with pytest.raises(ValueError, match=r"also decides the first step, where y\[t-1\] is zeros \(declare a factor of y\[0\]\).*use mle\(\)"):
         fit(model, {"x": sequences()}, schedule=em())
+
+
+# Units and offsets of the data --------------------------------------------------------------------------------------------------------
+
+
+def factor_analysis(seed):
+    torch.manual_seed(seed)
+    return Model({"z": Normal(2), "x | z": Normal(6, scale="learned")}, {"z | x": Normal()}).double()
+
+
+@pytest.mark.parametrize("touched", [False, True])
+def test_lbfgs_reaches_one_optimum_whatever_the_units_and_offsets(touched):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(300, 2)) @ rng.normal(size=(2, 6)) + 0.5 * rng.normal(size=(300, 6))
+    for scale, offset in ((1.0, 0.0), (np.array([100, 0.01, 1, 10, 0.1, 1]), 0.0), (1e-4, 0.0), (1.0, 1e4), (1.0, 1e6), (1e-8, 0.0)):
+        model = factor_analysis(0)
+        if touched:  # parameters that someone set
+            model.factors["p(x|z)"].net.blocks.bias.data.add_(0.01)
+        run = fit(model, {"x": x * scale + offset}, schedule=mle())
+        value = run.history["evidence"][-1] + np.log(np.broadcast_to(scale, 6)).sum()
+        assert value == pytest.approx(-7.743406, abs=1e-4), (scale, offset)
+        assert any("mle() converged after" in row.get("note", "") for row in run.rows)
+
+
+def test_lbfgs_in_time_does_not_depend_on_units():
+    values = []
+    for unit in (1.0, 1e6):
+        torch.manual_seed(0)
+        p = {"u[0]": Normal(1, learned=True), "u[t] | u[t-1]": Normal(1, scale="learned"), "x[t] | u[t]": Normal(1, scale="learned")}
+        run = fit(Model(p, {"u[t] | x[t]": Normal()}).double(), {"x": unit * NILE[None, :, None]}, schedule=mle())
+        values.append(run.history["evidence"][-1] + len(NILE) * np.log(unit))
+    np.testing.assert_allclose(values, -635.0998, atol=1e-3)
+
+
+def test_a_search_that_is_stuck_is_not_called_converged():
+    search = QuasiNewton(lambda x: (0.0 if abs(x[0]) < 1e-30 else 1.0, np.array([-1.0])), np.zeros(1))
+    search.step()
+    assert search.stuck
+    assert not search.converged(1e-5)

@@ -51,6 +51,7 @@ class Likelihood:
         self.structure = Structure(self.twin, split_latents(model.graph, self.parts[0])[0]) if self.parts else None
         given = source.take(torch.arange(1))
         names = [name for name, value in given.items() if name in model.graph.timed and value.is_floating_point()]
+        self.search: QuasiNewton
         self.columns = Columns(self.twin, names, self.parts, world, self.n)
         if kept:
             self._set(kept["origin"].numpy())
@@ -86,7 +87,7 @@ class Likelihood:
         return changed
 
     def _begin(self) -> None:
-        """Search from the model's parameters. Where they explain the data worse than means and spreads of the columns would, try others made of both."""
+        """Search from the model's parameters. Where Gaussians with the columns' means and spreads explain the data better, try others made of both."""
         own = Coordinates(self.twin, self.free, self.columns)
         found = own, self._search_from(own)
         for start in (own.centred(), own.rescaled()) if -self.search.value < self.columns.evidence else ():
@@ -134,8 +135,8 @@ class Likelihood:
         if self.world.any(failed):
             return math.inf, np.zeros_like(x)
         self.world.sum([total, *gradients])
-        gradient = -torch.cat([gradient.reshape(-1) for gradient in gradients]).cpu().numpy()
-        return -float(total), self.coordinates.back(parameters, gradient)
+        slopes = -torch.cat([gradient.reshape(-1) for gradient in gradients]).cpu().numpy()
+        return -float(total), self.coordinates.back(parameters, slopes)
 
     def _set(self, parameters: Array) -> None:
         with torch.no_grad():
