@@ -87,7 +87,7 @@ class Likelihood:
         return changed
 
     def _begin(self) -> None:
-        """Search from the model's parameters. Where Gaussians with the columns' means and spreads explain the data better, try others made of both."""
+        """Search from the model's parameters. Where Gaussians with the columns' moments explain the data better, try others made of both."""
         own = Coordinates(self.twin, self.free, self.columns)
         found = own, self._search_from(own)
         for start in (own.centred(), own.rescaled()) if -self.search.value < self.columns.evidence else ():

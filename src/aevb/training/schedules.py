@@ -109,10 +109,11 @@ class mle(Schedule):
     """θ ascends the exact evidence, without dropout; q stays as it is. For models whose evidence is known in closed form.
 
     Where model and data are small, a step is one iteration of L-BFGS on all rows, in float64, and ``steps=`` (1,000 by default) is the most that are
-    taken: the ascent ends when the last iteration raised the mean evidence by less than ``tol`` nats and the gradient says the next would too (``tol=0``:
-    never before ``steps``, unless no step raises it any more). It searches in units of the data, and begins at the model's parameters; where those
-    explain the data worse than means and spreads of the columns would, it begins at them in the data's units if that raises the evidence. Elsewhere, or where ``lr``, ``warmup`` or ``clip`` is set, a step is one of Adam's on a batch.
-    ``optimiser="lbfgs"`` or ``"adam"`` decides it.
+    taken: the ascent ends when the last iteration raised the mean evidence by less than ``tol`` nats and the next would too (``tol=0``: never before
+    ``steps``, unless no step raises it any more). It searches in units of the data and begins at the model's parameters. Where Gaussians with
+    the columns' means and spreads explain the data better, it reads them as those of standardised data, if that raises the evidence.
+
+    Elsewhere, or where ``lr``, ``warmup`` or ``clip`` is set, a step is one of Adam's on a batch. ``optimiser="lbfgs"`` or ``"adam"`` decides it.
     """
 
     tol: float = 1e-5
