@@ -99,6 +99,11 @@ class Smoother:
         lead = np.broadcast_shapes(*(part.shape[1:3] for part in (self.F, self.Q, self.H, self.R, self.chain.covariance)))
         size, steps = self.Q.shape[-1], self.steps
         single = lead == (1, 1)
+        if single and size == self.m == 1:  # numbers, not matrices
+            found = _numbers(steps, float(self.chain.covariance.item()), self.F, self.Q, self.H, self.R)
+            self.predicted, self.filtered, self.gain, self.precision, self.covariance = (part.reshape(-1, 1, 1, 1, 1) for part in found)
+            self.log_det = np.log(self.covariance[..., 0, 0])
+            return
         product, lead = (np.dot, ()) if single else (np.matmul, lead)  # numpy's product of two small matrices takes a fraction of that of stacks
         predicted, filtered = np.empty((steps, *lead, size, size)), np.empty((steps, *lead, size, size))
         gains, precisions = np.empty((steps, *lead, size, self.m)), np.empty((steps, *lead, self.m, self.m))
@@ -107,12 +112,6 @@ class Smoother:
         F, Q, H, R, back, up = (_each(part, steps) for part in (*every, _transposed(every[0]), _transposed(every[2])))
         last = _constant_until(steps, self.F, self.Q, self.H, self.R)
         before, t = self.chain.covariance[0, 0, 0] if single else self.chain.covariance[0], 0
-        if single and size == self.m == 1:  # numbers, not matrices
-            for whole, numbers in zip(
-                (predicted, filtered, gains, precisions, covariances), _numbers(steps, float(before[0, 0]), *every), strict=True
-            ):
-                whole[:, 0, 0] = numbers
-            t = steps
         while t < steps:
             P = product(product(F[t], before), back[t]) + Q[t]
             cross = product(H[t], P)

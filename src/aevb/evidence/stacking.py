@@ -122,7 +122,7 @@ def _laid_out(part: Tensor, event: int, lead: Sequence[int]) -> Tensor:
 
 def _grid(blocks: Mapping[tuple[Any, Any], Tensor], rows: Mapping[Any, int], columns: Mapping[Any, int], like: Tensor) -> Tensor:
     """Blocks as one matrix, zeros where there is none."""
-    lines = [_joined([blocks.get((a, b), like.new_zeros(1, 1, rows[a], columns[b])) for b in columns], -1) for a in rows]
+    lines = [_joined([blocks[a, b] if (a, b) in blocks else like.new_zeros(1, 1, rows[a], columns[b]) for b in columns], -1) for a in rows]
     return _joined(lines, -2)
 
 
