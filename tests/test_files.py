@@ -12,6 +12,7 @@ from aevb import Model, Normal, OneHot
 from aevb.data.files import assign, layout, read_file, read_lines
 from aevb.data.sources import open_source, read_arrays
 from aevb.data.tables import header
+from aevb.data.text import read_text
 
 
 def test_members_of_an_archive_are_mapped_where_they_are_stored_plainly(tmp_path):
@@ -32,6 +33,24 @@ def test_members_of_an_archive_are_mapped_where_they_are_stored_plainly(tmp_path
 
 
 # Tables -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["1950,1951,1952\n0.5,1.5,2.5\n", "1950,1951,1952,1953,1954\n5,6,7,8,9\n"])
+def test_a_first_line_that_counts_may_be_a_header_and_is_refused(tmp_path, text):
+    path = tmp_path / "pivot.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="its first line counts 1950, 1951, 1952, …: it may be a header or a row. Give the columns names"):
+        read_text(path)
+
+
+@pytest.mark.parametrize("text", ["1,2,3\n4,5,6\n", "1,2,4,5,6\n0.5,1,2,3,4\n", "1,2\n0.5,1\n"])
+def test_other_first_lines_of_numbers_are_rows(tmp_path, text):
+    path = tmp_path / "bare.csv"
+    path.write_text(text)
+    numbers, names = read_text(path)
+    assert names is None
+    assert len(numbers) == 2
+
 
 SHUFFLED = "b,y,x_2,a\n0.5,2,1,7\n1.5,,2,8\n2.5,0,3,9\n"
 

@@ -13,6 +13,7 @@ from typing import IO
 import numpy as np
 
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "None", "?")
+MANY = 5  # cells that count on by one in a first line, from which it may be a header even if whole numbers follow
 FEW = 50  # distinct words that make a column a category
 LONGEST = 2**24  # characters of a line
 _COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
@@ -32,7 +33,7 @@ class WordsError(ValueError):
 def read_text(path: Path) -> tuple[np.ndarray, tuple[str, ...] | None]:
     """The numbers of a text table, [N, C], and its header. An empty cell is missing (NaN).
 
-    The first line is a header if any of its cells is no number, or if it counts from 0.
+    The first line is a header if any of its cells is no number, or if it counts from 0. One that counts from another number may be either: refused.
     """
     with _opened(path) as file:
         names, width, rows, decimal = _begun(file, path)
@@ -112,6 +113,15 @@ def _begun(file: IO[str], path: Path) -> tuple[tuple[str, ...] | None, int, Iter
         raise ValueError("it is empty")
     cells = row[1]
     decimal = separator == ";"
+    if _consecutive(cells):  # years, or 1, 2, 3, …
+        following = next(rows, (0, []))
+        rows = chain([following], rows)
+        fractions = any(cell.strip() not in MISSING and not cell.strip().isdecimal() for cell in following[1])
+        if fractions or len(cells) >= MANY:
+            raise ValueError(
+                f"its first line counts {', '.join(cells[:3])}, …: it may be a header or a row. Give the columns names in a first line (x0,x1,…); "
+                "if that line is a header of numbers, replace it"
+            )
     named = any(_number(cell, decimal) is None for cell in cells) or _numbered(cells)
     if named:
         return distinct([cell.strip() for cell in cells]), len(cells), rows, decimal
@@ -190,6 +200,15 @@ def _numbered(first: list[str]) -> bool:
     """Whether a line is the header that pandas writes for columns without names: 0, 1, 2, …, after an empty cell where the index is written."""
     numbers = [str(j) for j in range(len(first))]
     return len(first) > 1 and first in (numbers, ["", *numbers[:-1]])
+
+
+def _consecutive(first: list[str]) -> bool:
+    """Whether a line counts on by one, from another number than 0."""
+    cells = [cell.strip() for cell in first]
+    if len(cells) < 3 or not all(cell.isdecimal() for cell in cells):
+        return False
+    numbers = [int(cell) for cell in cells[:3]]
+    return numbers[0] > 0 and cells == [str(numbers[0] + j) for j in range(len(cells))]
 
 
 def _number(cell: str, decimal: bool) -> float | None:
