@@ -142,12 +142,23 @@ def table(tmp_path, monkeypatch):
 SMALL = ["--set", "z=2", "--set", "hidden=[16]"]
 
 
+def test_labels_from_1_are_told(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for first, told in ((1, True), (0, False)):
+        Path("labels.csv").write_text("id,a,b,c,d,y\n" + "".join(f"{i},{i % 5}.5,{i % 3},{i % 7},0.{i},{first + i % 3}\n" for i in range(12)))
+        printed = aevb(
+            monkeypatch, capsys, "train", "m2", "--data", "labels.csv", "--set", "likelihood=Normal", *SMALL, "--out", f"r{first}", "--steps", "2"
+        )
+        assert "x: 5 columns (id, a, b, c, …).\ny: 1 column (y)." in printed
+        assert ("y: the labels begin with 1, so that no row has class 0." in printed) == told
+
+
 def test_a_table_with_missing_cells_from_training_to_imputation(monkeypatch, capsys, table):
     whole, holes = table
     asked = ["gmvae", "--data", "table.csv", "--set", "likelihood=Normal", "--set", "y=3", *SMALL, "--prepare", "standardise", "--hold-out", "0.1"]
     printed = aevb(monkeypatch, capsys, "train", *asked, "--out", "run", "--steps", "300", "--lr", "0.01")
     assert "x | z            4" in printed  # as many as the table has columns
-    assert "Data: 360 rows of table.csv, standardised, 40 validate." in printed
+    assert "Data: 360 rows of table.csv, standardised, 40 validate.\nx: 4 columns (" in printed
     recipe = json.loads(Path("run/data.json").read_text())
     held = np.sort(np.random.default_rng(0).permutation(400)[:40])
     assert np.allclose(recipe["mean"], np.nanmean(np.delete(holes, held, 0), 0), rtol=1e-6)

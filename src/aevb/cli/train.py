@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from aevb.model import Model
     from aevb.training.schedules import Schedule
 
+SHOWN = 4  # columns of a variable that are named
+
 
 def train(
     model: ModelName,
@@ -114,7 +116,7 @@ def train(
     if speaks:
         everywhere = {name for name, count in known.items() if count == _count(loaded.train)}
         print(f"{found}\n\n{found.explain(**choices, clamped=everywhere, partial=known.keys() - everywhere)}\n")
-        print(_told(found, loaded, known) + "\n")
+        print("\n".join([_told(found, loaded, known), *_columns(loaded), *_unused_classes(loaded, known)]) + "\n")
     asked: dict[str, Any] = {
         "epochs": epochs,
         "steps": steps,
@@ -191,6 +193,27 @@ def _told(model: Model, loaded: Loaded, known: Mapping[str, int]) -> str:
     )
     parts += [f"{_count(loaded.test)} validate"] if loaded.test else []
     return "Data: " + ", ".join(parts) + "."
+
+
+def _columns(loaded: Loaded) -> list[str]:
+    """Which columns of a table each variable takes, so that an id among them is seen."""
+    found = []
+    for name, columns in (loaded.recipe.columns or {}).items():
+        shown = ", ".join(columns[:SHOWN]) + (", …" if len(columns) > SHOWN else "")
+        found.append(f"{name}: {len(columns)} column{'s' * (len(columns) != 1)} ({shown}).")
+    return found
+
+
+def _unused_classes(loaded: Loaded, known: Mapping[str, int]) -> list[str]:
+    """A sentence for labels that are numbered from 1."""
+    import numpy as np
+
+    found = []
+    for name, count in known.items():
+        labels = loaded.train.data[name]
+        if count and not isinstance(labels, list) and (here := np.asarray(labels, dtype=float)).ndim == 1 and here[here >= 0].min(initial=2) == 1:
+            found.append(f"{name}: the labels begin with 1, so that no row has class 0. If the classes are numbered from 1, subtract 1.")
+    return found
 
 
 class _advised:
