@@ -288,7 +288,6 @@ def main() -> None:
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    threadpool_limits(1)  # for numpy's and scipy's products: threads that wait for one another would count as CPU seconds
     rows: list[dict[str, Any]] = []
     print(*exact_head(WHO), sep="\n")
     for name, make in CONTESTS.items():
@@ -303,6 +302,7 @@ def main() -> None:
 
 def row(name: str, contest: Contest, rounds: int) -> dict[str, Any]:
     """What both sides reached, iterations (evaluations), the least seconds, and how many times as long ours took."""
+    threadpool_limits(1)  # of numpy and scipy, which are loaded by now: threads that wait for one another would count as CPU seconds
     times: dict[str, list[float]] = {"theirs": [], "ours": []}
     reached: dict[str, Fitted] = {}
     for _ in range(rounds + 1):  # the first warms up
