@@ -72,13 +72,33 @@ def test_no_team_where_the_system_allows_no_more_threads(policy, monkeypatch):
     assert len(held) == 1
 
 
+def watching():
+    return contention.watch.entered.is_set() and not contention.watch.left.is_set()
+
+
 @linux
-def test_contexts_are_nested_and_leave_no_thread():
+def test_contexts_are_nested_and_share_one_thread_that_sleeps_outside():
+    for _ in range(3):
+        with sharing_cores():
+            with pytest.raises(RuntimeError, match="mine"), sharing_cores():
+                raise RuntimeError("mine")
+            assert watching()
+        assert not watching()
+        assert names() == ["aevb-contention"]
+
+
+@linux
+def test_teams_are_released_when_nobody_is_inside_any_more(policy, monkeypatch):
+    monkeypatch.setattr(contention, "waited", lambda: {"a thread": time.perf_counter_ns()})  # it waits all the time
     with sharing_cores():
-        with pytest.raises(RuntimeError, match="mine"), sharing_cores():
-            raise RuntimeError("mine")
-        assert "aevb-contention" in names()
-    assert names() == []
+        end = time.perf_counter() + 10
+        while not held and time.perf_counter() < end:
+            time.sleep(0.01)
+        assert len(held) == 1
+    end = time.perf_counter() + 10
+    while held and time.perf_counter() < end:
+        time.sleep(0.01)
+    assert not held
 
 
 @linux
@@ -86,13 +106,14 @@ def test_a_run_watches_for_contention_and_changes_no_setting():
     seen, before = [], torch.get_num_threads()
     x = (torch.rand(40, 6) < 0.5).float()
     model = zoo.vae(6, 2, hidden=(4,), likelihood=Bernoulli())
-    fit(model, {"x": x}, validation={"x": x}, steps=4, batch=10, after=lambda *_: seen.extend(names()))
-    assert "aevb-contention" in seen
-    assert names() == []
+    fit(model, {"x": x}, validation={"x": x}, steps=4, batch=10, after=lambda *_: seen.append(watching()))
+    assert seen
+    assert all(seen)
+    assert not watching()
     assert torch.get_num_threads() == before
     with pytest.raises(TypeError):
         fit(model, {"x": x}, step=4)
-    assert names() == []
+    assert not watching()
 
 
 @linux

@@ -41,40 +41,47 @@ def sharing_cores() -> Iterator[None]:
 
 
 class Watch:
-    """A thread that measures contention as long as someone is inside. There is one per process, as there is one libgomp."""
+    """A thread that measures contention while someone is inside, and sleeps otherwise. There is one per process, as there is one libgomp."""
 
     def __init__(self) -> None:
-        self.alone, self.inside = Lock(), 0
-        self.ended = Event()
+        self.lock, self.inside = Lock(), 0
+        self.entered, self.left = Event(), Event()
         self.thread: Thread | None = None
 
     def enter(self) -> None:
-        with self.alone:
+        with self.lock:
             self.inside += 1
             if self.inside == 1 and SCHEDSTAT:
-                self.ended = Event()
-                self.thread = Thread(target=_follow, args=(self.ended,), name="aevb-contention", daemon=True)
-                self.thread.start()
+                self.left.clear()
+                self.entered.set()
+                if self.thread is None or not self.thread.is_alive():  # it does not live on in a forked process
+                    self.thread = Thread(target=self._run, name="aevb-contention", daemon=True)
+                    self.thread.start()
 
     def leave(self) -> None:
-        with self.alone:
+        with self.lock:
             self.inside -= 1
-            if self.inside == 0 and self.thread is not None:
-                self.ended.set()
-                self.thread.join()
-                self.thread = None
+            if self.inside == 0:
+                self.entered.clear()
+                self.left.set()
+
+    def _run(self) -> None:
+        while True:
+            self.entered.wait()
+            _follow(self.left)
 
 
 watch = Watch()
 
 
-def _follow(ended: Event) -> None:
+def _follow(left: Event) -> None:
+    """Measure, and hold teams accordingly, until ``left`` is set."""
     policy, pause = Policy(), PERIOD
-    if ended.wait(FIRST):
+    if left.wait(FIRST):
         return
     before, began = waited(), time.perf_counter()
     try:
-        while not ended.wait(pause):
+        while not left.wait(pause):
             start = time.thread_time()
             now, at = waited(), time.perf_counter()
             longest = max((now[task] - before[task] for task in now if task in before), default=0)

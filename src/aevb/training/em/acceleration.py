@@ -21,6 +21,7 @@ WINDOW = 3  # iterations over which the gain is compared with tol
 
 NO_VALUE = "the exact posterior has no value: a covariance of p is not positive definite, or a number is not finite"
 STATE = ("em/points", "em/residuals", "em/gains", "em/pause")  # what a checkpoint keeps
+Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
 Update = Callable[[Tensor], tuple[Tensor, Tensor]]  # θ → the mean evidence at θ, and F(θ)
 
 
@@ -47,15 +48,16 @@ class Ascent:
         found = self._evaluate(point)
         if found is None:
             raise NoEvidenceError(NO_VALUE)
-        self.points: list[Tensor] = []
-        self.residuals: list[Tensor] = []
+        self.points: list[Vector] = []
+        self.residuals: list[Vector] = []
         self._arrive(point, *found)
 
     def _arrive(self, point: Tensor, evidence: float, image: Tensor) -> None:
         self.point, self.evidence, self.image = point, evidence, image
         keep = max(1, min(MEMORY, NUMBERS // max(1, 2 * point.numel())))
-        self.points = [*self.points[-keep:], point]
-        self.residuals = [*self.residuals[-keep:], image - point]
+        here = point.cpu().numpy()
+        self.points = [*self.points[-keep:], here]
+        self.residuals = [*self.residuals[-keep:], image.cpu().numpy() - here]
 
     def _evaluate(self, point: Tensor) -> tuple[float, Tensor] | None:
         """The evidence and EM's next point; None where either is not finite."""
@@ -87,8 +89,8 @@ class Ascent:
 
     def _extrapolated(self) -> Tensor:
         """The combination of the points whose residual would be least; a few products of small matrices, for which numpy is the faster."""
-        residuals, points = (np.stack([tensor.cpu().numpy() for tensor in found]) for found in (self.residuals, self.points))
-        moves, changes = np.diff(points, axis=0), np.diff(residuals, axis=0)
+        residuals, points = np.array(self.residuals), np.array(self.points)
+        moves, changes = points[1:] - points[:-1], residuals[1:] - residuals[:-1]
         size = np.sqrt((changes * changes).sum(1, keepdims=True)) + np.finfo(float).tiny
         unit = changes / size
         share = np.linalg.solve(unit @ unit.T + 1e-10 * np.eye(len(unit)), unit @ residuals[-1]) / size[:, 0]
@@ -99,13 +101,13 @@ class Ascent:
 
     def tensors(self) -> dict[str, Tensor]:
         gains, pause = torch.tensor(self.gains, dtype=torch.float64), torch.tensor([self.pause, self.last_pause])
-        found = torch.stack(self.points), torch.stack(self.residuals), gains, pause
+        found = torch.from_numpy(np.array(self.points)), torch.from_numpy(np.array(self.residuals)), gains, pause
         return dict(zip(STATE, found, strict=True))
 
     @classmethod
     def restored(cls, update: Update, tensors: Mapping[str, Tensor], **choices: Any) -> Ascent:
         points, residuals, gains, pause = (tensors[name] for name in STATE)
         self = cls(update, points[-1].to(residuals), **choices)
-        self.points, self.residuals, self.gains = list(points), list(residuals), gains.tolist()
+        self.points, self.residuals, self.gains = list(points.cpu().numpy()), list(residuals.cpu().numpy()), gains.tolist()
         self.pause, self.last_pause = pause.tolist()
         return self
