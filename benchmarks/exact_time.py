@@ -267,6 +267,8 @@ CONTESTS: dict[str, Callable[[], Contest]] = {
     "5 states, structural, 10 % missing": lambda: structural(0.1),
     "5 states, 5 series": lambda: factors(0.0),
     "5 states, 5 series, 10 % missing": lambda: factors(0.1),
+    "hmm by em(), both tol 1e-2": lambda: hidden_markov(0.0, 1e-2, em(start="keep", tol=1e-2)),
+    "hmm by em(), both tol 1e-6": lambda: hidden_markov(0.0, 1e-6, em(start="keep", tol=1e-6)),
     "hmm by em(), their tol 1e-2": lambda: hidden_markov(0.0, 1e-2, em(start="keep")),
     "hmm by em(), their tol 1e-6": lambda: hidden_markov(0.0, 1e-6, em(start="keep")),
     "hmm by em(), 10 % missing": lambda: hidden_markov(0.1, 1e-6, em(start="keep")),
