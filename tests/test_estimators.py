@@ -1,5 +1,6 @@
 """Every estimator against an exact answer: closed forms, brute-force sums, quadrature, enumerated gradients."""
 
+import itertools
 import math
 
 import numpy as np
@@ -258,6 +259,23 @@ def test_enumerated_iwae_sums_outside_and_inside_the_logarithm():
     gradients = torch.autograd.grad(summed.sum(), list(model.factors["q(y|x)"].parameters()), allow_unused=True)
     assert all(g is None or not g.any() for g in gradients)  # q(y|x) cancels, as the plan says
     assert model.plan(bound="iwae", how={"y": "sum"}).untrained == ("y",)
+
+
+def test_the_order_of_the_lines_of_q_does_not_change_the_bound():
+    """An expectation stays outside a sum in a logarithm that its weights do not depend on: E_y log Σ_k exp, never log Σ_k exp E_y."""
+    p = {"z": Normal(1), "k": OneHot(2), "y": OneHot(3), "x | z, k, y": Normal(2, scale=1.0)}
+    q = {"z | x": Normal(), "k | x": OneHot(), "y | x, z": OneHot()}
+    torch.manual_seed(0)
+    x, values, weights = torch.randn(5, 2, dtype=torch.float64), [], None
+    for keys in itertools.permutations(q):
+        model = Model(p, {key: q[key] for key in keys}).double()
+        weights = weights or {name: torch.randn_like(weight) for name, weight in model.state_dict().items()}
+        model.load_state_dict(weights)
+        plan = model.plan(bound="iwae", samples=2, how={"k": "sum"})
+        assert plan.order == ("k", "y", "#S")
+        values.append(model.elbo(x=x, bound="iwae", samples=2, how={"k": "sum"}, noise=model.draw_noise(plan, model.prepare(x=x), seed=1)).value)
+    for value in values[1:]:
+        torch.testing.assert_close(value, values[0], rtol=1e-12, atol=0)
 
 
 def test_several_discrete_latents_are_enumerated_jointly():

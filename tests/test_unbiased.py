@@ -40,9 +40,13 @@ MODELS = {  # p's latents, what x reads, q
     "a binary after a mixture": (["z", "b | z"], "z, b", {"z | x": Mixture(components=2), "b | x, z": Bernoulli()}),
     "a binary for each class": (["y", "b"], "y, b", {"y | x": Bernoulli(), "b | x, y": Bernoulli()}),
     "two classes, the second by the first": (["y", "b", "z"], "y, b, z", {"y | x": Bernoulli(), "b | x, y": Bernoulli(), "z | x": Normal()}),
+    "a Gaussian for each of two classes in turn": (
+        ["y", "b", "z"], "y, b, z", {"y | x": Bernoulli(), "b | x, y": Bernoulli(), "z | x, b": Normal(scale="learned")},
+    ),
+    "a class beside one after a Gaussian": (["y", "b", "z"], "y, b, z", {"z | x": Normal(), "y | x": Bernoulli(), "b | x, z": Bernoulli()}),
     "a sequence of two steps": (["z[t] | z[t-1]"], "z[t]", {"z[t] | z[t-1], x[t]": Normal(scale="learned")}),
     "a third class beside them": (["y", "b", "c"], "y, b, c", {"y | x": Bernoulli(), "b | x, y": Bernoulli(), "c | x": Bernoulli()}),
-}
+}  # fmt: skip
 WORDS = {"z": [""], "w": [""], "y": ["", "sum", "score"], "b": ["", "sum", "score"], "c": ["", "sum", "score"]}
 
 
@@ -140,8 +144,9 @@ def test_the_mean_of_the_gradient_is_the_gradient_of_the_mean(name):
 
 
 REFUSED = [
-    ("a Gaussian after a mixture", {"gradient": "stl"}, "w is drawn for each value of z, which is summed inside the logarithm"),
-    ("a Gaussian for each class", {"gradient": "stl", "how": {"y": "sum"}}, "z is drawn for each value of y, which is summed inside the logarithm"),
+    ("a Gaussian after a mixture", {"gradient": "stl"}, "the weights of w's draws depend on z, which is summed inside the logarithm"),
+    ("a Gaussian for each class", {"gradient": "stl", "how": {"y": "sum"}}, "the weights of z's draws depend on y, which is summed inside"),
+    ("a Gaussian for each of two classes in turn", {"gradient": "stl", "how": {"y": "sum"}}, "the weights of z's draws depend on y"),
     ("a third class beside them", {"how": {"y": "sum", "c": "score"}, "samples": 2}, 'Use "sum" for b too, or "enumerate" for y'),
 ]
 

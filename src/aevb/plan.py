@@ -64,29 +64,35 @@ class Plan:
     def enumerated(self) -> tuple[str, ...]:
         return tuple(name for name, choice in self.choices.items() if choice.draw in ("enumerate", "sum"))
 
+    def weights_read(self, name: str) -> frozenset[str]:
+        """The latents with an axis, and "#S", that the weights of one depend on, directly or through each other's weights."""
+        found: set[str] = set()
+        frontier = {name}
+        while frontier:
+            entries = self.graph.q[frontier.pop()].values()
+            new = {axis for entry in entries for axis, _ in self.axes[entry.id] if axis in (*self.slots, S[0])} - found
+            found |= new
+            frontier |= new - {S[0]}
+        return frozenset(found)
+
     @property
     def inner(self) -> tuple[str, ...]:
-        """Static latents with an axis whose weights depend on samples, directly or through one that does: taken before the samples' mean."""
-        found: list[str] = []
-        for name in self.slots:
-            axes = () if self.graph.timed[name] else self.axes[self.graph.rule("q", name).id]
-            if S in axes or any((other, 0) in axes for other in found):
-                found.append(name)
-        return tuple(found)
+        """Static latents with an axis whose weights depend on samples: taken before the samples' mean."""
+        return tuple(name for name in self.slots if not self.graph.timed[name] and S[0] in self.weights_read(name))
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The order in which expectations are taken, innermost first: latents with an axis, and "#S", the mean over samples."""
-        static = [name for name in self.slots if not self.graph.timed[name]]
-        inner = list(self.inner)
-        if self.bound == "iwae":  # sums inside the logarithm may be taken before the samples' mean, if nothing outside waits for them
-            for name in reversed(static):
-                outer = [other for other in static if other not in inner]
-                waits = any((name, 0) in self.axes[self.graph.rule("q", other).id] for other in outer)
-                if name in outer and self.choices[name].draw != "enumerate" and not waits:
-                    inner.append(name)
-            inner.sort(key=static.index)
-        return (*reversed(inner), "#S", *(name for name in reversed(static) if name not in inner))
+        """The order in which expectations are taken, innermost first: latents with an axis, and "#S", the mean over samples.
+
+        A latent comes before all that its weights depend on. A sum inside a logarithm comes before every other expectation if it can, since
+        log Σ exp E ≤ E log Σ exp: those that fewer expectations must precede come first.
+        """
+        latents = [name for name in reversed(self.slots) if not self.graph.timed[name]]  # no latent's weights depend on one before it
+        read = {name: self.weights_read(name) for name in latents}
+        precede = {name: [other for other in latents if name in read[other]] for name in (*latents, S[0])}
+        early = [name for name in precede if name == S[0] or self.reduction(name) != "expectation"]
+        early.sort(key=lambda name: sum(self.reduction(other) == "expectation" for other in precede[name]))
+        return tuple(dict.fromkeys([*(each for name in early for each in (*precede[name], name)), *latents]))
 
     def reduction(self, name: str) -> str:
         """How an axis of ``order`` is reduced: "mean" or "expectation", each also inside a logarithm ("log mean exp"), or "log sum exp"."""
@@ -419,11 +425,13 @@ def _check_combinations(plan: Plan) -> None:
         if "pathwise" not in drawn.values():
             raise ValueError('gradient="stl" needs a pathwise latent; this plan has none. Use gradient="plain".')
         for name in plan.drawn:  # −log q(v) then has a weight that depends on v: its gradient at fixed v does not vanish in the mean
-            inside = sorted({axis for axis, _ in plan.values[name] if axis in plan.slots and choices[axis].draw in ("sum", "stratify")})
+            own = {axis for axis, _ in plan.values[name] if axis in plan.slots}
+            own = own.union(*(plan.weights_read(axis) for axis in own)) - {S[0]}
+            inside = sorted(axis for axis in own if choices[axis].draw in ("sum", "stratify"))
             if plan.bound == "iwae" and drawn[name] == "pathwise" and inside:
                 raise ValueError(
-                    f'gradient="stl" is biased for iwae here: {name} is drawn for each value of {inside[0]}, which is summed inside the logarithm. '
-                    'Use gradient="plain", or bound="elbo".'
+                    f'gradient="stl" is biased for iwae here: the weights of {name}\'s draws depend on {inside[0]}, '
+                    'which is summed inside the logarithm. Use gradient="plain", or bound="elbo".'
                 )
     if plan.gradient == "dreg":
         if plan.bound != "iwae" or plan.samples < 2:

@@ -29,7 +29,7 @@ def main() -> None:
     if arguments.faults:
         for fault in FAULTS:
             found = noticed(fault, range(arguments.first, arguments.first + arguments.models))
-            print(f"{fault:<70} {found['comparisons']:>6} compared {found['noticed']:>6} notice it, {found['errors']} errors", flush=True)
+            print(f"{fault:<80} {found['comparisons']:>6} compared {found['noticed']:>6} notice it, {found['errors']} errors", flush=True)
         return
     made, differing, refused, shown, started = Counter(), Counter(), 0, 0, time.time()
     for seed in range(arguments.first, arguments.first + arguments.models):

@@ -117,13 +117,46 @@ def bound(declaration: Declaration, weights: Mapping[str, Tensor], row: Row, noi
 def expected_bound(
     declaration: Declaration, weights: Mapping[str, Tensor], row: Row, noise: Mapping[str, Tensor], node_weights: Tensor, recipe: Recipe
 ) -> Tensor:
-    """The ELBO as a weighted sum over nodes of the noise, with log p − log q of every latent at its value: no term in closed form."""
+    """The bound as a weighted sum over nodes of the noise, with log p − log q of every latent at its value: no term in closed form.
+
+    Each of iwae's samples has the nodes to itself, so that the weighted sum is over all tuples of nodes.
+    """
+    world, open_recipe = _on_nodes(declaration, weights, row, noise, recipe)
+    steps = list(reversed(recipe.nesting))
+    names = [name for _, name in steps]
+    cut = names.index("samples") if "samples" in names else len(names)
+    inside = reduce(world, over_paths(world, integrand(world, open_recipe)), steps[:cut])
+    inside = inside.expand(len(node_weights), *inside.shape[1:])
+    value, weight = inside, node_weights
+    if recipe.bound == "iwae":
+        for _ in range(recipe.samples - 1):
+            value = torch.logaddexp(value.unsqueeze(1), inside.unsqueeze(0)).flatten(0, 1)
+            weight = (weight.unsqueeze(1) * node_weights).flatten()
+        value = value - math.log(recipe.samples)
+    for _, name in steps[cut + 1 :]:
+        assert (name, None) not in world.axes or world.log_weight((name, None)).shape[0] == 1, f"{name} depends on samples"
+    return (weight * reduce(world, value, steps[cut + 1 :]).reshape(len(weight))).sum()
+
+
+def evidence_on_nodes(
+    declaration: Declaration, weights: Mapping[str, Tensor], row: Row, noise: Mapping[str, Tensor], node_weights: Tensor, recipe: Recipe
+) -> Tensor:
+    """log of the mean of p/q over nodes of the noise and all values of the enumerated latents: by Jensen above every bound on these nodes."""
+    world, open_recipe = _on_nodes(declaration, weights, row, noise, recipe)
+    total = integrand(world, open_recipe) + world.on_axis(node_weights.log().unsqueeze(-1), "samples").squeeze(-1)
+    for axis in world.axes[1:]:
+        assert isinstance(axis, tuple)
+        count = world.value(axis).shape[world.axes.index(axis)]
+        per_value = world.on_axis(torch.zeros(count, 1, dtype=torch.float64), axis).squeeze(-1)
+        total = total + (per_value if recipe.ways[axis[0]] == "sum" else world.log_weight(axis))
+    return torch.logsumexp(total.flatten(), 0)
+
+
+def _on_nodes(declaration: Declaration, weights: Mapping[str, Tensor], row: Row, noise: Mapping[str, Tensor], recipe: Recipe) -> tuple[World, Recipe]:
+    """All nodes of the noise as samples, and the recipe without closed forms."""
     sampled = {name: "summed" if way in ON_AXES else "sampled" for name, way in recipe.ways.items()}
-    open_recipe = replace(recipe, terms=sampled, gradient="plain")
     world = World(declaration, weights, row, ways=recipe.ways, noise=noise, temperature=recipe.temperature)
-    total = over_paths(world, integrand(world, open_recipe))
-    total = reduce(world, total, [step for step in reversed(recipe.nesting) if step[1] != "samples"])
-    return (node_weights * total.reshape(total.shape[0]).expand(len(node_weights))).sum()
+    return world, replace(recipe, terms=sampled, gradient="plain")
 
 
 def _with_values(world: World, weights: Mapping[str, Tensor], *, detach: bool) -> World:

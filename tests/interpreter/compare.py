@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .bounds import Recipe, bound, expected_bound
+from .bounds import Recipe, bound, evidence_on_nodes, expected_bound
 from .data import Rows, random_noise, random_rows, values
 from .declaration import Declaration
 from .exact import joint
 from .families import gauss_hermite
 from .marginals import marginal
+from .nesting import Nesting, nestings
 from .printed import Formula, from_latex
-from .unroll import World
+from .unroll import ON_AXES, World
 
 KINDS = ("complete", "missing", "clamped")
 TOLERANCE = 1e-8
@@ -166,7 +167,6 @@ class Comparer:
             noise[key] = random_noise(self.rng, sort, (request.samples, *shape[-3:]))
             injected[key] = noise[key].expand(shape)
         ways = {name: choice.draw for name, choice in plan.choices.items()}
-        mixtures = [name for name, way in ways.items() if way == "stratify"]
         known = {"clamped": plan.clamped, "partial": plan.partial}
         explanation = self.model.explain(**request.choices(), **known)
         formula = Formula(explanation)
@@ -176,7 +176,9 @@ class Comparer:
         for name in (*self.declaration.observed, *plan.clamped):
             assert formula.count("log p", name) == 1, formula.text
         settings = (request.bound, request.samples, request.gradient, request.kl_weight, request.temperature)
-        recipe = Recipe(ways, terms, formula.nesting(mixtures), *settings)
+        nesting, follows = self.nesting(formula, ways, request)
+        yield Comparison("printed nesting", 0.0 if follows else math.inf, f"{formula.text} should be nested as {nesting}")
+        recipe = Recipe(ways, terms, nesting, *settings)
         where = f"{kind}, {request}"
         weight = {"kl_weight": request.kl_weight, "temperature": request.temperature}
         ours = self.model.elbo(**request.choices(), **weight, noise=injected, **rows.arguments()).value
@@ -193,47 +195,66 @@ class Comparer:
         size = float(other.abs().max().clamp_min(1.0)) if len(other) else 1.0  # entries cancel as those of one vector
         yield Comparison(f"{request.bound} gradient, {request.gradient}", relative(mine / size, other / size), where)
 
+    def nesting(self, formula: Formula, ways: Mapping[str, str], request: Request) -> tuple[Nesting, bool]:
+        """An order of the sums that follows the rules, and whether the printed one does."""
+        orders = nestings(self.declaration, ways, request.bound)
+        if request.samples == 1:  # there is nothing to average
+            orders = [tuple(step for step in order if step[1] != "samples") for order in orders]
+        printed = formula.nesting([name for name, way in ways.items() if way == "stratify"])
+        return (printed, True) if printed in orders else (orders[0], False)
+
     # Expectations over the noise ----------------------------------------------------------------------------------------------
 
     def expectations(self, rows: Rows, kind: str) -> Iterator[Comparison]:
-        """The mean of the estimate over its noise, by quadrature, is the ELBO however its terms are taken, and so is its gradient.
+        """The mean of the estimate over its noise, by quadrature, is the bound however its terms are taken, and so is its gradient.
 
         Each row is repeated once for every node. Three Gauss–Hermite nodes are exact for a term in closed form (quadratic in its own noise), so
-        that both sides agree on any nodes of the rest; a closed form that must not be taken does not.
+        that both sides agree on any nodes of the rest; a closed form that must not be taken does not. Two samples have every pair of nodes.
         """
+        finite = [name for name in self.declaration.latents if name not in self.declaration.timed and self.declaration.finite(name)]
         for n in range(len(rows)):
             for gradient in ("plain", "stl"):
                 yield from self.one_expectation(rows, n, Request({}, gradient=gradient), kind)
+            for how in ({}, *({name: "sum"} for name in finite)):
+                yield from self.one_expectation(rows, n, Request(how, "iwae", 2), kind)
 
     def one_expectation(self, rows: Rows, n: int, request: Request, kind: str) -> Iterator[Comparison]:
         try:
             plan = self.plan(rows.repeated(n, 2), request)
         except ValueError:
             return
-        ways = {name: choice.draw for name, choice in plan.choices.items()}
+        ways, samples = {name: choice.draw for name, choice in plan.choices.items()}, request.samples
         shapes = {key: shape for key, (sort, shape) in plan.layout(2, rows.steps, dropout=False).items() if sort == "normal" and shape[-2] == 2}
-        if len(shapes) < len(plan.layout(2, rows.steps, dropout=False)) or not set(ways.values()) <= {"pathwise", "enumerate"}:
+        if len(shapes) < len(plan.layout(2, rows.steps, dropout=False)) or not set(ways.values()) <= {"pathwise", *ON_AXES}:
             return  # not Gaussian, or a root of q, which is drawn once for all rows
         places = [(key, t, i) for key, shape in shapes.items() for t in range(min(shape[-3], rows.lengths[n])) for i in range(shape[-1])]
-        if not 0 < len(places) <= MOST_PLACES:
+        if not 0 < len(places) <= MOST_PLACES // samples:
             return
         nodes, node_weights = gauss_hermite(len(places), 3)
         noise = {key: torch.zeros(len(nodes), shape[-3], shape[-1], dtype=torch.float64) for key, shape in shapes.items()}
         for position, (key, t, i) in enumerate(places):
             noise[key][:, t, i] = nodes[:, position]
-        many = rows.repeated(n, len(nodes))
-        layout = plan.layout(len(nodes), many.steps, dropout=False)
-        explanation = self.model.explain(**request.choices(), clamped=plan.clamped, partial=plan.partial)
-        recipe = Recipe(ways, {}, Formula(explanation).nesting([]), "elbo", 1, request.gradient)
-        injected = {key: noise[key].movedim(0, -2).expand(shape) for key, (_, shape) in layout.items()}
+        tuples = torch.cartesian_prod(*[torch.arange(len(nodes))] * samples).reshape(-1, samples)  # the samples' nodes, one tuple a row
+        many = rows.repeated(n, len(tuples))
+        layout = plan.layout(len(tuples), many.steps, dropout=False)
+        formula = Formula(self.model.explain(**request.choices(), clamped=plan.clamped, partial=plan.partial))
+        nesting, follows = self.nesting(formula, ways, request)
+        yield Comparison("printed nesting", 0.0 if follows else math.inf, f"{formula.text} should be nested as {nesting}")
+        recipe = Recipe(ways, {}, nesting, request.bound, samples, request.gradient)
+        injected = {key: noise[key][tuples].permute(1, 2, 0, 3).expand(shape) for key, (_, shape) in layout.items()}
         each = self.model.elbo(**request.choices(), noise=injected, **many.arguments()).value
-        ours = (node_weights * each).sum()
-        theirs = expected_bound(self.declaration, self.weights, rows.row(self.declaration, n), noise, node_weights, recipe)
+        ours = (node_weights[tuples].prod(1) * each).sum()
+        drawn = (self.declaration, self.weights, rows.row(self.declaration, n), noise, node_weights, recipe)
+        theirs = expected_bound(*drawn)
         where = f"{kind}, row {n}, {request}"
-        yield Comparison("expected elbo", relative(ours.detach(), theirs.detach()), where)
+        yield Comparison(f"expected {request.bound}", relative(ours.detach(), theirs.detach()), where)
         mine, other = gradients(ours, self.weights), gradients(theirs, self.weights)
         size = float(other.abs().max().clamp_min(1.0)) if len(other) else 1.0
         yield Comparison(f"expected gradient, {request.gradient}", relative(mine / size, other / size), where)
+        if request.bound == "iwae":
+            single = expected_bound(*drawn[:-1], replace(recipe, samples=1))
+            rising = torch.stack([single, ours, evidence_on_nodes(*drawn)]).detach()
+            yield Comparison("one sample ≤ two ≤ evidence", float((rising[:-1] - rising[1:]).max().clamp_min(0.0)), f"{where}: {rising.tolist()}")
 
     def sampled_functions(self, ways: Mapping[str, str]) -> bool:
         """Whether q reads a deterministic node that depends on a sample: how its own weights are treated by stl and dreg is a choice."""

@@ -95,6 +95,9 @@ class Declaration:
     def _stochastic(self) -> frozenset[str]:
         return frozenset(line.name for line in self.lines if line.stochastic)
 
+    def finite(self, name: str) -> bool:
+        return all(line.family in ("OneHot", "Bernoulli") for line in self.rules("p", name).values())
+
     @cached_property
     def latents(self) -> list[str]:
         return [name for name in self.names("q") if name in self.names("p") and self.stochastic(name)]

@@ -41,7 +41,7 @@ class Joint:
 
 def joint(declaration: Declaration, weights: Mapping[str, Tensor], row: Row) -> Joint | None:
     """None where log p is not quadratic in the continuous unknowns."""
-    finite = {name: "enumerate" for name in declaration.latents if _finite(declaration, name)}
+    finite = {name: "enumerate" for name in declaration.latents if declaration.finite(name)}
     free = [name for name in declaration.latents if name not in finite]
     blank = World(declaration, weights, row, ways=finite)
     places = [(node, i) for name in free for node in blank.nodes(name) if not row.known(node) for i in range(declaration.sizes[name])]
@@ -80,7 +80,3 @@ def joint(declaration: Declaration, weights: Mapping[str, Tensor], row: Row) -> 
     if not torch.allclose(guess, f[..., -1], rtol=1e-8, atol=1e-8):
         return None
     return Joint(world, places, c, linear, precision)
-
-
-def _finite(declaration: Declaration, name: str) -> bool:
-    return all(line.family in ("OneHot", "Bernoulli") for line in declaration.rules("p", name).values())

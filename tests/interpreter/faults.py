@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -73,6 +73,37 @@ def padded_end(original: Any, self: Any, value: Tensor) -> Tensor:
     return aevb.program.over_time(value, self.count).narrow(aevb.program.TIME, self.count - 1, 1)
 
 
+ORDER = aevb.plan.Plan.order.fget  # type: ignore[attr-defined]
+
+
+def reordered(change: Any) -> AbstractContextManager[Any]:
+    """Replace the plan's order of sums, and with it the printed formula, by a function of it."""
+    return patch.object(aevb.plan.Plan, "order", property(lambda self: change(self, ORDER(self))))
+
+
+def by_draws(plan: Any, order: tuple[str, ...]) -> tuple[str, ...]:
+    """The latents on each side of the mean over samples by q's order of draws alone, the last one innermost."""
+    inner, outer = order[: order.index("#S")], order[order.index("#S") + 1 :]
+    return *(name for name in reversed(plan.slots) if name in inner), "#S", *(name for name in reversed(plan.slots) if name in outer)
+
+
+def samples_first(original: Any, self: Any) -> list[tuple[str, int]]:
+    return sorted(original(self), key=lambda step: step[0] != "#S")
+
+
+def weight_of_all_samples(original: Any, self: Any, name: str) -> Tensor:
+    weight = original(self, name)
+    return weight if self.graph.timed[name] else weight.mean(aevb.estimators.SAMPLES, keepdim=True)
+
+
+def means_of_samples_first() -> AbstractContextManager[Any]:
+    """The estimate alone, whatever the formula says: the mean over samples first, then sums with the mean of each weight."""
+    stack = ExitStack()
+    stack.enter_context(wrapped(aevb.estimators.Estimate, "sequence", samples_first))
+    stack.enter_context(wrapped(aevb.estimators.Estimate, "weight", weight_of_all_samples))
+    return stack
+
+
 NORMALS = (aevb.Normal, aevb.Normal)
 KL = aevb.divergences._KL
 
@@ -94,6 +125,13 @@ FAULTS: dict[str, Any] = {
     "the sum over finite latents forgets their prior": lambda: wrapped(
         aevb.evidence.finite.Tables, "log_p", lambda original, self, name: original(self, name) * (name not in self.structure.discrete)
     ),
+    "the mean over samples is planned before every sum": lambda: reordered(lambda plan, order: ("#S", *(name for name in order if name != "#S"))),
+    "the mean over samples is taken before every sum": means_of_samples_first,
+    "every sum is planned before the mean over samples": lambda: reordered(lambda plan, order: (*(name for name in order if name != "#S"), "#S")),
+    "every sum is taken before the mean over samples": lambda: wrapped(
+        aevb.estimators.Estimate, "sequence", lambda original, self: sorted(original(self), key=lambda step: step[0] == "#S")
+    ),
+    "an expectation is planned inside a logarithm that its weights do not depend on": lambda: reordered(by_draws),
 }
 
 

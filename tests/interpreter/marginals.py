@@ -31,7 +31,7 @@ def ancestors(world: World, node: Node) -> set[Node]:
 
 def marginal(declaration: Declaration, weights: Mapping[str, Tensor], row: Row, node: Node, values: Tensor) -> Tensor | None:
     """log q of each of these values ([V, d]) of one latent at one step; None where it depends on a continuous latent."""
-    finite = {name: "enumerate" for name in declaration.latents if all(line.family in FINITE for line in declaration.rules("p", name).values())}
+    finite = {name: "enumerate" for name in declaration.latents if declaration.finite(name)}
     blank = World(declaration, weights, row, ways=finite)
     above = ancestors(blank, node)
     if any(name not in finite for name, _ in above):
@@ -47,6 +47,3 @@ def marginal(declaration: Declaration, weights: Mapping[str, Tensor], row: Row, 
     if exact:  # by Bayes: one number for each of its own values
         total = total.movedim(world.axes.index(node), 0)
     return total.expand(len(values), *total.shape[1:]).reshape(len(values), -1)[:, 0]
-
-
-FINITE = ("OneHot", "Bernoulli")

@@ -84,10 +84,14 @@ class Author:
 
     # p -------------------------------------------------------------------------------------------------------------------------
 
+    def latent_kinds(self) -> list[str]:
+        rng = self.rng
+        return rng.choices(["real", "class", "binary", "unit"], [50, 25, 20, 0 if self.gaussian else 4], k=rng.choice([1, 1, 2, 2, 2, 3]))
+
     def write(self) -> Declaration:
         rng = self.rng
         pool = {"real": ["z", "u", "w"], "class": ["y", "k", "j"], "binary": ["b", "a", "d"], "unit": ["m", "n_", "o"]}
-        kinds = rng.choices(["real", "class", "binary", "unit"], [50, 25, 20, 0 if self.gaussian else 4], k=rng.choice([1, 1, 2, 2, 2, 3]))
+        kinds = self.latent_kinds()
         latents = [pool[kind].pop(0) for kind in kinds]
         self.kinds |= dict(zip(latents, kinds, strict=True))
         observed = ["x", "l"][: rng.choice([1, 1, 1, 2])]
@@ -220,11 +224,25 @@ class Author:
             done.append(name)
 
 
+class NestingAuthor(Author):
+    """Writes several finite latents beside a continuous one, all static: bounds with many sums, whose order matters."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(rng)
+        self.in_time = False
+
+    def latent_kinds(self) -> list[str]:
+        rng = self.rng
+        kinds = ["real", *rng.choices(["class", "binary"], k=2), *rng.choices(["class", "binary", "real"], k=rng.choice([0, 1]))]
+        rng.shuffle(kinds)
+        return kinds
+
+
 def random_declaration(seed: int) -> tuple[Declaration, int]:
-    """A declaration that the library accepts, and how many it refused on the way."""
+    """A declaration that the library accepts, and how many it refused on the way. One seed in ten is for nested sums."""
     rng, refused = random.Random(seed), 0
     while True:
-        declaration = Author(rng).write()
+        declaration = (NestingAuthor if seed % 10 == 9 else Author)(rng).write()
         for _ in range(3):
             try:
                 declaration.model(seed)

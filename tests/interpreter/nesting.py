@@ -1,0 +1,86 @@
+"""In which order a bound's sums are taken, from the declared graphs alone: the rule that the plan and the printed formula must follow.
+
+1. A sum is inside every sum that its weights depend on, directly or through other variables: the weights are then known where they are used.
+2. log Σ exp E ≤ E log Σ exp. So an expectation is outside every sum in a logarithm (the samples' log-mean-exp, ``how`` "sum", a mixture's
+   components) that rule 1 does not put outside it, as far as all latents together allow.
+
+All orders are tried here. Orders that break rule 2 equally often, and least, are equally good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import permutations
+
+from .declaration import Declaration, Line
+from .unroll import ON_AXES
+
+Nesting = tuple[tuple[str, str], ...]  # outermost first: (kind, latent or "samples")
+
+
+def kind(way: str, bound: str) -> str:
+    """How the sum over a latent, or over "samples", is taken."""
+    inside = bound == "iwae"
+    if way == "samples":
+        return "log mean exp" if inside else "mean"
+    return "log sum exp" if way == "sum" else "log expect exp" if way == "stratify" and inside else "expect"
+
+
+def blanket(declaration: Declaration, name: str) -> set[str]:
+    """The variables in those factors of p that contain a latent, itself excepted; a deterministic node stands for what it reads."""
+    found: set[str] = set()
+    for line in (line for line in declaration.lines if line.side == "p" and line.stochastic):
+        members, frontier = {line.name}, [read.name for read in line.reads]
+        while frontier:
+            current = frontier.pop()
+            if current not in members:
+                members.add(current)
+                if current not in declaration.given and not declaration.stochastic(current):
+                    frontier += [read.name for rule in _lines(declaration, "p", current) for read in rule.reads]
+        found |= members if name in members else set()
+    return found - {name}
+
+
+def dependencies(declaration: Declaration, ways: Mapping[str, str]) -> dict[str, set[str]]:
+    """The unknown latents that each latent depends on under q, through all that lies between; "samples" beside a latent that is drawn."""
+    known = {*declaration.observed, *declaration.given} | (set(declaration.latents) - set(ways))
+    found = {}
+    for name in ways:
+        above: set[str] = set()
+        frontier = _above(declaration, name)
+        while frontier:
+            current = frontier.pop()
+            if current in known or current in above or current == name:
+                continue
+            above.add(current)
+            frontier |= _above(declaration, current)
+        drawn = {"samples"} if any(ways.get(each) not in (None, "enumerate", "sum") for each in above) else set()
+        found[name] = {each for each in above if each in ways} | drawn
+    return found
+
+
+def _lines(declaration: Declaration, side: str, name: str) -> list[Line]:
+    return [line for line in declaration.lines if line.side == side and line.name == name]
+
+
+def _above(declaration: Declaration, name: str) -> set[str]:
+    lines = _lines(declaration, "q" if name in declaration.names("q") else "p", name)
+    if any(line.family == "Exact" for line in lines):
+        return blanket(declaration, name)
+    return {read.name for line in lines for read in line.reads}
+
+
+def nestings(declaration: Declaration, ways: Mapping[str, str], bound: str) -> list[Nesting]:
+    """The orders that follow the rules. Latents in time have no part in them: all their paths are summed before."""
+    above = dependencies(declaration, ways)
+    kinds = {name: kind(way, bound) for name, way in ways.items() if way in ON_AXES and name not in declaration.timed}
+    kinds["samples"] = kind("samples", bound)
+    above["samples"] = set()
+    allowed: dict[Nesting, int] = {}
+    for order in permutations(kinds):
+        pairs = [(outer, inner) for i, outer in enumerate(order) for inner in order[i + 1 :]]
+        if any(inner in above[outer] for outer, inner in pairs):
+            continue
+        loose = sum(kinds[inner] == "expect" and "log" in kinds[outer] and outer not in above[inner] for outer, inner in pairs)
+        allowed[tuple((kinds[name], name) for name in order)] = loose
+    return [order for order, loose in allowed.items() if loose == min(allowed.values())]
