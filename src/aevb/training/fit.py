@@ -229,7 +229,6 @@ class Training:
         self.per_epoch = max(1, round(self.source.n / self.order.batch))
         first = self.source.take(torch.arange(min(2, self.source.n)))
         self.plan = self._plan(first)
-        self.whole = [name for name in model.graph.observed if f"{name}?" not in first]  # masks are those that all rows need
         self.all_threads = torch.get_num_threads()
         self.threads = (
             self.all_threads if settings.schedule.objective != "bound" else worth(model, self.plan, -(-self.order.batch // self.world.size))
@@ -672,7 +671,7 @@ class Training:
             if e_steps and e_steps * LEAST_SHARE < m_steps:
                 model.teaching.record(model, dict.fromkeys(trained, f"q was trained in {e_steps} of {self.step} steps"))
             elif e_steps:
-                model.teaching.taught(model, trained, whole=self.whole, open_ends=self.open_ends)
+                model.teaching.taught(model, trained, lacked=self.source.lacking, open_ends=self.open_ends)
                 model.teaching.record(model, told)
             return
         behind = (
@@ -685,8 +684,8 @@ class Training:
             return
         model.teaching.record(model, told)
         if names := [name for name in names if name not in self.plan.clamped]:
-            model.teaching.whole = None  # q has been replaced, by a formula for rows that have all entries
-            model.teaching.taught(model, names, whole=model.graph.observed)
+            model.teaching.lacked = None  # q has been replaced, by a formula for rows that have all entries
+            model.teaching.taught(model, names, lacked={})
 
     def _counted(self) -> tuple[int, int]:
         """How many of the steps so far trained q, and how many p."""
