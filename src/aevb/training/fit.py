@@ -26,6 +26,7 @@ from aevb.data.named import Recipe
 from aevb.data.sources import Source, open_source
 from aevb.deterministic import Recurrence
 from aevb.evidence.exact import why_not_exact
+from aevb.evidence.structure import Structure
 from aevb.families import Exact, OneHot
 from aevb.model import Model
 from aevb.networks import MLP
@@ -545,7 +546,11 @@ class Training:
         tol, taken = self.settings.schedule.tol, self.step + 1  # type: ignore[attr-defined]
         told = f"after {taken} iterations of L-BFGS on all rows ({search.evaluations} evaluations)"
         if search.converged(tol):
-            self._note(f"mle() converged {told}: the last one raised the mean evidence by less than tol={tol:g} nats.")
+            structure, more = Structure(self.model, self.plan.clamped), ""
+            if structure.carried or structure.discrete:
+                more = " This is a local maximum, and another start may find a higher one: max(fit(…, seeds=8), "
+                more += 'key=lambda run: run.history["evidence"][-1]) takes the best of 8.'
+            self._note(f"mle() converged {told}: the last one raised the mean evidence by less than tol={tol:g} nats.{more}")
         elif self.stepper.converged:
             self._note(
                 f"mle() ended {told} without having converged (tol={tol:g}): no step raises the evidence any more, although its gradient is not 0. "
