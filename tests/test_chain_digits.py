@@ -27,6 +27,7 @@ CASES = {
     "diffuse start, sum seen": (SUM, 1e6, 1.0, 1.0),
     "little noise": (ALIKE, 1e3, 1e-6, 1e-6),
     "hardly any noise in what is seen": (ALIKE, 1.0, 1.0, 1e-8),
+    "next to no noise in what is seen": (ALIKE, 1.0, 1.0, 1e-11),
 }
 
 

@@ -11,7 +11,7 @@ from sklearn.decomposition import FactorAnalysis
 
 from aevb import Model, MultivariateNormal, Normal, em, fit, linear, load_run
 from aevb.data.sources import open_source
-from aevb.evidence.gaussian import LinearGaussian
+from aevb.evidence.filtering import gaussian_posterior
 from aevb.training.checkpoint import CheckpointError
 from aevb.training.distributed import World
 from aevb.training.em import Regressions
@@ -81,7 +81,7 @@ def by_rows(model: Model, data: dict[str, np.ndarray]) -> None:
             if name.rstrip("?") not in unknown and not (name.rstrip("?") in graph.latents and "?" in name)
         }
         mean = {name: value[0, 0] for name, value in batch.items() if not name.endswith("?")}
-        posterior = LinearGaussian(model, batch, torch.float64).posterior(*unknown) if unknown else None
+        posterior = gaussian_posterior(model, batch, unknown) if unknown else None
         covariance, at = {}, {}
         if posterior is not None:
             start = 0

@@ -261,9 +261,3 @@ def test_a_small_variance_is_not_what_rounding_leaves_of_the_prior(scale):
         covariance = (mpmath.eye(2) + A.T * A / mpmath.mpf(scale) ** 2) ** -1
         exact = [[float(covariance[i, j] / mpmath.mpf(scale) ** 2) for j in range(2)] for i in range(2)]
     np.testing.assert_allclose(found.covariance_matrix[0].detach() / scale**2, exact, rtol=1e-9)
-
-
-def test_noise_below_rounding_is_said():
-    model = Model({"z": Normal(2), "x | z": Normal(3, linear(bias=False), scale=1e-50)}, {"z | x": Normal()}).double()
-    with pytest.warns(UserWarning, match="below the rounding of float64: exact posterior variances are inaccurate"):
-        _ = model.posterior(x=torch.ones(1, 3), method="exact")["z"]

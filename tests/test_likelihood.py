@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 from aevb import Model, Normal, OneHot, em, fit, linear, mle
-from aevb.training.quasi_newton import QuasiNewton
+from aevb.training.quasi_newton import Point, QuasiNewton, _minimum
 
 # The annual flow of the Nile at Aswan, 1871 to 1970, in 10^8 m³.
 NILE = np.array(
@@ -227,3 +229,38 @@ def test_a_search_that_is_stuck_is_not_called_converged():
     search.step()
     assert search.stuck
     assert not search.converged(1e-5)
+
+
+def test_a_maximum_that_others_may_exceed_is_called_local():
+    """Of state-space models and mixtures, whose likelihoods have several maxima; one of a Gaussian latent without time has none that is worse."""
+    x = torch.randn(1, 30, 1, generator=torch.Generator().manual_seed(0)).cumsum(1)
+    walk = Model(
+        {"u[t] | u[t-1]": Normal(1, linear(bias=False), scale="learned"), "x[t] | u[t]": Normal(1, linear(bias=False), scale=0.5)},
+        {"u[t] | x[t]": Normal()},
+    )
+    factors = Model({"z": Normal(1), "x | z": Normal(2, linear(), scale="learned")}, {"z | x": Normal()})
+    rows = torch.randn(50, 1, generator=torch.Generator().manual_seed(1)) * torch.tensor([1.0, -0.5])
+    rows = rows + 0.3 * torch.randn(50, 2, generator=torch.Generator().manual_seed(2))
+    for model, data, local in ((walk, x, True), (factors, rows, False)):
+        notes = [row["note"] for row in fit(model, {"x": data}, schedule=mle()).rows if "mle() converged" in row.get("note", "")]
+        assert len(notes) == 1
+        assert ("This is a local maximum" in notes[0]) == local
+
+
+def test_the_best_of_several_seeds_is_found_as_the_note_says():
+    """The last evidence on record is that of the run's model, so that the runs can be compared by it."""
+    x = torch.randn(2, 30, 2, generator=torch.Generator().manual_seed(0)).cumsum(1)
+    model = Model(
+        {"u[t] | u[t-1]": Normal(2, linear(), scale="learned"), "x[t] | u[t]": Normal(2, linear(), scale="learned")}, {"u[t] | x[t]": Normal()}
+    ).double()
+    runs = fit(model, {"x": x}, schedule=mle(), seeds=4, steps=40)
+    found = [float(run.model.log_evidence(x=x).value.mean()) for run in runs]
+    assert [run.history["evidence"][-1] for run in runs] == pytest.approx(found, rel=1e-6)
+    assert len({round(value, 3) for value in found}) > 1
+    best = max(runs, key=lambda run: run.history["evidence"][-1])
+    assert float(best.model.log_evidence(x=x).value.mean()) == max(found)
+
+
+def test_a_steep_line_does_not_overflow_the_search():
+    """Slopes whose squares exceed float64 leave no cubic to minimise."""
+    assert math.isnan(_minimum(Point(0.0, 1e300, -1e200, np.zeros(1)), Point(1e-3, 0.0, 1e200, np.zeros(1))))

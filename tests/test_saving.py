@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -201,6 +203,98 @@ def test_saving_again_replaces_what_was_there(tmp_path):
     model.save(str(tmp_path))  # a path may be text
     loaded = aevb.load(str(tmp_path))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loaded.parameters(), strict=True))
+
+
+KILLED = """
+import os, pathlib, sys
+import safetensors.torch, torch
+from aevb.zoo import zoo
+
+def model(seed):
+    torch.manual_seed(seed)
+    return zoo["fa"]() if seed == 1 else zoo["gmvae"](4, 2, 3, hidden=(5,))
+
+def dying(where, name, at):
+    whole = getattr(where, name)
+    def call(*arguments, **options):
+        count[0] += 1
+        if count[0] == at:
+            if name == "save_file":  # half a file
+                whole(*arguments, **options)
+                os.truncate(arguments[1], os.path.getsize(arguments[1]) // 2)
+            os._exit(9)
+        return whole(*arguments, **options)
+    setattr(where, name, call)
+
+out, first = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+models = [model(1), model(2)]
+at, killed = 1, True
+while killed:  # one save more for each place to be killed at
+    folder = out / str(at)
+    if first:
+        models[0].save(folder)
+    child = os.fork()
+    if child == 0:
+        count = [0]
+        for where, name in ((os, "fsync"), (os, "open"), (pathlib.Path, "open"), (pathlib.Path, "replace"), (pathlib.Path, "unlink"),
+                            (safetensors.torch, "save_file")):
+            dying(where, name, at)
+        models[1].save(folder)
+        os._exit(0)
+    killed = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    at += 1
+print(at - 2)
+"""
+
+
+def _same(a, b):
+    return a.declaration() == b.declaration() and all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_kill_at_any_moment_leaves_the_old_model_or_the_new_one(first, tmp_path):
+    """A save is killed at every open, write, fsync, rename and removal; what is left is loaded, and saved into once more."""
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    done = subprocess.run([sys.executable, "-W", "ignore", str(script), str(tmp_path / "out"), str(int(first))], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    places = int(done.stdout)
+    assert places >= 12
+    torch.manual_seed(1)
+    old = zoo["fa"]()
+    torch.manual_seed(2)
+    new = zoo["gmvae"](4, 2, 3, hidden=(5,))
+    seen = []
+    for at in range(1, places + 2):
+        folder = tmp_path / "out" / str(at)
+        if first or (folder / "manifest.json").exists():
+            loaded = aevb.load(folder)
+            seen.append("new" if _same(loaded, new) else "old" if _same(loaded, old) else "mixed")
+        else:
+            with pytest.raises(ValueError, match="holds no saved model"):
+                aevb.load(folder)
+            seen.append("none")
+        old.save(folder)
+        assert _same(aevb.load(folder), old)
+        left = {path.name for path in folder.iterdir()} - {"manifest.json.writing"}
+        assert left == {"manifest.json", "model.json", "weights.safetensors"}
+    before = "old" if first else "none"
+    assert set(seen) == {before, "new"}
+    assert seen == sorted(seen, key=[before, "new"].index)
+
+
+def test_a_full_disk_leaves_the_old_model(tmp_path, monkeypatch):
+    model = zoo["fa"]()
+    model.save(tmp_path)
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        zoo["gmvae"](4, 2, 3).save(tmp_path)
+    assert _same(aevb.load(tmp_path), model)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", "model.json", "weights.safetensors"]
 
 
 def test_a_file_is_no_folder_to_save_into(tmp_path):

@@ -6,6 +6,7 @@ import copy
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
@@ -120,6 +121,57 @@ def test_em_that_sets_q_keeps_it_and_em_that_cannot_does_not():
     fit(model, {"x": x}, schedule=em(), steps=3)
     assert "em() left q as it is" in model.untaught()["z"]
     assert torch.allclose(model.posterior(x=x)["z"].mean, by_hand(model, x), atol=1e-4)
+
+
+def test_q_that_saw_gaps_in_one_column_does_not_answer_for_gaps_in_another(tmp_path):
+    """Whether q saw missing entries is on record for each column, in memory, in a run, in a saved model and in a state_dict."""
+    x = (randn(40, 3) > 0).float()
+    first, second, both = x.clone(), x.clone(), x.clone()
+    first[4, 0], second[3, 1], second[7, 1] = NAN, NAN, NAN
+    both[5, 0] = both[6, 1] = NAN
+    model = binary()
+    fit(model, {"x": first}, steps=3, out=tmp_path / "run")
+    model.save(tmp_path / "saved")
+    given = binary()
+    given.load_state_dict(model.state_dict())
+    for found in (model, load_run(tmp_path / "run"), load(tmp_path / "saved"), copy.deepcopy(model), given):
+        assert found.posterior(x=first).method == "q"
+        with pytest.raises(ValueError, match=r"2 rows lack entries of x \(first: row 3\), which q was not trained on: .* every entry of column 1"):
+            found.posterior(x=second)
+        with pytest.raises(ValueError, match=r"1 row lacks entries of x \(first: row 6\)"):
+            found.posterior(x=both)
+    fit(model, {"x": second}, steps=3)
+    assert model.posterior(x=both).method == "q"
+    linear = factors()
+    x = correlated()
+    first, second = x.clone(), x.clone()
+    first[0, 0], second[0, 1] = NAN, NAN
+    fit(linear, {"x": first}, steps=3)
+    assert (linear.posterior(x=first).method, linear.posterior(x=second).method) == ("q", "exact")
+
+
+def test_gaps_that_only_a_later_part_of_a_file_has_are_on_record(tmp_path, monkeypatch):
+    x = (randn(40, 3) > 0).float().numpy()
+    x[39, 1] = NAN
+    np.save(tmp_path / "x.npy", x)
+    monkeypatch.setattr("aevb.data.sources.CHUNK", 12)
+    model = binary()
+    fit(model, {"x": tmp_path / "x.npy"}, steps=3)
+    assert model.teaching.lacked == {"x": frozenset({1})}
+
+
+def test_what_an_earlier_version_recorded_of_gaps_is_read():
+    """It named the variables of which no training row lacked an entry."""
+    model = binary()
+    state = model.teaching.state(model)
+    model.teaching.restore(model, {"untaught": {}, "open ends": False, "whole": ["x"]})
+    assert model.teaching.lacked == {"x": frozenset()}
+    model.teaching.restore(model, {"untaught": {}, "open ends": False, "whole": []})
+    assert model.teaching.lacked == {"x": frozenset(range(3))}
+    assert state["lacked"] is None
+    for damaged in ({"x": 3}, {"x": {}}, {"x": {"a": 1}}, {"x": [[1]]}, {"x": [["a", "b"]]}, [1]):
+        model.teaching.restore(model, {"lacked": damaged})
+        assert model.teaching.lacked is None
 
 
 def test_q_that_saw_complete_rows_alone_does_not_read_missing_cells_as_zeros(tmp_path):

@@ -34,7 +34,7 @@ from aevb.posterior import Imputation, Posterior, impute, posterior_of, public
 from aevb.posterior.teaching import Teaching
 from aevb.program import Program
 from aevb.registry import from_record, to_record
-from aevb.saving import check_files, write_model
+from aevb.saving import checked_files, write_model
 from aevb.schedule import schedule
 from aevb.seeding import draw_from, seeded
 from aevb.storage import read_json, tensor_shapes
@@ -616,14 +616,14 @@ def load(path: str | Path, custom: Iterable[type] = ()) -> Model:
     from safetensors.torch import load_file
 
     folder = Path(path)
-    check_files(folder)
-    model = read_model(folder / "model.json", folder / "weights.safetensors", custom)
+    places = checked_files(folder)
+    model = read_model(places["model.json"], places["weights.safetensors"], custom)
     try:
-        weights = load_file(folder / "weights.safetensors")
-        with safe_open(folder / "weights.safetensors", "pt") as file:
+        weights = load_file(places["weights.safetensors"])
+        with safe_open(places["weights.safetensors"], "pt") as file:
             teaching = json.loads((file.metadata() or {}).get(TEACHING, "{}"))
     except (SafetensorError, ValueError) as error:
-        raise ValueError(f"{folder / 'weights.safetensors'} is damaged or not a safetensors file: {error}.") from None
+        raise ValueError(f"{places['weights.safetensors']} is damaged or not a safetensors file: {error}.") from None
     floating = [tensor.dtype for tensor in weights.values() if tensor.is_floating_point()]
     model = model.to(floating[0]) if floating else model
     model.load_state_dict(weights)

@@ -52,13 +52,15 @@ class Digest:
 class Source:
     """Rows laid out for a model. ``take`` gives the batch of some rows; ``n`` counts them. A source says how to ``read`` rows.
 
-    ``extents`` holds the least and greatest value of every column of the observed variables, among known entries and real steps.
+    ``extents`` holds the least and greatest value of every column of the observed variables, among known entries and real steps; ``lacking`` the
+    columns in which a row lacks an entry.
     """
 
     n: int
     like: Tensor
     fresh: dict[str, Fresh]
     extents: Extents
+    lacking: dict[str, set[int]]
     near = False  # whether the rows lie on the model's device
 
     def take(self, rows: Tensor, *, generator: torch.Generator | None = None, share: slice = slice(None)) -> Batch:
@@ -139,7 +141,7 @@ class Resident(Source):
         owners = values | {"steps": steps} | {name: value.values for name, value in self.fresh.items()}
         self.batch = {name: _own(value, owners.get(name)) for name, value in self.batch.items()}
         self.n = next(iter(self.batch.values())).shape[-2]
-        self.extents = _extents(graph, self.batch, self.fresh)
+        self.extents, self.lacking = _extents(graph, self.batch, self.fresh), _lacking(graph, self.batch)
         self.near = like.device == self.like.device or _fits(self.batch, self.like)
         if self.near:
             self.batch = {name: value.to(self.like.device) for name, value in self.batch.items()}
@@ -155,7 +157,7 @@ class Resident(Source):
         """All rows of files, brought to the model's device a part at a time."""
         self = cls.__new__(cls)
         self.like, self.fresh, self.n, self.extents, self.near = source.like, source.fresh, source.n, source.extents, True
-        self.batch = {}
+        self.batch, self.lacking = {}, source.lacking
         for start in range(0, self.n, source.part):
             rows = torch.arange(start, min(self.n, start + source.part))
             for name, value in source.on_host(rows).items():
@@ -217,7 +219,7 @@ class Mapped(Source):
             raise ValueError(f"The data disagree on the number of examples: {', '.join(f'{name} {n}' for name, n in counts.items())}.")
         self.n = next(iter(counts.values()))
         self.masks: set[str] = set()
-        self.extents = {}
+        self.extents, self.lacking = {}, {}
         self.part = max(1, CHUNK // max(1, sum(np.asarray(value[:1]).size * like.element_size() for value in self.data.values())))
         for start in range(0, max(1, self.n), self.part):
             self._check(start, min(start + self.part, self.n))
@@ -233,6 +235,8 @@ class Mapped(Source):
         for name, (low, high) in _extents(self.graph, batch, self.fresh).items():
             before = self.extents.get(name, (low, high))
             self.extents[name] = torch.minimum(before[0], low), torch.maximum(before[1], high)
+        for name, columns in _lacking(self.graph, batch).items():
+            self.lacking[name] = self.lacking.get(name, set()) | columns
         self._release()
 
     def _release(self) -> None:
@@ -351,6 +355,12 @@ def _extents(graph: Graph, batch: Batch, fresh: Mapping[str, Fresh]) -> Extents:
                 low, high = torch.where(there, low, torch.inf), torch.where(there, high, -torch.inf)
             found[name] = low.amin((0, 1)), high.amax((0, 1))
     return found
+
+
+def _lacking(graph: Graph, batch: Batch) -> dict[str, set[int]]:
+    """The columns of each observed variable in which a row lacks an entry; masks hold at padded steps."""
+    masks = {name: batch[f"{name}?"] for name in graph.observed if f"{name}?" in batch}
+    return {name: set((~mask).any(0).any(0).nonzero()[:, 0].tolist()) for name, mask in masks.items()}
 
 
 def _dataset_of(loader: Any) -> Any:

@@ -7,7 +7,6 @@ that all examples share a covariance unless their entries, lengths or spreads di
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,8 +15,6 @@ import torch
 from torch import Tensor
 
 Column = tuple[str, int]  # a variable of the stack, and its offset in time
-SINGULAR = 1e-8  # the share of a variance that no other entries explain, below which a covariance counts as singular
-NO_NOISE = 1e-26  # the share of noise in a variance that is lost in rounding
 
 
 @dataclass(frozen=True)
@@ -42,6 +39,10 @@ class Rule:
         """The rule by which the variable is zeros."""
         return Rule({}, torch.zeros_like(self.offset), torch.zeros_like(self.noise))
 
+    def detached(self) -> Rule:
+        """The same numbers, without gradients."""
+        return Rule({column: matrix.detach() for column, matrix in self.matrices.items()}, self.offset.detach(), self.noise.detach())
+
     def steps(self, count: int) -> list[Rule]:
         """The rule of each step."""
         matrices = {column: _split(matrix, -4, count) for column, matrix in self.matrices.items()}
@@ -63,7 +64,7 @@ class Belief:
 
     def extended(self, column: Column, rule: Rule) -> Belief:
         """The stack with one more variable, which follows the rule."""
-        matrix = self.matrix(rule)
+        matrix = matrix_of(self.columns, rule, self.mean)
         mean = apply(matrix, self.mean) + rule.offset
         cross = matrix @ self.covariance
         own = cross @ matrix.mT + rule.noise
@@ -72,14 +73,13 @@ class Belief:
         whole = beside(top, beside(cross, own, -1), -2)
         return Belief({**self.columns, column: slice(size, size + rule.offset.shape[-1])}, beside(self.mean, mean, -1), whole)
 
-    def conditioned(self, rule: Rule, value: Tensor, keep: Tensor | None, careful: bool = False) -> tuple[Belief, Tensor]:
+    def conditioned(self, rule: Rule, value: Tensor, keep: Tensor | None) -> tuple[Belief, Tensor]:
         """The belief once a variable that follows the rule was seen, and the log-density it had, [.., T, N].
 
         Entries that are not to be kept are integrated over: they get unit variance, no covariance and no residual. The covariance is a sum,
-        (I − KA) P (I − KA)ᵀ + K R Kᵀ (Joseph's form), so that a small one left of a large one keeps its digits. Where A P Aᵀ + R is singular but
-        for rounding (more entries than unknowns, and hardly any noise), K is that of the information form if ``careful``, which looks at values.
+        (I − KA) P (I − KA)ᵀ + K R Kᵀ (Joseph's form), so that a small one left of a large one keeps its digits.
         """
-        matrix = self.matrix(rule)
+        matrix = matrix_of(self.columns, rule, self.mean)
         residual = value - apply(matrix, self.mean) - rule.offset
         cross = matrix @ self.covariance
         own = cross @ matrix.mT + rule.noise
@@ -97,53 +97,35 @@ class Belief:
         log_density = -0.5 * (white.square().sum(-1) + count * math.log(2 * math.pi)) - log_det
         shift = apply(gain.mT, white)
         total = gain.mT @ inverse  # K, zeros for entries that are not kept
-        variance, alone = own.diagonal(dim1=-2, dim2=-1), factor.diagonal(dim1=-2, dim2=-1).square()
-        if careful and not bool((alone > SINGULAR * variance).all()):  # NaN, too
-            found = self._information_gain(matrix, rule.noise, None if keep is None else keep.to(value.dtype))
-            if found is not None:
-                total, shift = found, apply(found, residual)
-        noise = rule.noise.diagonal(dim1=-2, dim2=-1)
-        if careful and bool(((noise > 0) & (noise < NO_NOISE * variance)).any()):
-            warnings.warn(
-                "The noise of an observed variable is less than 10⁻¹³ of its spread, below the rounding of float64: exact posterior variances are "
-                "inaccurate. Declare or learn a larger scale.",
-                stacklevel=2,
-            )
         rest = torch.eye(matrix.shape[-1], dtype=factor.dtype, device=factor.device) - total @ matrix
         covariance = rest @ self.covariance @ rest.mT + total @ rule.noise @ total.mT
         return Belief(self.columns, self.mean + shift, covariance), log_density
 
-    def _information_gain(self, matrix: Tensor, noise: Tensor, there: Tensor | None) -> Tensor | None:
-        """K = (I + P J)⁻¹ P Aᵀ R⁻¹ with J = Aᵀ R⁻¹ A; None where R is singular."""
-        if there is not None:
-            noise = noise * there.unsqueeze(-1) * there.unsqueeze(-2) + torch.diag_embed(1 - there)
-        factor, failed = torch.linalg.cholesky_ex(noise)
-        if bool(failed.any()):
-            return None
-        seen = matrix if there is None else matrix * there.unsqueeze(-1)
-        weighted = torch.cholesky_solve(seen.expand(*np.broadcast_shapes(seen.shape[:-2], factor.shape[:-2]), *seen.shape[-2:]), factor).mT  # AᵀR⁻¹
-        eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-        return torch.linalg.solve(eye + self.covariance @ (weighted @ seen), self.covariance @ weighted)
-
     def kept(self, columns: Mapping[Column, Column]) -> Belief:
         """Some of the variables, under new names; the others are integrated over."""
-        renamed, start = {}, 0
-        for old, new in columns.items():
-            size = self.columns[old].stop - self.columns[old].start
-            renamed[new] = slice(start, start := start + size)
-        places = [self.columns[old] for old in columns]
+        renamed, places = selected(self.columns, columns)
         rows = torch.cat([self.covariance[..., place, :] for place in places], -2)
         covariance = torch.cat([rows[..., place] for place in places], -1)
         return Belief(renamed, torch.cat([self.mean[..., place] for place in places], -1), covariance)
 
-    def matrix(self, rule: Rule) -> Tensor:
-        """The rule's matrices side by side, zeros for what it does not read."""
-        d = rule.offset.shape[-1]
-        whole = self.mean.new_zeros(1, 1, d, 0)
-        for column, place in self.columns.items():
-            size = place.stop - place.start
-            whole = beside(whole, rule.matrices.get(column, whole.new_zeros(1, 1, d, size)), -1)
-        return whole
+
+def matrix_of(columns: Mapping[Column, slice], rule: Rule, like: Tensor) -> Tensor:
+    """A rule's matrices side by side in the order of a stack's columns, zeros for what it does not read."""
+    d = rule.offset.shape[-1]
+    whole = like.new_zeros(1, 1, d, 0)
+    for column, place in columns.items():
+        size = place.stop - place.start
+        whole = beside(whole, rule.matrices.get(column, whole.new_zeros(1, 1, d, size)), -1)
+    return whole
+
+
+def selected(columns: Mapping[Column, slice], names: Mapping[Column, Column]) -> tuple[dict[Column, slice], list[slice]]:
+    """The columns of a stack of some of the variables under new names, and their places in the old one."""
+    renamed, start = {}, 0
+    for old, new in names.items():
+        size = columns[old].stop - columns[old].start
+        renamed[new] = slice(start, start := start + size)
+    return renamed, [columns[old] for old in names]
 
 
 def apply(matrix: Tensor, vectors: Tensor) -> Tensor:

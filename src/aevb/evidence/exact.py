@@ -39,9 +39,10 @@ def why_not_exact(model: Model) -> str | None:
 def exact_evidence(model: Model, batch: Mapping[str, Tensor], structure: Structure | None = None) -> Tensor:
     """log p(observed | given), one number per example, differentiable; for models that have it exactly.
 
-    ``structure`` is the model's for these data, if it is at hand.
+    ``structure`` is the model's for these data, if it is at hand. Without gradients, little noise costs no digits
+    (:mod:`aevb.evidence.roots`).
     """
-    if why_not_linear_gaussian(model) is None:
+    if torch.is_grad_enabled() and why_not_linear_gaussian(model) is None:
         value = LinearGaussian(model, batch, torch.float64).log_evidence()
     else:
         structure = structure or Structure(model, split_latents(model.graph, batch)[0])

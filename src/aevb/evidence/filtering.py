@@ -15,12 +15,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from aevb.axes import steps_of
+from aevb.batch import split_latents
 from aevb.conditionals import Factor
 from aevb.deterministic import Function
 from aevb.distributions import MultivariateNormal as Gaussian
 from aevb.evidence.belief import Belief, Column, Rule
 from aevb.evidence.finite import Tables
+from aevb.evidence.roots import RootBelief
 from aevb.evidence.stacking import Step, log_likelihood
+from aevb.evidence.structure import Structure
 from aevb.graph import Entry
 
 if TYPE_CHECKING:
@@ -92,7 +95,7 @@ class Filter:
 
         Summed over the steps where something is carried from one to the next; one number a step otherwise.
         """
-        belief, total = Belief.empty(self.like), self.like.new_zeros(1, 1)
+        total, belief = self.like.new_zeros(1, 1), (Belief if torch.is_grad_enabled() else RootBelief).empty(self.like)
         at_once = [name for name in self.linked if not (self.structure.carried and self.graph.timed[name])]
         for name in at_once:
             belief, found = self._visit(belief, name, self.rules[name], self._value(name), self._keep(name))
@@ -104,7 +107,7 @@ class Filter:
             total = total + (self._through_time(belief, following, timed) if quick is None else quick)
         return total.unsqueeze(-1)
 
-    def _remembering(self, belief: Belief, names: list[str]) -> tuple[Belief, dict[Column, Column]]:
+    def _remembering(self, belief: Belief | RootBelief, names: list[str]) -> tuple[Belief | RootBelief, dict[Column, Column]]:
         """The belief before the first step, where all that is read of a neighbour is zeros; and what each of its columns is at the next step."""
         lag, size = -self.structure.direction, belief.mean.shape[-1]
         following, columns = {column: column for column in belief.columns}, dict(belief.columns)
@@ -112,9 +115,12 @@ class Filter:
             columns[name, lag] = slice(size, size := size + self.graph.size(name))
             following[name, 0] = (name, lag)
         more = size - belief.mean.shape[-1]
-        return Belief(columns, pad(belief.mean, (0, more)), pad(belief.covariance, (0, more, 0, more))), following
+        mean = pad(belief.mean, (0, more))
+        if isinstance(belief, RootBelief):
+            return RootBelief(columns, mean, pad(belief.root, (0, 0, 0, more))), following
+        return Belief(columns, mean, pad(belief.covariance, (0, more, 0, more))), following
 
-    def _as_chain(self, belief: Belief, following: Mapping[Column, Column], names: list[str]) -> Tensor | None:
+    def _as_chain(self, belief: Belief | RootBelief, following: Mapping[Column, Column], names: list[str]) -> Tensor | None:
         """The same by :mod:`aevb.evidence.chain`, all steps' matrices made at once; None where only the general recursion has an answer."""
         step = Step(belief)
         observed: list[tuple[Rule, str]] = []
@@ -135,7 +141,7 @@ class Filter:
             keep = torch.cat(masks, -1).double()  # type: ignore[arg-type]
         return log_likelihood(step, belief, following, [rule for rule, _ in observed], values, keep, backwards=self.structure.direction < 0)
 
-    def _through_time(self, belief: Belief, following: Mapping[Column, Column], names: list[str]) -> Tensor:
+    def _through_time(self, belief: Belief | RootBelief, following: Mapping[Column, Column], names: list[str]) -> Tensor:
         """The filter over the steps, one by one, for any device."""
         lag, total = -self.structure.direction, self.like.new_zeros(1, 1)
         rules = {name: self.rules[name].steps(self.steps) for name in names}
@@ -147,8 +153,12 @@ class Filter:
             belief = belief.kept(following)
         return total
 
-    def _visit(self, belief: Belief, name: str, rule: Rule, value: Tensor | None, keep: Tensor | None) -> tuple[Belief, Tensor]:
+    def _visit(
+        self, belief: Belief | RootBelief, name: str, rule: Rule, value: Tensor | None, keep: Tensor | None
+    ) -> tuple[Belief | RootBelief, Tensor]:
         """Take one variable up: extend the belief by it, condition the belief on it, or (a latent known in some rows) both."""
+        if isinstance(belief, RootBelief):
+            return belief.visited((name, 0) if name in self.structure.gaussian else None, rule, value, keep)
         if name in self.structure.gaussian:
             belief = belief.extended((name, 0), rule)
             if value is None:
@@ -174,3 +184,16 @@ class Filter:
 
     def _steps(self, value: Tensor | None) -> Sequence[Tensor | None]:
         return [None] * self.steps if value is None else steps_of(value, self.steps)
+
+
+def gaussian_posterior(model: Model, batch: Mapping[str, Tensor], names: Sequence[str]) -> Gaussian:
+    """p(names | observed, given), jointly, in float64, with missing entries marginalised: latents of a linear-Gaussian model without time; [N, D]."""
+    structure = Structure(model, split_latents(model.graph, batch)[0])
+    integral = Filter(model, Tables(model, structure, batch), batch)
+    belief = RootBelief.empty(integral.like)
+    for name in integral.linked:
+        belief = belief.visited((name, 0) if name in structure.gaussian else None, integral.rules[name], integral._value(name), integral._keep(name))[
+            0
+        ]
+    asked = belief.kept({(name, 0): (name, 0) for name in names})
+    return Gaussian(asked.mean[0].expand(model._extent(batch)[0], -1), asked.tril()[0])

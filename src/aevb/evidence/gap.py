@@ -13,8 +13,9 @@ from aevb.batch import split_latents
 from aevb.distributions import MultivariateNormal as Gaussian
 from aevb.estimators import estimate
 from aevb.evidence.exact import exact_evidence
+from aevb.evidence.filtering import gaussian_posterior
 from aevb.evidence.finite import why_not_finite
-from aevb.evidence.gaussian import LinearGaussian, why_not_linear_gaussian
+from aevb.evidence.gaussian import why_not_linear_gaussian
 from aevb.families import MultivariateNormal, Normal
 from aevb.program import Program
 
@@ -37,7 +38,7 @@ def gap(model: Model, batch: Mapping[str, Tensor]) -> Tensor | None:
     known = [name for name in (*graph.stochastic, *graph.given) if name in batch]
     program.values |= {name: batch[name] for name in known}
     program.run(graph.function_stages(known), lambda *_: torch.zeros(()))
-    exact = LinearGaussian(model, batch, torch.float64).posterior(*latents)  # a narrow one has no root in single precision
+    exact = gaussian_posterior(model, batch, latents)
     n = exact.loc.shape[0]
     means, factors = [], []
     for name in latents:

@@ -1,4 +1,4 @@
-"""Linear-Gaussian models: the joint Gaussian of all variables, hence evidence and posterior."""
+"""Linear-Gaussian models: the joint Gaussian of all variables, hence the evidence, with gradients."""
 
 from __future__ import annotations
 
@@ -110,21 +110,6 @@ class LinearGaussian:
         if present is None:
             return dist.log_prob(value)
         return MultivariateNormal().log_prob(dist, value, present)
-
-    def posterior(self, *latents: str) -> Gaussian:
-        """p(latents | observed, given), exactly and jointly, with missing entries marginalised."""
-        names = tuple(other for other in self.graph.stochastic if other in self.batch)
-        cross, observed = self._stack(latents, names), self._stack(names, names)
-        residual = torch.cat([self.batch[other][0] - self.means[other] for other in names], -1)
-        present = self._present(names)
-        if present is not None:  # what is missing gets unit variance and no covariance with anything
-            keep = present.to(residual.dtype)
-            cross, residual = cross * keep.unsqueeze(-2), residual * keep
-            observed = observed * keep.unsqueeze(-1) * keep.unsqueeze(-2) + torch.diag_embed(1 - keep)
-        gain = torch.linalg.solve(observed, cross.mT).mT
-        covariance = self._stack(latents, latents) - gain @ cross.mT
-        mean = torch.cat([self.means[name] for name in latents], -1) + (gain @ residual.unsqueeze(-1)).squeeze(-1)
-        return Gaussian(mean, torch.linalg.cholesky((covariance + covariance.mT) / 2))
 
     def _present(self, names: tuple[str, ...]) -> Tensor | None:
         """Which entries of these variables, side by side, are known; None if all are."""

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from aevb.axes import FIRST_SLOT
-from aevb.evidence.belief import Belief, Column, Rule, apply
+from aevb.evidence.belief import Column, Rule, apply
 from aevb.evidence.filtering import Filter
+from aevb.evidence.roots import RootBelief, root_of
 from aevb.seeding import generator
 
-Weigh = Callable[[Belief, slice, Tensor], tuple[Belief, Tensor]]  # (belief, place, weight) → the weighted belief, and the log of its integral
+Weigh = Callable[[RootBelief, slice, Tensor], tuple[RootBelief, Tensor]]  # (belief, place, weight) → the weighted belief, and the log of its integral
 LEFT = 1e-4  # the least share of a variance that a subtraction may leave if there is a way around it
 LOST = 1e-8  # and if there is none, without a warning
 LARGEST = 2**25  # the most numbers in the covariances of beliefs with copies
@@ -36,6 +37,7 @@ class Smoother:
     def __init__(self, integral: Filter, slots: Mapping[str, tuple[int, int | None]], sizes: Mapping[str, int], names: Sequence[str]) -> None:
         self.filter, self.graph, self.structure = integral, integral.graph, integral.structure
         self.names, self.like, self.steps = tuple(names), integral.like, integral.steps
+        self.rules = {name: rule.detached() for name, rule in integral.rules.items()}
         self.n = next(iter(integral.batch.values())).shape[-2]
         self.data = {name: integral.batch[name].double() for name in integral.linked if name in integral.batch}
         self.keep = {name: integral._keep(name) for name in self.data}
@@ -48,32 +50,21 @@ class Smoother:
     def means(self, data: Mapping[str, Tensor] | None = None, samples: int = 1) -> dict[str, Tensor]:
         """E[v | data] of each variable, [axes, 1, T or 1, N, d]; of ``samples`` sets of data, [S, T or 1, N, d] each, [axes, S, T or 1, N, d]."""
         weights = self._weights(samples, self.n, 1)
-
-        def weigh(belief: Belief, place: slice, weight: Tensor) -> tuple[Belief, Tensor]:
-            shift = apply(belief.covariance[..., place], weight)
-            return Belief(belief.columns, belief.mean + shift, belief.covariance), (weight * belief.mean[..., place]).sum(-1)
-
-        return self._derivatives(weights, weigh, self.data if data is None else data, self.filter.rules)
+        return self._derivatives(weights, RootBelief.weighted_mean, self.data if data is None else data, self.rules)
 
     def covariances(self) -> dict[str, Tensor]:
         """Cov[v | data] of each variable, [axes, 1, T or 1, N or 1, d, d]: it does not depend on the values, only on which are known."""
-        rules = {name: Rule(rule.matrices, torch.zeros_like(rule.offset[..., :1, :]), rule.noise) for name, rule in self.filter.rules.items()}
+        rules = {name: Rule(rule.matrices, torch.zeros_like(rule.offset[..., :1, :]), rule.noise) for name, rule in self.rules.items()}
         parts = [part for rule in rules.values() for part in (rule.noise, *rule.matrices.values())]
         alike = all(part.shape[-3] == 1 for part in parts) and all(keep is None for keep in self.keep.values())
         weights = self._weights(1, 1 if alike else self.n, 2)
-
-        def weigh(belief: Belief, place: slice, weight: Tensor) -> tuple[Belief, Tensor]:
-            covariance = belief.covariance
-            less = covariance[..., place] @ weight @ covariance[..., place, :]
-            log_weight = -0.5 * (weight * covariance[..., place, place]).sum((-1, -2))
-            return Belief(belief.columns, belief.mean, covariance - less), log_weight
-
         zeros = {name: torch.zeros_like(value[:, :1]) for name, value in self.data.items()}
         copies = [name for name in self.names if self._carried(name)]
         numbers, wide, wait = sum(weights[name][..., 0, 0].numel() for name in copies[:1]), sum(map(self.graph.size, copies)), 0
         while True:
             before: dict[tuple[str, int], Tensor] = {}
-            found = {name: -(value + value.mT) for name, value in self._derivatives(weights, weigh, zeros, rules, wait, before).items()}
+            less = self._derivatives(weights, RootBelief.weighted_covariance, zeros, rules, wait, before)
+            found = {name: -(value + value.mT) for name, value in less.items()}
             if not _lost(found, before, LEFT):
                 return found
             wait = 4 * (wait + 1)
@@ -133,7 +124,7 @@ class Smoother:
         before: dict[tuple[str, int], Tensor],
     ) -> Tensor:
         """The filter's log evidence, every unknown that was asked for weighted ``wait`` steps after its own; one without time at the end."""
-        belief, total = Belief.empty(self.like), self.like.new_zeros(1, 1)
+        belief, total = RootBelief.empty(self.like), self.like.new_zeros(1, 1)
         at_once = [name for name in self.filter.linked if not self._carried(name)]
 
         def weighted(column: Column, weight: Tensor) -> None:
@@ -143,15 +134,9 @@ class Smoother:
 
         def visit(name: str, rule: Rule, value: Tensor | None, keep: Tensor | None) -> None:
             nonlocal belief, total
-            if name not in self.structure.gaussian and name not in self.hidden:
-                assert value is not None
-                belief, found = belief.conditioned(rule, value, keep, careful=True)
-                total = total + found
-                return
-            belief = belief.extended((name, 0), rule)
-            if value is not None:
-                belief, found = belief.conditioned(self.filter._itself(name), value, keep)
-                total = total + found
+            unknown = name in self.structure.gaussian or name in self.hidden
+            belief, found = belief.visited((name, 0) if unknown else None, rule, value, keep)
+            total = total + found
 
         def through_time() -> None:
             nonlocal belief
@@ -176,7 +161,7 @@ class Smoother:
                 while waiting and (step == len(order) - 1 or abs(t - waiting[0][1]) >= wait):
                     name, then, column = waiting.pop(0)
                     place = belief.columns[column]
-                    before[name, then] = belief.covariance[..., place, place].diagonal(dim1=-2, dim2=-1).detach()
+                    before[name, then] = belief.root[..., place, :].square().sum(-1).detach()
                     weighted(column, weight[name][then])
                 belief = belief.kept(forever | remembered | {column: column for *_, column in waiting})
 
@@ -200,7 +185,7 @@ class Smoother:
         """Draws of every variable that is or reads a Gaussian unknown, each by its rule."""
         found: dict[str, Tensor] = {}
         before: dict[str, Tensor] = {}
-        rules = self.filter.rules
+        rules = self.rules
 
         def follow(rule: Rule, steps: int) -> Tensor:
             value = rule.offset
@@ -209,7 +194,7 @@ class Smoother:
                     value = value + apply(matrix, before[parent] if lag else found[parent])
             shape, device = (samples, steps, self.n, value.shape[-1]), self.like.device
             noise = torch.randn(shape, dtype=self.like.dtype, device=device, generator=generator(device))
-            return value + apply(_root(rule.noise), noise)
+            return value + apply(root_of(rule.noise), noise)
 
         at_once = [name for name in self.filter.linked if not self._carried(name)]
         for name in at_once:
@@ -228,9 +213,3 @@ def _lost(covariances: Mapping[str, Tensor], before: Mapping[tuple[str, int], Te
     """Whether less than a share is left of a step's variances before the subtraction."""
     left = {key: covariances[key[0]].select(-4, key[1]).diagonal(dim1=-2, dim2=-1) for key in before}
     return any(bool((left[key] < share * variance.squeeze(-3)).any()) for key, variance in before.items())
-
-
-def _root(covariance: Tensor) -> Tensor:
-    """A matrix L with L Lᵀ the covariance, which may be singular."""
-    values, vectors = torch.linalg.eigh(covariance)
-    return vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from aevb.evidence.belief import Belief, Column, Rule, apply, beside
 from aevb.evidence.chain import Chain, ChainError, LogLikelihood
+from aevb.evidence.roots import RootBelief
 
 Blocks = dict[Column, Tensor]  # what is not there is zeros
 
@@ -30,7 +31,7 @@ class Variable(NamedTuple):
 class Step:
     """What a step makes of the state before it, one variable after the other."""
 
-    def __init__(self, state: Belief) -> None:
+    def __init__(self, state: Belief | RootBelief) -> None:
         self.sizes = {column: place.stop - place.start for column, place in state.columns.items()}
         self.like = state.mean
         self.variables: dict[Column, Variable] = {}
@@ -65,7 +66,7 @@ class Step:
 
 def log_likelihood(
     step: Step,
-    state: Belief,
+    state: Belief | RootBelief,
     following: Mapping[Column, Column],
     observed: Sequence[Rule],
     values: Tensor,

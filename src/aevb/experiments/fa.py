@@ -13,7 +13,7 @@ from aevb.conditionals import Conditional
 from aevb.data.builtin import FA_LOADINGS, FA_SCALE, factor_analysis
 from aevb.data.sources import open_source
 from aevb.evidence import AIS
-from aevb.evidence.gaussian import LinearGaussian
+from aevb.evidence.filtering import gaussian_posterior
 from aevb.experiments.evidence import beside_exact
 from aevb.experiments.lab import Lab, Result, check, curve, declared
 from aevb.families import MultivariateNormal, Normal
@@ -108,7 +108,7 @@ def _closed_form(model: Model, test: dict[str, Any]) -> dict[str, Any]:
     with torch.no_grad():
         w = factor.net.blocks.weights["z"].double()  # type: ignore[union-attr,index]
         sigma = torch.nn.functional.softplus(factor.vectors[SCALE]).double()  # type: ignore[index]
-        exact = LinearGaussian(model, model.prepare(**test)).posterior("z")
+        exact = gaussian_posterior(model, model.prepare(**test), ["z"])
         covariance = w @ w.T + torch.diag(sigma.square())
         gain = w.T @ torch.linalg.inv(covariance)
         raw: Any = q

@@ -65,9 +65,13 @@ def why_not_q(model: Model, batch: Batch, first_row: int = 0) -> str | None:
         return f"{ends}, which q was not trained on, so that it cannot forecast them"
     unseen = model.teaching.unseen(model, unknown)
     for name in _lacking(model.graph, batch):
-        if name in unseen:
-            lacks = _counted((~batch[f"{name}?"]).any(-1).any(0), "lacks", "lack", f"entries of {name}", first_row)
-            return f"{lacks}, which q was not trained on: its training rows had all of them, and it would read a missing entry as 0"
+        columns = torch.tensor(sorted(unseen.get(name, ())), dtype=torch.long, device=batch[name].device)
+        lacking = ~batch[f"{name}?"].index_select(-1, columns)
+        if bool(lacking.any()):
+            lacks = _counted(lacking.any(-1).any(0), "lacks", "lack", f"entries of {name}", first_row)
+            first = int(columns[lacking.any(0).any(0)][0])
+            had = "all of them" if len(columns) == model.graph.size(name) else f"every entry of column {first}"
+            return f"{lacks}, which q was not trained on: its training rows had {had}, and it would read a missing entry as 0"
     return None
 
 

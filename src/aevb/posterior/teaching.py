@@ -46,14 +46,14 @@ class Record:
 class Teaching:
     """Which latents' factors in q were trained, and on what.
 
-    ``open_ends``: on rows that end in steps without data. ``whole``: the observed variables that no row lacked an entry of; None where that is not
-    known.
+    ``open_ends``: on rows that end in steps without data. ``lacked``: the columns of each observed variable in which a row lacked an entry; None
+    where that is not known.
     """
 
     def __init__(self, model: Model) -> None:
         self.records: dict[str, Record] = {}
         self.open_ends = False
-        self.whole: frozenset[str] | None = None
+        self.lacked: dict[str, frozenset[int]] | None = None
         self.record(model, dict.fromkeys(with_weights(model)))
 
     def record(self, model: Model, reasons: Mapping[str, str | None], *, trained: bool = False) -> None:
@@ -61,10 +61,11 @@ class Teaching:
         p = digest(model.theta()) if reasons else ()
         self.records |= {name: Record(trained, reason, digest(_weights(model, name)), p) for name, reason in reasons.items()}
 
-    def taught(self, model: Model, names: Collection[str], *, whole: Collection[str] = (), open_ends: bool = False) -> None:
-        """Note that these latents' factors were trained: which variables no row lacked an entry of, and whether rows ended in steps without data."""
+    def taught(self, model: Model, names: Collection[str], *, lacked: Mapping[str, Collection[int]], open_ends: bool = False) -> None:
+        """Note that these latents' factors were trained: on rows that lacked entries in these columns, or ended in steps without data."""
         self.open_ends = self.open_ends or open_ends
-        self.whole = frozenset(whole) if self.whole is None else self.whole & frozenset(whole)
+        before = self.lacked or {}
+        self.lacked = {name: before.get(name, frozenset()) | frozenset(lacked.get(name, ())) for name in model.graph.observed}
         self.record(model, dict.fromkeys(names), trained=True)
 
     def untaught(self, model: Model) -> dict[str, str]:
@@ -84,11 +85,14 @@ class Teaching:
                 found[name] = what
         return found
 
-    def unseen(self, model: Model, names: Collection[str]) -> frozenset[str]:
-        """The observed variables of which these latents' factors have never seen an entry missing."""
-        records = {name: self.records[name] for name in names if self.whole and name in self.records}
+    def unseen(self, model: Model, names: Collection[str]) -> dict[str, frozenset[int]]:
+        """The columns of the observed variables in which these latents' factors have never seen an entry missing, where there are any."""
+        if self.lacked is None:
+            return {}
+        found = {name: frozenset(range(model.graph.size(name))) - self.lacked.get(name, frozenset()) for name in model.graph.observed}
+        records = {name: self.records[name] for name in names if name in self.records} if any(found.values()) else {}
         holds = any(record.trained and alike(digest(_weights(model, name)), record.q) for name, record in records.items())
-        return self.whole if self.whole and holds else frozenset()
+        return {name: columns for name, columns in found.items() if columns} if holds else {}
 
     # As data --------------------------------------------------------------------------------------------------------------------
 
@@ -100,20 +104,46 @@ class Teaching:
             for name, record in self.records.items()
             if not record.trained and name not in held and alike(digest(_weights(model, name)), record.q)
         ]
-        whole = None if self.whole is None else sorted(self.whole)
-        return {"untaught": held | dict.fromkeys(new), "open ends": self.open_ends, "whole": whole}
+        lacked = None if self.lacked is None else {name: _runs(columns) for name, columns in self.lacked.items() if columns}
+        return {"untaught": held | dict.fromkeys(new), "open ends": self.open_ends, "lacked": lacked}
 
     def restore(self, model: Model, state: Mapping[str, object] | None) -> None:
         """Take over what was saved beside the weights that the model now has; where nothing was, q counts as trained."""
         told = state if isinstance(state, Mapping) else {}
         self.records, self.open_ends = {}, bool(told.get("open ends", False))
-        saved, whole, names = told.get("untaught"), told.get("whole"), with_weights(model)
-        self.whole = frozenset(map(str, whole)) if isinstance(whole, list) else None
+        saved, names = told.get("untaught"), with_weights(model)
+        self.lacked = _columns(model, told)
         reasons = (
             {name: None if reason is None else str(reason) for name, reason in saved.items() if name in names} if isinstance(saved, Mapping) else {}
         )
         self.record(model, reasons)
         self.record(model, {name: None for name in names if name not in reasons}, trained=True)
+
+
+def _runs(columns: Collection[int]) -> list[list[int]]:
+    """Columns as runs [first, last], which are few even where columns are many."""
+    found: list[list[int]] = []
+    for column in sorted(columns):
+        if found and column == found[-1][1] + 1:
+            found[-1][1] = column
+        else:
+            found.append([column, column])
+    return found
+
+
+def _columns(model: Model, told: Mapping[str, object]) -> dict[str, frozenset[int]] | None:
+    """The columns that saved runs stand for. An earlier version wrote the variables of which no row lacked an entry."""
+    observed = {name: range(model.graph.size(name)) for name in model.graph.observed}
+    whole, lacked = told.get("whole"), told.get("lacked")
+    if isinstance(lacked, Mapping):
+        try:
+            ends = {name: [(int(first), int(last)) for first, last in lacked.get(name, ())[: len(columns)]] for name, columns in observed.items()}
+        except (KeyError, TypeError, ValueError):
+            return None
+        return {name: frozenset(i for i in columns if any(a <= i <= b for a, b in ends[name])) for name, columns in observed.items()}
+    if isinstance(whole, list):
+        return {name: frozenset() if name in whole else frozenset(columns) for name, columns in observed.items()}
+    return None
 
 
 def _weights(model: Model, name: str) -> list[nn.Parameter]:

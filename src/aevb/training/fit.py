@@ -26,6 +26,7 @@ from aevb.data.named import Recipe
 from aevb.data.sources import Source, open_source
 from aevb.deterministic import Recurrence
 from aevb.evidence.exact import why_not_exact
+from aevb.evidence.structure import Structure
 from aevb.families import Exact, OneHot
 from aevb.model import Model
 from aevb.networks import MLP
@@ -229,7 +230,6 @@ class Training:
         self.per_epoch = max(1, round(self.source.n / self.order.batch))
         first = self.source.take(torch.arange(min(2, self.source.n)))
         self.plan = self._plan(first)
-        self.whole = [name for name in model.graph.observed if f"{name}?" not in first]  # masks are those that all rows need
         self.all_threads = torch.get_num_threads()
         self.threads = (
             self.all_threads if settings.schedule.objective != "bound" else worth(model, self.plan, -(-self.order.batch // self.world.size))
@@ -546,7 +546,11 @@ class Training:
         tol, taken = self.settings.schedule.tol, self.step + 1  # type: ignore[attr-defined]
         told = f"after {taken} iterations of L-BFGS on all rows ({search.evaluations} evaluations)"
         if search.converged(tol):
-            self._note(f"mle() converged {told}: the last one raised the mean evidence by less than tol={tol:g} nats.")
+            structure, more = Structure(self.model, self.plan.clamped), ""
+            if structure.carried or structure.discrete:
+                more = " This is a local maximum, and another start may find a higher one: max(fit(…, seeds=8), "
+                more += 'key=lambda run: run.history["evidence"][-1]) takes the best of 8.'
+            self._note(f"mle() converged {told}: the last one raised the mean evidence by less than tol={tol:g} nats.{more}")
         elif self.stepper.converged:
             self._note(
                 f"mle() ended {told} without having converged (tol={tol:g}): no step raises the evidence any more, although its gradient is not 0. "
@@ -672,7 +676,7 @@ class Training:
             if e_steps and e_steps * LEAST_SHARE < m_steps:
                 model.teaching.record(model, dict.fromkeys(trained, f"q was trained in {e_steps} of {self.step} steps"))
             elif e_steps:
-                model.teaching.taught(model, trained, whole=self.whole, open_ends=self.open_ends)
+                model.teaching.taught(model, trained, lacked=self.source.lacking, open_ends=self.open_ends)
                 model.teaching.record(model, told)
             return
         behind = (
@@ -685,8 +689,8 @@ class Training:
             return
         model.teaching.record(model, told)
         if names := [name for name in names if name not in self.plan.clamped]:
-            model.teaching.whole = None  # q has been replaced, by a formula for rows that have all entries
-            model.teaching.taught(model, names, whole=model.graph.observed)
+            model.teaching.lacked = None  # q has been replaced, by a formula for rows that have all entries
+            model.teaching.taught(model, names, lacked={})
 
     def _counted(self) -> tuple[int, int]:
         """How many of the steps so far trained q, and how many p."""

@@ -148,7 +148,7 @@ def _minimum(a: Point, b: Point) -> float:
     if not math.isfinite(b.value) or a.at == b.at:
         return math.nan
     first = a.slope + b.slope - 3 * (a.value - b.value) / (a.at - b.at)
-    square = first**2 - a.slope * b.slope
+    square = first * first - a.slope * b.slope  # infinite where first**2 would raise an OverflowError
     if square < 0:
         return math.nan
     second = math.copysign(math.sqrt(square), b.at - a.at)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aevb import distributions as ad
-from aevb.evidence.gaussian import LinearGaussian
+from aevb.evidence.filtering import gaussian_posterior
 from aevb.families import MultivariateNormal, Normal
 from aevb.networks import MLP
 from aevb.training.em.columns import Columns
@@ -162,22 +162,25 @@ class Regressions(Parameters):
         spec = entry.spec
         if not (isinstance(spec, Normal) and spec.scale != "network") and not (isinstance(spec, MultivariateNormal) and spec.covariance == "shared"):
             return f"{entry.id} is no Gaussian with one spread for all rows (scale='learned', covariance='shared')"
-        joint = LinearGaussian(self.model, {name: torch.zeros_like(batch[name][:, :1]) for name in graph.observed}, torch.float64)
-        names = tuple(parents)
-        cross, observed = joint._stack(latents, names), joint._stack(names, names)
-        gain = torch.linalg.solve(observed, cross.T).T
-        offset = joint.means[latents[0]][0] - gain @ torch.cat([joint.means[name][0] for name in names])
+        sizes = [graph.size(name) for name in parents]
+
+        def posterior(observed: Tensor) -> Any:
+            parts = zip(parents, observed.split(sizes), strict=True)
+            return gaussian_posterior(self.model, {name: part[None, None] for name, part in parts}, latents)
+
+        zeros = batch[parents[0]].new_zeros(sum(sizes), dtype=torch.float64)
+        gain = torch.autograd.functional.jacobian(lambda observed: posterior(observed).loc[0], zeros)
+        found = posterior(zeros)
+        offset, root = found.loc[0], found._unbroadcasted_scale_tril[0]
         blocks = factor.net.blocks
         if blocks.bias is None and bool(offset.abs().max() > 1e-12):
             return f"{entry.id} has no bias, which the posterior's mean needs"
-        covariance = joint._stack(latents, latents) - gain @ cross.T
-        covariance = (covariance + covariance.T) / 2
         heads: dict[str, Tensor] = {}
         if isinstance(spec, MultivariateNormal):
-            heads["tril"] = ad.vector_from_tril(torch.linalg.cholesky(covariance))
+            heads["tril"] = ad.vector_from_tril(root)
         elif spec.scale == "learned":  # the nearest independent Gaussian has the precision's diagonal
-            heads["scale"] = ad.inverse_softplus(torch.linalg.inv(covariance).diagonal().rsqrt())
-        parts = gain.split([graph.size(name) for name in names], -1)
+            heads["scale"] = ad.inverse_softplus(torch.cholesky_inverse(root).diagonal().rsqrt())
+        parts = gain.split(sizes, -1)
         self._set(entry, heads, {str(ref): part for ref, part in zip(entry.key.parents, parts, strict=True)}, offset)
         return None
 
