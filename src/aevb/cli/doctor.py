@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 
 from aevb.cli.options import RunData, RunFolder, RunPrepare, Seed, path
 from aevb.cli.rows import load_rows, open_run, which_rows, without_latents
+from aevb.cli.units import statistics_note, units_note
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON instead.")]
 
@@ -37,6 +39,8 @@ def doctor(
     loaded = load_rows(run, model, data, prepare, seed)
     chosen = loaded.test or loaded.train
     found = diagnose(model, chosen.data, run=run, labels=chosen.labels, rows=rows, calibrate=calibrate, seed=seed)
+    for line in units_note(model, loaded):
+        print(line, file=sys.stderr if as_json else sys.stdout)
     print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else found)
 
 
@@ -71,4 +75,6 @@ def check(
     )  # fmt: skip
     out = out or run / "check.png"
     found.plot(out)
+    for line in statistics_note(model, loaded):
+        print(line, file=sys.stderr if as_json else sys.stdout)
     print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else f"{found}\nThe picture{which_rows(loaded)}: {out}")

@@ -10,6 +10,7 @@ import typer
 
 from aevb.cli.options import Prepare, RunData, Seed, Set, device_of, pairs, path
 from aevb.cli.rows import model_and_rows, which_rows
+from aevb.cli.units import units_note
 
 
 def estimators(
@@ -59,7 +60,7 @@ def estimators(
             found.to(device_of(device)), chosen.data, rows=rows, replicates=replicates, samples=samples or (1, 10), bounds=bound or ("elbo", "iwae"),
             temperatures=temperature or (0.1, 0.5, 1.0), how=requests, seed=seed, tell=tell,
         )  # fmt: skip
-    print(f"Rows of {loaded.recipe.validation or loaded.recipe.data}{which_rows(loaded)}.\n\n{laboratory}")
+    print(f"Rows of {loaded.recipe.validation or loaded.recipe.data}{which_rows(loaded)}.", *units_note(found, loaded), "", laboratory, sep="\n")
     run = Path(model) if (Path(model) / "checkpoints").is_dir() else None
     folder = out or run
     if folder is not None:

@@ -16,6 +16,7 @@ import typer
 from aevb.cli.options import SEEDS, BoundName, Data, Gradient, How, ModelName, Prepare, Samples, Seed, Set, device_of, in_its_words, pairs, path
 from aevb.cli.resolve import is_run, resolve
 from aevb.cli.rows import counted_rows, known_rows, recipe_of
+from aevb.cli.units import units_note
 
 if TYPE_CHECKING:
     from aevb.data.named import Loaded, Split
@@ -116,7 +117,7 @@ def train(
     if speaks:
         everywhere = {name for name, count in known.items() if count == _count(loaded.train)}
         print(f"{found}\n\n{found.explain(**choices, clamped=everywhere, partial=known.keys() - everywhere)}\n")
-        print("\n".join([_told(found, loaded, known), *_columns(loaded), *_unused_classes(loaded, known)]) + "\n")
+        print("\n".join([_told(found, loaded, known), *_columns(loaded), *_unused_classes(loaded, known), *units_note(found, loaded)]) + "\n")
     asked: dict[str, Any] = {
         "epochs": epochs,
         "steps": steps,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ import typer
 from aevb.cli.options import RunData, RunFolder, RunPrepare, Seed, in_its_words, path, refuse_input
 from aevb.cli.rows import ROWS, batches, counted_rows, known_rows, load_rows, open_run, recipe_of, which_rows, whole_of, without_latents
 from aevb.cli.tables import refuse_kind, write
+from aevb.cli.units import Units
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,16 +56,20 @@ def evaluate(
     chosen = loaded.test or loaded.train
     source = open_source(model.graph, chosen.data, model._parameter())
     values = evaluation.evaluate_precisely(model, source, seed=seed)
+    units = Units.of(model, loaded, source)
     print(f"{counted_rows(model, loaded, chosen)} of {loaded.recipe.validation or loaded.recipe.data}{which_rows(loaded)}, nats an example:")
     for name, (value, error) in values.items():
-        print(f"  {name:<12} {value:10.3f}" + (f" ± {error:.2g}" if error else ""))
+        print(f"  {name:<12} {value - units.lower(name):10.3f}" + (f" ± {error:.2g}" if error else ""))
     for reason in dict.fromkeys(model.untaught().values()):
         print(f"  {reason}: the bound and its terms are those of that q, and say nothing of p")
     if samples and "evidence" not in values and evidence is None:
         found = evaluation.evaluate_evidence(model, source, samples=samples, seed=seed)
-        print(f"  {_log_p(model, chosen.data):<12} {found:10.3f}   importance sampling, {samples} samples: a bound that rises with their number")
+        value = f"{_log_p(model, chosen.data):<12} {found - units.lower():10.3f}"
+        print(f"  {value}   importance sampling, {samples} samples: a bound that rises with their number")
     if evidence:
-        _print_evidence(model, source, evidence, seed)
+        _print_evidence(model, source, evidence, seed, units)
+    if units.told:
+        print(f"  {units.told}")
     labels = np.full(source.n, -1) if chosen.labels is None else chosen.labels
     known = labels >= 0
     for name in model.graph.latents:
@@ -85,7 +91,7 @@ def _log_p(model: Model, data: Mapping[str, Any]) -> str:
     return f"log p({', '.join([*model.graph.observed, *known])})"
 
 
-def _print_evidence(model: Model, source: Source, method: str, seed: int) -> None:
+def _print_evidence(model: Model, source: Source, method: str, seed: int, units: Units) -> None:
     """log p(x) by a method, with what it says of itself; importance sampling also as the bound that rises with the samples."""
     import torch
 
@@ -95,8 +101,10 @@ def _print_evidence(model: Model, source: Source, method: str, seed: int) -> Non
     if method in ("ais", "particles") and sys.stderr.isatty():
         print(f"  {method}: many passes through the model for each of {source.n} rows …", file=sys.stderr)
     found = log_evidence(model, batch, method=method, seed=seed)
+    found = replace(found, value=units.shift(found.value))
     if found.method == "importance":
-        print(*(f"  {line}" for line in str(curve(model, batch, seed=seed)).splitlines()), sep="\n")
+        bounds = curve(model, batch, seed=seed)
+        print(*(f"  {line}" for line in str(replace(bounds, value=units.shift(bounds.value))).splitlines()), sep="\n")
     print(*(f"  {line}" for line in in_its_words(str(found)).splitlines()), sep="\n")
 
 

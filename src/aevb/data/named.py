@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 from torch.distributions import constraints
 
 from aevb.data.builtin import Images, digits, factor_analysis, mnist
@@ -93,6 +95,14 @@ class Recipe:
         found = {"mean": self.mean, "scale": self.scale} if other is None else (self.others or {}).get(other, {})
         return None if found.get("mean") is None else Standardised(np.empty(0), np.array(found["mean"]), np.array(found["scale"]))
 
+    def spread(self, other: str | None = None) -> np.ndarray | None:
+        """How many units of the data are 1 in the values of the first observed variable, or of another, by column; None where they are its units."""
+        if self.prepare == "standardise":
+            numbers = self.numbers(other)
+            return None if numbers is None else numbers.scale
+        levels = {"dequantise": self.levels or 256, "scale": (self.levels or 256) - 1}.get((self.prepare or "").partition("-")[0])
+        return None if levels is None or other is not None else np.array([float(levels)])
+
 
 def _is(*kinds: type) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
@@ -132,6 +142,31 @@ _KINDS: dict[str, Callable[[Any], bool]] = {  # what the fields of a recipe are
 def in_units(recipe: Recipe | None, graph: Graph, name: str, value: np.ndarray) -> np.ndarray:
     """Values of a variable as a model has them, in the units of the data."""
     return value if recipe is None else recipe.undo(value, None if name == graph.observed[0] else name)
+
+
+def log_spreads(recipe: Recipe, graph: Graph) -> dict[str, np.ndarray]:
+    """Log of how many units of the data are 1, for every observed variable whose density is in other units than its data: [d], or [T, 1, 1]."""
+    found = {}
+    for name in graph.observed:
+        spread = recipe.spread(None if name == graph.observed[0] else name)
+        if spread is not None and not any(entry.spec.support.is_discrete for entry in graph.p[name].values()):
+            each = graph.size(name) // spread.size  # 0 for a run of which every step had a spread of its own
+            found[name] = np.log(np.tile(spread, each) if each else spread[:, None, None])
+    return found
+
+
+def log_jacobian(recipe: Recipe, graph: Graph, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """By how much log p of each row's values in the units of the data is lower than in the model's, by variable, [N].
+
+    A variable x = mean + spread · x' has log p(x) = log p(x') − Σ log spread, a sum over the entries that are known, at real steps.
+    """
+    found = {}
+    for name, spread in log_spreads(recipe, graph).items():
+        logs = torch.tensor(spread, device=batch[name].device).expand(batch[name].shape)
+        for there in (f"{name}?", *(["steps"] if graph.timed[name] else [])):
+            logs = torch.where(batch[there], logs, 0.0) if there in batch else logs
+        found[name] = logs.sum((0, 2))
+    return found
 
 
 @dataclass(frozen=True)

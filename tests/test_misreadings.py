@@ -1,0 +1,106 @@
+"""Places where a printed result could be misread: units, columns that are not used, labels, markers of missing cells, errors, and places."""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aevb import cli
+
+SMALL = ("--set", "z=2", "--set", "hidden=[8]")
+
+
+@pytest.fixture
+def aevb(tmp_path, monkeypatch, capsys):
+    """A command in an empty folder: what it printed, errors too; ``code`` is how it is expected to end."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments, code=0):
+        monkeypatch.setattr(sys, "argv", ["aevb", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        printed = capsys.readouterr()
+        assert (stop.value.code or 0) == code, printed
+        return printed.out + printed.err
+
+    return run
+
+
+def write_csv(name, rows, header):
+    lines = [",".join("" if isinstance(value, float) and math.isnan(value) else str(value) for value in row) for row in rows]
+    Path(name).write_text("\n".join([header, *lines]) + "\n")
+
+
+def figures(printed):
+    """The figures of ``evaluate`` by name."""
+    pairs = [line.split() for line in printed.splitlines() if line.startswith("  ")]
+    return {words[0]: float(words[1]) for words in pairs if words[1].lstrip("-").replace(".", "").isdigit()}
+
+
+def table(n=120, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(n, 1)) @ rng.normal(size=(1, 3)) * [1, 20, 300] + rng.normal(size=(n, 3)) * [0.5, 5, 50] + [0, 10, 1000]
+
+
+# Units ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_evaluate_prints_the_density_of_the_data_in_their_own_units(aevb):
+    x = table()[:, :2]
+    write_csv("t.csv", x.tolist(), "a,b")
+    told = aevb("train", "fa", "--set", "z=1", "--data", "t.csv", "--prepare", "standardise", "--schedule", "mle", "--out", "run")
+    lower = np.log(x.std(0)).sum()
+    assert f"Bounds and log p are of standardised x. For the units of the data add {-lower:.3f} nats a row (x, no cell missing)." in told
+    exact = -0.5 * np.linalg.slogdet(2 * np.pi * np.e * np.cov(x.T, bias=True))[1]  # one factor fits two columns' covariance
+    for more in ((), ("--evidence", "exact")):
+        printed = aevb("evaluate", "run", *more)
+        assert abs(figures(printed)["evidence"] - exact) < 2e-3
+        assert f"in the units of the data. For standardised x, as in training, add {lower:.3f} nats an example." in printed
+    assert f"log p = {figures(printed)['evidence']:.1f}" in printed
+    assert "Bounds and log p are of standardised x." in aevb("doctor", "run", "--no-calibrate")
+    assert "Statistics are of standardised x, not in the units of the data." in aevb("check", "run", "--replicates", "20")
+
+
+def test_the_same_data_in_other_units_differ_by_the_jacobian_of_their_known_cells(aevb):
+    x = table()
+    x[::3, 0], x[1::4, 2] = np.nan, np.nan
+    write_csv("m.csv", x.tolist(), "a,b,c")
+    write_csv("mm.csv", (x * [1024, 1, 64]).tolist(), "a,b,c")  # powers of two: the standardised values are the same
+    found = []
+    for name in ("m", "mm"):
+        aevb(
+            "train", "vae", "--data", f"{name}.csv", "--set", "likelihood=Normal", *SMALL, "--prepare", "standardise", "--steps", "20", "--out", name
+        )
+        found.append((figures(aevb("evaluate", name, "--samples", "0")), aevb("evaluate", name, "--evidence", "importance")))
+    expected = (np.isfinite(x) * np.log([1024, 1, 64])).sum() / len(x)
+    for name, differs in (("elbo", 1), ("x", 1), ("kl(z)", 0)):
+        assert abs(found[0][0][name] - found[1][0][name] - differs * expected) < 2e-3
+    bounds = [[float(line.split()[3]) for line in told.splitlines() if line.startswith("  k = ")] for _, told in found]
+    assert np.allclose(np.subtract(*bounds), expected, rtol=0, atol=2e-4)
+
+
+def test_steps_beyond_the_end_of_a_sequence_and_other_variables_count_in_the_units(aevb):
+    rng = np.random.default_rng(0)
+    Path("m.py").write_text(
+        'from aevb import Model, Normal\nm = Model(p={"z[t] | z[t-1]": Normal(1), "x[t] | z[t]": Normal(2), "s": Normal(1, learned=True)}, '
+        'q={"z[t] | x[t]": Normal()})\n'
+    )
+    arrays = {"x": rng.normal(size=(12, 4, 2)) * [8, 2], "s": rng.normal(size=(12, 1)) * 4, "lengths": np.arange(12) % 4 + 1}
+    np.savez("t.npz", **arrays)
+    told = aevb("train", "m.py:m", "--data", "t.npz", "--prepare", "standardise", "--steps", "3", "--out", "run")
+    recipe = json.loads(Path("run/data.json").read_text())
+    step, row = np.log(recipe["scale"]).sum(), np.log(recipe["others"]["s"]["scale"]).sum()
+    assert f"add {-step:.3f} nats a step (x, no cell missing) and {-row:.3f} nats a row (s, no cell missing)." in told
+    assert f"add {2.5 * step + row:.3f} nats an example." in aevb("evaluate", "run", "--samples", "0")
+
+
+def test_grey_levels_between_0_and_1_are_told_with_what_to_add(aevb):
+    told = aevb("train", "vae", "--data", "digits", *SMALL, "--steps", "3", "--out", "run")
+    sentence = "Bounds and log p are of x with grey levels from 0 to 1 (dequantise)."
+    assert sentence in told
+    assert f"{sentence} For grey levels add {-64 * math.log(17):.3f} nats an example." in aevb("evaluate", "run", "--samples", "0")
+    aevb("train", "vae", "--data", "digits", "--set", "likelihood=Bernoulli", *SMALL, "--steps", "3", "--out", "binary")
+    assert "Bounds and log p" not in aevb("evaluate", "binary", "--samples", "0")  # a probability has no units
