@@ -482,7 +482,7 @@ def test_a_q_that_was_not_trained_is_told_and_not_used(tmp_path, monkeypatch, ca
     asked = ["train", "fa", "--set", "z=1", "--data", "full.csv", "--prepare", "standardise", "--schedule", "mle", "--out", "fa"]
     assert "iterations of L-BFGS on all rows" in aevb(monkeypatch, capsys, *asked)  # the model's usual rate and batch are about the bound
     printed = aevb(monkeypatch, capsys, "evaluate", "fa")
-    assert "mle() trains p alone: the bound and its terms are those of that q, and say nothing of p" in printed
+    assert "mle() trains p alone: the bound of that q and its terms say nothing of p, and are left out" in printed
     assert "z [60, 1] in c.csv (by the exact posterior)" in aevb(monkeypatch, capsys, "encode", "fa", "--data", "holes.csv", "--out", "c.csv")
     assert "30 missing cells of 60 rows filled" in aevb(monkeypatch, capsys, "impute", "fa", "--data", "holes.csv", "--out", "f.csv")
     filled, lost = np.loadtxt("f.csv", delimiter=",", skiprows=1), np.isnan(holes)

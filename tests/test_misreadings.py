@@ -104,3 +104,35 @@ def test_grey_levels_between_0_and_1_are_told_with_what_to_add(aevb):
     assert f"{sentence} For grey levels add {-64 * math.log(17):.3f} nats an example." in aevb("evaluate", "run", "--samples", "0")
     aevb("train", "vae", "--data", "digits", "--set", "likelihood=Bernoulli", *SMALL, "--steps", "3", "--out", "binary")
     assert "Bounds and log p" not in aevb("evaluate", "binary", "--samples", "0")  # a probability has no units
+
+
+# A q that was not trained --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_bound_of_a_q_that_was_not_trained_is_left_out(aevb):
+    write_csv("t.csv", table().tolist(), "a,b,c")
+    told = aevb(
+        "train", "fa", "--set", "z=1", "--data", "t.csv", "--prepare", "standardise", "--schedule", "mle", "--hold-out", "0.1", "--out", "run"
+    )
+    assert "mle() trains p alone. Read the evidence: the elbo, its terms and the gap are those of q as it was before." in told
+    printed = aevb("evaluate", "run")
+    assert list(figures(printed)) == ["evidence"]
+    assert "mle() trains p alone: the bound of that q and its terms say nothing of p, and are left out" in printed
+    told = aevb("doctor", "run", "--no-calibrate")
+    assert "that of a q which was not" in told
+    assert "ok       The ELBO" not in told
+
+
+def test_a_q_that_the_bound_does_not_read_leaves_it_as_it_is(aevb):
+    x = table()
+    write_csv("t.csv", [[*row, i % 2] for i, row in enumerate(x.tolist())], "a,b,c,y")
+    asked = ["--data", "t.csv", "--set", "likelihood=Normal", "--set", "y=2", *SMALL, "--prepare", "standardise", "--steps", "5"]
+    assert "y is known in every row" in aevb("train", "m2", *asked, "--out", "known")
+    told = aevb("evaluate", "known", "--samples", "0")
+    assert {"elbo", "x", "kl(z)"} <= figures(told).keys()  # of log p(x, y), which has no q(y|x)
+    assert "left out" not in told
+    write_csv("unknown.csv", [[*row, -1] for row in x.tolist()], "a,b,c,y")
+    told = aevb("evaluate", "known", "--data", "unknown.csv", "--samples", "10")
+    assert "so that q(y|·) was not trained: the bound of that q and its terms say nothing of p, and are left out" in told
+    assert "from a q that was not trained it may be far too low: try --evidence prior or ais" in told
+    assert "elbo" not in figures(told)

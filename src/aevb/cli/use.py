@@ -58,28 +58,33 @@ def evaluate(
     values = evaluation.evaluate_precisely(model, source, seed=seed)
     units = Units.of(model, loaded, source)
     print(f"{counted_rows(model, loaded, chosen)} of {loaded.recipe.validation or loaded.recipe.data}{which_rows(loaded)}, nats an example:")
+    n, known = source.n, known_rows(model, chosen.data)
+    reasons = list(dict.fromkeys(reason for name, reason in model.untaught().items() if known.get(name) != n))
     for name, (value, error) in values.items():
-        print(f"  {name:<12} {value - units.lower(name):10.3f}" + (f" ± {error:.2g}" if error else ""))
-    for reason in dict.fromkeys(model.untaught().values()):
-        print(f"  {reason}: the bound and its terms are those of that q, and say nothing of p")
+        if not reasons or name == "evidence":
+            print(f"  {name:<12} {value - units.lower(name):10.3f}" + (f" ± {error:.2g}" if error else ""))
+    for reason in reasons:
+        print(f"  {reason}: the bound of that q and its terms say nothing of p, and are left out")
     if samples and "evidence" not in values and evidence is None:
-        found = evaluation.evaluate_evidence(model, source, samples=samples, seed=seed)
-        value = f"{_log_p(model, chosen.data):<12} {found - units.lower():10.3f}"
-        print(f"  {value}   importance sampling, {samples} samples: a bound that rises with their number")
+        found = evaluation.evaluate_evidence(model, source, samples=samples, seed=seed) - units.lower()
+        rises = "a bound that rises with their number" + "; from a q that was not trained it may be far too low: try --evidence prior or ais" * bool(
+            reasons
+        )
+        print(f"  {_log_p(model, chosen.data):<12} {found:10.3f}   importance sampling, {samples} samples: {rises}")
     if evidence:
         _print_evidence(model, source, evidence, seed, units)
     if units.told:
         print(f"  {units.told}")
-    labels = np.full(source.n, -1) if chosen.labels is None else chosen.labels
-    known = labels >= 0
+    labels = np.full(n, -1) if chosen.labels is None else chosen.labels
+    labelled = labels >= 0
     for name in model.graph.latents:
-        if known.any() and model.graph.rule("p", name).spec.finite and not model.graph.timed[name]:
+        if labelled.any() and model.graph.rule("p", name).spec.finite and not model.graph.timed[name]:
             try:
                 probs = _posterior_means(model, without_latents(model, chosen.data), seed)[0][name]
             except UntaughtError as error:
                 print(f"  clusters {name}: not judged. {in_its_words(error)}")
                 continue
-            accuracy = clustering_accuracy(probs.argmax(-1)[known], labels[known].astype(int))
+            accuracy = clustering_accuracy(probs.argmax(-1)[labelled], labels[labelled].astype(int))
             entropy = -(probs * _log(probs)).sum(-1).mean()
             print(f"  clusters {name}: {accuracy:.3f} of the rows match their label (best matching), conditional entropy {entropy:.3f}")
 

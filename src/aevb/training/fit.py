@@ -467,6 +467,8 @@ class Training:
         for note in self._repeats():
             self._note_once(note)
         stop = self._out_of_patience() or self.stepper.converged
+        if s.schedule.objective == "evidence" and with_weights(self.model):
+            self._note_once("mle() trains p alone. Read the evidence: the elbo, its terms and the gap are those of q as it was before.")
         if self.in_batches is not None:
             self._note_once(f"mle() takes Adam's steps on batches, not L-BFGS on all rows: {self.in_batches}.")
         try:
