@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 from aevb import cli
+from aevb.data.named import Recipe
+from aevb.storage import seal
+from aevb.training.folder import check_recipe
 
 SMALL = ("--set", "z=2", "--set", "hidden=[8]")
 
@@ -136,3 +139,86 @@ def test_a_q_that_the_bound_does_not_read_leaves_it_as_it_is(aevb):
     assert "so that q(y|·) was not trained: the bound of that q and its terms say nothing of p, and are left out" in told
     assert "from a q that was not trained it may be far too low: try --evidence prior or ais" in told
     assert "elbo" not in figures(told)
+
+
+# Columns and labels --------------------------------------------------------------------------------------------------------------------
+
+
+def test_columns_that_are_not_used_are_named_whatever_they_hold(aevb):
+    x = table()
+    write_csv("t.csv", x.tolist(), "a,b,c")
+    write_csv("more.csv", [[1.5, *row, "north", "2024-01-02"] for row in x.tolist()], "bmi,a,b,c,site,seen")
+    asked = ["--data", "t.csv", "--set", "likelihood=Normal", *SMALL, "--prepare", "standardise", "--steps", "3"]
+    aevb("train", "vae", *asked, "--out", "run")
+    sentence = "aevb: more.csv: the columns 'bmi', 'site', 'seen' are not used: the model was trained without.\n"
+    assert aevb("train", "vae", *asked, "--out", "validated", "--validation", "more.csv").count(sentence) == 1
+    for command in (["evaluate"], ["encode", "--out", "c.csv"], ["impute", "--out", "f.csv"], ["doctor", "--no-calibrate"], ["check"]):
+        assert aevb(command[0], "run", "--data", "more.csv", *command[1:]).count(sentence) == 1, command
+        assert "not used" not in aevb(command[0], "run", "--data", "t.csv", *command[1:]), command
+    assert figures(aevb("evaluate", "run", "--data", "more.csv")) == figures(aevb("evaluate", "run", "--data", "t.csv"))
+    write_csv("less.csv", [[row[1], "north"] for row in x.tolist()], "b,site")
+    told = aevb("evaluate", "run", "--data", "less.csv", code=2)
+    assert told == "aevb: less.csv: it lacks the columns 'a', 'c' that x was trained with; its columns are b, site.\n"
+
+
+def test_columns_of_parquet_that_are_not_used_are_named(aevb):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = dict(zip("abc", table().T.tolist(), strict=True))
+    parquet.write_table(pyarrow.table(columns), "t.parquet")
+    parquet.write_table(pyarrow.table(columns | {"site": ["north"] * 120, "path": [[1.0, 2.0]] * 120}), "more.parquet")
+    asked = ["--data", "t.parquet", "--set", "likelihood=Normal", *SMALL, "--prepare", "standardise", "--steps", "3"]
+    aevb("train", "vae", *asked, "--out", "run")
+    told = aevb("evaluate", "run", "--data", "more.parquet")
+    assert "aevb: more.parquet: the columns 'site', 'path' are not used: the model was trained without." in told
+    assert figures(told) == figures(aevb("evaluate", "run"))
+
+
+def test_arrays_that_are_not_used_are_named(aevb):
+    np.savez("t.npz", x=table(), age=np.zeros(120), bmi=np.zeros(120))
+    asked = ["train", "vae", "--data", "t.npz", "--set", "likelihood=Normal", *SMALL, "--prepare", "standardise", "--steps", "3", "--out", "run"]
+    for command in (asked, ["evaluate", "run"]):
+        assert aevb(*command).count("aevb: t.npz: the arrays 'age', 'bmi' are not used: no variable has that name.") == 1
+
+
+@pytest.mark.parametrize("kind", ["csv", "npz"])
+def test_labels_that_only_evaluate_is_given_judge_the_clusters(aevb, kind):
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 100)
+    x = np.where(y[:, None] == 1, 5.0, -5.0) + rng.normal(size=(100, 2))
+    labels = np.where(y == 1, 7, 4)  # numbers of their own, which the model has no such classes for
+    if kind == "csv":
+        write_csv("t.csv", x.tolist(), "a,b")
+        write_csv("labelled.csv", [[*row, label] for row, label in zip(x.tolist(), labels.tolist(), strict=True)], "a,b,y")
+        write_csv("words.csv", [[*row, "no" if label == 4 else "yes"] for row, label in zip(x.tolist(), labels.tolist(), strict=True)], "a,b,y")
+    else:
+        np.savez("t.npz", x=x)
+        np.savez("labelled.npz", x=x, y=labels)
+    Path("m.py").write_text('from aevb import Model, Normal, OneHot\nm = Model(p={"y": OneHot(2), "x | y": Normal(2)}, q={"y | x": OneHot()})\n')
+    aevb("train", "m.py:m", "--data", f"t.{kind}", "--prepare", "standardise", "--steps", "200", "--out", "run")
+    assert "labels" not in aevb("evaluate", "run")
+    told = aevb("evaluate", "run", "--data", f"labelled.{kind}")
+    assert "clusters y: 1.000 of the rows match their label" in told
+    assert "The labels y were not in the training rows: they are compared with the clusters, and log p is without them" in told
+    assert figures(told) == figures(aevb("evaluate", "run"))
+    if kind == "csv":
+        told = aevb("evaluate", "run", "--data", "words.csv", code=2)
+        assert "the column 'y' holds words (" in told
+        assert "Number the classes in it from 0 (" in told
+    further = ["train", "run", "--data", f"labelled.{kind}", "--steps", "2", "--out", "further"]
+    assert "y has 100 labels outside 0 … 1" in aevb(*further, code=2)  # in training they are data
+    (write_csv("labelled.csv", np.c_[x, y].tolist(), "a,b,y") if kind == "csv" else np.savez("labelled.npz", x=x, y=y))
+    assert "y known in all" in aevb(*further)
+    told = aevb("evaluate", "further")
+    assert "The labels y were not" not in told
+    assert "clusters y: " in told
+
+
+def test_a_run_that_does_not_say_what_was_known_goes_on(aevb):
+    np.savez("t.npz", x=table())
+    asked = ["train", "vae", "--data", "t.npz", "--set", "likelihood=Normal", *SMALL, "--prepare", "standardise", "--out", "run"]
+    aevb(*asked, "--steps", "3")
+    recipe = json.loads(Path("run/data.json").read_text())
+    assert recipe.pop("known") == ["x"]
+    assert Recipe(**recipe).known is None
+    check_recipe(Path("run"), Recipe(**recipe | {"known": ["x"]}), seal(recipe))
+    aevb(*asked, "--steps", "5", "--resume")

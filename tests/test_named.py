@@ -151,6 +151,7 @@ def test_counts_first_leave_the_numbers_of_the_first_out(tmp_path):
     assert np.asarray(loaded.train.data["k"]).tolist() == [[1], [1], [1]]
     assert in_units(loaded.recipe, model.graph, "k", np.array([2.0])).tolist() == [2]
     alone = Model({"z": Normal(2), "k | z": Poisson(1)}, {"z | k": Normal()}).graph
+    np.savez(tmp_path / "t.npz", k=np.ones((3, 1)))
     with pytest.raises(ValueError, match="but p gives k a Poisson. Leave out --prepare standardise."):
         load(str(tmp_path / "t.npz"), alone, prepare="standardise")
 

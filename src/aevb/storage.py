@@ -20,6 +20,10 @@ LONGEST_HEADER = 2**23  # bytes that the header of a safetensors file may have
 MOST_AXES = 64  # of a tensor; torch has no more
 
 
+class DataWarning(UserWarning):
+    """Data that are not used, or may not be what they seem: the message names them."""
+
+
 class IntegrityWarning(UserWarning):
     """What was read cannot be vouched for: the message says what is missing or damaged, and what follows from it."""
 

@@ -115,10 +115,11 @@ class _Told:
 
 
 def _run() -> int:
-    from aevb.storage import IntegrityWarning
+    from aevb.storage import DataWarning, IntegrityWarning
 
     with sharing_cores(), warnings.catch_warnings():
-        warnings.simplefilter("always", IntegrityWarning)
+        for kind in (DataWarning, IntegrityWarning):
+            warnings.simplefilter("always", kind)
         warnings.showwarning = _Told()
         return _exit_code()
 

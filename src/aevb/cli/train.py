@@ -98,6 +98,7 @@ def train(
     torch.manual_seed(seed)
     chosen = _schedule(schedule)
     before = recipe_of(Path(model)) if is_run(model) else None  # what was done to the rows of the run that is trained further
+    before = before and replace(before, known=None)  # new rows may have labels that it had not
     data = data or (before.data if before else None)
     if data is None:
         raise ValueError("Say which data to train on: --data digits, or a file.")

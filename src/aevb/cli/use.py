@@ -87,6 +87,8 @@ def evaluate(
             accuracy = clustering_accuracy(probs.argmax(-1)[labelled], labels[labelled].astype(int))
             entropy = -(probs * _log(probs)).sum(-1).mean()
             print(f"  clusters {name}: {accuracy:.3f} of the rows match their label (best matching), conditional entropy {entropy:.3f}")
+    if chosen.labels_of is not None:
+        print(f"  The labels {chosen.labels_of} were not in the training rows: they are compared with the clusters, and log p is without them")
 
 
 def _log_p(model: Model, data: Mapping[str, Any]) -> str:

@@ -6,7 +6,8 @@ A table has a line a row, with a column a step where a variable lives in time; o
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ import numpy as np
 
 from aevb.data.archives import read_archive, read_array
 from aevb.data.long import Keys, Lines, is_row, keys_of, lines_of, refuse_count, refuse_numbering
-from aevb.data.tables import TABLES, Table, header, read_table
+from aevb.data.tables import TABLES, Header, Table, header, read_table
 from aevb.data.text import FEW, WordsError
 from aevb.families import OneHot
 from aevb.graph import Graph
+from aevb.storage import DataWarning
 
 
 def read_file(
@@ -41,12 +43,18 @@ def read_lines(
         if path.suffix == ".npy":
             return {only or _names(graph)[0]: read_array(path)}, None
         if path.suffix == ".npz":
-            return _by_name(read_archive(path), graph, only), None
+            return _by_name(path, read_archive(path), graph, only), None
         if path.suffix not in TABLES:
             raise ValueError(f"files of kind {path.suffix or 'no suffix'} are not known; use .npy, .npz, .csv or .parquet")
-        table = read_table(path)
+        unused = [] if columns is None else _unused(path, header(path), graph, columns)
+        table = read_table(path, unused)
+    except _ColumnsError:
+        raise
     except (OSError, EOFError, ValueError) as error:
         raise _unreadable(path, error, graph) from None
+    if unused:
+        mine = ", ".join(map(repr, unused[:12])) + (f", … ({len(unused)})" if len(unused) > 12 else "")
+        warnings.warn(f"{path}: the column{'s' * (len(unused) > 1)} {mine} {_are(unused)} not used: the model was trained without.", DataWarning, 2)
     return _split(path, table, graph, only, columns, check)
 
 
@@ -75,6 +83,8 @@ def _unreadable(path: Path, error: Exception, graph: Graph) -> ValueError:
     numbers = ", ".join(f"{word} = {i}" for i, word in enumerate(error.found[:3])) + (", …" if len(error.found) > 3 else "")
     if graph.timed[first] and is_row(column):
         return ValueError(f"{path}: the column {column!r} holds words ({shown}), not numbers. Number the rows in it ({numbers}).")
+    if column in graph.shapes and _labels(graph, column):
+        return ValueError(f"{path}: the column {column!r} holds words ({shown}), not numbers. Number the classes in it from 0 ({numbers}).")
     name = re.sub(r"\W|^(?=\d)", "_", column) if column else "c"
     rows = " If they name the sequences, number these in a column row." if graph.timed[first] else ""
     parents = ", ".join(dict.fromkeys(map(str, graph.reads("p", first)))) if first in graph.p else ""
@@ -90,13 +100,16 @@ def _names(graph: Graph) -> list[str]:
     return [*graph.observed, *graph.given]
 
 
-def _by_name(arrays: dict[str, Any], graph: Graph, only: str | None) -> dict[str, Any]:
+def _by_name(path: Path, arrays: dict[str, Any], graph: Graph, only: str | None) -> dict[str, Any]:
     if only in arrays:
         return {only: arrays[only]}
     known = {name: array for name, array in arrays.items() if name in graph.shapes or name in ("steps", "lengths")}
-    if any(name in graph.shapes for name in known):
-        return known
     others = [name for name in arrays if name not in known]
+    if any(name in graph.shapes for name in known):
+        if others:
+            mine = ", ".join(map(repr, others))
+            warnings.warn(f"{path}: the array{'s' * (len(others) > 1)} {mine} {_are(others)} not used: no variable has that name.", DataWarning, 2)
+        return known
     if len(others) != 1:
         raise ValueError(f"its arrays are {', '.join(arrays) or 'none'}; name them after the model's variables ({', '.join(_names(graph))})")
     return {only or _names(graph)[0]: arrays[others[0]]} | known
@@ -181,7 +194,7 @@ def assign(names: tuple[str, ...], graph: Graph) -> dict[str, list[str]]:
 
 
 def _recorded(names: tuple[str, ...], graph: Graph, columns: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """The columns a run was trained with, found again by name in any order; latents and labels may be absent."""
+    """The columns a run was trained with, found again by name in any order; latents may be absent. Labels of a latent are added where it had none."""
     found, there = {}, set(names)
     for variable, wanted in columns.items():
         if variable not in graph.shapes:
@@ -190,8 +203,34 @@ def _recorded(names: tuple[str, ...], graph: Graph, columns: Mapping[str, list[s
         if not absent:
             found[variable] = list(wanted)
         elif variable not in graph.latents or len(absent) < len(wanted):
-            raise ValueError(f"it lacks the column {absent[0]!r} that {variable} was trained with; its columns are {_listed(names)}")
+            which = f"column{'s' * (len(absent) > 1)} {_listed(map(repr, absent))}"
+            raise ValueError(f"it lacks the {which} that {variable} was trained with; its columns are {_listed(names)}")
+    taken = {column for wanted in columns.values() for column in wanted}
+    for name, cells in assign(names, graph).items():
+        if name not in columns and name in graph.latents and _labels(graph, name) and not graph.timed[name]:
+            found |= {name: cells} if len(cells) == 1 and cells[0] not in taken else {}
     return found
+
+
+class _ColumnsError(ValueError):
+    """A table that can be read has other columns than a model needs."""
+
+
+def _unused(path: Path, found: Header, graph: Graph, columns: Mapping[str, list[str]]) -> list[str]:
+    """The columns of a table that neither number its rows and steps nor belong to a variable, as a run was trained."""
+    if found.names is None:
+        return []
+    try:
+        taken, keys = _recorded(found.names, graph, columns), keys_of(found.names, graph)
+    except ValueError as error:
+        raise _ColumnsError(f"{path}: {error}.") from None
+    used = {*(keys.names if keys else ()), *(column for cells in taken.values() for column in cells)}
+    lists = [name for name in found.lists if name not in graph.shapes and taken.get(_names(graph)[0])]
+    return [name for name in found.names if name not in used] + lists
+
+
+def _are(names: Sequence[str]) -> str:
+    return "is" if len(names) == 1 else "are"
 
 
 def _check_columns(

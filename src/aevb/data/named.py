@@ -7,6 +7,7 @@ its rows in the same way, with the same numbers.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -26,7 +27,7 @@ from aevb.data.preparation import CHOICES, Standardised, default_preparation, pa
 from aevb.data.rows import one_column, some_rows
 from aevb.data.tables import TABLES
 from aevb.graph import Graph
-from aevb.storage import LONGEST_BESIDE, read_json
+from aevb.storage import LONGEST_BESIDE, DataWarning, read_json
 
 IMAGES: dict[str, Callable[[], tuple[Images, Images]]] = {"digits": digits, "mnist": mnist, "fashion": partial(mnist, "fashion")}
 NAMES = ("fa", *IMAGES)
@@ -50,6 +51,7 @@ class Recipe:
     hold_out: float = 0.0  # or the share of rows that are,
     split: int = 0  # drawn by this seed
     seed: int = 0  # of what is drawn in preparing the rows
+    known: list[str] | None = None  # the variables that the training rows have values of, latents among them
 
     def text(self) -> str:
         return json.dumps({key: value for key, value in asdict(self).items() if value is not None}, indent=2, ensure_ascii=False) + "\n"
@@ -62,7 +64,8 @@ class Recipe:
             return None
         try:
             record = read_json(path, LONGEST_BESIDE)
-            return cls(**{"split": record.get("seed", 0)} | record)._checked()  # before the split had a seed, it was drawn by the run's
+            before = {"split": record.get("seed", 0)} | ({"known": list(record["columns"])} if record.get("columns") else {})  # of older runs
+            return cls(**before | record)._checked()  # before the split had a seed, it was drawn by the run's
         except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is damaged: {str(error).rstrip('.')}. Delete it, and say --prepare yourself.") from None
 
@@ -135,6 +138,7 @@ _KINDS: dict[str, Callable[[Any], bool]] = {  # what the fields of a recipe are
     "long": _is(bool),
     "image": lambda value: isinstance(value, list) and len(value) == 2 and all(map(_whole(1, 2**20), value)),
     "columns": _table_of(_list_of(str)),
+    "known": _list_of(str),
     "others": _table_of(_table_of(_finite)),
 }
 
@@ -175,6 +179,7 @@ class Split:
 
     data: dict[str, Any]
     labels: np.ndarray | None = None
+    labels_of: str | None = None  # the latent whose labels these are, where they are compared with and are no data
     raw: dict[str, Any] = field(default_factory=dict)  # as they were before preparation
 
 
@@ -219,7 +224,8 @@ def load(
     """Rows of a built-in set, which has test rows, or of a file, which may be told some: ``validation`` is a file, ``hold_out`` a share.
 
     Which rows are held out depends on ``split`` alone, so that runs of other seeds are judged on the same ones.
-    ``like`` is the recipe of a run: rows are then prepared as its training rows were.
+    ``like`` is the recipe of a run: rows are then prepared as its training rows were. Values of a latent that these did not have are labels to
+    compare with, not data: in such a run the classes have numbers of their own.
     """
     if prepare is not None and prepare not in (*CHOICES, "none"):
         raise ValueError(f"Unknown preparation {prepare!r}. Choose one of {', '.join((*CHOICES, 'none'))}.")
@@ -321,7 +327,8 @@ def _file(name: str, graph: Graph, recipe: Recipe) -> tuple[Split, Split | None,
     timed = next((data[name] for name in graph.observed if graph.timed[name] and name in data), None)
     longest = None if timed is None else max(map(len, timed)) if isinstance(timed, list) else timed.shape[1]
     recipe = replace(recipe, steps=longest)
-    return _labelled(data, graph), None if test is None else _labelled(test, graph), recipe, lines
+    recipe = replace(recipe, known=[name for name in data if name in graph.shapes]) if recipe.known is None else recipe
+    return _labelled(data, graph, recipe), None if test is None else _labelled(test, graph, recipe), recipe, lines
 
 
 def _laid_out(path: Path, graph: Graph, recipe: Recipe) -> Recipe:
@@ -345,10 +352,15 @@ def _flat(graph: Graph, x: str, data: dict[str, Any]) -> dict[str, Any]:
     return data | {x: value.reshape(len(value), -1)} if flat else data
 
 
-def _labelled(data: dict[str, Any], graph: Graph) -> Split:
-    known = (value for name, value in data.items() if name in graph.latents and not isinstance(value, list))
-    labels = next((np.asarray(value) for value in known if np.ndim(value) == 1), None)
-    return Split(data, labels)
+def _labelled(data: dict[str, Any], graph: Graph, recipe: Recipe) -> Split:
+    latents = {name: value for name, value in data.items() if name in graph.latents}
+    labels = {name: np.asarray(value) for name, value in latents.items() if not isinstance(value, list) and np.ndim(value) == 1}
+    new = [name for name in latents if name not in (recipe.known or ())]
+    for name in new:
+        if name not in labels:
+            warnings.warn(f"The values of {name} are not used: the training rows of this run had none.", DataWarning, 2)
+    first = next(iter(labels), None)
+    return Split({name: value for name, value in data.items() if name not in new}, labels.get(first or ""), labels_of=first if first in new else None)
 
 
 class _Real:
@@ -397,6 +409,7 @@ def clustering_accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
     """The share of rows whose cluster is matched to their label, under the best one-to-one matching."""
     from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 
+    labels = np.unique(labels, return_inverse=True)[1]  # whatever numbers they are
     table = np.zeros((predicted.max() + 1, labels.max() + 1))
     np.add.at(table, (predicted, labels), 1)
     return float(table[linear_sum_assignment(-table)].sum() / len(labels))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,11 @@ class Header:
     lists: tuple[str, ...] = ()
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path, without: Collection[str] = ()) -> Table:
+    """A table's numbers; the columns ``without`` are left out, whatever they hold."""
     if path.suffix == ".parquet":
-        return _read_parquet(path)
-    values, names = read_text(path)
+        return _read_parquet(path, without)
+    values, names = read_text(path, without)
     return Table(values, names, {})
 
 
@@ -67,10 +68,11 @@ def _is_list(pyarrow: Any, kind: Any) -> bool:
     return bool(pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind) or pyarrow.types.is_fixed_size_list(kind))
 
 
-def _read_parquet(path: Path) -> Table:
+def _read_parquet(path: Path, without: Collection[str]) -> Table:
     parquet, pyarrow = _pyarrow()
     try:
         found = parquet.read_table(path)
+        found = found.drop_columns([name for name in found.column_names if name in without])
     except pyarrow.ArrowException as error:
         raise ValueError(str(error).splitlines()[0].rstrip(".")) from None
     if not found.num_rows:

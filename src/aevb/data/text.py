@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import chain, repeat
 from pathlib import Path
 from typing import IO
@@ -30,13 +30,14 @@ class WordsError(ValueError):
         self.column, self.found, self.line = column, found, line
 
 
-def read_text(path: Path) -> tuple[np.ndarray, tuple[str, ...] | None]:
-    """The numbers of a text table, [N, C], and its header. An empty cell is missing (NaN).
+def read_text(path: Path, without: Collection[str] = ()) -> tuple[np.ndarray, tuple[str, ...] | None]:
+    """The numbers of a text table, [N, C], and its header. An empty cell is missing (NaN). Columns ``without`` may hold anything.
 
     The first line is a header if any of its cells is no number, or if it counts from 0. One that counts from another number may be either: refused.
     """
     with _opened(path) as file:
         names, width, rows, decimal = _begun(file, path)
+        kept = [j for j, name in enumerate(names or ()) if name not in without] if without else list(range(width))
         numbers, first, pending = array("d"), -1, 0
         signs: dict[str, str] = {}
         for line, cells in rows:
@@ -44,21 +45,22 @@ def read_text(path: Path) -> tuple[np.ndarray, tuple[str, ...] | None]:
                 pending += width == 1
                 continue
             first = line if first < 0 else first
-            if decimal:
-                _check_signs(cells, line, signs)
             if len(cells) != width and any("\n" in cell for cell in cells):
                 raise _open_quote(line - sum(cell.count("\n") for cell in cells))
             if len(cells) != width:
                 raise ValueError(f"line {line} has {len(cells)} cells, the first has {width}")
+            cells = [cells[j] for j in kept] if without else cells
+            if decimal:
+                _check_signs(cells, line, signs)
             numbers.extend([float("nan")] * pending)
             pending = 0
             try:
                 numbers.fromlist([float(cell) for cell in cells])
             except ValueError:
-                numbers.fromlist([_cell(cell, names, j, line, line == first, rows, decimal) for j, cell in enumerate(cells)])
+                numbers.fromlist([_cell(cell, names, j, line, line == first, rows, decimal) for j, cell in zip(kept, cells, strict=True)])
     if not numbers:
         raise ValueError("it has a header but no rows" if names else "it is empty")
-    return np.frombuffer(numbers, dtype=np.float64).reshape(-1, width), names
+    return np.frombuffer(numbers, dtype=np.float64).reshape(-1, len(kept)), names and tuple(names[j] for j in kept)
 
 
 def read_header(path: Path) -> tuple[tuple[str, ...] | None, int]:
