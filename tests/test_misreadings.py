@@ -7,8 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from aevb import cli
+from aevb import Model, Normal, cli, fit, mlp
+from aevb.data import mark_missing, standardise
+from aevb.data.markers import find_markers
 from aevb.data.named import Recipe
 from aevb.storage import seal
 from aevb.training.folder import check_recipe
@@ -222,3 +225,80 @@ def test_a_run_that_does_not_say_what_was_known_goes_on(aevb):
     assert Recipe(**recipe).known is None
     check_recipe(Path("run"), Recipe(**recipe | {"known": ["x"]}), seal(recipe))
     aevb(*asked, "--steps", "5", "--resume")
+
+
+# Markers of missing cells --------------------------------------------------------------------------------------------------------------
+
+
+def marked_table(marker):
+    x = table()
+    x[::7, 1] = np.nan
+    return x, np.where(np.isnan(x), marker, x)
+
+
+@pytest.mark.parametrize("marker", [-999.0, -99.0, 9999.0, -9999.0])
+def test_a_marker_of_missing_cells_is_named_and_can_be_declared(aevb, marker):
+    holes, marked = marked_table(marker)
+    write_csv("holes.csv", holes.tolist(), "a,b,c")
+    write_csv("marked.csv", marked.tolist(), "a,b,c")
+    asked = ["train", "vae", "--set", "likelihood=Normal", *SMALL, "--prepare", "standardise", "--steps", "5"]
+    sentence = (
+        f"aevb: marked.csv: the value {marker:g} repeats far outside the others of its column: column 'b' (18 times). "
+        f"If it marks missing entries, leave its cells empty, or add --missing {marker:g}.\n"
+    )
+    assert aevb(*asked, "--data", "marked.csv", "--out", "read").count(sentence) == 1
+    assert aevb("evaluate", "read").count(sentence) == 1
+    told = aevb(*asked, "--data", "marked.csv", "--missing", f"{marker:g}", "--out", "run")
+    assert "repeats far outside" not in told
+    assert json.loads(Path("run/data.json").read_text())["missing"] == [marker]
+    assert "repeats far outside" not in aevb(*asked, "--data", "holes.csv", "--out", "plain")
+    expected = figures(aevb("evaluate", "plain"))
+    assert figures(aevb("evaluate", "run")) == expected  # the marker is in the recipe
+    assert figures(aevb("evaluate", "plain", "--data", "marked.csv", "--missing", marker)) == expected
+    aevb("impute", "run", "--out", "f.csv")
+    filled = np.loadtxt("f.csv", delimiter=",", skiprows=1)
+    assert not (filled == marker).any()
+    assert np.allclose(filled[~np.isnan(holes)], holes[~np.isnan(holes)], rtol=1e-12, atol=0)
+    assert "trained with missing=" in aevb(*asked, "--data", "marked.csv", "--out", "run", "--resume", code=2)
+
+
+def test_labels_that_are_marked_missing_size_no_model(aevb):
+    x = table()
+    write_csv("t.csv", [[*row, 9999 if i % 5 == 0 else i % 3] for i, row in enumerate(x.tolist())], "a,b,c,y")
+    asked = ["train", "m2", "--data", "t.csv", "--set", "likelihood=Normal", *SMALL, "--prepare", "standardise", "--steps", "2", "--missing", "9999"]
+    told = aevb(*asked, "--out", "run")
+    assert "y                3" in told
+    assert "y known in 96" in told
+
+
+def test_arrays_with_a_marker_are_named_and_mark_missing_declares_it(aevb):
+    holes, marked = marked_table(-999.0)
+    np.savez("t.npz", x=marked)
+    asked = ["train", "vae", "--data", "t.npz", "--set", "likelihood=Normal", *SMALL, "--prepare", "standardise", "--steps", "2"]
+    told = aevb(*asked, "--out", "run")
+    sentence = (
+        "the value -999 repeats far outside the others of its column: column 1 of x (from 0) (18 times). If it marks missing entries, write NaN"
+    )
+    assert told.count(f"aevb: t.npz: {sentence} there.\n") == 1
+    assert "--missing) are for tables. Write NaN in the arrays." in aevb(*asked, "--missing", "-999", "--out", "other", code=2)
+    assert "digits has no missing cells" in aevb("train", "vae", "--data", "digits", "--missing", "-999", "--out", "other", code=2)
+    for data, noted in ((marked, 1), (standardise(marked), 1), (torch.tensor(marked), 1), (mark_missing(marked, -999), 0), (holes, 0)):
+        model = Model(p={"z": Normal(1), "x | z": Normal(3)}, q={"z | x": Normal(net=mlp(4, log=True))})
+        run = fit(model, {"x": data}, steps=1)
+        notes = [row["note"] for row in run.rows if "repeats far outside" in row.get("note", "")]
+        assert notes == [f"{sentence} there: aevb.data.mark_missing(x, -999)."] * noted
+    assert np.array_equal(mark_missing(marked, -999), holes, equal_nan=True)
+
+
+def test_numbers_that_are_no_markers_are_left_alone():
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(200, 6)) * 30
+    values[:2, 0] = 99  # inside
+    values[:1, 1] = -999  # once
+    values[:, 2] = rng.integers(0, 110, 200)  # ages
+    values[:, 3] = rng.integers(900, 1100, 200)
+    values[:3, 4] = -998
+    values[:, 5] = -999  # nothing else
+    assert find_markers(values) == {}
+    values[5:8, 0], values[5:9, 2] = -999, -99
+    assert find_markers(values) == {-999.0: {0: 3}, -99.0: {2: 4}}

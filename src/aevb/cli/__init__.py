@@ -108,7 +108,7 @@ class _Told:
     def __call__(
         self, message: Warning | str, category: type[Warning], filename: str, lineno: int, file: object = None, line: str | None = None
     ) -> None:
-        told = f"aevb: {in_its_words(str(message))}"
+        told = f"aevb: {in_its_words(message)}"
         if told not in self.lines:
             print(told, file=sys.stderr)
         self.lines.add(told)

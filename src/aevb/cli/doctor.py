@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from aevb.cli.options import RunData, RunFolder, RunPrepare, Seed, path
+from aevb.cli.options import RunData, RunFolder, RunMissing, RunPrepare, Seed, path
 from aevb.cli.rows import load_rows, open_run, which_rows, without_latents
 from aevb.cli.units import statistics_note, units_note
 
@@ -20,6 +20,7 @@ def doctor(
     run: RunFolder,
     data: RunData = None,
     prepare: RunPrepare = None,
+    missing: RunMissing = None,
     rows: Annotated[int, typer.Option(help="Rows to examine at most.")] = 1000,
     calibrate: Annotated[
         bool, typer.Option("--calibrate/--no-calibrate", help="Rank p's own draws among q's (simulation-based calibration).")
@@ -36,7 +37,7 @@ def doctor(
     from aevb.diagnostics import diagnose
 
     model = open_run(run)
-    loaded = load_rows(run, model, data, prepare, seed)
+    loaded = load_rows(run, model, data, prepare, seed, missing=missing)
     chosen = loaded.test or loaded.train
     found = diagnose(model, chosen.data, run=run, labels=chosen.labels, rows=rows, calibrate=calibrate, seed=seed)
     for line in units_note(model, loaded):
@@ -48,6 +49,7 @@ def check(
     run: RunFolder,
     data: RunData = None,
     prepare: RunPrepare = None,
+    missing: RunMissing = None,
     out: Annotated[Path | None, typer.Option(parser=path, help="A .png of every statistic; by default check.png in the run's folder.")] = None,
     statistic: Annotated[
         list[str] | None,
@@ -67,7 +69,7 @@ def check(
     from aevb.predictive import predictive_check
 
     model = open_run(run)
-    loaded = load_rows(run, model, data, prepare, seed)
+    loaded = load_rows(run, model, data, prepare, seed, missing=missing)
     chosen = (loaded.test or loaded.train).data
     found = predictive_check(
         model, without_latents(model, chosen), statistic or None, columns=columns, kind="prior" if prior else "posterior", replicates=replicates,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from aevb.cli.options import Prepare, RunData, Seed, Set, device_of, pairs, path
+from aevb.cli.options import Missing, Prepare, RunData, Seed, Set, device_of, pairs, path
 from aevb.cli.rows import model_and_rows, which_rows
 from aevb.cli.units import units_note
 
@@ -18,6 +18,7 @@ def estimators(
     data: RunData = None,
     set_: Set = None,
     prepare: Prepare = None,
+    missing: Missing = None,
     how: Annotated[
         list[str] | None,
         typer.Option(metavar="LATENT=CHOICE", help="Compare only this with the plan's own way; may be repeated.", rich_help_panel="Estimator"),
@@ -47,7 +48,7 @@ def estimators(
     from aevb.laboratory import compare_estimators
 
     torch.manual_seed(seed)
-    found, loaded = model_and_rows(model, data, prepare, seed, pairs("--set", set_))
+    found, loaded = model_and_rows(model, data, prepare, seed, pairs("--set", set_), missing)
     requests = None if not how else [{}, *(pairs("--how", [one]) for one in how)]
     chosen = loaded.test or loaded.train
     console = Console(stderr=True)

@@ -13,7 +13,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aevb.cli.options import SEEDS, BoundName, Data, Gradient, How, ModelName, Prepare, Samples, Seed, Set, device_of, in_its_words, pairs, path
+from aevb.cli.options import (
+    SEEDS,
+    BoundName,
+    Data,
+    Gradient,
+    How,
+    Missing,
+    ModelName,
+    Prepare,
+    Samples,
+    Seed,
+    Set,
+    device_of,
+    in_its_words,
+    pairs,
+    path,
+)
 from aevb.cli.resolve import is_run, resolve
 from aevb.cli.rows import counted_rows, known_rows, recipe_of
 from aevb.cli.units import units_note
@@ -32,6 +48,7 @@ def train(
     data: Data = None,
     set_: Set = None,
     prepare: Prepare = None,
+    missing: Missing = None,
     validation: Annotated[str | None, typer.Option(help="A file of validation rows.", rich_help_panel="Data")] = None,
     hold_out: Annotated[float, typer.Option(help="The share of a file's rows to validate on, e.g. 0.1.", rich_help_panel="Data")] = 0.0,
     split: Annotated[
@@ -104,11 +121,13 @@ def train(
         raise ValueError("Say which data to train on: --data digits, or a file.")
     if is_run(model) and seeds is not None:
         raise ValueError("--seeds trains fresh models; a run is trained further alone.")
-    found = resolve(model, data, pairs("--set", set_))
+    found = resolve(model, data, pairs("--set", set_), missing)
     found = found.to(device_of(device))
     if before is not None and (validation or hold_out):
         before = replace(before, validation=validation, hold_out=hold_out, split=split, data=data)
-    loaded = load(data, found.graph, prepare=prepare, seed=seed, validation=validation, hold_out=hold_out, split=split, like=before)
+    loaded = load(
+        data, found.graph, prepare=prepare, seed=seed, validation=validation, hold_out=hold_out, split=split, missing=missing, like=before
+    )  # fmt: skip
     speaks = os.environ.get("RANK", "0") == "0"  # of several processes, the first
     places = [out] if seeds is None else [out / f"seed-{i}" for i in range(seeds)]
     for place in places:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aevb.cli.options import RunData, RunFolder, RunPrepare, Seed, in_its_words, path, refuse_input
+from aevb.cli.options import RunData, RunFolder, RunMissing, RunPrepare, Seed, in_its_words, path, refuse_input
 from aevb.cli.rows import ROWS, batches, counted_rows, known_rows, load_rows, open_run, recipe_of, which_rows, whole_of, without_latents
 from aevb.cli.tables import refuse_kind, write
 from aevb.cli.units import Units
@@ -29,6 +29,7 @@ def evaluate(
     run: RunFolder,
     data: RunData = None,
     prepare: RunPrepare = None,
+    missing: RunMissing = None,
     samples: Annotated[int, typer.Option(help="Importance samples for log p(x); 0 leaves it out.")] = 100,
     evidence: Annotated[
         str | None, typer.Option(help="log p(x) with its error: importance (and the bound for 1 to 1000 samples), ais, particles or prior.")
@@ -52,7 +53,7 @@ def evaluate(
     if evidence is not None and evidence not in METHODS:  # before anything is computed
         raise ValueError(f"Unknown --evidence {evidence}. Choose {', '.join(METHODS[:-1])} or {METHODS[-1]}.")
     model = open_run(run)
-    loaded = load_rows(run, model, data, prepare, seed)
+    loaded = load_rows(run, model, data, prepare, seed, missing=missing)
     chosen = loaded.test or loaded.train
     source = open_source(model.graph, chosen.data, model._parameter())
     values = evaluation.evaluate_precisely(model, source, seed=seed)
@@ -172,6 +173,7 @@ def encode(
     out: Annotated[Path, typer.Option(parser=path, help="codes.npz, or codes.csv.")],
     data: RunData = None,
     prepare: RunPrepare = None,
+    missing: RunMissing = None,
     seed: Seed = 0,
 ) -> None:
     """Write the posterior means of the latents (probabilities for discrete ones): of every row of a file, of a built-in set's test rows.
@@ -182,7 +184,7 @@ def encode(
 
     refuse_kind(out)
     model = open_run(run)
-    loaded = load_rows(run, model, data, prepare, seed, whole=True)
+    loaded = load_rows(run, model, data, prepare, seed, missing=missing, whole=True)
     refuse_input(out, loaded.recipe.data)
     chosen = loaded.test or loaded.train
     codes, method = _posterior_means(model, without_latents(model, chosen.data), seed)
@@ -200,6 +202,7 @@ def impute(
     run: RunFolder,
     out: Annotated[Path, typer.Option(parser=path, help="A .csv or .npz file, or a .npy of a single array. Parquet is read, not written.")],
     data: Annotated[str | None, typer.Option(help="A file with missing cells; by default the run's own.", rich_help_panel="Data")] = None,
+    missing: RunMissing = None,
     samples: Annotated[int, typer.Option(help="Draws of q to average over, where the posterior is not exact.")] = 50,
     seed: Seed = 0,
 ) -> None:
@@ -219,7 +222,7 @@ def impute(
     if name is None:
         raise ValueError("Say which file to fill: --data table.csv.")
     refuse_input(out, name)
-    loaded = load(name, graph, like=whole_of(recipe))
+    loaded = load(name, graph, missing=missing, like=whole_of(recipe))
     means, method = _imputed(model, loaded.train.data, samples, seed)
     raw, lengths = pad(graph, loaded.train.raw, loaded.train.raw.get("steps"), loaded.train.raw.get("lengths"))
     raw |= {} if lengths is None else {"lengths": lengths}
@@ -229,9 +232,9 @@ def impute(
         if variable in means:
             mean = in_units(recipe, graph, variable, means[variable])
             labels = array.ndim < mean.ndim and array.size < mean.size  # rows of an image may lie flat
-            missing = _missing(array, labels) & _inside(raw, array, graph.timed[variable])
-            count += int(missing.sum())
-            array = np.where(missing, mean.argmax(-1) if labels else mean.reshape(array.shape), array)
+            lost = _missing(array, labels) & _inside(raw, array, graph.timed[variable])
+            count += int(lost.sum())
+            array = np.where(lost, mean.argmax(-1) if labels else mean.reshape(array.shape), array)
         filled[variable] = array
     _write_filled(out, filled, graph, loaded.recipe, loaded.lines)
     how = "by the exact posterior" if method == "exact" else f"by {samples} draws of q"

@@ -15,7 +15,8 @@ import numpy as np
 
 from aevb.data.archives import read_archive, read_array
 from aevb.data.long import Keys, Lines, is_row, keys_of, lines_of, refuse_count, refuse_numbering
-from aevb.data.tables import TABLES, Header, Table, header, read_table
+from aevb.data.markers import array_warnings, marker_warnings
+from aevb.data.tables import TABLES, Header, Table, header, marked, read_table
 from aevb.data.text import FEW, WordsError
 from aevb.families import OneHot
 from aevb.graph import Graph
@@ -23,31 +24,47 @@ from aevb.storage import DataWarning
 
 
 def read_file(
-    path: Path, graph: Graph, *, only: str | None = None, columns: Mapping[str, list[str]] | None = None, check: bool = True
+    path: Path,
+    graph: Graph,
+    *,
+    only: str | None = None,
+    columns: Mapping[str, list[str]] | None = None,
+    check: bool = True,
+    missing: Sequence[float] = (),
 ) -> dict[str, Any]:
     """The arrays of a file by variable; ``only`` is the one variable that the file is for.
 
     ``columns`` says which of a table's columns a variable has, instead of the header's own names. ``check=False`` leaves the numbers
-    of columns unchecked, for a model whose sizes are to be taken from them.
+    of columns unchecked, for a model whose sizes are to be taken from them. ``missing`` are numbers that mark missing cells of a table.
     """
-    return read_lines(path, graph, only=only, columns=columns, check=check)[0]
+    return read_lines(path, graph, only=only, columns=columns, check=check, missing=missing)[0]
 
 
 def read_lines(
-    path: Path, graph: Graph, *, only: str | None = None, columns: Mapping[str, list[str]] | None = None, check: bool = True
+    path: Path,
+    graph: Graph,
+    *,
+    only: str | None = None,
+    columns: Mapping[str, list[str]] | None = None,
+    check: bool = True,
+    missing: Sequence[float] = (),
 ) -> tuple[dict[str, Any], Lines | None]:
     """The arrays of a file by variable, and of a table with a line a step which lines are whose."""
     if not path.is_file():
         raise ValueError(f"There is no file {path}; the data sets by name are {', '.join(('fa', 'digits', 'mnist', 'fashion'))}.")
     try:
-        if path.suffix == ".npy":
-            return {only or _names(graph)[0]: read_array(path)}, None
-        if path.suffix == ".npz":
-            return _by_name(path, read_archive(path), graph, only), None
+        if path.suffix in (".npy", ".npz"):
+            if missing:
+                raise ValueError("numbers that mark missing cells (--missing) are for tables. Write NaN in the arrays")
+            plain = path.suffix == ".npy"
+            arrays = {only or _names(graph)[0]: read_array(path)} if plain else _by_name(path, read_archive(path), graph, only)
+            for warning in array_warnings(arrays, graph.observed, f"{path}: "):
+                warnings.warn(warning, stacklevel=2)
+            return arrays, None
         if path.suffix not in TABLES:
             raise ValueError(f"files of kind {path.suffix or 'no suffix'} are not known; use .npy, .npz, .csv or .parquet")
         unused = [] if columns is None else _unused(path, header(path), graph, columns)
-        table = read_table(path, unused)
+        table = marked(read_table(path, unused), missing)
     except _ColumnsError:
         raise
     except (OSError, EOFError, ValueError) as error:
@@ -55,6 +72,10 @@ def read_lines(
     if unused:
         mine = ", ".join(map(repr, unused[:12])) + (f", … ({len(unused)})" if len(unused) > 12 else "")
         warnings.warn(f"{path}: the column{'s' * (len(unused) > 1)} {mine} {_are(unused)} not used: the model was trained without.", DataWarning, 2)
+    names = [repr(name) for name in table.names or range(1, table.values.shape[1] + 1)]
+    fix = "leave its cells empty, or read the table yourself and use aevb.data.mark_missing(x, {marker})."
+    for warning in marker_warnings(table.values, names, f"{path}: ", fix, "leave its cells empty, or add --missing {marker}."):
+        warnings.warn(warning, stacklevel=2)
     return _split(path, table, graph, only, columns, check)
 
 

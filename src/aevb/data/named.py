@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -51,6 +51,7 @@ class Recipe:
     hold_out: float = 0.0  # or the share of rows that are,
     split: int = 0  # drawn by this seed
     seed: int = 0  # of what is drawn in preparing the rows
+    missing: list[float] | None = None  # numbers that mark missing cells of a table
     known: list[str] | None = None  # the variables that the training rows have values of, latents among them
 
     def text(self) -> str:
@@ -139,6 +140,7 @@ _KINDS: dict[str, Callable[[Any], bool]] = {  # what the fields of a recipe are
     "image": lambda value: isinstance(value, list) and len(value) == 2 and all(map(_whole(1, 2**20), value)),
     "columns": _table_of(_list_of(str)),
     "known": _list_of(str),
+    "missing": _finite,
     "others": _table_of(_table_of(_finite)),
 }
 
@@ -193,7 +195,7 @@ class Loaded:
     lines: Lines | None = None  # of a table with a line a step: which of its lines are whose, held out or not
 
 
-def sizes(name: str, graph: Graph) -> dict[str, int]:
+def sizes(name: str, graph: Graph, missing: Sequence[float] = ()) -> dict[str, int]:
     """What data say about the sizes of a zoo model: x from the columns, y from the labels."""
     if name == "fa":
         return {"x": 3}
@@ -201,7 +203,7 @@ def sizes(name: str, graph: Graph) -> dict[str, int]:
         pixels = IMAGES[name]()[0].pixels
         return {"x": pixels.shape[2] if graph.timed["x"] else pixels.shape[1] * pixels.shape[2]}
     found = {}
-    for variable, value in read_file(Path(name), graph, check=False).items():
+    for variable, value in read_file(Path(name), graph, check=False, missing=missing).items():
         if variable in graph.shapes:
             shape = (0, *value[0].shape) if isinstance(value, list) else value.shape
             inner = shape[2 if graph.timed[variable] else 1 :]
@@ -219,10 +221,12 @@ def load(
     validation: str | None = None,
     hold_out: float = 0.0,
     split: int = 0,
+    missing: Sequence[float] | None = None,
     like: Recipe | None = None,
 ) -> Loaded:
     """Rows of a built-in set, which has test rows, or of a file, which may be told some: ``validation`` is a file, ``hold_out`` a share.
 
+    ``missing`` are numbers that mark missing cells of a table.
     Which rows are held out depends on ``split`` alone, so that runs of other seeds are judged on the same ones.
     ``like`` is the recipe of a run: rows are then prepared as its training rows were. Values of a latent that these did not have are labels to
     compare with, not data: in such a run the classes have numbers of their own.
@@ -235,6 +239,10 @@ def load(
     recipe = Recipe(name, validation=validation, hold_out=hold_out, split=split, seed=seed)
     if like is not None:
         recipe = like if like.data == name else replace(like, data=name, validation=None, hold_out=0.0)
+    if missing:
+        recipe = replace(recipe, missing=[float(number) for number in missing])
+    if recipe.missing and name in NAMES:
+        raise ValueError(f"{name} has no missing cells; --missing is for tables.")
     if name in NAMES and (recipe.hold_out or recipe.validation):
         raise ValueError(f"{name} brings its test rows; --validation and --hold-out are for files.")
     train, test, found, lines = (*_builtin(name, graph, recipe), None) if name in NAMES else _file(name, graph, recipe)
@@ -305,7 +313,7 @@ def _builtin(name: str, graph: Graph, recipe: Recipe) -> tuple[Split, Split, Rec
 def _file(name: str, graph: Graph, recipe: Recipe) -> tuple[Split, Split | None, Recipe, Lines | None]:
     x, path = graph.observed[0], Path(name)
     recipe = _laid_out(path, graph, recipe)
-    data, lines = _read(path, graph, recipe.columns)
+    data, lines = _read(path, graph, recipe.columns, recipe.missing)
     shape = data[x][0].shape if isinstance(data[x], list) else data[x].shape[1:]
     if not graph.timed[x] and len(shape) == 2 and len(graph.shapes[x]) == 1:
         recipe = replace(recipe, image=list(shape))
@@ -315,7 +323,7 @@ def _file(name: str, graph: Graph, recipe: Recipe) -> tuple[Split, Split | None,
         if recipe.hold_out:
             raise ValueError("Validation rows come from --validation or from --hold-out, not both.")
         other = Path(recipe.validation)
-        test = _flat(graph, x, _read(other, graph, _laid_out(other, graph, recipe).columns)[0])
+        test = _flat(graph, x, _read(other, graph, _laid_out(other, graph, recipe).columns, recipe.missing)[0])
     elif recipe.hold_out:
         n = len(data[x])
         held = max(1, round(n * recipe.hold_out))
@@ -338,8 +346,8 @@ def _laid_out(path: Path, graph: Graph, recipe: Recipe) -> Recipe:
     return replace(recipe, columns=recipe.columns if kept else columns, long=long or None)
 
 
-def _read(path: Path, graph: Graph, columns: Mapping[str, list[str]] | None) -> tuple[dict[str, Any], Lines | None]:
-    data, lines = read_lines(path, graph, columns=columns if path.suffix in TABLES else None)
+def _read(path: Path, graph: Graph, columns: Mapping[str, list[str]] | None, missing: Sequence[float] | None) -> tuple[dict[str, Any], Lines | None]:
+    data, lines = read_lines(path, graph, columns=columns if path.suffix in TABLES else None, missing=missing or ())
     if graph.observed[0] not in data:
         raise ValueError(f"{path} holds {', '.join(data)}, but not {graph.observed[0]}.")
     return data, lines

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from aevb.data.markers import mark_missing
 from aevb.data.text import FEW, WordsError, distinct, read_header, read_text
 
 TABLES = (".csv", ".tsv", ".txt", ".parquet")
@@ -38,6 +39,14 @@ def read_table(path: Path, without: Collection[str] = ()) -> Table:
         return _read_parquet(path, without)
     values, names = read_text(path, without)
     return Table(values, names, {})
+
+
+def marked(table: Table, missing: Sequence[float]) -> Table:
+    """The table with NaN wherever it holds a number that marks a missing cell."""
+    if not missing:
+        return table
+    lists = {name: [mark_missing(row, *missing) for row in rows] for name, rows in table.lists.items()}
+    return replace(table, values=mark_missing(table.values, *missing), lists=lists)
 
 
 def header(path: Path) -> Header:

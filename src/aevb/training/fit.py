@@ -22,6 +22,7 @@ import torch
 from aevb.batch import Batch, split_latents
 from aevb.contention import sharing_cores
 from aevb.data.degenerate import LOOK, note_numbering, note_repeats, refuse_degenerate
+from aevb.data.markers import array_warnings
 from aevb.data.named import Recipe
 from aevb.data.sources import Source, open_source
 from aevb.deterministic import Recurrence
@@ -212,6 +213,7 @@ class Training:
         self.world.copy_first(list(model.state_dict().values()))
         told = progress if self.world.first else False
         self.source = open_source(model.graph, data, like, Checking(told))
+        self.markers = array_warnings(data, model.graph.observed) if recipe is None and isinstance(data, Mapping) else []
         refuse_degenerate(model.graph, self.source)
         self.recorded = settings.record() | {"fresh": {name: repr(fresh) for name, fresh in self.source.fresh.items()} or None}
         self.recorded |= {"data": _fingerprint(self.source) if out is not None else None, "numbers": NUMBERS}
@@ -350,6 +352,7 @@ class Training:
         """What is to be said of values that repeat under a density, and of columns that number the rows, from some of the rows."""
         graph, n, fresh = self.model.graph, self.source.n, self.source.fresh
         notes = note_repeats(graph, self.source.read(torch.linspace(0, n - 1, min(LOOK, n)).long()), fresh)
+        notes += [str(warning) for warning in self.markers]
         return notes + note_numbering(graph, self.source.read(torch.arange(min(LOOK, n))), fresh)
 
     def _classes(self) -> list[str]:

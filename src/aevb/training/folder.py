@@ -269,7 +269,7 @@ def check_recipe(path: Path, recipe: Recipe, recorded: str | None) -> None:
         if recorded is None:
             raise
         there = None
-    asked = ("data", "validation", "hold_out", "prepare", "seed")  # what the others follow from
+    asked = ("data", "missing", "validation", "hold_out", "prepare", "seed")  # what the others follow from
     changed = [key for key in (*asked, *vars(recipe)) if getattr(there, key) != getattr(recipe, key)] if there is not None else []
     changed = [key for key in changed if key != "known" or (there is not None and there.known is not None)]
     if changed:
