@@ -302,3 +302,32 @@ def test_numbers_that_are_no_markers_are_left_alone():
     assert find_markers(values) == {}
     values[5:8, 0], values[5:9, 2] = -999, -99
     assert find_markers(values) == {-999.0: {0: 3}, -99.0: {2: 4}}
+
+
+# Resuming ------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [(), ("--seeds", "2")])
+def test_a_run_that_is_not_there_is_not_resumed_by_the_command(aevb, more):
+    write_csv("t.csv", table().tolist(), "a,b,c")
+    asked = ["train", "fa", "--data", "t.csv", "--prepare", "standardise", "--steps", "3", *more]
+    Path("empty").mkdir()
+    for folder in ("nowhere", "empty"):
+        told = aevb(*asked, "--out", folder, "--resume", code=2)
+        fix = "Name its folder by --out, or leave out --resume to start a new run."
+        assert told == f"aevb: There is no run in {folder} that --resume could continue. {fix}\n"
+    assert not Path("nowhere").exists()
+    aevb(*asked, "--out", "run")
+    assert "There is no" not in aevb(*asked, "--out", "run", "--resume")
+
+
+def test_in_python_resume_starts_where_there_is_no_run_and_says_so(tmp_path, capsys):
+    model, x = (
+        Model(p={"z": Normal(1), "x | z": Normal(3)}, q={"z | x": Normal()}),
+        torch.zeros(20, 3).normal_(generator=torch.Generator().manual_seed(0)),
+    )
+    sentence = f"There is no checkpoint in {tmp_path / 'r'} yet that resume=True could continue: the run starts at step 0.\n"
+    for steps, said in ((2, 1), (4, 0)):
+        run = fit(model, {"x": x}, steps=steps, out=tmp_path / "r", resume=True, progress=True, decay="constant")
+        assert capsys.readouterr().out.count(sentence) == said
+        assert not any("note" in row for row in run.rows)

@@ -112,6 +112,11 @@ def train(
 
     if seeds is not None and (seeds < 1 or seed):
         raise ValueError(f"--seeds {seeds} is a number of runs, with seeds from 0 on; say --seed for one run with a seed of your own.")
+    places = [out] if seeds is None else [out / f"seed-{i}" for i in range(seeds)]
+    if resume and not any(place.is_dir() and any(place.iterdir()) for place in places):
+        raise ValueError(
+            f"There is no run in {out} that --resume could continue. Name its folder by --out, or leave out --resume to start a new run."
+        )
     torch.manual_seed(seed)
     chosen = _schedule(schedule)
     before = recipe_of(Path(model)) if is_run(model) else None  # what was done to the rows of the run that is trained further
@@ -129,7 +134,6 @@ def train(
         data, found.graph, prepare=prepare, seed=seed, validation=validation, hold_out=hold_out, split=split, missing=missing, like=before
     )  # fmt: skip
     speaks = os.environ.get("RANK", "0") == "0"  # of several processes, the first
-    places = [out] if seeds is None else [out / f"seed-{i}" for i in range(seeds)]
     for place in places:
         refuse_taken(place, resume and place.exists())
     choices: dict[str, Any] = {"how": pairs("--how", how), "bound": bound, "samples": samples, "gradient": gradient}

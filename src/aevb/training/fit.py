@@ -92,8 +92,8 @@ def fit(
 
     ``data`` is a dictionary of arrays (or files) by variable; ``validation`` likewise. ``settings`` are those of
     :class:`Settings`: epochs or steps, batch, lr, schedule, how, bound, …. With ``out`` the run's files go there, and
-    ``resume=True`` continues one that was interrupted. The model is left with the weights of the last step, or of the best
-    validation if ``patience`` is set; :func:`load_run` reads either from the files.
+    ``resume=True`` continues one that was interrupted, or starts it where there is none yet. The model is left with the weights of
+    the last step, or of the best validation if ``patience`` is set; :func:`load_run` reads either from the files.
 
     ``progress`` shows the run as it goes: on a terminal unless it is False, elsewhere as plain lines if it is True.
     ``tensorboard=True`` writes scalars for TensorBoard into ``out/tensorboard``. ``after(step, model)`` is called
@@ -130,9 +130,8 @@ def fit(
         trainings: list[Training] = []
         for one in every:
             place = None if folder is None else folder / f"seed-{one.seed}"
-            continued = resume and (place is None or place.exists())
             rows, judged = (trainings[0].source, trainings[0].validation) if trainings else (data, validation)  # opened once, read by all
-            training = Training(model.fresh(one.seed), rows, judged, one, place, continued, closing, progress, recipe)
+            training = Training(model.fresh(one.seed), rows, judged, one, place, resume, closing, progress, recipe)
             training.watch(False if trainings else progress, tensorboard, closing)
             training.after = after
             trainings.append(training)
@@ -259,6 +258,7 @@ class Training:
         self.best: dict[str, Any] | None = None
         self.best_checkpoint: Checkpoint | None = None
         self.folder: Folder | None = None
+        self.anew = False  # whether a run was to be continued, and there was none
         self.watchers: list[Watcher] = []
         self.after: Callable[[int, Model], Mapping[str, float] | None] | None = None
         if out is not None:
@@ -389,6 +389,7 @@ class Training:
         if found is not None:
             folder.beside = found.beside
             folder.notes += self._continue(out, found)
+        self.anew = resume and found is None
         if self.world.first:
             folder.begin(self.model.declaration(), to_toml(self.recorded), self.rows, self.recipe)
             self.folder = folder
@@ -437,6 +438,8 @@ class Training:
         self.watchers.append(display(progress, self.step, self.total, epochs, self.settings.judge, self.best))
         for watcher in self.watchers:
             closing.callback(watcher.close)
+            if self.anew:  # shown, not recorded: the history is that of a run which was not interrupted
+                watcher.note(f"There is no checkpoint in {self.out} yet that resume=True could continue: the run starts at step 0.")
 
     # The loop ---------------------------------------------------------------------------------------------------------------------
 
