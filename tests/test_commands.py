@@ -64,7 +64,7 @@ def test_from_training_to_samples_and_codes(tmp_path, monkeypatch, capsys, small
     values = {
         line.split()[0]: float(line.split()[1])
         for line in printed.splitlines()
-        if line.startswith("  ") and "clusters" not in line and "log p" not in line
+        if line.startswith("  ") and "clusters" not in line and "log p" not in line and "± is" not in line
     }
     assert abs(values["elbo"] - (values["x"] - values["kl(y)"] - values["kl(z)"])) < 0.002
     evidence = next(float(line.split()[2]) for line in printed.splitlines() if "log p(x)" in line)

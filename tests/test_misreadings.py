@@ -331,3 +331,22 @@ def test_in_python_resume_starts_where_there_is_no_run_and_says_so(tmp_path, cap
         run = fit(model, {"x": x}, steps=steps, out=tmp_path / "r", resume=True, progress=True, decay="constant")
         assert capsys.readouterr().out.count(sentence) == said
         assert not any("note" in row for row in run.rows)
+
+
+# Errors --------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_each_error_says_what_it_is_the_error_of(aevb):
+    write_csv("t.csv", table().tolist(), "a,b,c")
+    aevb("train", "fa", "--set", "z=1", "--data", "t.csv", "--prepare", "standardise", "--steps", "20", "--out", "run")
+    sentence = "± is the sampling error: the standard error of the estimate for these rows, not how far rows differ"
+    for more in ((), ("--evidence", "importance"), ("--evidence", "exact")):
+        told = aevb("evaluate", "run", *more)
+        assert told.count(sentence) == 1
+    told = aevb("doctor", "run", "--no-calibrate")
+    assert " nats an example (standard error over the rows 0." in told
+    assert "±" not in told
+    assert "±: the standard error over the replicates." in aevb("estimators", "run", "--rows", "5", "--replicates", "16", "--samples", "1")
+    Path("m.py").write_text('from aevb import Model, Normal, OneHot\nm = Model(p={"y": OneHot(2), "x | y": Normal(3)}, q={"y | x": OneHot()})\n')
+    aevb("train", "m.py:m", "--data", "t.csv", "--prepare", "standardise", "--steps", "5", "--out", "summed")
+    assert "±" not in aevb("evaluate", "summed")  # nothing is sampled

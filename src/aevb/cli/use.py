@@ -72,8 +72,11 @@ def evaluate(
             reasons
         )
         print(f"  {_log_p(model, chosen.data):<12} {found:10.3f}   importance sampling, {samples} samples: {rises}")
+    sampled = not reasons and any(error for _, error in values.values())
     if evidence:
-        _print_evidence(model, source, evidence, seed, units)
+        sampled |= _print_evidence(model, source, evidence, seed, units) != "exact"
+    if sampled:
+        print("  ± is the sampling error: the standard error of the estimate for these rows, not how far rows differ")
     if units.told:
         print(f"  {units.told}")
     labels = np.full(n, -1) if chosen.labels is None else chosen.labels
@@ -99,8 +102,8 @@ def _log_p(model: Model, data: Mapping[str, Any]) -> str:
     return f"log p({', '.join([*model.graph.observed, *known])})"
 
 
-def _print_evidence(model: Model, source: Source, method: str, seed: int, units: Units) -> None:
-    """log p(x) by a method, with what it says of itself; importance sampling also as the bound that rises with the samples."""
+def _print_evidence(model: Model, source: Source, method: str, seed: int, units: Units) -> str:
+    """log p(x) by a method, with what it says of itself; importance sampling also as a rising bound. The method is returned."""
     import torch
 
     from aevb.evidence import curve, log_evidence
@@ -114,6 +117,7 @@ def _print_evidence(model: Model, source: Source, method: str, seed: int, units:
         bounds = curve(model, batch, seed=seed)
         print(*(f"  {line}" for line in str(replace(bounds, value=units.shift(bounds.value))).splitlines()), sep="\n")
     print(*(f"  {line}" for line in in_its_words(str(found)).splitlines()), sep="\n")
+    return found.method
 
 
 def sample(

@@ -179,8 +179,8 @@ def _bounds(values: Tensor, behind: bool) -> list[Finding]:
     figures = {"elbo": float(values.double().mean())}
     if len(values) > 1:
         figures["stderr"] = float(values.double().std()) / len(values) ** 0.5
-    shown = f" ± {figures['stderr']:.2f}" if "stderr" in figures else ""
+    shown = f" (standard error over the rows {figures['stderr']:.2f})" if "stderr" in figures else ""
     text = (
-        f"The ELBO is {figures['elbo']:.2f}{shown} nats an example" + ", that of a q which was not trained for this p: it says nothing of p" * behind
+        f"The ELBO is {figures['elbo']:.2f} nats an example{shown}" + ", that of a q which was not trained for this p: it says nothing of p" * behind
     )
     return [Finding("note" if behind else "ok", "elbo", "run", f"{text}.", figures)]
