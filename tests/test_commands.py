@@ -490,6 +490,6 @@ def test_a_q_that_was_not_trained_is_told_and_not_used(tmp_path, monkeypatch, ca
     aevb(monkeypatch, capsys, "train", "vae", "--set", "likelihood=Normal", *SMALL, "--data", "full.csv", "--steps", "5", "--out", "vae")
     for command in ("encode", "impute"):
         told = mistake(monkeypatch, capsys, command, "vae", "--data", "holes.csv", "--out", "o.csv")
-        assert "30 rows lack entries of x (first: row 0), which q was not trained on" in told
+        assert "30 rows lack entries of x (first: line 2), which q was not trained on" in told
         assert 'method="q"' not in told
         assert not Path("o.csv").exists()

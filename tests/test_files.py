@@ -49,7 +49,7 @@ def test_a_first_line_that_counts_may_be_a_header_and_is_refused(tmp_path, text)
 def test_other_first_lines_of_numbers_are_rows(tmp_path, text):
     path = tmp_path / "bare.csv"
     path.write_text(text)
-    numbers, names = read_text(path)
+    numbers, names, _ = read_text(path)
     assert names is None
     assert len(numbers) == 2
 

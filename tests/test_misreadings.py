@@ -350,3 +350,55 @@ def test_each_error_says_what_it_is_the_error_of(aevb):
     Path("m.py").write_text('from aevb import Model, Normal, OneHot\nm = Model(p={"y": OneHot(2), "x | y": Normal(3)}, q={"y | x": OneHot()})\n')
     aevb("train", "m.py:m", "--data", "t.csv", "--prepare", "standardise", "--steps", "5", "--out", "summed")
     assert "±" not in aevb("evaluate", "summed")  # nothing is sampled
+
+
+# Places --------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_cells_of_a_table_are_named_by_line_and_column(aevb):
+    Path("b.csv").write_text("\nsex,ill,y\n" + "".join(f"{i % 2},{i % 3 // 2},{i % 2}\n\n" for i in range(6)) + "0,3,1\n")
+    Path("m.py").write_text(
+        'from aevb import Bernoulli, Model, Normal, OneHot, mlp\nm = Model(p={"y": OneHot(2), "x | y": Bernoulli(2)}, q={"y | x": OneHot()})\n'
+        'n = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal(net=mlp(4))})\n'
+    )
+    asked = ["--steps", "2", "--out", "run"]
+    assert "x has 1 value that is not 0 or 1 (first: line 15, column 'ill': 3.0), but p" in aevb("train", "m.py:m", "--data", "b.csv", *asked, code=2)
+    held = aevb("train", "m.py:m", "--data", "b.csv", "--hold-out", "0.3", *asked, code=2)
+    assert "(first: line 15, column 'ill': 3.0)" in held  # whichever part it falls in
+    Path("y.csv").write_text("a,b,y\n0,1,0\n1,1,5\n0,0,1\n")
+    assert "y has 1 label outside 0 … 1 (first: line 3, column 'y': 5.0)." in aevb("train", "m.py:m", "--data", "y.csv", *asked, code=2)
+    Path("plain.csv").write_text("1,0\n1,1\n0,7\n")
+    assert "(first: line 3, column '2': 7.0)" in aevb("train", "m.py:m", "--data", "plain.csv", *asked, code=2)
+    Path("inf.csv").write_text("a,b\n0,1\n1,inf\n0,7\n")
+    told = aevb("train", "m.py:n", "--data", "inf.csv", "--prepare", "standardise", *asked, code=2)
+    assert "x: standardise takes finite numbers, but not all are (first: line 3, column 'b': inf)." in told
+    Path("flat.csv").write_text("a,b\n" + "".join(f"{i},4\n" for i in range(9)))
+    assert "x has 1 of 2 columns that are constant (column 'b')" in aevb("train", "m.py:n", "--data", "flat.csv", *asked, code=2)
+    Path("lost.csv").write_text("a,b\n" + "".join(f",{i}\n" for i in range(9)))
+    assert "x is missing (NaN) in every row of column 'a': there" in aevb("train", "m.py:n", "--data", "lost.csv", *asked, code=2)
+    Path("large.csv").write_text("a,b\n" + "".join(f"{i},{i % 3}\n" for i in range(9)) + "1e30,1\n")
+    assert "is not finite for lines 11." in aevb("train", "m.py:n", "--data", "large.csv", *asked, code=1)
+
+
+def test_steps_of_a_table_are_named_by_line_and_column(aevb):
+    Path("m.py").write_text(
+        "from aevb import Bernoulli, Model, OneHot\n"
+        'm = Model(p={"y[t] | y[t-1]": OneHot(2), "x[t] | y[t]": Bernoulli(1)}, q={"y[t] | x[t]": OneHot()})\n'
+    )
+    Path("long.csv").write_text("row,step,x\n" + "".join(f"{i % 3},{i // 3},{2 * (i == 7)}\n" for i in range(9)))
+    Path("wide.csv").write_text("mon,tue,wed\n" + "".join(f"0,{i % 2},{2 * (i == 4)}\n" for i in range(6)))
+    for name, place in (("long", "line 9, column 'x'"), ("wide", "line 6, column 'wed'")):
+        assert f"(first: {place}: 2.0)" in aevb("train", "m.py:m", "--data", f"{name}.csv", "--steps", "2", "--out", "run", code=2)
+    Path("half.csv").write_text("row,step,x\n\n0,0,1\n\n0,0.5,1\n")
+    assert "half.csv: line 5 has the step 0.5; rows and steps are whole numbers" in aevb(
+        "train", "m.py:m", "--data", "half.csv", "--out", "run", code=2
+    )
+
+
+def test_entries_of_arrays_are_counted_from_0_and_say_so(tmp_path):
+    model = Model(p={"z": Normal(1), "x | z": Normal(3)}, q={"z | x": Normal()})
+    with pytest.raises(ValueError, match=r"x has 1 value not finite \(first, from 0: row 1, column 2: inf\)"):
+        fit(model, {"x": [[1, 2, 3], [4, 5, math.inf]]}, steps=1)
+    (tmp_path / "t.csv").write_text("a,b,c\n1,2,3\n4,5,inf\n")
+    with pytest.raises(ValueError, match=r"x has 1 value not finite \(first: line 3, column 'c': inf\)"):
+        fit(model, tmp_path / "t.csv", steps=1)

@@ -158,5 +158,5 @@ def test_counts_first_leave_the_numbers_of_the_first_out(tmp_path):
 
 def test_infinite_cells_of_a_table_are_named(tmp_path):
     (tmp_path / "t.csv").write_text("x0,x1\n1,2\n3,inf\n")
-    with pytest.raises(ValueError, match="x: standardise takes finite numbers, but row 1, column 1 holds inf. Replace it; NaN"):
+    with pytest.raises(ValueError, match="x: standardise takes finite numbers, but not all are .first: line 3, column 'x1': inf.. Replace it; NaN"):
         load(str(tmp_path / "t.csv"), graph(2), prepare="standardise")

@@ -111,12 +111,14 @@ def batches(model: Model, data: Mapping[str, Any]) -> list[dict[str, Tensor]]:
 
     from aevb.data.sources import open_source
 
-    source = open_source(model.graph, dict(data), model._parameter())
+    source = open_source(model.graph, data, model._parameter())
     return [source.take(torch.arange(start, min(source.n, start + ROWS))) for start in range(0, source.n, ROWS)]
 
 
 def without_latents(model: Model, data: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in data.items() if name not in model.graph.latents}
+    from aevb.places import Placed, places_of
+
+    return Placed({name: value for name, value in data.items() if name not in model.graph.latents}, places_of(data))
 
 
 def known_rows(model: Model, data: Mapping[str, Any]) -> dict[str, int]:

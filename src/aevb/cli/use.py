@@ -253,6 +253,7 @@ def _posterior_means(model: Model, data: Mapping[str, Any], seed: int) -> tuple[
     import numpy as np
     import torch
 
+    from aevb.places import places_of
     from aevb.posterior import posterior_of, why_not_q
 
     found: dict[str, list[np.ndarray]] = {name: [] for name in model.graph.latents}
@@ -260,7 +261,7 @@ def _posterior_means(model: Model, data: Mapping[str, Any], seed: int) -> tuple[
     exact = any(why_not_q(model, batch) is not None for batch in parts_of_rows)  # then for all rows, so that codes can be compared
     method = "q"
     for i, batch in enumerate(parts_of_rows):
-        posterior = posterior_of(model, batch, seed=seed + i, prefer_exact=exact, first_row=i * ROWS)
+        posterior = posterior_of(model, batch, seed=seed + i, prefer_exact=exact, first_row=i * ROWS, places=places_of(data))
         method = posterior.method
         for name, parts in found.items():
             with torch.no_grad():
@@ -275,13 +276,14 @@ def _imputed(model: Model, data: Mapping[str, Any], samples: int, seed: int) -> 
     """The observed variables with every missing cell's posterior mean, and by which posterior: "exact" or "q"."""
     import numpy as np
 
+    from aevb.places import places_of
     from aevb.posterior import impute, posterior_of
 
     if samples < 1:
         raise ValueError(f"--samples is at least 1, got {samples}.")
     found = []
     for i, batch in enumerate(batches(model, data)):
-        posterior = posterior_of(model, batch, seed=seed + i, prefer_exact=True, first_row=i * ROWS)
+        posterior = posterior_of(model, batch, seed=seed + i, prefer_exact=True, first_row=i * ROWS, places=places_of(data))
         found.append(impute(posterior, samples, draws=False))
     return {name: np.concatenate([part.mean[name].cpu().numpy() for part in found]) for name in found[0].mean}, found[0].method
 

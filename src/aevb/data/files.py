@@ -20,6 +20,7 @@ from aevb.data.tables import TABLES, Header, Table, header, marked, read_table
 from aevb.data.text import FEW, WordsError
 from aevb.families import OneHot
 from aevb.graph import Graph
+from aevb.places import INDICES, Placed, Places
 from aevb.storage import DataWarning
 
 
@@ -171,13 +172,15 @@ def _split(
             for name in taken:
                 if graph.timed[name] and not _labels(graph, name):
                     refuse_numbering(found[name], taken[name], name)
-            return found | stacked, None
-        by_row = lines_of(table.values, table.names, keys)
+            wide = frozenset(name for name in taken if graph.timed[name])
+            return Placed(found | stacked, INDICES if table.lines is None else Places(table.lines.tolist(), taken, wide)), None
+        by_row = lines_of(table.values, table.names, keys, table.lines)
         for name in taken if keys.step is None else ():
             if not _labels(graph, name):
                 refuse_count(found[name][by_row.order], taken[name], name)
         found = {name: by_row.sequences(value) if graph.timed[name] else by_row.constants(name, value) for name, value in found.items()}
-        return found | stacked, by_row
+        places = INDICES if table.lines is None else Places(np.split(table.lines[by_row.order], by_row.starts[1:]), taken)
+        return Placed(found | stacked, places), by_row
     except ValueError as error:
         raise ValueError(f"{path}: {str(error).rstrip('.')}.") from None
 

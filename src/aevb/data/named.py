@@ -23,10 +23,11 @@ from aevb.data.builtin import Images, digits, factor_analysis, mnist
 from aevb.data.files import layout, read_file, read_lines
 from aevb.data.levels import Fresh
 from aevb.data.long import Lines
-from aevb.data.preparation import CHOICES, Standardised, default_preparation, parts, prepare_levels, standardise
+from aevb.data.preparation import CHOICES, InfiniteError, Standardised, default_preparation, parts, prepare_levels, standardise
 from aevb.data.rows import one_column, some_rows
 from aevb.data.tables import TABLES
 from aevb.graph import Graph
+from aevb.places import Placed, places_of
 from aevb.storage import LONGEST_BESIDE, DataWarning, read_json
 
 IMAGES: dict[str, Callable[[], tuple[Images, Images]]] = {"digits": digits, "mnist": mnist, "fashion": partial(mnist, "fashion")}
@@ -275,6 +276,10 @@ def _measured(recipe: Recipe, graph: Graph, data: Mapping[str, Any]) -> Recipe:
         if name in data and all(entry.spec.support in (constraints.real, constraints.real_vector) for entry in graph.p[name].values()):
             try:
                 record = standardise(_real(graph, data, name))
+            except InfiniteError as error:
+                row, step, column = error.place
+                where = places_of(data).first(row, name, step if graph.timed[name] else None, column)
+                raise ValueError(f"{name}: standardise takes finite numbers, but not all are ({where}: {error.value}). {error.fix}") from None
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
             found[name] = {"mean": record.mean.tolist(), "scale": record.scale.tolist()}
@@ -331,7 +336,8 @@ def _file(name: str, graph: Graph, recipe: Recipe) -> tuple[Split, Split | None,
             raise ValueError(f"{name} has {n} row{'s' * (n != 1)}: holding out {held} leaves none to train on.")
         order = np.random.default_rng(recipe.split).permutation(n)
         train_rows, test_rows = np.sort(order[held:]), np.sort(order[:held])
-        data, test = ({key: some_rows(value, rows) for key, value in data.items()} for rows in (train_rows, test_rows))
+        places = places_of(data)
+        data, test = (Placed({key: some_rows(value, rows) for key, value in data.items()}, places.some(rows)) for rows in (train_rows, test_rows))
     timed = next((data[name] for name in graph.observed if graph.timed[name] and name in data), None)
     longest = None if timed is None else max(map(len, timed)) if isinstance(timed, list) else timed.shape[1]
     recipe = replace(recipe, steps=longest)
@@ -368,7 +374,8 @@ def _labelled(data: dict[str, Any], graph: Graph, recipe: Recipe) -> Split:
         if name not in labels:
             warnings.warn(f"The values of {name} are not used: the training rows of this run had none.", DataWarning, 2)
     first = next(iter(labels), None)
-    return Split({name: value for name, value in data.items() if name not in new}, labels.get(first or ""), labels_of=first if first in new else None)
+    kept = Placed({name: value for name, value in data.items() if name not in new}, places_of(data))
+    return Split(kept, labels.get(first or ""), labels_of=first if first in new else None)
 
 
 class _Real:

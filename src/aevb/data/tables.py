@@ -22,6 +22,7 @@ class Table:
     values: np.ndarray
     names: tuple[str, ...] | None
     lists: Mapping[str, list[np.ndarray]]
+    lines: np.ndarray | None = None  # the number of each row's line in a text file
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ def read_table(path: Path, without: Collection[str] = ()) -> Table:
     """A table's numbers; the columns ``without`` are left out, whatever they hold."""
     if path.suffix == ".parquet":
         return _read_parquet(path, without)
-    values, names = read_text(path, without)
-    return Table(values, names, {})
+    values, names, lines = read_text(path, without)
+    return Table(values, names, {}, lines)
 
 
 def marked(table: Table, missing: Sequence[float]) -> Table:
@@ -114,9 +115,9 @@ def _lists(name: str, rows: list[Any]) -> list[np.ndarray]:
     found = []
     for i, row in enumerate(rows):
         if row is None:
-            raise ValueError(f"its column {name!r} has no list in row {i}; leave that row out, or write a list")
+            raise ValueError(f"its column {name!r} has no list in row {i} (from 0); leave that row out, or write a list")
         try:
             found.append(np.array(row, dtype=float))
         except (TypeError, ValueError):
-            raise ValueError(f"its column {name!r} holds no list of numbers (or of equal lists) in row {i}") from None
+            raise ValueError(f"its column {name!r} holds no list of numbers (or of equal lists) in row {i} (from 0)") from None
     return found

@@ -351,9 +351,9 @@ class Training:
     def _repeats(self) -> list[str]:
         """What is to be said of values that repeat under a density, and of columns that number the rows, from some of the rows."""
         graph, n, fresh = self.model.graph, self.source.n, self.source.fresh
-        notes = note_repeats(graph, self.source.read(torch.linspace(0, n - 1, min(LOOK, n)).long()), fresh)
+        notes = note_repeats(graph, self.source.read(torch.linspace(0, n - 1, min(LOOK, n)).long()), fresh, self.source.places)
         notes += [str(warning) for warning in self.markers]
-        return notes + note_numbering(graph, self.source.read(torch.arange(min(LOOK, n))), fresh)
+        return notes + note_numbering(graph, self.source.read(torch.arange(min(LOOK, n))), fresh, self.source.places)
 
     def _classes(self) -> list[str]:
         """Discrete latents whose q is a function of the data."""
