@@ -47,16 +47,16 @@ BAD = {
     "complex": (vae, {"x": np.zeros((2, 4), complex)}, "x holds complex128, not numbers."),
     "rows of different lengths": (vae, {"x": [[0.0] * 4, [0.0] * 3]}, "x "),
     # labels
-    "label C": (mixture, {"x": X, "y": [0, 1, 2, 3, 7]}, "y has 2 labels outside 0 … 2 (first: row 3: 3). Number the classes from 0; −1 is unknown."),
-    "label −2": (mixture, {"x": X, "y": [0, 1, -2, 1, 0]}, "y has 1 label outside 0 … 2 (first: row 2: -2). Number the classes from 0"),
-    "half a label": (mixture, {"x": X, "y": [0, 1.5, 2, 1, 0]}, "y has 1 label outside 0 … 2 (first: row 1: 1.5). Number the classes from 0"),
-    "given label": (conditional, {"x": X, "y": [0, 1, 2, 3, 0]}, "y has 1 label outside 0 … 2 (first: row 3: 3). Number the classes from 0"),
+    "label C": (mixture, {"x": X, "y": [0, 1, 2, 3, 7]}, "y has 2 labels outside 0 … 2 (first, from 0: row 3: 3). Number the classes"),
+    "label −2": (mixture, {"x": X, "y": [0, 1, -2, 1, 0]}, "y has 1 label outside 0 … 2 (first, from 0: row 2: -2). Number the classes from 0"),
+    "half a label": (mixture, {"x": X, "y": [0, 1.5, 2, 1, 0]}, "y has 1 label outside 0 … 2 (first, from 0: row 1: 1.5). Number the classes from 0"),
+    "given label": (conditional, {"x": X, "y": [0, 1, 2, 3, 0]}, "y has 1 label outside 0 … 2 (first, from 0: row 3: 3). Number the classes from 0"),
     "label at a step": (
         lambda: Model({"y[t]": OneHot(3), "x[t] | y[t]": Normal(4)}, {"y[t] | x[t]": OneHot()}), {"x": SEQUENCE, "y": [[0, 1, 2]] * 4 + [[0, 1, 5]]},
-        "y has 1 label outside 0 … 2 (first: row 4, step 2: 5).",
+        "y has 1 label outside 0 … 2 (first, from 0: row 4, step 2: 5).",
     ),
     "soft labels": (mixture, {"x": X, "y": np.full((5, 3), 1 / 3)}, "but p gives y a OneHot. Pass labels 0 … C−1, or one-hot rows."),
-    "two classes at once": (mixture, {"x": X, "y": np.ones((5, 3))}, "y has 5 values outside OneHot's support (first: row 0, column 0: 1.0), but p"),
+    "two classes at once": (mixture, {"x": X, "y": np.ones((5, 3))}, "y has 5 values outside OneHot's support (first, from 0: row 0, column 0: 1.0)"),
     "row of a table": (by_row, {"x": X[:3], "i": [0, 1, 3]}, "i has 1 value that is no row of table(3)"),
     "unknown row of a table": (by_row, {"x": X[:3], "i": [0, 1, -1]}, "i has 1 value that is no row of table(3)"),
     "half a row of a table": (by_row, {"x": X[:3], "i": [0, 0.5, 1]}, "i has 1 value that is no row of table(3)"),
@@ -64,27 +64,27 @@ BAD = {
     # supports
     "grey under Bernoulli": (
         lambda: vae(Bernoulli(4)), {"x": put(np.zeros((5, 4)), 0.5, 3, 1)},
-        "x has 1 value that is not 0 or 1 (first: row 3, column 1: 0.5), but p gives x a Bernoulli. "
+        "x has 1 value that is not 0 or 1 (first, from 0: row 3, column 1: 0.5), but p gives x a Bernoulli. "
         "Binarise them (x > 0.5), or use ContinuousBernoulli.",
     ),
     "grey at a step": (
         lambda: Model({"z[t]": Normal(2), "x[t] | z[t]": Bernoulli(4)}, {"z[t] | x[t]": Normal()}), {"x": put(np.zeros((5, 3, 4)), 0.5, 3, 2, 1)},
-        "x has 1 value that is not 0 or 1 (first: row 3, step 2, column 1: 0.5), but p gives x a Bernoulli.",
+        "x has 1 value that is not 0 or 1 (first, from 0: row 3, step 2, column 1: 0.5), but p gives x a Bernoulli.",
     ),
     "halves under Poisson": (
         lambda: vae(Poisson(4)), {"x": put(np.zeros((5, 4)), 0.5, 0, 2)},
-        "x has 1 value outside Poisson's support (first: row 0, column 2: 0.5), but p gives x a Poisson. "
+        "x has 1 value outside Poisson's support (first, from 0: row 0, column 2: 0.5), but p gives x a Poisson. "
         "Counts are whole numbers from 0 on: round them, or use Normal.",
     ),
     "debts under NegativeBinomial": (
         lambda: vae(NegativeBinomial(4)), {"x": put(np.zeros((5, 4)), -1, 4, 3)},
-        "x has 1 value outside NegativeBinomial's support (first: row 4, column 3: -1.0)",
+        "x has 1 value outside NegativeBinomial's support (first, from 0: row 4, column 3: -1.0)",
     ),
-    "0 under Beta": (lambda: vae(Beta(4)), {"x": put(np.full((5, 4), 0.5), 0, 1, 1)}, "(first: row 1, column 1: 0.0), but p gives x a Beta."),
-    "1 under Beta": (lambda: vae(Beta(4)), {"x": put(np.full((5, 4), 0.5), 1, 1, 1)}, "(first: row 1, column 1: 1.0), but p gives x a Beta."),
-    "infinite": (vae, {"x": put(X, INF, 3, 2)}, "x has 1 value not finite (first: row 3, column 2: inf). Replace them; NaN marks a missing entry."),
+    "0 under Beta": (lambda: vae(Beta(4)), {"x": put(np.full((5, 4), 0.5), 0, 1, 1)}, "(first, from 0: row 1, column 1: 0.0), but p gives x a Beta."),
+    "1 under Beta": (lambda: vae(Beta(4)), {"x": put(np.full((5, 4), 0.5), 1, 1, 1)}, "(first, from 0: row 1, column 1: 1.0), but p gives x a Beta."),
+    "infinite": (vae, {"x": put(X, INF, 3, 2)}, "x has 1 value not finite (first, from 0: row 3, column 2: inf). Replace them; NaN"),
     "infinite and given": (
-        conditional, {"x": X, "y": put(np.zeros((5, 3)), -INF, 4, 0)}, "y has 1 value not finite (first: row 4, column 0: -inf). Replace them.",
+        conditional, {"x": X, "y": put(np.zeros((5, 3)), -INF, 4, 0)}, "y has 1 value not finite (first, from 0: row 4, column 0: -inf). Replace",
     ),
     "a latent outside its support": (mixture, {"x": X, "y": np.zeros((5, 3))}, "but p gives y a OneHot. Pass labels 0 … C−1, or one-hot rows."),
     # missing entries
@@ -127,7 +127,7 @@ def test_pixels_that_were_not_divided():
     with pytest.raises(ValueError) as error:
         vae(ContinuousBernoulli(6)).elbo(x=x)
     assert str(error.value) == (
-        "x has 3 values outside [0, 1] (first: row 17, column 4: 255.0), but p gives x a ContinuousBernoulli. Divide by 256, or use Normal."
+        "x has 3 values outside [0, 1] (first, from 0: row 17, column 4: 255.0), but p gives x a ContinuousBernoulli. Divide by 256, or use Normal."
     )
 
 

@@ -26,17 +26,17 @@ from aevb.data import dequantise
 
 FLAT = put(put(np.random.default_rng(6).random((40, 4)), 0.25, slice(None), 1), 0.0, slice(None), 3)
 UNBOUNDED = {
-    "Normal": (Normal(4), FLAT, "x has 2 of 4 columns that are constant (columns 1, 3), but p gives x a Normal whose scale is learned"),
+    "Normal": (Normal(4), FLAT, "x has 2 of 4 columns that are constant (columns 1, 3, from 0), but p gives x a Normal whose scale is learned"),
     "one scale": (Normal(4, scale="learned"), FLAT, "fix the scale (Normal(…, scale=0.1))"),
     "Laplace": (Laplace(4), FLAT, "p gives x a Laplace"),
     "StudentT": (StudentT(4), FLAT, "p gives x a StudentT"),
     "MultivariateNormal": (MultivariateNormal(4), FLAT, "p gives x a MultivariateNormal whose covariance is learned"),
     "Mixture": (Mixture(4), FLAT, "p gives x a Mixture"),
-    "ContinuousBernoulli": (ContinuousBernoulli(4), FLAT, "x has 1 of 4 columns that are exactly 0 (or exactly 1) in every row (column 3)"),
-    "ones": (ContinuousBernoulli(4), put(FLAT, 1.0, slice(None), 0), "(columns 0, 3)"),
-    "Beta": (Beta(4), np.clip(FLAT, 0.1, 0.9), "x has 2 of 4 columns that are constant (columns 1, 3), but p gives x a Beta"),
+    "ContinuousBernoulli": (ContinuousBernoulli(4), FLAT, "x has 1 of 4 columns that are exactly 0 (or exactly 1) in every row (column 3, from 0)"),
+    "ones": (ContinuousBernoulli(4), put(FLAT, 1.0, slice(None), 0), "(columns 0, 3, from 0)"),
+    "Beta": (Beta(4), np.clip(FLAT, 0.1, 0.9), "x has 2 of 4 columns that are constant (columns 1, 3, from 0), but p gives x a Beta"),
     "one row": (Normal(4), FLAT[:1], "x has a single row, so every column is constant, but p gives x a Normal whose scale is learned"),
-    "one value": (Normal(4), put(put(FLAT[:, [0, 2, 0, 2]], NAN, slice(1, 40), 0), 1.0, 5, 1), "columns that are constant (column 0)"),
+    "one value": (Normal(4), put(put(FLAT[:, [0, 2, 0, 2]], NAN, slice(1, 40), 0), 1.0, 5, 1), "columns that are constant (column 0, from 0)"),
 }  # fmt: skip
 
 
@@ -72,5 +72,5 @@ def test_what_is_missing_everywhere_is_refused():
     with pytest.raises(ValueError, match=r"x is missing \(NaN\) in every row: there is nothing to learn it from"):
         fit(zoo.fa(), {"x": np.full((30, 3), np.nan)}, steps=2)
     x[:, 1] = np.nan
-    with pytest.raises(ValueError, match=r"x is missing \(NaN\) in every row of column 1: there is nothing to learn it from"):
+    with pytest.raises(ValueError, match=r"x is missing \(NaN\) in every row of column 1, from 0: there is nothing to learn it from"):
         fit(zoo.fa(), {"x": x}, steps=2)

@@ -802,7 +802,7 @@ def test_own_family_as_likelihood_and_latent(cls: type[Gamma]) -> None:
     model = gamma_model(cls)
     z = np.array([0.4, 1.7])
     np.testing.assert_allclose(model.log_prob(x=X, z=z).detach().numpy(), gamma_log_joint(model, z).diagonal(), rtol=1e-9)
-    with pytest.raises(ValueError, match=rf"x has 1 value outside {cls.__name__}'s support \(first: row 0, column 1: -1.2"):
+    with pytest.raises(ValueError, match=rf"x has 1 value outside {cls.__name__}'s support \(first, from 0: row 0, column 1: -1.2"):
         model.prepare(x=np.array([[0.3, -1.2]]))
 
 

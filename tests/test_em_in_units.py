@@ -181,7 +181,7 @@ def test_an_outlier_does_not_widen_the_others():
     theirs = GaussianMixture(2, covariance_type="diag", random_state=0).fit(x)
     assert evidence(model, x=x) > theirs.score(x) - 0.01
     (note,) = notes(run)  # the outlier's own cluster
-    assert "x (columns 0, 1)" in note
+    assert "x (columns 0, 1, from 0)" in note
     assert "1e-12 of the column's own" in note
 
 
@@ -192,7 +192,7 @@ def test_a_spike_is_noted(full):
     x[:, 1] += random.normal(size=200)
     model = Model({"y": OneHot(2, learned=True), "x | y": MultivariateNormal(3) if full else Normal(3)}, {"y | x": Exact()}).double()
     (note,) = notes(fit(model, {"x": x}, schedule=em()))
-    assert "x (columns 0, 2)" in note
+    assert "x (columns 0, 2, from 0)" in note
 
 
 def test_a_column_that_repeats_another_is_noted_in_factor_analysis():
@@ -203,4 +203,4 @@ def test_a_column_that_repeats_another_is_noted_in_factor_analysis():
         model = Model({"z": Normal(2), "x | z": Normal(size, scale="learned")}, {"z | x": Normal(scale="learned")})
         found = notes(fit(model, {"x": repeated}, schedule=em()))
         assert len(found) == expected
-        assert all("x (columns 1, 5)" in note for note in found)
+        assert all("x (columns 1, 5, from 0)" in note for note in found)

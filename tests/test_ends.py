@@ -232,13 +232,13 @@ def test_values_outside_the_support_are_refused_at_the_step_whose_rule_they_brea
     model.prepare(x=x, lengths=lengths)
     x[2, step, 1] = -0.5
     label = f"x[{end}]"
-    message = f"x has 1 value outside Poisson's support (first: row 2, step {step}, column 1: -0.5), but p gives {label} a Poisson."
+    message = f"x has 1 value outside Poisson's support (first, from 0: row 2, step {step}, column 1: -0.5), but p gives {label} a Poisson."
     with pytest.raises(ValueError, match=re.escape(message)):
         model.prepare(x=x, lengths=lengths)
     model, x, lengths = mixed("counts, but a number at the end", end)
     model.prepare(x=x, lengths=lengths)
     x[2, 1 - step, 1] = -0.5
-    message = f"x has 1 value outside Poisson's support (first: row 2, step {1 - step}, column 1: -0.5), but p gives x[t] a Poisson."
+    message = f"x has 1 value outside Poisson's support (first, from 0: row 2, step {1 - step}, column 1: -0.5), but p gives x[t] a Poisson."
     with pytest.raises(ValueError, match=re.escape(message)):
         model.prepare(x=x, lengths=lengths)
 

@@ -772,13 +772,13 @@ def test_a_run_that_failed_lets_go_of_its_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("family", "value", "message"),
     [
-        (Bernoulli, np.inf, r"x has 1 value not finite \(first: row 17, column 4: inf\)\. Replace them; NaN marks a missing entry"),
-        (Normal, -np.inf, r"x has 1 value not finite \(first: row 17, column 4: -inf\)"),
-        (Bernoulli, 0.5, r"not 0 or 1 \(first: row 17, column 4: 0\.5\), but p gives x a Bernoulli\. Binarise them"),
+        (Bernoulli, np.inf, r"x has 1 value not finite \(first, from 0: row 17, column 4: inf\)\. Replace them; NaN marks a missing entry"),
+        (Normal, -np.inf, r"x has 1 value not finite \(first, from 0: row 17, column 4: -inf\)"),
+        (Bernoulli, 0.5, r"not 0 or 1 \(first, from 0: row 17, column 4: 0\.5\), but p gives x a Bernoulli\. Binarise them"),
         (
             ContinuousBernoulli,
             255.0,
-            r"outside \[0, 1\] \(first: row 17, column 4: 255\.0\), but p gives x a ContinuousBernoulli\. They look like grey levels",
+            r"outside \[0, 1\] \(first, from 0: row 17, column 4: 255\.0\), but p gives x a ContinuousBernoulli\. They look like grey levels",
         ),
     ],
 )

@@ -273,7 +273,7 @@ def test_memory_mapped_rows_train_as_rows_in_memory_do(tmp_path):
     assert torch.equal(taken["x"][0], torch.as_tensor(np.nan_to_num(x[rows])))
     x[4500, 1] = 3.0
     np.save(tmp_path / "bad.npy", x)
-    with pytest.raises(ValueError, match=r"first: row 4500, column 1: 3\.0"):
+    with pytest.raises(ValueError, match=r"first, from 0: row 4500, column 1: 3\.0"):
         fit(small_vae(), {"x": tmp_path / "bad.npy"}, steps=10)
 
 

@@ -67,8 +67,8 @@ TENSORS = {
     "sparse": (torch.zeros(5, 4).to_sparse(), "x is a sparse tensor. Pass a dense one"),
     "quantised": (lambda: torch.quantize_per_tensor(torch.zeros(5, 4), 0.1, 0, torch.qint8), "x holds quantised numbers. Pass value.dequantize()"),
     "complex": (torch.zeros(5, 4, dtype=torch.complex64), "x holds complex numbers"),
-    "a word": (np.array([["1", "2", "3", "red"]] * 5), "x holds 'red' in row 0, column 3, not a number. If these are categories, declare"),
-    "an object": (np.array([[1, 2, 3, None]] * 5, dtype=object), "x holds None in row 0, column 3, not a number"),
+    "a word": (np.array([["1", "2", "3", "red"]] * 5), "x holds 'red' in row 0, column 3 (from 0), not a number. If these are categories, declare"),
+    "an object": (np.array([[1, 2, 3, None]] * 5, dtype=object), "x holds None in row 0, column 3 (from 0), not a number"),
     "numbers as words": (np.array([["1", "2", "3", "4"]] * 5), "not numbers. Convert it: .astype(float)"),
     "bytes": (
         np.arange(20).reshape(5, 4) * 13,
@@ -154,10 +154,10 @@ def test_rows_of_a_dataset_must_have_the_same_parts():
 
     x = torch.zeros(4)
     uneven = {
-        "Row 1 of the Dataset has y, row 0 has x": [{"x": x}, {"y": x}],
-        "Row 2 of the Dataset has x, y, row 0 has x": [{"x": x}, {"x": x}, {"x": x, "y": x}],
-        "Row 1 of the Dataset has Tensor, row 0 has x": [{"x": x}, x],
-        "Row 1 of the Dataset has 2 parts": [(x,), (x, x)],
+        "Row 1 (from 0) of the Dataset has y, row 0 has x": [{"x": x}, {"y": x}],
+        "Row 2 (from 0) of the Dataset has x, y, row 0 has x": [{"x": x}, {"x": x}, {"x": x, "y": x}],
+        "Row 1 (from 0) of the Dataset has Tensor, row 0 has x": [{"x": x}, x],
+        "Row 1 (from 0) of the Dataset has 2 parts": [(x,), (x, x)],
     }
     for message, rows in uneven.items():
         with pytest.raises(ValueError, match=re.escape(message)):
@@ -445,7 +445,7 @@ def test_values_that_repeat_are_noted_under_a_density():
     x = np.stack([rng.integers(0, 2, 300), rng.normal(size=300), rng.integers(0, 8, 300), rng.normal(size=300).round(2)], 1)
     mixture = Model({"y": OneHot(3, learned=True), "x | y": Normal(4)}, {"y | x": Exact()})
     (note,) = repeats(fit(mixture, {"x": x}, schedule=em(), steps=1))
-    assert note.startswith("x has columns of few values that repeat (columns 0, 2; column 0: 2 in 300 entries)")
+    assert note.startswith("x has columns of few values that repeat (columns 0, 2, from 0; the first: 2 in 300 entries)")
     assert '"c | y": OneHot(2)' in note
     assert mixture.log_evidence(x=x).notes == (note,)
     assert mixture.log_evidence(x=x[:3]).notes == ()  # of three rows nothing can be said
@@ -463,10 +463,10 @@ def test_one_value_that_repeats_and_columns_that_number_the_rows_are_noted():
     x[:30, 1] = 0
     model = Model({"y": OneHot(2, learned=True), "x | y": Normal(3)}, {"y | x": OneHot()})
     (note,) = [row["note"] for row in fit(model, {"x": x}, steps=1).rows if "note" in row]
-    assert note.startswith("x has columns in which one value repeats (column 1; column 1: in 30 of 100 entries). p gives x a Normal")
+    assert note.startswith("x has columns in which one value repeats (column 1, from 0; the first: in 30 of 100 entries). p gives x a Normal")
     assert note in str(model.log_evidence(x=x))
     x[:, 1], x[:, 2] = torch.randn(100), (torch.arange(100.0) - 50) / 30
     for rows in (x, x[torch.arange(100) % 7 != 3]):  # all, or without those held out
         (note,) = [row["note"] for row in fit(model, {"x": rows}, steps=1).rows if "note" in row]
-        assert note.startswith("x has columns that number the rows (column 2)")
+        assert note.startswith("x has columns that number the rows (column 2, from 0)")
     assert not [row for row in fit(model, {"x": torch.randn(100, 3).sort(0).values}, steps=1).rows if "note" in row]  # sorted, but no numbers

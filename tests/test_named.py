@@ -151,11 +151,12 @@ def test_counts_first_leave_the_numbers_of_the_first_out(tmp_path):
     assert np.asarray(loaded.train.data["k"]).tolist() == [[1], [1], [1]]
     assert in_units(loaded.recipe, model.graph, "k", np.array([2.0])).tolist() == [2]
     alone = Model({"z": Normal(2), "k | z": Poisson(1)}, {"z | k": Normal()}).graph
+    np.savez(tmp_path / "t.npz", k=np.ones((3, 1)))
     with pytest.raises(ValueError, match="but p gives k a Poisson. Leave out --prepare standardise."):
         load(str(tmp_path / "t.npz"), alone, prepare="standardise")
 
 
 def test_infinite_cells_of_a_table_are_named(tmp_path):
     (tmp_path / "t.csv").write_text("x0,x1\n1,2\n3,inf\n")
-    with pytest.raises(ValueError, match="x: standardise takes finite numbers, but row 1, column 1 holds inf. Replace it; NaN"):
+    with pytest.raises(ValueError, match="x: standardise takes finite numbers, but not all are .first: line 3, column 'x1': inf.. Replace it; NaN"):
         load(str(tmp_path / "t.csv"), graph(2), prepare="standardise")

@@ -1,5 +1,6 @@
 """Preparation: grey levels, standardised tables, and rows that are drawn anew."""
 
+import re
 import tomllib
 from functools import partial
 
@@ -75,7 +76,7 @@ def test_grey_levels_of_a_file_that_cannot_be_are_found_in_any_part(tmp_path, mo
     np.save(tmp_path / "x.npy", grey)
     prepared = prepare_levels(how, np.load(tmp_path / "x.npy", mmap_mode="r"), 17)
     model = Model({"z": Normal(2), "x | z": Normal(6, scale=1.0)}, {"z | x": Normal()})
-    message = rf"{how.partition('-')[0]} takes grey levels 0 … 16, but these go from 0 to 17 \(first: row 250\)\. Say how many"
+    message = rf"{how.partition('-')[0]} takes grey levels 0 … 16, but these go from 0 to 17 \(first, from 0: row 250\)\. Say how many"
     with pytest.raises(ValueError, match=message):
         open_source(model.graph, {"x": prepared}, model._parameter())
 
@@ -131,16 +132,16 @@ def test_a_number_a_step_is_standardised_and_taken_back_on_any_axes():
 
 
 INFINITE = {
-    "array": (np.array([[1.0, np.inf], [2, 3]]), "row 0, column 1 holds inf"),
-    "sequences": (put(np.zeros((3, 4, 2)), -np.inf, 2, 1, 0), "row 2, step 1, column 0 holds -inf"),
-    "lists": ([np.zeros((1, 2)), put(np.zeros((3, 2)), np.inf, 2, 1)], "row 1, step 2, column 1 holds inf"),
-    "numbers": ([0.0, 1.0, np.inf], "row 2, column 0 holds inf"),
+    "array": (np.array([[1.0, np.inf], [2, 3]]), "row 0, column 1 (from 0) holds inf"),
+    "sequences": (put(np.zeros((3, 4, 2)), -np.inf, 2, 1, 0), "row 2, step 1, column 0 (from 0) holds -inf"),
+    "lists": ([np.zeros((1, 2)), put(np.zeros((3, 2)), np.inf, 2, 1)], "row 1, step 2, column 1 (from 0) holds inf"),
+    "numbers": ([0.0, 1.0, np.inf], "row 2, column 0 (from 0) holds inf"),
 }
 
 
 @pytest.mark.parametrize(("x", "place"), INFINITE.values(), ids=INFINITE)
 def test_infinite_entries_are_not_standardised(x, place):
-    with pytest.raises(ValueError, match=f"standardise takes finite numbers, but {place}. Replace it; NaN marks a missing entry."):
+    with pytest.raises(ValueError, match=re.escape(f"standardise takes finite numbers, but {place}. Replace it; NaN marks a missing entry.")):
         standardise(x)
 
 

@@ -74,12 +74,12 @@ U = [np.zeros((length, 2)) for length in LENGTHS]
 BAD_RAGGED = {
     "lengths besides": (state, {"x": RAGGED, "lengths": LENGTHS}, "which say how long each is. Leave out lengths=."),
     "steps besides": (state, {"x": RAGGED, "steps": REAL}, "Leave out steps=."),
-    "another sequence disagrees": (controlled, {"x": RAGGED, "u": [*U[:2], np.zeros((3, 2)), *U[3:]]}, "Row 2 has 2 steps of x but 3 of u."),
-    "another sequence is whole": (controlled, {"x": RAGGED, "u": np.zeros((5, 3, 2))}, "Row 1 has 1 step of x but 3 of u."),
+    "another sequence disagrees": (controlled, {"x": RAGGED, "u": [*U[:2], np.zeros((3, 2)), *U[3:]]}, "Row 2 (from 0) has 2 steps of x but 3 of u."),
+    "another sequence is whole": (controlled, {"x": RAGGED, "u": np.zeros((5, 3, 2))}, "Row 1 (from 0) has 1 step of x but 3 of u."),
     "rows differ": (controlled, {"x": RAGGED, "u": U[:4]}, "The data disagree on the number of examples: x 5, u 4."),
-    "no steps": (state, {"x": [RAGGED[0], np.zeros((0, 4))]}, "x has no steps in row 1. Leave that row out."),
-    "another width": (state, {"x": [RAGGED[0], np.zeros((1, 3))]}, "x has shape [1, 3] in row 1 but [3, 4] in row 0. Only"),
-    "words": (state, {"x": [RAGGED[0], np.array([["a"] * 4])]}, "in row 1, not numbers."),
+    "no steps": (state, {"x": [RAGGED[0], np.zeros((0, 4))]}, "x has no steps in row 1 (from 0). Leave that row out."),
+    "another width": (state, {"x": [RAGGED[0], np.zeros((1, 3))]}, "x has shape [1, 3] in row 1 (from 0) but [3, 4] in row 0. Only"),
+    "words": (state, {"x": [RAGGED[0], np.array([["a"] * 4])]}, "in row 1 (from 0), not numbers."),
     "no sequence": (vae, {"x": [[0.0] * 4, [0.0] * 3]}, "its rows have different lengths, which only a sequence may have (x[t])."),
 }  # fmt: skip
 

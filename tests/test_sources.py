@@ -231,7 +231,7 @@ def test_labels_out_of_range_are_found_in_any_part_of_a_file(tmp_path, monkeypat
     y = np.arange(700) % 3
     y[650] = 3
     np.savez(tmp_path / "bad.npz", x=np.zeros((700, 4)), y=y)
-    with pytest.raises(ValueError, match=r"y has 1 label outside 0 … 2 \(first: row 650: 3\)"):
+    with pytest.raises(ValueError, match=r"y has 1 label outside 0 … 2 \(first, from 0: row 650: 3\)"):
         open_source(conditional().graph, tmp_path / "bad.npz", torch.zeros(()))
 
 
@@ -344,7 +344,7 @@ def test_where_missing_steps_may_be_padding_the_lengths_are_asked_for(tmp_path, 
         (np.zeros(5), r"x has shape \[5\]; expected \[N, T, 4\]"),
         (np.zeros((5, 0, 4)), "x has no steps"),
         (np.float64(0.5), r"x has shape \[\]; expected \[N, T, 4\]"),
-        (np.array(["a", "b"]), "x holds 'a' in row 0, not a number"),
+        (np.array(["a", "b"]), "x holds 'a' in row 0 .from 0., not a number"),
         (None, "x holds object, not numbers|the data lack it"),
     ],
 )

@@ -136,7 +136,7 @@ def test_q_that_saw_gaps_in_one_column_does_not_answer_for_gaps_in_another(tmp_p
     given.load_state_dict(model.state_dict())
     for found in (model, load_run(tmp_path / "run"), load(tmp_path / "saved"), copy.deepcopy(model), given):
         assert found.posterior(x=first).method == "q"
-        with pytest.raises(ValueError, match=r"2 rows lack entries of x \(first: row 3\), which q was not trained on: .* every entry of column 1"):
+        with pytest.raises(ValueError, match=r"2 rows lack entries of x \(first, from 0: row 3\), which q was not trained on: .* every entry of column 1"):
             found.posterior(x=second)
         with pytest.raises(ValueError, match=r"1 row lacks entries of x \(first: row 6\)"):
             found.posterior(x=both)
@@ -185,7 +185,9 @@ def test_q_that_saw_complete_rows_alone_does_not_read_missing_cells_as_zeros(tmp
     for found in (model, load_run(tmp_path / "run"), load(tmp_path / "saved"), copy.deepcopy(model)):
         assert found.posterior(x=x).method == "q"
         for ask in (found.posterior, found.reconstruct, found.impute):
-            with pytest.raises(ValueError, match=r"2 rows lack entries of x \(first: row 3\), which q was not trained on.*read a missing entry as 0"):
+            with pytest.raises(
+                ValueError, match=r"2 rows lack entries of x \(first, from 0: row 3\), which q was not trained on.*read a missing entry as 0"
+            ):
                 ask(x=gaps)
             ask(x=gaps, method="q")
     fit(model, {"x": gaps}, steps=3)
@@ -354,11 +356,11 @@ def test_q_does_not_forecast():
     ends, gaps = x.clone(), x.clone()
     ends[1, 3:], gaps[1, 2] = NAN, NAN
     for ask in (model.posterior, model.reconstruct, model.impute):
-        with pytest.raises(ValueError, match=r"1 row ends in steps without data \(first: row 1\).*cannot forecast.*not linear.*lengths="):
+        with pytest.raises(ValueError, match=r"1 row ends in steps without data \(first, from 0: row 1\).*cannot forecast.*not linear.*lengths="):
             ask(x=ends)
         ask(x=ends, lengths=[5, 3, 5, 5, 5, 5])
         ask(x=ends, method="q")
-        with pytest.raises(ValueError, match=r"1 row lacks entries of x \(first: row 1\)"):
+        with pytest.raises(ValueError, match=r"1 row lacks entries of x \(first, from 0: row 1\)"):
             ask(x=gaps)
     fit(model, {"x": gaps}, steps=3)
     assert model.posterior(x=gaps).method == "q"

@@ -19,6 +19,7 @@ from aevb.conditionals import Conditional
 from aevb.families import Beta, OneHot
 from aevb.graph import Entry, Graph
 from aevb.networks import table
+from aevb.places import INDICES, Places
 
 Batch = dict[str, Tensor]
 
@@ -34,13 +35,14 @@ def prepare(
     steps: Any = None,
     lengths: Any = None,
     first_row: int = 0,
+    places: Places = INDICES,
     single: bool = False,
 ) -> Batch:
     """Check the data against the declaration and lay them out.
 
-    ``need`` are the variables that must be there; ``first_row`` is the number of the first row, for messages. Several sequences of one step
-    each are refused, since they are usually one sequence on the wrong axis: ``lengths=1`` asks for them, ``single`` too. A single number as
-    ``lengths`` is the length of every row.
+    ``need`` are the variables that must be there; ``first_row`` is the number of the first row, and ``places`` what rows and columns are
+    called, for messages. Several sequences of one step each are refused, since they are usually one sequence on the wrong axis: ``lengths=1``
+    asks for them, ``single`` too. A single number as ``lengths`` is the length of every row.
     """
     need = (*graph.observed, *graph.given) if need is None else need
     known = (*graph.stochastic, *graph.given)
@@ -58,7 +60,7 @@ def prepare(
     masks: Batch = {}
     for name, value in data.items():
         if value is not None:
-            batch[name], mask = _layout(graph, name, value, like, first_row)
+            batch[name], mask = _layout(graph, name, value, like, first_row, places)
             if mask is not None:
                 masks[f"{name}?"] = mask
     _check_lengths(graph, batch)
@@ -69,7 +71,7 @@ def prepare(
     for name, value in batch.items():
         mask = masks.get(f"{name}?")
         inside = None if real is None or not graph.timed[name] else real
-        _check_support(graph, name, value, mask, inside, first_row)
+        _check_support(graph, name, value, mask, inside, first_row, places)
         if inside is not None:
             batch[name] = torch.where(inside, value, torch.zeros_like(value))
             if mask is not None:
@@ -143,7 +145,8 @@ def pad(graph: Graph, data: Mapping[str, Any], steps: Any = None, lengths: Any =
         for row, (a, b) in enumerate(zip(found[first], found[other], strict=True)):
             if a != b:
                 raise ValueError(
-                    f"Row {row} has {_counted(a, 'step')} of {first} but {b} of {other}. Sequences of one row have one length: pass both as lists."
+                    f"Row {row} (from 0) has {_counted(a, 'step')} of {first} but {b} of {other}. "
+                    "Sequences of one row have one length: pass both as lists."
                 )
     return padded, np.array(found[first])
 
@@ -165,11 +168,11 @@ def _padded(name: str, rows: list[np.ndarray]) -> tuple[np.ndarray, list[int]]:
     lengths = [len(row) for row in rows]
     for i, row in enumerate(rows):
         if not len(row):
-            raise ValueError(f"{name} has no steps in row {i}. Leave that row out.")
+            raise ValueError(f"{name} has no steps in row {i} (from 0). Leave that row out.")
         if row.dtype.kind not in "biuf":
-            raise ValueError(f"{name} holds {row.dtype} in row {i}, not numbers.")
+            raise ValueError(f"{name} holds {row.dtype} in row {i} (from 0), not numbers.")
         if row.shape[1:] != rows[0].shape[1:]:
-            shapes = f"{list(row.shape)} in row {i} but {list(rows[0].shape)} in row 0"
+            shapes = f"{list(row.shape)} in row {i} (from 0) but {list(rows[0].shape)} in row 0"
             raise ValueError(f"{name} has shape {shapes}. Only the first axis, time, may differ.")
     whole = np.zeros((len(rows), max(lengths), *rows[0].shape[1:]), np.result_type(*(row.dtype for row in rows)))
     for i, row in enumerate(rows):
@@ -253,13 +256,13 @@ def _no_numbers(name: str, value: Any, array: np.ndarray) -> str:
             column = "" if len(place) < 2 else f", column {place[-1] if columns is None else repr(columns[place[-1]])}"
             found = array[place].item() if isinstance(array[place], np.generic) else array[place]
             return (
-                f"{name} holds {found!r} in row {place[0] if place else 0}{column}, not a number. If these are categories, declare a variable "
-                "for them (OneHot) and pass their numbers 0, 1, … as its data; otherwise leave them out."
+                f"{name} holds {found!r} in row {place[0] if place else 0}{column} (from 0), not a number. If these are categories, declare a "
+                "variable for them (OneHot) and pass their numbers 0, 1, … as its data; otherwise leave them out."
             )
     return f"{name} holds {array.dtype}, not numbers." + (" Convert it: .astype(float)." if array.dtype.kind in "OSU" else "")
 
 
-def _layout(graph: Graph, name: str, value: Any, like: Tensor, first_row: int) -> tuple[Tensor, Tensor | None]:
+def _layout(graph: Graph, name: str, value: Any, like: Tensor, first_row: int, places: Places) -> tuple[Tensor, Tensor | None]:
     tensor = numbers(name, value)
     shape, time = graph.shapes[name], 1 if graph.timed[name] else 0
     d = graph.size(name)
@@ -270,7 +273,7 @@ def _layout(graph: Graph, name: str, value: Any, like: Tensor, first_row: int) -
         raise ValueError(f"{name} has no steps.")
     if are_labels(graph, name, tensor):
         tensor = tensor.to(like.device)
-        _check_labels(name, tensor, d, first_row)
+        _check_labels(name, tensor, d, first_row, places)
         vectors, known = _vectors(tensor, d, like)
         return vectors, None if bool(known.all()) else known
     expected = ", ".join([axes, *map(str, shape)]) + "]"
@@ -296,16 +299,15 @@ def are_labels(graph: Graph, name: str, tensor: Tensor) -> bool:
     return graph.size(name) > 1 and tensor.dim() == 1 + time and (name in graph.given or isinstance(graph.rule("p", name).spec, OneHot))
 
 
-def _check_labels(name: str, labels: Tensor, count: int, first_row: int) -> None:
+def _check_labels(name: str, labels: Tensor, count: int, first_row: int, places: Places) -> None:
     numbers = torch.where(labels.isnan(), torch.full_like(labels, -1), labels) if labels.is_floating_point() else labels
     whole = numbers.long()
     bad = (whole != numbers) | (whole < -1) | (whole >= count)
     if bool(bad.any()):
         row = tuple(int(i) for i in bad.nonzero()[0])
-        step = f", step {row[1]}" if len(row) > 1 else ""
-        first = f"row {first_row + row[0]}{step}: {numbers[row].item()}"
+        first = f"{places.first(first_row + row[0], name, row[1] if len(row) > 1 else None)}: {numbers[row].item()}"
         raise ValueError(
-            f"{name} has {_counted(int(bad.sum()), 'label')} outside 0 … {count - 1} (first: {first}). Number the classes from 0; −1 is unknown."
+            f"{name} has {_counted(int(bad.sum()), 'label')} outside 0 … {count - 1} ({first}). Number the classes from 0; −1 is unknown."
         )
 
 
@@ -418,7 +420,7 @@ _FIXES: dict[Any, str] = {
 }
 
 
-def _check_support(graph: Graph, name: str, value: Tensor, mask: Tensor | None, inside: Tensor | None, first_row: int) -> None:
+def _check_support(graph: Graph, name: str, value: Tensor, mask: Tensor | None, inside: Tensor | None, first_row: int, places: Places) -> None:
     infinite = torch.isinf(value)
     rows = next((e.spec.net.rows for e in graph.entries() if isinstance(e.spec.net, table) and e.key.parents[0].name == name), None)
     if name in graph.given:
@@ -437,8 +439,8 @@ def _check_support(graph: Graph, name: str, value: Tensor, mask: Tensor | None, 
         bad = bad if inside is None else bad & inside
         if bool(bad.any()):
             t, row, column = (int(i) for i in bad.transpose(0, 1).nonzero()[0][[1, 0, 2]])
-            place = f"row {first_row + row}, " + (f"step {t}, " if graph.timed[name] else "") + f"column {column}: {value[t, row, column].item()}"
-            text = what.format(first=place) if "{first}" in what else f"{what} (first: {place})"
+            place = f"{places.first(first_row + row, name, t if graph.timed[name] else None, column)}: {value[t, row, column].item()}"
+            text = what.format(first=place) if "{first}" in what else f"{what} ({place})"
             count = int(bad.any(-1).sum()) if name not in graph.given and isinstance(graph.rule("p", name).spec, OneHot) else int(bad.sum())
             text = text.replace("that are", "that is", 1) if count == 1 else text
             raise ValueError(f"{name} has {_counted(count, 'value')} {text}. {_grey_levels(graph, name, value) or fix}")
@@ -468,7 +470,7 @@ def _outside(graph: Graph, entry: Entry, value: Tensor, where: Tensor | None) ->
     fix = _FIXES.get(spec.support, "Transform the data, or use another family.")
     if isinstance(spec, Beta):  # its density is 0 or infinite at the ends
         bad, what, fix = (value <= 0) | (value >= 1), "outside (0, 1)", "Squeeze them inside, or use ContinuousBernoulli."
-    return bad if where is None else bad & where, f"{what} (first: {{first}}), but p gives {target} a {type(spec).__name__}", fix
+    return bad if where is None else bad & where, f"{what} ({{first}}), but p gives {target} a {type(spec).__name__}", fix
 
 
 def _steps_of_rule(graph: Graph, entry: Entry, value: Tensor, real: Tensor | None) -> Tensor | None:

@@ -373,7 +373,9 @@ class Model(nn.Module):
         if bool(unknown.any()):
             row = int(unknown.nonzero()[0, 0])
             fix = "" if name in self.graph.given else f", or leave {name} out to draw it"
-            raise ValueError(f"sample fixes {name}, but it is unknown in row {row} (−1 or NaN). What is fixed has to be known: give its value{fix}.")
+            raise ValueError(
+                f"sample fixes {name}, but it is unknown in row {row}, from 0 (−1 or NaN). What is fixed has to be known: give its value{fix}."
+            )
 
     def _check_fixed(self, name: str, fixed: set[str]) -> None:
         if name in self.graph.given:

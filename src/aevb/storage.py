@@ -20,6 +20,16 @@ LONGEST_HEADER = 2**23  # bytes that the header of a safetensors file may have
 MOST_AXES = 64  # of a tensor; torch has no more
 
 
+class DataWarning(UserWarning):
+    """Data that are not used, or may not be what they seem: the message names them. ``for_commands`` is what the command line says instead."""
+
+    for_commands: str
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.for_commands = text
+
+
 class IntegrityWarning(UserWarning):
     """What was read cannot be vouched for: the message says what is missing or damaged, and what follows from it."""
 

@@ -108,17 +108,18 @@ class _Told:
     def __call__(
         self, message: Warning | str, category: type[Warning], filename: str, lineno: int, file: object = None, line: str | None = None
     ) -> None:
-        told = f"aevb: {in_its_words(str(message))}"
+        told = f"aevb: {in_its_words(message)}"
         if told not in self.lines:
             print(told, file=sys.stderr)
         self.lines.add(told)
 
 
 def _run() -> int:
-    from aevb.storage import IntegrityWarning
+    from aevb.storage import DataWarning, IntegrityWarning
 
     with sharing_cores(), warnings.catch_warnings():
-        warnings.simplefilter("always", IntegrityWarning)
+        for kind in (DataWarning, IntegrityWarning):
+            warnings.simplefilter("always", kind)
         warnings.showwarning = _Told()
         return _exit_code()
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from aevb.cli.options import RunData, RunFolder, RunPrepare, Seed, path
+from aevb.cli.options import RunData, RunFolder, RunMissing, RunPrepare, Seed, path
 from aevb.cli.rows import load_rows, open_run, which_rows, without_latents
+from aevb.cli.units import statistics_note, units_note
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON instead.")]
 
@@ -18,6 +20,7 @@ def doctor(
     run: RunFolder,
     data: RunData = None,
     prepare: RunPrepare = None,
+    missing: RunMissing = None,
     rows: Annotated[int, typer.Option(help="Rows to examine at most.")] = 1000,
     calibrate: Annotated[
         bool, typer.Option("--calibrate/--no-calibrate", help="Rank p's own draws among q's (simulation-based calibration).")
@@ -34,9 +37,11 @@ def doctor(
     from aevb.diagnostics import diagnose
 
     model = open_run(run)
-    loaded = load_rows(run, model, data, prepare, seed)
+    loaded = load_rows(run, model, data, prepare, seed, missing=missing)
     chosen = loaded.test or loaded.train
     found = diagnose(model, chosen.data, run=run, labels=chosen.labels, rows=rows, calibrate=calibrate, seed=seed)
+    for line in units_note(model, loaded):
+        print(line, file=sys.stderr if as_json else sys.stdout)
     print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else found)
 
 
@@ -44,6 +49,7 @@ def check(
     run: RunFolder,
     data: RunData = None,
     prepare: RunPrepare = None,
+    missing: RunMissing = None,
     out: Annotated[Path | None, typer.Option(parser=path, help="A .png of every statistic; by default check.png in the run's folder.")] = None,
     statistic: Annotated[
         list[str] | None,
@@ -63,7 +69,7 @@ def check(
     from aevb.predictive import predictive_check
 
     model = open_run(run)
-    loaded = load_rows(run, model, data, prepare, seed)
+    loaded = load_rows(run, model, data, prepare, seed, missing=missing)
     chosen = (loaded.test or loaded.train).data
     found = predictive_check(
         model, without_latents(model, chosen), statistic or None, columns=columns, kind="prior" if prior else "posterior", replicates=replicates,
@@ -71,4 +77,6 @@ def check(
     )  # fmt: skip
     out = out or run / "check.png"
     found.plot(out)
+    for line in statistics_note(model, loaded):
+        print(line, file=sys.stderr if as_json else sys.stdout)
     print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else f"{found}\nThe picture{which_rows(loaded)}: {out}")

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from aevb.cli.options import Prepare, RunData, Seed, Set, device_of, pairs, path
+from aevb.cli.options import Missing, Prepare, RunData, Seed, Set, device_of, pairs, path
 from aevb.cli.rows import model_and_rows, which_rows
+from aevb.cli.units import units_note
 
 
 def estimators(
@@ -17,6 +18,7 @@ def estimators(
     data: RunData = None,
     set_: Set = None,
     prepare: Prepare = None,
+    missing: Missing = None,
     how: Annotated[
         list[str] | None,
         typer.Option(metavar="LATENT=CHOICE", help="Compare only this with the plan's own way; may be repeated.", rich_help_panel="Estimator"),
@@ -46,7 +48,7 @@ def estimators(
     from aevb.laboratory import compare_estimators
 
     torch.manual_seed(seed)
-    found, loaded = model_and_rows(model, data, prepare, seed, pairs("--set", set_))
+    found, loaded = model_and_rows(model, data, prepare, seed, pairs("--set", set_), missing)
     requests = None if not how else [{}, *(pairs("--how", [one]) for one in how)]
     chosen = loaded.test or loaded.train
     console = Console(stderr=True)
@@ -59,7 +61,7 @@ def estimators(
             found.to(device_of(device)), chosen.data, rows=rows, replicates=replicates, samples=samples or (1, 10), bounds=bound or ("elbo", "iwae"),
             temperatures=temperature or (0.1, 0.5, 1.0), how=requests, seed=seed, tell=tell,
         )  # fmt: skip
-    print(f"Rows of {loaded.recipe.validation or loaded.recipe.data}{which_rows(loaded)}.\n\n{laboratory}")
+    print(f"Rows of {loaded.recipe.validation or loaded.recipe.data}{which_rows(loaded)}.", *units_note(found, loaded), "", laboratory, sep="\n")
     run = Path(model) if (Path(model) / "checkpoints").is_dir() else None
     folder = out or run
     if folder is not None:

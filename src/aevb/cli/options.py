@@ -34,6 +34,16 @@ Prepare = Annotated[
         rich_help_panel="Data",
     ),
 ]
+Missing = Annotated[
+    list[float] | None,
+    typer.Option(
+        metavar="NUMBER", help="A number that marks missing cells of a table, e.g. --missing -999; may be repeated.", rich_help_panel="Data"
+    ),
+]
+RunMissing = Annotated[
+    list[float] | None,
+    typer.Option(metavar="NUMBER", help="A number that marks missing cells; by default those of training. May be repeated.", rich_help_panel="Data"),
+]
 RunPrepare = Annotated[str | None, typer.Option(help="Prepare the rows otherwise than in training.", rich_help_panel="Data")]
 
 

@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from aevb.model import Model
 
 
-def resolve(text: str, data: str | None = None, settings: Mapping[str, str] | None = None) -> Model:
+def resolve(text: str, data: str | None = None, settings: Mapping[str, str] | None = None, missing: Sequence[float] | None = None) -> Model:
     """The model that the command line names; a zoo model takes its sizes from the data, where it is not told them."""
     from aevb.model import Model, load
     from aevb.zoo import zoo
@@ -26,7 +26,8 @@ def resolve(text: str, data: str | None = None, settings: Mapping[str, str] | No
         if data:
             from aevb.data.named import sizes
 
-            told = {name: value for name, value in sizes(data, zoo[text]().graph).items() if name in inspect.signature(zoo[text]).parameters} | told
+            known = sizes(data, zoo[text]().graph, missing or ())
+            told = {name: value for name, value in known.items() if name in inspect.signature(zoo[text]).parameters} | told
         return _built(text, zoo[text], told)
     path, colon, name = text.rpartition(":")
     if colon and path.endswith(".py"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +44,9 @@ def whole_of(recipe: Recipe | None) -> Recipe | None:
     return None if recipe is None else replace(recipe, hold_out=0.0, validation=None)
 
 
-def load_rows(run: Path, model: Model, data: str | None, prepare: str | None, seed: int, *, whole: bool = False) -> Loaded:
+def load_rows(
+    run: Path, model: Model, data: str | None, prepare: str | None, seed: int, *, missing: Sequence[float] | None = None, whole: bool = False
+) -> Loaded:
     """The rows that a command works on: those it names, or the run's own, prepared as in training; ``whole`` holds out none of a file."""
     from aevb.data.named import load
 
@@ -53,14 +55,16 @@ def load_rows(run: Path, model: Model, data: str | None, prepare: str | None, se
     if name is None:
         raise ValueError(f"{run} does not say which data it was trained on. Name them: --data digits.")
     try:
-        return load(name, model.graph, prepare=prepare, seed=seed, like=recipe)
+        return load(name, model.graph, prepare=prepare, seed=seed, missing=missing, like=recipe)
     except ValueError as error:
         if data is None and not Path(name).exists():
             raise ValueError(f"{error} {run} was trained on {name}, as its data.json says: go to the folder where it lies, or say --data.") from None
         raise
 
 
-def model_and_rows(text: str, data: str | None, prepare: str | None, seed: int, settings: Mapping[str, str]) -> tuple[Model, Loaded]:
+def model_and_rows(
+    text: str, data: str | None, prepare: str | None, seed: int, settings: Mapping[str, str], missing: Sequence[float] | None = None
+) -> tuple[Model, Loaded]:
     """The model that the command line names, trained if it names a run, and rows for it: those of ``--data``, or the run's own."""
     from aevb.cli.resolve import is_run, resolve
     from aevb.data.named import load
@@ -69,11 +73,11 @@ def model_and_rows(text: str, data: str | None, prepare: str | None, seed: int, 
         if settings:
             raise ValueError("--set gives arguments to a model of the zoo; a run has its own.")
         model = open_run(Path(text))
-        return model, load_rows(Path(text), model, data, prepare, seed)
+        return model, load_rows(Path(text), model, data, prepare, seed, missing=missing)
     if data is None:
         raise ValueError(f"{text} is not the folder of a run, so it has no data of its own. Name them: --data digits.")
-    model = resolve(text, data, settings)
-    return model, load(data, model.graph, prepare=prepare, seed=seed)
+    model = resolve(text, data, settings, missing)
+    return model, load(data, model.graph, prepare=prepare, seed=seed, missing=missing)
 
 
 def which_rows(loaded: Loaded) -> str:
@@ -107,12 +111,14 @@ def batches(model: Model, data: Mapping[str, Any]) -> list[dict[str, Tensor]]:
 
     from aevb.data.sources import open_source
 
-    source = open_source(model.graph, dict(data), model._parameter())
+    source = open_source(model.graph, data, model._parameter())
     return [source.take(torch.arange(start, min(source.n, start + ROWS))) for start in range(0, source.n, ROWS)]
 
 
 def without_latents(model: Model, data: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in data.items() if name not in model.graph.latents}
+    from aevb.places import Placed, places_of
+
+    return Placed({name: value for name, value in data.items() if name not in model.graph.latents}, places_of(data))
 
 
 def known_rows(model: Model, data: Mapping[str, Any]) -> dict[str, int]:

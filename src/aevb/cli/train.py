@@ -13,9 +13,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aevb.cli.options import SEEDS, BoundName, Data, Gradient, How, ModelName, Prepare, Samples, Seed, Set, device_of, in_its_words, pairs, path
+from aevb.cli.options import (
+    SEEDS,
+    BoundName,
+    Data,
+    Gradient,
+    How,
+    Missing,
+    ModelName,
+    Prepare,
+    Samples,
+    Seed,
+    Set,
+    device_of,
+    in_its_words,
+    pairs,
+    path,
+)
 from aevb.cli.resolve import is_run, resolve
 from aevb.cli.rows import counted_rows, known_rows, recipe_of
+from aevb.cli.units import units_note
 
 if TYPE_CHECKING:
     from aevb.data.named import Loaded, Split
@@ -31,6 +48,7 @@ def train(
     data: Data = None,
     set_: Set = None,
     prepare: Prepare = None,
+    missing: Missing = None,
     validation: Annotated[str | None, typer.Option(help="A file of validation rows.", rich_help_panel="Data")] = None,
     hold_out: Annotated[float, typer.Option(help="The share of a file's rows to validate on, e.g. 0.1.", rich_help_panel="Data")] = 0.0,
     split: Annotated[
@@ -94,21 +112,28 @@ def train(
 
     if seeds is not None and (seeds < 1 or seed):
         raise ValueError(f"--seeds {seeds} is a number of runs, with seeds from 0 on; say --seed for one run with a seed of your own.")
+    places = [out] if seeds is None else [out / f"seed-{i}" for i in range(seeds)]
+    if resume and not any(place.is_dir() and any(place.iterdir()) for place in places):
+        raise ValueError(
+            f"There is no run in {out} that --resume could continue. Name its folder by --out, or leave out --resume to start a new run."
+        )
     torch.manual_seed(seed)
     chosen = _schedule(schedule)
     before = recipe_of(Path(model)) if is_run(model) else None  # what was done to the rows of the run that is trained further
+    before = before and replace(before, known=None)  # new rows may have labels that it had not
     data = data or (before.data if before else None)
     if data is None:
         raise ValueError("Say which data to train on: --data digits, or a file.")
     if is_run(model) and seeds is not None:
         raise ValueError("--seeds trains fresh models; a run is trained further alone.")
-    found = resolve(model, data, pairs("--set", set_))
+    found = resolve(model, data, pairs("--set", set_), missing)
     found = found.to(device_of(device))
     if before is not None and (validation or hold_out):
         before = replace(before, validation=validation, hold_out=hold_out, split=split, data=data)
-    loaded = load(data, found.graph, prepare=prepare, seed=seed, validation=validation, hold_out=hold_out, split=split, like=before)
+    loaded = load(
+        data, found.graph, prepare=prepare, seed=seed, validation=validation, hold_out=hold_out, split=split, missing=missing, like=before
+    )  # fmt: skip
     speaks = os.environ.get("RANK", "0") == "0"  # of several processes, the first
-    places = [out] if seeds is None else [out / f"seed-{i}" for i in range(seeds)]
     for place in places:
         refuse_taken(place, resume and place.exists())
     choices: dict[str, Any] = {"how": pairs("--how", how), "bound": bound, "samples": samples, "gradient": gradient}
@@ -116,7 +141,7 @@ def train(
     if speaks:
         everywhere = {name for name, count in known.items() if count == _count(loaded.train)}
         print(f"{found}\n\n{found.explain(**choices, clamped=everywhere, partial=known.keys() - everywhere)}\n")
-        print("\n".join([_told(found, loaded, known), *_columns(loaded), *_unused_classes(loaded, known)]) + "\n")
+        print("\n".join([_told(found, loaded, known), *_columns(loaded), *_unused_classes(loaded, known), *units_note(found, loaded)]) + "\n")
     asked: dict[str, Any] = {
         "epochs": epochs,
         "steps": steps,

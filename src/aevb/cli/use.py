@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aevb.cli.options import RunData, RunFolder, RunPrepare, Seed, in_its_words, path, refuse_input
+from aevb.cli.options import RunData, RunFolder, RunMissing, RunPrepare, Seed, in_its_words, path, refuse_input
 from aevb.cli.rows import ROWS, batches, counted_rows, known_rows, load_rows, open_run, recipe_of, which_rows, whole_of, without_latents
 from aevb.cli.tables import refuse_kind, write
+from aevb.cli.units import Units
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,6 +29,7 @@ def evaluate(
     run: RunFolder,
     data: RunData = None,
     prepare: RunPrepare = None,
+    missing: RunMissing = None,
     samples: Annotated[int, typer.Option(help="Importance samples for log p(x); 0 leaves it out.")] = 100,
     evidence: Annotated[
         str | None, typer.Option(help="log p(x) with its error: importance (and the bound for 1 to 1000 samples), ais, particles or prior.")
@@ -50,32 +53,46 @@ def evaluate(
     if evidence is not None and evidence not in METHODS:  # before anything is computed
         raise ValueError(f"Unknown --evidence {evidence}. Choose {', '.join(METHODS[:-1])} or {METHODS[-1]}.")
     model = open_run(run)
-    loaded = load_rows(run, model, data, prepare, seed)
+    loaded = load_rows(run, model, data, prepare, seed, missing=missing)
     chosen = loaded.test or loaded.train
     source = open_source(model.graph, chosen.data, model._parameter())
     values = evaluation.evaluate_precisely(model, source, seed=seed)
+    units = Units.of(model, loaded, source)
     print(f"{counted_rows(model, loaded, chosen)} of {loaded.recipe.validation or loaded.recipe.data}{which_rows(loaded)}, nats an example:")
+    n, known = source.n, known_rows(model, chosen.data)
+    reasons = list(dict.fromkeys(reason for name, reason in model.untaught().items() if known.get(name) != n))
     for name, (value, error) in values.items():
-        print(f"  {name:<12} {value:10.3f}" + (f" ± {error:.2g}" if error else ""))
-    for reason in dict.fromkeys(model.untaught().values()):
-        print(f"  {reason}: the bound and its terms are those of that q, and say nothing of p")
+        if not reasons or name == "evidence":
+            print(f"  {name:<12} {value - units.lower(name):10.3f}" + (f" ± {error:.2g}" if error else ""))
+    for reason in reasons:
+        print(f"  {reason}: the bound of that q and its terms say nothing of p, and are left out")
     if samples and "evidence" not in values and evidence is None:
-        found = evaluation.evaluate_evidence(model, source, samples=samples, seed=seed)
-        print(f"  {_log_p(model, chosen.data):<12} {found:10.3f}   importance sampling, {samples} samples: a bound that rises with their number")
+        found = evaluation.evaluate_evidence(model, source, samples=samples, seed=seed) - units.lower()
+        rises = "a bound that rises with their number" + "; from a q that was not trained it may be far too low: try --evidence prior or ais" * bool(
+            reasons
+        )
+        print(f"  {_log_p(model, chosen.data):<12} {found:10.3f}   importance sampling, {samples} samples: {rises}")
+    sampled = not reasons and any(error for _, error in values.values())
     if evidence:
-        _print_evidence(model, source, evidence, seed)
-    labels = np.full(source.n, -1) if chosen.labels is None else chosen.labels
-    known = labels >= 0
+        sampled |= _print_evidence(model, source, evidence, seed, units) != "exact"
+    if sampled:
+        print("  ± is the sampling error: the standard error of the estimate for these rows, not how far rows differ")
+    if units.told:
+        print(f"  {units.told}")
+    labels = np.full(n, -1) if chosen.labels is None else chosen.labels
+    labelled = labels >= 0
     for name in model.graph.latents:
-        if known.any() and model.graph.rule("p", name).spec.finite and not model.graph.timed[name]:
+        if labelled.any() and model.graph.rule("p", name).spec.finite and not model.graph.timed[name]:
             try:
                 probs = _posterior_means(model, without_latents(model, chosen.data), seed)[0][name]
             except UntaughtError as error:
                 print(f"  clusters {name}: not judged. {in_its_words(error)}")
                 continue
-            accuracy = clustering_accuracy(probs.argmax(-1)[known], labels[known].astype(int))
+            accuracy = clustering_accuracy(probs.argmax(-1)[labelled], labels[labelled].astype(int))
             entropy = -(probs * _log(probs)).sum(-1).mean()
             print(f"  clusters {name}: {accuracy:.3f} of the rows match their label (best matching), conditional entropy {entropy:.3f}")
+    if chosen.labels_of is not None:
+        print(f"  The labels {chosen.labels_of} were not in the training rows: they are compared with the clusters, and log p is without them")
 
 
 def _log_p(model: Model, data: Mapping[str, Any]) -> str:
@@ -85,8 +102,8 @@ def _log_p(model: Model, data: Mapping[str, Any]) -> str:
     return f"log p({', '.join([*model.graph.observed, *known])})"
 
 
-def _print_evidence(model: Model, source: Source, method: str, seed: int) -> None:
-    """log p(x) by a method, with what it says of itself; importance sampling also as the bound that rises with the samples."""
+def _print_evidence(model: Model, source: Source, method: str, seed: int, units: Units) -> str:
+    """log p(x) by a method, with what it says of itself; importance sampling also as a rising bound. The method is returned."""
     import torch
 
     from aevb.evidence import curve, log_evidence
@@ -95,9 +112,12 @@ def _print_evidence(model: Model, source: Source, method: str, seed: int) -> Non
     if method in ("ais", "particles") and sys.stderr.isatty():
         print(f"  {method}: many passes through the model for each of {source.n} rows …", file=sys.stderr)
     found = log_evidence(model, batch, method=method, seed=seed)
+    found = replace(found, value=units.shift(found.value))
     if found.method == "importance":
-        print(*(f"  {line}" for line in str(curve(model, batch, seed=seed)).splitlines()), sep="\n")
+        bounds = curve(model, batch, seed=seed)
+        print(*(f"  {line}" for line in str(replace(bounds, value=units.shift(bounds.value))).splitlines()), sep="\n")
     print(*(f"  {line}" for line in in_its_words(str(found)).splitlines()), sep="\n")
+    return found.method
 
 
 def sample(
@@ -157,6 +177,7 @@ def encode(
     out: Annotated[Path, typer.Option(parser=path, help="codes.npz, or codes.csv.")],
     data: RunData = None,
     prepare: RunPrepare = None,
+    missing: RunMissing = None,
     seed: Seed = 0,
 ) -> None:
     """Write the posterior means of the latents (probabilities for discrete ones): of every row of a file, of a built-in set's test rows.
@@ -167,7 +188,7 @@ def encode(
 
     refuse_kind(out)
     model = open_run(run)
-    loaded = load_rows(run, model, data, prepare, seed, whole=True)
+    loaded = load_rows(run, model, data, prepare, seed, missing=missing, whole=True)
     refuse_input(out, loaded.recipe.data)
     chosen = loaded.test or loaded.train
     codes, method = _posterior_means(model, without_latents(model, chosen.data), seed)
@@ -185,6 +206,7 @@ def impute(
     run: RunFolder,
     out: Annotated[Path, typer.Option(parser=path, help="A .csv or .npz file, or a .npy of a single array. Parquet is read, not written.")],
     data: Annotated[str | None, typer.Option(help="A file with missing cells; by default the run's own.", rich_help_panel="Data")] = None,
+    missing: RunMissing = None,
     samples: Annotated[int, typer.Option(help="Draws of q to average over, where the posterior is not exact.")] = 50,
     seed: Seed = 0,
 ) -> None:
@@ -204,7 +226,7 @@ def impute(
     if name is None:
         raise ValueError("Say which file to fill: --data table.csv.")
     refuse_input(out, name)
-    loaded = load(name, graph, like=whole_of(recipe))
+    loaded = load(name, graph, missing=missing, like=whole_of(recipe))
     means, method = _imputed(model, loaded.train.data, samples, seed)
     raw, lengths = pad(graph, loaded.train.raw, loaded.train.raw.get("steps"), loaded.train.raw.get("lengths"))
     raw |= {} if lengths is None else {"lengths": lengths}
@@ -214,9 +236,9 @@ def impute(
         if variable in means:
             mean = in_units(recipe, graph, variable, means[variable])
             labels = array.ndim < mean.ndim and array.size < mean.size  # rows of an image may lie flat
-            missing = _missing(array, labels) & _inside(raw, array, graph.timed[variable])
-            count += int(missing.sum())
-            array = np.where(missing, mean.argmax(-1) if labels else mean.reshape(array.shape), array)
+            lost = _missing(array, labels) & _inside(raw, array, graph.timed[variable])
+            count += int(lost.sum())
+            array = np.where(lost, mean.argmax(-1) if labels else mean.reshape(array.shape), array)
         filled[variable] = array
     _write_filled(out, filled, graph, loaded.recipe, loaded.lines)
     how = "by the exact posterior" if method == "exact" else f"by {samples} draws of q"
@@ -231,6 +253,7 @@ def _posterior_means(model: Model, data: Mapping[str, Any], seed: int) -> tuple[
     import numpy as np
     import torch
 
+    from aevb.places import places_of
     from aevb.posterior import posterior_of, why_not_q
 
     found: dict[str, list[np.ndarray]] = {name: [] for name in model.graph.latents}
@@ -238,7 +261,7 @@ def _posterior_means(model: Model, data: Mapping[str, Any], seed: int) -> tuple[
     exact = any(why_not_q(model, batch) is not None for batch in parts_of_rows)  # then for all rows, so that codes can be compared
     method = "q"
     for i, batch in enumerate(parts_of_rows):
-        posterior = posterior_of(model, batch, seed=seed + i, prefer_exact=exact, first_row=i * ROWS)
+        posterior = posterior_of(model, batch, seed=seed + i, prefer_exact=exact, first_row=i * ROWS, places=places_of(data))
         method = posterior.method
         for name, parts in found.items():
             with torch.no_grad():
@@ -253,13 +276,14 @@ def _imputed(model: Model, data: Mapping[str, Any], samples: int, seed: int) -> 
     """The observed variables with every missing cell's posterior mean, and by which posterior: "exact" or "q"."""
     import numpy as np
 
+    from aevb.places import places_of
     from aevb.posterior import impute, posterior_of
 
     if samples < 1:
         raise ValueError(f"--samples is at least 1, got {samples}.")
     found = []
     for i, batch in enumerate(batches(model, data)):
-        posterior = posterior_of(model, batch, seed=seed + i, prefer_exact=True, first_row=i * ROWS)
+        posterior = posterior_of(model, batch, seed=seed + i, prefer_exact=True, first_row=i * ROWS, places=places_of(data))
         found.append(impute(posterior, samples, draws=False))
     return {name: np.concatenate([part.mean[name].cpu().numpy() for part in found]) for name in found[0].mean}, found[0].method
 

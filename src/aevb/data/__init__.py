@@ -1,6 +1,7 @@
 """Data: where rows come from, and how they are prepared."""
 
 from aevb.data.levels import Fresh, Prepared, binarise, counts, dequantise, scale, threshold
+from aevb.data.markers import mark_missing
 from aevb.data.preparation import Affine, Standardised, as_sequence, standardise
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "binarise",
     "counts",
     "dequantise",
+    "mark_missing",
     "scale",
     "standardise",
     "threshold",

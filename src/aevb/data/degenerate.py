@@ -15,6 +15,7 @@ from aevb.data.sources import Source
 from aevb.families import Beta, ContinuousBernoulli, LocationScale, Mixture, MultivariateNormal
 from aevb.graph import Entry, Graph
 from aevb.networks import mlp
+from aevb.places import INDICES, Places
 
 FEW = 10  # values that are few in any column,
 REPEATS = 20  # and how often each occurs, on average, where they are more
@@ -28,7 +29,7 @@ def refuse_degenerate(graph: Graph, source: Source) -> None:
     """Refuse columns on which p's density of an observed variable grows without bound, and columns that no row has."""
     for name in graph.observed:
         if name in source.extents:
-            _refuse_missing(graph, name, (source.extents[name][0] > source.extents[name][1]).nonzero()[:, 0].tolist())
+            _refuse_missing(graph, name, (source.extents[name][0] > source.extents[name][1]).nonzero()[:, 0].tolist(), source.places)
         for entry in graph.p[name].values():
             trouble = _trouble(entry)
             if trouble is None or name not in source.extents:
@@ -37,21 +38,20 @@ def refuse_degenerate(graph: Graph, source: Source) -> None:
             low, high = (part.cpu() for part in source.extents[name])
             columns = (bad(low, high) & (low <= high)).nonzero()[:, 0].tolist()  # a column that is missing everywhere has low > high
             if columns:
-                raise ValueError(_message(name, type(entry.spec).__name__, columns, what, why, fix, source.n, graph.size(name)))
+                raise ValueError(_message(name, type(entry.spec).__name__, columns, what, why, fix, source, graph.size(name)))
 
 
-def _refuse_missing(graph: Graph, name: str, columns: list[int]) -> None:
+def _refuse_missing(graph: Graph, name: str, columns: list[int], places: Places) -> None:
     if len(columns) == graph.size(name):
         raise ValueError(f"{name} is missing (NaN) in every row: there is nothing to learn it from. Give it values, or leave it out of p.")
     if columns:
-        shown = ", ".join(map(str, columns[:8])) + (", …" if len(columns) > 8 else "")
-        which = f"column {shown}" if len(columns) == 1 else f"columns {shown}"
         raise ValueError(
-            f"{name} is missing (NaN) in every row of {which}: there is nothing to learn it from. Give it values, or drop it from the data."
+            f"{name} is missing (NaN) in every row of {places.among(name, columns)}: there is nothing to learn it from. "
+            "Give it values, or drop it from the data."
         )
 
 
-def note_repeats(graph: Graph, batch: Mapping[str, Tensor], besides: Collection[str] = ()) -> list[str]:
+def note_repeats(graph: Graph, batch: Mapping[str, Tensor], besides: Collection[str] = (), places: Places = INDICES) -> list[str]:
     """Sentences about columns of a few values that repeat, under a density that could narrow onto them; ``besides`` are not looked at."""
     notes = []
     for name in graph.observed:
@@ -65,9 +65,8 @@ def note_repeats(graph: Graph, batch: Mapping[str, Tensor], besides: Collection[
         if spikes:
             trouble = _trouble(entry)
             assert trouble is not None
-            shown = ", ".join(map(str, spikes[:8])) + (", …" if len(spikes) > 8 else "")
             notes.append(
-                f"{name} has columns in which one value repeats (column{'s' * (len(spikes) > 1)} {shown}; column {spikes[0]}: in "
+                f"{name} has columns in which one value repeats ({places.among(name, spikes)}; the first: in "
                 f"{int(most[spikes[0]])} of {int(known[spikes[0]])} entries). p gives {name} a {type(entry.spec).__name__}, a density, which can "
                 f"narrow onto that value without bound: log p grows, and says little. If it stands for a missing entry, write NaN; else model it "
                 f"apart, or {trouble[3]}."
@@ -76,8 +75,7 @@ def note_repeats(graph: Graph, batch: Mapping[str, Tensor], besides: Collection[
             trouble = _trouble(entry)
             assert trouble is not None
             family, k = type(entry.spec).__name__, int(counts[columns[0]])
-            shown = ", ".join(map(str, columns[:8])) + (", …" if len(columns) > 8 else "")
-            where = f"column {shown}: {k}" if len(columns) == 1 else f"columns {shown}; column {columns[0]}: {k}"
+            where = f"{places.among(name, columns)}; the first: {k}"
             parents = ", ".join(map(str, entry.key.parents))
             declared = f'"c{" | " * bool(parents)}{parents}": OneHot({k})'
             notes.append(
@@ -118,7 +116,7 @@ def _distinct(batch: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor, T
     return new.sum(0), known.sum(0), torch.where(finite, place - began + 1, 0).amax(0)
 
 
-def note_numbering(graph: Graph, batch: Mapping[str, Tensor], besides: Collection[str] = ()) -> list[str]:
+def note_numbering(graph: Graph, batch: Mapping[str, Tensor], besides: Collection[str] = (), places: Places = INDICES) -> list[str]:
     """Sentences about columns of static variables that number the rows: an index, an id or a year among measurements."""
     notes = []
     for name in graph.observed:
@@ -130,9 +128,8 @@ def note_numbering(graph: Graph, batch: Mapping[str, Tensor], besides: Collectio
         times = between / step
         even = ((times - times.round()).abs() < 0.05).all(0) & ((times > 0).all(0) | (times < 0).all(0)) & (times.abs() <= GAP).all(0)
         if columns := even.nonzero()[:, 0].tolist():
-            shown = ", ".join(map(str, columns[:8])) + (", …" if len(columns) > 8 else "")
             notes.append(
-                f"{name} has columns that number the rows (column{'s' * (len(columns) > 1)} {shown}): they go up or down from each row to the next. "
+                f"{name} has columns that number the rows ({places.among(name, columns)}): they go up or down from each row to the next. "
                 f"Such a number (an index, an id, a year) is taken for a measurement here; leave it out of the data if it is none."
             )
     return notes
@@ -164,9 +161,8 @@ def _trouble(entry: Entry) -> Trouble | None:
     return None
 
 
-def _message(name: str, family: str, columns: list[int], what: str, why: str, fix: str, n: int, d: int) -> str:
-    shown = ", ".join(map(str, columns[:8])) + (", …" if len(columns) > 8 else "")
-    which = f"{len(columns)} of {d} columns that are {what} (column{'s' * (len(columns) > 1)} {shown})"
+def _message(name: str, family: str, columns: list[int], what: str, why: str, fix: str, source: Source, d: int) -> str:
+    n, which = source.n, f"{len(columns)} of {d} columns that are {what} ({source.places.among(name, columns)})"
     if n == 1 and len(columns) == d:
         which = "a single row, so every column is constant"
     reason = f"but p gives {name} a {family}{why and ' ' + why}: its density has no bound there, and training would only sharpen it"

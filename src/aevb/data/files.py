@@ -6,7 +6,8 @@ A table has a line a row, with a column a step where a variable lives in time; o
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,39 +15,68 @@ import numpy as np
 
 from aevb.data.archives import read_archive, read_array
 from aevb.data.long import Keys, Lines, is_row, keys_of, lines_of, refuse_count, refuse_numbering
-from aevb.data.tables import TABLES, Table, header, read_table
+from aevb.data.markers import array_warnings, marker_warnings
+from aevb.data.tables import TABLES, Header, Table, header, marked, read_table
 from aevb.data.text import FEW, WordsError
 from aevb.families import OneHot
 from aevb.graph import Graph
+from aevb.places import INDICES, Placed, Places
+from aevb.storage import DataWarning
 
 
 def read_file(
-    path: Path, graph: Graph, *, only: str | None = None, columns: Mapping[str, list[str]] | None = None, check: bool = True
+    path: Path,
+    graph: Graph,
+    *,
+    only: str | None = None,
+    columns: Mapping[str, list[str]] | None = None,
+    check: bool = True,
+    missing: Sequence[float] = (),
 ) -> dict[str, Any]:
     """The arrays of a file by variable; ``only`` is the one variable that the file is for.
 
     ``columns`` says which of a table's columns a variable has, instead of the header's own names. ``check=False`` leaves the numbers
-    of columns unchecked, for a model whose sizes are to be taken from them.
+    of columns unchecked, for a model whose sizes are to be taken from them. ``missing`` are numbers that mark missing cells of a table.
     """
-    return read_lines(path, graph, only=only, columns=columns, check=check)[0]
+    return read_lines(path, graph, only=only, columns=columns, check=check, missing=missing)[0]
 
 
 def read_lines(
-    path: Path, graph: Graph, *, only: str | None = None, columns: Mapping[str, list[str]] | None = None, check: bool = True
+    path: Path,
+    graph: Graph,
+    *,
+    only: str | None = None,
+    columns: Mapping[str, list[str]] | None = None,
+    check: bool = True,
+    missing: Sequence[float] = (),
 ) -> tuple[dict[str, Any], Lines | None]:
     """The arrays of a file by variable, and of a table with a line a step which lines are whose."""
     if not path.is_file():
         raise ValueError(f"There is no file {path}; the data sets by name are {', '.join(('fa', 'digits', 'mnist', 'fashion'))}.")
     try:
-        if path.suffix == ".npy":
-            return {only or _names(graph)[0]: read_array(path)}, None
-        if path.suffix == ".npz":
-            return _by_name(read_archive(path), graph, only), None
+        if path.suffix in (".npy", ".npz"):
+            if missing:
+                raise ValueError("numbers that mark missing cells (--missing) are for tables. Write NaN in the arrays")
+            plain = path.suffix == ".npy"
+            arrays = {only or _names(graph)[0]: read_array(path)} if plain else _by_name(path, read_archive(path), graph, only)
+            for warning in array_warnings(arrays, graph.observed, f"{path}: "):
+                warnings.warn(warning, stacklevel=2)
+            return arrays, None
         if path.suffix not in TABLES:
             raise ValueError(f"files of kind {path.suffix or 'no suffix'} are not known; use .npy, .npz, .csv or .parquet")
-        table = read_table(path)
+        unused = [] if columns is None else _unused(path, header(path), graph, columns)
+        table = marked(read_table(path, unused), missing)
+    except _ColumnsError:
+        raise
     except (OSError, EOFError, ValueError) as error:
         raise _unreadable(path, error, graph) from None
+    if unused:
+        mine = ", ".join(map(repr, unused[:12])) + (f", … ({len(unused)})" if len(unused) > 12 else "")
+        warnings.warn(f"{path}: the column{'s' * (len(unused) > 1)} {mine} {_are(unused)} not used: the model was trained without.", DataWarning, 2)
+    names = [repr(name) for name in table.names or range(1, table.values.shape[1] + 1)]
+    fix = "leave its cells empty, or read the table yourself and use aevb.data.mark_missing(x, {marker})."
+    for warning in marker_warnings(table.values, names, f"{path}: ", fix, "leave its cells empty, or add --missing {marker}."):
+        warnings.warn(warning, stacklevel=2)
     return _split(path, table, graph, only, columns, check)
 
 
@@ -75,6 +105,8 @@ def _unreadable(path: Path, error: Exception, graph: Graph) -> ValueError:
     numbers = ", ".join(f"{word} = {i}" for i, word in enumerate(error.found[:3])) + (", …" if len(error.found) > 3 else "")
     if graph.timed[first] and is_row(column):
         return ValueError(f"{path}: the column {column!r} holds words ({shown}), not numbers. Number the rows in it ({numbers}).")
+    if column in graph.shapes and _labels(graph, column):
+        return ValueError(f"{path}: the column {column!r} holds words ({shown}), not numbers. Number the classes in it from 0 ({numbers}).")
     name = re.sub(r"\W|^(?=\d)", "_", column) if column else "c"
     rows = " If they name the sequences, number these in a column row." if graph.timed[first] else ""
     parents = ", ".join(dict.fromkeys(map(str, graph.reads("p", first)))) if first in graph.p else ""
@@ -90,13 +122,16 @@ def _names(graph: Graph) -> list[str]:
     return [*graph.observed, *graph.given]
 
 
-def _by_name(arrays: dict[str, Any], graph: Graph, only: str | None) -> dict[str, Any]:
+def _by_name(path: Path, arrays: dict[str, Any], graph: Graph, only: str | None) -> dict[str, Any]:
     if only in arrays:
         return {only: arrays[only]}
     known = {name: array for name, array in arrays.items() if name in graph.shapes or name in ("steps", "lengths")}
-    if any(name in graph.shapes for name in known):
-        return known
     others = [name for name in arrays if name not in known]
+    if any(name in graph.shapes for name in known):
+        if others:
+            mine = ", ".join(map(repr, others))
+            warnings.warn(f"{path}: the array{'s' * (len(others) > 1)} {mine} {_are(others)} not used: no variable has that name.", DataWarning, 2)
+        return known
     if len(others) != 1:
         raise ValueError(f"its arrays are {', '.join(arrays) or 'none'}; name them after the model's variables ({', '.join(_names(graph))})")
     return {only or _names(graph)[0]: arrays[others[0]]} | known
@@ -137,13 +172,15 @@ def _split(
             for name in taken:
                 if graph.timed[name] and not _labels(graph, name):
                     refuse_numbering(found[name], taken[name], name)
-            return found | stacked, None
-        by_row = lines_of(table.values, table.names, keys)
+            wide = frozenset(name for name in taken if graph.timed[name])
+            return Placed(found | stacked, INDICES if table.lines is None else Places(table.lines.tolist(), taken, wide)), None
+        by_row = lines_of(table.values, table.names, keys, table.lines)
         for name in taken if keys.step is None else ():
             if not _labels(graph, name):
                 refuse_count(found[name][by_row.order], taken[name], name)
         found = {name: by_row.sequences(value) if graph.timed[name] else by_row.constants(name, value) for name, value in found.items()}
-        return found | stacked, by_row
+        places = INDICES if table.lines is None else Places(np.split(table.lines[by_row.order], by_row.starts[1:]), taken)
+        return Placed(found | stacked, places), by_row
     except ValueError as error:
         raise ValueError(f"{path}: {str(error).rstrip('.')}.") from None
 
@@ -181,7 +218,7 @@ def assign(names: tuple[str, ...], graph: Graph) -> dict[str, list[str]]:
 
 
 def _recorded(names: tuple[str, ...], graph: Graph, columns: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """The columns a run was trained with, found again by name in any order; latents and labels may be absent."""
+    """The columns a run was trained with, found again by name in any order; latents may be absent. Labels of a latent are added where it had none."""
     found, there = {}, set(names)
     for variable, wanted in columns.items():
         if variable not in graph.shapes:
@@ -190,8 +227,34 @@ def _recorded(names: tuple[str, ...], graph: Graph, columns: Mapping[str, list[s
         if not absent:
             found[variable] = list(wanted)
         elif variable not in graph.latents or len(absent) < len(wanted):
-            raise ValueError(f"it lacks the column {absent[0]!r} that {variable} was trained with; its columns are {_listed(names)}")
+            which = f"column{'s' * (len(absent) > 1)} {_listed(map(repr, absent))}"
+            raise ValueError(f"it lacks the {which} that {variable} was trained with; its columns are {_listed(names)}")
+    taken = {column for wanted in columns.values() for column in wanted}
+    for name, cells in assign(names, graph).items():
+        if name not in columns and name in graph.latents and _labels(graph, name) and not graph.timed[name]:
+            found |= {name: cells} if len(cells) == 1 and cells[0] not in taken else {}
     return found
+
+
+class _ColumnsError(ValueError):
+    """A table that can be read has other columns than a model needs."""
+
+
+def _unused(path: Path, found: Header, graph: Graph, columns: Mapping[str, list[str]]) -> list[str]:
+    """The columns of a table that neither number its rows and steps nor belong to a variable, as a run was trained."""
+    if found.names is None:
+        return []
+    try:
+        taken, keys = _recorded(found.names, graph, columns), keys_of(found.names, graph)
+    except ValueError as error:
+        raise _ColumnsError(f"{path}: {error}.") from None
+    used = {*(keys.names if keys else ()), *(column for cells in taken.values() for column in cells)}
+    lists = [name for name in found.lists if name not in graph.shapes and taken.get(_names(graph)[0])]
+    return [name for name in found.names if name not in used] + lists
+
+
+def _are(names: Sequence[str]) -> str:
+    return "is" if len(names) == 1 else "are"
 
 
 def _check_columns(

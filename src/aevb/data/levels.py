@@ -197,7 +197,7 @@ def _levels(what: str, x: Any, levels: int, first_row: int | None = None) -> np.
         low, high = np.fmin.reduce(array, None), np.fmax.reduce(array, None)
         if low < 0 or high > levels - 1:
             row = int(((array < 0) | (array > levels - 1)).nonzero()[0][0])
-            where = "" if first_row is None else f" (first: row {first_row + row})"
+            where = "" if first_row is None else f" (first, from 0: row {first_row + row})"
             raise ValueError(
                 f"{what} takes grey levels 0 … {levels - 1}, but these go from {low} to {high}{where}. Say how many there are: levels=…."
             )

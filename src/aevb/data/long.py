@@ -105,14 +105,15 @@ class Lines:
         return f"{self.keys.step} {self.begins.min():.15g} to {last.max():.15g}" if self.keys.step else ""
 
 
-def lines_of(values: np.ndarray, names: Sequence[str] | None, keys: Keys) -> Lines:
-    """The lines of a table by row and step; the steps of each row must be complete."""
+def lines_of(values: np.ndarray, names: Sequence[str] | None, keys: Keys, numbers_of_lines: np.ndarray | None = None) -> Lines:
+    """The lines of a table by row and step; the steps of each row must be complete. ``numbers_of_lines`` are those in the file, for messages."""
     numbers = [_column(values, names, key) for key in (keys.row, keys.step)]
     for key, column in zip((keys.row, keys.step), numbers, strict=True):
         whole = key in (keys.row, "step")
         if column is not None and (bad := ~(np.abs(column) < 2.0**53) | whole & (column != np.round(column))).any():
             line = int(bad.argmax())
-            raise ValueError(f"line {line + 2} has the {key} {column[line]}; {'rows and steps are whole' if whole else 'times are'} numbers")
+            where = f"row {line} (from 0)" if numbers_of_lines is None else f"line {numbers_of_lines[line]}"
+            raise ValueError(f"{where} has the {key} {column[line]}; {'rows and steps are whole' if whole else 'times are'} numbers")
     row = np.zeros(len(values)) if numbers[0] is None else numbers[0]
     alone = keys.row is not None and len(np.unique(row)) == len(row) > 1
     if alone and keys.step is None:

@@ -7,24 +7,28 @@ its rows in the same way, with the same numbers.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 from torch.distributions import constraints
 
 from aevb.data.builtin import Images, digits, factor_analysis, mnist
 from aevb.data.files import layout, read_file, read_lines
 from aevb.data.levels import Fresh
 from aevb.data.long import Lines
-from aevb.data.preparation import CHOICES, Standardised, default_preparation, parts, prepare_levels, standardise
+from aevb.data.preparation import CHOICES, InfiniteError, Standardised, default_preparation, parts, prepare_levels, standardise
 from aevb.data.rows import one_column, some_rows
 from aevb.data.tables import TABLES
 from aevb.graph import Graph
-from aevb.storage import LONGEST_BESIDE, read_json
+from aevb.places import Placed, places_of
+from aevb.storage import LONGEST_BESIDE, DataWarning, read_json
 
 IMAGES: dict[str, Callable[[], tuple[Images, Images]]] = {"digits": digits, "mnist": mnist, "fashion": partial(mnist, "fashion")}
 NAMES = ("fa", *IMAGES)
@@ -48,6 +52,8 @@ class Recipe:
     hold_out: float = 0.0  # or the share of rows that are,
     split: int = 0  # drawn by this seed
     seed: int = 0  # of what is drawn in preparing the rows
+    missing: list[float] | None = None  # numbers that mark missing cells of a table
+    known: list[str] | None = None  # the variables that the training rows have values of, latents among them
 
     def text(self) -> str:
         return json.dumps({key: value for key, value in asdict(self).items() if value is not None}, indent=2, ensure_ascii=False) + "\n"
@@ -60,7 +66,8 @@ class Recipe:
             return None
         try:
             record = read_json(path, LONGEST_BESIDE)
-            return cls(**{"split": record.get("seed", 0)} | record)._checked()  # before the split had a seed, it was drawn by the run's
+            before = {"split": record.get("seed", 0)} | ({"known": list(record["columns"])} if record.get("columns") else {})  # of older runs
+            return cls(**before | record)._checked()  # before the split had a seed, it was drawn by the run's
         except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is damaged: {str(error).rstrip('.')}. Delete it, and say --prepare yourself.") from None
 
@@ -92,6 +99,14 @@ class Recipe:
         """The numbers that the first observed variable, or another, was standardised with."""
         found = {"mean": self.mean, "scale": self.scale} if other is None else (self.others or {}).get(other, {})
         return None if found.get("mean") is None else Standardised(np.empty(0), np.array(found["mean"]), np.array(found["scale"]))
+
+    def spread(self, other: str | None = None) -> np.ndarray | None:
+        """How many units of the data are 1 in the values of the first observed variable, or of another, by column; None where they are its units."""
+        if self.prepare == "standardise":
+            numbers = self.numbers(other)
+            return None if numbers is None else numbers.scale
+        levels = {"dequantise": self.levels or 256, "scale": (self.levels or 256) - 1}.get((self.prepare or "").partition("-")[0])
+        return None if levels is None or other is not None else np.array([float(levels)])
 
 
 def _is(*kinds: type) -> Callable[[Any], bool]:
@@ -125,6 +140,8 @@ _KINDS: dict[str, Callable[[Any], bool]] = {  # what the fields of a recipe are
     "long": _is(bool),
     "image": lambda value: isinstance(value, list) and len(value) == 2 and all(map(_whole(1, 2**20), value)),
     "columns": _table_of(_list_of(str)),
+    "known": _list_of(str),
+    "missing": _finite,
     "others": _table_of(_table_of(_finite)),
 }
 
@@ -134,12 +151,38 @@ def in_units(recipe: Recipe | None, graph: Graph, name: str, value: np.ndarray) 
     return value if recipe is None else recipe.undo(value, None if name == graph.observed[0] else name)
 
 
+def log_spreads(recipe: Recipe, graph: Graph) -> dict[str, np.ndarray]:
+    """Log of how many units of the data are 1, for every observed variable whose density is in other units than its data: [d], or [T, 1, 1]."""
+    found = {}
+    for name in graph.observed:
+        spread = recipe.spread(None if name == graph.observed[0] else name)
+        if spread is not None and not any(entry.spec.support.is_discrete for entry in graph.p[name].values()):
+            each = graph.size(name) // spread.size  # 0 for a run of which every step had a spread of its own
+            found[name] = np.log(np.tile(spread, each) if each else spread[:, None, None])
+    return found
+
+
+def log_jacobian(recipe: Recipe, graph: Graph, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """By how much log p of each row's values in the units of the data is lower than in the model's, by variable, [N].
+
+    A variable x = mean + spread · x' has log p(x) = log p(x') − Σ log spread, a sum over the entries that are known, at real steps.
+    """
+    found = {}
+    for name, spread in log_spreads(recipe, graph).items():
+        logs = torch.tensor(spread, device=batch[name].device).expand(batch[name].shape)
+        for there in (f"{name}?", *(["steps"] if graph.timed[name] else [])):
+            logs = torch.where(batch[there], logs, 0.0) if there in batch else logs
+        found[name] = logs.sum((0, 2))
+    return found
+
+
 @dataclass(frozen=True)
 class Split:
     """Rows for one model, and labels where the data have some (whether or not the model reads them)."""
 
     data: dict[str, Any]
     labels: np.ndarray | None = None
+    labels_of: str | None = None  # the latent whose labels these are, where they are compared with and are no data
     raw: dict[str, Any] = field(default_factory=dict)  # as they were before preparation
 
 
@@ -153,7 +196,7 @@ class Loaded:
     lines: Lines | None = None  # of a table with a line a step: which of its lines are whose, held out or not
 
 
-def sizes(name: str, graph: Graph) -> dict[str, int]:
+def sizes(name: str, graph: Graph, missing: Sequence[float] = ()) -> dict[str, int]:
     """What data say about the sizes of a zoo model: x from the columns, y from the labels."""
     if name == "fa":
         return {"x": 3}
@@ -161,7 +204,7 @@ def sizes(name: str, graph: Graph) -> dict[str, int]:
         pixels = IMAGES[name]()[0].pixels
         return {"x": pixels.shape[2] if graph.timed["x"] else pixels.shape[1] * pixels.shape[2]}
     found = {}
-    for variable, value in read_file(Path(name), graph, check=False).items():
+    for variable, value in read_file(Path(name), graph, check=False, missing=missing).items():
         if variable in graph.shapes:
             shape = (0, *value[0].shape) if isinstance(value, list) else value.shape
             inner = shape[2 if graph.timed[variable] else 1 :]
@@ -179,12 +222,15 @@ def load(
     validation: str | None = None,
     hold_out: float = 0.0,
     split: int = 0,
+    missing: Sequence[float] | None = None,
     like: Recipe | None = None,
 ) -> Loaded:
     """Rows of a built-in set, which has test rows, or of a file, which may be told some: ``validation`` is a file, ``hold_out`` a share.
 
+    ``missing`` are numbers that mark missing cells of a table.
     Which rows are held out depends on ``split`` alone, so that runs of other seeds are judged on the same ones.
-    ``like`` is the recipe of a run: rows are then prepared as its training rows were.
+    ``like`` is the recipe of a run: rows are then prepared as its training rows were. Values of a latent that these did not have are labels to
+    compare with, not data: in such a run the classes have numbers of their own.
     """
     if prepare is not None and prepare not in (*CHOICES, "none"):
         raise ValueError(f"Unknown preparation {prepare!r}. Choose one of {', '.join((*CHOICES, 'none'))}.")
@@ -194,6 +240,10 @@ def load(
     recipe = Recipe(name, validation=validation, hold_out=hold_out, split=split, seed=seed)
     if like is not None:
         recipe = like if like.data == name else replace(like, data=name, validation=None, hold_out=0.0)
+    if missing:
+        recipe = replace(recipe, missing=[float(number) for number in missing])
+    if recipe.missing and name in NAMES:
+        raise ValueError(f"{name} has no missing cells; --missing is for tables.")
     if name in NAMES and (recipe.hold_out or recipe.validation):
         raise ValueError(f"{name} brings its test rows; --validation and --hold-out are for files.")
     train, test, found, lines = (*_builtin(name, graph, recipe), None) if name in NAMES else _file(name, graph, recipe)
@@ -226,6 +276,10 @@ def _measured(recipe: Recipe, graph: Graph, data: Mapping[str, Any]) -> Recipe:
         if name in data and all(entry.spec.support in (constraints.real, constraints.real_vector) for entry in graph.p[name].values()):
             try:
                 record = standardise(_real(graph, data, name))
+            except InfiniteError as error:
+                row, step, column = error.place
+                where = places_of(data).first(row, name, step if graph.timed[name] else None, column)
+                raise ValueError(f"{name}: standardise takes finite numbers, but not all are ({where}: {error.value}). {error.fix}") from None
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
             found[name] = {"mean": record.mean.tolist(), "scale": record.scale.tolist()}
@@ -264,7 +318,7 @@ def _builtin(name: str, graph: Graph, recipe: Recipe) -> tuple[Split, Split, Rec
 def _file(name: str, graph: Graph, recipe: Recipe) -> tuple[Split, Split | None, Recipe, Lines | None]:
     x, path = graph.observed[0], Path(name)
     recipe = _laid_out(path, graph, recipe)
-    data, lines = _read(path, graph, recipe.columns)
+    data, lines = _read(path, graph, recipe.columns, recipe.missing)
     shape = data[x][0].shape if isinstance(data[x], list) else data[x].shape[1:]
     if not graph.timed[x] and len(shape) == 2 and len(graph.shapes[x]) == 1:
         recipe = replace(recipe, image=list(shape))
@@ -274,7 +328,7 @@ def _file(name: str, graph: Graph, recipe: Recipe) -> tuple[Split, Split | None,
         if recipe.hold_out:
             raise ValueError("Validation rows come from --validation or from --hold-out, not both.")
         other = Path(recipe.validation)
-        test = _flat(graph, x, _read(other, graph, _laid_out(other, graph, recipe).columns)[0])
+        test = _flat(graph, x, _read(other, graph, _laid_out(other, graph, recipe).columns, recipe.missing)[0])
     elif recipe.hold_out:
         n = len(data[x])
         held = max(1, round(n * recipe.hold_out))
@@ -282,11 +336,13 @@ def _file(name: str, graph: Graph, recipe: Recipe) -> tuple[Split, Split | None,
             raise ValueError(f"{name} has {n} row{'s' * (n != 1)}: holding out {held} leaves none to train on.")
         order = np.random.default_rng(recipe.split).permutation(n)
         train_rows, test_rows = np.sort(order[held:]), np.sort(order[:held])
-        data, test = ({key: some_rows(value, rows) for key, value in data.items()} for rows in (train_rows, test_rows))
+        places = places_of(data)
+        data, test = (Placed({key: some_rows(value, rows) for key, value in data.items()}, places.some(rows)) for rows in (train_rows, test_rows))
     timed = next((data[name] for name in graph.observed if graph.timed[name] and name in data), None)
     longest = None if timed is None else max(map(len, timed)) if isinstance(timed, list) else timed.shape[1]
     recipe = replace(recipe, steps=longest)
-    return _labelled(data, graph), None if test is None else _labelled(test, graph), recipe, lines
+    recipe = replace(recipe, known=[name for name in data if name in graph.shapes]) if recipe.known is None else recipe
+    return _labelled(data, graph, recipe), None if test is None else _labelled(test, graph, recipe), recipe, lines
 
 
 def _laid_out(path: Path, graph: Graph, recipe: Recipe) -> Recipe:
@@ -296,8 +352,8 @@ def _laid_out(path: Path, graph: Graph, recipe: Recipe) -> Recipe:
     return replace(recipe, columns=recipe.columns if kept else columns, long=long or None)
 
 
-def _read(path: Path, graph: Graph, columns: Mapping[str, list[str]] | None) -> tuple[dict[str, Any], Lines | None]:
-    data, lines = read_lines(path, graph, columns=columns if path.suffix in TABLES else None)
+def _read(path: Path, graph: Graph, columns: Mapping[str, list[str]] | None, missing: Sequence[float] | None) -> tuple[dict[str, Any], Lines | None]:
+    data, lines = read_lines(path, graph, columns=columns if path.suffix in TABLES else None, missing=missing or ())
     if graph.observed[0] not in data:
         raise ValueError(f"{path} holds {', '.join(data)}, but not {graph.observed[0]}.")
     return data, lines
@@ -310,10 +366,16 @@ def _flat(graph: Graph, x: str, data: dict[str, Any]) -> dict[str, Any]:
     return data | {x: value.reshape(len(value), -1)} if flat else data
 
 
-def _labelled(data: dict[str, Any], graph: Graph) -> Split:
-    known = (value for name, value in data.items() if name in graph.latents and not isinstance(value, list))
-    labels = next((np.asarray(value) for value in known if np.ndim(value) == 1), None)
-    return Split(data, labels)
+def _labelled(data: dict[str, Any], graph: Graph, recipe: Recipe) -> Split:
+    latents = {name: value for name, value in data.items() if name in graph.latents}
+    labels = {name: np.asarray(value) for name, value in latents.items() if not isinstance(value, list) and np.ndim(value) == 1}
+    new = [name for name in latents if name not in (recipe.known or ())]
+    for name in new:
+        if name not in labels:
+            warnings.warn(f"The values of {name} are not used: the training rows of this run had none.", DataWarning, 2)
+    first = next(iter(labels), None)
+    kept = Placed({name: value for name, value in data.items() if name not in new}, places_of(data))
+    return Split(kept, labels.get(first or ""), labels_of=first if first in new else None)
 
 
 class _Real:
@@ -362,6 +424,7 @@ def clustering_accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
     """The share of rows whose cluster is matched to their label, under the best one-to-one matching."""
     from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 
+    labels = np.unique(labels, return_inverse=True)[1]  # whatever numbers they are
     table = np.zeros((predicted.max() + 1, labels.max() + 1))
     np.add.at(table, (predicted, labels), 1)
     return float(table[linear_sum_assignment(-table)].sum() / len(labels))

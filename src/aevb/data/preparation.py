@@ -93,7 +93,7 @@ def standardise(x: Any, like: Standardised | None = None) -> Standardised:
     count, mean, square, low, high = 0.0, 0.0, 0.0, np.inf, -np.inf
     for part in parts(raw):  # means and squares of parts are merged, so that a file is read a part at a time
         if np.isinf(part).any():
-            raise ValueError(f"standardise takes finite numbers, but {_first_infinite(raw)}. Replace it; NaN marks a missing entry.")
+            raise _first_infinite(raw)
         known = ~np.isnan(part)
         n = known.sum(0)
         here = np.where(known, part, 0).sum(0) / np.maximum(n, 1)
@@ -107,12 +107,24 @@ def standardise(x: Any, like: Standardised | None = None) -> Standardised:
     return Standardised(raw, np.asarray(mean), np.where((high > low) & (deviation > 0), deviation, 1.0))
 
 
-def _first_infinite(raw: Any) -> str:
-    """Where the first entry that is not finite stands, in words."""
+class InfiniteError(ValueError):
+    """An entry is infinite: the ``value`` of the first one, and its ``place``, (row, step, column)."""
+
+    fix = "Replace it; NaN marks a missing entry."
+
+    def __init__(self, value: float, place: tuple[int, int, int], steps: bool) -> None:
+        row, step, column = place
+        where = f"row {row}, {f'step {step}, ' if steps else ''}column {column} (from 0)"
+        super().__init__(f"standardise takes finite numbers, but {where} holds {value}. {self.fix}")
+        self.value, self.place = value, place
+
+
+def _first_infinite(raw: Any) -> InfiniteError:
+    """The error of the first entry that is infinite."""
     for row in range(len(raw)):
         lines = next(parts(raw[row : row + 1]))
-        for step, column in np.argwhere(np.isinf(lines)):
-            return f"row {row}, {f'step {step}, ' if len(lines) > 1 else ''}column {column} holds {lines[step, column]}"
+        for step, column in np.argwhere(np.isinf(lines)).tolist():
+            return InfiniteError(float(lines[step, column]), (row, step, column), len(lines) > 1)
     raise AssertionError("every entry is finite")
 
 

@@ -18,6 +18,7 @@ from aevb.data.levels import Fresh
 from aevb.data.preparation import CHUNK, Standardised
 from aevb.data.rows import check_length, memory_map, rows_of
 from aevb.graph import Graph
+from aevb.places import INDICES, Placed, Places, places_of
 
 RELEASE = 2**28  # bytes of mapped files in memory before their pages are given back
 PIECE = 64  # rows read between two looks at that; the system may map 2 MiB around a row
@@ -62,6 +63,7 @@ class Source:
     extents: Extents
     lacking: dict[str, set[int]]
     near = False  # whether the rows lie on the model's device
+    places: Places = INDICES  # what rows and columns are called in messages
 
     def take(self, rows: Tensor, *, generator: torch.Generator | None = None, share: slice = slice(None)) -> Batch:
         """The batch of ``rows[share]``.
@@ -129,13 +131,13 @@ class Resident(Source):
     They lie on the model's device, unless they would fill it: then with the host.
     """
 
-    def __init__(self, graph: Graph, data: Mapping[str, Any], like: Tensor) -> None:
-        self.like = like
+    def __init__(self, graph: Graph, data: Mapping[str, Any], like: Tensor, places: Places = INDICES) -> None:
+        self.like, self.places = like, places
         like = like if _surely_fits(data, like) else like.new_empty((), device="cpu")
         self.fresh = {name: value for name, value in data.items() if isinstance(value, Fresh)}
         values = {name: value.middle(np.asarray(value.values)) if isinstance(value, Fresh) else value for name, value in data.items()}
         steps, lengths = values.pop("steps", None), values.pop("lengths", None)
-        self.batch = prepare(graph, values, like=like, steps=steps, lengths=lengths)
+        self.batch = prepare(graph, values, like=like, steps=steps, lengths=lengths, places=places)
         for name, value in self.fresh.items():
             self.batch[name] = raw_on_axes(graph, name, value.values, like)
         owners = values | {"steps": steps} | {name: value.values for name, value in self.fresh.items()}
@@ -296,12 +298,14 @@ def open_source(graph: Graph, data: Any, like: Tensor, told: Told | None = None)
     if any(memory_map(value) is not None for value in arrays.values()):
         mapped = Mapped(graph, arrays, like, told)
         return Resident.brought(mapped) if like.is_cuda and mapped.n and _fits(mapped.on_host(torch.zeros(1).long()), like, mapped.n) else mapped
-    return Resident(graph, {name: value.values if isinstance(value, Standardised) else value for name, value in arrays.items()}, like)
+    values = {name: value.values if isinstance(value, Standardised) else value for name, value in arrays.items()}
+    return Resident(graph, values, like, places_of(arrays))
 
 
 def read_arrays(data: Any, graph: Graph) -> dict[str, Any]:
     """Arrays by variable, what is masked as missing entries."""
-    return {name: unmasked(value) for name, value in _arrays(data, graph).items()}
+    arrays = _arrays(data, graph)
+    return Placed({name: unmasked(value) for name, value in arrays.items()}, places_of(arrays))
 
 
 def _arrays(data: Any, graph: Graph) -> dict[str, Any]:
@@ -319,7 +323,8 @@ def _arrays(data: Any, graph: Graph) -> dict[str, Any]:
                     f"{name} is a {kind}, which holds whole rows. Pass it as the data themselves, e.g. fit(model, dataset), "
                     f"with rows that are dictionaries by variable or tuples in the order {', '.join(_names(graph))}."
                 )
-        return {name: _single(Path(value), name, graph) if isinstance(value, str | Path) else value for name, value in data.items()}
+        read = {name: _single(Path(value), name, graph) if isinstance(value, str | Path) else value for name, value in data.items()}
+        return Placed(read, places_of(data))
     if isinstance(data, torch.utils.data.IterableDataset):
         raise ValueError("An IterableDataset has no rows to return to, so a run could not be resumed. Pass arrays, files or a map-style Dataset.")
     if isinstance(data, torch.utils.data.Dataset):
@@ -384,9 +389,11 @@ def _from_dataset(data: torch.utils.data.Dataset, graph: Graph) -> dict[str, Any
     for i, row in enumerate(rows):
         if isinstance(row, Mapping) != isinstance(rows[0], Mapping) or (isinstance(row, Mapping) and set(row) != set(names)):
             had = ", ".join(map(str, row)) if isinstance(row, Mapping) else type(row).__name__
-            raise ValueError(f"Row {i} of the Dataset has {had}, row 0 has {', '.join(map(str, names))}. Let every row have the same variables.")
+            raise ValueError(
+                f"Row {i} (from 0) of the Dataset has {had}, row 0 has {', '.join(map(str, names))}. Let every row have the same variables."
+            )
         if isinstance(row, tuple | list) and (not isinstance(rows[0], tuple | list) or len(row) != len(rows[0])):
-            raise ValueError(f"Row {i} of the Dataset has {len(row)} parts, row 0 has another number. Let every row have the same.")
+            raise ValueError(f"Row {i} (from 0) of the Dataset has {len(row)} parts, row 0 has another number. Let every row have the same.")
     if isinstance(rows[0], tuple | list) and len(rows[0]) > len(names):
         raise ValueError(
             f"The Dataset's rows have {len(rows[0])} parts, the model reads {len(names)} ({', '.join(names)}). Let each be a dictionary by variable."

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from aevb.data.markers import mark_missing
 from aevb.data.text import FEW, WordsError, distinct, read_header, read_text
 
 TABLES = (".csv", ".tsv", ".txt", ".parquet")
@@ -21,6 +22,7 @@ class Table:
     values: np.ndarray
     names: tuple[str, ...] | None
     lists: Mapping[str, list[np.ndarray]]
+    lines: np.ndarray | None = None  # the number of each row's line in a text file
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,20 @@ class Header:
     lists: tuple[str, ...] = ()
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path, without: Collection[str] = ()) -> Table:
+    """A table's numbers; the columns ``without`` are left out, whatever they hold."""
     if path.suffix == ".parquet":
-        return _read_parquet(path)
-    values, names = read_text(path)
-    return Table(values, names, {})
+        return _read_parquet(path, without)
+    values, names, lines = read_text(path, without)
+    return Table(values, names, {}, lines)
+
+
+def marked(table: Table, missing: Sequence[float]) -> Table:
+    """The table with NaN wherever it holds a number that marks a missing cell."""
+    if not missing:
+        return table
+    lists = {name: [mark_missing(row, *missing) for row in rows] for name, rows in table.lists.items()}
+    return replace(table, values=mark_missing(table.values, *missing), lists=lists)
 
 
 def header(path: Path) -> Header:
@@ -67,10 +78,11 @@ def _is_list(pyarrow: Any, kind: Any) -> bool:
     return bool(pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind) or pyarrow.types.is_fixed_size_list(kind))
 
 
-def _read_parquet(path: Path) -> Table:
+def _read_parquet(path: Path, without: Collection[str]) -> Table:
     parquet, pyarrow = _pyarrow()
     try:
         found = parquet.read_table(path)
+        found = found.drop_columns([name for name in found.column_names if name in without])
     except pyarrow.ArrowException as error:
         raise ValueError(str(error).splitlines()[0].rstrip(".")) from None
     if not found.num_rows:
@@ -103,9 +115,9 @@ def _lists(name: str, rows: list[Any]) -> list[np.ndarray]:
     found = []
     for i, row in enumerate(rows):
         if row is None:
-            raise ValueError(f"its column {name!r} has no list in row {i}; leave that row out, or write a list")
+            raise ValueError(f"its column {name!r} has no list in row {i} (from 0); leave that row out, or write a list")
         try:
             found.append(np.array(row, dtype=float))
         except (TypeError, ValueError):
-            raise ValueError(f"its column {name!r} holds no list of numbers (or of equal lists) in row {i}") from None
+            raise ValueError(f"its column {name!r} holds no list of numbers (or of equal lists) in row {i} (from 0)") from None
     return found

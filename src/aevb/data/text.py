@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import re
 from array import array
-from collections.abc import Iterator
-from itertools import chain, repeat
+from collections.abc import Collection, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import IO
 
@@ -30,35 +30,41 @@ class WordsError(ValueError):
         self.column, self.found, self.line = column, found, line
 
 
-def read_text(path: Path) -> tuple[np.ndarray, tuple[str, ...] | None]:
-    """The numbers of a text table, [N, C], and its header. An empty cell is missing (NaN).
+def read_text(path: Path, without: Collection[str] = ()) -> tuple[np.ndarray, tuple[str, ...] | None, np.ndarray]:
+    """The numbers of a text table, [N, C], its header, and the line of each row, [N], counted from 1.
+
+    An empty cell is missing (NaN). Columns ``without`` may hold anything.
 
     The first line is a header if any of its cells is no number, or if it counts from 0. One that counts from another number may be either: refused.
     """
     with _opened(path) as file:
         names, width, rows, decimal = _begun(file, path)
-        numbers, first, pending = array("d"), -1, 0
+        kept = [j for j, name in enumerate(names or ()) if name not in without] if without else list(range(width))
+        numbers, first, pending = array("d"), -1, array("q")
+        lines = array("q")
         signs: dict[str, str] = {}
         for line, cells in rows:
             if not cells:  # where a table has one column, an empty line is a missing cell, unless nothing follows
-                pending += width == 1
+                pending.extend([line] * (width == 1))
                 continue
             first = line if first < 0 else first
-            if decimal:
-                _check_signs(cells, line, signs)
             if len(cells) != width and any("\n" in cell for cell in cells):
                 raise _open_quote(line - sum(cell.count("\n") for cell in cells))
             if len(cells) != width:
                 raise ValueError(f"line {line} has {len(cells)} cells, the first has {width}")
-            numbers.extend([float("nan")] * pending)
-            pending = 0
+            cells = [cells[j] for j in kept] if without else cells
+            if decimal:
+                _check_signs(cells, line, signs)
+            numbers.extend([float("nan")] * len(pending))
+            lines.extend([*pending, line])
+            pending = array("q")
             try:
                 numbers.fromlist([float(cell) for cell in cells])
             except ValueError:
-                numbers.fromlist([_cell(cell, names, j, line, line == first, rows, decimal) for j, cell in enumerate(cells)])
+                numbers.fromlist([_cell(cell, names, j, line, line == first, rows, decimal) for j, cell in zip(kept, cells, strict=True)])
     if not numbers:
         raise ValueError("it has a header but no rows" if names else "it is empty")
-    return np.frombuffer(numbers, dtype=np.float64).reshape(-1, width), names
+    return np.frombuffer(numbers, dtype=np.float64).reshape(-1, len(kept)), names and tuple(names[j] for j in kept), np.array(lines)
 
 
 def read_header(path: Path) -> tuple[tuple[str, ...] | None, int]:
@@ -125,7 +131,7 @@ def _begun(file: IO[str], path: Path) -> tuple[tuple[str, ...] | None, int, Iter
     named = any(_number(cell, decimal) is None for cell in cells) or _numbered(cells)
     if named:
         return distinct([cell.strip() for cell in cells]), len(cells), rows, decimal
-    return None, len(cells), chain(repeat((0, []), blank), [row], rows), decimal
+    return None, len(cells), chain(((number, []) for number in range(1, blank + 1)), [row], rows), decimal
 
 
 def _separator(file: IO[str], path: Path) -> str | None:

@@ -150,7 +150,7 @@ def _examine(
         scales.add(part)
         for name, sums in usage.items():
             sums.add(part, name)
-    findings = _bounds(torch.cat(values))
+    findings = _bounds(torch.cat(values), behind=bool(model.untaught()))
     if findings[0].level == "problem":
         return findings
     few = {name: value.narrow(-2, 0, min(FEW, value.shape[-2])) for name, value in batches[0].items()}
@@ -170,8 +170,8 @@ def _examine(
     return findings + (judge_calibration(model, batches, seed) if calibrate else [])
 
 
-def _bounds(values: Tensor) -> list[Finding]:
-    """The bound itself, and rows on which it is not a number."""
+def _bounds(values: Tensor, behind: bool) -> list[Finding]:
+    """The bound itself, and rows on which it is not a number; ``behind``: of a q that was not trained for this p."""
     bad = (~values.isfinite()).nonzero()[:, 0].tolist()
     if bad:
         text = f"The ELBO is not finite in {len(bad)} of {len(values)} rows; the first of those examined is {bad[0]}. Nothing else can be examined."
@@ -179,5 +179,8 @@ def _bounds(values: Tensor) -> list[Finding]:
     figures = {"elbo": float(values.double().mean())}
     if len(values) > 1:
         figures["stderr"] = float(values.double().std()) / len(values) ** 0.5
-    shown = f" ± {figures['stderr']:.2f}" if "stderr" in figures else ""
-    return [Finding("ok", "elbo", "run", f"The ELBO is {figures['elbo']:.2f}{shown} nats an example.", figures)]
+    shown = f" (standard error over the rows {figures['stderr']:.2f})" if "stderr" in figures else ""
+    text = (
+        f"The ELBO is {figures['elbo']:.2f} nats an example{shown}" + ", that of a q which was not trained for this p: it says nothing of p" * behind
+    )
+    return [Finding("note" if behind else "ok", "elbo", "run", f"{text}.", figures)]

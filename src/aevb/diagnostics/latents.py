@@ -50,7 +50,7 @@ def misled(name: str, relies: Dependence, figures: Mapping[str, Any]) -> list[Fi
     if relies.worth > -max(0.1, 3 * relies.error):
         return []
     text = f"q({name}|·) misleads: its draws gain {relies.gain:.2f} nats of the rest over p's own, for a KL of {relies.gain - relies.worth:.2f}. "
-    text += f"The bound would be {-relies.worth:.2f} ± {relies.error:.2f} nats higher with p's factor in its place."
+    text += f"The bound would be {-relies.worth:.2f} nats higher (standard error over the rows {relies.error:.2f}) with p's factor in its place."
     return [Finding("warning", "misleading q", name, text, figures, "Train q further, with a lower lr, or an E-phase: schedule=alternate(…).")]
 
 

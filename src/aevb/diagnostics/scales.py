@@ -67,7 +67,9 @@ class ScaleSums:
             return []
         text = f"p's scale of {name} has run to nothing in {len(sharp)} of {len(scale)} columns: {float(ratio.min()):.1e} of the data's own spread. "
         text += "The density grows without bound there, and with it the ELBO, at the cost of everything else."
-        remedy = f"Fix the scale (Normal(…, scale=0.1)), drop columns that hardly vary, or add noise to them; look at column {sharp[0]} first."
+        remedy = (
+            f"Fix the scale (Normal(…, scale=0.1)), drop columns that hardly vary, or add noise to them; look at column {sharp[0]} (from 0) first."
+        )
         return [Finding("warning", "sharp likelihood", name, text, {"columns": sharp, "scale": scale.tolist(), "ratio": ratio.tolist()}, remedy)]
 
 

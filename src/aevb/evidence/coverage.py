@@ -58,8 +58,8 @@ def note_missed(found: Evidence, others: Mapping[str, Evidence], remedy: str) ->
         higher, mean, spread = int((gap > NATS + SIGMAS * error).sum()), float(gap.mean()), float(error.square().sum().sqrt()) / len(gap)
         if higher > len(gap) / 100 or mean > NATS + SIGMAS * spread:
             return [
-                f"{other.diagnostics['samples']} draws from {what} find a higher log p than q does, by {mean:.2f} ± {spread:.2g} nats on average and "
-                f"clearly in {count(higher, len(gap))} whose Pareto k looks fine: k cannot see that q has no samples in part of the posterior; "
-                f"{remedy}."
+                f"{other.diagnostics['samples']} draws from {what} find a higher log p than q does, by {mean:.2f} nats on average (sampling error "
+                f"{spread:.2g}) and clearly in {count(higher, len(gap))} whose Pareto k looks fine: k cannot see that q has no samples in part of "
+                f"the posterior; {remedy}."
             ]
     return []

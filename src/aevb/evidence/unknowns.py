@@ -208,8 +208,8 @@ def _derivatives(tables: Tables, terms: list[Term], n: int, start: int) -> list[
     if tables.structure.discrete and not bool(values.isfinite().all()):
         row = int((~values.isfinite()).nonzero()[0])
         raise ValueError(
-            f"Row {start + row} has no exact posterior: p gives its data the log-probability {float(values[row])}. Check the row's values and labels "
-            "(labels that p rules out, values far outside the data that p was fitted to), and that all parameters of p are finite."
+            f"Row {start + row} (from 0) has no exact posterior: p gives its data the log-probability {float(values[row])}. Check the row's values "
+            "and labels (labels that p rules out, values far outside the data that p was fitted to), and that all parameters of p are finite."
         )
     return list(found)
 

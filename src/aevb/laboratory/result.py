@@ -175,7 +175,7 @@ class Laboratory:
         return table
 
     def _caption(self) -> list[str]:
-        lines = [f"MiB: {self.memory_kind}. A dot: no bias seen. *: the best unbiased way."]
+        lines = [f"MiB: {self.memory_kind}. ±: the standard error over the replicates. A dot: no bias seen. *: the best unbiased way."]
         for target in self.targets:
             squares = ", ".join(f"‖∇{letter}‖² {target.squared_norm[group]:.3g}" for letter, group in (("θ", "theta"), ("φ", "phi")))
             against = f" against: {target.reference} ({squares})" if target.reference else ": no unbiased way to compare with"

@@ -10,6 +10,7 @@ from torch import Tensor
 from aevb.batch import Batch
 from aevb.evidence.structure import NotExactError
 from aevb.graph import Graph
+from aevb.places import INDICES, Places
 from aevb.posterior.amortised import Posterior
 from aevb.posterior.exact import ExactPosterior
 
@@ -28,19 +29,27 @@ class UntaughtError(ValueError):
 
 
 def posterior_of(
-    model: Model, batch: Batch, *, samples: int = 64, seed: int | None = None, method: str = "auto", prefer_exact: bool = False, first_row: int = 0
+    model: Model,
+    batch: Batch,
+    *,
+    samples: int = 64,
+    seed: int | None = None,
+    method: str = "auto",
+    prefer_exact: bool = False,
+    first_row: int = 0,
+    places: Places = INDICES,
 ) -> Posterior:
     """The posterior of a batch's latents.
 
     ``method="auto"`` takes q where it was trained and can answer, otherwise the exact posterior (``prefer_exact`` takes that wherever it is known),
     and refuses where there is neither. "q" takes q as it is, "exact" never takes it.
-    ``first_row`` is the number of the batch's first row, for messages.
+    ``first_row`` is the number of the batch's first row, and ``places`` what rows are called, for messages.
     """
     if method not in METHODS:
         raise ValueError(f'method is "auto", "q" or "exact", got {method!r}.')
     if method == "q":
         return Posterior(model, batch, samples=samples, seed=seed, why="as asked")
-    reason = None if method == "exact" else why_not_q(model, batch, first_row)
+    reason = None if method == "exact" else why_not_q(model, batch, first_row, places)
     if method == "auto" and reason is None and not prefer_exact:
         return Posterior(model, batch, samples=samples, seed=seed)
     try:
@@ -53,7 +62,7 @@ def posterior_of(
         raise UntaughtError(f"{reason}, and the exact posterior is not known: {why}. {_remedy(model, batch)}") from None
 
 
-def why_not_q(model: Model, batch: Batch, first_row: int = 0) -> str | None:
+def why_not_q(model: Model, batch: Batch, first_row: int = 0, places: Places = INDICES) -> str | None:
     """What keeps q from answering for these rows, in words; None if nothing does."""
     unknown = [name for name in model.graph.latents if name not in batch or f"{name}?" in batch]
     reasons = model.untaught()
@@ -61,24 +70,24 @@ def why_not_q(model: Model, batch: Batch, first_row: int = 0) -> str | None:
         return reason
     rows = _open_ended(model.graph, batch)
     if rows is not None and not model.teaching.open_ends:
-        ends = _counted(rows, "ends", "end", "in steps without data", first_row)
+        ends = _counted(rows, "ends", "end", "in steps without data", first_row, places)
         return f"{ends}, which q was not trained on, so that it cannot forecast them"
     unseen = model.teaching.unseen(model, unknown)
     for name in _lacking(model.graph, batch):
         columns = torch.tensor(sorted(unseen.get(name, ())), dtype=torch.long, device=batch[name].device)
         lacking = ~batch[f"{name}?"].index_select(-1, columns)
         if bool(lacking.any()):
-            lacks = _counted(lacking.any(-1).any(0), "lacks", "lack", f"entries of {name}", first_row)
+            lacks = _counted(lacking.any(-1).any(0), "lacks", "lack", f"entries of {name}", first_row, places)
             first = int(columns[lacking.any(0).any(0)][0])
             had = "all of them" if len(columns) == model.graph.size(name) else f"every entry of column {first}"
             return f"{lacks}, which q was not trained on: its training rows had {had}, and it would read a missing entry as 0"
     return None
 
 
-def _counted(rows: Tensor, does: str, do: str, what: str, first_row: int) -> str:
+def _counted(rows: Tensor, does: str, do: str, what: str, first_row: int, places: Places) -> str:
     """How many rows [N] do something, and which is the first, in words."""
     count = int(rows.sum())
-    return f"{f'1 row {does}' if count == 1 else f'{count} rows {do}'} {what} (first: row {first_row + int(rows.nonzero()[0, 0])})"
+    return f"{f'1 row {does}' if count == 1 else f'{count} rows {do}'} {what} ({places.first(first_row + int(rows.nonzero()[0, 0]))})"
 
 
 def _remedy(model: Model, batch: Batch) -> str:

@@ -22,6 +22,7 @@ import torch
 from aevb.batch import Batch, split_latents
 from aevb.contention import sharing_cores
 from aevb.data.degenerate import LOOK, note_numbering, note_repeats, refuse_degenerate
+from aevb.data.markers import array_warnings
 from aevb.data.named import Recipe
 from aevb.data.sources import Source, open_source
 from aevb.deterministic import Recurrence
@@ -92,8 +93,8 @@ def fit(
 
     ``data`` is a dictionary of arrays (or files) by variable; ``validation`` likewise. ``settings`` are those of
     :class:`Settings`: epochs or steps, batch, lr, schedule, how, bound, …. With ``out`` the run's files go there, and
-    ``resume=True`` continues one that was interrupted. The model is left with the weights of the last step, or of the best
-    validation if ``patience`` is set; :func:`load_run` reads either from the files.
+    ``resume=True`` continues one that was interrupted, or starts it where there is none yet. The model is left with the weights of
+    the last step, or of the best validation if ``patience`` is set; :func:`load_run` reads either from the files.
 
     ``progress`` shows the run as it goes: on a terminal unless it is False, elsewhere as plain lines if it is True.
     ``tensorboard=True`` writes scalars for TensorBoard into ``out/tensorboard``. ``after(step, model)`` is called
@@ -130,9 +131,8 @@ def fit(
         trainings: list[Training] = []
         for one in every:
             place = None if folder is None else folder / f"seed-{one.seed}"
-            continued = resume and (place is None or place.exists())
             rows, judged = (trainings[0].source, trainings[0].validation) if trainings else (data, validation)  # opened once, read by all
-            training = Training(model.fresh(one.seed), rows, judged, one, place, continued, closing, progress, recipe)
+            training = Training(model.fresh(one.seed), rows, judged, one, place, resume, closing, progress, recipe)
             training.watch(False if trainings else progress, tensorboard, closing)
             training.after = after
             trainings.append(training)
@@ -213,6 +213,7 @@ class Training:
         self.world.copy_first(list(model.state_dict().values()))
         told = progress if self.world.first else False
         self.source = open_source(model.graph, data, like, Checking(told))
+        self.markers = array_warnings(data, model.graph.observed) if recipe is None and isinstance(data, Mapping) else []
         refuse_degenerate(model.graph, self.source)
         self.recorded = settings.record() | {"fresh": {name: repr(fresh) for name, fresh in self.source.fresh.items()} or None}
         self.recorded |= {"data": _fingerprint(self.source) if out is not None else None, "numbers": NUMBERS}
@@ -257,6 +258,7 @@ class Training:
         self.best: dict[str, Any] | None = None
         self.best_checkpoint: Checkpoint | None = None
         self.folder: Folder | None = None
+        self.anew = False  # whether a run was to be continued, and there was none
         self.watchers: list[Watcher] = []
         self.after: Callable[[int, Model], Mapping[str, float] | None] | None = None
         if out is not None:
@@ -349,8 +351,9 @@ class Training:
     def _repeats(self) -> list[str]:
         """What is to be said of values that repeat under a density, and of columns that number the rows, from some of the rows."""
         graph, n, fresh = self.model.graph, self.source.n, self.source.fresh
-        notes = note_repeats(graph, self.source.read(torch.linspace(0, n - 1, min(LOOK, n)).long()), fresh)
-        return notes + note_numbering(graph, self.source.read(torch.arange(min(LOOK, n))), fresh)
+        notes = note_repeats(graph, self.source.read(torch.linspace(0, n - 1, min(LOOK, n)).long()), fresh, self.source.places)
+        notes += [str(warning) for warning in self.markers]
+        return notes + note_numbering(graph, self.source.read(torch.arange(min(LOOK, n))), fresh, self.source.places)
 
     def _classes(self) -> list[str]:
         """Discrete latents whose q is a function of the data."""
@@ -386,6 +389,7 @@ class Training:
         if found is not None:
             folder.beside = found.beside
             folder.notes += self._continue(out, found)
+        self.anew = resume and found is None
         if self.world.first:
             folder.begin(self.model.declaration(), to_toml(self.recorded), self.rows, self.recipe)
             self.folder = folder
@@ -434,6 +438,8 @@ class Training:
         self.watchers.append(display(progress, self.step, self.total, epochs, self.settings.judge, self.best))
         for watcher in self.watchers:
             closing.callback(watcher.close)
+            if self.anew:  # shown, not recorded: the history is that of a run which was not interrupted
+                watcher.note(f"There is no checkpoint in {self.out} yet that resume=True could continue: the run starts at step 0.")
 
     # The loop ---------------------------------------------------------------------------------------------------------------------
 
@@ -467,6 +473,8 @@ class Training:
         for note in self._repeats():
             self._note_once(note)
         stop = self._out_of_patience() or self.stepper.converged
+        if s.schedule.objective == "evidence" and with_weights(self.model):
+            self._note_once("mle() trains p alone. Read the evidence: the elbo, its terms and the gap are those of q as it was before.")
         if self.in_batches is not None:
             self._note_once(f"mle() takes Adam's steps on batches, not L-BFGS on all rows: {self.in_batches}.")
         try:

@@ -261,7 +261,7 @@ def check_recipe(path: Path, recipe: Recipe, recorded: str | None) -> None:
     """Refuse to continue a run with rows that were prepared otherwise; a damaged data.json is written again."""
     from aevb.data.named import Recipe
 
-    if recorded is not None and seal(json.loads(recipe.text())) == recorded:
+    if recorded in {seal(json.loads(one.text())) for one in (recipe, altered(recipe, known=None))}:  # older runs do not say what was known
         return
     try:
         there = Recipe.read(path)
@@ -269,8 +269,9 @@ def check_recipe(path: Path, recipe: Recipe, recorded: str | None) -> None:
         if recorded is None:
             raise
         there = None
-    asked = ("data", "validation", "hold_out", "prepare", "seed")  # what the others follow from
+    asked = ("data", "missing", "validation", "hold_out", "prepare", "seed")  # what the others follow from
     changed = [key for key in (*asked, *vars(recipe)) if getattr(there, key) != getattr(recipe, key)] if there is not None else []
+    changed = [key for key in changed if key != "known" or (there is not None and there.known is not None)]
     if changed:
         raise ValueError(
             f"{path} was trained with {changed[0]}={getattr(there, changed[0])!r}, not {getattr(recipe, changed[0])!r} (data.json). "

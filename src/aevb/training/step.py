@@ -500,8 +500,7 @@ class Stepper:
             what, bad = "the bound", torch.ones(len(rows), dtype=torch.bool)
         mine = (not what.startswith("the gradient"), what, rows[bad].tolist())
         _, what, which = max(self.world.gather(mine), key=lambda found: found[0])  # of several processes, one that has a term to name
-        shown = ", ".join(map(str, which[:8])) + (f", … ({len(which)} rows)" if len(which) > 8 else "")
-        return f"{what} is not finite for rows {shown}.{cause}"
+        return f"{what} is not finite for {self.source.places.rows(which)}.{cause}"
 
     def _culprit(self, active: list[nn.Parameter], share: slice) -> tuple[str, Tensor]:
         """The term that is not finite and the rows where, or the parameter whose gradient is not, by all rows."""

@@ -118,7 +118,7 @@ class EM:
         found = {name: at for name, at in self.floored(vector).items() if at and name in self.graph.observed}
         if not found:
             return None
-        parts = [f"{name} (column{'s' * (len(at) > 1)} {', '.join(map(str, at[:5]))}{', …' * (len(at) > 5)})" for name, at in found.items()]
+        parts = [f"{name} (column{'s' * (len(at) > 1)} {', '.join(map(str, at[:5]))}{', …' * (len(at) > 5)}, from 0)" for name, at in found.items()]
         return (
             f"em() holds the variance of {', '.join(parts)} at the least that it gives, {self.least:g} of the column's own. Values that repeat, or "
             "follow from others, are a spike, where the evidence has no maximum: the model says little of other rows. Leave such columns "
