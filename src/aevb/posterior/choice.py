@@ -79,7 +79,7 @@ def why_not_q(model: Model, batch: Batch, first_row: int = 0, places: Places = I
         if bool(lacking.any()):
             lacks = _counted(lacking.any(-1).any(0), "lacks", "lack", f"entries of {name}", first_row, places)
             first = int(columns[lacking.any(0).any(0)][0])
-            had = "all of them" if len(columns) == model.graph.size(name) else f"every entry of column {first}"
+            had = "all of them" if len(columns) == model.graph.size(name) else f"every entry of {places.among(name, [first])}"
             return f"{lacks}, which q was not trained on: its training rows had {had}, and it would read a missing entry as 0"
     return None
 
