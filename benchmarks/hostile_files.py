@@ -154,7 +154,7 @@ STATIC: dict[str, tuple[Content, str]] = {
     "blanks.txt": (ROWS.replace(",", " ").encode(), READ),
     # nothing in it
     "missing.csv": (b"a,b,c\n" + b"NA,NA,NA\n" * 12, "missing (NaN) in every row"),
-    "missing-column.csv": (lines("a,b,c", X[:, 0], [""] * 12, X[:, 2]), "in every row of column 1"),
+    "missing-column.csv": (lines("a,b,c", X[:, 0], [""] * 12, X[:, 2]), "in every row of column 'b'"),
     "constant.csv": (lines("a,b,c", X[:, 0], [1] * 12, X[:, 2]), "constant"),
     # no such kind
     "table.json": (b"[]", "files of kind .json are not known"),

@@ -244,7 +244,7 @@ def test_a_row_without_probability_is_named():
     x[1, 2] = 1e200
     posterior = model.posterior(x=x, method="exact")
     for ask in (lambda: posterior["y"], lambda: posterior.sample(2)):
-        with pytest.raises(ValueError, match=r"Row 1 has no exact posterior: p gives its data the log-probability -inf\. Check"):
+        with pytest.raises(ValueError, match=r"Row 1 \(from 0\) has no exact posterior: p gives its data the log-probability -inf\. Check"):
             ask()
 
 

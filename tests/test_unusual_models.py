@@ -311,7 +311,7 @@ def test_every_chain_is_captured_whole():
 
 
 CLASSES = {"y": OneHot(3), "z": Normal(1), "x | z, y": Normal(2)}
-UNKNOWN = "but it is unknown in row {row} (−1 or NaN). What is fixed has to be known: give its value"
+UNKNOWN = "but it is unknown in row {row}, from 0 (−1 or NaN). What is fixed has to be known: give its value"
 
 
 @pytest.mark.parametrize(("value", "row"), [(-1, 0), (math.nan, 0), ([2, -1], 1), (torch.tensor([[1.0, 0, 0], [math.nan] * 3]), 1)])

@@ -38,7 +38,9 @@ def find_markers(values: np.ndarray) -> dict[float, dict[int, int]]:
         rest = column[~held[:, j] & np.isfinite(column)]
         for marker in np.unique(column[held[:, j]]).tolist() if rest.size else ():
             count = int((column == marker).sum())
-            if count > 1 and max(rest.min() - marker, marker - rest.max()) > FAR * rest.std():
+            with np.errstate(over="ignore", invalid="ignore"):  # numbers that have no square
+                far = max(rest.min() - marker, marker - rest.max()) > FAR * rest.std()
+            if count > 1 and far:
                 found.setdefault(marker, {})[j] = count
     return found
 
@@ -66,6 +68,8 @@ def array_warnings(arrays: Any, observed: Collection[str], where: str = "") -> l
             continue
         some = raw[np.linspace(0, len(raw) - 1, min(LOOK, len(raw))).astype(int)]
         columns = some.detach().double().cpu().numpy() if isinstance(some, Tensor) else np.asarray(unmasked(some))
+        if not columns.size or columns.dtype.kind not in "iuf":
+            continue
         columns = columns.reshape(-1, columns.shape[-1] if columns.ndim > 1 else 1)
         fix = f"write NaN there: aevb.data.mark_missing({name}, {{marker}})."
         found += marker_warnings(columns, [f"{j} of {name} (from 0)" for j in range(columns.shape[1])], where, fix, "write NaN there.")
