@@ -136,7 +136,9 @@ def test_q_that_saw_gaps_in_one_column_does_not_answer_for_gaps_in_another(tmp_p
     given.load_state_dict(model.state_dict())
     for found in (model, load_run(tmp_path / "run"), load(tmp_path / "saved"), copy.deepcopy(model), given):
         assert found.posterior(x=first).method == "q"
-        with pytest.raises(ValueError, match=r"2 rows lack entries of x \(first, from 0: row 3\), which q was not trained on: .* every entry of column 1"):
+        with pytest.raises(
+            ValueError, match=r"2 rows lack entries of x \(first, from 0: row 3\), which q was not trained on: .* every entry of column 1"
+        ):
             found.posterior(x=second)
         with pytest.raises(ValueError, match=r"1 row lacks entries of x \(first, from 0: row 6\)"):
             found.posterior(x=both)

@@ -18,8 +18,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, Lock, Thread
 
-FIRST = 0.02  # seconds until the first measurement: what takes less is not worth any
+FIRST, AT_FIRST = 0.02, 0.25  # seconds until the first measurement, and the share of them that counts as contended: few numbers, so a clear one
 PERIOD = 0.1  # seconds between two measurements
+LINGER = 1.0  # seconds that teams are held when nobody is inside any more: someone may come again
 COST = 500  # they are at least so many times as far apart as one takes
 CONTENDED = 0.1  # share of the time that a thread of this process waits for a core: from here on threads do not spin
 FREE = 0.02  # below this the cores are free
@@ -66,30 +67,27 @@ class Watch:
                 self.left.set()
 
     def _run(self) -> None:
+        policy = Policy()
         while True:
             self.entered.wait()
-            _follow(self.left)
+            _follow(self.left, policy)
+            if not self.entered.wait(LINGER):
+                policy.release()
 
 
 watch = Watch()
 
 
-def _follow(left: Event) -> None:
+def _follow(left: Event, policy: Policy) -> None:
     """Measure, and hold teams accordingly, until ``left`` is set."""
-    policy, pause = Policy(), PERIOD
-    if left.wait(FIRST):
-        return
-    before, began = waited(), time.perf_counter()
-    try:
-        while not left.wait(pause):
-            start = time.thread_time()
-            now, at = waited(), time.perf_counter()
-            longest = max((now[task] - before[task] for task in now if task in before), default=0)
-            policy.follow(longest / 1e9 / (at - began))
-            before, began = now, at
-            pause = max(PERIOD, COST * (time.thread_time() - start))
-    finally:
-        policy.release()
+    before, began, pause, limit = waited(), time.perf_counter(), FIRST, AT_FIRST
+    while not left.wait(pause):
+        start = time.thread_time()
+        now, at = waited(), time.perf_counter()
+        longest = max((now[task] - before[task] for task in now if task in before), default=0)
+        policy.follow(longest / 1e9 / (at - began), limit)
+        before, began, limit = now, at, CONTENDED
+        pause = max(PERIOD, COST * (time.thread_time() - start))
 
 
 def waited() -> dict[str, int]:
@@ -111,10 +109,10 @@ class Policy:
         self.teams: list[IdleTeam] = []
         self.quiet = 0
 
-    def follow(self, share: float) -> None:
-        """``share`` of the time since the last call the thread that waited longest waited for a core."""
+    def follow(self, share: float, limit: float = CONTENDED) -> None:
+        """``share`` of the time since the last call the thread that waited longest waited for a core; above ``limit`` cores are contended."""
         self.quiet = self.quiet + 1 if share < FREE else 0
-        if share > CONTENDED and not self.teams:
+        if share > limit and not self.teams:
             self.teams = [IdleTeam(library) for library in openmp() if can_start(surplus(library))]
         elif self.quiet >= QUIET:
             self.release()

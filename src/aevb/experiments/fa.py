@@ -19,7 +19,9 @@ from aevb.experiments.lab import Lab, Result, check, curve, declared
 from aevb.families import MultivariateNormal, Normal
 from aevb.model import Model
 from aevb.networks import linear, table
+from aevb.training.distributed import World
 from aevb.training.em import exact_em
+from aevb.training.em.factors import Rows
 from aevb.training.evaluation import evaluate
 from aevb.training.run import Run
 from aevb.training.schedules import alternate, em, mle
@@ -283,7 +285,9 @@ def _evidence(lab: Lab) -> Result:
             exact = model.log_evidence(x=x).value
             if words != PRIOR:
                 with torch.no_grad():
-                    exact_em(model).tighten(model.prepare(x=x))  # an exact E-step: the nearest of q's family
+                    method, source = exact_em(model), open_source(model.graph, {"x": x}, x)
+                    method.open(Rows(source, World()))
+                    method.tighten(model.prepare(x=x))  # an exact E-step: the nearest of q's family
             ways[words] = beside_exact(model.log_evidence(x=x, method="importance", samples=samples, seed=1), exact)
             if words == DIAGONAL:
                 annealed = model.log_evidence(x=x, method=AIS(temperatures=temperatures), seed=1)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from aevb import distributions as ad
-from aevb.evidence.filtering import gaussian_posterior
 from aevb.families import MultivariateNormal, Normal
 from aevb.networks import MLP
 from aevb.training.em.columns import Columns
@@ -162,16 +161,16 @@ class Regressions(Parameters):
         spec = entry.spec
         if not (isinstance(spec, Normal) and spec.scale != "network") and not (isinstance(spec, MultivariateNormal) and spec.covariance == "shared"):
             return f"{entry.id} is no Gaussian with one spread for all rows (scale='learned', covariance='shared')"
-        sizes = [graph.size(name) for name in parents]
-
-        def posterior(observed: Tensor) -> Any:
-            parts = zip(parents, observed.split(sizes), strict=True)
-            return gaussian_posterior(self.model, {name: part[None, None] for name, part in parts}, latents)
-
-        zeros = batch[parents[0]].new_zeros(sum(sizes), dtype=torch.float64)
-        gain = torch.autograd.functional.jacobian(lambda observed: posterior(observed).loc[0], zeros)
-        found = posterior(zeros)
-        offset, root = found.loc[0], found._unbroadcasted_scale_tril[0]
+        r = self._residuals(self.read()).matrix
+        unknown, known = (torch.cat([self.places[name] for name in names]) for names in (graph.latents, parents))
+        basis, precision_root = torch.linalg.qr(r[:, unknown])  # the posterior's precision is RᵀR: its root keeps the digits
+        place = slice(*(sum(graph.size(name) for name in names) for names in _before(graph.latents, latents[0])))
+        gain = -torch.linalg.solve_triangular(precision_root, basis.mT @ r[:, torch.cat([known.new_zeros(1), known])], upper=True)[place]
+        covariance_root = torch.linalg.inv(precision_root)[place]
+        root = torch.linalg.qr(covariance_root.mT).R.mT
+        root = root * root.diagonal().sign()
+        offset = gain[:, 0] - gain[:, 1:] @ self.offset[known]
+        gain = gain[:, 1:] / self.spread[known]
         blocks = factor.net.blocks
         if blocks.bias is None and bool(offset.abs().max() > 1e-12):
             return f"{entry.id} has no bias, which the posterior's mean needs"
@@ -180,9 +179,14 @@ class Regressions(Parameters):
             heads["tril"] = ad.vector_from_tril(root)
         elif spec.scale == "learned":  # the nearest independent Gaussian has the precision's diagonal
             heads["scale"] = ad.inverse_softplus(torch.cholesky_inverse(root).diagonal().rsqrt())
-        parts = gain.split(sizes, -1)
+        parts = gain.split([graph.size(name) for name in parents], -1)
         self._set(entry, heads, {str(ref): part for ref, part in zip(entry.key.parents, parts, strict=True)}, offset)
         return None
+
+
+def _before(names: Sequence[str], name: str) -> tuple[Sequence[str], Sequence[str]]:
+    """The names before this one, and the same with it."""
+    return names[: names.index(name)], names[: names.index(name) + 1]
 
 
 def _about(second: Tensor, design: Design, whole: bool = False) -> tuple[Tensor, Tensor, Tensor]:
