@@ -45,7 +45,7 @@ def train(model: str, steps: int, threads: int | None, spin: bool) -> tuple[floa
     from aevb import Bernoulli, fit, zoo
 
     if spin:
-        from aevb import contention
+        from aevb.runtime import contention
 
         contention.SCHEDSTAT = False
     if threads is not None:

@@ -30,7 +30,7 @@ from tables import exact_head, exact_line
 from timing import machine
 
 from aevb import Exact, Model, MultivariateNormal, Normal, OneHot, em, fit, linear
-from aevb.distributions import inverse_softplus, vector_from_tril
+from aevb.declare.distributions import inverse_softplus, vector_from_tril
 
 CLUSTERS = 5
 Side = Callable[[], tuple[float, int]]  # trains, and gives the mean evidence of the rows and the iterations

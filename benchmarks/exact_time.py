@@ -30,7 +30,7 @@ from threadpoolctl import threadpool_limits
 from timing import machine
 
 from aevb import Deterministic, Model, Normal, OneHot, em, fit, linear, mle
-from aevb.distributions import inverse_softplus
+from aevb.declare.distributions import inverse_softplus
 from aevb.training.schedules import Schedule
 
 WHO = "statsmodels or hmmlearn"

@@ -25,7 +25,7 @@ import faults
 import numpy as np
 import torch
 
-from aevb.storage import file_sha256, seal
+from aevb.runtime.checked_files import file_sha256, seal
 
 Act = Callable[[Path], None]
 DEEP = "[" * 200_000 + "]" * 200_000

@@ -12,8 +12,8 @@ from torch import nn
 
 from aevb import zoo
 from aevb.data import dequantise
-from aevb.deterministic import Recurrence
-from aevb.families import Bernoulli, ContinuousBernoulli
+from aevb.declare.deterministic import Recurrence
+from aevb.declare.families import Bernoulli, ContinuousBernoulli
 from aevb.model import Model
 from aevb.training.fit import Training
 from aevb.training.settings import Settings

@@ -17,8 +17,8 @@ from timing import keep
 
 from aevb import fit, zoo
 from aevb.data.sources import open_source
+from aevb.declare.families import Bernoulli
 from aevb.experiments.lab import Lab
-from aevb.families import Bernoulli
 from aevb.model import Model
 from aevb.training.evaluation import evaluate
 

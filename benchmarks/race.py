@@ -41,10 +41,10 @@ def train(name: str, began: float, recipe: dict[str, Any]) -> dict[str, Any]:
 
     from aevb import fit, zoo
     from aevb.data.sources import open_source
+    from aevb.declare.families import ContinuousBernoulli
+    from aevb.declare.networks import mlp
     from aevb.experiments.lab import Lab
-    from aevb.families import ContinuousBernoulli
     from aevb.model import Model
-    from aevb.networks import mlp
     from aevb.training.evaluation import evaluate
 
     device = "cuda" if torch.cuda.is_available() else "cpu"

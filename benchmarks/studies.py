@@ -18,7 +18,7 @@ from library import Taken, stepping, training
 from timing import WARM_UP, Work, interleaved, machine, summary, wait
 
 from aevb import zoo
-from aevb.families import Bernoulli
+from aevb.declare.families import Bernoulli
 from aevb.training.capture import Steps
 
 Line = dict[int, Work]

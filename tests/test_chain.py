@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from aevb import Deterministic, Model, MultivariateNormal, Normal, OneHot, linear
-from aevb.evidence.chain import Chain, Smoother
 from aevb.evidence.exact import exact_evidence
 from aevb.evidence.filtering import Filter
+from aevb.evidence.gaussian_chain import Chain, Smoother
 
 N, T = 5, 12
 LENGTHS = torch.tensor([12, 3, 7, 7, 1])

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from aevb import Model, Normal, linear
-from aevb.distributions import inverse_softplus
-from aevb.evidence.chain import Chain, Smoother
+from aevb.declare.distributions import inverse_softplus
 from aevb.evidence.exact import exact_evidence
 from aevb.evidence.filtering import Filter
+from aevb.evidence.gaussian_chain import Chain, Smoother
 
 STEPS = 40
 TREND = np.array([[1.0, 1.0], [0.0, 1.0]])

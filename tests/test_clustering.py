@@ -6,7 +6,7 @@ import torch
 
 from aevb.clustering import deskew, graph_partition, principal
 from aevb.data.builtin import digits
-from aevb.data.named import clustering_accuracy
+from aevb.data.datasets import clustering_accuracy
 
 
 def rings(n: int = 600) -> tuple[torch.Tensor, np.ndarray]:

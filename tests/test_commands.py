@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from aevb import cli
-from aevb.data.named import clustering_accuracy
+from aevb.data.datasets import clustering_accuracy
 
 
 def aevb(monkeypatch, capsys, *arguments: str) -> str:

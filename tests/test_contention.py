@@ -10,8 +10,9 @@ import time
 import pytest
 import torch
 
-from aevb import Bernoulli, contention, fit, zoo
-from aevb.contention import CONTENDED, FREE, QUIET, Policy, can_start, sharing_cores, waited
+from aevb import Bernoulli, fit, zoo
+from aevb.runtime import contention
+from aevb.runtime.contention import CONTENDED, FREE, QUIET, Policy, can_start, sharing_cores, waited
 
 linux = pytest.mark.skipif(not contention.SCHEDSTAT, reason="the scheduler's statistics are Linux's")
 gnu = pytest.mark.skipif(not contention.SCHEDSTAT or not contention.openmp(), reason="torch does not use libgomp here")
@@ -142,7 +143,8 @@ def test_waiting_for_a_core_is_measured():
 CHILD = """
 import contextlib, hashlib, os, time
 import torch
-from aevb import Bernoulli, contention, fit, zoo
+from aevb import Bernoulli, fit, zoo
+from aevb.runtime import contention
 from aevb.training import fit as fitting
 
 torch.set_num_threads(2)

@@ -11,13 +11,13 @@ from test_gap import CASES, PRECISION, SIGMA, factor_analysis, rows
 
 from aevb import Bernoulli, Exact, Model, MultivariateNormal, Normal, OneHot, cli, fit, linear, zoo
 from aevb.data.builtin import digits
+from aevb.declare.distributions import inverse_softplus
 from aevb.diagnostics import diagnose
 from aevb.diagnostics.calibration import judge_ranks, ranks
 from aevb.diagnostics.causes import reaching
 from aevb.diagnostics.clusters import information
 from aevb.diagnostics.history import judge_history
 from aevb.diagnostics.measure import Measured
-from aevb.distributions import inverse_softplus
 from aevb.training.run import Run
 from aevb.training.settings import Settings
 

@@ -36,17 +36,17 @@ from aevb import (
     OneHot,
     Poisson,
     StudentT,
-    divergences,
-    families,
     linear,
     mlp,
     register,
     register_kl,
 )
-from aevb import distributions as ad
-from aevb.conditionals import Factor
-from aevb.noise import draw_one
-from aevb.registry import from_record, to_record
+from aevb.declare import distributions as ad
+from aevb.declare import families
+from aevb.declare.conditionals import Factor
+from aevb.declare.registry import from_record, to_record
+from aevb.derive import divergences
+from aevb.estimate.noise import draw_one
 
 mp = mpmath.mp.clone()
 mp.dps = 80  # 1/(1 − e^−η) − 1/η cancels to the last digit for small η

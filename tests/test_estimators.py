@@ -443,7 +443,7 @@ def test_a_deterministic_node_between_blocks_the_closed_form():
     e1, e2 = (e.reshape(1, -1, 1) for e in torch.meshgrid(nodes, nodes, indexing="ij"))
     noise = {"u": e1.reshape(-1, 1, 1, 1), "z": e2.reshape(-1, 1, 1, 1)}
     grid_plan = model.plan(how={"u": "sampled", "z": "sampled"}, samples=1600, bound="iwae")
-    from aevb.estimators import estimate
+    from aevb.estimate.estimators import estimate
 
     log_weights = estimate(grid_plan, model.factors, model.prepare(x=x), noise).log_weights[:, 0]
     latents = {name: torch.as_tensor(value) for name, value in _hand_latents(model, x, noise).items()}

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from aevb import LSTM, Bernoulli, Beta, Model, MultivariateNormal, Normal, OneHot, Poisson, linear, mlp
+from aevb.declare.families import Exact, Mixture
 from aevb.evidence import AIS, Evidence, Particles, bidirectional, curve
 from aevb.evidence.density import Path
-from aevb.evidence.memory import Peak, limit, pieces, shares
+from aevb.evidence.memory_limit import Peak, limit, pieces, shares
+from aevb.evidence.particle_state import Swarm
 from aevb.evidence.sampling import proposal_weights
-from aevb.evidence.swarm import Swarm
 from aevb.evidence.weights import Weights, pareto_shape
-from aevb.families import Exact, Mixture
 
 FEW = AIS(temperatures=20, leapfrog=2)
 
@@ -45,7 +45,7 @@ def factor_analysis(d: int, size: int, *, q: str = "near") -> Model:
 
 
 def vector_from_tril(tril: Tensor) -> Tensor:
-    from aevb.distributions import vector_from_tril as convert
+    from aevb.declare.distributions import vector_from_tril as convert
 
     return convert(tril)
 

@@ -34,7 +34,7 @@ from aevb import (
     mlp,
     zoo,
 )
-from aevb.estimators import estimate
+from aevb.estimate.estimators import estimate
 from aevb.evidence import exact
 from aevb.evidence.exact import exact_evidence, marginal, why_not_exact
 from aevb.evidence.structure import Structure

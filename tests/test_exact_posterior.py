@@ -17,8 +17,8 @@ import torch
 from test_exact_evidence import LENGTHS, MODELS, N, T, data_of, holed, laid_out, log_p
 
 from aevb import Model, Normal, OneHot, linear
+from aevb.evidence.exact_posterior import Unknowns
 from aevb.evidence.structure import Structure
-from aevb.evidence.unknowns import Unknowns
 
 
 @dataclass
@@ -227,7 +227,7 @@ def test_rows_taken_in_parts_are_the_same_rows(monkeypatch):
         batch = model.prepare(**holed(data_of(model), "x"))
         with torch.no_grad():
             whole = Unknowns(model, Structure(model), batch).marginals()
-            monkeypatch.setattr("aevb.evidence.unknowns.AT_ONCE", 1)
+            monkeypatch.setattr("aevb.evidence.exact_posterior.AT_ONCE", 1)
             parts = Unknowns(model, Structure(model), batch).marginals()
             monkeypatch.undo()
         for key, value in whole.probs.items():

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from aevb import cli, experiments, zoo
+from aevb.declare.families import ContinuousBernoulli
 from aevb.experiments import evidence, fa, gmvae, vae
 from aevb.experiments.lab import Lab, Result, check, read, write
-from aevb.families import ContinuousBernoulli
 from aevb.training.fit import fit
 
 

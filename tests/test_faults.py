@@ -19,12 +19,13 @@ from safetensors.torch import load_file, save
 
 from aevb import Bernoulli, ContinuousBernoulli, Model, Normal, cli, fit, load, load_run, mlp
 from aevb.data.sources import open_source
-from aevb.storage import IntegrityWarning, seal
-from aevb.training import checkpoint, folder
+from aevb.runtime.checked_files import IntegrityWarning, seal
+from aevb.training import checkpoint
 from aevb.training import fit as loop
+from aevb.training import run_folder as folder
 from aevb.training.checkpoint import CheckpointError, TrainingError, folders, latest, read
-from aevb.training.folder import Folder
 from aevb.training.run import Run
+from aevb.training.run_folder import Folder
 from aevb.training.step import Stepper
 
 TRAIN, VALIDATION = np.ones((60, 6), np.float32), np.zeros((30, 6), np.float32)  # the better the one, the worse the other: the best is the first

@@ -12,8 +12,8 @@ from aevb import Model, Normal, OneHot
 from aevb.data.files import assign, layout, read_file, read_lines
 from aevb.data.sources import open_source, read_arrays
 from aevb.data.tables import header
-from aevb.data.text import read_text
-from aevb.storage import DataWarning
+from aevb.data.text_tables import read_text
+from aevb.runtime.checked_files import DataWarning
 
 
 def test_members_of_an_archive_are_mapped_where_they_are_stored_plainly(tmp_path):

@@ -19,8 +19,8 @@ from aevb.training import fit as loop
 from aevb.training.checkpoint import folders, latest
 from aevb.training.evaluation import evaluate
 from aevb.training.fit import TrainingError
-from aevb.training.folder import Folder
-from aevb.training.order import Order, seed_of
+from aevb.training.row_order import Order, seed_of
+from aevb.training.run_folder import Folder
 from aevb.training.schedules import alternate, em, joint, mle
 from aevb.training.settings import Settings
 from aevb.zoo import fa, gmvae, vae

@@ -10,11 +10,11 @@ from torch.distributions import kl_divergence
 
 from aevb import GRU, LSTM, Bernoulli, Deterministic, Exact, Mixture, Model, MultivariateNormal, Normal, OneHot, em, fit, linear, mlp
 from aevb.data.sources import open_source
-from aevb.distributions import inverse_softplus
-from aevb.estimators import estimate
+from aevb.declare.distributions import inverse_softplus
+from aevb.estimate.estimators import estimate
 from aevb.evidence.amortisation import Gap
-from aevb.evidence.free import free_factors, zero_offsets
 from aevb.evidence.gap import gap
+from aevb.evidence.per_example_q import free_factors, zero_offsets
 from aevb.training.evaluation import evaluate
 
 W = torch.tensor([[-0.5, -1.0], [-1.0, -1.0], [2.0, 0.5]], dtype=torch.float64)

@@ -24,7 +24,7 @@ from aevb import (
     mle,
     mlp,
 )
-from aevb.distributions import continuous_bernoulli_variance
+from aevb.declare.distributions import continuous_bernoulli_variance
 
 NAN = math.nan
 

@@ -34,9 +34,9 @@ from aevb import (
     load_run,
     predictive_check,
 )
-from aevb.cli.tables import write
+from aevb.cli.array_files import write
 from aevb.data import standardise
-from aevb.data.named import Recipe
+from aevb.data.datasets import Recipe
 from aevb.data.sources import open_source
 from aevb.pictures import grid
 from aevb.training.checkpoint import latest
@@ -224,7 +224,7 @@ def test_a_full_disk_leaves_the_file_that_was_there(tmp_path, monkeypatch, name)
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("aevb.cli.tables._digits", full)
+    monkeypatch.setattr("aevb.cli.array_files._digits", full)
     monkeypatch.setattr(np, "savez", full)
     monkeypatch.setattr(np, "save", full)
     with pytest.raises(OSError, match="No space left on device; nothing was written") as caught:

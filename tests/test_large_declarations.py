@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from aevb import Bernoulli, Deterministic, Model, Normal, OneHot
-from aevb.graph import Graph
-from aevb.notation import parse_key
-from aevb.plan import derive
+from aevb.declare.graph import Graph
+from aevb.declare.notation import parse_key
+from aevb.derive.plan import derive
 
 
 def hierarchy(depth, *, bottom_up):

@@ -11,10 +11,10 @@ import torch
 
 from aevb import Model, Normal, cli, fit, mlp
 from aevb.data import mark_missing, standardise
+from aevb.data.datasets import Recipe
 from aevb.data.markers import find_markers
-from aevb.data.named import Recipe
-from aevb.storage import seal
-from aevb.training.folder import check_recipe
+from aevb.runtime.checked_files import seal
+from aevb.training.run_folder import check_recipe
 
 SMALL = ("--set", "z=2", "--set", "hidden=[8]")
 

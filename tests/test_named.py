@@ -9,7 +9,7 @@ from small_models import NAN
 from aevb import Laplace, Model, MultivariateNormal, Normal, OneHot, Poisson, cli
 from aevb.data import Prepared
 from aevb.data.builtin import digits
-from aevb.data.named import Recipe, in_units, load
+from aevb.data.datasets import Recipe, in_units, load
 
 GREY = np.random.default_rng(0).integers(0, 9, (120, 6)).astype(float)
 

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 import aevb
 from aevb import GRU, LSTM, Bernoulli, Deterministic, Model, MultivariateNormal, Network, Normal, OneHot, conv, deconv, linear, mlp, table
-from aevb.deterministic import Recurrence
-from aevb.networks import ACTIVATIONS
-from aevb.registry import from_record, to_record
+from aevb.declare.deterministic import Recurrence
+from aevb.declare.networks import ACTIVATIONS
+from aevb.declare.registry import from_record, to_record
 
 PARENTS = {"a": (3,), "b": (2, 2), "c": (5,)}
 

@@ -12,9 +12,9 @@ from small_models import NAN, put
 from aevb import Bernoulli, Beta, ContinuousBernoulli, Model, Normal, Poisson, fit
 from aevb.data import Prepared, as_sequence, binarise, dequantise, scale, standardise, threshold
 from aevb.data import sources as source_files
-from aevb.data.levels import PREPARATIONS
+from aevb.data.grey_levels import PREPARATIONS
+from aevb.data.mapped_rows import Rows
 from aevb.data.preparation import default_preparation, prepare_levels
-from aevb.data.rows import Rows
 from aevb.data.sources import Mapped, Resident, open_source
 from aevb.training.checkpoint import CheckpointError
 from aevb.training.evaluation import evaluate

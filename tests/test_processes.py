@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from aevb import em, fit, zoo
-from aevb.estimators import sample_with_seed
+from aevb.estimate.estimators import sample_with_seed
 from aevb.training import fit as loop
 from aevb.training.checkpoint import latest
 from aevb.training.distributed import World

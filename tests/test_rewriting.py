@@ -12,8 +12,9 @@ from test_recording import CASES, data, gmvae, trained, vrnn
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from aevb import LSTM, Bernoulli, Model, Normal, conv, deconv, fit, mlp, noise
-from aevb.operations import elementary
+from aevb import LSTM, Bernoulli, Model, Normal, conv, deconv, fit, mlp
+from aevb.declare.gradients import elementary
+from aevb.estimate import noise
 from aevb.training import capture, fusing, recording, rewriting
 from aevb.training import step as stepping
 from aevb.training.rewriting import BESIDE, PRODUCTS, UnchangeableError, rewritten
@@ -106,7 +107,7 @@ def recorded(model, x, *, cells):
     named = set(batch)
 
     def function(inputs):
-        from aevb.estimators import estimate
+        from aevb.estimate.estimators import estimate
 
         bound = estimate(plan, model.factors, {k: v for k, v in inputs.items() if k in named}, {k: v for k, v in inputs.items() if k not in named})
         return bound.value.mean(), bound.value.mean().reshape(1)

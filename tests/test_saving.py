@@ -38,8 +38,8 @@ from aevb import (
     mlp,
     table,
 )
-from aevb.saving import FILES
-from aevb.storage import IntegrityWarning, file_sha256
+from aevb.model_folder import FILES
+from aevb.runtime.checked_files import IntegrityWarning, file_sha256
 from aevb.zoo import zoo
 
 N, T = 6, 3
@@ -186,7 +186,7 @@ def test_the_files_are_json_and_tensors_and_nothing_else(tmp_path):
     assert {name: tensor.shape for name, tensor in weights.items()} == {name: tensor.shape for name, tensor in model.state_dict().items()}
     content = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert b"pickle" not in content
-    assert b"aevb.conditionals" not in content  # names, not paths to code
+    assert b"aevb.declare.conditionals" not in content  # names, not paths to code
 
 
 def test_a_declaration_as_data_gives_a_fresh_model():
@@ -374,7 +374,7 @@ def test_what_can_be_registered():
     class Normal(Conditional):
         """A name that is taken."""
 
-    with pytest.raises(ValueError, match=re.escape("The name 'Normal' is taken by aevb.families.Normal. Rename the class.")):
+    with pytest.raises(ValueError, match=re.escape("The name 'Normal' is taken by aevb.declare.families.Normal. Rename the class.")):
         aevb.register(Normal)
 
     with pytest.raises(TypeError, match=re.escape("Int is not a dataclass. Put @dataclass(frozen=True) below @register.")):

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from aevb import AIS, Beta, ContinuousBernoulli, Exact, Model, Normal, OneHot, Poisson, linear, mlp
-from aevb.evaluating import drops_units, evaluating
-from aevb.networks import Network
-from aevb.seeding import seeded
+from aevb.declare.networks import Network
+from aevb.runtime.evaluation_mode import drops_units, evaluating
+from aevb.runtime.seeding import seeded
 
 GENERATOR = torch.Generator().manual_seed(0)
 X, SERIES = torch.randn(12, 3, generator=GENERATOR), torch.randn(2, 3, 2, generator=GENERATOR)

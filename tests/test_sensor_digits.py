@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from aevb import Model, MultivariateNormal, Normal, linear
-from aevb.evidence.belief import Rule
 from aevb.evidence.filtering import gaussian_posterior
-from aevb.evidence.roots import completed
+from aevb.evidence.gaussian_belief import Rule
+from aevb.evidence.square_root_belief import completed
 
 SENSORS = {
     "one latent, twice the same": [[1.0], [1.0]],

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from aevb import Bernoulli, Mixture, Model, Normal, Poisson
-from aevb.estimators import Estimate, estimate
+from aevb.estimate.estimators import Estimate, estimate
 
 NODES = {1: 60, 2: 40, 3: 24, 4: 14}  # for each number of Gaussian noises
 P = {

@@ -296,7 +296,7 @@ def test_an_unknown_clamped_variable_is_refused():
 
 def test_every_chain_is_captured_whole():
     model = build({"s[0]": OneHot(3), "s[t] | s[t-1]": OneHot(3), "x[t] | s[t]": Normal(1)}, {"s[t] | s[t-1], x[t]": OneHot()})
-    from aevb.estimators import estimate
+    from aevb.estimate.estimators import estimate
 
     batch = model.prepare(x=torch.randn(2, 3, 1))
     plan = model.plan()

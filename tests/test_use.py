@@ -8,7 +8,7 @@ import torch
 from scipy.stats import multivariate_normal, norm
 
 from aevb import Bernoulli, Deterministic, Exact, Mixture, Model, MultivariateNormal, Normal, OneHot, linear, mlp
-from aevb.evidence.gaussian import LinearGaussian
+from aevb.evidence.linear_gaussian import LinearGaussian
 from aevb.zoo import cvae, gmvae, vae, zoo
 
 

@@ -19,7 +19,7 @@ from torch.nn.functional import relu, softplus
 import aevb
 from aevb import LSTM, Bernoulli, ContinuousBernoulli, Model, MultivariateNormal, Normal, OneHot, Poisson, linear, mlp
 from aevb.cli import main
-from aevb.estimators import estimate
+from aevb.estimate.estimators import estimate
 from aevb.zoo import zoo
 
 # The contract: models exactly as the documentation declares them -------------------------------------------------------------

@@ -17,14 +17,14 @@ from importlib import util as _util
 from aevb.version import __version__
 
 _FROM = {  # the same, for those who check types, is in __init__.pyi
-    "conditionals": ("Conditional",),
-    "deterministic": ("GRU", "LSTM", "Deterministic"),
+    "declare.conditionals": ("Conditional",),
+    "declare.deterministic": ("GRU", "LSTM", "Deterministic"),
     "diagnostics": ("Diagnosis", "diagnose"),
-    "divergences": ("register_kl",),
-    "estimators": ("Bound",),
+    "derive.divergences": ("register_kl",),
+    "estimate.estimators": ("Bound",),
     "evidence": ("AIS", "Evidence", "Particles", "bidirectional"),
     "evidence.amortisation": ("Gap",),
-    "families": (
+    "declare.families": (
         "Bernoulli",
         "Beta",
         "ContinuousBernoulli",
@@ -40,10 +40,10 @@ _FROM = {  # the same, for those who check types, is in __init__.pyi
     ),
     "laboratory": ("compare_estimators",),
     "model": ("Model", "from_declaration", "load"),
-    "networks": ("Network", "conv", "deconv", "linear", "mlp", "table"),
+    "declare.networks": ("Network", "conv", "deconv", "linear", "mlp", "table"),
     "posterior": ("Posterior",),
     "predictive": ("PredictiveCheck", "predictive_check"),
-    "registry": ("register",),
+    "declare.registry": ("register",),
     "training.fit": ("fit",),
     "training.run": ("Run", "load_run"),
     "training.schedules": ("alternate", "em", "joint", "mle"),

@@ -1,11 +1,6 @@
-from aevb.conditionals import Conditional
-from aevb.deterministic import GRU, LSTM, Deterministic
-from aevb.diagnostics import Diagnosis, diagnose
-from aevb.divergences import register_kl
-from aevb.estimators import Bound
-from aevb.evidence import AIS, Evidence, Particles, bidirectional
-from aevb.evidence.amortisation import Gap
-from aevb.families import (
+from aevb.declare.conditionals import Conditional
+from aevb.declare.deterministic import GRU, LSTM, Deterministic
+from aevb.declare.families import (
     Bernoulli,
     Beta,
     ContinuousBernoulli,
@@ -19,12 +14,17 @@ from aevb.families import (
     Poisson,
     StudentT,
 )
+from aevb.declare.networks import Network, conv, deconv, linear, mlp, table
+from aevb.declare.registry import register
+from aevb.derive.divergences import register_kl
+from aevb.diagnostics import Diagnosis, diagnose
+from aevb.estimate.estimators import Bound
+from aevb.evidence import AIS, Evidence, Particles, bidirectional
+from aevb.evidence.amortisation import Gap
 from aevb.laboratory import compare_estimators
 from aevb.model import Model, from_declaration, load
-from aevb.networks import Network, conv, deconv, linear, mlp, table
 from aevb.posterior import Posterior
 from aevb.predictive import PredictiveCheck, predictive_check
-from aevb.registry import register
 from aevb.training.fit import fit
 from aevb.training.run import Run, load_run
 from aevb.training.schedules import alternate, em, joint, mle

@@ -16,28 +16,28 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from aevb import noise as noises
-from aevb.axes import TIME
-from aevb.batch import Batch, are_labels, numbers, prepare, split_latents
-from aevb.conditionals import Conditional, Factor
-from aevb.contention import sharing_cores
-from aevb.deterministic import Cell, Deterministic, Function, Recurrence
-from aevb.estimators import Bound, estimate
-from aevb.evaluating import drops_units, evaluating
+from aevb.declare.conditionals import Conditional, Factor
+from aevb.declare.deterministic import Cell, Deterministic, Function, Recurrence
+from aevb.declare.evaluation_order import schedule
+from aevb.declare.graph import Entry, Graph
+from aevb.declare.networks import Shape
+from aevb.declare.registry import from_record, to_record
+from aevb.derive.axes import TIME
+from aevb.derive.explain import Explanation, describe, explain
+from aevb.derive.plan import Plan, derive
+from aevb.estimate import noise as noises
+from aevb.estimate.batch import Batch, are_labels, numbers, prepare, split_latents
+from aevb.estimate.estimators import Bound, estimate
+from aevb.estimate.program import Program
 from aevb.evidence import AIS, Evidence, Particles, log_evidence
 from aevb.evidence.amortisation import Gap, split_gap
-from aevb.explain import Explanation, describe, explain
-from aevb.graph import Entry, Graph
-from aevb.networks import Shape
-from aevb.plan import Plan, derive
+from aevb.model_folder import checked_files, write_model
 from aevb.posterior import Imputation, Posterior, impute, posterior_of, public
-from aevb.posterior.teaching import Teaching
-from aevb.program import Program
-from aevb.registry import from_record, to_record
-from aevb.saving import checked_files, write_model
-from aevb.schedule import schedule
-from aevb.seeding import draw_from, seeded
-from aevb.storage import read_json, tensor_shapes
+from aevb.posterior.training_record import Teaching
+from aevb.runtime.checked_files import read_json, tensor_shapes
+from aevb.runtime.contention import sharing_cores
+from aevb.runtime.evaluation_mode import drops_units, evaluating
+from aevb.runtime.seeding import draw_from, seeded
 
 FORMAT = 1
 DIGESTED = 2**22  # parameters of p of which a checksum is taken

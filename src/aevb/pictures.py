@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aevb.storage import whole_file
+from aevb.runtime.checked_files import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

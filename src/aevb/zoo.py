@@ -12,9 +12,9 @@ from typing import TypeVar
 
 from torch.distributions import constraints
 
-from aevb.conditionals import Conditional
-from aevb.deterministic import GRU, LSTM
-from aevb.families import (
+from aevb.declare.conditionals import Conditional
+from aevb.declare.deterministic import GRU, LSTM
+from aevb.declare.families import (
     Bernoulli,
     Beta,
     ContinuousBernoulli,
@@ -27,8 +27,8 @@ from aevb.families import (
     Poisson,
     StudentT,
 )
+from aevb.declare.networks import Network, linear, mlp
 from aevb.model import Model
-from aevb.networks import Network, linear, mlp
 
 FAMILIES: dict[str, type[Conditional]] = {
     family.__name__: family

@@ -9,9 +9,10 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from aevb.cli import doctor, estimators, look, reproduce, train, use
+from aevb.cli import doctor, estimators, reproduce, train, use
+from aevb.cli import explain as look
 from aevb.cli.options import in_its_words
-from aevb.contention import sharing_cores
+from aevb.runtime.contention import sharing_cores
 
 app = typer.Typer(
     add_completion=False,
@@ -115,7 +116,7 @@ class _Told:
 
 
 def _run() -> int:
-    from aevb.storage import DataWarning, IntegrityWarning
+    from aevb.runtime.checked_files import DataWarning, IntegrityWarning
 
     with sharing_cores(), warnings.catch_warnings():
         for kind in (DataWarning, IntegrityWarning):

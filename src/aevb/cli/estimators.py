@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from aevb.cli.data_argument import model_and_rows, which_rows
 from aevb.cli.options import Missing, Prepare, RunData, Seed, Set, device_of, pairs, path
-from aevb.cli.rows import model_and_rows, which_rows
 from aevb.cli.units import units_note
 
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aevb.cli.data_argument import counted_rows, known_rows, recipe_of
+from aevb.cli.model_argument import is_run, resolve
 from aevb.cli.options import (
     SEEDS,
     BoundName,
@@ -30,12 +32,10 @@ from aevb.cli.options import (
     pairs,
     path,
 )
-from aevb.cli.resolve import is_run, resolve
-from aevb.cli.rows import counted_rows, known_rows, recipe_of
 from aevb.cli.units import units_note
 
 if TYPE_CHECKING:
-    from aevb.data.named import Loaded, Split
+    from aevb.data.datasets import Loaded, Split
     from aevb.model import Model
     from aevb.training.schedules import Schedule
 
@@ -105,9 +105,9 @@ def train(
     """
     import torch
 
-    from aevb.data.named import load
+    from aevb.data.datasets import load
     from aevb.training.fit import fit
-    from aevb.training.folder import refuse_taken
+    from aevb.training.run_folder import refuse_taken
     from aevb.zoo import recipes
 
     if seeds is not None and (seeds < 1 or seed):

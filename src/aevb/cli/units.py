@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aevb.cli.rows import ROWS
+from aevb.cli.data_argument import ROWS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from aevb.data.named import Loaded, Recipe
+    from aevb.data.datasets import Loaded, Recipe
     from aevb.data.sources import Source
     from aevb.model import Model
 
 
 def units_note(model: Model, loaded: Loaded) -> list[str]:
     """A sentence on the units of bounds and log p, where they are not those of the data, and what to add for those."""
-    from aevb.data.named import log_spreads
+    from aevb.data.datasets import log_spreads
 
     graph, recipe = model.graph, loaded.recipe
     spreads = log_spreads(recipe, graph)
@@ -32,7 +32,7 @@ def units_note(model: Model, loaded: Loaded) -> list[str]:
 
 def statistics_note(model: Model, loaded: Loaded) -> list[str]:
     """A sentence on the units of statistics of observed variables, where they are not those of the data."""
-    from aevb.data.named import log_spreads
+    from aevb.data.datasets import log_spreads
 
     names = list(log_spreads(loaded.recipe, model.graph))
     return [f"Statistics are of {_as_prepared(loaded.recipe, names)}, not in the units of the data."] if names else []
@@ -57,7 +57,7 @@ class Units:
     def of(cls, model: Model, loaded: Loaded, source: Source) -> Units:
         import torch
 
-        from aevb.data.named import log_jacobian, log_spreads
+        from aevb.data.datasets import log_jacobian, log_spreads
 
         recipe, names = loaded.recipe, list(log_spreads(loaded.recipe, model.graph))
         if not names:

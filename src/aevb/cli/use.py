@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aevb.cli.array_files import refuse_kind, write
+from aevb.cli.data_argument import ROWS, batches, counted_rows, known_rows, load_rows, open_run, recipe_of, which_rows, whole_of, without_latents
 from aevb.cli.options import RunData, RunFolder, RunMissing, RunPrepare, Seed, in_its_words, path, refuse_input
-from aevb.cli.rows import ROWS, batches, counted_rows, known_rows, load_rows, open_run, recipe_of, which_rows, whole_of, without_latents
-from aevb.cli.tables import refuse_kind, write
 from aevb.cli.units import Units
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from aevb.data.long import Lines
-    from aevb.data.named import Recipe
+    from aevb.data.datasets import Recipe
+    from aevb.data.long_tables import Lines
     from aevb.data.sources import Source
-    from aevb.graph import Graph
+    from aevb.declare.graph import Graph
     from aevb.model import Model
 
 
@@ -44,7 +44,7 @@ def evaluate(
     """
     import numpy as np
 
-    from aevb.data.named import clustering_accuracy
+    from aevb.data.datasets import clustering_accuracy
     from aevb.data.sources import open_source
     from aevb.evidence import METHODS
     from aevb.posterior import UntaughtError
@@ -216,8 +216,8 @@ def impute(
     """
     import numpy as np
 
-    from aevb.batch import pad
-    from aevb.data.named import in_units, load
+    from aevb.data.datasets import in_units, load
+    from aevb.estimate.batch import pad
 
     refuse_kind(out)
     model, recipe = open_run(run), recipe_of(run)
@@ -253,7 +253,7 @@ def _posterior_means(model: Model, data: Mapping[str, Any], seed: int) -> tuple[
     import numpy as np
     import torch
 
-    from aevb.places import places_of
+    from aevb.estimate.places import places_of
     from aevb.posterior import posterior_of, why_not_q
 
     found: dict[str, list[np.ndarray]] = {name: [] for name in model.graph.latents}
@@ -276,7 +276,7 @@ def _imputed(model: Model, data: Mapping[str, Any], samples: int, seed: int) -> 
     """The observed variables with every missing cell's posterior mean, and by which posterior: "exact" or "q"."""
     import numpy as np
 
-    from aevb.places import places_of
+    from aevb.estimate.places import places_of
     from aevb.posterior import impute, posterior_of
 
     if samples < 1:
@@ -292,8 +292,8 @@ def _as_data(graph: Graph, recipe: Recipe | None, name: str, value: np.ndarray) 
     """Samples of an observed variable as data hold them: classes by their numbers (of their probabilities, the greatest), the rest in its units."""
     import numpy as np
 
-    from aevb.data.named import in_units
-    from aevb.families import OneHot
+    from aevb.data.datasets import in_units
+    from aevb.declare.families import OneHot
 
     return np.asarray(value.argmax(-1)) if isinstance(graph.rule("p", name).spec, OneHot) else in_units(recipe, graph, name, value)
 

@@ -1,6 +1,6 @@
 """Data: where rows come from, and how they are prepared."""
 
-from aevb.data.levels import Fresh, Prepared, binarise, counts, dequantise, scale, threshold
+from aevb.data.grey_levels import Fresh, Prepared, binarise, counts, dequantise, scale, threshold
 from aevb.data.markers import mark_missing
 from aevb.data.preparation import Affine, Standardised, as_sequence, standardise
 

@@ -1,6 +1,6 @@
 """Files: arrays by variable from .npy, .npz, .csv and .parquet. Arrays stored plainly are mapped, never loaded whole.
 
-A table has a line a row, with a column a step where a variable lives in time; or a line a step (``long.py``).
+A table has a line a row, with a column a step where a variable lives in time; or a line a step (``long_tables.py``).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from aevb.data.archives import read_archive, read_array
-from aevb.data.long import Keys, Lines, is_row, keys_of, lines_of, refuse_count, refuse_numbering
+from aevb.data.long_tables import Keys, Lines, is_row, keys_of, lines_of, refuse_count, refuse_numbering
 from aevb.data.markers import array_warnings, marker_warnings
 from aevb.data.tables import TABLES, Header, Table, header, marked, read_table
-from aevb.data.text import FEW, WordsError
-from aevb.families import OneHot
-from aevb.graph import Graph
-from aevb.places import INDICES, Placed, Places
-from aevb.storage import DataWarning
+from aevb.data.text_tables import FEW, WordsError
+from aevb.declare.families import OneHot
+from aevb.declare.graph import Graph
+from aevb.estimate.places import INDICES, Placed, Places
+from aevb.runtime.checked_files import DataWarning
 
 
 def read_file(

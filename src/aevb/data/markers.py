@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from aevb.batch import unmasked
 from aevb.data.preparation import Standardised
-from aevb.storage import DataWarning
+from aevb.estimate.batch import unmasked
+from aevb.runtime.checked_files import DataWarning
 
 USUAL = tuple(float(sign * (10**k - 1)) for k in range(2, 7) for sign in (-1, 1))  # ∓99, ∓999, …
 FAR = 2  # standard deviations of the other values, from the nearest of them

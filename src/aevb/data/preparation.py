@@ -1,4 +1,4 @@
-"""Preparation: from tables, images and grey levels (``levels.py``) to what a likelihood takes.
+"""Preparation: from tables, images and grey levels (``grey_levels.py``) to what a likelihood takes.
 
 ``standardise`` gives a record, which is an array wherever one is expected: it remembers its numbers, so that other rows are treated
 alike and samples can be taken back.
@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from aevb.batch import unmasked
-from aevb.data.levels import PREPARATIONS
-from aevb.families import Bernoulli
-from aevb.graph import Graph
+from aevb.data.grey_levels import PREPARATIONS
+from aevb.declare.families import Bernoulli
+from aevb.declare.graph import Graph
+from aevb.estimate.batch import unmasked
 
 CHUNK = 2**24  # bytes of a file that are read at a time
 

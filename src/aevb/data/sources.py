@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aevb.batch import Batch, lay_out, pad, prepare, raw_on_axes, unmasked
 from aevb.data.files import read_file
-from aevb.data.levels import Fresh
+from aevb.data.grey_levels import Fresh
+from aevb.data.mapped_rows import check_length, memory_map, rows_of
 from aevb.data.preparation import CHUNK, Standardised
-from aevb.data.rows import check_length, memory_map, rows_of
-from aevb.graph import Graph
-from aevb.places import INDICES, Placed, Places, places_of
+from aevb.declare.graph import Graph
+from aevb.estimate.batch import Batch, lay_out, pad, prepare, raw_on_axes, unmasked
+from aevb.estimate.places import INDICES, Placed, Places, places_of
 
 RELEASE = 2**28  # bytes of mapped files in memory before their pages are given back
 PIECE = 64  # rows read between two looks at that; the system may map 2 MiB around a row

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from aevb.data.markers import mark_missing
-from aevb.data.text import FEW, WordsError, distinct, read_header, read_text
+from aevb.data.text_tables import FEW, WordsError, distinct, read_header, read_text
 
 TABLES = (".csv", ".tsv", ".txt", ".parquet")
 

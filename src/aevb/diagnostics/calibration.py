@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aevb.batch import Batch
+from aevb.declare.families import OneHot
 from aevb.diagnostics.finding import Finding
-from aevb.families import OneHot
+from aevb.estimate.batch import Batch
 from aevb.model import Model
 from aevb.posterior import Posterior
 from aevb.predictive.replicate import redraw

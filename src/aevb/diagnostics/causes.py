@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aevb.batch import Batch
+from aevb.derive.plan import Plan
 from aevb.diagnostics.measure import with_values
-from aevb.estimators import estimate
-from aevb.evidence.free import free_factors, zero_offsets
+from aevb.estimate.batch import Batch
+from aevb.estimate.estimators import estimate
+from aevb.evidence.per_example_q import free_factors, zero_offsets
 from aevb.model import Model
-from aevb.plan import Plan
 from aevb.predictive.replicate import complete, redraw
 
 DRAWS = 8  # of a latent from p, in exchange for q's

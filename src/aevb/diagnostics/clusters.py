@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aevb.batch import Batch
-from aevb.data.named import clustering_accuracy
+from aevb.data.datasets import clustering_accuracy
 from aevb.diagnostics.causes import Dependence, Reach
 from aevb.diagnostics.finding import Finding
 from aevb.diagnostics.latents import collapsed, misled, reached
 from aevb.diagnostics.measure import with_values
+from aevb.estimate.batch import Batch
 from aevb.model import Model
 from aevb.posterior import Posterior
 from aevb.predictive.replicate import complete

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aevb.batch import Batch, split_latents
-from aevb.contention import sharing_cores
 from aevb.data.sources import open_source, read_arrays
+from aevb.declare.families import OneHot
+from aevb.derive.plan import Plan
 from aevb.diagnostics.calibration import judge_calibration
 from aevb.diagnostics.causes import Reach, dependence, reaching
 from aevb.diagnostics.clusters import judge_classes
@@ -23,11 +23,11 @@ from aevb.diagnostics.latents import judge
 from aevb.diagnostics.measure import SAMPLES_DRAWN, measured
 from aevb.diagnostics.scales import ScaleSums
 from aevb.diagnostics.usage import UsageSums
-from aevb.families import OneHot
+from aevb.estimate.batch import Batch, split_latents
 from aevb.model import Model
-from aevb.plan import Plan
 from aevb.predictive.replicate import some_rows
-from aevb.training import course
+from aevb.runtime.contention import sharing_cores
+from aevb.training import warning_signs as course
 from aevb.training.run import Run
 
 CHUNK = 250  # rows at a time

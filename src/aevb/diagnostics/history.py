@@ -7,9 +7,9 @@ import math
 import numpy as np
 
 from aevb.diagnostics.finding import Finding
-from aevb.training.course import fall, told_fall
 from aevb.training.fit import UNTAUGHT
 from aevb.training.run import Run
+from aevb.training.warning_signs import fall, told_fall
 
 FELL = 0.01  # of the validation's whole rise, lost again since its best
 NATS = 0.5

@@ -8,11 +8,11 @@ import torch
 import torch.distributions as td
 from torch import Tensor
 
-from aevb.axes import SAMPLES, contract, over_time, size
-from aevb.batch import Batch
-from aevb.estimators import Estimate
+from aevb.derive.axes import SAMPLES, contract, over_time, size
+from aevb.derive.plan import Plan
+from aevb.estimate.batch import Batch
+from aevb.estimate.estimators import Estimate
 from aevb.model import Model
-from aevb.plan import Plan
 
 SAMPLES_DRAWN = 4  # of each example
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from aevb.declare.families import LocationScale, Mixture, MultivariateNormal
 from aevb.diagnostics.finding import Finding
 from aevb.diagnostics.measure import Measured, spread
-from aevb.families import LocationScale, Mixture, MultivariateNormal
 from aevb.model import Model
 
 SHARP, POINT, WIDE = 1e-3, 1e-4, 3.0

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aevb.declare.families import Exact, OneHot
 from aevb.diagnostics.measure import Measured, spread
-from aevb.families import Exact, OneHot
 from aevb.model import Model
 
 ACTIVE = 0.01  # Burda's: variance of the posterior mean, in units of the prior's variance

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from aevb.data.degenerate import note_repeats
+from aevb.data.repeated_values import note_repeats
 from aevb.evidence.annealing import AIS, CHAINS, Bidirectional, annealed, bidirectional
 from aevb.evidence.curve import Curve, curve
 from aevb.evidence.exact import exact_evidence, why_not_exact

@@ -3,7 +3,7 @@
     log p(x) − ELBO  =  (log p(x) − max ELBO over a q of x's own)  +  (max ELBO over a q of x's own − ELBO)
          total                       approximation                                amortisation
 
-The best q of an example is found by gradient ascent on its own raw numbers (:mod:`aevb.evidence.free`), from where the encoder put them: the
+The best q of an example is found by gradient ascent on its own raw numbers (:mod:`aevb.evidence.per_example_q`), from where the encoder put them: the
 ascent's end, or its later mean or its start where the end is not clearly above them.
 """
 
@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from aevb.batch import Batch, split_latents
-from aevb.estimators import estimate
-from aevb.evidence.free import free_factors, zero_offsets
+from aevb.declare.families import Exact
+from aevb.declare.gradients import weights_fixed
+from aevb.derive.plan import Plan
+from aevb.estimate.batch import Batch, split_latents
+from aevb.estimate.estimators import estimate
+from aevb.evidence.per_example_q import free_factors, zero_offsets
 from aevb.evidence.result import Evidence, weight_notes
 from aevb.evidence.weights import Weights
-from aevb.families import Exact
-from aevb.operations import weights_fixed
-from aevb.plan import Plan
 
 if TYPE_CHECKING:
     from aevb.evidence.annealing import AIS

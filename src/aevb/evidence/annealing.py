@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from aevb.batch import prepare
+from aevb.declare.gradients import weights_fixed
+from aevb.estimate.batch import prepare
 from aevb.evidence.density import STARTS, Path, replayed, temperatures, why_not_from_posterior
-from aevb.evidence.memory import narrow, pieces, room
+from aevb.evidence.memory_limit import narrow, pieces, room
 from aevb.evidence.methods import advised, why_not_annealed
 from aevb.evidence.result import Evidence, count
 from aevb.evidence.sampling import LEAST, Memory
 from aevb.evidence.weights import Weights
-from aevb.operations import weights_fixed
-from aevb.seeding import generator
+from aevb.runtime.seeding import generator
 
 if TYPE_CHECKING:
     from aevb.model import Model

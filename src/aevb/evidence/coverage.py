@@ -12,9 +12,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from aevb.estimate.noise import Layout
 from aevb.evidence.result import Evidence, count
 from aevb.evidence.weights import reliable_shape
-from aevb.noise import Layout
 
 ROWS, LEAST, MOST = 256, 50, 200  # rows that are compared, and weights of each of them
 WIDER = 2.0

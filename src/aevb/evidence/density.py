@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.distributions import Transform, biject_to
 
-from aevb.axes import SAMPLES, expand_axis
-from aevb.batch import split_latents
-from aevb.estimators import Estimate
+from aevb.derive.axes import SAMPLES, expand_axis
+from aevb.derive.plan import Plan, derive
+from aevb.estimate.batch import split_latents
+from aevb.estimate.estimators import Estimate
 from aevb.evidence.sampling import draw_latents, inner_sum
-from aevb.plan import Plan, derive
 
 if TYPE_CHECKING:
     from aevb.model import Model

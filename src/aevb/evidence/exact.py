@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from aevb.batch import split_latents
+from aevb.estimate.batch import split_latents
 from aevb.evidence.filtering import Filter
 from aevb.evidence.finite import Tables
 from aevb.evidence.forward import Paths
-from aevb.evidence.gaussian import LinearGaussian, why_not_linear_gaussian
-from aevb.evidence.memory import narrow
+from aevb.evidence.linear_gaussian import LinearGaussian, why_not_linear_gaussian
+from aevb.evidence.memory_limit import narrow
 from aevb.evidence.structure import Axes, NotExactError, Structure
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def exact_evidence(model: Model, batch: Mapping[str, Tensor], structure: Structu
     """log p(observed | given), one number per example, differentiable; for models that have it exactly.
 
     ``structure`` is the model's for these data, if it is at hand. Without gradients, little noise costs no digits
-    (:mod:`aevb.evidence.roots`).
+    (:mod:`aevb.evidence.square_root_belief`).
     """
     if torch.is_grad_enabled() and why_not_linear_gaussian(model) is None:
         value = LinearGaussian(model, batch, torch.float64).log_evidence()

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from aevb.axes import steps_of
-from aevb.batch import split_latents
-from aevb.conditionals import Factor
-from aevb.deterministic import Function
-from aevb.distributions import MultivariateNormal as Gaussian
-from aevb.evidence.belief import Belief, Column, Rule
+from aevb.declare.conditionals import Factor
+from aevb.declare.deterministic import Function
+from aevb.declare.distributions import MultivariateNormal as Gaussian
+from aevb.declare.graph import Entry
+from aevb.derive.axes import steps_of
+from aevb.estimate.batch import split_latents
+from aevb.evidence.chain_matrices import Step, log_likelihood
 from aevb.evidence.finite import Tables
-from aevb.evidence.roots import RootBelief
-from aevb.evidence.stacking import Step, log_likelihood
+from aevb.evidence.gaussian_belief import Belief, Column, Rule
+from aevb.evidence.square_root_belief import RootBelief
 from aevb.evidence.structure import Structure
-from aevb.graph import Entry
 
 if TYPE_CHECKING:
     from aevb.model import Model
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class Filter:
     """∫ Π of the factors that involve Gaussian unknowns, for every value of the discrete latents these depend on; in float64."""
 
-    fast = True  # whether steps in time are taken by :mod:`aevb.evidence.chain` where it can
+    fast = True  # whether steps in time are taken by :mod:`aevb.evidence.gaussian_chain` where it can
 
     def __init__(self, model: Model, tables: Tables, batch: Mapping[str, Tensor]) -> None:
         self.model, self.graph, self.structure, self.program = model, model.graph, tables.structure, tables.program
@@ -121,7 +121,7 @@ class Filter:
         return Belief(columns, mean, pad(belief.covariance, (0, more, 0, more))), following
 
     def _as_chain(self, belief: Belief | RootBelief, following: Mapping[Column, Column], names: list[str]) -> Tensor | None:
-        """The same by :mod:`aevb.evidence.chain`, all steps' matrices made at once; None where only the general recursion has an answer."""
+        """The same by :mod:`aevb.evidence.gaussian_chain`, all steps' matrices made at once; None where only the general recursion has an answer."""
         step = Step(belief)
         observed: list[tuple[Rule, str]] = []
         for name in names:

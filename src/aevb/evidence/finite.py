@@ -10,12 +10,12 @@ import torch
 import torch.distributions as td
 from torch import Tensor
 
-from aevb.axes import FIRST_SLOT, expand_axis, on_axis, over_time
-from aevb.batch import split_latents
-from aevb.estimators import Estimate
+from aevb.declare.evaluation_order import schedule
+from aevb.derive.axes import FIRST_SLOT, expand_axis, on_axis, over_time
+from aevb.derive.plan import LIMIT, Choice, Plan
+from aevb.estimate.batch import split_latents
+from aevb.estimate.estimators import Estimate
 from aevb.evidence.structure import Structure
-from aevb.plan import LIMIT, Choice, Plan
-from aevb.schedule import schedule
 
 if TYPE_CHECKING:
     from aevb.model import Model
@@ -37,7 +37,7 @@ def why_not_finite(model: Model) -> str | None:
 class Tables:
     """log p of every factor that reads no Gaussian unknown, at every value of the discrete latents it depends on.
 
-    A latent has an axis (:mod:`aevb.axes`); one in time has two, for the present and for its neighbour. q has no say.
+    A latent has an axis (:mod:`aevb.derive.axes`); one in time has two, for the present and for its neighbour. q has no say.
     """
 
     def __init__(self, model: Model, structure: Structure, batch: Mapping[str, Tensor]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aevb.axes import SAMPLES, TIME, expand_axis, over_time, size, steps_of, swap
+from aevb.derive.axes import SAMPLES, TIME, expand_axis, over_time, size, steps_of, swap
 from aevb.evidence.finite import Tables
 from aevb.evidence.forward_backward import LogSum, PathsError
 

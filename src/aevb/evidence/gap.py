@@ -9,15 +9,15 @@ import torch
 import torch.distributions as td
 from torch import Tensor
 
-from aevb.batch import split_latents
-from aevb.distributions import MultivariateNormal as Gaussian
-from aevb.estimators import estimate
+from aevb.declare.distributions import MultivariateNormal as Gaussian
+from aevb.declare.families import MultivariateNormal, Normal
+from aevb.estimate.batch import split_latents
+from aevb.estimate.estimators import estimate
+from aevb.estimate.program import Program
 from aevb.evidence.exact import exact_evidence
 from aevb.evidence.filtering import gaussian_posterior
 from aevb.evidence.finite import why_not_finite
-from aevb.evidence.gaussian import why_not_linear_gaussian
-from aevb.families import MultivariateNormal, Normal
-from aevb.program import Program
+from aevb.evidence.linear_gaussian import why_not_linear_gaussian
 
 if TYPE_CHECKING:
     from aevb.model import Model

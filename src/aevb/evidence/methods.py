@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from aevb.dependence import S
-from aevb.families import Exact
-from aevb.plan import LIMIT, derive
+from aevb.declare.families import Exact
+from aevb.derive.dependence import S
+from aevb.derive.plan import LIMIT, derive
 
 if TYPE_CHECKING:
     from aevb.model import Model

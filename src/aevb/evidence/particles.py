@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from aevb.evidence.memory import narrow, pieces, room
+from aevb.evidence.memory_limit import narrow, pieces, room
 from aevb.evidence.methods import why_not_filtered
+from aevb.evidence.particle_state import Swarm
 from aevb.evidence.result import Evidence, count, weight_notes
 from aevb.evidence.sampling import LEAST, Memory
-from aevb.evidence.swarm import Swarm
 from aevb.evidence.weights import Weights
 
 if TYPE_CHECKING:

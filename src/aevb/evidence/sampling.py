@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from aevb import noise as noises
-from aevb.axes import SAMPLES, expand_axis
-from aevb.batch import split_latents
-from aevb.conditionals import Factor
-from aevb.estimators import Estimate
+from aevb.declare.conditionals import Factor
+from aevb.declare.evaluation_order import schedule
+from aevb.declare.families import Exact, Mixture
+from aevb.declare.graph import Entry
+from aevb.derive.axes import SAMPLES, expand_axis
+from aevb.derive.plan import LIMIT
+from aevb.estimate import noise as noises
+from aevb.estimate.batch import split_latents
+from aevb.estimate.estimators import Estimate
+from aevb.estimate.program import Program
 from aevb.evidence.coverage import ROWS, SEED, WIDER, how_many, note_missed, widened
-from aevb.evidence.memory import narrow, pieces, room, shares
+from aevb.evidence.memory_limit import narrow, pieces, room, shares
 from aevb.evidence.methods import closer, either
 from aevb.evidence.result import Evidence, weight_notes
 from aevb.evidence.weights import Weights
-from aevb.families import Exact, Mixture
-from aevb.graph import Entry
-from aevb.plan import LIMIT
-from aevb.program import Program
-from aevb.schedule import schedule
-from aevb.seeding import draw_from
+from aevb.runtime.seeding import draw_from
 
 if TYPE_CHECKING:
     from aevb.model import Model

@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from aevb.axes import FIRST_SLOT
-from aevb.evidence.belief import Column, Rule, apply
+from aevb.derive.axes import FIRST_SLOT
 from aevb.evidence.filtering import Filter
-from aevb.evidence.roots import RootBelief, root_of
-from aevb.seeding import generator
+from aevb.evidence.gaussian_belief import Column, Rule, apply
+from aevb.evidence.square_root_belief import RootBelief, root_of
+from aevb.runtime.seeding import generator
 
 Weigh = Callable[[RootBelief, slice, Tensor], tuple[RootBelief, Tensor]]  # (belief, place, weight) → the weighted belief, and the log of its integral
 LEFT = 1e-4  # the least share of a variance that a subtraction may leave if there is a way around it

@@ -14,12 +14,12 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from aevb.deterministic import Function
-from aevb.families import MultivariateNormal, Normal
-from aevb.graph import Entry
-from aevb.networks import MLP
-from aevb.notation import Ref
-from aevb.plan import LIMIT
+from aevb.declare.deterministic import Function
+from aevb.declare.families import MultivariateNormal, Normal
+from aevb.declare.graph import Entry
+from aevb.declare.networks import MLP
+from aevb.declare.notation import Ref
+from aevb.derive.plan import LIMIT
 
 if TYPE_CHECKING:
     from torch import nn

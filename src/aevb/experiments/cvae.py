@@ -10,9 +10,9 @@ import torch
 
 from aevb.data.builtin import Images
 from aevb.data.sources import open_source
+from aevb.declare.families import ContinuousBernoulli, Normal
 from aevb.experiments.lab import Lab, Result, check, curve, declared
 from aevb.experiments.vae import TUTORIAL, epochs, sizes
-from aevb.families import ContinuousBernoulli, Normal
 from aevb.model import Model
 from aevb.training.evaluation import evaluate
 

@@ -9,16 +9,16 @@ import numpy as np
 import torch
 
 from aevb import zoo
-from aevb.conditionals import Conditional
 from aevb.data.builtin import FA_LOADINGS, FA_SCALE, factor_analysis
 from aevb.data.sources import open_source
+from aevb.declare.conditionals import Conditional
+from aevb.declare.families import MultivariateNormal, Normal
+from aevb.declare.networks import linear, table
 from aevb.evidence import AIS
 from aevb.evidence.filtering import gaussian_posterior
 from aevb.experiments.evidence import beside_exact
 from aevb.experiments.lab import Lab, Result, check, curve, declared
-from aevb.families import MultivariateNormal, Normal
 from aevb.model import Model
-from aevb.networks import linear, table
 from aevb.training.distributed import World
 from aevb.training.em import exact_em
 from aevb.training.em.factors import Rows

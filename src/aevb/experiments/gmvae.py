@@ -13,7 +13,7 @@ import torch
 from aevb import zoo
 from aevb.clustering import deskew, graph_partition, principal
 from aevb.data.builtin import Images, at_hand
-from aevb.data.named import clustering_accuracy
+from aevb.data.datasets import clustering_accuracy
 from aevb.data.preparation import Affine
 from aevb.data.sources import open_source
 from aevb.experiments import evidence

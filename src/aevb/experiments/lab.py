@@ -20,10 +20,10 @@ import numpy as np
 import torch
 
 from aevb.data.builtin import Images
-from aevb.data.named import IMAGES
+from aevb.data.datasets import IMAGES
 from aevb.data.preparation import as_variable
 from aevb.model import Model
-from aevb.storage import replace
+from aevb.runtime.checked_files import replace
 from aevb.training.fit import fit
 from aevb.training.run import Run
 from aevb.version import __version__

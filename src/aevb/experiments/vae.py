@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from aevb.conditionals import Conditional
 from aevb.data.sources import open_source
+from aevb.declare.conditionals import Conditional
+from aevb.declare.families import Beta, ContinuousBernoulli, Mixture, Normal
+from aevb.declare.networks import mlp
 from aevb.experiments import evidence
 from aevb.experiments.lab import Lab, Result, check, curve, declared
-from aevb.families import Beta, ContinuousBernoulli, Mixture, Normal
 from aevb.model import Model
-from aevb.networks import mlp
 from aevb.training.evaluation import evaluate
 
 TUTORIAL: dict[str, Any] = {"lr": 3e-4, "decay": "constant", "batch": 100}

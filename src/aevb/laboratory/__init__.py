@@ -21,10 +21,9 @@ from typing import Any
 
 import torch
 
-from aevb.batch import Batch
-from aevb.contention import sharing_cores
 from aevb.data.sources import Source, open_source
-from aevb.evaluating import evaluating
+from aevb.derive.plan import BOUNDS
+from aevb.estimate.batch import Batch
 from aevb.laboratory.measurement import (
     Moments,
     Reference,
@@ -43,8 +42,9 @@ from aevb.laboratory.measurement import (
 from aevb.laboratory.result import Figures, GradientFigures, Laboratory, Target
 from aevb.laboratory.ways import How, Way, find_ways
 from aevb.model import Model
-from aevb.plan import BOUNDS
-from aevb.training.order import Order, seed_of
+from aevb.runtime.contention import sharing_cores
+from aevb.runtime.evaluation_mode import evaluating
+from aevb.training.row_order import Order, seed_of
 
 __all__ = ["Figures", "Laboratory", "compare_estimators"]
 

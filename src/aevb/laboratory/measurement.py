@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from aevb.estimators import estimate
+from aevb.estimate.estimators import estimate
 from aevb.evidence.exact import exact_evidence, why_not_exact
 from aevb.evidence.gap import gap
 from aevb.laboratory.ways import Way
-from aevb.training.order import seed_of
+from aevb.training.row_order import seed_of
 
 if TYPE_CHECKING:
     from aevb.model import Model

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aevb.storage import whole_file
+from aevb.runtime.checked_files import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

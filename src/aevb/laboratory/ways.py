@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from aevb.batch import split_latents
-from aevb.graph import Graph
-from aevb.plan import DRAWS, GRADIENTS, TERMS, Plan
+from aevb.declare.graph import Graph
+from aevb.derive.plan import DRAWS, GRADIENTS, TERMS, Plan
+from aevb.estimate.batch import split_latents
 
 if TYPE_CHECKING:
     from aevb.model import Model

@@ -12,18 +12,18 @@ import torch
 import torch.distributions as td
 from torch import Tensor
 
-from aevb.axes import SAMPLES, over_time, size, swap
-from aevb.batch import Batch, prepare, split_latents
-from aevb.conditionals import Factor
-from aevb.dependence import S
-from aevb.distributions import Categories, Values
-from aevb.estimators import Estimate
-from aevb.families import Exact, OneHot
-from aevb.graph import Graph
-from aevb.pieces import Pieces, Point
-from aevb.plan import derive
-from aevb.program import Program
-from aevb.seeding import draw_from
+from aevb.declare.conditionals import Factor
+from aevb.declare.distributions import Categories, Values
+from aevb.declare.families import Exact, OneHot
+from aevb.declare.graph import Graph
+from aevb.derive.axes import SAMPLES, over_time, size, swap
+from aevb.derive.dependence import S
+from aevb.derive.plan import derive
+from aevb.estimate.batch import Batch, prepare, split_latents
+from aevb.estimate.estimators import Estimate
+from aevb.estimate.program import Program
+from aevb.posterior.piecewise import Pieces, Point
+from aevb.runtime.seeding import draw_from
 
 if TYPE_CHECKING:
     from aevb.model import Model

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from aevb.batch import Batch
+from aevb.declare.graph import Graph
+from aevb.estimate.batch import Batch
+from aevb.estimate.places import INDICES, Places
 from aevb.evidence.structure import NotExactError
-from aevb.graph import Graph
-from aevb.places import INDICES, Places
 from aevb.posterior.amortised import Posterior
 from aevb.posterior.exact import ExactPosterior
 

@@ -9,14 +9,14 @@ import torch
 import torch.distributions as td
 from torch import Tensor
 
-from aevb.batch import Batch
-from aevb.distributions import MultivariateNormal
-from aevb.estimators import estimate
+from aevb.declare.distributions import MultivariateNormal
+from aevb.estimate.batch import Batch
+from aevb.estimate.estimators import estimate
 from aevb.evidence.exact import exact_evidence
+from aevb.evidence.exact_posterior import Marginals, Unknowns
 from aevb.evidence.structure import Structure
-from aevb.evidence.unknowns import Marginals, Unknowns
-from aevb.pieces import Pieces, Point
 from aevb.posterior.amortised import Posterior, public
+from aevb.posterior.piecewise import Pieces, Point
 
 if TYPE_CHECKING:
     from aevb.model import Model

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from aevb.estimate.program import Program
 from aevb.posterior.amortised import Posterior, public
 from aevb.posterior.exact import ExactPosterior
-from aevb.program import Program
-from aevb.seeding import draw_from
+from aevb.runtime.seeding import draw_from
 
 ROWS = 4096  # rows, each with a draw of its latents, that are taken at a time
 

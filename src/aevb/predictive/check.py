@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from aevb.contention import sharing_cores
 from aevb.data.sources import open_source
-from aevb.graph import Graph
+from aevb.declare.graph import Graph
 from aevb.model import Model
 from aevb.pictures import replicated
 from aevb.predictive.replicate import as_array, replicate, some_rows
 from aevb.predictive.statistics import STATISTICS, Statistic, evaluate, usual_statistics
-from aevb.storage import whole_file
+from aevb.runtime.checked_files import whole_file
+from aevb.runtime.contention import sharing_cores
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aevb.batch import Batch
-from aevb.graph import Graph
+from aevb.declare.evaluation_order import schedule
+from aevb.declare.graph import Graph
+from aevb.estimate.batch import Batch
+from aevb.estimate.program import Program
 from aevb.model import Model
 from aevb.posterior import posterior_of
-from aevb.program import Program
-from aevb.schedule import schedule
 
 AT_ONCE = 50  # draws of an exact posterior
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch.distributions import constraints
 
-from aevb.graph import Graph
+from aevb.declare.graph import Graph
 
 Statistic = Callable[[np.ndarray], Any]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from aevb.storage import LONGEST_BESIDE, read_json, refuse_endless, seal, sync_folder, write_synced
+from aevb.runtime.checked_files import LONGEST_BESIDE, read_json, refuse_endless, seal, sync_folder, write_synced
 
 FORMAT, VERSION = "aevb checkpoint", 1
 FILES = ("weights.safetensors", "optimizer.safetensors")

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from aevb.conditionals import Factor
+from aevb.declare.conditionals import Factor
+from aevb.declare.networks import MLP
 from aevb.model import Model
-from aevb.networks import MLP
 from aevb.training.distributed import World
 
 Array = np.ndarray[Any, np.dtype[np.float64]]

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from aevb.training.folder import Folder
+from aevb.training.run_folder import Folder
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from aevb.noise import fork
+from aevb.estimate.noise import fork
 from aevb.training.checkpoint import TrainingError
 
 T = TypeVar("T")

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from aevb.batch import Batch, split_latents
 from aevb.data.sources import Source
-from aevb.estimators import estimate
+from aevb.derive.plan import Plan
+from aevb.estimate.batch import Batch, split_latents
+from aevb.estimate.estimators import estimate
 from aevb.evidence.exact import exact_evidence, why_not_exact
 from aevb.evidence.gap import gap
 from aevb.evidence.sampling import importance
 from aevb.model import Model
-from aevb.plan import Plan
-from aevb.training.order import seed_of
 from aevb.training.recording import own_part
+from aevb.training.row_order import seed_of
 
 ROWS, ROWS_ON_GPU = 1000, 10_000  # rows evaluated at a time
 SHARE = 0.1  # of a GPU's free memory, for rows and noise that stay there

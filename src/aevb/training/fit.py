@@ -19,21 +19,21 @@ from typing import Any, overload
 import numpy as np
 import torch
 
-from aevb.batch import Batch, split_latents
-from aevb.contention import sharing_cores
-from aevb.data.degenerate import LOOK, note_numbering, note_repeats, refuse_degenerate
+from aevb.data.datasets import Recipe
 from aevb.data.markers import array_warnings
-from aevb.data.named import Recipe
+from aevb.data.repeated_values import LOOK, note_numbering, note_repeats, refuse_degenerate
 from aevb.data.sources import Source, open_source
-from aevb.deterministic import Recurrence
+from aevb.declare.deterministic import Recurrence
+from aevb.declare.families import Exact, OneHot
+from aevb.declare.networks import MLP
+from aevb.derive.plan import Plan
+from aevb.estimate.batch import Batch, split_latents
 from aevb.evidence.exact import why_not_exact
 from aevb.evidence.structure import Structure
-from aevb.families import Exact, OneHot
 from aevb.model import Model
-from aevb.networks import MLP
-from aevb.plan import Plan
 from aevb.posterior.choice import open_ended
-from aevb.posterior.teaching import trainable_latents, with_weights
+from aevb.posterior.training_record import trainable_latents, with_weights
+from aevb.runtime.contention import sharing_cores
 from aevb.training.capture import AT_ONCE, Steps
 from aevb.training.checkpoint import (
     Checkpoint,
@@ -44,22 +44,22 @@ from aevb.training.checkpoint import (
     latest,
     read,
 )
-from aevb.training.course import FEW, ROWS, effective_weights, fall, told_fall, told_weights
 from aevb.training.display import Checking, TensorBoard, Watcher, display
 from aevb.training.distributed import join
 from aevb.training.em import exact_em
 from aevb.training.evaluation import Evaluation
-from aevb.training.folder import Folder, check_declaration, check_recipe, read_rows, refuse_taken
 from aevb.training.interrupts import Flag, interruptible
-from aevb.training.likelihood import why_in_batches
-from aevb.training.order import NUMBERS, Order, seed_of
+from aevb.training.maximum_likelihood import why_in_batches
 from aevb.training.quasi_newton import QuasiNewton
 from aevb.training.recording import added, own_part
+from aevb.training.row_order import NUMBERS, Order, seed_of
 from aevb.training.run import Run
+from aevb.training.run_folder import Folder, check_declaration, check_recipe, read_rows, refuse_taken
 from aevb.training.schedules import Phase
 from aevb.training.settings import Settings, to_toml
 from aevb.training.step import Stepper
 from aevb.training.threads import threads, worth
+from aevb.training.warning_signs import FEW, ROWS, effective_weights, fall, told_fall, told_weights
 
 __all__ = ["Training", "TrainingError", "fit"]
 

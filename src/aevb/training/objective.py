@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aevb.batch import Batch
 from aevb.data.sources import Source
-from aevb.estimators import Bound, estimate
+from aevb.derive.plan import Plan
+from aevb.estimate.batch import Batch
+from aevb.estimate.estimators import Bound, estimate
+from aevb.estimate.program import Program
 from aevb.evidence.exact import exact_evidence
 from aevb.model import Model
-from aevb.plan import Plan
-from aevb.program import Program
 from aevb.training.em import Regressions, Responsibilities
 from aevb.training.settings import Settings
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx, nn
 
-from aevb.graph import Entry
+from aevb.declare.gradients import elementary
+from aevb.declare.graph import Entry
 from aevb.model import Model
-from aevb.operations import elementary
 from aevb.training.fusing import explained, fused
 from aevb.training.rewriting import Beside, UnchangeableError, elemental, rewritten
 from aevb.training.tracing import memory_of, traced, written

@@ -12,10 +12,10 @@ import numpy as np
 from aevb.data.preparation import Affine
 from aevb.model import Model, read_model
 from aevb.pictures import curves
-from aevb.posterior.teaching import with_weights
-from aevb.storage import IntegrityWarning
+from aevb.posterior.training_record import with_weights
+from aevb.runtime.checked_files import IntegrityWarning
 from aevb.training.checkpoint import Checkpoint, CheckpointError, check_beside, check_fit, folders, read, read_manifest
-from aevb.training.folder import note_later, read_rows
+from aevb.training.run_folder import note_later, read_rows
 from aevb.training.schedules import Schedule
 from aevb.training.settings import Settings
 

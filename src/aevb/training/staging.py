@@ -12,9 +12,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 import torch
 from torch import Tensor
 
-from aevb.batch import Batch
 from aevb.data.sources import Resident, Source
-from aevb.training.order import Order
+from aevb.estimate.batch import Batch
+from aevb.training.row_order import Order
 
 TOGETHER, SMALL = 8, 2**20  # steps whose rows are taken together, and bytes of a batch up to which they are
 LINE = 64  # bytes: products round otherwise where rows begin elsewhere than memory that was asked for

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from aevb import noise as noises
-from aevb.batch import Batch
 from aevb.data.sources import Resident, Source
-from aevb.families import Bernoulli
+from aevb.declare.families import Bernoulli
+from aevb.declare.gradients import held_fixed
+from aevb.derive.plan import Plan
+from aevb.estimate import noise as noises
+from aevb.estimate.batch import Batch
 from aevb.model import Model
-from aevb.operations import held_fixed
-from aevb.plan import Plan
 from aevb.training import flat, schedules
 from aevb.training.adam import Adam
 from aevb.training.capture import AT_ONCE, WARM_UP, Lane, lane
@@ -35,10 +35,10 @@ from aevb.training.em import Regressions, Responsibilities
 from aevb.training.em.acceleration import NoEvidenceError, converged
 from aevb.training.em.factors import Rows
 from aevb.training.em.iterations import Iterations
-from aevb.training.likelihood import Likelihood
+from aevb.training.maximum_likelihood import Likelihood
 from aevb.training.objective import Objective
-from aevb.training.order import Order, seed_of
 from aevb.training.recording import Found, Recording, gradients_of, own_part, shapes
+from aevb.training.row_order import Order, seed_of
 from aevb.training.schedules import Phase
 from aevb.training.settings import Settings
 from aevb.training.staging import Gathered, Staged

@@ -10,8 +10,8 @@ from threading import current_thread, main_thread
 import torch
 from torch import nn
 
+from aevb.derive.plan import Plan
 from aevb.model import Model
-from aevb.plan import Plan
 from aevb.training.recording import own_part
 
 SHARE = 5_000_000  # multiplications in a product for every thread that it is given

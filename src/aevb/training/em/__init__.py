@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from aevb.evidence.exact import why_not_exact
 from aevb.evidence.finite import why_not_finite
-from aevb.evidence.gaussian import why_not_linear_gaussian
+from aevb.evidence.linear_gaussian import why_not_linear_gaussian
 from aevb.training.em.factors import Statistics
 from aevb.training.em.hidden_markov import HiddenMarkov, why_not_hidden_markov
 from aevb.training.em.mixtures import Mixtures, is_mixture

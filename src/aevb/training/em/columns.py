@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from aevb.batch import Batch
+from aevb.estimate.batch import Batch
 from aevb.training.em.factors import Rows, Statistics, add
 
 

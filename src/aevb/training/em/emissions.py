@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from aevb import distributions as ad
-from aevb.conditionals import Conditional
+from aevb.declare import distributions as ad
+from aevb.declare.conditionals import Conditional
 
 AT_ONCE = 2**17  # numbers of the largest tensor that a covariance of every cluster makes at a time
 

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aevb import distributions as ad
-from aevb.batch import Batch
 from aevb.data.sources import Source
-from aevb.graph import Entry
+from aevb.declare import distributions as ad
+from aevb.declare.graph import Entry
+from aevb.estimate.batch import Batch
 from aevb.training.distributed import World
 
 if TYPE_CHECKING:

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from aevb.axes import TIME, expand_axis
-from aevb.batch import Batch, split_latents
-from aevb.conditionals import Conditional, Factor
+from aevb.declare.conditionals import Conditional, Factor
+from aevb.declare.families import OneHot
+from aevb.declare.graph import Entry
+from aevb.declare.networks import MLP
+from aevb.derive.axes import TIME, expand_axis
+from aevb.estimate.batch import Batch, split_latents
 from aevb.evidence.exact import discrete_terms, log_sum
 from aevb.evidence.finite import Tables
 from aevb.evidence.structure import Structure
-from aevb.families import OneHot
-from aevb.graph import Entry
-from aevb.networks import MLP
 from aevb.training.em.emissions import Sums
 from aevb.training.em.responsibilities import Responsibilities
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from aevb.batch import Batch
-from aevb.conditionals import Conditional
-from aevb.families import MultivariateNormal, Normal, OneHot
-from aevb.graph import Entry
+from aevb.declare.conditionals import Conditional
+from aevb.declare.families import MultivariateNormal, Normal, OneHot
+from aevb.declare.graph import Entry
+from aevb.estimate.batch import Batch
 from aevb.training.em.columns import known
 from aevb.training.em.emissions import ColumnsEmission, FullEmission, IncompleteFullEmission, Sums
 from aevb.training.em.factors import Rows

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from aevb import distributions as ad
-from aevb.families import MultivariateNormal, Normal
-from aevb.networks import MLP
+from aevb.declare import distributions as ad
+from aevb.declare.families import MultivariateNormal, Normal
+from aevb.declare.networks import MLP
 from aevb.training.em.columns import Columns
 from aevb.training.em.factors import Rows, Statistics
+from aevb.training.em.gaussian_parameters import Parameters
 from aevb.training.em.moments import Design, Moments
-from aevb.training.em.parameters import Parameters
 from aevb.training.em.starts import principal_components
 
 if TYPE_CHECKING:

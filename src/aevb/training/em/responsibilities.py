@@ -11,18 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aevb.batch import Batch
-from aevb.conditionals import Conditional, Factor
+from aevb.declare.conditionals import Conditional, Factor
+from aevb.declare.families import Exact, OneHot
+from aevb.declare.graph import Entry
+from aevb.declare.networks import MLP
+from aevb.estimate.batch import Batch
 from aevb.evidence.finite import log_joint
-from aevb.families import Exact, OneHot
-from aevb.graph import Entry
-from aevb.networks import MLP
 from aevb.training.em.columns import flat, known
 from aevb.training.em.emissions import Sums, sums
 from aevb.training.em.factors import KEPT, Rows
-from aevb.training.em.heads import Heads
+from aevb.training.em.finite_parameters import Heads
 from aevb.training.em.starts import SAMPLE, cluster_centres
-from aevb.training.order import seed_of
+from aevb.training.row_order import seed_of
 
 if TYPE_CHECKING:
     from aevb.model import Model

@@ -1,0 +1,77 @@
+"""Writing arrays as files: .csv, .npz, .npy."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aevb.runtime.checked_files import whole_file
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from aevb.data.long_tables import Lines
+
+
+def refuse_kind(out: Path) -> None:
+    """Refuse a kind of file that is not written, before anything is computed."""
+    if out.suffix not in (".csv", ".npz", ".npy"):
+        raise ValueError(f"{out}: write a .csv or a .npz file, or a .npy of a single array.")
+
+
+def write(
+    out: Path,
+    arrays: Mapping[str, np.ndarray],
+    columns: Mapping[str, list[str]],
+    timed: Collection[str] = (),
+    *,
+    exact: bool = False,
+    lengths: np.ndarray | None = None,
+    numbers: Lines | None = None,
+) -> None:
+    """Arrays by variable: a .npz (or .npy) as they are, a .csv with a header, whose names are ``columns`` where they fit.
+
+    A .csv has a line a row, or with ``timed`` variables a line a step, of which each row has as many as ``lengths`` says; rows and steps
+    are counted from 0, or are numbered as in another table. Six digits are written, or with ``exact`` as many as give every
+    number back.
+    """
+    import numpy as np
+
+    refuse_kind(out)
+    if out.suffix == ".npy" and len(arrays) > 1:
+        raise ValueError(f"{out}: a .npy file holds a single array, but these are {', '.join(arrays)}. Write a .npz or a .csv file.")
+    if out.suffix != ".csv":
+        with whole_file(out) as place, place.open("wb") as binary:
+            if out.suffix == ".npz":
+                np.savez(binary, **arrays)  # type: ignore[arg-type]
+            else:
+                np.save(binary, next(iter(arrays.values())))
+        return
+    n = len(next(iter(arrays.values())))
+    length = max((arrays[name].shape[1] for name in timed), default=1)
+    real = np.arange(length) < (np.full(n, length) if lengths is None else lengths)[:, None]
+    names: list[str] = []
+    parts = []
+    for name, value in arrays.items():
+        table = value if name in timed else np.repeat(value[:, None], length, 1)
+        table = table.reshape(n, length, -1)[real]
+        width = table.shape[1]
+        own = columns.get(name) or []
+        names += own if len(own) == width else [name] if width == 1 else [f"{name}{i}" for i in range(width)]
+        parts.append(table)
+    keys = [""] * len(parts[0])
+    if timed:
+        names = [*(("row", "step") if numbers is None else numbers.keys.names), *names]
+        rows, steps = real.nonzero()
+        counted = (f"{row},{step}," for row, step in zip(rows.tolist(), steps.tolist(), strict=True))
+        keys = list(counted) if numbers is None else numbers.numbers(rows, steps)
+    with whole_file(out) as place, place.open("w", encoding="utf-8", newline="") as file:
+        file.write(",".join(names) + "\n")
+        for key, line in zip(keys, np.concatenate(parts, 1).tolist(), strict=True):
+            file.write(key + ",".join(_digits(value, exact) for value in line) + "\n")
+
+
+def _digits(value: float, exact: bool) -> str:
+    short = f"{value:.6g}"
+    return short if not exact or float(short) == value else repr(value)

@@ -1,0 +1,41 @@
+"""Looking at a model before it is trained: ``aevb models``, ``aevb explain gmvae``."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Annotated
+
+import typer
+
+from aevb.cli.model_argument import argument, resolve
+from aevb.cli.options import BoundName, Gradient, How, ModelName, Samples, Set, pairs
+
+
+def models() -> None:
+    """List the models that come with the library, and their arguments."""
+    from aevb.zoo import zoo
+
+    for name, build in zoo.items():
+        print(f"{name:<8} {inspect.getdoc(build)}")
+        print(f"{'':<8} " + " ".join(f"--set {argument(parameter)}" for parameter in inspect.signature(build).parameters.values()))
+    print("\nSee one derived: aevb explain gmvae")
+
+
+def explain(
+    model: ModelName,
+    set_: Set = None,
+    how: How = None,
+    bound: BoundName = "elbo",
+    samples: Samples = 1,
+    gradient: Gradient = "plain",
+    latex: Annotated[bool, typer.Option("--latex", help="Print the estimator as LaTeX instead.")] = False,
+) -> None:
+    """Print a model, the estimator derived for it, and the reason for each choice.
+
+    file.py:name runs that file, as Python would: look into a file that you were given before you name it here.
+
+    Example: aevb explain gmvae --how y=gumbel
+    """
+    found = resolve(model, settings=pairs("--set", set_))
+    explanation = found.explain(how=pairs("--how", how), bound=bound, samples=samples, gradient=gradient)
+    print(explanation.latex if latex else f"{found}\n\n{explanation}")

@@ -1,0 +1,228 @@
+"""Grey levels 0 … L − 1, prepared for a likelihood: made binary, spread to a density on (0, 1), scaled, or taken as counts.
+
+Each function takes an array and gives one back, or a list of sequences and gives such a list. The rows of a mapped file are
+:class:`Prepared` when they are taken, with the numbers that an array would have got. With ``fresh=True`` ``binarise`` and
+``dequantise`` leave the drawing to training, which then draws every row anew each time it is taken (:class:`Fresh`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from aevb.estimate.batch import unmasked
+
+INSIDE = 2.0**-24  # the nearest to 0 and to 1 that a dequantised value comes: a density may have no value at the ends
+
+
+@dataclass(frozen=True, eq=False)
+class Fresh:
+    """Grey levels 0 … ``levels`` − 1 that are drawn anew, by ``how``, each time rows are taken for training.
+
+    The levels stay stored as they are. Where nothing is trained (validation, evaluation) the draw of a row is always the same.
+    """
+
+    values: Any
+    how: str
+    levels: int = 256
+
+    def draw(self, levels: Tensor, uniform: Tensor) -> Tensor:
+        """One draw of some rows, from their grey levels and as many numbers uniform on [0, 1)."""
+        if self.how == "binarise":
+            return (uniform * (self.levels - 1) < levels).to(uniform.dtype)
+        return ((levels + uniform) / self.levels).clamp(INSIDE, 1 - INSIDE)
+
+    def middle(self, levels: np.ndarray, first_row: int | None = None) -> np.ndarray:
+        """A value that a draw can take, for checking; ``first_row`` as in ``_levels``."""
+        checked = _levels(self.how, levels, self.levels, first_row)
+        return _RULES["threshold"](checked, self.levels, None) if self.how == "binarise" else (checked + 0.5) / self.levels
+
+    def once(self, seed: int = 0) -> np.ndarray:
+        """All rows drawn once, as an array."""
+        return np.asarray(PREPARATIONS[self.how](self.values, self.levels, seed=seed))
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __repr__(self) -> str:
+        return f"{self.how} {self.levels}"
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Grey levels of a mapped file, prepared by ``how`` as they are taken: each row as it would be if the whole were an array."""
+
+    raw: Any
+    how: str
+    levels: int = 256
+    seed: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.raw.shape)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        return len(self.raw)
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        if isinstance(rows, slice):
+            start, stop, step = rows.indices(len(self))
+            index = np.arange(start, stop, step)
+        else:
+            index = np.asarray(rows)
+            index = np.flatnonzero(index) if index.dtype == bool else index % len(self)
+        if index.ndim == 0:
+            return self[index[None]][0]
+        first = int(index[0]) if len(index) else 0
+        levels = _levels(self.how, np.asarray(self.raw[rows if isinstance(rows, slice) else index]), self.levels, first)
+        draws = _uniform(self.seed, index, math.prod(self.shape[1:])).reshape(levels.shape) if self.how in DRAWN else None
+        return _RULES[self.how](levels, self.levels, draws)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self[:], dtype=dtype)
+
+
+def dequantise(x: Any, levels: int = 256, *, seed: int = 0, fresh: bool = False) -> Any:
+    """(x + u) / levels with u uniform: grey levels 0 … levels − 1 become values of a density on (0, 1).
+
+    >>> (dequantise([0, 3], levels=4) * 4).astype(int).tolist()
+    [0, 3]
+    """
+    return _fresh("dequantise", x, levels) if fresh else _prepared("dequantise", x, levels, seed)
+
+
+def threshold(x: Any, levels: int = 256, *, seed: int = 0) -> Any:
+    """1 where the grey level is in the upper half, else 0.
+
+    >>> threshold([0, 127, 128, 255]).tolist()
+    [0.0, 0.0, 1.0, 1.0]
+    """
+    return _prepared("threshold", x, levels, seed)
+
+
+def binarise(x: Any, levels: int = 256, *, seed: int = 0, fresh: bool = False) -> Any:
+    """1 with the probability that the grey level stands for, x / (levels − 1): drawn once, or with ``fresh`` each time anew."""
+    return _fresh("binarise", x, levels) if fresh else _prepared("binarise", x, levels, seed)
+
+
+def scale(x: Any, levels: int = 256, *, seed: int = 0) -> Any:
+    """Grey levels to [0, 1].
+
+    >>> scale([0, 255]).tolist()
+    [0.0, 1.0]
+    """
+    return _prepared("scale", x, levels, seed)
+
+
+def counts(x: Any, levels: int = 256, *, seed: int = 0) -> Any:
+    """Grey levels as they are: counts."""
+    return _prepared("counts", x, levels, seed)
+
+
+PREPARATIONS: dict[str, Callable[..., Any]] = {
+    "dequantise": dequantise,
+    "threshold": threshold,
+    "binarise": binarise,
+    "scale": scale,
+    "counts": counts,
+}
+
+
+def is_mapped(x: Any) -> bool:
+    """Whether an array is (or takes its rows from) a mapped file."""
+    while hasattr(x, "raw"):
+        x = x.raw
+    return isinstance(x, np.memmap) and getattr(x, "_mmap", None) is not None
+
+
+def _prepared(how: str, x: Any, levels: int, seed: int) -> Any:
+    """Grey levels prepared: an array at once, a list of sequences as their steps together, the rows of a file when they are taken."""
+    if is_mapped(x):
+        return Prepared(x, how, levels, seed)
+    if _of_different_lengths(x):
+        rows = [np.asarray(row) for row in unmasked(x)]
+        return np.split(_prepared(how, np.concatenate(rows), levels, seed), np.cumsum([len(row) for row in rows])[:-1])
+    array = _levels(how, x, levels)
+    draws = np.random.default_rng(seed).random(array.shape, dtype=np.float32) if how in DRAWN else None
+    return _RULES[how](array, levels, draws)
+
+
+def _fresh(how: str, x: Any, levels: int) -> Fresh:
+    """Grey levels that are drawn when they are taken; those of a file are checked then."""
+    if _of_different_lengths(x):
+        raise ValueError(f"{how}-fresh takes an array; pad the sequences to one length and say lengths=, or use {how}.")
+    return Fresh(x if is_mapped(x) else _levels(how, x, levels), how, levels)
+
+
+def _of_different_lengths(x: Any) -> bool:
+    return isinstance(x, list | tuple) and len({np.shape(row)[:1] for row in x}) > 1
+
+
+def _uniform(seed: int, rows: np.ndarray, width: int) -> np.ndarray:
+    """What ``default_rng(seed).random`` gives these rows of an array of that width in single precision, [rows, width].
+
+    Two such numbers are the halves of a 64-bit word, and the generator can go to any word directly.
+    """
+    bits = np.random.PCG64(seed)
+    begin, generator = bits.state, np.random.Generator(bits)
+    if len(rows) and np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))):
+        rows, height = rows[:1], len(rows)
+    else:
+        height = 1
+    found = []
+    for row in rows.tolist():
+        word, half = divmod(row * width, 2)
+        bits.state = begin
+        bits.advance(word)
+        found.append(generator.random(half + height * width, dtype=np.float32)[half:])
+    return np.concatenate([*found, np.zeros(0, np.float32)]).reshape(-1, width)
+
+
+def _levels(what: str, x: Any, levels: int, first_row: int | None = None) -> np.ndarray:
+    """Grey levels, checked; ``first_row`` is the number of the first, where they are some of a file's."""
+    x = unmasked(x)
+    array = x if isinstance(x, np.ndarray) else np.asarray(x)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"{what} takes grey levels, not {array.dtype}.")
+    if array.size and not (array.dtype == np.uint8 and levels == 256):
+        low, high = np.fmin.reduce(array, None), np.fmax.reduce(array, None)
+        if low < 0 or high > levels - 1:
+            row = int(((array < 0) | (array > levels - 1)).nonzero()[0][0])
+            where = "" if first_row is None else f" (first, from 0: row {first_row + row})"
+            raise ValueError(
+                f"{what} takes grey levels 0 … {levels - 1}, but these go from {low} to {high}{where}. Say how many there are: levels=…."
+            )
+    return array
+
+
+def _dequantised(x: np.ndarray, levels: int, u: Any) -> np.ndarray:
+    """In place: of a large array memory for one more costs as much as the arithmetic."""
+    found = x.astype(np.float32)
+    found += u
+    found /= np.float32(levels)
+    return np.clip(found, np.float32(INSIDE), np.float32(1 - INSIDE), out=found)
+
+
+# From grey levels, their number, and as many numbers uniform on [0, 1) where a rule draws.
+_RULES: dict[str, Callable[[np.ndarray, int, Any], np.ndarray]] = {
+    "dequantise": _dequantised,
+    "threshold": lambda x, levels, u: _where_known(x, x >= levels / 2),
+    "binarise": lambda x, levels, u: _where_known(x, u * (levels - 1) < x),
+    "scale": lambda x, levels, u: x.astype(np.float32) / np.float32(levels - 1),
+    "counts": lambda x, levels, u: x.astype(np.float32),
+}
+DRAWN = ("dequantise", "binarise")
+
+
+def _where_known(x: np.ndarray, value: np.ndarray) -> np.ndarray:
+    found = value.astype(np.float32)
+    return np.where(np.isnan(x), np.float32("nan"), found) if x.dtype.kind == "f" else found

@@ -1,0 +1,114 @@
+"""Rows of mapped files, read when they are taken."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from aevb.data.grey_levels import Fresh, Prepared
+from aevb.data.preparation import Standardised
+
+
+class OnDisk:
+    """The rows of a mapped array, read from its file: pages are not mapped, of which the system may take 2 MiB for a row."""
+
+    def __init__(self, array: np.memmap) -> None:
+        self.file = open(array.filename, "rb", buffering=0)  # type: ignore[arg-type]  # noqa: SIM115
+        begin = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY  # of the map, which lies at some address
+        address = np.frombuffer(array._mmap, np.uint8, 1).__array_interface__["data"][0]  # type: ignore[attr-defined]
+        self.offset = begin + array.__array_interface__["data"][0] - address
+        self.dtype, self.shape = array.dtype, array.shape
+        self.number, self.width = self.file.fileno(), array[:1].nbytes
+        weakref.finalize(self, self.file.close)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
+        start, stop, _ = rows.indices(len(self)) if isinstance(rows, slice) else (0, len(rows), 1)
+        found = np.empty((max(0, stop - start), *self.shape[1:]), self.dtype)
+        content = memoryview(found.reshape(-1).view(np.uint8).data)
+        if isinstance(rows, slice):
+            self._read(content, self.offset + start * self.width)
+        else:
+            width = self.width
+            for i, row in enumerate(rows.tolist()):
+                self._read(content[i * width : (i + 1) * width], self.offset + row * width)
+        return found
+
+    def _read(self, into: memoryview, place: int) -> None:
+        count = os.preadv(self.number, [into], place)
+        if count < len(into):  # at most 2 GiB come at once, and nothing beyond the end
+            if not count:
+                raise ValueError(f"{self.file.name} has become shorter while it was read.")
+            self._read(into[count:], place + count)
+
+
+class Rows:
+    """Some rows of an array, in an order of their own; of a mapped file they are read when they are taken."""
+
+    def __init__(self, raw: Any, index: np.ndarray) -> None:
+        self.raw, self.index = raw, index
+        self.shape = (len(index), *raw.shape[1:])
+        self.ndim = len(self.shape)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self[:], dtype=dtype)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        return np.asarray(self.raw[self.index[rows]])
+
+
+def memory_map(value: Any) -> np.memmap | None:
+    """The mapped file that an array (or some rows of it, or a preparation) reads from."""
+    while isinstance(value, Rows | Standardised | Prepared | Fresh):
+        value = value.values if isinstance(value, Fresh) else value.raw
+    return value if isinstance(value, np.memmap) and getattr(value, "_mmap", None) is not None else None
+
+
+def check_length(array: np.memmap) -> None:
+    """Refuse a mapped file that has become shorter than its map: the system ends a process that reads beyond the end."""
+    if not array.filename:
+        return
+    there = os.stat(array.filename).st_size
+    need = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY + len(array._mmap)  # type: ignore[attr-defined]
+    if there < need:
+        raise ValueError(f"{array.filename} has {there} bytes, but had {need} when it was opened: it was cut while it was read. Write it again.")
+
+
+def some_rows(value: Any, index: np.ndarray) -> Any:
+    """These rows of an array, a list or a mapped file (which stays mapped)."""
+    if memory_map(value) is not None:
+        return Rows(value, index)
+    if isinstance(value, list):
+        return [value[i] for i in index]
+    return np.asarray(value)[index]
+
+
+def one_column(value: Any) -> Any:
+    """Sequences of one number a step, [N, T] or a list of [T], with that number as an axis of its own; a mapped file stays mapped."""
+    if isinstance(value, list):
+        return [np.asarray(row)[:, None] for row in value]
+    return Rows(value.raw[..., None], value.index) if isinstance(value, Rows) else value[..., None]
+
+
+def rows_of(value: Any) -> Any:
+    """What rows are read from: a file by itself where an array is the plain content of one, otherwise the array."""
+    if isinstance(value, Rows):
+        return Rows(rows_of(value.raw), value.index)
+    if isinstance(value, Standardised | Prepared):
+        return replace(value, raw=rows_of(value.raw))
+    if memory_map(value) is not None and value.mode == "r" and value.flags.c_contiguous and value.filename:
+        return OnDisk(value)
+    if isinstance(value, np.memmap):
+        return value
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)

@@ -1,0 +1,1 @@
+"""The declaration: notation, graph, conditional distributions and networks."""

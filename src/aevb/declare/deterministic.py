@@ -1,0 +1,122 @@
+"""Deterministic nodes: shared features and recurrent states, entries of a declaration like any other.
+
+They carry no probability; a parent reads their value. Sharing between factors is by naming such a node in both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from aevb.declare.conditionals import Conditional, Factor
+from aevb.declare.gradients import affine, lstm_cell
+from aevb.declare.networks import ACTIVATIONS, Blocks, Shape, _choice
+from aevb.declare.registry import register
+
+State = tuple[Tensor, ...]
+
+
+@register
+@dataclass(frozen=True, repr=False)
+class Deterministic(Conditional):
+    """A function of its parents: ``"h | x": Deterministic(256, net=mlp(500))``, e.g. features that several factors share."""
+
+    activation: str = "identity"
+    stochastic: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _choice("activation", self.activation, list(ACTIVATIONS))
+
+    def heads(self, d: int) -> dict[str, int]:
+        return {"value": d}
+
+
+class Function(Factor):
+    """The module of a Deterministic node."""
+
+    def value(self, raw: Tensor) -> Tensor:
+        return ACTIVATIONS[self.spec.activation](raw)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, repr=False)
+class Cell(Conditional):
+    """What LSTM and GRU share. The node reads itself at [t-1] (forward) or [t+1] (backward), and its other parents as input."""
+
+    layers: int = 1
+    stochastic: ClassVar[bool] = False
+    gates: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.layers, bool) or not isinstance(self.layers, int) or self.layers < 1:
+            raise ValueError(f"{type(self).__name__}: layers is a positive whole number, got {self.layers!r}.")
+        if self.net is not None:
+            raise ValueError(f"{type(self).__name__} takes no net; its parents feed its gates.")
+
+
+@register
+@dataclass(frozen=True, repr=False)
+class LSTM(Cell):
+    """A long short-term memory of ``size`` units: ``"h[t] | h[t-1], x[t-1]": LSTM(256, layers=2)``. Its value is the top layer."""
+
+    gates: ClassVar[int] = 4
+
+
+@register
+@dataclass(frozen=True, repr=False)
+class GRU(Cell):
+    """A gated recurrent unit of ``size`` units: ``"b[t] | b[t+1], x[t]": GRU(256)`` runs backwards."""
+
+    gates: ClassVar[int] = 3
+
+
+class Recurrence(nn.Module):
+    """The module of a cell. ``first`` sums the inputs' blocks of the bottom layer's gates, ``step`` advances the state."""
+
+    def __init__(self, spec: Cell, size: int, parents: Mapping[str, Shape], masked: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.spec, self.d, self.shape = spec, size, (size,)
+        out = spec.gates * size
+        inputs = {name: math.prod(shape) for name, shape in parents.items()}
+        self.blocks = Blocks(inputs, out, bias=True, init="default", masked=masked)
+        self.upper = nn.ModuleList(nn.Linear(size, out) for _ in range(spec.layers - 1))
+        self.recurrent = nn.ModuleList(nn.Linear(size, out) for _ in range(spec.layers))
+        bound = 1 / math.sqrt(size)
+        for name, parameter in self.named_parameters():
+            if ".missing." not in name:
+                nn.init.uniform_(parameter, -bound, bound)
+
+    def first(self, inputs: Mapping[str, Tensor], *, bias: bool = True, missing: Mapping[str, Tensor] | None = None) -> Tensor:
+        return self.blocks(inputs, bias=bias, missing=missing, full=True)
+
+    def initial(self, like: Tensor) -> State:
+        zeros = like.new_zeros(*([1] * (like.dim() - 1)), self.d)
+        return (zeros,) * (self.spec.layers * (2 if isinstance(self.spec, LSTM) else 1))
+
+    def starting_from(self, value: Tensor) -> State:
+        """The state whose top layer is ``value``, the rest zeros: for a declared first step."""
+        state = list(self.initial(value))
+        state[self.spec.layers - 1] = value
+        return tuple(state)
+
+    def step(self, gates: Tensor, state: State) -> tuple[Tensor, State]:
+        n = self.spec.layers
+        hidden, cells = list(state[:n]), list(state[n:])
+        for i in range(n):
+            if i:
+                gates = affine(hidden[i - 1], self.upper[i - 1].weight, self.upper[i - 1].bias, full=True)  # type: ignore[arg-type]
+            recurrent = affine(hidden[i], self.recurrent[i].weight, self.recurrent[i].bias, full=True)  # type: ignore[arg-type]
+            if isinstance(self.spec, LSTM):
+                hidden[i], cells[i] = lstm_cell(gates, recurrent, cells[i])
+            else:
+                (r, z, n1), (hr, hz, hn) = gates.chunk(3, -1), recurrent.chunk(3, -1)
+                update = torch.sigmoid(z + hz)
+                candidate = torch.tanh(n1 + torch.sigmoid(r + hr) * hn)
+                hidden[i] = candidate + update * (hidden[i] - candidate)
+        return hidden[n - 1], (*hidden, *cells)

@@ -1,0 +1,101 @@
+"""The order in which nodes are computed: batches over all of time where possible, loops where a recurrence asks for one.
+
+Nodes that need each other across time form a strongly connected group, which runs step by step in one direction; everything
+else is computed for all steps at once, before or after the loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from aevb.declare.notation import Ref
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One batch (``direction`` 0, one node) or one loop over t, forward (+1) or backward (−1), nodes in their inner order."""
+
+    nodes: tuple[str, ...]
+    direction: int = 0
+
+
+def schedule(reads: Mapping[str, Sequence[Ref]], side: str) -> tuple[Stage, ...]:
+    """Stages for nodes that read each other as ``reads`` says; names it does not list are known beforehand.
+
+    A :class:`ValueError` names the nodes that no order can compute.
+    """
+    stages = []
+    for group in _strongly_connected(reads):
+        inner = {(node, ref) for node in group for ref in reads[node] if ref.name in group}
+        if not inner:
+            stages.append(Stage((group[0],)))
+            continue
+        present = {node: [ref.name for ref in reads[node] if ref.name in group and not ref.lag] for node in group}
+        order = [names[0] if len(names) == 1 else names for names in _components(present)]
+        for names in order:
+            if not isinstance(names, str):
+                loop = " → ".join(f"{name}[t]" if _timed(reads, name) else name for name in [*names, names[0]])
+                at = " at the same t" if any(_timed(reads, name) for name in names) else ""
+                shift = ", or shift it to [t-1]" if at else ""
+                raise ValueError(f"{side}: {loop} read each other{at}. Drop one of the arrows{shift}.")
+        itself = [node for node in group if node in present[node]]
+        if itself:
+            name = itself[0]
+            fix = f"Read {name}[t-1] instead, or drop it." if _timed(reads, name) else "Drop it right of the bar."
+            raise ValueError(f"{side}: {name} is its own parent. {fix}")
+        signs = {ref.lag for _, ref in inner if ref.lag}
+        if len(signs) > 1:
+            back, ahead = (next(f"{node}[t] reads {ref}" for node, ref in sorted(inner, key=str) if ref.lag == lag) for lag in (-1, 1))
+            raise ValueError(f"{side}: {back} and {ahead}, and each needs the other: no order in time computes both. Use one direction.")
+        static = next((name for name in group if not _timed(reads, name)), None)
+        if static is not None:
+            others = " and ".join(f"{name}[t]" for name in group if _timed(reads, name))
+            raise ValueError(
+                f"{side}: {static} and {others} need each other across time, but {static} has no [t]: no loop over the steps computes it. "
+                f"Drop one of the arrows, or write {static}[t]."
+            )
+        stages.append(Stage(tuple(str(name) for name in order), -signs.pop()))
+    return tuple(stages)
+
+
+def _timed(reads: Mapping[str, Sequence[Ref]], name: str) -> bool:
+    return any(ref.name == name and ref.timed for refs in reads.values() for ref in refs)
+
+
+def _strongly_connected(reads: Mapping[str, Sequence[Ref]]) -> list[list[str]]:
+    return _components({node: [ref.name for ref in refs if ref.name in reads] for node, refs in reads.items()})
+
+
+def _components(edges: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """Strongly connected components, those read before those that read them (Tarjan, without recursion: a chain may be thousands deep)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    waiting: set[str] = set()  # what is on the stack
+    found: list[list[str]] = []
+    for root in edges:
+        path = [] if root in index else [(root, iter(edges[root]))]
+        while path:
+            node, others = path[-1]
+            if node not in index:
+                index[node] = low[node] = len(index)
+                stack.append(node)
+                waiting.add(node)
+            for other in others:
+                if other not in index:
+                    path.append((other, iter(edges[other])))
+                    break
+                if other in waiting:
+                    low[node] = min(low[node], index[other])
+            else:
+                path.pop()
+                if path:
+                    low[path[-1][0]] = min(low[path[-1][0]], low[node])
+                if low[node] == index[node]:
+                    group = [stack.pop()]
+                    while group[-1] != node:
+                        group.append(stack.pop())
+                    waiting.difference_update(group)
+                    found.append(group[::-1])
+    return found

@@ -1,0 +1,434 @@
+"""The families: which distributions a variable may have."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.distributions as td
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributions import constraints
+
+from aevb.declare import distributions as ad
+from aevb.declare.conditionals import Conditional, Noise
+from aevb.declare.gradients import bernoulli_log_prob
+from aevb.declare.registry import register
+
+# Where the most likely value lies at infinity (a cluster of equal rows, a column of zeros), a closed form stops here.
+SMALLEST_PROBABILITY = 1e-6
+
+
+def _scale_setting(spec: Conditional, name: str, value: Any) -> None:
+    numeric = isinstance(value, int | float) and not isinstance(value, bool)
+    if numeric and not (value > 0 and math.isfinite(value)):
+        raise ValueError(f'{type(spec).__name__}: {name} must be positive, got {value}. Or use "network" or "learned".')
+    if not numeric and value not in ("network", "learned"):
+        raise ValueError(f'{type(spec).__name__}: {name} is "network", "learned" or a number, got {value!r}.')
+
+
+@dataclass(frozen=True, repr=False)
+class LocationScale(Conditional):
+    """What Normal, Laplace and StudentT share: loc from the network, scale from it, learned, or fixed."""
+
+    scale: str | float = "network"
+    has_entropy: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _scale_setting(self, "scale", self.scale)
+
+    def heads(self, d: int) -> dict[str, int]:
+        return {"loc": d, "scale": d} if self.scale == "network" else {"loc": d}
+
+    def vectors(self, d: int) -> dict[str, Tensor]:
+        return {"scale": torch.full((d,), ad.INVERSE_SOFTPLUS_ONE)} if self.scale == "learned" else {}
+
+    def standard(self, d: int) -> dict[str, float]:
+        return {"scale": ad.INVERSE_SOFTPLUS_ONE}
+
+    def scales(self, loc: Tensor, scale: Tensor | None) -> Tensor:
+        return loc.new_full((), float(self.scale)) if scale is None else F.softplus(scale)
+
+    def reparametrise(self, dist: td.Distribution, noise: Tensor) -> Tensor:
+        return torch.addcmul(dist.loc, dist.scale, noise)  # type: ignore[attr-defined]
+
+
+@register
+@dataclass(frozen=True, repr=False)
+class Normal(LocationScale):
+    """Independent Gaussians, N(μ, diag σ²). σ is softplus of a head, one ``"learned"`` vector (initially 1), or a number."""
+
+    def distribution(self, loc: Tensor, scale: Tensor | None = None) -> td.Distribution:  # type: ignore[override]
+        return td.Normal(loc, self.scales(loc, scale), validate_args=False)
+
+    def log_prob(self, dist: td.Distribution, value: Tensor, present: Tensor | None = None) -> Tensor:
+        log_prob = ad.normal_log_prob(value, dist.loc, dist.scale)  # type: ignore[attr-defined]
+        return (log_prob if present is None else torch.where(present, log_prob, torch.zeros_like(log_prob))).sum(-1)
+
+    def most_likely(self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor) -> dict[str, Tensor]:
+        variance = second - mean.square()
+        if self.scale == "learned":  # one for all rows
+            variance = (count * variance).sum(0) / count.sum(0).clamp_min(torch.finfo(count.dtype).tiny)
+        found = {"scale": ad.inverse_softplus(variance.maximum(floor).sqrt())}
+        return {"loc": mean} | (found if isinstance(self.scale, str) else {})
+
+    def polynomial(self, loc: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+        scales = self.scales(loc, scale).expand_as(loc)
+        precision = scales.square().reciprocal()
+        return -0.5 * loc.square() * precision - scales.log() - 0.5 * math.log(2 * math.pi), loc * precision, -0.5 * precision
+
+    def noise(self, d: int) -> Noise:
+        return "normal", d
+
+
+@register
+@dataclass(frozen=True, repr=False)
+class Laplace(LocationScale):
+    """Independent Laplace distributions: heavier tails than Normal, a median instead of a mean."""
+
+    def distribution(self, loc: Tensor, scale: Tensor | None = None) -> td.Distribution:  # type: ignore[override]
+        return td.Laplace(loc, self.scales(loc, scale), validate_args=False)
+
+    def noise(self, d: int) -> Noise:
+        return "laplace", d
+
+
+@register
+@dataclass(frozen=True, repr=False)
+class StudentT(LocationScale):
+    """Independent Student t distributions with ``df`` degrees of freedom: for data with outliers."""
+
+    df: float = 4.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.df > 0:
+            raise ValueError(f"StudentT: df must be positive, got {self.df}.")
+
+    def distribution(self, loc: Tensor, scale: Tensor | None = None) -> td.Distribution:  # type: ignore[override]
+        return ad.StudentT(loc.new_full((), self.df), loc, self.scales(loc, scale))
+
+    def noise(self, d: int) -> Noise:
+        return f"student {self.df}", d
+
+
+@register
+@dataclass(frozen=True, repr=False)
+class MultivariateNormal(Conditional):
+    """A Gaussian with full covariance, through its Cholesky factor: from the network, or one learned and ``"shared"``."""
+
+    covariance: str = "network"
+    has_entropy: ClassVar[bool] = True
+    full_moments: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.covariance not in ("network", "shared"):
+            raise ValueError(f'MultivariateNormal: covariance is "network" or "shared", got {self.covariance!r}.')
+
+    def heads(self, d: int) -> dict[str, int]:
+        return {"loc": d} if self.covariance == "shared" else {"loc": d, "tril": d * (d + 1) // 2}
+
+    def vectors(self, d: int) -> dict[str, Tensor]:
+        return {"tril": self._identity(d)} if self.covariance == "shared" else {}
+
+    def _identity(self, d: int) -> Tensor:
+        rows, columns = torch.tril_indices(d, d).unbind(0)
+        return torch.where(rows == columns, ad.INVERSE_SOFTPLUS_ONE, 0.0)
+
+    def standard(self, d: int) -> dict[str, Any]:
+        return {"tril": self._identity(d)}
+
+    def distribution(self, loc: Tensor, tril: Tensor) -> td.Distribution:  # type: ignore[override]
+        return ad.MultivariateNormal(loc, ad.tril_from_vector(tril, loc.shape[-1]))
+
+    def most_likely(self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor) -> dict[str, Tensor]:
+        covariance = second - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+        if self.covariance == "shared":
+            covariance = (count[:, :1, None] * covariance).sum(0) / count[:, 0].sum()
+        size = floor.sqrt()  # in these units every direction has its least variance at 1
+        values, vectors = torch.linalg.eigh(covariance / size.unsqueeze(-1) / size)
+        root = size.unsqueeze(-1) * vectors * values.clamp_min(1.0).sqrt().unsqueeze(-2)
+        return {"loc": mean, "tril": ad.vector_from_tril(torch.linalg.cholesky(root @ root.mT))}
+
+    def noise(self, d: int) -> Noise:
+        return "normal", d
+
+    def reparametrise(self, dist: td.Distribution, noise: Tensor) -> Tensor:
+        return dist.loc + ad.matvec(dist._unbroadcasted_scale_tril, noise)  # type: ignore[attr-defined]
+
+    def log_prob(self, dist: td.Distribution, value: Tensor, present: Tensor | None = None) -> Tensor:
+        if present is None:
+            return dist.log_prob(value)
+        # Marginalise: give missing entries unit variance and no covariance, then take their known share out again.
+        keep = present.to(value.dtype)
+        factor = dist._unbroadcasted_scale_tril  # type: ignore[attr-defined]
+        covariance = (factor @ factor.mT) * keep.unsqueeze(-1) * keep.unsqueeze(-2) + torch.diag_embed(1 - keep)
+        loc = dist.loc  # type: ignore[attr-defined]
+        marginal = ad.MultivariateNormal(loc, torch.linalg.cholesky_ex(covariance).L)
+        missing = (1 - keep).sum(-1)
+        return marginal.log_prob(torch.where(present, value, loc)) + 0.5 * math.log(2 * math.pi) * missing
+
+    def given_known(self, dist: td.Distribution, value: Tensor, present: Tensor) -> td.Distribution:
+        """N(μ + C S⁻¹ (x − μ), Σ − C S⁻¹ Cᵀ) with S the covariance of what is present and C that with it; unit variance at what is present."""
+        keep, factor = present.to(value.dtype), dist._unbroadcasted_scale_tril  # type: ignore[attr-defined]
+        covariance = factor @ factor.mT
+        cross = covariance * keep.unsqueeze(-2)
+        observed = cross * keep.unsqueeze(-1) + torch.diag_embed(1 - keep)
+        gain = torch.linalg.solve(observed, cross.mT).mT
+        loc = dist.loc  # type: ignore[attr-defined]
+        loc = loc + ad.matvec(gain, torch.where(present, value - loc, torch.zeros_like(loc)))
+        left = (covariance - gain @ cross.mT) * (1 - keep).unsqueeze(-1) * (1 - keep).unsqueeze(-2) + torch.diag_embed(keep)
+        return ad.MultivariateNormal(torch.where(present, value, loc), torch.linalg.cholesky(left))
+
+
+@register
+@dataclass(frozen=True, repr=False)
+class Mixture(Conditional):
+    """A mixture of ``components`` diagonal Gaussians: a multi-modal posterior.
+
+    As a latent's q it is stratified: every component is drawn once, and the results are weighted by π(x).
+    """
+
+    components: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.components, bool) or not isinstance(self.components, int) or self.components < 1:
+            raise ValueError(f"Mixture: components is a positive whole number, got {self.components!r}.")
+
+    def heads(self, d: int) -> dict[str, int]:
+        return {"weight": self.components, "loc": self.components * d, "scale": self.components * d}
+
+    def standard(self, d: int) -> dict[str, Any]:
+        return {"loc": torch.linspace(-1, 1, self.components).repeat_interleave(d), "scale": ad.INVERSE_SOFTPLUS_ONE}
+
+    def distribution(self, weight: Tensor, loc: Tensor, scale: Tensor) -> td.Distribution:  # type: ignore[override]
+        shape = (self.components, loc.shape[-1] // self.components)
+        return ad.GaussianMixture(weight, loc.unflatten(-1, shape), F.softplus(scale).unflatten(-1, shape))
+
+    def log_prob(self, dist: td.Distribution, value: Tensor, present: Tensor | None = None) -> Tensor:
+        return dist.log_prob(value, present)  # type: ignore[call-arg]
+
+    def given_known(self, dist: td.Distribution, value: Tensor, present: Tensor) -> td.Distribution:
+        """The same components, weighted by how well they explain what is present."""
+        assert isinstance(dist, ad.GaussianMixture)
+        each = ad.normal_log_prob(value.unsqueeze(-2), dist.loc, dist.scale)
+        each = torch.where(present.unsqueeze(-2), each, torch.zeros_like(each)).sum(-1)
+        shape = (*torch.broadcast_shapes(each.shape, dist.log_weights.shape), dist.loc.shape[-1])
+        return ad.GaussianMixture((each + dist.log_weights).log_softmax(-1), dist.loc.expand(shape), dist.scale.expand(shape))
+
+
+@register
+@dataclass(frozen=True, repr=False)
+class Bernoulli(Conditional):
+    """Independent binary entries, by their logits."""
+
+    support = constraints.boolean
+    finite: ClassVar[bool] = True
+    has_entropy: ClassVar[bool] = True
+
+    def heads(self, d: int) -> dict[str, int]:
+        return {"logits": d}
+
+    def distribution(self, logits: Tensor) -> td.Distribution:  # type: ignore[override]
+        return td.Bernoulli(logits=logits, validate_args=False)
+
+    def log_prob(self, dist: td.Distribution, value: Tensor, present: Tensor | None = None) -> Tensor:
+        logits = dist.logits  # type: ignore[attr-defined]
+        if present is None:
+            return bernoulli_log_prob(logits, value)
+        log_prob = value * logits - F.softplus(logits)
+        return torch.where(present, log_prob, torch.zeros_like(log_prob)).sum(-1)
+
+    def most_likely(self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor) -> dict[str, Tensor]:
+        return {"logits": torch.logit(mean, eps=SMALLEST_PROBABILITY)}
+
+    def polynomial(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+        return -F.softplus(logits), logits, torch.zeros_like(logits)
+
+    def count(self, d: int) -> int:
+        return 2 ** min(d, 1024)  # too many in any case; of a d of billions the power itself would take minutes
+
+    def values(self, d: int) -> Tensor:
+        return (torch.arange(2**d).unsqueeze(-1) >> torch.arange(d - 1, -1, -1)).bitwise_and(1).to(torch.get_default_dtype())
+
+    def noise(self, d: int) -> Noise:
+        return "logistic", d
+
+    def reparametrise(self, dist: td.Distribution, noise: Tensor) -> Tensor:
+        return (dist.logits + noise > 0).to(noise.dtype)  # type: ignore[attr-defined]
+
+    def relax(self, dist: td.Distribution, noise: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
+        """The relaxed sample, and its logit, in which densities are taken."""
+        logit = (dist.logits + noise) / temperature  # type: ignore[attr-defined]
+        return logit.sigmoid(), logit
+
+    def relaxed_log_prob(self, dist: td.Distribution, log_value: Tensor, temperature: float | Tensor) -> Tensor:
+        return ad.relaxed_bernoulli_log_prob(log_value, dist.logits, temperature).sum(-1)  # type: ignore[attr-defined]
+
+
+@register
+@dataclass(frozen=True, repr=False)
+class ContinuousBernoulli(Conditional):
+    """Independent entries in [0, 1] with density ∝ λˣ(1−λ)¹⁻ˣ, exact for any logit.
+
+    ``clamped=True`` reproduces torch's version, which clamps λ and so caps the density, for comparison.
+    """
+
+    clamped: bool = False
+    support = constraints.unit_interval
+
+    def heads(self, d: int) -> dict[str, int]:
+        return {"logits": d}
+
+    def distribution(self, logits: Tensor) -> td.Distribution:  # type: ignore[override]
+        return ad.ContinuousBernoulli(logits.clamp(-ad.CLAMPED_LOGIT, ad.CLAMPED_LOGIT) if self.clamped else logits)
+
+    def noise(self, d: int) -> Noise:
+        return "uniform", d
+
+    def reparametrise(self, dist: td.Distribution, noise: Tensor) -> Tensor:
+        return dist.icdf(noise)
+
+
+@register
+@dataclass(frozen=True, repr=False)
+class OneHot(Conditional):
+    """A categorical variable of ``size`` classes, as a one-hot vector."""
+
+    support = constraints.one_hot
+    finite: ClassVar[bool] = True
+    has_entropy: ClassVar[bool] = True
+
+    def heads(self, d: int) -> dict[str, int]:
+        return {"logits": d}
+
+    def distribution(self, logits: Tensor) -> td.Distribution:  # type: ignore[override]
+        return ad.Categories(logits)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.size, tuple) and len(self.size) > 1:
+            raise ValueError(f"OneHot has one number of classes, got the shape {self.size}.")
+
+    def most_likely(self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor) -> dict[str, Tensor]:
+        return {"logits": mean.clamp_min(SMALLEST_PROBABILITY).log()}
+
+    def polynomial(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+        return torch.zeros_like(logits), logits.log_softmax(-1), torch.zeros_like(logits)
+
+    def count(self, d: int) -> int:
+        return d
+
+    def values(self, d: int) -> Tensor:
+        return torch.eye(d)
+
+    def noise(self, d: int) -> Noise:
+        return "gumbel", d
+
+    def reparametrise(self, dist: td.Distribution, noise: Tensor) -> Tensor:
+        perturbed = dist.logits + noise  # type: ignore[attr-defined]
+        return torch.zeros_like(perturbed).scatter_(-1, perturbed.argmax(-1, keepdim=True), 1.0)
+
+    def relax(self, dist: td.Distribution, noise: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
+        """The relaxed sample, and its logarithm, in which densities are taken."""
+        log_value = ((dist.logits + noise) / temperature).log_softmax(-1)  # type: ignore[attr-defined]
+        return log_value.exp(), log_value
+
+    def relaxed_log_prob(self, dist: td.Distribution, log_value: Tensor, temperature: float | Tensor) -> Tensor:
+        return ad.relaxed_log_prob(log_value, dist.logits, temperature)  # type: ignore[attr-defined]
+
+
+@register
+@dataclass(frozen=True, repr=False)
+class Beta(Conditional):
+    """Independent Beta distributions on (0, 1)."""
+
+    support = constraints.unit_interval
+    fill: ClassVar[float] = 0.5
+    has_entropy: ClassVar[bool] = True
+
+    def heads(self, d: int) -> dict[str, int]:
+        return {"concentration1": d, "concentration0": d}
+
+    def standard(self, d: int) -> dict[str, float]:
+        return {"concentration1": ad.INVERSE_SOFTPLUS_ONE, "concentration0": ad.INVERSE_SOFTPLUS_ONE}
+
+    def distribution(self, concentration1: Tensor, concentration0: Tensor) -> td.Distribution:  # type: ignore[override]
+        return td.Beta(F.softplus(concentration1), F.softplus(concentration0), validate_args=False)
+
+    @property
+    def pathwise(self) -> bool:
+        return True  # torch's rsample differentiates implicitly
+
+
+@register
+@dataclass(frozen=True, repr=False)
+class Poisson(Conditional):
+    """Independent counts, by their log-rates."""
+
+    support = constraints.nonnegative_integer
+
+    def heads(self, d: int) -> dict[str, int]:
+        return {"log_rate": d}
+
+    def distribution(self, log_rate: Tensor) -> td.Distribution:  # type: ignore[override]
+        return ad.Poisson(log_rate)
+
+    def most_likely(self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor) -> dict[str, Tensor]:
+        return {"log_rate": mean.clamp_min(SMALLEST_PROBABILITY).log()}
+
+    def polynomial(self, log_rate: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+        return -log_rate.exp(), log_rate, torch.zeros_like(log_rate)
+
+
+@register
+@dataclass(frozen=True, repr=False)
+class NegativeBinomial(Conditional):
+    """Independent over-dispersed counts: mean from the network, variance mean + mean²/r.
+
+    ``dispersion`` is r: one ``"learned"`` vector (default), a head of the ``"network"``, or a number.
+    """
+
+    dispersion: str | float = "learned"
+    support = constraints.nonnegative_integer
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _scale_setting(self, "dispersion", self.dispersion)
+
+    def heads(self, d: int) -> dict[str, int]:
+        return {"log_mean": d, "dispersion": d} if self.dispersion == "network" else {"log_mean": d}
+
+    def vectors(self, d: int) -> dict[str, Tensor]:
+        return {"dispersion": torch.full((d,), ad.INVERSE_SOFTPLUS_ONE)} if self.dispersion == "learned" else {}
+
+    def standard(self, d: int) -> dict[str, float]:
+        return {"dispersion": ad.INVERSE_SOFTPLUS_ONE}
+
+    def distribution(self, log_mean: Tensor, dispersion: Tensor | None = None) -> td.Distribution:  # type: ignore[override]
+        r = log_mean.new_full((), float(self.dispersion)) if dispersion is None else F.softplus(dispersion)
+        return td.NegativeBinomial(r, logits=log_mean - r.log(), validate_args=False)
+
+
+@register
+@dataclass(frozen=True, repr=False)
+class Exact(Conditional):
+    """In q: p's own conditional of an enumerable latent, by Bayes. It has no parameters.
+
+    q(y | ·) ∝ Π of p's factors that contain y, over y's values.
+    """
+
+    finite: ClassVar[bool] = True
+    has_parameters: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.net is not None:
+            raise ValueError("Exact takes no net; it is computed from p by Bayes' rule.")
+        if self.learned:
+            raise ValueError("Exact has nothing to learn; it is computed from p by Bayes' rule. Drop learned=True.")

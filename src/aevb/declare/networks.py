@@ -1,0 +1,394 @@
+"""Networks of several named parents.
+
+A network gives each parent its own block of first-layer weights and adds the results, instead of concatenating the parents.
+The sum is the same function, but a parent that is constant over some axis (a class being enumerated, a static variable in a
+sequence) is multiplied once and broadcast. It also splits the work of a recurrence: the blocks of parents known in advance
+run for all steps at once, and only the others inside the loop.
+
+A built network therefore has two calls: ``first`` sums the blocks of some of the parents, ``rest`` does what follows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from aevb.declare.gradients import affine
+from aevb.declare.registry import register
+
+Shape = tuple[int, ...]
+INITIALIZERS = ("default", "glorot_normal", "glorot_uniform", "normal", "zeros")
+ACTIVATIONS: dict[str, Any] = {
+    "relu": F.relu, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "elu": F.elu, "gelu": F.gelu,
+    "silu": F.silu, "softplus": F.softplus, "leaky_relu": F.leaky_relu, "identity": lambda h: h,
+}  # fmt: skip
+
+
+def _choice(what: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"Unknown {what} {value!r}. Choose one of {', '.join(choices)}.")
+
+
+def _sizes(what: str, sizes: Sequence[int]) -> None:
+    for size in sizes:
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(f"{what} takes positive whole numbers, got {size!r}.")
+
+
+def initialise(weight: Tensor, bias: Tensor | None, how: str, fan_in: int, fan_out: int | None = None) -> None:
+    """Fill one layer; ``fan_in`` counts all parents, of which ``weight`` may be one block."""
+    with torch.no_grad():
+        if how == "default":  # torch's own for nn.Linear
+            bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
+            weight.uniform_(-bound, bound)
+            if bias is not None:
+                bias.uniform_(-bound, bound)
+            return
+        if how == "normal":
+            weight.normal_()
+        elif how == "zeros":
+            weight.zero_()
+        else:
+            std = math.sqrt(2 / (fan_in + (fan_out or weight.shape[0])))
+            weight.normal_(0, std) if how == "glorot_normal" else weight.uniform_(-std * math.sqrt(3), std * math.sqrt(3))
+        if bias is not None:
+            bias.zero_()
+
+
+class Named(nn.ParameterDict):
+    """Parameters by the names of variables, which may be those of a container's own attributes ("values", "type")."""
+
+    def _key_to_attr(self, key: str) -> str:
+        return f"[{key}]" if key in TAKEN else key
+
+
+TAKEN = frozenset(dir(nn.ParameterDict()))
+
+
+class Blocks(nn.Module):
+    """The first layer: one weight block a parent, one bias. ``heads`` splits the output rows for initialisation only."""
+
+    def __init__(self, parents: Mapping[str, int], out: int, *, bias: bool, init: str, heads: Sequence[int] = (), masked: Sequence[str] = ()) -> None:
+        super().__init__()
+        fan_in = sum(parents.values())
+        whole = torch.empty(out, fan_in)
+        self.bias = nn.Parameter(torch.empty(out)) if bias else None
+        _initialise_heads(whole, self.bias, init, fan_in, heads or [out])
+        blocks = zip(parents, whole.split(list(parents.values()), -1), strict=True)
+        self.weights = Named({name: nn.Parameter(block.clone()) for name, block in blocks})
+        # What q knows about missing entries: extra inputs whose weights start at zero.
+        self.missing = Named({name: nn.Parameter(torch.zeros(out, parents[name])) for name in masked})
+
+    def forward(self, inputs: Mapping[str, Tensor], *, bias: bool = True, missing: Mapping[str, Tensor] | None = None, full: bool = False) -> Tensor:
+        total: Tensor | None = None
+        constant = self.bias if bias else None
+        for name, value in inputs.items():
+            part = affine(value, self.weights[name], constant, full=full)
+            constant = None
+            total = part if total is None else total + part
+        for name, absent in (missing or {}).items():
+            if name in self.missing:
+                part = affine(absent, self.missing[name], full=full)
+                total = part if total is None else total + part
+        if total is None:
+            raise ValueError("a first layer needs at least one parent")
+        return total
+
+
+def _initialise_heads(weight: Tensor, bias: Tensor | None, init: str, fan_in: int, heads: Sequence[int]) -> None:
+    parts = bias.split(list(heads)) if bias is not None else [None] * len(heads)
+    for block, part in zip(weight.split(list(heads)), parts, strict=True):
+        initialise(block, part, init, fan_in)
+
+
+def _layer(fan_in: int, out: int, init: str, heads: Sequence[int] = ()) -> nn.Linear:
+    """As ``nn.utils.skip_init`` makes it, which draws no numbers, but without the part of torch that it loads."""
+    layer = nn.Linear.__new__(nn.Linear)
+    nn.Module.__init__(layer)
+    layer.in_features, layer.out_features = fan_in, out
+    layer.weight, layer.bias = nn.Parameter(torch.empty(out, fan_in)), nn.Parameter(torch.empty(out))
+    _initialise_heads(layer.weight.data, layer.bias.data, init, fan_in, heads or [out])
+    return layer
+
+
+@dataclass(frozen=True, repr=False)
+class Network:
+    """A specification: a value that builds a fresh module each time it is used."""
+
+    pure: ClassVar[bool] = False  # of a class of your own: its modules only compute, so that a step may be recorded and need not call them again
+
+    def __repr__(self) -> str:
+        shown = [repr(n) for n in getattr(self, fields(self)[0].name)] if fields(self)[0].type == "Shape" else []
+        rest = fields(self)[1:] if fields(self)[0].type == "Shape" else fields(self)
+        shown += [f"{field.name}={value!r}" for field in rest if (value := getattr(self, field.name)) != field.default]
+        name = "linear" if isinstance(self, mlp) and not self.hidden else type(self).__name__
+        return f"{name}({', '.join(shown)})"
+
+    def dropouts(self) -> tuple[tuple[float, int], ...]:
+        """The masks that ``rest`` takes in training: the probability to drop a unit, and the layer's width."""
+        return ()
+
+    def build(self, parents: Mapping[str, Shape], heads: Sequence[int], shape: Shape, masked: Sequence[str]) -> nn.Module:
+        """A module from the parents' shapes to ``sum(heads)`` raw numbers; ``shape`` is the variable's own.
+
+        It has ``first(inputs, *, bias, missing)``, the sum over some of the parents (by label) of what each contributes to the
+        first layer, and ``rest(h, keep)``, what follows, with the masks that ``dropouts`` asks for (none outside training).
+        ``masked`` are the labels of parents whose missing entries it is told.
+        """
+        raise TypeError(f"{type(self).__name__} does not say how to build itself; give it a method build(parents, heads, shape, masked).")
+
+
+@register
+@dataclass(frozen=True, repr=False)
+class mlp(Network):
+    """A multi-layer perceptron: ``mlp(500, 500, dropout=0.1)``; with no sizes it is ``linear()``.
+
+    ``log=True`` reads v as asinh(v), about log 2v where v is large, for counts: in the thousands, as they are, they would make the first
+    outputs as large.
+    """
+
+    hidden: Shape = ()
+    activation: str = "relu"
+    dropout: float = 0.0
+    init: str = "default"
+    bias: bool = True
+    log: bool = False
+
+    def __init__(
+        self,
+        *sizes: int,
+        hidden: Sequence[int] = (),
+        activation: str = "relu",
+        dropout: float = 0.0,
+        init: str = "default",
+        bias: bool = True,
+        log: bool = False,
+    ) -> None:
+        for name, value in {
+            "hidden": tuple(sizes) or tuple(hidden),
+            "activation": activation,
+            "dropout": dropout,
+            "init": init,
+            "bias": bias,
+            "log": log,
+        }.items():
+            object.__setattr__(self, name, value)
+        _sizes("mlp", self.hidden)
+        _choice("activation", activation, list(ACTIVATIONS))
+        _choice("initialiser", init, INITIALIZERS)
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout is a probability below 1, got {dropout}.")
+        if self.hidden and not bias:
+            raise ValueError("mlp has biases; only linear(bias=False) goes without.")
+        if log and not self.hidden:
+            raise ValueError("linear() reads its parents as they are; log=True needs a hidden layer, e.g. mlp(32, log=True).")
+
+    def dropouts(self) -> tuple[tuple[float, int], ...]:
+        return tuple((self.dropout, width) for width in self.hidden) if self.dropout else ()
+
+    def build(self, parents: Mapping[str, Shape], heads: Sequence[int], shape: Shape, masked: Sequence[str]) -> nn.Module:
+        return MLP(self, parents, heads, masked)
+
+
+def linear(*, bias: bool = True, init: str = "default") -> mlp:
+    """An affine map (``bias=False``: a linear one) from the parents to the distribution's parameters."""
+    return mlp(bias=bias, init=init)
+
+
+class MLP(nn.Module):
+    def __init__(self, spec: mlp, parents: Mapping[str, Shape], heads: Sequence[int], masked: Sequence[str]) -> None:
+        super().__init__()
+        self.spec = spec
+        inputs = {name: math.prod(shape) for name, shape in parents.items()}
+        if not spec.hidden:
+            self.blocks = Blocks(inputs, sum(heads), bias=spec.bias, init=spec.init, heads=heads, masked=masked)
+        else:
+            self.blocks = Blocks(inputs, spec.hidden[0], bias=True, init=spec.init, masked=masked)
+        sizes = list(spec.hidden)
+        self.hidden = nn.ModuleList(_layer(a, b, spec.init) for a, b in pairwise(sizes))
+        self.heads = _layer(sizes[-1], sum(heads), spec.init, heads) if sizes else None
+        self.activation = ACTIVATIONS[spec.activation]
+
+    def first(self, inputs: Mapping[str, Tensor], *, bias: bool = True, missing: Mapping[str, Tensor] | None = None) -> Tensor:
+        if self.spec.log:
+            inputs = {name: value.asinh() for name, value in inputs.items()}
+        return self.blocks(inputs, bias=bias, missing=missing, full=self.heads is None)
+
+    def rest(self, h: Tensor, keep: Sequence[Tensor] = ()) -> Tensor:
+        """``keep`` holds one dropout mask a hidden layer, 1 where the unit stays; empty means no dropout."""
+        if self.heads is None:
+            return h
+        h, relu = self._drop(self.activation(h), 0, keep), self.spec.activation == "relu"
+        for i, layer in enumerate(self.hidden, 1):
+            h = affine(h, layer.weight, layer.bias, relu=relu)  # type: ignore[arg-type]
+            h = self._drop(h if relu else self.activation(h), i, keep)
+        return affine(h, self.heads.weight, self.heads.bias, full=True)
+
+    def _drop(self, h: Tensor, i: int, keep: Sequence[Tensor]) -> Tensor:
+        return h * (keep[i] * (1 / (1 - self.spec.dropout))).to(h.dtype) if keep else h
+
+
+@register
+@dataclass(frozen=True, repr=False)
+class conv(Network):
+    """Convolutions for image-shaped parents, then one dense layer that all parents feed: ``conv(32, 64, hidden=256)``."""
+
+    channels: Shape = ()
+    hidden: int = 256
+    activation: str = "relu"
+    init: str = "default"
+
+    def __init__(self, *sizes: int, channels: Sequence[int] = (), hidden: int = 256, activation: str = "relu", init: str = "default") -> None:
+        _set_convolution(self, tuple(sizes) or tuple(channels), hidden, activation, init)
+
+    def build(self, parents: Mapping[str, Shape], heads: Sequence[int], shape: Shape, masked: Sequence[str]) -> nn.Module:
+        if not any(len(parent) == 3 for parent in parents.values()):
+            found = ", ".join(f"{name} {parent}" for name, parent in parents.items())
+            raise ValueError(f"conv needs a parent of shape (channels, height, width); the parents here are {found}. Use mlp.")
+        return Encoder(self, parents, heads, masked)
+
+
+@register
+@dataclass(frozen=True, repr=False)
+class deconv(Network):
+    """A dense layer, then transposed convolutions up to an image: ``deconv(64, 32)`` for a variable of shape (1, 28, 28)."""
+
+    channels: Shape = ()
+    hidden: int = 256
+    activation: str = "relu"
+    init: str = "default"
+
+    def __init__(self, *sizes: int, channels: Sequence[int] = (), hidden: int = 256, activation: str = "relu", init: str = "default") -> None:
+        _set_convolution(self, tuple(sizes) or tuple(channels), hidden, activation, init)
+
+    def build(self, parents: Mapping[str, Shape], heads: Sequence[int], shape: Shape, masked: Sequence[str]) -> nn.Module:
+        if len(shape) != 3:
+            raise ValueError(f"deconv makes an image (channels, height, width), but this variable has shape {shape}. Use mlp.")
+        if any(head != math.prod(shape) for head in heads):
+            raise ValueError("deconv gives each pixel its own parameters; this conditional has parameters of another size. Use mlp.")
+        return Decoder(self, parents, heads, shape, masked)
+
+
+def _set_convolution(spec: conv | deconv, channels: Shape, hidden: int, activation: str, init: str) -> None:
+    for name, value in {"channels": channels, "hidden": hidden, "activation": activation, "init": init}.items():
+        object.__setattr__(spec, name, value)
+    if not channels:
+        raise ValueError(f"{type(spec).__name__} needs at least one number of channels, e.g. {type(spec).__name__}(32, 64).")
+    _sizes(type(spec).__name__, (*channels, hidden))
+    _choice("activation", activation, list(ACTIVATIONS))
+    _choice("initialiser", init, INITIALIZERS)
+
+
+def _halve(size: int) -> int:
+    return (size + 1) // 2
+
+
+def _convolution(layer: nn.Conv2d | nn.ConvTranspose2d, init: str) -> Any:
+    if init != "default":
+        area = math.prod(layer.kernel_size)
+        initialise(layer.weight.data, layer.bias.data if layer.bias is not None else None, init, layer.in_channels * area, layer.out_channels * area)
+    return layer
+
+
+class Encoder(nn.Module):
+    def __init__(self, spec: conv, parents: Mapping[str, Shape], heads: Sequence[int], masked: Sequence[str]) -> None:
+        super().__init__()
+        self.activation = ACTIVATIONS[spec.activation]
+        self.shapes = {name: shape for name, shape in parents.items() if len(shape) == 3}
+        self.masked = [name for name in masked if name in self.shapes]
+        self.stacks = nn.ModuleDict()
+        sizes = {name: math.prod(shape) for name, shape in parents.items()}
+        for name, (channels, height, width) in self.shapes.items():
+            ins = [channels * (1 + (name in self.masked)), *spec.channels]
+            layers = [_convolution(nn.Conv2d(a, b, 3, stride=2, padding=1), spec.init) for a, b in zip(ins, spec.channels, strict=False)]
+            if name in self.masked:
+                nn.init.zeros_(layers[0].weight[:, channels:])
+            self.stacks[name] = nn.ModuleList(layers)
+            for _ in spec.channels:
+                height, width = _halve(height), _halve(width)
+            sizes[name] = spec.channels[-1] * height * width
+        self.blocks = Blocks(sizes, spec.hidden, bias=True, init=spec.init, masked=[name for name in masked if name not in self.shapes])
+        self.heads = _layer(spec.hidden, sum(heads), spec.init, heads)
+
+    def first(self, inputs: Mapping[str, Tensor], *, bias: bool = True, missing: Mapping[str, Tensor] | None = None) -> Tensor:
+        missing = missing or {}
+        features = {name: self._stack(name, value, missing.get(name)) if name in self.shapes else value for name, value in inputs.items()}
+        return self.blocks(features, bias=bias, missing={name: mask for name, mask in missing.items() if name not in self.shapes})
+
+    def _stack(self, name: str, value: Tensor, absent: Tensor | None) -> Tensor:
+        image = value.reshape(-1, *self.shapes[name])
+        if name in self.masked:
+            mask = torch.zeros_like(image) if absent is None else absent.to(value.dtype).expand(value.shape).reshape(image.shape)
+            image = torch.cat([image, mask], 1)
+        for layer in self.stacks[name]:  # type: ignore[union-attr,attr-defined]
+            image = self.activation(layer(image))
+        return image.reshape(*value.shape[:-1], -1)
+
+    def rest(self, h: Tensor, keep: Sequence[Tensor] = ()) -> Tensor:
+        return affine(self.activation(h), self.heads.weight, self.heads.bias, full=True)
+
+
+class Decoder(nn.Module):
+    def __init__(self, spec: deconv, parents: Mapping[str, Shape], heads: Sequence[int], shape: Shape, masked: Sequence[str]) -> None:
+        super().__init__()
+        self.activation = ACTIVATIONS[spec.activation]
+        inputs = {name: math.prod(parent) for name, parent in parents.items()}
+        self.blocks = Blocks(inputs, spec.hidden, bias=True, init=spec.init, masked=masked)
+        self.sizes = [shape[1:]]
+        for _ in spec.channels:
+            height, width = self.sizes[-1]
+            self.sizes.append((_halve(height), _halve(width)))
+        self.sizes.reverse()
+        self.seed = (spec.channels[0], *self.sizes[0])
+        self.grow = _layer(spec.hidden, math.prod(self.seed), spec.init)
+        outs = [*spec.channels[1:], shape[0] * len(heads)]
+        self.layers = nn.ModuleList(
+            _convolution(nn.ConvTranspose2d(a, b, 4, stride=2, padding=1), spec.init) for a, b in zip(spec.channels, outs, strict=True)
+        )
+
+    def first(self, inputs: Mapping[str, Tensor], *, bias: bool = True, missing: Mapping[str, Tensor] | None = None) -> Tensor:
+        return self.blocks(inputs, bias=bias, missing=missing)
+
+    def rest(self, h: Tensor, keep: Sequence[Tensor] = ()) -> Tensor:
+        image = self.activation(self.grow(self.activation(h))).reshape(-1, *self.seed)
+        for i, (layer, (height, width)) in enumerate(zip(self.layers, self.sizes[1:], strict=True)):
+            image = layer(image)[..., :height, :width]  # doubling overshoots an odd size by one
+            image = self.activation(image) if i + 1 < len(self.layers) else image
+        return image.reshape(*h.shape[:-1], -1).to(self.grow.weight.dtype)
+
+
+@register
+@dataclass(frozen=True, repr=False)
+class table(Network):
+    """A free row of parameters for each example, looked up by the parent's index: the non-amortised q of classic EM.
+
+    ``q={"z | i": Normal(net=table(1000))}, given={"i": 1}``; the data's ``i`` is each example's row, 0 … rows−1.
+    """
+
+    rows: int = 0
+
+    def build(self, parents: Mapping[str, Shape], heads: Sequence[int], shape: Shape, masked: Sequence[str]) -> nn.Module:
+        _sizes("table", [self.rows])
+        if len(parents) != 1 or math.prod(next(iter(parents.values()))) != 1:
+            raise ValueError(f'table({self.rows}) is looked up by one parent of size 1, the row of each example: "z | i" with given={{"i": 1}}.')
+        return Table(self.rows, sum(heads))
+
+
+class Table(nn.Module):
+    def __init__(self, rows: int, out: int) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(torch.zeros(rows, out))
+
+    def first(self, inputs: Mapping[str, Tensor], *, bias: bool = True, missing: Mapping[str, Tensor] | None = None) -> Tensor:
+        (index,) = inputs.values()
+        return F.embedding(index.squeeze(-1).long(), self.rows)
+
+    def rest(self, h: Tensor, keep: Sequence[Tensor] = ()) -> Tensor:
+        return h

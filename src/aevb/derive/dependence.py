@@ -1,0 +1,121 @@
+"""What depends on what: the axes every value has, and what descends from a latent under q."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from aevb.declare.evaluation_order import Stage
+from aevb.declare.families import Exact
+from aevb.declare.graph import Entry, Graph
+from aevb.declare.notation import Ref
+
+Axis = tuple[str, int]  # an axis a value depends on: samples, steps, examples, or (latent, offset in time)
+S, T, N = ("#S", 0), ("#T", 0), ("#N", 0)  # no variable can have such a name
+
+
+def _shifted(axes: frozenset[Axis], ref: Ref, reader: str, graph: Graph) -> frozenset[Axis]:
+    if ref.at in ("first", "last"):
+        return axes - {T}
+    if not ref.lag:
+        return axes
+    result = set()
+    for name, offset in axes:
+        if name in graph.shapes and graph.timed[name]:
+            moved = offset + ref.lag
+            if abs(moved) > 1:
+                count = graph.rule("p", name).spec.count(graph.size(name))
+                raise ValueError(
+                    f"{reader}[t] remembers {name}, so {name} cannot be enumerated ({count}^T paths). "
+                    f"how={{{name!r}: 'gumbel'}} draws it (or 'score', with samples=2 or more)."
+                )
+            result.add((name, moved))
+        else:
+            result.add((name, offset))
+    return frozenset(result | {T})
+
+
+def find_axes(graph: Graph, draws: dict, stages: tuple[Stage, ...], clamped: frozenset[str]) -> tuple[dict, dict]:
+    """The axes of every variable's value and of every factor's raw numbers: a fixpoint over the graph."""
+    none: frozenset[Axis] = frozenset()
+    values: dict[str, frozenset[Axis]] = {}
+    for name in (*graph.observed, *graph.given, *clamped):
+        values[name] = frozenset({N, T} if graph.timed[name] else {N})
+    for name, (draw, _) in draws.items():
+        values[name] = frozenset({(name, 0)}) if draw in ("enumerate", "sum") else none
+
+    def reads(entry: Entry) -> frozenset[Axis]:
+        here = entry.key.at
+        parents = [Ref(ref.name, "t") if here in ("first", "last") and ref.timed else ref for ref in entry.key.parents]
+        return none.union(*(_shifted(values.get(ref.name, none), ref, entry.key.name, graph) for ref in parents))
+
+    changed = True
+    while changed:
+        changed = False
+        for stage in stages:
+            for name in stage.nodes:
+                side = "q" if name in draws or name not in graph.p else "p"
+                found = none.union(*(reads(entry) for entry in (graph.q if side == "q" else graph.p)[name].values()))
+                if name in draws:
+                    found |= {S, N} | ({T} if graph.timed[name] else set())
+                    found |= {(name, 0)} if draws[name][0] == "stratify" else set()
+                if found != values.get(name):
+                    values[name], changed = found, True
+    axes = {}
+    for entry in graph.entries():
+        if entry.side == "p" or entry.key.name in draws or graph.is_deterministic(entry.key.name):
+            axes[entry.id] = reads(entry)
+            for latent in {name for name, _ in axes[entry.id]}:
+                if {(latent, -1), (latent, 1)} <= axes[entry.id]:
+                    raise ValueError(
+                        f"{entry.id} depends on {latent}[t-1] and {latent}[t+1] at once, so {latent} cannot be enumerated. "
+                        f"how={{{latent!r}: 'gumbel'}} draws it."
+                    )
+    for name in draws:
+        if isinstance(graph.rule("q", name).spec, Exact):
+            own = none.union(*(axes[entry.id] | values[factor] for factor in graph.factors_containing(name) for entry in graph.p[factor].values()))
+            axes[graph.rule("q", name).id] = own - {(name, 0)}
+    return values, axes
+
+
+Step = int | None | Literal["any"]
+
+
+def _descends(graph: Graph, target: tuple[str, Step], name: str, clamped: frozenset[str]) -> bool:
+    """Whether a node at a step depends on ``name`` at step 0 in the unrolled graph of q's factors and all deterministic nodes.
+
+    The step is None for static nodes, and for nodes that a static one makes depend on ``name`` at every step. Data cut paths. The search
+    goes from the target to what it reads, and leaves out what is computed before ``name``.
+    """
+    reads, place = graph.reads_of_values, graph.place
+    reach = 2 * len(reads) + 2
+    start: Step = 0 if graph.timed[name] else None
+    frontier, seen = [target], {target}
+    while frontier:
+        node, step = frontier.pop()
+        if node in clamped or node not in reads:
+            continue
+        for ref in reads[node]:
+            before: Step
+            if isinstance(step, int):
+                if ref.at != "t" or abs(step + ref.lag) > reach:
+                    continue
+                before = step + ref.lag
+            else:
+                before = None if step is None and graph.timed[node] and ref.at == "t" else "any"
+            if ref.name == name and before in (start, "any"):
+                return True
+            found = (ref.name, before)
+            if found not in seen and place.get(ref.name, -1) >= place[name]:
+                seen.add(found)
+                frontier.append(found)
+    return False
+
+
+def conflict(graph: Graph, name: str, clamped: frozenset[str]) -> str | None:
+    """The parent of ``name`` in p that depends on it under q, if any, in words."""
+    for entry in graph.p[name].values():
+        for ref in entry.key.parents:
+            steps: list[Step] = [None] if ref.at == "static" else [ref.lag if ref.at == "t" else 0, None]
+            if any(_descends(graph, (ref.name, step), name, clamped) for step in steps):
+                return f"p conditions {entry.key.target} on {ref}, which depends on {entry.key.target} under q"
+    return None

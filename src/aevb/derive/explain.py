@@ -1,0 +1,229 @@
+"""A plan in words and mathematics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aevb.declare.families import Exact, Mixture
+from aevb.declare.graph import Entry, Graph
+from aevb.declare.notation import Ref
+from aevb.derive.dependence import N, S
+from aevb.derive.divergences import closed_form_kl
+from aevb.derive.plan import Choice, Plan
+
+
+class Explanation(str):
+    """The text; ``latex`` is the estimator for a document."""
+
+    latex: str
+
+    def __new__(cls, text: str, latex: str) -> Explanation:
+        self = super().__new__(cls, text)
+        self.latex = latex
+        return self
+
+
+def describe(graph: Graph, counts: Mapping[str, int]) -> str:
+    """A model as it is printed: the factorizations, then every entry with its size and number of parameters."""
+    lines = []
+    width = max(len(str(entry.key)) for entry in graph.entries())
+    for side, symbol in (("p", "θ"), ("q", "φ")):
+        entries = [entry for entry in graph.entries() if entry.side == side]
+        total = sum(counts[entry.id] for entry in entries)
+        product = " ".join(entry.id for entry in entries if entry.spec.stochastic)
+        rest = [entry for entry in entries if not entry.spec.stochastic]
+        functions = "; " + ", ".join(f"{entry.key.target} = f({', '.join(map(str, entry.key.parents))})" for entry in rest) if rest else ""
+        lines.append(f"{side}:  {product}{functions}   ({total:,} parameters {symbol})")
+        for entry in entries:
+            size = "×".join(map(str, graph.shapes[entry.key.name]))
+            lines.append(f"    {entry.key!s:<{width}}   {size:>7}   {counts[entry.id]:>9,}   {entry.spec!r}")
+    if graph.given:
+        lines.append("given: " + ", ".join(f"{name} ({'×'.join(map(str, shape))})" for name, shape in graph.given.items()))
+    roles = [f"latent {', '.join(graph.latents)}", f"observed {', '.join(graph.observed)}"]
+    return "\n".join([*lines, "; ".join(roles)])
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Writes a plan's estimator, as text or as LaTeX."""
+
+    plan: Plan
+    tex: bool
+
+    def _pick(self, text: str, tex: str) -> str:
+        return tex if self.tex else text
+
+    def symbol(self, ref: Ref) -> str:
+        """A variable inside the estimator: ˢ marks a sample, a tilde a relaxed one."""
+        choice = self.plan.choices.get(ref.name)
+        sampled = choice is not None and choice.draw not in ("enumerate", "sum")
+        relaxed = choice is not None and choice.draw in ("gumbel", "relaxed")
+        index = {"static": "", "first": "0", "last": "T", "t": f"t{ref.lag:+d}" if ref.lag else "t"}[ref.at]
+        if self.tex:
+            base = rf"\tilde{{{ref.name}}}" if relaxed else ref.name
+            return base + (f"_{{{index}}}" if index else "") + ("^{s}" if sampled else "")
+        below = {"": "", "0": "₀", "T": "_T", "t": "ₜ", "t-1": "ₜ₋₁", "t+1": "ₜ₊₁"}[index]
+        return ref.name + ("\u0303" if relaxed else "") + below + ("ˢ" if sampled else "")
+
+    def bare(self, ref: Ref) -> str:
+        """The variable itself, as the argument of a density."""
+        return ref.name + (self._pick("ₜ", "_{t}") if ref.timed else "")
+
+    def factor(self, entry: Entry, *, sampled: bool) -> str:
+        target = self.symbol(entry.key.target) if sampled else self.bare(entry.key.target)
+        parents = ", ".join(map(self.symbol, entry.key.parents))
+        bar = self._pick("|", r" \mid ") + parents if parents else ""
+        return f"{self._pick(entry.side, {'p': P_TEX, 'q': Q_TEX}[entry.side])}({target}{bar})"
+
+    def term(self, choice: Choice) -> str:
+        """One latent's contribution, with its sign."""
+        q, p = (self.plan.graph.rule(side, choice.name) for side in "qp")
+        log, minus = self._pick("log ", r"\log "), self._pick(" − ", " - ")
+        if choice.term == "closed" or self.constant(choice):
+            name, between = self._pick("KL", r"D_{\mathrm{KL}}"), self._pick(" ‖ ", r" \,\|\, ")
+            return f"{minus}{name}({self.factor(q, sampled=False)}{between}{self.factor(p, sampled=False)})"
+        log_p = f" + {log}{self.factor(p, sampled=True)}"
+        if choice.draw == "sum":
+            return log_p
+        if choice.term == "entropy":
+            return f"{log_p} + {self._pick('H', ENTROPY_TEX)}[{self.factor(q, sampled=False)}]"
+        return f"{log_p}{minus}{log}{self.factor(q, sampled=True)}"
+
+    def constant(self, choice: Choice) -> bool:
+        """Whether an enumerated latent's term is one KL divergence, the same for all of its values and samples."""
+        q, p = (self.plan.graph.rule(side, choice.name) for side in "qp")
+        axes = self.plan.axes[q.id] | self.plan.axes[p.id]
+        return choice.draw == "enumerate" and not q.key.target.timed and closed_form_kl(q.spec, p.spec) is not None and axes <= {N}
+
+    def expectations(self) -> str:
+        """What stands before the braces: the plan's reductions, outermost first."""
+        text = "".join(self._reduction(name) for name in reversed(self.plan.order))
+        return text.replace(self._pick("exp log ", r"\exp \log "), "")
+
+    def _reduction(self, name: str) -> str:
+        """The mean over samples, or the sum over a static latent's values or the components of its mixture."""
+        plan, k = self.plan, self.plan.samples
+        if name == S[0]:
+            text = self._pick(f"1/{k} Σₛ ", rf"\tfrac{{1}}{{{k}}} \sum_{{s=1}}^{{{k}}} ") if k > 1 else ""
+        elif plan.choices[name].draw == "stratify":
+            part, of = self.component(name), self.arguments(plan.graph.rule("q", name))
+            text = self._pick(f"Σ{part} π{part}{of} ", rf"\sum_{{{part}}} \pi_{part if len(part) == 1 else f'{{{part}}}'}{of} ")
+        elif plan.choices[name].draw == "sum":
+            text = self._pick(f"Σ_{name} ", rf"\sum_{{{name}}} ")
+        else:
+            text = self._pick(f"Σ_{name} ", rf"\sum_{{{name}}} ") + self.factor(plan.graph.rule("q", name), sampled=False) + " "
+        inside = plan.reduction(name).startswith("log ") and text
+        return self._pick(f"log {text}exp ", rf"\log {text}\exp ") if inside else text
+
+    def component(self, name: str) -> str:
+        """The index of a mixture's components, with the latent's name where there are several mixtures."""
+        alone = [choice.draw for choice in self.plan.choices.values()].count("stratify") < 2
+        return self._pick("ₖ", "k") if alone else self._pick(f"_k_{name}", f"k_{name}")
+
+    def arguments(self, entry: Entry) -> str:
+        """What a parameter of a factor is a function of: (x, y), nothing for a root."""
+        parents = ", ".join(map(self.symbol, entry.key.parents))
+        return f"({parents})" if parents else ""
+
+    def estimator(self) -> str:
+        graph, plan = self.plan.graph, self.plan
+        log = self._pick("log ", r"\log ")
+        static, timed, after = "", "", ""
+        known = (*graph.observed, *(name for name in graph.latents if name in plan.clamped))
+        terms = [(name, f" + {log}{self.factor(graph.rule('p', name), sampled=False)}") for name in known]
+        for name, text in [*terms, *((choice.name, self.term(choice)) for choice in plan.choices.values())]:
+            if name in plan.choices and self.constant(plan.choices[name]):
+                after += text
+            elif graph.timed[name]:
+                timed += text
+            else:
+                static += text
+        if timed:
+            chain = [self.bare(Ref(name, "t")) for name in plan.slots if graph.timed[name]]
+            pairs = [name for name, (_, neighbour) in plan.slots.items() if neighbour is not None]
+            lags = {name: {offset for axes in plan.axes.values() for latent, offset in axes if latent == name and offset} for name in pairs}
+            chain += [self.symbol(Ref(name, "t", lag)) for name in pairs for lag in sorted(lags[name])]
+            names = ", ".join(chain)
+            expectation = self._pick(f"E_q({names})", rf"\mathbb{{E}}_{{q({names})}}") if chain else ""
+            static += f" + {self._pick('Σₜ', SUM_TEX)} {expectation}[{timed.removeprefix(' + ')}]"
+        inside, outside = static.removeprefix(" + ").lstrip(), self.expectations()
+        return f"{outside}{self._pick('{ ', OPEN_TEX)}{inside}{self._pick(' }', CLOSE_TEX)}{after}" if outside else inside + after
+
+
+P_TEX, Q_TEX, ENTROPY_TEX, SUM_TEX = r"p_\theta", r"q_\phi", r"\mathbb{H}", r"\sum_{t}"
+OPEN_TEX, CLOSE_TEX = r"\Big\{ ", r" \Big\}"
+
+_NOISE = {"normal": "N(0, I)", "uniform": "U(0, 1)", "gumbel": "Gumbel(0, 1)", "logistic": "Logistic(0, 1)", "laplace": "Laplace(0, 1)"}
+
+
+def _sample(choice: Choice, plan: Plan) -> str:
+    """How the sample is made from noise, in words."""
+    entry = plan.graph.rule("q", choice.name)
+    write = Writer(plan, tex=False)
+    parents = ", ".join(map(write.symbol, entry.key.parents))
+    name = write.symbol(entry.key.target)
+    spec = entry.spec
+    family = type(spec).__name__
+    kind = (spec.noise(1) or ("", 0))[0]
+    if choice.draw in ("pathwise", "detached", "stratify"):
+        symbol = {"Normal": f"μ({parents}) + σ({parents}) ε", "MultivariateNormal": f"μ({parents}) + L({parents}) ε"}.get(family)
+        if isinstance(spec, Mixture):
+            k = write.component(choice.name)
+            symbol, kind = f"μ{k}({parents}) + σ{k}({parents}) ε", "normal"
+        text = f"{name} = {symbol or f'{family}({parents}) at ε'}, ε ~ {_NOISE.get(kind, kind or 'torch rsample')}"
+        return text + (", held fixed: no gradient" if choice.draw == "detached" else "")
+    soft, hard = ("softmax", "onehot(argmax") if kind == "gumbel" else ("sigmoid", "step(")
+    if choice.draw in ("gumbel", "relaxed"):
+        return f"{name} = {soft}((logits({parents}) + g)/τ), g ~ {_NOISE[kind]}"
+    if choice.draw == "straight-through":
+        return f"{name} = {hard}(logits({parents}) + g)), gradient of {soft}((logits + g)/τ), g ~ {_NOISE[kind]}"
+    return f"{name} ~ {write.factor(entry, sampled=False)}"
+
+
+def explain(plan: Plan) -> Explanation:
+    graph = plan.graph
+    data = ", ".join(f"{n}" for n in (*graph.observed, *(n for n in graph.latents if n in plan.clamped)))
+    given = " | " + ", ".join(graph.given) if graph.given else ""
+    draws = {choice.draw for choice in plan.choices.values()}
+    relation = "≈" if "gumbel" in draws else "of the relaxed model ≥" if "relaxed" in draws else "≥"
+    name = {"elbo": "ELBO", "iwae": f"importance-weighted bound, K = {plan.samples}"}[plan.bound]
+    lines = [
+        f"log p({data}{given}) {relation} E of this estimator ({name}):" if plan.choices else f"log p({data}{given}) =",
+        "",
+        f"  {Writer(plan, tex=False).estimator()}",
+        "",
+    ]
+    samples = [_sample(choice, plan) for choice in plan.choices.values() if choice.draw not in ("enumerate", "sum")]
+    lines += [f"  {text}" for text in samples] + ([""] if samples else [])
+    for choice in plan.choices.values():
+        exact = isinstance(graph.rule("q", choice.name).spec, Exact)
+        lines.append(f"{choice.name}: {'enumerated by Bayes' if exact else choice.draw}: {choice.why_draw}.")
+        lines.append(f"{' ' * len(choice.name)}  term {choice.term}: {choice.why_term}.")
+    for entry in graph.entries():
+        if entry.key.at in ("first", "last") and entry.spec.stochastic:
+            lines.append(f"at the {entry.key.at} step {entry.id} stands for {graph.rule(entry.side, entry.key.name).id}.")
+    for latent in sorted(plan.partial & set(graph.latents)):
+        lines.append(f"{latent}: where it is known it is clamped: log p({latent}) there, no −log q({latent}).")
+    for latent, note in plan.biased.items():
+        lines.append(f"{latent}: biased: {note}." if plan.choices[latent].draw != "relaxed" else f"{latent}: {note}.")
+    for latent in plan.untrained:
+        lines.append(f"{latent}: q({latent}) cancels from this bound: it evaluates, but cannot train q({latent}).")
+    if plan.gradient != "plain":
+        lines.append(
+            {
+                "stl": "gradient: sticking the landing; −log q is differentiated through the sample only.",
+                "dreg": "gradient: doubly reparametrised for φ, plain for θ.",
+            }[plan.gradient]
+        )
+    shared = [
+        n for n in graph.deterministic if n in graph.p and any(ref.name == n for e in graph.entries() if e.side == "q" for ref in e.key.parents)
+    ]
+    for node in shared:
+        lines.append(f"{node} is p's, and q reads it: an M-step on θ also moves q.")
+    for choice in plan.choices.values():
+        if isinstance(graph.rule("q", choice.name).spec, Exact):
+            lines.append(f"q({choice.name}) is computed from θ: an M-step on θ also moves q.")
+    costs = [f"{name}'s network {plan.passes(name)}×" for name in graph.observed]
+    lines.append(f"cost: an example passes {', '.join(costs)}" + (" a step." if any(graph.timed[name] for name in graph.observed) else "."))
+    return Explanation("\n".join(lines), Writer(plan, tex=True).estimator())

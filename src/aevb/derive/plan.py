@@ -1,0 +1,474 @@
+"""The derivation: from the two factorizations to an estimator of the bound, with the reason for every choice.
+
+For each latent the plan says how its expectation is taken (enumerated, pathwise, relaxed, score function) and how its term
+E[log p(v|·) − log q(v|·)] is (in closed form, or on samples). A closed form is valid if a KL is known for the two families
+and no parent of v in p is a descendant of v in the graph made of q's factors and all deterministic nodes, unrolled over time:
+only then does the inner expectation over v leave p's parameters fixed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from aevb.declare.evaluation_order import Stage
+from aevb.declare.families import Exact, Mixture
+from aevb.declare.graph import Entry, Graph
+from aevb.derive.axes import FIRST_SLOT
+from aevb.derive.dependence import Axis, N, S, T, conflict, find_axes
+from aevb.derive.divergences import closed_form_kl
+
+DRAWS = ("enumerate", "sum", "stratify", "pathwise", "gumbel", "relaxed", "straight-through", "score", "detached")
+TERMS = ("closed", "entropy", "sampled")
+BOUNDS = ("elbo", "iwae")
+GRADIENTS = ("plain", "stl", "dreg")
+AXIS_DRAWS = ("enumerate", "sum", "stratify")
+LIMIT = 256
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How one latent is handled."""
+
+    name: str
+    draw: str
+    term: str
+    why_draw: str
+    why_term: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A derived estimator: data, printable, and all that ``estimate`` needs besides numbers."""
+
+    graph: Graph = field(repr=False)
+    choices: dict[str, Choice]
+    bound: str
+    samples: int
+    gradient: str
+    clamped: frozenset[str]  # latents known in every row
+    partial: frozenset[str]  # variables known in some rows or entries
+    stages: tuple[Stage, ...] = field(repr=False)
+    slots: dict[str, tuple[int, int | None]] = field(repr=False)
+    axes: dict[str, frozenset[Axis]] = field(repr=False)  # of each entry's raw numbers
+    values: dict[str, frozenset[Axis]] = field(repr=False)  # of each variable's value
+    noise_keys: dict[str, str] = field(repr=False)  # of each entry that is drawn: an end whose family needs another kind has its own
+
+    @property
+    def drawn(self) -> tuple[str, ...]:
+        """Latents whose value is sampled."""
+        return tuple(name for name, choice in self.choices.items() if choice.draw not in ("enumerate", "sum"))
+
+    @property
+    def enumerated(self) -> tuple[str, ...]:
+        return tuple(name for name, choice in self.choices.items() if choice.draw in ("enumerate", "sum"))
+
+    def weights_read(self, name: str) -> frozenset[str]:
+        """The latents with an axis, and "#S", that the weights of one depend on, directly or through each other's weights."""
+        found: set[str] = set()
+        frontier = {name}
+        while frontier:
+            entries = self.graph.q[frontier.pop()].values()
+            new = {axis for entry in entries for axis, _ in self.axes[entry.id] if axis in (*self.slots, S[0])} - found
+            found |= new
+            frontier |= new - {S[0]}
+        return frozenset(found)
+
+    @property
+    def inner(self) -> tuple[str, ...]:
+        """Static latents with an axis whose weights depend on samples: taken before the samples' mean."""
+        return tuple(name for name in self.slots if not self.graph.timed[name] and S[0] in self.weights_read(name))
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The order in which expectations are taken, innermost first: latents with an axis, and "#S", the mean over samples.
+
+        A latent comes before all that its weights depend on. A sum inside a logarithm comes before every other expectation if it can, since
+        log Σ exp E ≤ E log Σ exp: those that fewer expectations must precede come first.
+        """
+        latents = [name for name in reversed(self.slots) if not self.graph.timed[name]]  # no latent's weights depend on one before it
+        read = {name: self.weights_read(name) for name in latents}
+        precede = {name: [other for other in latents if name in read[other]] for name in (*latents, S[0])}
+        early = [name for name in precede if name == S[0] or self.reduction(name) != "expectation"]
+        early.sort(key=lambda name: sum(self.reduction(other) == "expectation" for other in precede[name]))
+        return tuple(dict.fromkeys([*(each for name in early for each in (*precede[name], name)), *latents]))
+
+    def reduction(self, name: str) -> str:
+        """How an axis of ``order`` is reduced: "mean" or "expectation", each also inside a logarithm ("log mean exp"), or "log sum exp"."""
+        inside = self.bound == "iwae"
+        if name == "#S":
+            return "log mean exp" if inside else "mean"
+        draw = self.choices[name].draw
+        return "log sum exp" if draw == "sum" else "log expectation exp" if draw == "stratify" and inside else "expectation"
+
+    @property
+    def untrained(self) -> tuple[str, ...]:
+        """Latents whose q cancels from this bound, so that it cannot be trained by it."""
+        return tuple(name for name, choice in self.choices.items() if choice.draw == "sum")
+
+    @property
+    def biased(self) -> dict[str, str]:
+        """Latents whose estimator is biased, and how."""
+        notes = {
+            "gumbel": "value and gradient are biased by the relaxation, less so at low temperature",
+            "relaxed": "an unbiased bound, but of the relaxed model",
+            "straight-through": "the value is unbiased, the gradient is not",
+            "detached": "no gradient of the reconstruction reaches q: its gradient is biased",
+        }
+        return {name: notes[choice.draw] for name, choice in self.choices.items() if choice.draw in notes}
+
+    def size(self, axis: Axis) -> int:
+        name = axis[0]
+        if axis in (S, T, N):
+            return self.samples if axis == S else 1
+        spec = self.graph.rule("q", name).spec
+        if isinstance(spec, Mixture):
+            return spec.components
+        return self.graph.rule("p", name).spec.count(self.graph.size(name)) or 1
+
+    def passes(self, name: str) -> int:
+        """How often an example goes through p's network of this variable."""
+        return math.prod(self.size(axis) for axis in self.axes[self.graph.rule("p", name).id])
+
+    def direction(self, side: str, name: str) -> int:
+        """−1 or +1 where log p or log q of a variable depends on an enumerated latent's step before or after, else 0."""
+        rules = self.graph.p if side == "p" else self.graph.q
+        offsets = {offset for entry in rules[name].values() for _, offset in self.axes[entry.id] | self.values[name] if offset}
+        if len(offsets) > 1:
+            raise ValueError(
+                f"{side}'s factor of {name} depends on an enumerated latent at [t-1] and at [t+1]. Draw that latent instead (how=…: 'gumbel')."
+            )
+        return offsets.pop() if offsets else 0
+
+    def ends(self, entry: Entry) -> list[str]:
+        """The ends of the sequence at which a static factor reads what depends on a latent enumerated in time."""
+        enumerated = {name for name in self.slots if self.graph.timed[name]}
+        return sorted({ref.at for ref in entry.key.parents if any(name in enumerated for name, _ in self.values.get(ref.name, ()))})
+
+    def layout(self, n: int, steps: int, *, dropout: bool) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """The noise one estimate needs: what to draw, and its shape."""
+        noise: dict[str, tuple[str, tuple[int, ...]]] = {}
+        for name in self.drawn:
+            d = self.graph.size(name)
+            for entry in self.graph.q[name].values():
+                key = self.noise_keys[entry.id]
+                if key in noise:
+                    continue
+                kind, width = ("normal", d) if self.choices[name].draw == "stratify" else entry.spec.noise(d) or ("seed", 0)
+                noise[key] = (kind, self._shape(self.values[name], n, steps, width) if width else ())
+        if dropout:
+            for entry in self.graph.entries():
+                if entry.id not in self.axes or entry.spec.net is None:
+                    continue
+                for i, (p, width) in enumerate(entry.spec.net.dropouts()):
+                    shape = self._shape(self.axes[entry.id], n, steps, width)
+                    noise[f"{entry.id} dropout {i}"] = (f"keep {1 - p}", shape)
+        return noise
+
+    def _shape(self, axes: frozenset[Axis], n: int, steps: int, width: int) -> tuple[int, ...]:
+        left = max([4, *(-slot for axis in axes for slot in self._slots(axis))])
+        shape = [1] * left
+        for axis in axes:
+            for slot in self._slots(axis):
+                shape[slot] = self.size(axis)
+        shape[-1], shape[-2] = width, n if N in axes else 1
+        shape[-3] = steps if T in axes else 1
+        shape[-4] = self.samples if S in axes else 1
+        return tuple(shape)
+
+    def _slots(self, axis: Axis) -> tuple[int, ...]:
+        name, offset = axis
+        if name not in self.slots:
+            return ()
+        current, neighbour = self.slots[name]
+        return (neighbour,) if offset and neighbour else (current,)
+
+
+def derive(
+    graph: Graph,
+    *,
+    how: Mapping[str, str] | None = None,
+    bound: str = "elbo",
+    samples: int = 1,
+    gradient: str = "plain",
+    clamped: frozenset[str] = frozenset(),
+    partial: frozenset[str] = frozenset(),
+    sampling: bool = False,
+) -> Plan:
+    """Derive the estimator; a :class:`ValueError` says why a request cannot be had.
+
+    ``sampling`` derives a plan that draws every latent from q as it is, for use after training; it estimates nothing.
+    """
+    how = dict(how or {})
+    if bound not in BOUNDS:
+        raise ValueError(f"Unknown bound {bound!r}. Choose one of {', '.join(BOUNDS)}.")
+    if gradient not in GRADIENTS:
+        raise ValueError(f"Unknown gradient {gradient!r}. Choose one of {', '.join(GRADIENTS)}.")
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        raise ValueError(f"samples is a positive whole number, got {samples!r}.")
+    for name in (*clamped, *partial):
+        if name not in graph.shapes:
+            raise ValueError(f"{name!r} is not a variable of this model.")
+    for name in how:
+        if name not in graph.latents:
+            raise ValueError(f"how names {name!r}, which is not a latent. The latents are {', '.join(graph.latents)}.")
+    latents = [name for name in graph.latents if name not in clamped]
+    requests = {name: _words(name, how.get(name, "")) for name in latents}
+    draws = _draws(graph, latents, requests, samples, bound, sampling)
+    if sampling:
+        draws = {
+            name: (draw if isinstance(graph.rule("q", name).spec, Exact) or draw == "pathwise" else "sample", why)
+            for name, (draw, why) in draws.items()
+        }
+    drawn = tuple(name for name in latents if draws[name][0] not in ("enumerate", "sum"))
+    stages = graph.inference_stages(drawn)
+    values, axes = find_axes(graph, draws, stages, clamped)
+    choices = {}
+    for name in latents:
+        draw, why = draws[name]
+        term, why_term = _term(graph, name, draw, requests[name][1], bound, gradient, clamped, axes)
+        choices[name] = Choice(name, draw, term, why, why_term)
+    slots = _slots(choices, axes, values)
+    plan = Plan(graph, choices, bound, samples, gradient, clamped, partial, stages, slots, axes, values, _noise_keys(graph, drawn))
+    if not sampling:
+        _check_combinations(plan)
+    return plan
+
+
+# How each latent is drawn ------------------------------------------------------------------------------------------------
+
+
+def _words(name: str, text: str) -> tuple[str | None, str | None]:
+    """``"pathwise sampled"`` → how it is drawn and how its term is taken; either may be left to the plan."""
+    draw = term = None
+    for word in text.replace(",", " ").split():
+        if word in DRAWS and draw is None:
+            draw = word
+        elif word in TERMS and term is None:
+            term = word
+        elif word in DRAWS or word in TERMS:
+            raise ValueError(f"how={{{name!r}: {text!r}}} asks for two things at once. Give one word for the draw, one for the term.")
+        else:
+            raise ValueError(f"how={{{name!r}: {text!r}}}: unknown word {word!r}. Draws: {', '.join(DRAWS)}. Terms: {', '.join(TERMS)}.")
+    return draw, term
+
+
+def _draws(graph: Graph, latents: list[str], requests: dict, samples: int, bound: str, sampling: bool) -> dict[str, tuple[str, str]]:
+    draws: dict[str, tuple[str, str]] = {}
+    budget = LIMIT
+    for name in latents:
+        asked = requests[name][0]
+        q, p = graph.rule("q", name).spec, graph.rule("p", name).spec
+        family, count = type(q).__name__, p.count(graph.size(name)) if p.finite else None
+        if asked is not None:
+            for entry in graph.q[name].values():
+                _check_draw(name, asked, entry.spec, p, samples, bound)
+            draws[name] = (asked, "as asked")
+            if asked in ("enumerate", "sum"):
+                budget //= count or 1
+            continue
+        if isinstance(q, Exact):
+            draws[name] = ("enumerate", f"p's own conditional by Bayes, over {count} values")
+        elif count is not None and count <= budget:
+            budget //= count
+            draws[name] = ("enumerate", f"{count} values: the expectation is a sum, without variance")
+        elif count is not None:
+            kind = "score" if samples > 1 else "relaxed" if bound == "iwae" else "gumbel"
+            draws[name] = (kind, f"{count} values are too many to enumerate (over {LIMIT} jointly)")
+        elif isinstance(q, Mixture):
+            draws[name] = ("stratify", f"each of the {q.components} components is drawn once and weighted by its probability")
+        elif all(entry.spec.pathwise for entry in graph.q[name].values()):
+            draws[name] = ("pathwise", f"a {family} sample is a differentiable function of its parameters and of noise")
+        elif samples > 1 or sampling:
+            draws[name] = (
+                "score",
+                f"a {family} sample is not a differentiable function of its parameters: score function with a leave-one-out baseline",
+            )
+        else:
+            raise ValueError(
+                f"q draws {name!r} from a {family}, which is neither finite nor reparametrisable: it needs the score function, samples=2 or more."
+            )
+    return draws
+
+
+def _check_draw(name: str, asked: str, q: object, p: object, samples: int, bound: str) -> None:
+    family = type(q).__name__
+    where = f"how={{{name!r}: {asked!r}}}"
+    if asked in ("enumerate", "sum") and not p.finite:  # type: ignore[attr-defined]
+        raise ValueError(f'{where}: {name} is a {family} with infinitely many values. Use "pathwise".')
+    if isinstance(q, Exact) and asked not in ("enumerate", "sum"):
+        raise ValueError(f'{where}: Exact() is the sum over all values of {name}. Use "enumerate".')
+    if asked == "stratify" and not isinstance(q, Mixture):
+        raise ValueError(f"{where}: only a Mixture has components to draw, {name} is a {family}.")
+    if asked in ("pathwise", "detached") and not q.pathwise:  # type: ignore[attr-defined]
+        instead = '"enumerate", "gumbel" or "score"' if p.finite else '"stratify" or "score"'  # type: ignore[attr-defined]
+        raise ValueError(f"{where}: a {family} sample is not a differentiable function of its parameters. Use {instead}.")
+    if asked in ("gumbel", "relaxed", "straight-through") and not hasattr(q, "relax"):
+        raise ValueError(f"{where}: only OneHot and Bernoulli have a relaxation, {name} is a {family}.")
+    if asked == "score" and samples < 2:
+        raise ValueError(f"{where}: the leave-one-out baseline compares samples. Ask for samples=2 or more.")
+    if asked == "sum" and bound != "iwae":
+        raise ValueError(f'{where} sums inside the logarithm, which is a bound of its own. Ask for bound="iwae" too, or use "enumerate".')
+    if asked == "gumbel" and bound == "iwae":
+        raise ValueError(
+            f"{where}: iwae needs log-weights of what was drawn, and the relaxed sample has none under the categorical. "
+            'Use "relaxed" or "straight-through".'
+        )
+
+
+# Which axis is where ------------------------------------------------------------------------------------------------------
+
+
+def _noise_keys(graph: Graph, drawn: tuple[str, ...]) -> dict[str, str]:
+    """One noise a latent, by its name; an end whose family needs another kind has its own, ``z[0]`` or ``z[T]``."""
+    keys = {}
+    for name in drawn:
+        usual, d = graph.rule("q", name).spec.noise(graph.size(name)), graph.size(name)
+        for entry in graph.q[name].values():
+            keys[entry.id] = name if entry.spec.noise(d) == usual else entry.key.target.label
+    return keys
+
+
+def _slots(choices: dict[str, Choice], axes: dict, values: dict) -> dict[str, tuple[int, int | None]]:
+    slots: dict[str, tuple[int, int | None]] = {}
+    position = FIRST_SLOT
+    used = frozenset().union(*axes.values(), *values.values())
+    for name, choice in choices.items():
+        if choice.draw in AXIS_DRAWS:
+            if (name, -1) in used or (name, 1) in used:
+                slots[name], position = (position - 1, position), position - 2
+            else:
+                slots[name], position = (position, None), position - 1
+    return slots
+
+
+# How each term is taken ---------------------------------------------------------------------------------------------------
+
+
+def _term(graph: Graph, name: str, draw: str, asked: str | None, bound: str, gradient: str, clamped: frozenset[str], axes: dict) -> tuple[str, str]:
+    where = f"how={{{name!r}: {asked!r}}}"
+    if draw in ("enumerate", "sum"):
+        if asked in ("entropy", "sampled"):
+            raise ValueError(
+                f"{where}: {name} is enumerated, so its term is summed exactly; there is no sample. Draw it (gumbel, score) to sample its term."
+            )
+        return "summed", "summed over all values, exactly"
+    if draw == "relaxed":
+        if asked:
+            raise ValueError(f'{where}: "relaxed" takes both log-probabilities on the relaxed sample. Use "gumbel" for the categorical KL.')
+        return "relaxed", "both log-probabilities on the relaxed sample, with relaxed heads"
+    if draw == "gumbel" and asked == "sampled":
+        raise ValueError(f'{where}: a relaxed sample has no probability under the categorical. Use "relaxed".')
+    pairs = [(q, p) for q in graph.q[name].values() for p in graph.p[name].values()]
+    unknown = next(((q, p) for q, p in pairs if closed_form_kl(q.spec, p.spec) is None), None)
+    depends = conflict(graph, name, clamped)
+    reason = None
+    if bound == "iwae":
+        reason = "the importance-weighted bound averages log-weights of samples; with a closed-form KL it would be no bound"
+    elif gradient == "stl" and draw == "pathwise":
+        reason = "sticking the landing differentiates −log q at the sample"
+    elif unknown:
+        reason = f"no closed form is known for KL({type(unknown[0].spec).__name__} ‖ {type(unknown[1].spec).__name__})"
+    elif depends:
+        reason = depends
+    elif (offsets := {offset for entry in (*graph.q[name].values(), *graph.p[name].values()) for _, offset in axes[entry.id]}) >= {-1, 1}:
+        reason = f"p and q depend on different neighbours in time of an enumerated latent ({sorted(offsets)})"
+    if asked == "closed" and reason:
+        raise ValueError(f"{where}: {reason}.")
+    if asked in (None, "closed") and reason is None:
+        q, p = pairs[0]
+        parents = ", ".join(str(ref) for ref in p.key.parents)
+        fixed = f"no parent of {name} in p ({parents}) depends on {name} under q" if parents else f"{name} has no parents in p"
+        return "closed", f"KL({type(q.spec).__name__} ‖ {type(p.spec).__name__}) is known, and {fixed}"
+    entropy = all(q.spec.has_entropy for q in graph.q[name].values()) and bound == "elbo" and (gradient == "plain" or draw != "pathwise")
+    if asked == "entropy" and not entropy:
+        raise ValueError(
+            f"{where}: "
+            + (f"no closed-form entropy is known for {type(pairs[0][0].spec).__name__}." if bound == "elbo" and gradient == "plain" else f"{reason}.")
+        )
+    if asked == "entropy" or (asked is None and entropy):
+        return "entropy", (f"{reason}; " if reason else "") + "so log p is taken at the sample, q's entropy in closed form"
+    return "sampled", (f"{reason}; " if reason and asked is None else "") + ("as asked, " if asked else "") + "log p and log q at the sample"
+
+
+# Which choices go together ---------------------------------------------------------------------------------------------------
+
+
+def _check_combinations(plan: Plan) -> None:
+    graph, choices = plan.graph, plan.choices
+    drawn = {name: choices[name].draw for name in plan.drawn}
+    for name in graph.stochastic:
+        plan.direction("p", name)
+        if name in choices:
+            plan.direction("q", name)
+    timed_axes = {name for name in plan.slots if graph.timed[name]}
+    for entry in graph.entries():
+        chain = next((axis for axis, _ in plan.axes.get(entry.id, ()) if axis in timed_axes), None)
+        if chain is None or entry.key.target.timed:
+            continue
+        if entry.side == "q" or not entry.spec.stochastic or len(plan.ends(entry)) > 1:
+            raise ValueError(
+                f"{entry.id} reads an end of {chain}, which is enumerated at every step: its other steps would have to remember that end. "
+                f"how={{{chain!r}: 'gumbel'}} draws it (or 'score', with samples=2 or more)."
+            )
+    late = next((name for name in plan.order[plan.order.index("#S") + 1 :] if choices[name].draw == "sum"), None)
+    if late and "score" in drawn.values():  # the logarithm of that sum is not linear in the samples' bounds
+        waiting = next(name for name in plan.enumerated if (late, 0) in plan.axes[graph.rule("q", name).id])
+        raise ValueError(
+            f'how={{{late!r}: "sum"}}: q({waiting}|·) reads {late}, which is therefore summed after the samples, where the score function is biased. '
+            f'Use "sum" for {waiting} too, or "enumerate" for {late}.'
+        )
+    if plan.gradient == "stl":
+        if plan.bound == "iwae" and plan.samples > 1:
+            raise ValueError('gradient="stl" is biased for iwae with samples > 1. Use gradient="dreg", or bound="elbo".')
+        if "pathwise" not in drawn.values():
+            raise ValueError('gradient="stl" needs a pathwise latent; this plan has none. Use gradient="plain".')
+        for name in plan.drawn:  # −log q(v) then has a weight that depends on v: its gradient at fixed v does not vanish in the mean
+            own = {axis for axis, _ in plan.values[name] if axis in plan.slots}
+            own = own.union(*(plan.weights_read(axis) for axis in own)) - {S[0]}
+            inside = sorted(axis for axis in own if choices[axis].draw in ("sum", "stratify"))
+            if plan.bound == "iwae" and drawn[name] == "pathwise" and inside:
+                raise ValueError(
+                    f'gradient="stl" is biased for iwae here: the weights of {name}\'s draws depend on {inside[0]}, '
+                    'which is summed inside the logarithm. Use gradient="plain", or bound="elbo".'
+                )
+    if plan.gradient == "dreg":
+        if plan.bound != "iwae" or plan.samples < 2:
+            raise ValueError('gradient="dreg" is for bound="iwae" with samples=2 or more.')
+        other = next((name for name, draw in drawn.items() if draw != "pathwise"), None)
+        if other or not drawn:
+            what = f"{other} is drawn by {drawn[other]!r}" if other else "this plan draws nothing"
+            raise ValueError(f'gradient="dreg" needs every latent that is not enumerated to be pathwise, but {what}.')
+        if plan.untrained:
+            raise ValueError(f'gradient="dreg" has no weights for samples of every value of {plan.untrained[0]} ("sum"). Use "enumerate".')
+    for name, draw in drawn.items():
+        mixed = {axis for axis, _ in plan.values[name] if axis in timed_axes and axis != name}
+        inner = {axis for axis in plan.inner if axis != name and (axis, 0) in plan.values[name]}
+        if plan.bound == "iwae" and plan.samples > 1 and mixed:
+            raise ValueError(
+                f"{name} is drawn for each value of the enumerated {sorted(mixed)[0]}[t]: their weights do not factor over time under iwae. "
+                f'Use bound="elbo", or draw {sorted(mixed)[0]} too.'
+            )
+        if plan.gradient == "dreg" and inner:
+            raise ValueError(
+                f'{name} is drawn for each value of {sorted(inner)[0]}, whose weights depend on samples: gradient="dreg" has no weights for it. '
+                'Use gradient="plain".'
+            )
+        if draw == "score" and (mixed or inner):
+            other = sorted(mixed | inner)[0]
+            raise ValueError(f"{name} is drawn by the score function for each value of the enumerated {other}. Draw {other} by it too.")
+        if draw == "stratify" and graph.timed[name]:
+            raise ValueError(
+                f"{name} is a mixture at every step: its components cannot be drawn side by side (K^T paths). "
+                f'how={{{name!r}: "score"}} draws it, with samples=2 or more.'
+            )
+    directions = {plan.direction("q", name): name for name in plan.enumerated if graph.timed[name]}
+    if {-1, 1} <= directions.keys():
+        raise ValueError(
+            f"q runs {directions[-1]} forward and {directions[1]} backward in time; they cannot be enumerated together. "
+            f"Draw one of them: how={{{directions[1]!r}: 'gumbel'}}."
+        )
+    for name, choice in choices.items():
+        if choice.draw == "sum" and graph.timed[name]:
+            raise ValueError(f'how={{{name!r}: "sum"}}: {name}[t] lives in time, where the sum does not factor. Use "enumerate".')

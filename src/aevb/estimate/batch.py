@@ -1,0 +1,494 @@
+"""From what a user has (arrays, labels, NaNs, lengths, ragged lists) to what an estimate reads, with everything checked on the way.
+
+A batch is a flat dictionary of [T or 1, N, d] tensors: ``x`` the values, ``x?`` which of them are known (only where some are
+not), ``steps`` which steps are real (only for ragged sequences). The examples are always axis −2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+
+from aevb.declare.conditionals import Conditional
+from aevb.declare.families import Beta, OneHot
+from aevb.declare.graph import Entry, Graph
+from aevb.declare.networks import table
+from aevb.estimate.places import INDICES, Places
+
+Batch = dict[str, Tensor]
+
+MANY = 20  # sequences, of two or three steps, of which one step counts them: a table with a column of times
+
+
+def prepare(
+    graph: Graph,
+    data: Mapping[str, Any],
+    *,
+    like: Tensor,
+    need: tuple[str, ...] | None = None,
+    steps: Any = None,
+    lengths: Any = None,
+    first_row: int = 0,
+    places: Places = INDICES,
+    single: bool = False,
+) -> Batch:
+    """Check the data against the declaration and lay them out.
+
+    ``need`` are the variables that must be there; ``first_row`` is the number of the first row, and ``places`` what rows and columns are
+    called, for messages. Several sequences of one step each are refused, since they are usually one sequence on the wrong axis: ``lengths=1``
+    asks for them, ``single`` too. A single number as ``lengths`` is the length of every row.
+    """
+    need = (*graph.observed, *graph.given) if need is None else need
+    known = (*graph.stochastic, *graph.given)
+    for name in data:
+        if name not in known:
+            what = "deterministic, so it is computed" if name in graph.deterministic else f"not a variable of this model ({', '.join(known)})"
+            alike = next((other for other in known if other.lower() == str(name).lower() and other not in data), None)
+            alike = alike or next(iter(get_close_matches(str(name), [other for other in known if other not in data], 1)), None)
+            raise ValueError(f"The data have {name!r}, which is {what}. " + (f"Did you mean {alike!r}?" if alike else "Leave it out."))
+    for name in need:
+        if data.get(name) is None:
+            raise ValueError(_lacking(graph, name))
+    data, lengths = pad(graph, data, steps, lengths)
+    batch: Batch = {}
+    masks: Batch = {}
+    for name, value in data.items():
+        if value is not None:
+            batch[name], mask = _layout(graph, name, value, like, first_row, places)
+            if mask is not None:
+                masks[f"{name}?"] = mask
+    _check_lengths(graph, batch)
+    if steps is None and np.ndim(lengths) == 0 and any(graph.timed[name] for name in batch):
+        _check_steps(graph, batch, lengths, single)
+        lengths = None
+    real = _real_steps(graph, batch, steps, lengths)
+    for name, value in batch.items():
+        mask = masks.get(f"{name}?")
+        inside = None if real is None or not graph.timed[name] else real
+        _check_support(graph, name, value, mask, inside, first_row, places)
+        if inside is not None:
+            batch[name] = torch.where(inside, value, torch.zeros_like(value))
+            if mask is not None:
+                masks[f"{name}?"] = mask = mask | ~inside
+        if mask is not None:
+            if bool(mask.all()):
+                del masks[f"{name}?"]
+            else:
+                _check_missing(graph, name, mask, padded=inside is not None)
+    return batch | masks | ({} if real is None else {"steps": real})
+
+
+def lay_out(graph: Graph, data: Mapping[str, Any], *, like: Tensor, masks: Iterable[str] = (), steps: Any = None, lengths: Any = None) -> Batch:
+    """The batch of rows that ``prepare`` has seen before: nothing is checked again.
+
+    ``masks`` are the masks (``x?``) that the whole data need, so that every batch has the same ones.
+    """
+    batch: Batch = {}
+    for name, value in data.items():
+        tensor = numbers(name, value).to(like.device)
+        masked = f"{name}?" in masks
+        if are_labels(graph, name, tensor):
+            batch[name], known = _vectors(tensor, graph.size(name), like)
+        else:
+            batch[name] = known = _on_axes(graph, name, tensor, like)
+            if masked:
+                known = ~known.isnan()
+                batch[name] = torch.where(known, batch[name], 0.0)
+        if masked:
+            batch[f"{name}?"] = known
+    real = _real_steps(graph, batch, steps, lengths, check=False)
+    if real is not None:
+        for name in data:
+            if graph.timed[name]:
+                batch[name] = torch.where(real, batch[name], 0.0)
+                if f"{name}?" in batch:
+                    batch[f"{name}?"] = batch[f"{name}?"] | ~real
+        batch["steps"] = real
+    return batch
+
+
+def raw_on_axes(graph: Graph, name: str, value: Any, like: Tensor) -> Tensor:
+    """Values as [T or 1, N, d] on the model's device, whole numbers in the type they came in; missing ones are zeros."""
+    tensor = numbers(name, value)
+    kind = torch.empty((), dtype=like.dtype if tensor.is_floating_point() else tensor.dtype, device=like.device)
+    found = _on_axes(graph, name, tensor, kind)
+    return found.nan_to_num(0.0) if found.is_floating_point() else found
+
+
+def pad(graph: Graph, data: Mapping[str, Any], steps: Any = None, lengths: Any = None) -> tuple[dict[str, Any], Any]:
+    """Lists of sequences of different lengths as padded arrays, and the lengths that they say."""
+    data = {name: value.values if isinstance(getattr(value, "raw", None), list) else value for name, value in data.items()}  # standardised ones
+    ragged = {name: rows for name, value in data.items() if graph.timed.get(name) and (rows := _ragged(value)) is not None}
+    if not ragged:
+        return dict(data), lengths
+    if steps is not None or lengths is not None:
+        word = "steps" if lengths is None else "lengths"
+        raise ValueError(f"{next(iter(ragged))} is a list of sequences of different lengths, which say how long each is. Leave out {word}=.")
+    found: dict[str, list[int]] = {}
+    padded = dict(data)
+    for name, value in data.items():
+        if name in ragged:
+            padded[name], found[name] = _padded(name, ragged[name])
+        elif graph.timed.get(name) and value is not None:
+            shape = np.shape(value)
+            found[name] = [shape[1] if len(shape) > 1 else 0] * (shape[0] if shape else 0)
+    first, *others = found
+    for other in others:
+        if len(found[first]) != len(found[other]):
+            raise ValueError(f"The data disagree on the number of examples: {first} {len(found[first])}, {other} {len(found[other])}.")
+        for row, (a, b) in enumerate(zip(found[first], found[other], strict=True)):
+            if a != b:
+                raise ValueError(
+                    f"Row {row} (from 0) has {_counted(a, 'step')} of {first} but {b} of {other}. "
+                    "Sequences of one row have one length: pass both as lists."
+                )
+    return padded, np.array(found[first])
+
+
+def _ragged(value: Any) -> list[np.ndarray] | None:
+    """The rows of a list (or object array) whose first axes differ; None for anything that is an array as it is."""
+    if not isinstance(value, list | tuple) and not (isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 1):
+        return None
+    try:
+        rows = [row.detach().cpu().numpy() if isinstance(row, Tensor) else np.asarray(unmasked(row)) for row in value]
+    except ValueError:
+        return None
+    if not rows or any(row.ndim == 0 for row in rows):
+        return None
+    return rows if len({len(row) for row in rows}) > 1 or isinstance(value, np.ndarray) else None
+
+
+def _padded(name: str, rows: list[np.ndarray]) -> tuple[np.ndarray, list[int]]:
+    lengths = [len(row) for row in rows]
+    for i, row in enumerate(rows):
+        if not len(row):
+            raise ValueError(f"{name} has no steps in row {i} (from 0). Leave that row out.")
+        if row.dtype.kind not in "biuf":
+            raise ValueError(f"{name} holds {row.dtype} in row {i} (from 0), not numbers.")
+        if row.shape[1:] != rows[0].shape[1:]:
+            shapes = f"{list(row.shape)} in row {i} (from 0) but {list(rows[0].shape)} in row 0"
+            raise ValueError(f"{name} has shape {shapes}. Only the first axis, time, may differ.")
+    whole = np.zeros((len(rows), max(lengths), *rows[0].shape[1:]), np.result_type(*(row.dtype for row in rows)))
+    for i, row in enumerate(rows):
+        whole[i, : len(row)] = row
+    return whole, lengths
+
+
+def split_latents(graph: Graph, batch: Mapping[str, Tensor]) -> tuple[frozenset[str], frozenset[str]]:
+    """The latents known in every row, and the variables known in some."""
+    clamped = frozenset(name for name in graph.latents if name in batch and f"{name}?" not in batch)
+    return clamped, frozenset(name[:-1] for name in batch if name.endswith("?"))
+
+
+def _lacking(graph: Graph, name: str) -> str:
+    if name in graph.given:
+        return f"{name!r} is given: p or q is conditioned on it, but the data lack it. Pass {name}=…."
+    family = type(graph.rule("p", name).spec).__name__
+    if name in graph.latents:
+        return f"{name!r} has no value. A complete assignment names every variable: pass {name}=…."
+    text = f"{name!r} is observed (q has no factor for it), but the data lack it. Pass {name}=…"
+    others = [other for other in graph.observed if other != name]
+    return text + (f', or make it latent: add "{name} | {others[0]}": {family}(net=mlp(500, 500)) to q.' if others else ".")
+
+
+def unmasked(x: Any) -> Any:
+    """The entries that NumPy has masked as missing ones, NaN, which whole numbers cannot be; of a list, those of its rows."""
+    if isinstance(x, list | tuple):
+        return [unmasked(row) for row in x] if any(isinstance(row, np.ma.MaskedArray) for row in x) else x
+    if not isinstance(x, np.ma.MaskedArray):
+        return x
+    if not np.ma.is_masked(x):
+        return x.data
+    return np.ma.filled(x.astype(x.dtype if x.dtype.kind == "f" else np.float64), np.nan)
+
+
+def numbers(name: str, value: Any) -> Tensor:
+    """A value as a tensor; refused by what it is where it holds no numbers."""
+    if isinstance(value, Tensor):
+        return _plain_tensor(name, value)
+    try:
+        array = np.asarray(unmasked(value))
+    except ValueError:
+        raise ValueError(f"{name} is no array: its rows have different lengths, which only a sequence may have ({name}[t]).") from None
+    if array.dtype.kind not in "biuf":
+        raise ValueError(_no_numbers(name, value, array))
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        array = array.astype(np.float64)
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:  # torch hardly computes with these
+        array = array.astype(np.float64 if array.size and array.max() >= 2**63 else np.int64)
+    if not array.dtype.isnative or not array.flags.writeable or not array.flags.aligned or any(stride < 0 for stride in array.strides):
+        array = array.astype(array.dtype.newbyteorder("="), order="C", copy=True)  # torch cannot share such memory
+    return torch.as_tensor(array)
+
+
+def _plain_tensor(name: str, value: Tensor) -> Tensor:
+    """A tensor of numbers that lie in memory one by one."""
+    kinds = {"complex numbers": value.is_complex(), "no numbers (a meta tensor)": value.is_meta, "quantised numbers": value.is_quantized}
+    what = next((what for what, there in kinds.items() if there), None)
+    if what is not None:
+        fix = "Pass value.dequantize()." if value.is_quantized else "Pass real numbers."
+        raise ValueError(f"{name} holds {what}. {fix}")
+    if value.layout != torch.strided or value.is_nested:
+        raise ValueError(
+            f"{name} is a {'nested' if value.is_nested else 'sparse'} tensor. Pass a dense one ({name}.to_dense()), or a list of sequences."
+        )
+    if value.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch hardly computes with these
+        return numbers(name, value.detach().cpu().numpy()).to(value.device)
+    return value.detach()
+
+
+def _no_numbers(name: str, value: Any, array: np.ndarray) -> str:
+    """What an array holds that is no number, where, and what to do about it."""
+    if not array.shape and array.dtype == object:
+        fix = f" Pass {name}.toarray()." if hasattr(value, "toarray") else ""
+        return f"{name} is a {type(value).__name__}, not an array of numbers.{fix}"
+    for place in np.ndindex(array.shape) if array.dtype.kind in "OSU" else ():
+        try:
+            float(array[place])
+        except (TypeError, ValueError):
+            columns = getattr(value, "columns", None)  # of a DataFrame
+            column = "" if len(place) < 2 else f", column {place[-1] if columns is None else repr(columns[place[-1]])}"
+            found = array[place].item() if isinstance(array[place], np.generic) else array[place]
+            return (
+                f"{name} holds {found!r} in row {place[0] if place else 0}{column} (from 0), not a number. If these are categories, declare a "
+                "variable for them (OneHot) and pass their numbers 0, 1, … as its data; otherwise leave them out."
+            )
+    return f"{name} holds {array.dtype}, not numbers." + (" Convert it: .astype(float)." if array.dtype.kind in "OSU" else "")
+
+
+def _layout(graph: Graph, name: str, value: Any, like: Tensor, first_row: int, places: Places) -> tuple[Tensor, Tensor | None]:
+    tensor = numbers(name, value)
+    shape, time = graph.shapes[name], 1 if graph.timed[name] else 0
+    d = graph.size(name)
+    axes = "[N, T" if time else "[N"
+    if tensor.shape[:1] == (0,):
+        raise ValueError(f"{name} has no examples.")
+    if time and tensor.shape[1:2] == (0,):
+        raise ValueError(f"{name} has no steps.")
+    if are_labels(graph, name, tensor):
+        tensor = tensor.to(like.device)
+        _check_labels(name, tensor, d, first_row, places)
+        vectors, known = _vectors(tensor, d, like)
+        return vectors, None if bool(known.all()) else known
+    expected = ", ".join([axes, *map(str, shape)]) + "]"
+    alone = tensor.dim() == 1 + time and shape == (1,)
+    if tensor.shape[1 + time :] != shape and not alone and not (tensor.dim() == 2 + time and tensor.shape[-1] == d):
+        raise ValueError(f"{name} has shape {list(tensor.shape)}; expected {expected}, the examples first.")
+    tensor = _on_axes(graph, name, tensor, like)
+    mask = ~tensor.isnan()
+    if bool(mask.all()):
+        return tensor, None
+    return torch.where(mask, tensor, torch.zeros_like(tensor)), mask
+
+
+def _on_axes(graph: Graph, name: str, tensor: Tensor, like: Tensor) -> Tensor:
+    """[N, *shape] or [N, T, *shape] → [T or 1, N, d], on the model's device and in its precision."""
+    time = 1 if graph.timed[name] else 0
+    tensor = tensor.reshape(*tensor.shape[: 1 + time], graph.size(name)).to(like.device).to(like.dtype)
+    return tensor.transpose(0, 1) if time else tensor.unsqueeze(0)
+
+
+def are_labels(graph: Graph, name: str, tensor: Tensor) -> bool:
+    time = 1 if graph.timed[name] else 0
+    return graph.size(name) > 1 and tensor.dim() == 1 + time and (name in graph.given or isinstance(graph.rule("p", name).spec, OneHot))
+
+
+def _check_labels(name: str, labels: Tensor, count: int, first_row: int, places: Places) -> None:
+    numbers = torch.where(labels.isnan(), torch.full_like(labels, -1), labels) if labels.is_floating_point() else labels
+    whole = numbers.long()
+    bad = (whole != numbers) | (whole < -1) | (whole >= count)
+    if bool(bad.any()):
+        row = tuple(int(i) for i in bad.nonzero()[0])
+        first = f"{places.first(first_row + row[0], name, row[1] if len(row) > 1 else None)}: {numbers[row].item()}"
+        raise ValueError(
+            f"{name} has {_counted(int(bad.sum()), 'label')} outside 0 … {count - 1} ({first}). Number the classes from 0; −1 is unknown."
+        )
+
+
+def _vectors(labels: Tensor, count: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Labels 0 … C−1, −1 or NaN where unknown, as one-hot vectors, and which are known."""
+    whole = (labels.nan_to_num(-1.0) if labels.is_floating_point() else labels).long()
+    known = (whole >= 0).unsqueeze(-1)
+    vectors = torch.nn.functional.one_hot(whole.clamp_min(0), count).to(like.dtype) * known.to(like.dtype)
+    vectors, known = ((part.transpose(0, 1) if vectors.dim() == 3 else part.unsqueeze(0)) for part in (vectors, known))
+    return vectors, known.expand(vectors.shape)
+
+
+def _check_lengths(graph: Graph, batch: Batch) -> None:
+    rows = {name: value.shape[-2] for name, value in batch.items()}
+    if len(set(rows.values())) > 1:
+        raise ValueError(f"The data disagree on the number of examples: {', '.join(f'{name} {n}' for name, n in rows.items())}.")
+    steps = {name: value.shape[0] for name, value in batch.items() if graph.timed[name]}
+    if len(set(steps.values())) > 1:
+        raise ValueError(f"The data disagree on the number of steps: {', '.join(f'{name} {n}' for name, n in steps.items())}.")
+
+
+def _check_steps(graph: Graph, batch: Batch, length: Any, single: bool) -> None:
+    """Refuse another number of steps than ``length``, and several sequences of one step that nobody asked for: a series looks like that
+    whose time points stand on the axis of the examples."""
+    name = next(name for name in batch if graph.timed[name])
+    count, n = batch[name].shape[:2]
+    if length is not None and length != count:
+        raise ValueError(f"lengths={length}, but {name} has {_counted(count, 'step')}. Leave out lengths=, or give a number for each row.")
+    if length is None and count == 1 < n and not single:
+        shape = ", ".join(map(str, (1, n, *graph.shapes[name])))
+        raise ValueError(
+            f"{name} holds {n} sequences of one step each; the axes are [N, T, …]. If they are the {n} steps of one sequence, put the axis of the "
+            f"examples first: {name}.reshape({shape}). If sequences of one step are meant, say so: lengths=1."
+        )
+    if length is None and not single and graph.size(name) == 1 and 2 <= count <= 3 and n >= MANY:
+        for t in range(count):
+            column = batch[name][t, :, 0].double()
+            step = (column[-1] - column[0]) / (n - 1)
+            if bool(step != 0) and bool(((column.diff() - step).abs() < 1e-3 * step.abs()).all()):
+                shown = f"{float(column[0]):g}, {float(column[1]):g}, …"
+                raise ValueError(
+                    f"{name} holds {n} sequences of {count} steps, of which step {t} counts the sequences ({shown}), as a "
+                    f"column of times does; the axes are [N, T, …]. If the {n} lines are the steps of one sequence, take their values alone, "
+                    f"[1, {n}, 1]. If {n} sequences are meant, say so: lengths={count}."
+                )
+
+
+def _real_steps(graph: Graph, batch: Batch, steps: Any, lengths: Any, *, check: bool = True) -> Tensor | None:
+    if steps is None and lengths is None:
+        return None
+    if steps is not None and lengths is not None:
+        raise ValueError("Pass steps= or lengths=, not both.")
+    timed = next((value for name, value in batch.items() if graph.timed[name]), None)
+    if timed is None:
+        raise ValueError("steps= and lengths= are for sequences; no variable of these data has [t].")
+    count, n = timed.shape[0], timed.shape[1]
+    if lengths is not None:
+        length = numbers("lengths", lengths).to(timed.device)
+        if check and (length.shape != (n,) or bool(((length.long() != length) | (length < 1) | (length > count)).any())):
+            raise ValueError(f"lengths holds one number for each of the {n} rows, from 1 to {count}.")
+        real = torch.arange(count, device=timed.device)[:, None] < length[None, :]
+    else:
+        mask = numbers("steps", steps).to(timed.device).bool()
+        if check and mask.shape != (n, count):
+            raise ValueError(f"steps has shape {list(mask.shape)}; expected [N, T] = [{n}, {count}].")
+        real = mask.T
+        if check and (not bool(real[0].all()) or bool((real[1:] & ~real[:-1]).any())):
+            raise ValueError(
+                "steps marks each row's real steps from the first on, without gaps. For a step that was not observed put NaN into the data."
+            )
+    return real.unsqueeze(-1)
+
+
+def _check_missing(graph: Graph, name: str, mask: Tensor, *, padded: bool) -> None:
+    """Refuse missing entries that p cannot do without; ``padded``: how long the rows are is known."""
+    if name in graph.latents:
+        if bool((mask.any(-1) != mask.all(-1)).any()):
+            raise ValueError(f"{name!r} is latent and known in part of its entries in some row. Give the whole row, or none of it (NaN).")
+        return
+    perhaps = "" if padded else _perhaps_padding(graph, name, mask)
+    reader = next((entry for entry in graph.entries() if entry.side == "p" and any(ref.name == name for ref in entry.key.parents)), None)
+    if reader is not None:
+        fix = f"Fill the entries, or declare {name} in p and q" if name in graph.given else f"Give q a factor for {name}, or fill the entries"
+        raise ValueError(f'{name} has missing entries but p reads it ("{reader.key}"). {fix}.{perhaps}')
+    if name in graph.given or not bool((mask.any(-1) != mask.all(-1)).any()):
+        return
+    for entry in graph.p[name].values():
+        spec, d = entry.spec, graph.size(name)
+        if type(spec).log_prob is Conditional.log_prob and not isinstance(spec, OneHot):  # it does not say what its marginals are
+            raw = {head: torch.zeros(size) for head, size in spec.heads(d).items()} | spec.vectors(d)
+            if spec.distribution(**raw).event_shape:
+                family = type(spec).__name__
+                fix = f"Fill them, or use independent entries.{perhaps}"
+                raise ValueError(f"{name} has missing entries, but {family} has no marginal without them. {fix}")
+
+
+def _perhaps_padding(graph: Graph, name: str, mask: Tensor) -> str:
+    """A further fix where rows of a sequence end in missing steps."""
+    if not graph.timed[name] or bool(mask[-1].any(-1).all()):
+        return ""
+    return f" If the NaN at the end of rows only pad them, say how long each row is, in an array lengths beside {name}."
+
+
+_FIXES: dict[Any, str] = {
+    constraints.boolean: "Binarise them (x > 0.5), or use ContinuousBernoulli.",
+    constraints.unit_interval: "Divide by 256, or use Normal.",
+    constraints.nonnegative_integer: "Counts are whole numbers from 0 on: round them, or use Normal.",
+    constraints.one_hot: "Pass labels 0 … C−1, or one-hot rows.",
+    constraints.positive: "Shift or exponentiate them, or use Normal.",
+}
+
+
+def _check_support(graph: Graph, name: str, value: Tensor, mask: Tensor | None, inside: Tensor | None, first_row: int, places: Places) -> None:
+    infinite = torch.isinf(value)
+    rows = next((e.spec.net.rows for e in graph.entries() if isinstance(e.spec.net, table) and e.key.parents[0].name == name), None)
+    if name in graph.given:
+        bad, what, fix = infinite, "not finite", "Replace them."
+        if rows is not None:
+            unknown = torch.zeros_like(infinite) if mask is None else ~mask  # read as zeros, it would be row 0
+            bad, mask = unknown | infinite | (value != value.round()) | (value < 0) | (value >= rows), None
+            what = f"that are no row of table({rows})"
+            fix = f"Rows are numbered 0 … {rows - 1}."
+        found = [(bad, what, fix)]
+    else:
+        found = [(infinite, "not finite", "Replace them; NaN marks a missing entry.")]
+        found += [_outside(graph, entry, value, _steps_of_rule(graph, entry, value, inside)) for entry in graph.p[name].values()]
+    for bad, what, fix in found:
+        bad = bad if mask is None else bad & mask
+        bad = bad if inside is None else bad & inside
+        if bool(bad.any()):
+            t, row, column = (int(i) for i in bad.transpose(0, 1).nonzero()[0][[1, 0, 2]])
+            place = f"{places.first(first_row + row, name, t if graph.timed[name] else None, column)}: {value[t, row, column].item()}"
+            text = what.format(first=place) if "{first}" in what else f"{what} ({place})"
+            count = int(bad.any(-1).sum()) if name not in graph.given and isinstance(graph.rule("p", name).spec, OneHot) else int(bad.sum())
+            text = text.replace("that are", "that is", 1) if count == 1 else text
+            raise ValueError(f"{name} has {_counted(count, 'value')} {text}. {_grey_levels(graph, name, value) or fix}")
+
+
+def _grey_levels(graph: Graph, name: str, value: Tensor) -> str | None:
+    """What to do with grey levels where binary values or a share are expected; None for other numbers."""
+    family = None if name in graph.given else graph.rule("p", name).spec
+    high = float(value.max())
+    if family is None or family.support not in (constraints.boolean, constraints.unit_interval) or not 1 < high <= 255:
+        return None
+    if bool(((value < 0) | (value != value.round())).any()):
+        return None
+    levels = 256 if high > 31 else int(high) + 1
+    how = "threshold" if family.support is constraints.boolean else "dequantise"
+    what = "make them binary" if how == "threshold" else "spread them over (0, 1)"
+    return f"They look like grey levels 0 … {levels - 1}: {what} (aevb.data.{how}({name}, {levels}); --prepare {how})."
+
+
+def _outside(graph: Graph, entry: Entry, value: Tensor, where: Tensor | None) -> tuple[Tensor, str, str]:
+    """The values outside the support of a rule of p at the steps where it holds, what they are, and the fix."""
+    spec, target = entry.spec, entry.key.name if len(graph.p[entry.key.name]) == 1 else str(entry.key.target)
+    check = spec.support.check(value)
+    bad = ~(check.unsqueeze(-1).expand(value.shape) if check.dim() < value.dim() else check)
+    interval = {constraints.boolean: "that are not 0 or 1", constraints.unit_interval: "outside [0, 1]"}
+    what = interval.get(spec.support, f"outside {type(spec).__name__}'s support")
+    fix = _FIXES.get(spec.support, "Transform the data, or use another family.")
+    if isinstance(spec, Beta):  # its density is 0 or infinite at the ends
+        bad, what, fix = (value <= 0) | (value >= 1), "outside (0, 1)", "Squeeze them inside, or use ContinuousBernoulli."
+    return bad if where is None else bad & where, f"{what} ({{first}}), but p gives {target} a {type(spec).__name__}", fix
+
+
+def _steps_of_rule(graph: Graph, entry: Entry, value: Tensor, real: Tensor | None) -> Tensor | None:
+    """[T, N or 1, 1]: the steps at which this rule of p holds, the last step's before the first one's; None: all."""
+    rules = graph.p[entry.key.name]
+    if len(rules) == 1:
+        return None
+    step = torch.arange(value.shape[0], device=value.device)[:, None, None]
+    last = step == (value.shape[0] if real is None else real.sum(0, keepdim=True)) - 1
+    first = (step == 0) & ~last if "last" in rules else step == 0
+    held = {"first": first, "last": last}
+    if entry.key.at in held:
+        return held[entry.key.at]
+    ends = torch.zeros_like(last)
+    for at in held.keys() & rules.keys():
+        ends = ends | held[at]
+    return ~ends
+
+
+def _counted(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

@@ -1,0 +1,467 @@
+"""Estimating a bound by a plan: one pure function of parameters, batch and noise.
+
+Terms are tensors laid out as in :mod:`aevb.derive.axes`, with an event axis of size 1. An expectation over an enumerated latent
+is a weighted sum over its axis, one over samples a mean over S; both are taken here, innermost latent first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributions as td
+from torch import Tensor, nn
+
+from aevb.declare.conditionals import Conditional, Factor
+from aevb.declare.families import Exact
+from aevb.declare.graph import Entry
+from aevb.declare.notation import Ref
+from aevb.derive.axes import SAMPLES, TIME, contract, expand_axis, on_axis, over_time, place, size, steps_of
+from aevb.derive.dependence import S
+from aevb.derive.divergences import closed_form_kl
+from aevb.derive.plan import Plan
+from aevb.estimate.chain_marginals import Chain
+from aevb.estimate.program import Program
+from aevb.runtime.seeding import draw_from, seeded
+
+
+@dataclass(frozen=True)
+class Bound:
+    """An estimate, one number an example. For the ELBO, value = Σ likelihood terms − Σ KL terms, exactly.
+
+    ``terms`` holds ``"x"`` for log p(x|·) and ``"kl(z)"`` for E[log q(z|·) − log p(z|·)], −log p(z|·) where z is known; under iwae they are
+    diagnostics, averaged with the normalised weights. ``log_weights`` are iwae's, [K, N], where no latent is enumerated outside them.
+    Where the KL terms were given a weight, ``value`` has it (log p of a known latent keeps weight 1), and ``unweighted`` is the bound itself,
+    without gradient.
+    """
+
+    value: Tensor
+    terms: dict[str, Tensor]
+    log_weights: Tensor | None = None
+    unweighted: Tensor | None = None
+
+
+def scale_gradient(value: Tensor, factor: Tensor) -> Tensor:
+    """The same value, its gradient multiplied."""
+    return value.detach() + factor * (value - value.detach())
+
+
+class Estimate:
+    """The working of one estimate: draws values, then answers log-probabilities, weights and terms."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        factors: Mapping[str, nn.Module],
+        batch: Mapping[str, Tensor],
+        noise: Mapping[str, Tensor],
+        *,
+        temperature: float | Tensor = 0.5,
+        scale: Tensor | None = None,
+    ) -> None:
+        self.plan, self.graph, self.factors = plan, plan.graph, factors
+        self.batch, self.noise, self.temperature, self.scale = batch, noise, temperature, scale
+        timed = [name for name in batch if self.graph.timed.get(name)]
+        self.steps = batch[timed[0]].shape[TIME] if timed else 1
+        self.program = Program(
+            self.graph, factors, batch, noise=noise, slots=plan.slots, steps=self.steps, q_draws=frozenset(plan.choices),
+            hook=self._unscale if scale is not None else None,
+        )  # fmt: skip
+        self._log_p: dict[str, Tensor] = {}
+        self._log_w: dict[str, Tensor] = {}
+        self._noise_steps: dict[str, Sequence[Tensor]] = {}
+        values = self.program.values
+        for name in (*self.graph.observed, *self.graph.given, *plan.clamped):
+            values[name] = batch[name]
+        for name in plan.enumerated:
+            factor = factors[self.graph.rule("p", name).id]
+            assert isinstance(factor, Factor)
+            values[name] = place(factor.table(), plan.slots[name][0])
+        self.program.run(plan.stages, self._draw)
+
+    def _like(self) -> Tensor:
+        return next(iter(self.batch.values()))
+
+    # Drawing --------------------------------------------------------------------------------------------------------------
+
+    def _unscale(self, entry: Entry, ref: Ref, value: Tensor) -> Tensor:
+        """DReG weights the gradient of each draw once: what flows on to earlier draws must not be weighted again.
+
+        Whether a parent carries samples is the plan's word, not the tensor's: a state's first step may not have them yet.
+        """
+        if entry.side == "p" or entry.key.name not in self.plan.drawn or S not in self.plan.values[ref.name] or self.scale is None:
+            return value
+        return scale_gradient(value, 1 / self.scale)
+
+    def _scaled(self, raw: Tensor) -> Tensor:
+        """A draw's parameters, with each sample's gradient weighted."""
+        assert self.scale is not None
+        return scale_gradient(raw.expand(torch.broadcast_shapes(raw.shape, (*self.scale.shape[:-1], 1))), self.scale)
+
+    def _noise_at(self, entry: Entry, t: int | None) -> Tensor:
+        name = self.plan.noise_keys[entry.id]
+        noise = self.noise[name]
+        if t is None or noise.dim() == 0:
+            return noise if t is None else noise + t
+        if name not in self._noise_steps:
+            self._noise_steps[name] = steps_of(noise, self.steps)
+        return self._noise_steps[name][t]
+
+    def _draw(self, name: str, entry: Entry, raw: Tensor, t: int | None) -> Tensor:
+        factor, noise = self.factors[entry.id], self._noise_at(entry, t)
+        assert isinstance(factor, Factor)
+        draw, spec = self.plan.choices[name].draw, factor.spec
+        scaled = self._scaled if self.scale is not None else None
+        raw = scaled(raw) if scaled else raw
+        if noise.dim() == 0:  # a seed: torch draws, for every axis the value has
+            raw = raw.expand(torch.broadcast_shapes(raw.shape, (*self._value_shape(name, t)[:-1], 1)))
+        whole = t is None and scaled is None and noise.dim() and entry.key.at in ("t", "static")
+        dist = self.program.distribution("q", name)[1] if whole else factor.distribution(raw, scaled)
+        if draw in ("pathwise", "detached"):
+            value = spec.reparametrise(dist, noise) if spec.noise(1) else sample_with_seed(dist, noise)
+            value = value.detach() if draw == "detached" else value
+        elif draw in ("score", "sample"):
+            with torch.no_grad():
+                value = spec.reparametrise(dist, noise) if spec.noise(1) else sample_with_seed(dist, noise)
+        elif draw == "stratify":
+            slot = self.plan.slots[name][0]
+            loc, deviation = (_component_axis(part, slot) for part in (dist.loc, dist.scale))  # type: ignore[attr-defined]
+            value = torch.addcmul(loc, deviation, noise)
+        else:
+            value, _ = spec.relax(dist, noise, self.temperature)  # type: ignore[attr-defined]
+            if draw == "straight-through":
+                hard = spec.reparametrise(dist, noise)
+                value = hard + (value - value.detach())
+        seen = self.batch.get(f"{name}?")
+        if seen is not None:
+            known, seen = (part if t is None or part.shape[TIME] == 1 else part.narrow(TIME, t, 1) for part in (self.batch[name], seen))
+            value = torch.where(seen, known, value)
+        return value
+
+    def _value_shape(self, name: str, t: int | None) -> tuple[int, ...]:
+        n = self._like().shape[-2]
+        shape = list(self.plan._shape(self.plan.values[name], n, self.steps, self.graph.size(name)))
+        if t is not None:
+            shape[TIME] = 1
+        return tuple(shape)
+
+    # Log-probabilities and weights -----------------------------------------------------------------------------------------------
+
+    def _detached(self, side: str, name: str, region: str) -> tuple[Conditional, td.Distribution]:
+        """A factor with its parameters, and whatever is not sampled, held fixed; only samples carry gradients."""
+        entry = self.program.entry(side, name, region)
+        factor, program = self.factors[entry.id], self.program
+        assert isinstance(factor, Factor)
+        if S not in self.plan.axes[entry.id]:
+            return factor.spec, factor.distribution(self.program.select(program.raw(entry).detach(), region), torch.detach)
+        program.hook, hook = None, program.hook
+        inputs = {ref.label: program.read(ref) if S in self.plan.values[ref.name] else program.read(ref).detach() for ref in entry.key.parents}
+        program.hook = hook
+        fixed = {key: parameter.detach() for key, parameter in factor.named_parameters()}
+        raw = torch.func.functional_call(factor, fixed, (inputs, program.keep(entry), program.missing(entry, inputs)))
+        return factor.spec, factor.distribution(self.program.select(raw, region), torch.detach)
+
+    def log_p(self, name: str) -> Tensor:
+        """log p(v | ·) at v's value, missing entries left out."""
+        if name not in self._log_p:
+            present = self.batch.get(f"{name}?") if name in self.graph.observed else None
+            self._log_p[name] = self.program.log_prob("p", name, self.program.values[name], present)
+        return self._log_p[name]
+
+    def log_q(self, name: str) -> Tensor:
+        """log q(v | ·) at v's sample; q's parameters held fixed for the gradients that ask for it."""
+        fixed = self.plan.gradient in ("stl", "dreg") and self.plan.choices[name].draw == "pathwise"
+        return self.program.log_prob("q", name, self.program.values[name], distribution=self._detached if fixed else None)
+
+    def log_w(self, name: str) -> Tensor:
+        """log q of every value of an enumerated latent (log π of every component of a mixture), on its axis."""
+        if name not in self._log_w:
+            self._log_w[name] = self._bayes(name) if isinstance(self.graph.rule("q", name).spec, Exact) else self._weights_of(name)
+        return self._log_w[name]
+
+    def _weights_of(self, name: str) -> Tensor:
+        slot = self.plan.slots[name][0]
+
+        def at(region: str) -> Tensor:
+            spec, dist = self.program.distribution("q", name, region)
+            if self.plan.choices[name].draw == "stratify":
+                return on_axis(dist.log_weights, slot)  # type: ignore[attr-defined]
+            if isinstance(dist, td.OneHotCategorical):
+                return on_axis(dist.logits, slot)
+            return spec.log_prob(dist, self.program.values[name]).unsqueeze(-1)
+
+        return self.program.piecewise(name, "q", at)
+
+    def _bayes(self, name: str) -> Tensor:
+        """Bayes' rule: log q(y|·) = Σ log p of the factors that contain y, normalised over y.
+
+        A static factor that reads an end of the sequence contains y at that step alone.
+        """
+        total: Tensor | None = None
+        for factor in self.graph.factors_containing(name):
+            part = self.log_p(factor)
+            if self.graph.timed[name] and not self.graph.timed[factor]:
+                part = torch.where(self.program.is_end(self.plan.ends(self.graph.rule("p", factor))[0]), part, torch.zeros_like(part))
+            total = part if total is None else total + part
+        assert total is not None
+        return total.log_softmax(self.plan.slots[name][0])
+
+    # Terms -------------------------------------------------------------------------------------------------------------------
+
+    def over_steps(self, term: Tensor) -> Tensor:
+        """The sum over the real steps."""
+        if self.program.real is not None:
+            term = torch.where(self.program.real, term, torch.zeros_like(term))
+        return term.sum(TIME, keepdim=True)
+
+    def finish(self, name: str, term: Tensor, side: str) -> Tensor:
+        """Sum a term over time, and over the latents enumerated at each step, with their weights there."""
+        timed = self.graph.timed[name]
+        slots = [slot for latent in self.plan.slots if self.graph.timed[latent] for slot in self.plan.slots[latent] if slot]
+        if any(size(term, slot) > 1 for slot in slots):
+            weights = self.chain.weights(self.plan.direction(side, name))
+            if not timed:  # it reads an end of the sequence
+                weights = self.program.select(weights, self.plan.ends(self.graph.rule(side, name))[0])
+            weighted = weights * term
+            term = weighted.sum([slot for slot in slots if weighted.dim() >= -slot], keepdim=True)
+        return self.over_steps(over_time(term, self.steps)) if timed else term
+
+    @property
+    def chain(self) -> Chain:
+        if not hasattr(self, "_chain"):
+            self._chain = Chain(self.plan, self.weight, self.steps)
+        return self._chain
+
+    def weight(self, name: str) -> Tensor:
+        """The weight of every value: q's, or one-hot where the value is known."""
+        weight = self.log_w(name).exp()
+        seen = self.batch.get(f"{name}?")
+        if seen is None or self.plan.choices[name].draw == "stratify":
+            return weight
+        table = self.program.values[name]
+        if self.program.real is not None and self.graph.timed[name]:
+            seen = seen & self.program.real  # beyond a row's end nothing is known; the weights there must still sum to one
+        here = (table == self.batch[name]).all(-1, keepdim=True).to(weight.dtype)
+        return torch.where(seen[..., :1], here, weight)
+
+    def kl(self, name: str) -> Tensor:
+        """E[log q(v|·) − log p(v|·)] as the plan takes it, not yet averaged over what it depends on; summed over time.
+
+        Where v is known there is none: log p(v|·) is a likelihood term there.
+        """
+        choice = self.plan.choices[name]
+        if choice.term == "summed":
+            log_q, log_p = self.log_w(name), self.log_p(name)
+            if choice.draw == "sum":
+                return -self.finish(name, self._where_unknown(name, log_p), "p")
+            log_q = torch.where(torch.isneginf(log_q), torch.zeros_like(log_q), log_q)  # such a value has weight zero
+        elif choice.term == "closed":
+
+            def at(region: str) -> Tensor:
+                (q, dist_q), (p, dist_p) = self.program.distribution("q", name, region), self.program.distribution("p", name, region)
+                kl = closed_form_kl(q, p)
+                assert kl is not None
+                return kl(dist_q, dist_p).unsqueeze(-1)
+
+            term = self._where_unknown(name, self.program.piecewise(name, "qp", at))
+            return self.finish(name, term, "q" if self.plan.direction("q", name) else "p")
+        elif choice.term == "relaxed":
+            log_value = self.program.piecewise(name, "q", lambda region: self._relaxed_value(name, region))
+            log_q, log_p = (self._relaxed_log_prob(side, name, log_value) for side in "qp")
+        elif choice.term == "entropy":
+
+            def negative_entropy(region: str) -> Tensor:
+                spec, dist = self.program.distribution("q", name, region)
+                return -spec.entropy(dist).unsqueeze(-1)
+
+            log_q, log_p = self.program.piecewise(name, "q", negative_entropy), self.log_p(name)
+        else:
+            log_q, log_p = self.log_q(name), self.log_p(name)
+        log_q, log_p = self._where_unknown(name, log_q), self._where_unknown(name, log_p)
+        return self.finish(name, log_q, "q") - self.finish(name, log_p, "p")
+
+    def _where_unknown(self, name: str, term: Tensor) -> Tensor:
+        """A latent's term, zero where its value is known."""
+        seen = self.batch.get(f"{name}?")
+        return term if seen is None else torch.where(seen[..., :1], torch.zeros_like(term), term)
+
+    def _relaxed_value(self, name: str, region: str) -> Tensor:
+        """What densities of the relaxed sample are taken of: its logarithm, or its logit."""
+        spec, dist = self.program.distribution("q", name, region)
+        return spec.relax(dist, self.program.select(self.noise[name], region), self.temperature)[1]  # type: ignore[attr-defined]
+
+    def _relaxed_log_prob(self, side: str, name: str, log_value: Tensor) -> Tensor:
+        def at(region: str) -> Tensor:
+            spec, dist = self.program.distribution(side, name, region)
+            return spec.relaxed_log_prob(dist, self.program.select(log_value, region), self.temperature).unsqueeze(-1)  # type: ignore[attr-defined]
+
+        return self.program.piecewise(name, side, at)
+
+    def likelihood(self, name: str) -> Tensor:
+        """log p(v|·) of what is known; of a latent that is known in some rows, there."""
+        log_p, seen = self.log_p(name), self.batch.get(f"{name}?")
+        if seen is not None and name in self.plan.choices:
+            log_p = torch.where(seen[..., :1], log_p, torch.zeros_like(log_p))
+        return self.finish(name, log_p, "p")
+
+    # The bound -----------------------------------------------------------------------------------------------------------------
+
+    def sequence(self) -> list[tuple[str, int]]:
+        """The expectations left after time, innermost first: (latent or "#S", axis)."""
+        return [(name, SAMPLES if name == "#S" else self.plan.slots[name][0]) for name in self.plan.order]
+
+    def terms(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Likelihood and KL terms, summed over time, not yet averaged."""
+        latents = (name for name in self.graph.latents if name in self.plan.clamped or f"{name}?" in self.batch)
+        known = (*self.graph.observed, *latents)
+        return {name: self.likelihood(name) for name in known}, {f"kl({name})": self.kl(name) for name in self.plan.choices}
+
+    def only_known(self, name: str, total: Tensor) -> Tensor:
+        """−∞ at the other values where a latent's value is known."""
+        seen = self.batch.get(f"{name}?")
+        if seen is None:
+            return total
+        here = (self.program.values[name] == self.batch[name]).all(-1, keepdim=True)
+        return torch.where(seen[..., :1] & ~here, torch.full_like(total, -math.inf), total)
+
+    def gradient_scale(self, kl_weight: float | Tensor = 1.0) -> Tensor:
+        """By what DReG multiplies the gradient of each draw: 1 − β + βw̃, with w̃ the sample's normalised importance weight.
+
+        The bound weights each sample's gradient by w̃. Its log-weight has −β log q(z), whose gradient with respect to q's parameters at fixed z
+        has the same mean as −β(w̃ − w̃²) times the gradient of the log-weight along the path of z: w̃(1 − β + βw̃) in all.
+        """
+        terms, kls = self.terms()
+        total = _integrand(terms, kls, kl_weight)
+        for name, axis in self.sequence():
+            if name == "#S":
+                break
+            total = contract(total, self.weight(name), axis)
+        scale = 1 - kl_weight + kl_weight * expand_axis(total, SAMPLES, self.plan.samples).softmax(SAMPLES)
+        return torch.where(scale.abs() < 1e-12, torch.full_like(scale, 1e-12), scale)  # what an earlier draw reads is divided by it
+
+    def bound(self, kl_weight: float | Tensor = 1.0) -> Bound:
+        plan = self.plan
+        terms, kls = self.terms()
+        score = [name for name, choice in plan.choices.items() if choice.draw == "score"]
+        weighted = plan.bound == "iwae"
+        total = surrogate = log_weights = None
+        if weighted or score:
+            total = _integrand(terms, kls, kl_weight)
+        every = terms | kls
+        summed: list[int] = []  # the axes that the integrand of a sample is summed over
+        for name, axis in self.sequence():
+            if name == "#S":
+                if score:
+                    assert total is not None
+                    surrogate = self._score_surrogate(total, score, summed)
+                if weighted:
+                    assert total is not None
+                    if math.prod(total.shape[:-4]) == 1:
+                        log_weights = expand_axis(total, SAMPLES, plan.samples).reshape(plan.samples, -1)
+                    share = expand_axis(total, SAMPLES, plan.samples).softmax(SAMPLES).detach()
+                    total = expand_axis(total, SAMPLES, plan.samples).logsumexp(SAMPLES, keepdim=True) - math.log(plan.samples)
+                    every = {key: contract(term, share, axis) for key, term in every.items()}
+                else:
+                    every = {key: term.mean(axis, keepdim=True) if size(term, axis) > 1 else term for key, term in every.items()}
+                    total = total.mean(axis, keepdim=True) if total is not None and size(total, axis) > 1 else total
+                continue
+            weight, reduction = self.weight(name), plan.reduction(name)
+            if reduction != "expectation":
+                assert total is not None
+                logits = total + self.log_w(name) if reduction == "log expectation exp" else self.only_known(name, total)
+                weight = expand_axis(logits, axis, plan.size((name, 0))).softmax(axis).detach()
+                total = expand_axis(logits, axis, plan.size((name, 0))).logsumexp(axis, keepdim=True)
+            elif total is not None:
+                total = contract(total, weight, axis)
+            if surrogate is not None:
+                surrogate = contract(surrogate, weight.detach(), axis)
+            every = {key: contract(term, weight, axis) for key, term in every.items()}
+            summed.append(axis)
+        n = self._like().shape[-2]
+        shown = {key: term.reshape(-1).expand(n) for key, term in every.items()}
+        if weighted:
+            assert total is not None
+            value = total.reshape(-1).expand(n)
+        else:
+            value = _integrand({key: shown[key] for key in terms}, {key: shown[key] for key in kls}, kl_weight)
+        if surrogate is not None:
+            value = value + (surrogate - surrogate.detach()).reshape(-1)
+        for name in [name for name in terms if name in plan.choices]:  # known in some rows: shown with the others' KL
+            shown[f"kl({name})"] = shown[f"kl({name})"] - shown.pop(name)
+        return Bound(value, shown, log_weights)
+
+    def _score_surrogate(self, total: Tensor, names: list[str], summed: Sequence[int]) -> Tensor:
+        """A zero whose gradient is the score function's, with a leave-one-out baseline (VIMCO under iwae).
+
+        Draws made for each component of a mixture, or each value of a latent, that ``total`` has ``summed`` over are all part of one sample.
+        """
+        log_q: Tensor | None = None
+        for name in names:
+            part = self._where_unknown(name, self.log_q(name))
+            part = self.over_steps(part) if self.graph.timed[name] else part
+            for axis in summed:
+                part = part.sum(axis, keepdim=True) if size(part, axis) > 1 else part
+            log_q = part if log_q is None else log_q + part
+        assert log_q is not None
+        k = self.plan.samples
+        f = expand_axis(total, SAMPLES, k).detach()
+        others = (f.sum(SAMPLES, keepdim=True) - f) / (k - 1)
+        if self.plan.bound == "elbo":
+            return ((f - others) * log_q).mean(SAMPLES, keepdim=True)
+        # The bound had sample k been the geometric mean of the others: replace each f in turn.
+        replaced = torch.where(
+            torch.eye(k, dtype=torch.bool, device=f.device)[..., None, None, None], others.unsqueeze(SAMPLES), f.unsqueeze(SAMPLES - 1)
+        )
+        without = replaced.logsumexp(SAMPLES, keepdim=True).squeeze(SAMPLES)
+        return ((f.logsumexp(SAMPLES, keepdim=True) - without) * log_q).sum(SAMPLES, keepdim=True)
+
+
+def _integrand(terms: Mapping[str, Tensor], kls: Mapping[str, Tensor], kl_weight: float | Tensor) -> Tensor:
+    """Σ likelihood terms − Σ KL terms."""
+    total: Tensor | None = None
+    for term in terms.values():
+        total = term if total is None else total + term
+    assert total is not None  # a model has data
+    for kl in kls.values():
+        total = total - (kl if _one(kl_weight) else kl_weight * kl)
+    return total
+
+
+def _one(kl_weight: float | Tensor) -> bool:
+    return isinstance(kl_weight, float) and kl_weight == 1.0
+
+
+def _component_axis(value: Tensor, slot: int) -> Tensor:
+    """[.., N, k, d] → components on their axis, [k, …, N, d]."""
+    value = value.movedim(-2, 0)
+    return value.reshape(value.shape[0], *[1] * (-slot - value.dim()), *value.shape[1:]) if value.dim() < -slot else value
+
+
+def sample_with_seed(dist: td.Distribution, seed: Tensor) -> Tensor:
+    """torch's own (where possible differentiable) sample, from a seed: for families without a noise of their own."""
+    with seeded(int(seed)):
+        return draw_from(dist, pathwise=True)
+
+
+def estimate(
+    plan: Plan,
+    factors: Mapping[str, nn.Module],
+    batch: Mapping[str, Tensor],
+    noise: Mapping[str, Tensor],
+    *,
+    temperature: float | Tensor = 0.5,
+    kl_weight: float | Tensor = 1.0,
+) -> Bound:
+    """The bound that the plan derives, for this batch and noise."""
+    scale = None
+    if plan.gradient == "dreg":  # a first pass finds the weights of the samples
+        with torch.no_grad():
+            scale = Estimate(plan, factors, batch, noise, temperature=temperature).gradient_scale(kl_weight)
+    estimated = Estimate(plan, factors, batch, noise, temperature=temperature, scale=scale)
+    bound = estimated.bound(kl_weight)
+    if _one(kl_weight):
+        return bound
+    with torch.no_grad():
+        return replace(bound, unweighted=estimated.bound().value)

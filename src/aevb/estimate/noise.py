@@ -1,0 +1,65 @@
+"""Noise: every random number of an estimate, drawn before it and handed over.
+
+An estimate is then a pure function of (parameters, batch, noise), so that two ways of computing it can be compared on the
+same noise, and a run on many processes gives each example the noise that its position in the global batch had on one.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from aevb.runtime import seeding
+
+Layout = dict[str, tuple[str, tuple[int, ...]]]  # name → what to draw, shape
+
+
+def draw(layout: Layout, *, generator: torch.Generator | None, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The masks of dropout are drawn all at once: on a GPU each draw costs a kernel, however few its numbers."""
+    found: dict[str, Tensor] = {}
+    for name, (kind, shape) in layout.items():
+        if name in found:
+            continue
+        alike = {other: form for other, (sort, form) in layout.items() if sort == kind} if kind.startswith("keep ") else {name: shape}
+        if len(alike) == 1:
+            found[name] = draw_one(kind, shape, generator, device, dtype)
+            continue
+        sizes = [math.prod(form) for form in alike.values()]
+        parts = draw_one(kind, (sum(sizes),), generator, device, dtype).split(sizes)
+        found |= {other: part.view(form) for (other, form), part in zip(alike.items(), parts, strict=True)}
+    return found
+
+
+def fork(seed: Tensor, position: int) -> Tensor:
+    """The seed of the rows that begin at a position of the batch; those at its beginning keep the batch's own."""
+    return (seed + position) % 2**62
+
+
+def draw_one(kind: str, shape: tuple[int, ...], generator: torch.Generator | None, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """One tensor: normal, uniform, gumbel, logistic, laplace, ``student DF``, ``keep P`` (a dropout mask), or a seed."""
+    generator = seeding.generator(device) if generator is None else generator
+    name, _, argument = kind.partition(" ")
+    if name == "normal":
+        return torch.randn(shape, generator=generator, device=device, dtype=dtype)
+    empty = torch.empty(shape, device=device, dtype=dtype)
+    tiny = torch.finfo(dtype).tiny
+    if name == "gumbel":
+        return empty.exponential_(generator=generator).clamp_min_(tiny).log_().neg_()
+    if name == "laplace":
+        return empty.exponential_(generator=generator) - torch.empty_like(empty).exponential_(generator=generator)
+    if name == "logistic":
+        return torch.logit(empty.uniform_(generator=generator), eps=torch.finfo(dtype).eps)
+    if name == "uniform":
+        return empty.uniform_(generator=generator)
+    if name == "keep":
+        return empty.bernoulli_(float(argument), generator=generator)
+    if name == "student":
+        df = float(argument)
+        normal = torch.randn(shape, generator=generator, device=device, dtype=dtype)
+        gamma = torch._standard_gamma(torch.full(shape, df / 2, device=device, dtype=dtype), generator=generator)
+        return normal * torch.rsqrt(gamma.clamp_min(tiny) * (2 / df))
+    if name == "seed":
+        return torch.randint(2**62, (), generator=generator, device=device)
+    raise ValueError(f"unknown noise {kind!r}")

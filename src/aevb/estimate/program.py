@@ -1,0 +1,374 @@
+"""Computing the values of a declaration's nodes, stage by stage, over time too.
+
+Values are laid out as in :mod:`aevb.derive.axes`. A step inside a loop is a batch with T = 1: a factor never knows whether it runs
+inside one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import torch.distributions as td
+from torch import Tensor
+
+from aevb.declare.conditionals import Conditional, Factor
+from aevb.declare.deterministic import Function, Recurrence
+from aevb.declare.evaluation_order import Stage
+from aevb.declare.gradients import deferred
+from aevb.declare.graph import Entry, Graph
+from aevb.declare.notation import At, Ref
+from aevb.derive.axes import TIME, alike, join, over_time, steps_of, swap
+
+# What a node's factor is turned into: (node, entry, raw numbers, step or None for all steps at once) → value
+Draw = Callable[[str, Entry, Tensor, int | None], Tensor]
+Distributions = Callable[[str, str, str], tuple[Conditional, td.Distribution]]  # (side, variable, region) → its distribution there
+
+
+class Program:
+    """One evaluation: the values of all nodes for one batch.
+
+    ``batch`` holds [T or 1, N, d] tensors: data by name, ``name?`` a mask of the entries that are known, ``steps`` a mask of
+    the real steps. ``slots`` gives each enumerated latent its axis and, if its neighbour in time is read, that one's.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        factors: Mapping[str, torch.nn.Module],
+        batch: Mapping[str, Tensor],
+        *,
+        noise: Mapping[str, Tensor] | None = None,
+        slots: Mapping[str, tuple[int, int | None]] | None = None,
+        steps: int = 1,
+        q_draws: frozenset[str] = frozenset(),
+        hook: Callable[[Entry, Ref, Tensor], Tensor] | None = None,
+    ) -> None:
+        self.graph, self.factors, self.batch = graph, factors, batch
+        self.noise, self.slots, self.count = noise or {}, slots or {}, steps
+        self.q_draws, self.hook = q_draws, hook
+        self.real = batch.get("steps")
+        self.values: dict[str, Tensor] = {}
+        self.raws: dict[str, Tensor] = {}
+        self._distributions: dict[tuple[str, str], td.Distribution] = {}
+
+    # Reading -----------------------------------------------------------------------------------------------------------
+
+    def read(self, ref: Ref, entry: Entry | None = None) -> Tensor:
+        """A parent's value as an entry sees it: shifted in time, zeros outside the sequence."""
+        value = self._at(self.values[ref.name], ref, masked=True)
+        return self.hook(entry, ref, value) if self.hook and entry else value
+
+    def _at(self, value: Tensor, ref: Ref, *, masked: bool) -> Tensor:
+        if ref.at == "first":
+            return value.narrow(TIME, 0, 1)
+        if ref.at == "last":
+            return self.last_step(value)
+        if not ref.lag:
+            return value
+        for current, neighbour in self.slots.values():
+            if neighbour is not None and value.dim() >= -neighbour:
+                value = swap(value, current, neighbour)  # what was on the present is now on the neighbour's axis
+        value = over_time(value, self.count)
+        if masked and self.real is not None:
+            value = torch.where(self.real, value, torch.zeros_like(value))
+        zeros = torch.zeros_like(value.narrow(TIME, 0, 1))
+        kept = value.narrow(TIME, max(ref.lag, 0), self.count - 1)
+        return torch.cat([zeros, kept] if ref.lag < 0 else [kept, zeros], TIME)
+
+    def last_step(self, value: Tensor) -> Tensor:
+        """Each row's own last real step, as T = 1."""
+        value = over_time(value, self.count)
+        if self.real is None:
+            return value.narrow(TIME, self.count - 1, 1)
+        return (value * self.is_last().to(value.dtype)).sum(TIME, keepdim=True)
+
+    def is_last(self) -> Tensor:
+        """[T, N or 1, 1]: whether the step is the row's last."""
+        if self.real is None:
+            return self._is_step(-1)
+        after = torch.cat([self.real[1:], torch.zeros_like(self.real[:1])], 0)
+        return self.real & ~after
+
+    def is_end(self, end: str) -> Tensor:
+        """[T, N or 1, 1]: whether the step is the row's "first" or "last"."""
+        return self.is_last() if end == "last" else self._is_step(0)
+
+    def _is_step(self, t: int) -> Tensor:
+        here = torch.zeros(self.count, 1, 1, dtype=torch.bool, device=self._device())
+        here[t] = True
+        return here
+
+    def _device(self) -> torch.device:
+        return next(iter(self.batch.values())).device if self.batch else torch.device("cpu")
+
+    def inputs(self, entry: Entry, names: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
+        """The values an entry's parents have, by their label, for the parents whose name passes."""
+        own = entry.key.name if isinstance(self.factors[entry.id], Recurrence) else None
+        return {ref.label: self.read(ref, entry) for ref in entry.key.parents if ref.name != own and names(ref.name)}
+
+    def missing(self, entry: Entry, labels: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Where the inputs are missing, for factors of q that are told so."""
+        found = {}
+        for ref in entry.key.parents:
+            mask = self.batch.get(f"{ref.name}?")
+            if entry.side == "q" and mask is not None and ref.label in labels and ref.name in self.graph.observed:
+                known = self.values[ref.name]
+                found[ref.label] = self._at((~mask).to(known.dtype), ref, masked=True)
+        return found
+
+    def keep(self, entry: Entry) -> list[Tensor]:
+        """Dropout masks, where the noise has them; after them the offset of a factor that was set free (:mod:`aevb.evidence.per_example_q`)."""
+        count = len(entry.spec.net.dropouts()) if entry.spec.net else 0
+        names = [*(f"{entry.id} dropout {i}" for i in range(count)), f"{entry.id} offset"]
+        return [self.noise[name] for name in names if name in self.noise]
+
+    # Factors that nothing waits for ----------------------------------------------------------------------------------------
+
+    def raw(self, entry: Entry) -> Tensor:
+        """A factor's raw numbers for all steps at once."""
+        if entry.id not in self.raws:
+            inputs = self.inputs(entry)
+            self.raws[entry.id] = self.factors[entry.id](inputs, self.keep(entry), self.missing(entry, inputs))
+        return self.raws[entry.id]
+
+    # Quantities of a variable, step by step ------------------------------------------------------------------------------------
+
+    def regions(self, name: str, sides: Sequence[str]) -> list[str]:
+        """The whole sequence, then its ends where one side has an entry of its own for them.
+
+        Rows of one step begin and end there. They are a region "only" where one side declares the first step and another the last.
+        """
+        ends = [set((self.graph.p if side == "p" else self.graph.q)[name]) - {"t", "static"} for side in sides]
+        found = [at for at in ("first", "last") if any(at in ats for ats in ends)]
+        one_step = self.count == 1 or self.real is not None
+        return ["all", *found, *(["only"] if one_step and len(found) > 1 and {"first"} in ends else [])]
+
+    def entry(self, side: str, name: str, region: str) -> Entry:
+        """The rule of a region; of a step that is the first and the last, the last one's before the first one's."""
+        entries = (self.graph.p if side == "p" else self.graph.q)[name]
+        ends = {"all": (), "only": ("last", "first")}.get(region, (region,))
+        return next((entries[at] for at in ends if at in entries), entries[self.graph.main(name)])  # type: ignore[index]
+
+    def select(self, value: Tensor, region: str) -> Tensor:
+        if region == "all" or value.shape[TIME] == 1:
+            return value
+        return self.last_step(value) if region == "last" else value.narrow(TIME, 0, 1)
+
+    def distribution(self, side: str, name: str, region: str = "all") -> tuple[Conditional, td.Distribution]:
+        entry = self.entry(side, name, region)
+        factor = self.factors[entry.id]
+        assert isinstance(factor, Factor)
+        if (entry.id, region) not in self._distributions:
+            self._distributions[entry.id, region] = factor.distribution(self.select(self.raw(entry), region))
+        return factor.spec, self._distributions[entry.id, region]
+
+    def piecewise(self, name: str, sides: Sequence[str], function: Callable[[str], Tensor]) -> Tensor:
+        """Put together a quantity of each step from the regions' own; [.., T, N, 1]."""
+        regions = self.regions(name, sides)
+        result = function("all")
+        if not self.graph.timed[name]:
+            return result
+        result = over_time(result, self.count)
+        if "first" in regions:
+            start = function("first")
+            result = join([start, result.narrow(TIME, 1, self.count - 1)]) if self.count > 1 else start
+        if "last" in regions:
+            end, is_last = function("last"), self.is_last()
+            if "only" in regions:
+                end = torch.where(is_last[:1], function("only"), end)
+            result = torch.where(is_last, end, result)
+        return result
+
+    def log_prob(self, side: str, name: str, value: Tensor, present: Tensor | None = None, distribution: Distributions | None = None) -> Tensor:
+        """log p or log q of a variable's value at every step, each by the step's own rule, of the ``present`` entries; [.., T, N, 1].
+
+        Entries that do not count under a rule (missing, beyond a row's end, another rule's) are given a value of its support first: 0, which
+        they hold already, where its ``fill`` is.
+        """
+        distribution = distribution or self.distribution
+
+        def at(region: str) -> Tensor:
+            spec, dist = distribution(side, name, region)
+            here = self.select(value, region)
+            known = present if present is None or region == "all" else self.select(present.to(value.dtype), region) > 0
+            for counts in (known if spec.fill else None, self._own_steps(side, name, region)):
+                here = here if counts is None else torch.where(counts, here, torch.full_like(here, spec.fill))
+            return spec.log_prob(dist, here, known).unsqueeze(-1)
+
+        return self.piecewise(name, side, at)
+
+    def _own_steps(self, side: str, name: str, region: str) -> Tensor | None:
+        """[T or 1, N or 1, 1]: the real steps at which a region's rule is the one that holds; None where no other value could harm it."""
+        entries = (self.graph.p if side == "p" else self.graph.q)[name]
+        harmless = len(entries) == 1 or len({(str(entry.spec.support), entry.spec.fill) for entry in entries.values()}) == 1
+        own = self.real if region == "all" and self.graph.timed[name] and self.entry(side, name, region).spec.fill else None
+        for end in () if harmless or region == "last" else ("first", "last"):
+            if end in entries and end != region:
+                other = ~self.is_end(end) if region == "all" else ~self.is_end(end)[:1]
+                own = other if own is None else own & other
+        return own
+
+    def mean(self, name: str) -> Tensor:
+        """The mean of p's conditional, at every step."""
+        return self.piecewise(name, "p", lambda region: self.distribution("p", name, region)[1].mean)
+
+    def draw(self, name: str, draw: Draw) -> Tensor:
+        """A draw from p's conditional of a variable nothing else waits for."""
+
+        def at(region: str) -> Tensor:
+            entry = self.entry("p", name, region)
+            return draw(name, entry, self.select(self.raw(entry), region), None if region == "all" else 0)
+
+        return self.piecewise(name, "p", at)
+
+    # Running ------------------------------------------------------------------------------------------------------------
+
+    def run(self, stages: Sequence[Stage], draw: Draw) -> None:
+        for stage in stages:
+            if stage.direction:
+                with deferred():
+                    self._loop(stage, draw)
+            elif stage.nodes[0] not in self.values:
+                self.values[stage.nodes[0]] = self._batched(stage.nodes[0], draw)
+
+    def entries(self, name: str) -> dict[At, Entry]:
+        """The rules by which a node gets its value here: q's if q draws it, otherwise p's (or its own, if deterministic)."""
+        graph = self.graph
+        return graph.q[name] if name in self.q_draws or name not in graph.p else graph.p[name]
+
+    def _value(self, name: str, entry: Entry, raw: Tensor, t: int | None, draw: Draw) -> Tensor:
+        factor = self.factors[entry.id]
+        return factor.value(raw) if isinstance(factor, Function) else draw(name, entry, raw, t)
+
+    def _batched(self, name: str, draw: Draw) -> Tensor:
+        entries = self.entries(name)
+        main = entries[self.graph.main(name)]
+        value = self._value(name, main, self.raw(main), None, draw)
+        if self.graph.is_deterministic(name):
+            value = self._zero_outside(value, main)
+        if "first" in entries:
+            start = self._value(name, entries["first"], self.raw(entries["first"]), 0, draw)
+            value = over_time(value, self.count)
+            value = join([start, value.narrow(TIME, 1, self.count - 1)]) if self.count > 1 else start
+        if "last" in entries:
+            value = torch.where(self.is_last(), self._value(name, entries["last"], self.raw(entries["last"]), None, draw), value)
+        if self.real is not None and main.spec.stochastic and self.graph.timed[name]:
+            value = torch.where(self.real, value, torch.zeros_like(value))
+        return value
+
+    def _zero_outside(self, value: Tensor, entry: Entry) -> Tensor:
+        """A deterministic node all of whose parents lie outside the sequence is zeros."""
+        inside = self._inside(entry)
+        return value if inside is None else torch.where(inside, over_time(value, self.count), torch.zeros_like(value))
+
+    def _inside(self, entry: Entry) -> Tensor | None:
+        """[T, N or 1, 1]: whether any parent lies inside the sequence; None: always."""
+        lags = {ref.lag for ref in entry.key.parents}
+        if 0 in lags:
+            return None
+        real = self.real if self.real is not None else torch.ones(self.count, 1, 1, dtype=torch.bool, device=self._device())
+        outside = torch.zeros_like(real[:1])
+        parts = [torch.cat([outside, real[:-1]] if lag < 0 else [real[1:], outside], 0) for lag in lags]
+        return parts[0] if len(parts) == 1 else parts[0] | parts[1]
+
+    def _loop(self, stage: Stage, draw: Draw) -> None:
+        """Only what the recurrence needs runs here; the blocks of parents known beforehand were summed for all steps."""
+        graph, count = self.graph, self.count
+        inside = set(stage.nodes)
+        ready = {entry.id: self._prepare(entry, inside) for name in stage.nodes for entry in self.entries(name).values()}
+        order = range(count) if stage.direction > 0 else range(count - 1, -1, -1)
+        real = self.real.split(1, 0) if self.real is not None else None
+        last = self.is_last().split(1, 0) if any("last" in self.entries(name) for name in stage.nodes) else None
+        within = {name: self._inside(self.entries(name)["t"]) for name in stage.nodes if graph.is_deterministic(name)}
+        states: dict[str, tuple[Tensor, ...]] = {}
+        raws: dict[str, dict[int, Tensor]] = {entry_id: {} for entry_id in ready}
+        values: dict[str, dict[int, Tensor]] = {name: {} for name in stage.nodes}
+
+        def neighbour(ref: Ref, t: int) -> Tensor:
+            if t == order[0]:
+                like = next(iter(self.batch.values())) if self.batch else self._parameter()
+                return torch.zeros(1, 1, graph.size(ref.name), dtype=self._parameter().dtype, device=like.device)
+            value = values[ref.name][t + ref.lag]
+            return value if real is None else torch.where(real[t + ref.lag], value, torch.zeros_like(value))
+
+        def gates(entry: Entry, t: int) -> Tensor:
+            factor, (before, _) = self.factors[entry.id], ready[entry.id]
+            own = entry.key.name if isinstance(factor, Recurrence) else None
+            inner = {
+                ref.label: neighbour(ref, t) if ref.lag else values[ref.name][t]
+                for ref in entry.key.parents
+                if ref.name in inside and ref.name != own
+            }
+            if self.hook:
+                inner = {ref.label: self.hook(entry, ref, inner[ref.label]) for ref in entry.key.parents if ref.label in inner}
+            if before is None:
+                return factor.first(inner)  # type: ignore[operator]
+            if not inner:
+                return before[t]
+            here = factor.first(inner, bias=False)  # type: ignore[operator]
+            return alike(before[t], here) + here
+
+        def evaluate(name: str, entry: Entry, t: int) -> Tensor:
+            keep = [masks[t] for masks in ready[entry.id][1]]
+            if not entry.key.parents:
+                raw = self.factors[entry.id]({}, keep)
+            else:
+                raw = self.factors[entry.id].rest(gates(entry, t), keep)  # type: ignore[operator]
+            raws[entry.id][t] = raw
+            return self._value(name, entry, raw, t, draw)
+
+        for t in order:
+            for name in stage.nodes:
+                entries = self.entries(name)
+                factor, outside = self.factors[entries["t"].id], within.get(name)
+                skip = outside is not None and real is None and t == order[0]  # all parents lie outside: zeros
+                if isinstance(factor, Recurrence):
+                    state = states.get(name) or factor.initial(self._parameter().new_zeros(1, 1, 1))
+                    if "first" in entries and t == 0:
+                        value = evaluate(name, entries["first"], t)
+                        states[name] = factor.starting_from(value)
+                    elif skip:
+                        value, states[name] = state[factor.spec.layers - 1], state
+                    else:
+                        value, new = factor.step(gates(entries["t"], t), state)
+                        if real is not None:
+                            live = real[t] if outside is None else real[t] & outside[t : t + 1]
+                            new = tuple(torch.where(live, a, b) for a, b in zip(new, state, strict=True))
+                            value = new[factor.spec.layers - 1]
+                        states[name] = new
+                    if "last" in entries and last is not None:
+                        end = evaluate(name, entries["last"], t)
+                        value = torch.where(last[t], end, value)
+                        states[name] = tuple(torch.where(last[t], a, b) for a, b in zip(factor.starting_from(end), states[name], strict=True))
+                else:
+                    value = evaluate(name, entries["t"], t)
+                    if outside is not None:
+                        value = torch.where(outside[t : t + 1], value, torch.zeros_like(value))
+                    if "first" in entries and t == 0:
+                        value = evaluate(name, entries["first"], t)
+                    if "last" in entries and last is not None:
+                        value = torch.where(last[t], evaluate(name, entries["last"], t), value)
+                    if real is not None and entries["t"].spec.stochastic:
+                        value = torch.where(real[t], value, torch.zeros_like(value))
+                values[name][t] = value
+        for name, steps in values.items():
+            self.values[name] = join([steps[t] for t in range(count)])
+        for entry_id, parts in raws.items():
+            if parts:
+                self.raws[entry_id] = join([parts[t] for t in sorted(parts)])
+
+    def _parameter(self) -> Tensor:
+        for factor in self.factors.values():
+            for tensor in (*factor.parameters(), *factor.buffers()):
+                return tensor
+        return torch.zeros(())
+
+    def _prepare(self, entry: Entry, inside: set[str]) -> tuple[Sequence[Tensor] | None, list[Sequence[Tensor]]]:
+        """What of an entry is known before the loop, by step: the sum of the outer parents' blocks, and dropout masks."""
+        outer = self.inputs(entry, lambda name: name not in inside)
+        keep = [steps_of(mask, self.count) for mask in self.keep(entry)]
+        if not outer:
+            return None, keep
+        before = self.factors[entry.id].first(outer, missing=self.missing(entry, outer))  # type: ignore[operator]
+        return steps_of(before, self.count), keep

@@ -1,0 +1,230 @@
+"""p(unknowns | data) exactly: of discrete latents the probabilities, of Gaussian unknowns a Gaussian for each joint value of the discrete ones.
+
+The derivative of the log evidence by a log-factor of it is the posterior probability of that factor's values. So the forward–backward algorithm
+is the forward algorithm and one backward pass through it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from aevb.declare.conditionals import Factor
+from aevb.derive.axes import over_time
+from aevb.evidence.exact import AT_ONCE, INTEGRAL, Term, discrete_terms, integral_term, log_sum
+from aevb.evidence.filtering import Filter
+from aevb.evidence.finite import Tables
+from aevb.evidence.memory_limit import narrow
+from aevb.evidence.smoothing import Smoother
+from aevb.evidence.structure import Structure
+from aevb.runtime.seeding import generator
+
+if TYPE_CHECKING:
+    from aevb.model import Model
+
+
+@dataclass(frozen=True)
+class Components:
+    """Moments of an unknown for each of the K joint values of the discrete latents that it depends on.
+
+    Weights are [N, T or 1, K], means and variances [N, T or 1, K, d], covariances [N, T or 1, K, d, d] (of Gaussian unknowns).
+    """
+
+    weight: Tensor
+    mean: Tensor
+    variance: Tensor
+    covariance: Tensor | None = None
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """The mean and the standard deviation of each entry, the discrete latents summed over; [N, T or 1, d]."""
+        weight = self.weight.unsqueeze(-1)
+        mean = (weight * self.mean).sum(-2)
+        return mean, (weight * (self.variance + (self.mean - mean.unsqueeze(-2)).square())).sum(-2).clamp_min(0.0).sqrt()
+
+
+@dataclass(frozen=True)
+class Marginals:
+    """Probabilities of the discrete latents, [N, T or 1, C], and components of Gaussian latents and of observed variables with missing entries."""
+
+    probs: dict[str, Tensor]
+    components: dict[str, Components]
+
+
+class Unknowns:
+    """The posterior of a batch's unknowns under p, where the evidence is exact (``structure`` says that it is). In float64, without gradients."""
+
+    def __init__(self, model: Model, structure: Structure, batch: Mapping[str, Tensor]) -> None:
+        self.model, self.graph, self.structure, self.batch = model, model.graph, structure, batch
+        self.n, self.steps = model._extent(batch)
+        hidden = [name for name in self.graph.observed if f"{name}?" in batch]
+        self.gaussian = [*(name for name in self.graph.latents if name in structure.gaussian), *(name for name in hidden if name in structure.linked)]
+        self.others = [name for name in hidden if name not in structure.linked]
+
+    def _parts(self, batch: Mapping[str, Tensor], samples: int = 1) -> list[tuple[int, dict[str, Tensor]]]:
+        """The rows in parts that fit into memory, each with its first row: its largest tensors are pairs of states, or covariances, of all steps."""
+        values = math.prod(_count(self.structure, name) for name, _ in self.structure.linked_axes)
+        wide = sum(self.graph.size(name) for name in self.structure.linked)
+        numbers = self.steps * max(self.structure.count**2, values * wide**2, samples * wide)
+        n, rows = self.model._extent(batch)[0], max(1, AT_ONCE // numbers)
+        return [(start, narrow(batch, start, min(rows, n - start))) for start in range(0, n, rows)]
+
+    # Probabilities and moments --------------------------------------------------------------------------------------------------------
+
+    def marginals(self) -> Marginals:
+        """Every unknown's own posterior, at each step."""
+        parts = [self._marginals(part, start) for start, part in self._parts(self.batch)]
+        if len(parts) == 1:
+            return parts[0]
+        probs = {name: torch.cat([part.probs[name] for part in parts]) for name in parts[0].probs}
+        components = {}
+        for name, first in parts[0].components.items():
+            found = [part.components[name] for part in parts]
+            weight, mean, variance = (torch.cat([getattr(one, field) for one in found]) for field in ("weight", "mean", "variance"))
+            covariance = None if first.covariance is None else torch.cat([one.covariance for one in found if one.covariance is not None])
+            components[name] = Components(weight, mean, variance, covariance)
+        return Marginals(probs, components)
+
+    def _marginals(self, batch: Mapping[str, Tensor], start: int) -> Marginals:
+        tables = Tables(self.model, self.structure, batch)
+        integral = Filter(self.model, tables, batch) if self.structure.linked else None
+        n = self.model._extent(batch)[0]
+        terms = [*discrete_terms(tables), *([] if integral is None else [integral_term(integral)])]
+        weights = {term.name: weight for term, weight in zip(terms, _derivatives(tables, terms, n, start), strict=True)}
+        probs = {
+            name: _normalised(_rows_first(weights[name].movedim(tables.slots[name][0], -1), 2).sum(2)[..., 0, :]) for name in self.structure.discrete
+        }
+        components = {name: self._observed(tables, name, weights[name], n) for name in self.others}
+        if integral is not None and self.gaussian:
+            smoother = Smoother(integral, tables.slots, tables.sizes, self.gaussian)
+            means, covariances = smoother.means(), smoother.covariances()
+            for name in self.gaussian:
+                lead = (*means[name].shape[:-3], self.steps if self.graph.timed[name] else 1, n)
+                covariance = _rows_first(covariances[name].expand(*lead, *covariances[name].shape[-2:]), 2)
+                weight = _rows_first(weights[INTEGRAL].squeeze(-1).expand(lead), 0)
+                mean = _rows_first(means[name].expand(*lead, -1), 1)
+                components[name] = Components(_normalised(weight), mean, covariance.diagonal(dim1=-2, dim2=-1), covariance)
+        return Marginals(probs, components)
+
+    def _observed(self, tables: Tables, name: str, weight: Tensor, n: int) -> Components:
+        """An observed variable that reads no Gaussian unknown: its missing entries, given the known ones and each value of the discrete latents."""
+        program, value, present = tables.program, tables.batch[name], tables.batch[f"{name}?"]
+
+        def at(region: str) -> Tensor:
+            spec, dist = program.distribution("p", name, region)
+            here = program.select(present.to(value.dtype), region) > 0
+            dist = spec.given_known(dist, program.select(value, region), here)
+            return torch.stack([dist.mean, dist.variance])
+
+        both = program.piecewise(name, "p", at).double()
+        mean, variance = (part.expand(torch.broadcast_shapes(part.shape, (*weight.shape[:-1], 1))) for part in both.unbind(0))
+        weight = weight.squeeze(-1).expand(mean.shape[:-1])
+        return Components(_normalised(_rows_first(weight, 0)), _rows_first(mean, 1), _rows_first(variance, 1))
+
+    # Joint draws ----------------------------------------------------------------------------------------------------------------------
+
+    def draw(self, samples: int) -> dict[str, Tensor]:
+        """Joint draws of the unknown latents given all data, [S, T or 1, N, d]: the discrete ones, then the Gaussian ones given those."""
+        parts = [self._draw(part, samples, start) for start, part in self._parts(self.batch, samples)]
+        return {name: torch.cat([part[name] for part in parts], -2) for name in parts[0]}
+
+    def _draw(self, batch: Mapping[str, Tensor], samples: int, start: int) -> dict[str, Tensor]:
+        if not self.structure.discrete:
+            return self._draw_gaussian(batch, samples)
+        found = self._draw_discrete(batch, samples, start)
+        if not any(name in self.structure.gaussian for name in self.graph.latents):
+            return found
+        # Every draw of the discrete latents has Gaussians of its own: they are rows where those latents are known.
+        known = {name: value.transpose(0, 1).flatten(1, 2).to(self.model._parameter().dtype) for name, value in found.items()}
+        repeated = {key: value.repeat(1, samples, 1) for key, value in batch.items() if key.removesuffix("?") not in known}
+        clamped = frozenset(name for name in self.graph.latents if name in known or (name in batch and f"{name}?" not in batch))
+        drawn = Unknowns(self.model, Structure(self.model, clamped), repeated | known).draw(1)
+        return found | {name: value[0].unflatten(-2, (samples, -1)).transpose(0, 1) for name, value in drawn.items()}
+
+    def _draw_gaussian(self, batch: Mapping[str, Tensor], samples: int) -> dict[str, Tensor]:
+        tables = Tables(self.model, self.structure, batch)
+        names = [name for name in self.graph.latents if name in self.structure.gaussian]
+        return Smoother(Filter(self.model, tables, batch), tables.slots, tables.sizes, names).draw(samples)
+
+    def _draw_discrete(self, batch: Mapping[str, Tensor], samples: int, start: int) -> dict[str, Tensor]:
+        """Draws of the discrete latents: what has no time and the first step at once, then each step given the one before it."""
+        tables, n = Tables(self.model, self.structure, batch), self.model._extent(batch)[0]
+        graph, sizes = self.graph, tables.sizes
+        static = [name for name in self.structure.discrete if not graph.timed[name]]
+        timed = [name for name in self.structure.discrete if graph.timed[name]]
+        slots = [*(tables.slots[name][0] for name in static), *(tables.slots[name][0] for name in timed), *(tables.slots[name][1] for name in timed)]
+        counts = [sizes[name] for name in (*static, *timed, *timed)]
+        depth = -min(slot for slot in slots if slot is not None)
+        shape = [1] * depth
+        for slot, count in zip(slots, counts, strict=True):
+            shape[slot] = count  # type: ignore[index]
+        shape[-3], shape[-2] = self.steps if timed else 1, n
+        nothing = torch.zeros(shape, dtype=torch.float64, device=self.model._parameter().device)
+        pairs = Term(nothing, frozenset({(name, 0) for name in self.structure.discrete} | {(name, -1) for name in timed}), bool(timed), "pairs")
+        terms = [pairs, *discrete_terms(tables)]
+        if self.structure.linked:
+            terms.append(integral_term(Filter(self.model, tables, batch)))
+        joint = _derivatives(tables, terms, n, start)[0]
+        order = [axis + depth for axis in (-3, -2, *slots)]  # type: ignore[operator]
+        rest = [axis for axis in range(depth) if axis not in order]
+        states = math.prod(sizes[name] for name in timed)
+        table = joint.permute(*order, *rest).reshape(shape[-3], n, -1, states, states)  # [T, N, static, present, neighbour]
+        first = table[0, ..., 0].reshape(n, -1)
+        whole = torch.multinomial(first, samples, replacement=True, generator=generator(first.device)).T  # [S, N]
+        fixed, state = whole // states, whole % states
+        rows = torch.arange(n, device=whole.device).expand(samples, n)
+        path = [state]
+        for t in range(1, table.shape[0]):
+            probs = _normalised(table[t][rows, fixed, :, path[-1]])
+            path.append(torch.multinomial(probs.flatten(0, 1), 1, generator=generator(probs.device)).reshape(samples, n))
+        found = {}
+        index = torch.stack(path, 1)  # [S, T, N]
+        for names, number in ((static, fixed.unsqueeze(1)), (timed, index)):
+            for name in reversed(names):
+                factor = self.model.factors[graph.rule("p", name).id]
+                assert isinstance(factor, Factor)
+                found[name] = factor.table()[number % sizes[name]]
+                number = number // sizes[name]
+        return found
+
+
+def _derivatives(tables: Tables, terms: list[Term], n: int, start: int) -> list[Tensor]:
+    """The derivatives of the log evidence by each term, at every value, step and row: the posterior probabilities of the values.
+
+    Rows are numbered from ``start`` in the error that is raised if the data of one have no probability under p.
+    """
+    whole = []
+    for term in terms:
+        value = over_time(term.value, tables.steps) if term.timed else term.value
+        whole.append(term._replace(value=value.expand(*value.shape[:-2], n, 1).detach().clone().requires_grad_(True)))
+    with torch.enable_grad():
+        total = log_sum(tables, whole)
+        found = torch.autograd.grad(total.sum(), [term.value for term in whole])
+    values = total.detach().reshape(-1)
+    if tables.structure.discrete and not bool(values.isfinite().all()):
+        row = int((~values.isfinite()).nonzero()[0])
+        raise ValueError(
+            f"Row {start + row} (from 0) has no exact posterior: p gives its data the log-probability {float(values[row])}. Check the row's values "
+            "and labels (labels that p rules out, values far outside the data that p was fitted to), and that all parameters of p are finite."
+        )
+    return list(found)
+
+
+def _rows_first(value: Tensor, rest: int) -> Tensor:
+    """[axes, T, N, rest] → [N, T, K, rest], K the joint values of the axes."""
+    flat = value.reshape(-1, *value.shape[value.dim() - rest - 2 :])
+    return flat.permute(2, 1, 0, *range(3, 3 + rest))
+
+
+def _normalised(weight: Tensor) -> Tensor:
+    """Weights that sum to one; equal ones beyond a row's end, where there are none."""
+    total = weight.sum(-1, keepdim=True)
+    return torch.where(total > 0, weight / total, 1 / weight.shape[-1])
+
+
+def _count(structure: Structure, name: str) -> int:
+    return structure.graph.rule("p", name).spec.count(structure.graph.size(name)) or 1

@@ -1,0 +1,149 @@
+"""Parameters of a model with finite latents as one vector: the heads of every factor for each value of its parent, in units of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from aevb.declare import distributions as ad
+from aevb.declare.families import MultivariateNormal, Normal
+from aevb.declare.graph import Entry
+from aevb.training.em.columns import Columns
+from aevb.training.em.emissions import Sums
+from aevb.training.em.factors import EM, Rows
+
+
+class Heads(EM):
+    """Every factor reads one class at most. Gaussian columns have mean 0 and spread 1, as far as their factor has a mean and a scale to learn."""
+
+    least = 1e-12
+
+    def _measure(self, rows: Rows) -> None:
+        """Find the units of every observed variable."""
+        graph = self.graph
+        self.columns = Columns(rows, graph.observed)
+        self.centre, self.unit = {}, {}
+        for name in graph.observed:
+            entries = graph.p[name].values()
+            located = all(isinstance(entry.spec, Normal | MultivariateNormal) and (entry.key.parents or entry.spec.learned) for entry in entries)
+            sized = located and not any(isinstance(getattr(entry.spec, "scale", None), int | float) for entry in entries)
+            self.centre[name] = self.columns.mean[name] if located else torch.zeros_like(self.columns.mean[name])
+            self.unit[name] = self.columns.spread[name] if sized else torch.ones_like(self.columns.spread[name])
+
+    def _log_units(self) -> Tensor:
+        """What the change of units adds to the evidence of all rows."""
+        return -torch.stack([(self.columns.count[name] * self.unit[name].log()).sum() for name in self.graph.observed]).sum()
+
+    def _shapes(self, entry: Entry) -> dict[str, tuple[int, ...]]:
+        """The heads, a row for each value of the parent, and the vectors of a factor that has parameters."""
+        factor: Any = self.model.factors[entry.id]
+        cells = self.graph.size(entry.key.parents[0].name) if entry.key.parents else 1
+        heads = {name: (cells, size) for name, size in factor.sizes.items()} if entry.key.parents or entry.spec.learned else {}
+        return heads | {name: (len(vector),) for name, vector in factor.vectors.items()}
+
+    def read(self) -> Tensor:
+        parts = []
+        for entry in self.entries:
+            factor: Any = self.model.factors[entry.id]
+            shapes = self._shapes(entry)
+            heads = {name: vector.detach().double() for name, vector in factor.vectors.items()}
+            if len(heads) < len(shapes):
+                if entry.key.parents:
+                    blocks = factor.net.blocks
+                    raw = blocks.weights[str(entry.key.parents[0])].mT + (0.0 if blocks.bias is None else blocks.bias)
+                else:
+                    raw = factor.root.unsqueeze(0)
+                heads |= dict(zip(factor.sizes, raw.detach().double().split(list(factor.sizes.values()), -1), strict=True))
+            heads = self._in_units(entry, heads, inward=True)
+            parts += [heads[name].reshape(-1) for name in shapes]
+        return torch.cat(parts)
+
+    def _heads(self, vector: Tensor) -> dict[str, dict[str, Tensor]]:
+        """The heads and vectors of every factor that has parameters, by its id: views of the vector."""
+        found: dict[str, dict[str, Tensor]] = {}
+        start = 0
+        for entry in self.entries:
+            own = found[entry.id] = {}
+            for name, shape in self._shapes(entry).items():
+                size = torch.Size(shape).numel()
+                own[name] = vector[start : start + size].reshape(shape)
+                start += size
+        return found
+
+    def write(self, vector: Tensor) -> None:
+        found = self._heads(vector)
+        self.put({entry.id: self._in_units(entry, found[entry.id], inward=False) for entry in self.entries})
+
+    def put(self, found: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Set the model's parameters to these heads, whatever their units."""
+        for entry in self.entries:
+            factor: Any = self.model.factors[entry.id]
+            heads = found[entry.id]
+            weights = {str(ref): torch.cat([heads[name] for name in factor.sizes], -1).mT for ref in entry.key.parents}
+            self._set(entry, heads, weights, None)
+
+    def _in_units(self, entry: Entry, heads: dict[str, Tensor], *, inward: bool) -> dict[str, Tensor]:
+        """Heads of a Gaussian from the data's units into those in which its columns have mean 0 and spread 1, or back."""
+        if entry.key.name not in self.centre or not isinstance(entry.spec, Normal | MultivariateNormal):
+            return heads
+        centre, unit = self.centre[entry.key.name], self.unit[entry.key.name]
+        factor, found = 1 / unit if inward else unit, dict(heads)
+        if "loc" in heads:
+            found["loc"] = (heads["loc"] - centre) / unit if inward else heads["loc"] * unit + centre
+        if "scale" in heads:
+            found["scale"] = ad.inverse_softplus(F.softplus(heads["scale"]) * factor)
+        if "tril" in heads:
+            found["tril"] = ad.vector_from_tril(ad.tril_from_vector(heads["tril"], len(unit)) * factor.unsqueeze(-1))
+        return found
+
+    def within(self, vector: Tensor) -> Tensor:
+        vector = vector.clone()
+        found = self._heads(vector)
+        for entry in self.entries:
+            if isinstance(entry.spec, Normal) and "scale" in found[entry.id]:
+                found[entry.id]["scale"].clamp_(min=self.raw_least)  # a view of the vector
+        return vector
+
+    def floored(self, vector: Tensor) -> dict[str, list[int]]:
+        heads = self._heads(vector)
+        return {entry.key.name: self.at_floor(heads[entry.id]) for entry in self.entries}
+
+    def centred(self, own: Tensor) -> Tensor:
+        """The same with the means of every Gaussian column moved to the data's, where they all lie on one side of it."""
+        vector = own.clone()
+        for entry in self.entries:
+            loc = self._heads(vector)[entry.id].get("loc")
+            if loc is not None and entry.key.name in self.centre:
+                middle = (self.columns.mean[entry.key.name] - self.centre[entry.key.name]) / self.unit[entry.key.name]
+                aside = (loc.amin(0) > middle) | (loc.amax(0) < middle)
+                loc += torch.where(aside, middle - loc.mean(0), 0.0)
+        return vector
+
+    def maximise(self, sums: Mapping[str, Sums], before: Mapping[str, Mapping[str, Tensor]]) -> Tensor:
+        """The M-step: every factor's heads from its sums over rows; a factor without sums, and what no row speaks of, stay as before."""
+        parts = []
+        for entry in self.entries:
+            heads, seen = self.most_likely(entry, *sums[entry.id]) if entry.id in sums else (before[entry.id], {})
+            for name, shape in self._shapes(entry).items():
+                value = heads[name].reshape(shape)
+                parts.append(torch.where(seen[name], value, before[entry.id][name]) if name in seen and entry.key.parents else value)
+        return torch.cat([part.reshape(-1) for part in parts])
+
+    def most_likely(self, entry: Entry, count: Tensor, first: Tensor, second: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """A factor's heads (a row for each value of its parent) and vectors for these sums over rows, and which numbers any row speaks of."""
+        full = entry.spec.full_moments
+        some = count.clamp_min(torch.finfo(count.dtype).tiny)
+        mean, square = first / some, second / (some.unsqueeze(-1) if full else some)
+        if not entry.key.parents and not entry.spec.learned:
+            mean = torch.zeros_like(mean)  # a fixed root has mean 0
+        total, squares = count.sum(0), second.diagonal(dim1=-2, dim2=-1) if full else second
+        n = total.clamp_min(torch.finfo(count.dtype).tiny)
+        heads = entry.spec.most_likely(count, mean, square, self.floor(squares.sum(0) / n - (first.sum(0) / n).square(), total))
+        assert heads is not None
+        seen = count > 1e-9  # what no row has keeps what it had
+        whole = seen.all(-1, keepdim=True)
+        return heads, {name: seen if value.shape == seen.shape else whole.expand_as(value) for name, value in heads.items() if value.dim() > 1}

@@ -1,0 +1,337 @@
+"""A run's folder: what is written beside its checkpoints, the lock on it, and what to do when the disk refuses.
+
+One process trains in a folder at a time. The lock is the kernel's (``flock``), so one that was killed leaves none behind. Before every write
+the lock file is compared with the one that was locked: a run whose folder was removed, or made again by another run, writes nothing there.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace as altered
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from aevb.runtime.checked_files import read_json, refuse_endless, replace, seal
+from aevb.training.checkpoint import Checkpoint, CheckpointError, TrainingError, folders, write
+
+if TYPE_CHECKING:
+    from aevb.data.datasets import Recipe
+
+try:
+    import fcntl
+except ImportError:  # no such locks on Windows
+    fcntl = None  # type: ignore[assignment]
+
+_REMEDIES = {
+    errno.ENOSPC: "Make room",
+    errno.EDQUOT: "Make room in your quota",
+    errno.EFBIG: "Raise the limit on the size of files (ulimit -f)",
+    errno.EROFS: "Make it writable",
+    errno.EACCES: "Make it writable",
+    errno.EPERM: "Make it writable",
+}
+
+
+LONGEST_LINE = 2**20  # bytes of a line of metrics.jsonl
+
+
+class Folder:
+    """The files of a run in training. ``notes`` are sentences that the run is to record."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.metrics = path, path / "metrics.jsonl"
+        self.notes: list[str] = []
+        self.beside: dict[str, str] = {}  # seals of the JSON files, for the checkpoints
+        self._id = uuid.uuid4().hex
+        self._file: IO[str] | None = None  # of the lock, while it is held
+        self._place: tuple[int, int] | None = None  # the folder itself, as the system knows it
+        self._lines, self._hash = 0, hashlib.sha256()  # of metrics.jsonl so far
+
+    # The lock ---------------------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the folder, made if it is not there, against other processes that would train in it."""
+        with self.writing(self.path, None):
+            self.path.mkdir(parents=True, exist_ok=True)
+            if (self.path / ".lock").is_symlink():
+                raise TrainingError(f"{self.path / '.lock'} is a link to another file, which would be overwritten. Remove the link.")
+            file: IO[str] = (self.path / ".lock").open("a+", encoding="utf-8")
+        try:
+            file = self._lock(file)
+            self._file, self._place = file, _identity(os.stat(self.path))
+            self._check()
+            yield
+        finally:
+            (self._file or file).close()
+            self._file = None
+
+    def _lock(self, file: IO[str]) -> IO[str]:
+        """Lock a file and write into it whose it is. Where the system has no locks, a new file takes the place of the old one, so that a process
+        that held that one finds out and stops."""
+        try:
+            if fcntl is None:
+                raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = _holder(self.path)
+            file.close()
+            raise TrainingError(f"{self.path} is being trained by process {holder}. Wait until it ends, stop it, or choose another folder.") from None
+        except OSError as error:
+            self.notes.append(
+                f"{self.path} lies on a file system without locks ({error.strerror}), which cannot keep a second process from training there. "
+                "If one starts, this run stops before its next write."
+            )
+            file.close()
+            with self.writing(self.path, None):
+                (self.path / ".lock").unlink(missing_ok=True)
+                file = (self.path / ".lock").open("a+", encoding="utf-8")
+        with self.writing(self.path, None):
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), f"{os.getpid()}\n{self._id}\n".encode())
+        return file
+
+    def _check(self) -> None:
+        """Refuse to write into a folder that is no longer this run's. A lock file that was removed is made again, and noted."""
+        if self._file is None:
+            return
+        try:
+            with (self.path / ".lock").open(encoding="utf-8", errors="replace") as there:
+                mine = _identity(os.fstat(there.fileno())) == _identity(os.fstat(self._file.fileno())) and self._id in there.read(200)
+        except FileNotFoundError:
+            if _identity(os.stat(self.path)) != self._place:
+                raise self._taken() from None
+            try:
+                file = (self.path / ".lock").open("x+", encoding="utf-8")
+            except FileExistsError:
+                raise self._taken() from None
+            self._file.close()
+            self._file = None  # nothing to compare with, until the new one is locked
+            self._file = self._lock(file)
+            self.notes.append(f"{self.path / '.lock'} was removed while the run trained. It was made again, so that no second process trains here.")
+            return
+        if not mine:
+            raise self._taken()
+
+    def _taken(self) -> TrainingError:
+        return TrainingError(
+            f"{self.path} belongs to another run now (process {_holder(self.path)}): it was removed and made again, or its .lock was replaced, while "
+            "this run trained. This run stops and writes nothing more there. The model in memory has its weights: save it elsewhere."
+        )
+
+    # Writing ----------------------------------------------------------------------------------------------------------------------
+
+    def begin(self, declaration: Mapping[str, Any], config: str, rows: list[dict[str, Any]], recipe: Recipe | None = None) -> None:
+        """Write what a run starts with, or starts again with."""
+        texts = {
+            "model.json": json.dumps(declaration, indent=2, ensure_ascii=False) + "\n",
+            "config.toml": config,
+            "metrics.jsonl": "".join(json.dumps(row) + "\n" for row in rows),
+        }
+        texts |= {} if recipe is None else {"data.json": recipe.text()}
+        for name, text in texts.items():
+            with self.writing(self.path / name, None):
+                replace(self.path / name, text)
+        self.beside |= {name: seal(json.loads(text)) for name, text in texts.items() if name.endswith(".json")}
+        self._lines, self._hash = len(rows), hashlib.sha256(texts["metrics.jsonl"].encode())
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        line = json.dumps(row) + "\n"
+        with self.writing(self.metrics, row["step"]), self.metrics.open("a", encoding="utf-8") as file:
+            file.write(line)
+        self._lines += 1
+        self._hash.update(line.encode())
+
+    def history(self) -> dict[str, Any]:
+        """How much of ``metrics.jsonl`` there is so far, and its hash."""
+        return {"lines": self._lines, "sha256": self._hash.hexdigest()}
+
+    def save(self, checkpoint: Checkpoint, keep: frozenset[int]) -> None:
+        with self.writing(self.path / "checkpoints", checkpoint.step):
+            with self.metrics.open("a", encoding="utf-8") as file:
+                os.fsync(file.fileno())  # no checkpoint without the record of how it came about
+            write(self.path, altered(checkpoint, beside=self.beside), keep=keep, allowed=self._check)
+
+    @contextmanager
+    def writing(self, path: Path, step: int | None) -> Iterator[None]:
+        """Write only if the folder is still this run's, and turn the disk's refusal into an error that says what to do.
+
+        ``step`` is None before the first.
+        """
+        try:
+            self._check()
+            yield
+        except OSError as error:
+            raise self._refusal(error, path, step) from error
+
+    def _refusal(self, error: OSError, path: Path, step: int | None) -> TrainingError:
+        """What to say when the disk refuses: the place, the system's words, the remedy, and what is left."""
+        where = "" if step is None else f"Step {step}: "
+        text = f"{where}{path} could not be written: {error.strerror or error}."
+        if step is not None and not self.path.is_dir():
+            return TrainingError(f"{text} The run's folder was removed while it trained. The model in memory has its weights: save it.")
+        remedy = _REMEDIES.get(error.errno or 0, "Remove the cause")
+        left = folders(self.path) if self.path.is_dir() else []
+        if left:
+            return TrainingError(f"{text} {remedy}, then resume=True goes on from the last good checkpoint, {left[-1]}.")
+        if step is None:
+            return TrainingError(f"{text} {remedy}, or choose another folder; nothing was trained yet.")
+        return TrainingError(f"{text} {remedy} and start again: no checkpoint was written yet.")
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
+
+
+def _holder(path: Path) -> str:
+    """The process that the lock file names."""
+    try:
+        with (path / ".lock").open(encoding="utf-8", errors="replace") as file:
+            return file.read(200).split()[0]
+    except (OSError, IndexError):
+        return "(unknown)"
+
+
+def refuse_taken(path: Path, resume: bool) -> None:
+    """A run takes a folder that is empty, or that a run began in before; what others put into a folder is not overwritten."""
+    if folders(path):
+        if not resume:
+            raise ValueError(f"{path} holds a run already. Continue it with resume=True, or choose another folder.")
+        return
+    names = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
+    if names and not _began_here(path, names):
+        listed = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+        what = "a saved model" if {"model.json", "weights.safetensors"} <= set(names) else f"files that are not a run's ({listed})"
+        raise ValueError(f"{path} holds {what}, which would be overwritten. Choose a folder that is empty or does not exist yet.")
+
+
+def _began_here(path: Path, names: list[str]) -> bool:
+    """Whether a run began in a folder: by what its lock says, or, if a kill left that empty, by the names of all files."""
+    if ".lock" not in names:
+        return False
+    try:
+        refuse_endless(path / ".lock")
+        with (path / ".lock").open(encoding="utf-8", errors="replace") as file:
+            content = file.read(200)
+    except (OSError, ValueError):
+        return False
+    whole = ("model.json", "data.json", "config.toml", "metrics.jsonl")
+    ours = {".lock", "checkpoints", "tensorboard", *whole, *(f"{name}.writing" for name in whole)}
+    return bool(re.fullmatch(r"\d+\n([0-9a-f]{32}\n)?", content)) or (not content and ours.issuperset(names) and _is_ours(path / "model.json"))
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a declaration is one, or not there."""
+    try:
+        found = read_json(path)
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and found.get("format") == "aevb model"
+
+
+def check_declaration(path: Path, declaration: Mapping[str, Any], recorded: str | None) -> None:
+    """Refuse to continue a run with a model that is declared otherwise; a damaged model.json is written again.
+
+    ``recorded`` is the seal of the declaration in the checkpoint; earlier versions have none.
+    """
+    here = json.loads(json.dumps(declaration))
+    if recorded is not None and seal(here) == recorded:
+        return
+    try:
+        there = read_json(path / "model.json")
+    except (OSError, ValueError):
+        there = None
+    if recorded is not None and (there is None or seal(there) != recorded):
+        raise CheckpointError(f"{path} was trained with another model, and its model.json is missing or damaged. Resume with the same model.")
+    for part in ("p", "q", "given", "missing"):
+        if isinstance(there, dict) and there.get(part) != here.get(part):
+            raise CheckpointError(f"{path} was trained with another model: model.json declares another {part}. Resume with the same model.")
+
+
+def check_recipe(path: Path, recipe: Recipe, recorded: str | None) -> None:
+    """Refuse to continue a run with rows that were prepared otherwise; a damaged data.json is written again."""
+    from aevb.data.datasets import Recipe
+
+    if recorded in {seal(json.loads(one.text())) for one in (recipe, altered(recipe, known=None))}:  # older runs do not say what was known
+        return
+    try:
+        there = Recipe.read(path)
+    except ValueError:
+        if recorded is None:
+            raise
+        there = None
+    asked = ("data", "missing", "validation", "hold_out", "prepare", "seed")  # what the others follow from
+    changed = [key for key in (*asked, *vars(recipe)) if getattr(there, key) != getattr(recipe, key)] if there is not None else []
+    changed = [key for key in changed if key != "known" or (there is not None and there.known is not None)]
+    if changed:
+        raise ValueError(
+            f"{path} was trained with {changed[0]}={getattr(there, changed[0])!r}, not {getattr(recipe, changed[0])!r} (data.json). "
+            "Resume with the same data; if they are, another version prepared them otherwise: start anew."
+        )
+    if recorded is not None:
+        raise ValueError(f"{path} was trained on rows prepared otherwise than these, and its data.json is damaged. Resume with the same data.")
+
+
+def read_rows(path: Path, state: Mapping[str, Any], step: int) -> tuple[list[dict[str, Any]], str | None]:
+    """The rows of a run's ``metrics.jsonl`` up to a checkpoint, and a sentence on what is wrong with them, if anything is.
+
+    What follows them in the file is of steps after the checkpoint, perhaps half written by a run that was killed.
+    """
+    metrics, record = path / "metrics.jsonl", state.get("history")
+    lines = _lines(metrics, None if record is None else record["lines"])
+    expected = len(lines) if record is None else record["lines"]
+    if record is not None and hashlib.sha256(b"".join(line + b"\n" for line in lines)).hexdigest() == record["sha256"]:
+        found = [_row(line, strict=False) for line in lines]
+        if None not in found:
+            return [row for row in found if row is not None], None
+    found = [_row(line) for line in lines]
+    # The note of a step is written before the step is counted, so that one at the limit belongs to the step after it.
+    rows = [row for row in found if row is not None and row["step"] + ("note" in row) <= step]
+    unreadable = found.count(None) + expected - len(lines)
+    if record is None and not unreadable:
+        return rows, None
+    what = f"{unreadable} of its {expected} lines are missing or unreadable" if unreadable else "its lines are not those that the run wrote"
+    other = "" if unreadable else f", or the checkpoint of step {step} is another run's"
+    return rows, f"{metrics} is damaged: {what} up to step {step}{other}. The run's history has what could be read."
+
+
+def note_later(path: Path, step: int) -> str | None:
+    """A sentence on a history that goes on after the last checkpoint, where one is gone or not written yet."""
+    metrics = path / "metrics.jsonl"
+    last = max((row["step"] for row in map(_row, _lines(metrics)[-100:]) if row is not None), default=0)
+    if last <= step:
+        return None
+    return (
+        f"{metrics} goes on to step {last}, but the last checkpoint is of step {step}: the run was stopped in between or still trains, or a "
+        f"checkpoint was removed. resume=True goes on from step {step}."
+    )
+
+
+def _lines(path: Path, most: int | None = None) -> list[bytes]:
+    """The lines of a history, ``most`` of them, that end; up to one longer than any that is written."""
+    found: list[bytes] = []
+    if path.is_file():
+        with path.open("rb") as file:
+            while (most is None or len(found) < most) and (line := file.readline(LONGEST_LINE)).endswith(b"\n"):
+                found.append(line[:-1])
+    return found
+
+
+def _row(line: bytes, strict: bool = True) -> dict[str, Any] | None:
+    """A line as a row: its step, numbers by name, and words of its phase or a note; unless ``strict``, also what else ``after=`` recorded."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    words = ("note", "phase")
+    fine = isinstance(row, dict) and type(row.get("step")) is int and isinstance(row.get("seconds", 0.0), int | float)
+    return row if fine and (not strict or all(isinstance(value, str if name in words else int | float) for name, value in row.items())) else None
