@@ -9,7 +9,7 @@ import torch
 from lean import replayed
 from problems import BATCH, Contender, Problem
 
-from aevb.declare.gradients import _product
+from aevb.compiled_step.gradients import _product
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from timing import WARM_UP, Work, interleaved, machine, summary, wait
 
 from aevb import zoo
 from aevb.declare.families import Bernoulli
-from aevb.training.capture import Steps
+from aevb.training.step_queue import StepQueue
 
 Line = dict[int, Work]
 
@@ -119,7 +119,7 @@ def seeds(place: Place) -> dict[str, Line]:
 
 
 def _together(runs: list[Any]) -> Work:
-    together = Steps()
+    together = StepQueue()
     phase = runs[0].settings.schedule.phase(0, runs[0].total)
 
     def step() -> Taken:

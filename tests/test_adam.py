@@ -6,9 +6,9 @@ import torch
 from test_recording import data, gmvae, partly_frozen, vae
 
 from aevb import Model, Normal, OneHot, alternate, em, fit, mlp
-from aevb.training import adam
-from aevb.training import step as stepping
-from aevb.training.adam import Adam
+from aevb.compiled_step import adam
+from aevb.compiled_step.adam import Adam
+from aevb.training import gradient_steps as stepping
 
 
 def mixture():
@@ -30,9 +30,11 @@ def test_adam_by_its_kernel_is_torchs_adam_also_after_a_break(tmp_path, monkeypa
     x = data().reshape(60, 4, 4) if build is partly_frozen else data() + 0.1 * torch.arange(60.0).unsqueeze(1) if build is mixture else data()
     found = []
     for name in ("ours", "torch's"):
-        steppers, begin = [], stepping.Stepper.__init__
+        steppers, begin = [], stepping.GradientSteps.__init__
         with monkeypatch.context() as patch:
-            patch.setattr(stepping.Stepper, "__init__", lambda self, *args, begin=begin, made=steppers: (begin(self, *args), made.append(self))[0])
+            patch.setattr(
+                stepping.GradientSteps, "__init__", lambda self, *args, begin=begin, made=steppers: (begin(self, *args), made.append(self))[0]
+            )
             if name == "torch's":
                 patch.setattr(Adam, "update", by_torch)
             torch.manual_seed(0)

@@ -10,9 +10,12 @@ from test_flat import as_written
 from test_recording import CASES, data, gmvae, partly_frozen, vae, vrnn
 
 from aevb import fit, joint
-from aevb.training import bundle, capture, flat, fusing, recording
-from aevb.training import step as stepping
-from aevb.training.adam import Adam
+from aevb.compiled_step import cuda_graphs, cuda_streams, fusing, recording
+from aevb.compiled_step import fused_adam as flat
+from aevb.compiled_step.adam import Adam
+from aevb.training import graph_steps as stepping
+from aevb.training import model_bundle as bundle
+from aevb.training import step_queue, steppers
 from aevb.training.fit import Training
 from aevb.training.settings import Settings
 
@@ -48,7 +51,7 @@ def steps(training, count):
 def together(trainings):
     """The models as one, as they are on a GPU after their first steps."""
     for training in trainings:
-        steps(training, capture.WARM_UP)
+        steps(training, stepping.WARM_UP)
         stepper = training.stepper
         stepper.rates = torch.full((1, flat.ALIGNED), training.settings.lr, dtype=stepper.dtype)
         stepper.load(training.step, [training.settings.lr])
@@ -71,7 +74,7 @@ def test_models_as_one_are_the_models_alone(name):
     whole = together(one)
     advance(whole, one, 6)
     for a, b in zip(alone, one, strict=True):
-        steps(a, capture.WARM_UP + 6)
+        steps(a, stepping.WARM_UP + 6)
         torch.testing.assert_close(dict(a.model.state_dict()), dict(b.model.state_dict()), rtol=1e-8, atol=1e-10)
         torch.testing.assert_close(a.stepper.state(), b.stepper.state(), rtol=1e-7, atol=1e-9)  # what a checkpoint holds
         mine, theirs = a.stepper.read(), b.stepper.read()
@@ -83,7 +86,7 @@ def test_products_of_models_as_one_are_in_half_precision_too():
     one = trainings("bfloat16")
     whole, phase = together(one), one[0].settings.schedule.phase(0, 1)
     inputs = whole.inputs(0)
-    objectives, _, gradients = whole.recording(inputs)
+    objectives, _, gradients = whole.compiled(inputs)
     for row, training in enumerate(one):
         objective, _, expected = training.stepper._evaluate(phase, {name: value[row] for name, value in inputs.items()})
         assert float(objectives[row]) == pytest.approx(float(objective), rel=1e-2)
@@ -104,7 +107,7 @@ def test_a_model_that_fails_or_has_ended_stays_where_it_is_and_the_others_go_on(
     with torch.no_grad():
         place.copy_(kept)
     assert one[1].stepper.failed()
-    assert one[1].stepper.at == capture.WARM_UP + 2
+    assert one[1].stepper.at == stepping.WARM_UP + 2
     assert not one[0].stepper.failed()
     assert not one[2].stepper.failed()
     torch.testing.assert_close(dict(one[1].model.state_dict()), before[1], rtol=0, atol=0)
@@ -112,7 +115,7 @@ def test_a_model_that_fails_or_has_ended_stays_where_it_is_and_the_others_go_on(
     whole.only([training.stepper for training in one[:2]])
     advance(whole, one[:2], 2)
     for training, count in ((reference[0], 6), (reference[2], 4)):
-        steps(training, capture.WARM_UP + count)
+        steps(training, stepping.WARM_UP + count)
     torch.testing.assert_close(dict(one[0].model.state_dict()), dict(reference[0].model.state_dict()), rtol=1e-8, atol=1e-10)
     torch.testing.assert_close(dict(one[2].model.state_dict()), dict(reference[2].model.state_dict()), rtol=1e-8, atol=1e-10)
 
@@ -129,7 +132,7 @@ def test_who_leaves_takes_its_weights_along():
 
 
 def test_models_of_which_torch_cannot_make_one_run_side_by_side(monkeypatch):
-    monkeypatch.setattr(stepping.Stepper, "recorded", lambda *_: (_ for _ in ()).throw(RuntimeError("no batching rule")))
+    monkeypatch.setattr(stepping.GradientSteps, "record", lambda *_: (_ for _ in ()).throw(RuntimeError("no batching rule")))
     one = trainings("vae")
     weights = [next(iter(training.model.parameters())) for training in one]
     assert together(one) is None
@@ -148,12 +151,12 @@ def test_only_models_that_differ_in_their_weights_alone_are_one():
         return found
 
     everything, part = SimpleNamespace(name="joint", theta=True, phi=True), SimpleNamespace(name="E", theta=False, phi=True)
-    assert bundle.alike(some(), [everything] * 2)
-    assert not bundle.alike(some(1), [everything])
-    assert not bundle.alike(some(), [part] * 2)
-    assert not bundle.alike(some(buffer=1), [everything] * 2)
+    assert bundle.can_bundle(some(), [everything] * 2)
+    assert not bundle.can_bundle(some(1), [everything])
+    assert not bundle.can_bundle(some(), [part] * 2)
+    assert not bundle.can_bundle(some(buffer=1), [everything] * 2)
     for missing in ({"ends_compiled": False}, {"captures": False}):
-        assert not bundle.alike(some(**missing), [everything] * 2)
+        assert not bundle.can_bundle(some(**missing), [everything] * 2)
 
 
 def test_adam_over_rows_is_adam_over_each():
@@ -165,8 +168,8 @@ def test_adam_over_rows_is_adam_over_each():
     for group, optimisers in zip((models, copies), holders, strict=True):
         for model, optimiser in zip(group, optimisers, strict=True):
             optimiser.update(model, [torch.ones_like(parameter) for parameter in model])
-    rows = flat.Vector(*zip(models, holders[0], strict=True))
-    singly = [flat.Vector(pair) for pair in zip(copies, holders[1], strict=True)]
+    rows = flat.Vector(*zip(models, holders[0], strict=True), remarks=[])
+    singly = [flat.Vector(pair, remarks=[]) for pair in zip(copies, holders[1], strict=True)]
     bad, sums, taken, moved = torch.tensor([0.0, 1.0, 0.0]), torch.zeros(3, 2, dtype=torch.float64), torch.zeros(3), torch.zeros(3)
     rates, totals, measured = torch.tensor([0.1, 0.2, 0.3]), torch.randn(3, dtype=torch.float64), torch.randn(3, 1, dtype=torch.float64)
     for _ in range(4):
@@ -203,53 +206,52 @@ def gpu(monkeypatch):
     Returns the sizes of the bundles that were made, and 0 for each that could not be.
     """
     stream = Stream()
-    lane = capture.Lane(stream, stream, stream, (stream, stream))
+    lane = cuda_streams.CudaStreams(stream, stream, stream, (stream, stream))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
-    monkeypatch.setattr(stepping, "lane", lambda device, number: lane)
-    monkeypatch.setattr(capture, "AT_ONCE", 2)  # an epoch has three steps
+    for module in (stepping, bundle):
+        monkeypatch.setattr(module, "streams_of", lambda device, number: lane)
+    for module in (stepping, step_queue):
+        monkeypatch.setattr(module, "AT_ONCE", 2)  # an epoch has three steps
 
     def captured(models, count):
-        assert all(stepper.seen["joint"] >= capture.WARM_UP for model, _ in models for stepper in getattr(model, "steppers", [model]))
-        return SimpleNamespace(replay=lambda: [capture._advance(model, phase, count) for model, phase in models])
+        assert all(stepper.seen["joint"] >= stepping.WARM_UP for model, _ in models for stepper in getattr(model, "steppers", [model]))
+        return SimpleNamespace(replay=lambda: [cuda_graphs._advance(model, phase, count) for model, phase in models])
 
-    def clusters(graph, **choices):
-        graph = fusing.fused(graph, **choices)
+    def clusters(graph, remarks, **choices):
+        graph = fusing.fused(graph, remarks, **choices)
         for node in graph.graph.nodes:
             if isinstance(node.target, fusing.Compiled):
                 node.target.run = lambda arguments, function=node.target.function: function(*arguments)
         return graph
 
-    monkeypatch.setattr(capture, "captured", captured)
+    monkeypatch.setattr(step_queue, "captured", captured)
+    monkeypatch.setattr(steppers, "can_capture", lambda job: job.settings.compile)
     monkeypatch.setattr(recording, "fused", clusters)
-    begin, draw = stepping.Stepper.__init__, stepping.Stepper.inputs
+    begin, draw = stepping.GraphSteps.__init__, stepping.GraphSteps.inputs
 
     def begun(self, *arguments):
         begin(self, *arguments)
-        if self.settings.compile:
-            self.captures, self.waits, self.staged = True, True, None
-            self.rows = torch.zeros(capture.AT_ONCE, self.order.batch, dtype=torch.long)
-            self.kl_weights = torch.ones(capture.AT_ONCE, flat.ALIGNED, dtype=self.dtype)
-            self.rates = torch.zeros(capture.AT_ONCE, flat.ALIGNED)
-            self.loaded = {}
+        self.waits, self.staged = True, None
+        self.rates = torch.zeros(stepping.AT_ONCE, flat.ALIGNED)
+        self.loaded = {}
 
     def seeded(self, generator, word, step):
-        if self.captures:
-            self.loaded[word] = step
-        else:
-            generator.manual_seed(stepping.seed_of(self.settings.seed, word, step))
+        self.loaded[word] = step
 
     def inputs(self, place):
-        for word, step in self.loaded.items() if self.captures else ():
+        for word, step in self.loaded.items():
             generator = self.noise if word == "noise" else self.drawing
             generator.manual_seed(stepping.seed_of(self.settings.seed, word, step + place))
         return draw(self, place)
 
-    monkeypatch.setattr(stepping.Stepper, "__init__", begun)
-    monkeypatch.setattr(stepping.Stepper, "_seed", seeded)
-    monkeypatch.setattr(stepping.Stepper, "inputs", inputs)
+    monkeypatch.setattr(stepping.GraphSteps, "__init__", begun)
+    monkeypatch.setattr(stepping.GraphSteps, "_seed", seeded)
+    monkeypatch.setattr(stepping.GraphSteps, "inputs", inputs)
     made, real = [], bundle.bundled
-    monkeypatch.setattr(bundle, "bundled", lambda steppers, phase: (found := real(steppers, phase), made.append(len(steppers) if found else 0))[0])
+    monkeypatch.setattr(
+        bundle, "bundled", lambda steppers, phase, number: (found := real(steppers, phase, number), made.append(len(steppers) if found else 0))[0]
+    )
     return made
 
 
@@ -331,7 +333,7 @@ def test_a_step_of_one_seed_that_fails_is_left_out_and_said(gpu, monkeypatch):
         return found
 
     monkeypatch.setattr(bundle.Bundle, "inputs", spoiled)
-    monkeypatch.setattr(stepping.Stepper, "what_failed", lambda self, step, phase: "mine.")
+    monkeypatch.setattr(stepping.GraphSteps, "what_failed", lambda self, step, phase: "mine.")
     runs = fit(model, rows, seeds=3, compile=True, steps=60, batch=20, log_every=10, skip=1)
     assert [[row["note"] for row in run.rows if "note" in row] for run in runs] == [[], ["Step 25: mine. No step was taken. Skipped (1 of 1)."], []]
     as_alone(model, rows, [runs[0], runs[2]], steps=60, batch=20, log_every=10)

@@ -8,7 +8,8 @@ from interpreter.compiled import trained
 from torch._inductor.codegen.cpp import CppKernelProxy
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aevb.training import compiler, fusing
+from aevb.compiled_step import array_bounds as compiler
+from aevb.compiled_step import fusing
 
 SMALL = 132  # the seed of a random model with few clusters to compile
 

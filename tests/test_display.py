@@ -20,7 +20,7 @@ from aevb.data.builtin import factor_analysis
 from aevb.training import fit as loop
 from aevb.training.display import Checking, Display, Lines, Live, clock, display, number
 from aevb.training.distributed import World
-from aevb.training.step import Stepper
+from aevb.training.gradient_steps import GradientSteps as Stepper
 from aevb.zoo import fa
 
 

@@ -24,9 +24,9 @@ from aevb.training import checkpoint
 from aevb.training import fit as loop
 from aevb.training import run_folder as folder
 from aevb.training.checkpoint import CheckpointError, TrainingError, folders, latest, read
+from aevb.training.gradient_steps import GradientSteps as Stepper
 from aevb.training.run import Run
 from aevb.training.run_folder import Folder
-from aevb.training.step import Stepper
 
 TRAIN, VALIDATION = np.ones((60, 6), np.float32), np.zeros((30, 6), np.float32)  # the better the one, the worse the other: the best is the first
 SETTINGS = {"steps": 40, "batch": 20, "decay": "constant", "lr": 1e-2, "checkpoint_every": 10, "validate_every": 10}

@@ -10,8 +10,9 @@ import torch
 from test_recording import data, vae
 from test_rewriting import compiles
 
-from aevb.training import flat, recording
-from aevb.training.checkpoint import TrainingError
+from aevb.compiled_step import fused_adam as flat
+from aevb.compiled_step import recording
+from aevb.training import gradient_steps
 from aevb.training.fit import Training
 from aevb.training.settings import Settings
 
@@ -19,7 +20,7 @@ SHAPES = ((5, 4), (3,), (7,), (2, 2), (2, 3, 2), ())
 
 
 def as_written(function, arguments):
-    """In place of :func:`aevb.training.fusing.compiled`."""
+    """In place of :func:`aevb.compiled_step.fusing.compiled`."""
     return lambda given: function(*given)
 
 
@@ -46,7 +47,7 @@ def counts(dtype):
 
 
 def moving(kind, parameters, adam):
-    return flat.Vector((parameters, adam)) if kind == "vector" else flat.Parts(parameters, adam)
+    return flat.Vector((parameters, adam), remarks=[]) if kind == "vector" else flat.Parts(parameters, adam, [])
 
 
 @pytest.mark.parametrize("kind", ["vector", "parts"])
@@ -98,7 +99,7 @@ def steps_are_adams(kind, clip, dtype, tolerance):
 def test_compiling_leaves_the_arguments_as_they_are():
     torch.manual_seed(0)
     (parameters, adam), dtype = begun(torch.float64), torch.float64
-    ours = flat.Parts(parameters, adam)
+    ours = flat.Parts(parameters, adam, [])
     numbers = torch.tensor(True), torch.tensor(0.1, dtype=dtype), torch.tensor(1.0, dtype=dtype)
     arguments = [*ours.values, *ours.means, *ours.squares, *map(torch.ones_like, parameters), *numbers]
     before = [argument.detach().clone() for argument in arguments]
@@ -109,7 +110,7 @@ def test_compiling_leaves_the_arguments_as_they_are():
     assert not any(map(torch.equal, before[: 3 * len(parameters)], arguments[: 3 * len(parameters)]))
 
 
-def test_what_cannot_be_compiled_is_explained(monkeypatch):
+def test_what_cannot_be_compiled_runs_uncompiled_and_is_explained(monkeypatch):
     from torch._dynamo.exc import BackendCompilerFailed
 
     def fails(function, arguments):
@@ -117,18 +118,22 @@ def test_what_cannot_be_compiled_is_explained(monkeypatch):
 
     monkeypatch.setattr(flat, "compiled", fails)
     parameters, adam = begun(torch.float64)
+    before, remarks = [parameter.detach().clone() for parameter in parameters], []
     number = torch.tensor(1.0, dtype=torch.float64)
-    with pytest.raises(TrainingError, match="torch could not compile a step"):
-        flat.Parts(parameters, adam).finish(dict(zip(parameters, parameters, strict=True)), number, None, number, number, counts(torch.float64))
+    gradients = dict(zip(parameters, parameters, strict=True))
+    flat.Parts(parameters, adam, remarks).finish(gradients, number, None, number, number.expand(2).clone(), counts(torch.float64))
+    assert len(remarks) == 1
+    assert "torch could not compile a part of the step (" in remarks[0]
+    assert all(not torch.equal(a, b) for a, b in zip(before, parameters, strict=True))
 
 
 @pytest.mark.parametrize("most", [2, 48])
 def test_of_many_parameters_the_end_is_not_compiled(most, monkeypatch):
     asked = []
-    monkeypatch.setattr(flat, "MOST", most)
+    monkeypatch.setattr(gradient_steps, "MOST", most)
     monkeypatch.setattr(flat, "compiled", lambda function, arguments: asked.append(len(arguments)) or as_written(function, arguments))
     run = Training(vae(), {"x": data()}, None, Settings(steps=10, batch=20, compile=True), None, False, ExitStack())
-    run.stepper.recordings["joint"] = SimpleNamespace(shapes=None, unchanged=None)  # so that none is made, and none fits
+    run.stepper.compiled["joint"] = SimpleNamespace(fits=lambda inputs: False, remarks=[])  # so that none is made, and none fits
     for _ in range(3):
         run._take_step(run.settings.schedule.phase(run.step, 10))
         run.step += 1
@@ -139,7 +144,7 @@ def test_of_many_parameters_the_end_is_not_compiled(most, monkeypatch):
 def test_gradients_are_gathered_wherever_they_are():
     torch.manual_seed(0)
     parameters, adam = begun(torch.float64)
-    vector = flat.Vector((parameters, adam))
+    vector = flat.Vector((parameters, adam), remarks=[])
     there, moved, absent = parameters[0], parameters[1], parameters[2]
     found = {parameter: torch.randn_like(parameter) for parameter in parameters}
     vector.gradients[there].copy_(found[there])  # put there already
@@ -155,7 +160,7 @@ def test_gradients_of_parts_lie_as_their_parameters_do():
     parameters, adam = begun(torch.float64)
     across = torch.randn(4, 5, dtype=torch.float64).t()
     found = {parameter: torch.randn_like(parameter) for parameter in parameters} | {parameters[0]: across, parameters[2]: None}
-    gradients = flat.Parts(parameters, adam).gather(found)
+    gradients = flat.Parts(parameters, adam, []).gather(found)
     assert [gradient.stride() for gradient in gradients] == [parameter.stride() for parameter in parameters]
     assert torch.equal(gradients[0], across)
     assert gradients[1] is found[parameters[1]]
@@ -165,7 +170,7 @@ def test_gradients_of_parts_lie_as_their_parameters_do():
 def test_gradients_in_half_precision_are_read_as_they_come(monkeypatch):
     """The same numbers, to the last bit, as if they were widened first: nothing is written down twice."""
     monkeypatch.setattr(flat, "compiled", as_written)
-    monkeypatch.setattr(recording, "fused", lambda graph, **_: graph)
+    monkeypatch.setattr(recording, "fused", lambda graph, *_, **__: graph)
     found = []
     for as_they_come in (lambda graph, count: None, recording._as_they_come):
         monkeypatch.setattr(recording, "_as_they_come", as_they_come)
@@ -174,7 +179,7 @@ def test_gradients_in_half_precision_are_read_as_they_come(monkeypatch):
         phase = run.settings.schedule.phase(0, 10)
         for step in range(6):
             run.stepper.step(step, phase, 1e-2)
-        *_, gradients = run.stepper.recordings["joint"](run.stepper.inputs(0))
+        *_, gradients = run.stepper.compiled["joint"](run.stepper.inputs(0))
         found.append(({gradient.dtype for gradient in gradients}, run.model.state_dict(), run.stepper.read()))
     assert [dtypes for dtypes, *_ in found] == [{torch.float32}, {torch.bfloat16}]
     assert isinstance(run.stepper.moving["joint"], flat.Parts)

@@ -9,7 +9,7 @@ from test_recording import CASES, data, partly_frozen, soon, vae, vrnn, with_cou
 
 from aevb import fit
 from aevb.data.sources import open_source
-from aevb.training import step as stepping
+from aevb.training import gradient_steps as stepping
 from aevb.training.evaluation import Evaluation
 
 pytestmark = [
@@ -37,7 +37,7 @@ def weights(model):
 def eagerly(monkeypatch, model, rows, **choices):
     """A run without recordings and compiled functions: captured, but with the operations of the model as it was written."""
     with monkeypatch.context() as patch:
-        patch.setattr(stepping, "_why_not_recorded", lambda *_: "for comparison")
+        patch.setattr(stepping, "why_not_recorded", lambda *_: "for comparison")
         return fit(model, rows, **choices)
 
 

@@ -12,10 +12,10 @@ from test_fit import assert_equal_weights, bits, small_vae, weights
 
 from aevb import GRU, Bernoulli, Deterministic, Model, Normal, OneHot, fit
 from aevb.data import Affine
+from aevb.training.gradient_steps import GradientSteps as Stepper
 from aevb.training.objective import Objective
 from aevb.training.run import Run
 from aevb.training.settings import Settings
-from aevb.training.step import Stepper
 from aevb.zoo import gmvae, m2
 
 # Labels ------------------------------------------------------------------------------------------------------------------------

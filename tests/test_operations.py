@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd import forward_ad
 
-from aevb.declare import gradients as operations
-from aevb.declare.gradients import affine, bernoulli_log_prob, deferred, elementary, lstm_cell
+from aevb.compiled_step import gradients as operations
+from aevb.compiled_step.gradients import affine, bernoulli_log_prob, deferred, elementary, lstm_cell
 
 
 def parameters(*shapes, dtype=torch.float64):

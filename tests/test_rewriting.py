@@ -13,12 +13,14 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from aevb import LSTM, Bernoulli, Model, Normal, conv, deconv, fit, mlp
-from aevb.declare.gradients import elementary
+from aevb.compiled_step import cuda_streams, fusing, recording
+from aevb.compiled_step.gradients import elementary
+from aevb.compiled_step.rewriting import DEFERRED, PRODUCTS, UnchangeableError, rewritten
+from aevb.compiled_step.tracing import traced
 from aevb.estimate import noise
-from aevb.training import capture, fusing, recording, rewriting
-from aevb.training import step as stepping
-from aevb.training.rewriting import BESIDE, PRODUCTS, UnchangeableError, rewritten
-from aevb.training.tracing import traced
+from aevb.training import gradient_steps as stepping
+from aevb.training import step_queue as capture
+from aevb.training.row_order import Order
 
 
 def compiles(test):
@@ -41,13 +43,13 @@ def replaced(monkeypatch):
     found = []
 
     def use(make):
-        class Replaced(recording.Recording):
-            def __init__(self, *args, **choices):
-                super().__init__(*args, **choices)
-                before, self.run = self.run, make(self.run, len(self.parameters))
-                found.append((before, self.run))
+        def replaced(*args, **choices):
+            step = recording.compile_step(*args, **choices)
+            before, step.run = step.run, make(step.run, len(step.parameters))
+            found.append((before, step.run))
+            return step
 
-        monkeypatch.setattr(stepping, "Recording", Replaced)
+        monkeypatch.setattr(stepping, "compile_step", replaced)
         return found
 
     return use
@@ -59,7 +61,7 @@ def calls(clusters):
 
 def by_functions(graph, parameters):
     """In clusters, none of which is compiled."""
-    clusters = fusing.fused(rewritten(graph, parameters))
+    clusters = fusing.fused(rewritten(graph, parameters), [])
     for part in calls(clusters):
         part.run = lambda arguments, function=part.function: function(*arguments)
     return clusters
@@ -68,9 +70,9 @@ def by_functions(graph, parameters):
 def alike(monkeypatch, name, tolerance=2e-4):
     """Train a case eagerly, then again with what stands in for its recording; by few steps, since rounding grows from step to step."""
     build, more, settings = CASES[name]
-    patched = stepping.Recording
+    patched = stepping.compile_step
     eager, *_ = trained(monkeypatch, build, more, settings, after=1000)
-    monkeypatch.setattr(stepping, "Recording", patched)  # which training has undone
+    monkeypatch.setattr(stepping, "compile_step", patched)  # which training has undone
     other, _, some = trained(monkeypatch, build, more, settings, after=3)
     assert some
     for (key, a), b in zip(eager.state_dict().items(), other.state_dict().values(), strict=True):
@@ -89,13 +91,13 @@ def test_a_step_in_clusters_is_the_step(monkeypatch, replaced, name):
     with elementary():
         alike(monkeypatch, name, tolerance=1e-2 if name == "bfloat16" else 2e-4)
     for _, graph in found:  # beside products and views there are functions alone
-        left = {node.target.__name__ for node in graph.graph.nodes if node.op == "call_function" and BESIDE not in node.meta}
+        left = {node.target.__name__ for node in graph.graph.nodes if node.op == "call_function" and DEFERRED not in node.meta}
         assert not left & {"add.Tensor", "mul.Tensor", "relu.default", "sigmoid.default", "threshold_backward.default", "sum.dim_IntList"}
 
 
 @compiles
 def test_compiled_clusters_are_the_step(monkeypatch, replaced):
-    replaced(lambda graph, parameters: fusing.fused(rewritten(graph, parameters)))
+    replaced(lambda graph, parameters: fusing.fused(rewritten(graph, parameters), []))
     alike(monkeypatch, "vae")
 
 
@@ -113,7 +115,7 @@ def recorded(model, x, *, cells):
         return bound.value.mean(), bound.value.mean().reshape(1)
 
     with elementary() if cells else nullcontext():
-        made = recording.Recording(model, function, given, list(model.parameters()), compiled=False)
+        made = recording.compile_step(function, model, given, list(model.parameters()))
     return made.run, [*made.parameters, *given.values()], len(made.parameters)
 
 
@@ -132,11 +134,11 @@ def test_products_of_one_input_become_one_and_gradients_lie_beside(monkeypatch):
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
     assert count(smaller, *SUMS) < products - 2 * 12  # of each step at least one forwards and one backwards
     assert count(smaller, "addmm_") >= 3
-    groups = {node.meta[BESIDE] for node in smaller.graph.nodes if BESIDE in node.meta}
+    groups = {node.meta[DEFERRED] for node in smaller.graph.nodes if DEFERRED in node.meta}
     assert len(groups) > 5
     for node in smaller.graph.nodes:
-        if BESIDE in node.meta:
-            assert all(user.op == "output" or user.meta.get(BESIDE) == node.meta[BESIDE] for user in node.users)
+        if DEFERRED in node.meta:
+            assert all(user.op == "output" or user.meta.get(DEFERRED) == node.meta[DEFERRED] for user in node.users)
 
 
 def test_a_longer_sequence_needs_no_more_functions():
@@ -199,7 +201,7 @@ def test_small_products_are_sums_in_the_clusters():
     graph, arguments, weights = recorded(model, data(30), cells=False)
     clusters = by_functions(graph, weights)
     for node in clusters.graph.nodes:
-        if node.target in PRODUCTS and BESIDE not in node.meta:
+        if node.target in PRODUCTS and DEFERRED not in node.meta:
             assert node.args[-1].meta["val"].shape[0] > fusing.NARROW
             assert node.meta["val"].shape[1] > 2 * fusing.NARROW
     with torch.no_grad():
@@ -248,7 +250,7 @@ def test_whatever_a_recording_contains_stays_what_it_was(name, beside):
     weights, function, arguments = SHAPES[name]
     kept = [argument.clone() for argument in arguments]
     expected = function(*arguments)
-    small = rewritten(traced(function, *arguments), weights, beside=beside)
+    small = rewritten(traced(function, *arguments), weights, defer=beside)
     for graph in (small, by_functions(traced(function, *arguments), weights)):
         for _ in range(2):
             for a, b in zip(graph(*arguments), expected, strict=True):
@@ -300,12 +302,12 @@ def test_a_step_that_cannot_be_rewritten_runs_as_it_was_recorded():
         h[:, 0].mul_(2.0)
         return h.square().mean(), h.mean().reshape(1)
 
-    made = recording.Recording(layer, function, {"x": x}, list(layer.parameters()), compiled=True)
+    made = recording.compile_step(function, layer, {"x": x}, list(layer.parameters()), fuse=True)
     objective, measured, gradients = made({"x": x})
     expected, also = function({"x": x})
     torch.testing.assert_close((objective, measured), (expected.detach(), also.detach()))
     torch.testing.assert_close(tuple(gradients), torch.autograd.grad(-expected, list(layer.parameters())))
-    assert "writes into a value that others may read" in made.unchanged
+    assert "writes into a value that others may read" in made.remarks[0]
 
 
 @pytest.mark.parametrize(
@@ -357,15 +359,15 @@ class Stream:
             self.seen[name] = max(done, self.seen.get(name, 0))
 
 
-class Watched(rewriting.Beside):
+class Watched(cuda_streams.ConcurrentRun):
     """Checks that an operation waits for what it reads, and that nobody gives away what a stream may still read."""
 
-    def __init__(self, graph, lane, streams):
-        super().__init__(graph, lane)
-        self.streams, self.made, self.reading, self.used = streams, {}, [], set()
+    def __init__(self, graph, own, streams):
+        super().__init__(graph, own)
+        self.stack, self.made, self.reading, self.used = streams, {}, [], set()
 
     def call_function(self, target, args, kwargs):
-        here, chain = self.streams[-1], self.streams[0]
+        here, chain = self.stack[-1], self.stack[0]
         given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
         for value in given:
             name, when = self.made.get(id(value), (here.name, 0))
@@ -395,14 +397,14 @@ def watched(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: streams[-1])
     monkeypatch.setattr(torch.cuda, "stream", on)
-    lane = capture.Lane(streams[0], Stream("along"), None, tuple(Stream(f"branch {i}") for i in range(3)))
+    own = cuda_streams.CudaStreams(streams[0], Stream("concurrent"), None, tuple(Stream(f"branch {i}") for i in range(3)))
 
     def run(graph, *arguments):
         for part in calls(graph):
             part.run = lambda given, function=part.function: function(*given)
-        watching = Watched(graph, lane, streams)
+        watching = Watched(graph, own, streams)
         torch.testing.assert_close(list(watching.run(*arguments)), list(graph(*arguments)))
-        assert all(streams[0].seen.get(stream.name, 0) == stream.done for stream in (lane.along, *lane.branches))
+        assert all(streams[0].seen.get(stream.name, 0) == stream.done for stream in (own.concurrent, *own.branches))
         return watching.used
 
     return run
@@ -415,7 +417,7 @@ def test_streams_wait_for_each_other(watched, build, compiled):
     graph, arguments, weights = recorded(build(), x, cells=False)
     graph = rewritten(graph, weights, values=not compiled)
     used = watched(fusing.fused(graph, on_gpu=True) if compiled else graph, *arguments)
-    assert used >= ({"chain", "along"} if compiled else {"chain"}) | {"branch 0", "branch 1"}
+    assert used >= ({"chain", "concurrent"} if compiled else {"chain"}) | {"branch 0", "branch 1"}
 
 
 def straight_on(w1, w2, w3, w4, x):
@@ -435,8 +437,8 @@ def put_to_what_is_there(w1, w2, w3, x, y):
 )
 def test_products_wait_for_those_of_the_level_below(watched, function, shapes):
     arguments = [numbers(*shape) for shape in shapes]
-    graph = fusing.fused(rewritten(traced(function, *arguments), len(shapes) - 1, beside=False), on_gpu=True)
-    assert watched(graph, *arguments) == {"chain", "along"}
+    graph = fusing.fused(rewritten(traced(function, *arguments), len(shapes) - 1, defer=False), on_gpu=True)
+    assert watched(graph, *arguments) == {"chain", "concurrent"}
 
 
 def test_a_value_that_a_gradient_needs_stays_on_the_chain(watched):
@@ -453,7 +455,7 @@ def test_a_value_that_a_gradient_needs_stays_on_the_chain(watched):
 
 
 class Stepper:
-    """What :class:`Steps` wants of one."""
+    """What :class:`StepQueue` wants of one."""
 
     captures, ends_compiled, alone = True, False, True
 
@@ -463,6 +465,9 @@ class Stepper:
     def step(self, step, phase, rate):
         self.seen[phase.name] = self.seen.get(phase.name, 0) + 1
         self.log.append((self.name, step, rate))
+
+    def join(self, number, take, *, alone):
+        self.number, self.take, self.alone = number, take, alone
 
     def load(self, step, rates):
         self.loaded = [(self.name, step + i, rate) for i, rate in enumerate(rates)]
@@ -483,7 +488,7 @@ def steps(monkeypatch):
         return SimpleNamespace(replay=replay)
 
     monkeypatch.setattr(capture, "captured", captured)
-    return capture.Steps(), graphs
+    return capture.StepQueue(), graphs
 
 
 def test_steps_are_taken_many_at_a_time_each_once_and_in_order(steps):
@@ -543,7 +548,7 @@ def test_masks_of_one_kind_are_drawn_at_once():
 
 def test_a_run_is_the_same_whether_its_rows_are_asked_for_singly_or_together():
     order = fit(CASES["vae"][0](), {"x": data()}, steps=1, batch=25).settings  # any run: only its batches matter
-    rows = stepping.Order(60, order.batch, seed=4)
+    rows = Order(60, order.batch, seed=4)
     assert torch.equal(rows.rows(3, 10), torch.cat([rows.rows(3 + i) for i in range(10)]))
 
 

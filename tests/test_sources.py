@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler, TensorDat
 from aevb import Bernoulli, ContinuousBernoulli, Model, Normal, OneHot, fit, mlp, zoo
 from aevb.data import binarise, dequantise, sources
 from aevb.data.sources import Mapped, Resident, open_source
+from aevb.training.gradient_steps import GradientSteps as Stepper
 from aevb.training.row_order import Order
 from aevb.training.staging import Gathered, Staged
-from aevb.training.step import Stepper
 
 
 def kinds(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import fx
 
-from aevb.training.tracing import traced
+from aevb.compiled_step.tracing import traced
 
 a, b = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
 fixed = torch.arange(3.0)

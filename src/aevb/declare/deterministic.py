@@ -13,8 +13,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from aevb.compiled_step.gradients import affine, lstm_cell
 from aevb.declare.conditionals import Conditional, Factor
-from aevb.declare.gradients import affine, lstm_cell
 from aevb.declare.networks import ACTIVATIONS, Blocks, Shape, _choice
 from aevb.declare.registry import register
 

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import constraints
 
+from aevb.compiled_step.gradients import bernoulli_log_prob
 from aevb.declare import distributions as ad
 from aevb.declare.conditionals import Conditional, Noise
-from aevb.declare.gradients import bernoulli_log_prob
 from aevb.declare.registry import register
 
 # Where the most likely value lies at infinity (a cluster of equal rows, a column of zeros), a closed form stops here.

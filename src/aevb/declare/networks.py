@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aevb.declare.gradients import affine
+from aevb.compiled_step.gradients import affine
 from aevb.declare.registry import register
 
 Shape = tuple[int, ...]

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from aevb.diagnostics.finding import Finding
-from aevb.training.fit import UNTAUGHT
+from aevb.training.events import SKIPPED, UNTAUGHT, events
 from aevb.training.run import Run
 from aevb.training.warning_signs import fall, told_fall
 
@@ -59,24 +59,19 @@ def _kl_weight(run: Run) -> list[Finding]:
 
 
 def _failures(run: Run) -> list[Finding]:
-    notes = [note for note in _notes(run) if "Skipped (" in note]
-    if not notes:
+    found = events(run.rows, SKIPPED)
+    if not found:
         return []
-    text = f"{len(notes)} step{'s were' if len(notes) > 1 else ' was'} left out because the loss or a gradient was not finite; the last: {notes[-1]}"
-    return [Finding("warning", "failed steps", "run", text, {"count": len(notes)}, "Look at these rows; a lower lr or clip= may help.")]
+    text = f"{len(found)} step{'s were' if len(found) > 1 else ' was'} left out because the loss or a gradient was not finite; the last: {found[-1]}"
+    return [Finding("warning", "failed steps", "run", text, {"count": len(found)}, "Look at these rows; a lower lr or clip= may help.")]
 
 
 def _untaught(run: Run) -> list[Finding]:
     """Latents that were known in every row."""
-    found = [note.partition(": ") for note in _notes(run) if UNTAUGHT in note]
     return [
-        Finding("warning", "untaught q", head.split()[0], f"{head} that it was trained on: {rest.partition('. ')[0]}.", {}, rest.partition(". ")[2])
-        for head, _, rest in found
+        Finding("warning", "untaught q", event.about, event.text.replace("every row:", "every row that it was trained on:"), {}, event.remedy)
+        for event in events(run.rows, UNTAUGHT)
     ]
-
-
-def _notes(run: Run) -> list[str]:
-    return [str(row["note"]) for row in run.rows if "note" in row]
 
 
 def _bias(run: Run) -> list[Finding]:

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from aevb.runtime import seeding
+from aevb.runtime import private_torch, seeding
 
 Layout = dict[str, tuple[str, tuple[int, ...]]]  # name → what to draw, shape
 
@@ -58,7 +58,7 @@ def draw_one(kind: str, shape: tuple[int, ...], generator: torch.Generator | Non
     if name == "student":
         df = float(argument)
         normal = torch.randn(shape, generator=generator, device=device, dtype=dtype)
-        gamma = torch._standard_gamma(torch.full(shape, df / 2, device=device, dtype=dtype), generator=generator)
+        gamma = private_torch.gamma(torch.full(shape, df / 2, device=device, dtype=dtype), generator)
         return normal * torch.rsqrt(gamma.clamp_min(tiny) * (2 / df))
     if name == "seed":
         return torch.randint(2**62, (), generator=generator, device=device)

@@ -12,10 +12,10 @@ import torch
 import torch.distributions as td
 from torch import Tensor
 
+from aevb.compiled_step.gradients import deferred
 from aevb.declare.conditionals import Conditional, Factor
 from aevb.declare.deterministic import Function, Recurrence
 from aevb.declare.evaluation_order import Stage
-from aevb.declare.gradients import deferred
 from aevb.declare.graph import Entry, Graph
 from aevb.declare.notation import At, Ref
 from aevb.derive.axes import TIME, alike, join, over_time, steps_of, swap

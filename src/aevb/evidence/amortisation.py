@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from aevb.compiled_step.gradients import weights_fixed
 from aevb.declare.families import Exact
-from aevb.declare.gradients import weights_fixed
 from aevb.derive.plan import Plan
 from aevb.estimate.batch import Batch, split_latents
 from aevb.estimate.estimators import estimate

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from aevb.declare.gradients import weights_fixed
+from aevb.compiled_step.gradients import weights_fixed
 from aevb.estimate.batch import prepare
 from aevb.evidence.density import STARTS, Path, replayed, temperatures, why_not_from_posterior
 from aevb.evidence.memory_limit import narrow, pieces, room

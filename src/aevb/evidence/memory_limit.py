@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from aevb.runtime import private_torch
+from aevb.runtime.private_torch import tree_leaves
 
 DEFAULT = 2**27  # on the CPU, where larger pieces are no faster: their pages are fetched anew for every operation
 CORNERS = 0.02  # of a limit on a GPU
@@ -20,11 +21,11 @@ PROBE = 32  # samples of the small run; enough that what every sample needs outw
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
-class Peak(TorchDispatchMode):
+class Peak(private_torch.DispatchMode or object):  # type: ignore[misc]
     """The most that tensors made inside held at once: ``with Peak() as peak: …`` and then ``peak.bytes``, on any device."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.live = self.bytes = 0
         self._seen: set[int] = set()
 
@@ -95,6 +96,8 @@ def pieces(run: Callable[[int, int], object], rows: int, samples: int, budget: i
         del result
         return peak.bytes
 
+    if private_torch.DispatchMode is None:  # nobody can say what is held: small pieces
+        return 1, min(samples, max(smallest, PROBE))
     few, many = held(1, PROBE), held(1, 2 * PROBE)
     each = max(1.0, (many - few) / PROBE)
     row = max(0.0, held(2, PROBE) - few - PROBE * each) if rows > 1 else 0.0

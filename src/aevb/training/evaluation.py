@@ -18,7 +18,7 @@ from aevb.evidence.exact import exact_evidence, why_not_exact
 from aevb.evidence.gap import gap
 from aevb.evidence.sampling import importance
 from aevb.model import Model
-from aevb.training.recording import own_part
+from aevb.training.purity import own_part
 from aevb.training.row_order import seed_of
 
 ROWS, ROWS_ON_GPU = 1000, 10_000  # rows evaluated at a time

@@ -29,12 +29,11 @@ from aevb.declare.networks import MLP
 from aevb.derive.plan import Plan
 from aevb.estimate.batch import Batch, split_latents
 from aevb.evidence.exact import why_not_exact
-from aevb.evidence.structure import Structure
 from aevb.model import Model
 from aevb.posterior.choice import open_ended
 from aevb.posterior.training_record import trainable_latents, with_weights
 from aevb.runtime.contention import sharing_cores
-from aevb.training.capture import AT_ONCE, Steps
+from aevb.training import events
 from aevb.training.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -48,22 +47,24 @@ from aevb.training.display import Checking, TensorBoard, Watcher, display
 from aevb.training.distributed import join
 from aevb.training.em import exact_em
 from aevb.training.evaluation import Evaluation
+from aevb.training.events import Event
+from aevb.training.graph_steps import AT_ONCE
 from aevb.training.interrupts import Flag, interruptible
 from aevb.training.maximum_likelihood import why_in_batches
-from aevb.training.quasi_newton import QuasiNewton
-from aevb.training.recording import added, own_part
+from aevb.training.purity import added, own_part
 from aevb.training.row_order import NUMBERS, Order, seed_of
 from aevb.training.run import Run
 from aevb.training.run_folder import Folder, check_declaration, check_recipe, read_rows, refuse_taken
 from aevb.training.schedules import Phase
 from aevb.training.settings import Settings, to_toml
-from aevb.training.step import Stepper
+from aevb.training.step import Job
+from aevb.training.step_queue import StepQueue
+from aevb.training.steppers import stepper_for
 from aevb.training.threads import threads, worth
 from aevb.training.warning_signs import FEW, ROWS, effective_weights, fall, told_fall, told_weights
 
 __all__ = ["Training", "TrainingError", "fit"]
 
-UNTAUGHT = "is known in every row"  # what a note says of such a latent
 LEAST_SHARE = 10  # steps of p for one of q, beyond which q counts as not trained
 ITERATIONS = 1000  # over all rows, where none are asked for: they end when the evidence does not rise any more
 ESTIMATES = ("bound", "samples", "gradient", "temperature", "kl_warmup", "classify", "agree")  # settings that exact answers do not use
@@ -151,7 +152,7 @@ def _several(seeds: int | Sequence[int]) -> list[int]:
 
 def _train_together(trainings: Sequence[Training]) -> list[Run]:
     """Several runs, a step of each at a time. Where one is stopped, or fails, all are; the others save first."""
-    together, stopped, failed = Steps(), False, None
+    together, stopped, failed = StepQueue(), False, None
     with threads(trainings[0].threads), interruptible() as interrupted:
         loops = {training: training.loop(interrupted) for training in trainings}
         while loops:
@@ -237,19 +238,9 @@ class Training:
         )
         self.labelled = [name for name in model.graph.latents if name in first and model.graph.rule("q", name).spec.finite]
         self._check_settings()
-        self.stepper = Stepper(
-            model,
-            self.plan,
-            self.source,
-            self.order,
-            settings,
-            self.world,
-            self.labelled,
-            self._classes(),
-            self.em,
-            exact and self.in_batches is None,
-        )
-        self.steps = Steps()
+        job = Job(model, self.plan, self.source, self.order, settings, self.world, self.labelled, self._classes(), self.em)
+        self.stepper = stepper_for(job, on_all_rows=self.on_all_rows)
+        self.steps = StepQueue()
         self._check_groups()
         if settings.compile and self.stepper.not_recorded is not None:
             raise ValueError(f"compile=True compiles a step of the bound, but {self.stepper.not_recorded}. Train without compile=True.")
@@ -463,20 +454,21 @@ class Training:
         for name in self._untaught():
             alone = name in self.labelled and self.model.graph.latent_behind(name) is None and self.em is None
             remedy = "To learn it too, add classify=1 (--classify 1); to find it" if alone else "To find it"
-            self._note_once(f"{name} {UNTAUGHT}: nothing teaches q({name}|·). {remedy} without labels, leave {name} out.")
+            text = f"{name} is known in every row: nothing teaches q({name}|·)."
+            self._note_once(Event(events.UNTAUGHT, name, text, f"{remedy} without labels, leave {name} out."))
         self._note_folder()
         for name in self._taught_apart():
-            self._note_once(
-                f"{name} is known in some rows, where the bound has no term with q({name}|·): these labels do not teach it. If q is to "
-                f"predict {name}, add classify=1 (--classify 1)."
-            )
+            text = f"{name} is known in some rows, where the bound has no term with q({name}|·): these labels do not teach it."
+            self._note_once(Event(events.LABELS, name, text, f"If q is to predict {name}, add classify=1 (--classify 1)."))
         for note in self._repeats():
-            self._note_once(note)
+            self._note_once(Event(events.REPEATED, "data", note))
         stop = self._out_of_patience() or self.stepper.converged
         if s.schedule.objective == "evidence" and with_weights(self.model):
-            self._note_once("mle() trains p alone. Read the evidence: the elbo, its terms and the gap are those of q as it was before.")
+            text = "mle() trains p alone."
+            self._note_once(Event(events.P_ALONE, "q", text, "Read the evidence: the elbo, its terms and the gap are those of q as it was before."))
         if self.in_batches is not None:
-            self._note_once(f"mle() takes Adam's steps on batches, not L-BFGS on all rows: {self.in_batches}.")
+            text = f"mle() takes Adam's steps on batches, not L-BFGS on all rows: {self.in_batches}."
+            self._note_once(Event(events.IN_BATCHES, "run", text))
         try:
             while self.step < self.total and not stop:
                 phase = s.schedule.phase(self.step, self.total)
@@ -528,56 +520,21 @@ class Training:
         self.note_what_stays()
 
     def note_what_stays(self) -> None:
-        if self.stepper.left_alone is not None:
-            self._note_once(f"em() leaves q as it is: {self.stepper.left_alone}. To train q, fit again with alternate() or joint().")
-        if self.em is not None and self.em.closed:
-            self._note_the_end()
-        if self.stepper.likelihood is not None:
-            self._note_the_end_of_mle(self.stepper.likelihood.search)
-        for recorded in self.stepper.recordings.values() if self.settings.compile else ():
-            if recorded.unchanged is not None:
-                self._note_once(f"compile=True leaves the arithmetic of a step as it is: {recorded.unchanged}.")
-
-    def _note_the_end(self) -> None:
-        """How EM ended: it has converged, or it has not but takes no more iterations."""
-        tol, taken, iterations = self.settings.schedule.tol, self.step + 1, self.stepper.iterations  # type: ignore[attr-defined]
-        ends = self.stepper.converged or taken == self.total
-        if ends and iterations is not None and (note := iterations.method.told_floor(iterations.ascent.point)):
-            self._note_once(note)
-        if self.stepper.converged:
-            self._note(f"em() converged after {taken} iterations: the last ones raised the mean evidence by less than tol={tol:g} nats.")
-        elif taken == self.total and tol > 0:
-            self._note(f"em() ended after {taken} iterations, as asked, before it converged (tol={tol:g}); more steps= would raise the evidence.")
-
-    def _note_the_end_of_mle(self, search: QuasiNewton) -> None:
-        """How L-BFGS ended: it has converged, or it has not but takes no more iterations."""
-        tol, taken = self.settings.schedule.tol, self.step + 1  # type: ignore[attr-defined]
-        told = f"after {taken} iterations of L-BFGS on all rows ({search.evaluations} evaluations)"
-        if search.converged(tol):
-            structure, more = Structure(self.model, self.plan.clamped), ""
-            if structure.carried or structure.discrete:
-                more = " This is a local maximum, and another start may find a higher one: max(fit(…, seeds=8), "
-                more += 'key=lambda run: run.history["evidence"][-1]) takes the best of 8.'
-            self._note(f"mle() converged {told}: the last one raised the mean evidence by less than tol={tol:g} nats.{more}")
-        elif self.stepper.converged:
-            self._note(
-                f"mle() ended {told} without having converged (tol={tol:g}): no step raises the evidence any more, although its gradient is not 0. "
-                "The likelihood may have no maximum (a scale that goes to 0), or too little precision is left."
-            )
-        elif taken == self.total and tol > 0:
-            self._note(f"mle() ended {told}, as asked, before it converged (tol={tol:g}); more steps= would raise the evidence.")
+        """Record what the steps have to say."""
+        for event in self.stepper.remarks(self.step + 1, self.total):
+            self._note_once(event)
 
     def _note_course(self) -> None:
         """Say at the end of a run that its bound fell back, or that its importance weights rest on one sample."""
         if (found := fall(Run(self.model, self.settings, self.rows, self.out, self.step, 0.0))) is not None:
-            self._note(" ".join(told_fall(found)))
+            self._note(Event(events.FELL_BACK, "run", *told_fall(found)))
         if self.settings.schedule.objective != "bound":
             return
         self.stepper.settle_model()
         batch = self.source.take(torch.arange(min(ROWS, self.source.n)))
         effective = effective_weights(self.model, self.plan, batch, seed_of(self.settings.seed, "course", 0))
         if effective is not None and effective < FEW:
-            self._note(" ".join(told_weights(effective, self.plan.samples)))
+            self._note(Event(events.ONE_SAMPLE, "run", *told_weights(effective, self.plan.samples)))
 
     def _place(self, phase: Phase) -> dict[str, Any]:
         """Where in the schedule a step stands; an iteration in closed form has no learning rate."""
@@ -759,7 +716,7 @@ class Training:
             if self.em is not None and self.em.closed:
                 advice = " Standardise the data (aevb.data.standardise), or use mle()."
             raise TrainingError(message + self._last_good() + advice)
-        self._note(message + f" Skipped ({self.skipped} of {self.settings.skip}).")
+        self._note(Event(events.SKIPPED, "run", f"{message} Skipped ({self.skipped} of {self.settings.skip})."))
         self.step += 1
         self.stepper.go_on()
 
@@ -786,23 +743,23 @@ class Training:
         read = {ref.name for name in self.model.graph.latents for ref in self.model.graph.reads("q", name)}
         return next((name for name in batch if name in read and float(batch[name].abs().max()) > 100), None)
 
-    def _note_once(self, text: str) -> None:
-        """A note that holds for the whole run, also where it was resumed."""
-        if not any(row.get("note") == text for row in self.rows):
-            self._note(text)
+    def _note_once(self, event: Event) -> None:
+        """Record an event that holds for the whole run, also where it was resumed."""
+        if not any(row.get("note") == str(event) for row in self.rows):
+            self._note(event)
 
     def _note_folder(self) -> None:
         """Record what the run's folder has to say."""
         while self.folder is not None and self.folder.notes:
-            self._note_once(self.folder.notes.pop(0))
+            self._note_once(Event(events.FOLDER, "run", self.folder.notes.pop(0)))
 
-    def _note(self, text: str) -> None:
-        row = {"step": self.step, "note": text}
+    def _note(self, event: Event) -> None:
+        row = event.row(self.step)
         self.rows.append(row)
         if self.folder is not None:
             self.folder.append(row)
         for watcher in self.watchers:
-            watcher.note(text)
+            watcher.note(str(event))
 
 
 def _refuse_shared(model: Model) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from aevb.derive.plan import Plan
 from aevb.model import Model
-from aevb.training.recording import own_part
+from aevb.training.purity import own_part
 
 SHARE = 5_000_000  # multiplications in a product for every thread that it is given
 FEW = 2  # threads that are always worth it

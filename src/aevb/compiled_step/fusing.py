@@ -8,8 +8,8 @@ again and again, and each is compiled once: a loop over 28 steps compiles as fas
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from heapq import heapify, heappop, heappush
 from operator import getitem
 from typing import Any
@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from aevb.training.checkpoint import TrainingError
-from aevb.training.compiler import corrected, stays_inside
-from aevb.training.rewriting import ALONG, BESIDE, LINEAR, PRODUCTS, VIEWS, Node, call
+from aevb.compiled_step.array_bounds import corrected, stays_inside
+from aevb.compiled_step.rewriting import CONCURRENT, DEFERRED, LINEAR, PRODUCTS, VIEWS, Node, call
+from aevb.runtime import private_torch
 
 aten = torch.ops.aten
 EXTERN = {
-    aten.mm, aten.addmm, aten.addmm_, aten._addmm_activation, aten.bmm, aten.baddbmm, aten.convolution, aten.convolution_backward,
-    *([LINEAR.overloadpacket] if LINEAR is not None else []),
+    aten.mm, aten.addmm, aten.addmm_, aten.bmm, aten.baddbmm, aten.convolution, aten.convolution_backward,
+    *(private.overloadpacket for private in (private_torch.ADDMM_ACTIVATION, LINEAR) if private is not private_torch.NOTHING),
 }  # fmt: skip
 PARTS = (*VIEWS, aten.split.Tensor, aten.split_with_sizes.default, aten.select.int, aten.transpose.int, aten.permute.default, getitem)
 CUTS = {aten.slice.Tensor: 1, aten.select.int: 1, aten.split.Tensor: 2, aten.split_with_sizes.default: 2}  # where the axis stands
@@ -37,18 +37,18 @@ NARROW, SMALL = 4, 512  # a product over so few, or to twice so few of not many 
 WIDER = 16  # in place of both on a GPU for the products of several pairs at once, whose routines there are slow with what is narrow
 
 
-def fused(graph: fx.GraphModule, *, on_gpu: bool = False) -> fx.GraphModule:
-    """The same step with each cluster as one call of a compiled function."""
+def fused(graph: fx.GraphModule, remarks: list[str] | None = None, *, on_gpu: bool = False) -> fx.GraphModule:
+    """The same step with each cluster as one call of a compiled function; ``remarks`` gets what could not be compiled, and why."""
     _spread(graph.graph, on_gpu)
     levels: dict[Node, int] = {}
     clustered: set[Node] = set()
     for node in graph.graph.nodes:
         level = max((levels[source] for source in node.all_input_nodes), default=0)
         levels[node] = level + _product(node)
-        free = node.op == "call_function" and BESIDE not in node.meta and levels[node] == level
+        free = node.op == "call_function" and DEFERRED not in node.meta and levels[node] == level
         if free and (node.target not in PARTS or node.args[0] in clustered):
             clustered.add(node)
-    return _Assembly(graph, levels, clustered, _cheap(graph.graph, clustered)).graph
+    return _Assembly(graph, levels, clustered, _cheap(graph.graph, clustered), [] if remarks is None else remarks).graph
 
 
 def _product(node: Node) -> bool:
@@ -72,7 +72,7 @@ def _cheap(graph: fx.Graph, clustered: set[Node]) -> set[Node]:
         parts = [user for user in node.users if user.target is getitem]
         readers = {reader for user in node.users for reader in (user.users if user in parts else [user])}
         joined = all(reader in clustered or reader in free for reader in readers)
-        if readers and joined and _same_view(node) and node not in clustered and BESIDE not in node.meta:
+        if readers and joined and _same_view(node) and node not in clustered and DEFERRED not in node.meta:
             free |= {node, *parts}
     return free
 
@@ -90,7 +90,7 @@ def _spread(graph: fx.Graph, on_gpu: bool) -> None:
     """Products over a few numbers, or to a few, as sums, which join what lies around them."""
     for node in list(graph.nodes):
         several = on_gpu and node.target is aten.bmm.default
-        if not (several or node.target in PRODUCTS) or node.kwargs or BESIDE in node.meta:
+        if not (several or node.target in PRODUCTS) or node.kwargs or DEFERRED in node.meta:
             continue
         few_terms, few_columns = (WIDER, WIDER) if several else (NARROW, 2 * NARROW)
         bias, (a, b) = node.args[0] if node.target is aten.addmm.default else None, node.args[-2:]
@@ -120,7 +120,8 @@ def _outer(graph: fx.Graph, a: Node, b: Node, terms: int) -> Node:
 class _Assembly:
     """The new graph: units (a cluster, or a node of its own) in an order in which each finds its inputs, level by level."""
 
-    def __init__(self, old: fx.GraphModule, levels: Mapping[Node, int], clustered: set[Node], cheap: set[Node]) -> None:
+    def __init__(self, old: fx.GraphModule, levels: Mapping[Node, int], clustered: set[Node], cheap: set[Node], remarks: list[str]) -> None:
+        self.remarks = remarks
         self.places, self.cheap = {node: i for i, node in enumerate(old.graph.nodes)}, cheap
         self.new = fx.Graph()
         self.known: dict[Node, Node] = {}
@@ -137,7 +138,7 @@ class _Assembly:
                 users[source].append(key)
         products: dict[int, list[Node]] = defaultdict(list)
         for node in old.graph.nodes:
-            if node in members and _product(node) and BESIDE not in node.meta:
+            if node in members and _product(node) and DEFERRED not in node.meta:
                 products[levels[node]].append(node)
         chain = {node for group in products.values() for node in group}
         ranks = {key: (nodes[0].op == "output", levels[nodes[0]], key not in chain, self.places[nodes[0]]) for key, nodes in members.items()}
@@ -152,7 +153,7 @@ class _Assembly:
                     heappush(ready, (ranks[user], user))
         for level, group in products.items():  # none needs another of its level
             for node in group if len(group) > 1 else ():
-                self.known[node].meta[ALONG] = level, node is not group[-1]
+                self.known[node].meta[CONCURRENT] = level, node is not group[-1]
         constants = {node.target: getattr(old, node.target) for node in old.graph.nodes if node.op == "get_attr"}
         self.graph = fx.GraphModule(constants, self.new)
 
@@ -171,7 +172,7 @@ class _Assembly:
 
     def _emit(self, nodes: Sequence[Node], cluster: bool) -> None:
         first = nodes[0]
-        if not cluster and not (BESIDE in first.meta and first.target is aten.sum.dim_IntList):
+        if not cluster and not (DEFERRED in first.meta and first.target is aten.sum.dim_IntList):
             self.known[first] = self.new.node_copy(first, self.known.__getitem__)
             return
         inputs, whole = self._inputs(nodes), self._whole(nodes)
@@ -181,10 +182,10 @@ class _Assembly:
         key = tuple(lines), tuple(_form(node.meta["val"]) for node in inputs), tuple(names[node] for node in outputs)
         if key not in self.functions:
             self.functions[key] = _function(inputs, whole, outputs), {}
-        call = self.new.call_function(Compiled(*self.functions[key]), tuple(self.known[node] for node in inputs))
+        call = self.new.call_function(Compiled(*self.functions[key], self.remarks), tuple(self.known[node] for node in inputs))
         self.known |= {node: self.new.call_function(getitem, (call, i)) for i, node in enumerate(outputs)}
-        for node in [call, *(self.known[output] for output in outputs)] if BESIDE in first.meta else ():
-            node.meta[BESIDE] = first.meta[BESIDE]
+        for node in [call, *(self.known[output] for output in outputs)] if DEFERRED in first.meta else ():
+            node.meta[DEFERRED] = first.meta[DEFERRED]
 
 
 def _function(inputs: Sequence[Node], nodes: Sequence[Node], outputs: Sequence[Node]) -> fx.GraphModule:
@@ -202,8 +203,8 @@ class Compiled:
     By torch's compiler itself, without what watches over Python code, which costs at every call.
     """
 
-    def __init__(self, function: fx.GraphModule, known: dict[Any, Any]) -> None:
-        self.function, self.known = function, known
+    def __init__(self, function: fx.GraphModule, known: dict[Any, Any], remarks: list[str]) -> None:
+        self.function, self.known, self.remarks = function, known, remarks
         self.run: Any = None
         self.__name__ = "compiled"  # as a function that a graph calls
 
@@ -211,12 +212,30 @@ class Compiled:
         if self.run is None:
             form = tuple((value.stride(), value.data_ptr() % 16 == 0) for value in arguments)
             if form not in self.known:
-                self.known[form] = _compiled(self.function, arguments)
+                self.known[form] = or_plain(_compiled, self.function, arguments, self.remarks)
             self.run = self.known[form]
         return self.run(list(arguments))
 
 
-def _compiled(function: fx.GraphModule, arguments: Sequence[Tensor]) -> Callable[[list[Tensor]], Sequence[Tensor]]:
+Code = Callable[[list[Tensor]], Sequence[Tensor]]
+
+
+def or_plain(compile: Callable[[Any, Sequence[Tensor]], Code], function: Any, arguments: Sequence[Tensor], remarks: list[str]) -> Code:
+    """The function compiled; as it is where torch cannot compile it, with a remark that says why."""
+    try:
+        return compile(function, arguments)
+    except Exception as error:  # whatever a compiler, or a torch that has none, may raise: no run dies of an optimisation
+        cause = str(error).partition("\n")[0] or type(error).__name__
+        remark = (
+            f"torch could not compile a part of the step ({cause}), which therefore runs uncompiled. On a CPU torch needs a C++ compiler "
+            "(g++, or the one that CXX names), on a GPU Triton and a C compiler"
+        )
+        if remark not in remarks:
+            remarks.append(remark)
+        return lambda inputs: function(*inputs)
+
+
+def _compiled(function: fx.GraphModule, arguments: Sequence[Tensor]) -> Code:
     """What torch's compiler makes of a function: the code itself, where what torch wraps around it gives back the same tensors."""
     wrapped, code = _both(function, arguments)
     expected = wrapped(*arguments)
@@ -225,11 +244,11 @@ def _compiled(function: fx.GraphModule, arguments: Sequence[Tensor]) -> Callable
     if len(set(places)) < len(places):  # two results as one: but what follows may write into each
         return lambda inputs: [value.clone() for value in wrapped(*inputs)]
     if code is not None and _same(code(list(arguments)), expected):
-        return code
+        return code  # type: ignore[no-any-return]
     return lambda inputs: wrapped(*inputs)
 
 
-def compiled(function: Callable[..., Sequence[Tensor]], arguments: Sequence[Tensor]) -> Callable[[list[Tensor]], Sequence[Tensor]]:
+def compiled(function: Callable[..., Sequence[Tensor]], arguments: Sequence[Tensor]) -> Code:
     """A function that writes into some of its arguments, for arguments that lie in memory as these do; these it leaves as they are."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -237,7 +256,7 @@ def compiled(function: Callable[..., Sequence[Tensor]], arguments: Sequence[Tens
     if code is not None:
         these, those = ([_copy(argument) for argument in arguments] for _ in range(2))
         if _same([*code(list(these)), *these], [*wrapped(*those), *those]):
-            return code
+            return code  # type: ignore[no-any-return]
     return lambda inputs: wrapped(*inputs)
 
 
@@ -246,47 +265,26 @@ def _both(function: fx.GraphModule, arguments: Sequence[Tensor]) -> tuple[Callab
 
     The function as it is where the compiled code would write past the end of an array.
     """
-    from torch._functorch import config as functorch
-    from torch._guards import TracingContext, tracing
-    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-    from torch._subclasses import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    made: list[Any] = []
+    inductor, made = private_torch.inductor(), list[Any]()
 
     def inner(*given: Any, **choices: Any) -> Any:
-        made.append(compile_fx_inner(*given, **choices))
+        made.append(inductor.compile_fx_inner(*given, **choices))
         return made[-1]
 
     on_gpu = any(argument.is_cuda for argument in arguments)
     options = OPTIONS | (ON_GPU if on_gpu else {})
-    mode = FakeTensorMode(shape_env=ShapeEnv())  # where there is none, torch does not look for what was compiled before
+    mode = inductor.FakeTensorMode(shape_env=inductor.ShapeEnv())  # where there is none, torch does not look for what was compiled before
     with (
-        tracing(TracingContext(mode)),
-        functorch.patch(enable_autograd_cache=False),  # which would keep the code to itself
+        inductor.tracing(inductor.TracingContext(mode)),
+        inductor.config.patch(enable_autograd_cache=False),  # which would keep the code to itself
         nullcontext() if on_gpu else corrected(),
     ):
         fixed = [mode.from_tensor(argument, static_shapes=True) for argument in arguments]
-        wrapped: Any = compile_fx(function, fixed, inner_compile=inner, config_patches=options)
+        wrapped: Any = inductor.compile_fx(function, fixed, inner_compile=inner, config_patches=options)
     code = getattr(made[0], "current_callable", None) if len(made) == 1 else None
     if code is not None and not on_gpu and not stays_inside(code, arguments):
         return function, None
     return wrapped, code
-
-
-@contextmanager
-def explained() -> Iterator[None]:
-    """Where torch cannot compile, say what it needs: it tries when a step is first taken."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-            raise
-        cause = str(error).partition("\n")[0]
-        raise TrainingError(
-            f"compile=True: torch could not compile a step ({cause}). On a CPU it needs a C++ compiler (g++, or the one that CXX names), on a GPU "
-            "Triton and a C compiler. Train without compile=True: the numbers are the same but for rounding."
-        ) from error
 
 
 def _copy(value: Tensor) -> Tensor:

@@ -7,20 +7,16 @@ one model has, each on all models at once. Every model keeps its own data, noise
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from aevb.training import flat
-from aevb.training.recording import Recording
-from aevb.training.rewriting import UnchangeableError
+from aevb.compiled_step import CompiledStep
+from aevb.compiled_step.cuda_streams import CudaStreams, streams_of
+from aevb.compiled_step.fused_adam import Vector
+from aevb.compiled_step.rewriting import UnchangeableError
+from aevb.training.graph_steps import GraphSteps
 from aevb.training.schedules import Phase
-
-if TYPE_CHECKING:
-    from aevb.training.capture import Lane
-    from aevb.training.step import Stepper
-
 
 MOST = 16  # models in a bundle: of a mixture on an H200 sixteen as one take 86 µs each, as twice eight side by side 95
 
@@ -28,20 +24,20 @@ MOST = 16  # models in a bundle: of a mixture on an H200 sixteen as one take 86 
 class Bundle:
     """Takes the steps of several models. Those whose runs have ended stay as they are; their rows are computed for nothing."""
 
-    def __init__(self, steppers: Sequence[Stepper], phase: Phase, recording: Recording) -> None:
-        self.steppers, self.recording = steppers, recording
-        first = steppers[0]
-        self.vector = flat.Vector(*((stepper.active(phase), stepper.adam) for stepper in steppers))
+    def __init__(self, steppers: Sequence[GraphSteps], phase: Phase, step: CompiledStep, number: int = 0) -> None:
+        self.steppers, self.compiled, self.number = steppers, step, number
+        first, models = steppers[0], [stepper.model for stepper in steppers]
+        self.vector = Vector(*((stepper.active(phase), stepper.adam) for stepper in steppers), remarks=step.remarks)
         moving = self.vector.weights
-        models = [stepper.model for stepper in steppers]
-        recording.parameters = [
-            moving[p] if p in moving else _as_rows([m.get_parameter(n) for m in models]) for n, p in first.model.named_parameters()
-        ]
-        recording.write_into(self.vector.gradients)
-        counts = ("bad", "sums", "taken", "moved", "rates")
-        self.bad, self.sums, self.taken, self.moved, self.rates = (_as_rows([getattr(stepper, name) for stepper in steppers]) for name in counts)
+        step.parameters = [moving[p] if p in moving else _as_rows([m.get_parameter(n) for m in models]) for n, p in first.model.named_parameters()]
+        step.write_into(self.vector.gradients)
+        tallies = [stepper.tally for stepper in steppers]
+        self.failed, self.sums, self.taken, self.moved = (
+            _as_rows([getattr(tally, name) for tally in tallies]) for name in ("failed", "sums", "taken", "moved")
+        )
+        self.rates = _as_rows([stepper.rates for stepper in steppers if stepper.rates is not None])
         for stepper in steppers:
-            stepper.recordings[phase.name] = recording
+            stepper.adopt(phase, step)
         self.warm = 0  # steps that were not captured
 
     @property
@@ -49,8 +45,8 @@ class Bundle:
         return self.steppers[0].device
 
     @property
-    def lane(self) -> Lane:
-        return self.steppers[0].lane
+    def streams(self) -> CudaStreams:
+        return streams_of(self.device, self.number)
 
     @property
     def generators(self) -> list[torch.Generator]:
@@ -60,11 +56,11 @@ class Bundle:
         for stepper in self.steppers:
             stepper.settle()
 
-    def only(self, going_on: Sequence[Stepper]) -> None:
+    def only(self, going_on: Sequence[GraphSteps]) -> None:
         """A model whose run has ended moves no more."""
         for stepper in self.steppers:
             if stepper not in going_on:
-                stepper.bad.fill_(1.0)
+                stepper.tally.failed.fill_(1.0)
 
     def inputs(self, place: int) -> dict[str, Tensor]:
         return stacked_inputs(self.steppers, place)
@@ -72,10 +68,19 @@ class Bundle:
     @torch.no_grad()
     def advance(self, phase: Phase, place: int, inputs: Mapping[str, Tensor]) -> None:
         first = self.steppers[0]
-        total, measured, gradients = self.recording(inputs)
+        total, measured, gradients = self.compiled(inputs)
         found = dict(zip(first.active(phase), gradients, strict=True))
-        counts = self.bad, self.sums, self.taken, self.moved
+        counts = self.failed, self.sums, self.taken, self.moved
         self.vector.finish(found, self.rates[:, place, 0], first.settings.clip, total, measured, counts)
+
+    def run(self, phase: Phase, count: int, here: torch.cuda.Stream) -> None:
+        """Take steps without a graph, on the bundle's own stream."""
+        self.streams.chain.wait_stream(here)
+        with torch.cuda.stream(self.streams.chain):
+            for place in range(count):
+                self.advance(phase, place, self.inputs(place))
+        here.wait_stream(self.streams.chain)
+        self.warm += count
 
 
 def _as_rows(tensors: Sequence[Tensor]) -> Tensor:
@@ -86,37 +91,38 @@ def _as_rows(tensors: Sequence[Tensor]) -> Tensor:
     return rows
 
 
-def stacked_inputs(steppers: Sequence[Stepper], place: int) -> dict[str, Tensor]:
+def stacked_inputs(steppers: Sequence[GraphSteps], place: int) -> dict[str, Tensor]:
     parts = [stepper.inputs(place) for stepper in steppers]
     return {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
 
 
-def bundles(steppers: Sequence[Stepper], phase: Phase) -> list[Bundle]:
+def bundles(steppers: Sequence[GraphSteps], phase: Phase) -> list[Bundle]:
     """The models as one, or as a few; none where they cannot be."""
     if len(steppers) < 2:
         return []
     count = -(-len(steppers) // MOST)
     groups = [steppers[i * len(steppers) // count : (i + 1) * len(steppers) // count] for i in range(count)]
-    for i, group in enumerate(groups):
-        group[0].number = i  # a lane for each
-    found = [bundled(group, phase) for group in groups]
+    found = [bundled(group, phase, number) for number, group in enumerate(groups)]
     return [one for one in found if one is not None] if all(found) else []
 
 
-def bundled(steppers: Sequence[Stepper], phase: Phase) -> Bundle | None:
-    """The models as one; None where torch has no rule for an operation on several at once, or not everything that might move does."""
-    first = steppers[0]
+def bundled(steppers: Sequence[GraphSteps], phase: Phase, number: int = 0) -> Bundle | None:
+    """The models as one; None where torch has no rule for an operation on several at once, or not everything that might move does.
+
+    ``number`` says which streams the bundle runs on.
+    """
     if not all(parameter in stepper.adam.state for stepper in steppers for parameter in stepper.active(phase)):
         return None
     parameters = [torch.stack([p.detach() for p in same]) for same in zip(*(stepper.model.parameters() for stepper in steppers), strict=True)]
     try:
-        recording = first.recorded(phase, stacked_inputs(steppers, 0), parameters)
+        streams = streams_of(steppers[0].device, number) if steppers[0].captures else None
+        step = steppers[0].record(phase, stacked_inputs(steppers, 0), parameters, streams)
     except (RuntimeError, UnchangeableError):
         return None
-    return Bundle(steppers, phase, recording)
+    return Bundle(steppers, phase, step, number)
 
 
-def alike(steppers: Sequence[Stepper], phases: Sequence[Phase]) -> bool:
+def can_bundle(steppers: Sequence[GraphSteps], phases: Sequence[Phase]) -> bool:
     """Whether models can be trained as one: compiled on a GPU, all that can move moves at every step, and but for their weights they are the same."""
     phase = phases[0]
     if len(steppers) < 2 or not all(stepper.ends_compiled and stepper.captures for stepper in steppers):

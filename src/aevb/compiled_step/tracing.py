@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
+
+from aevb.runtime import private_torch
 
 aten = torch.ops.aten
 Node = Any  # an fx.Node: its arguments may be anything
-UNSAFE = (aten._unsafe_view.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)  # views that torch does not call so
+UNSAFE = (private_torch.UNSAFE_VIEW, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)  # views that torch does not call so
 VALUE_DEPENDENT = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 FIXED = {aten.ones_like, aten.zeros_like, aten.full_like, aten.new_zeros, aten.new_ones, aten.new_full, aten.zeros, aten.ones, aten.full,
          aten.scalar_tensor, aten.lift_fresh}  # fmt: skip  # the same every time, whatever the values of what they are given
@@ -32,18 +33,20 @@ def traced(function: Callable[..., Any], *tensors: Tensor, fold: bool = False) -
     not seen, and stays what it was.
     """
     tensors = tuple(tensor.detach() if any(tensor is other for other in tensors[:i]) else tensor for i, tensor in enumerate(tensors))  # each its own
+    if private_torch.DispatchMode is None:
+        raise RuntimeError("this torch has no mode that sees every operation")
     with _Tracer(tensors, fold) as tracer:
         results = function(*tensors)
     tracer.finish(results)
     return fx.GraphModule(tracer.constants, tracer.graph)
 
 
-class _Tracer(TorchDispatchMode):
+class _Tracer(private_torch.DispatchMode or object):  # type: ignore[misc]
     """Lets every operation happen, and writes it down, in order. A tensor's node is what made it, or what last wrote into it under its own name;
     what is written through a view is seen because the graph runs in the same order."""
 
     def __init__(self, tensors: Sequence[Tensor], fold: bool) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.graph, self.constants = fx.Graph(), dict[str, Tensor]()
         self.nodes: Any = WeakTensorKeyDictionary()
         self.folds = fold

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from aevb.runtime import private_torch
+
 BETAS, EPS = (0.9, 0.999), 1e-8
 FUSED = ("cpu", "cuda")  # devices whose kernel was tried; elsewhere the formula
 
@@ -35,12 +37,12 @@ class Adam:
             self._count(states)
         else:
             steps = list({id(state["step"]): state["step"] for state in states}.values())
-            torch._foreach_add_(steps, [1 - failed] * len(steps))  # at a single tensor the host would look
+            private_torch.add_to(steps, 1 - failed)
         means, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
-        if parameters[0].device.type in FUSED:
+        if parameters[0].device.type in FUSED and private_torch.fused_adam is not None:
             choices: Any = {"lr": self.rate, "beta1": BETAS[0], "beta2": BETAS[1], "eps": EPS, "found_inf": failed}
             choices |= {"weight_decay": 0.0, "amsgrad": False, "maximize": False}
-            torch._fused_adam_(list(parameters), list(gradients), means, squares, [], steps, **choices)
+            private_torch.fused_adam(list(parameters), list(gradients), means, squares, [], steps, **choices)
             return
         live = torch.ones((), dtype=torch.bool, device=steps[0].device) if failed is None else failed == 0
         by_step = {id(step): lengths(step.to(parameters[0].dtype), self.rate) for step in steps}

@@ -17,6 +17,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from aevb.runtime import private_torch
+
 ZONE = 64  # numbers behind an array, more than a vector has
 _alone = Lock()  # the correction is a method of a class of torch's, which all threads see
 
@@ -24,15 +26,17 @@ _alone = Lock()  # the correction is a method of a class of torch's, which all t
 @contextmanager
 def corrected() -> Iterator[None]:
     """Inside, the compiler stores the last vector of a sum in part wherever a summed axis lies beneath the vectorised one."""
-    from torch._inductor.codegen.cpp import CppKernelProxy
-
-    original = CppKernelProxy.aggregate_reduction_buffers
+    proxy = private_torch.cpp_kernels()
+    if proxy is None:  # another compiler, perhaps without the mistake: code that writes past an array is noticed by :func:`stays_inside`
+        yield
+        return
+    original = proxy.aggregate_reduction_buffers
 
     def aggregate(kernels: Any, by_range: bool, vectorised: Any) -> None:
         beneath = vectorised is not None and not vectorised.is_reduction and any(loop.is_reduction for loop in kernels.loop_nest.loops)
         original(kernels, by_range or beneath, vectorised)
 
-    with _alone, patch.object(CppKernelProxy, "aggregate_reduction_buffers", aggregate):
+    with _alone, patch.object(proxy, "aggregate_reduction_buffers", aggregate):
         yield
 
 

@@ -14,14 +14,14 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from aevb.training.adam import Adam, lengths, move
-from aevb.training.fusing import compiled, explained
+from aevb.compiled_step.adam import Adam, lengths, move
+from aevb.compiled_step.fusing import compiled, or_plain
 
 ALIGNED = 4  # numbers: where a row, or an argument of a kernel, may begin
 MOST = 48  # tensors that one function moves: about a third of a second each to compile
 
 
-class Moving(ABC):
+class MovedTogether(ABC):
     """What moves together, and Adam's state of it, as tensors; one tensor counts the steps."""
 
     values: list[Tensor]
@@ -30,6 +30,9 @@ class Moving(ABC):
     step: Tensor
     _judge: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
     _move: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
+
+    def __init__(self, remarks: list[str]) -> None:
+        self.remarks = remarks  # gets what could not be compiled, and why
 
     @abstractmethod
     def gather(self, found: Mapping[nn.Parameter, Tensor | None]) -> list[Tensor]:
@@ -45,19 +48,19 @@ class Moving(ABC):
         """
         gradients = self.gather(found)
         given = [*gradients, self.step, rate, total, measured, *counts]
-        with explained():
-            if self._judge is None:
-                self._judge = compiled(partial(_judged, clip), given)
-            moving = [*self.values, *self.means, *self.squares, *gradients, *self._judge(given)]
-            if self._move is None:
-                self._move = compiled(partial(_moved, len(gradients)), moving)
-            self._move(moving)
+        if self._judge is None:
+            self._judge = or_plain(compiled, partial(_judged, clip), given, self.remarks)
+        moving = [*self.values, *self.means, *self.squares, *gradients, *self._judge(given)]
+        if self._move is None:
+            self._move = or_plain(compiled, partial(_moved, len(gradients)), moving, self.remarks)
+        self._move(moving)
 
 
-class Parts(Moving):
+class Parts(MovedTogether):
     """Parameters where they lie."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], adam: Adam) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], adam: Adam, remarks: list[str]) -> None:
+        super().__init__(remarks)
         states = [adam.state[parameter] for parameter in parameters]
         self.values = list(parameters)
         self.means, self.squares = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
@@ -69,14 +72,15 @@ class Parts(Moving):
         return [torch.zeros_like(parameter) if gradient is None else _as_it_lies(gradient, parameter) for parameter, gradient in found.items()]
 
 
-class Vector(Moving):
+class Vector(MovedTogether):
     """Parameters as views of one vector; their gradients, and the optimiser's state of each, as views of others.
 
     Several models of one declaration have a row each: ``weights`` and ``gradients`` have them by the first one's parameters, an axis of models
     in front; of one model alone there is no such axis.
     """
 
-    def __init__(self, *models: tuple[Sequence[nn.Parameter], Adam]) -> None:
+    def __init__(self, *models: tuple[Sequence[nn.Parameter], Adam], remarks: list[str]) -> None:
+        super().__init__(remarks)
         first = models[0][0]
         # Matrix products want rows that begin at multiples of 16 bytes: what would shift the others stands last.
         order = sorted(range(len(first)), key=lambda i: first[i].numel() % ALIGNED != 0)

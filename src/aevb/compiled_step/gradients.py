@@ -18,14 +18,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function
+
+from aevb.runtime import private_torch
+from aevb.runtime.private_torch import is_transformed
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False, full: bool = False) -> Tensor:
     """x Wᵀ + b over any leading axes, or max(x Wᵀ + b, 0)."""
     precision = _precision(weight)
     x = x.to(precision)
-    if _transformed():
+    if is_transformed():
         y = F.linear(x, weight.to(precision), None if bias is None else bias.to(precision))
         y = F.relu(y) if relu else y
     elif _fixed.get():
@@ -67,11 +70,6 @@ def held_fixed(parameters: Iterable[Tensor]) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def _transformed() -> bool:
-    """Whether torch looks on to make something else of the operations: it then needs them plain."""
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-
-
 def _precision(weight: Tensor) -> torch.dtype:
     kind = weight.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) and weight.dtype == torch.float32 else weight.dtype
@@ -81,15 +79,15 @@ def _flat(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
-_ONEDNN = torch.backends.mkldnn.is_available()
+_ONEDNN = torch.backends.mkldnn.is_available() and private_torch.onednn_linear is not None
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False) -> Tensor:
     """x Wᵀ + b for a matrix x. On the CPU oneDNN is faster at it than the BLAS behind torch.mm, and takes the ReLU along, as a GPU's does."""
     if _for_onednn(x, weight):
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "relu" if relu else "none", [], "")
+        return private_torch.onednn_linear(x, weight, bias, "relu" if relu else "none", [], "")
     if relu and bias is not None and x.device.type == "cuda" and not torch.is_grad_enabled():
-        return torch._addmm_activation(bias, x, weight.t())
+        return private_torch.product_with_relu(x, weight, bias)
     y = torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
     return y.relu_() if relu else y
 
@@ -139,7 +137,7 @@ class _Waiting:
 
     def of_this_pass(self) -> list[tuple[Tensor, Tensor]]:
         """What an earlier pass left, because it failed, is not this one's."""
-        current = torch._C._current_graph_task_id()
+        current = private_torch.graph_task()
         if current != self.pass_:
             self.pairs, self.pass_ = [], current
         return self.pairs
@@ -160,7 +158,7 @@ _loop: ContextVar[dict[tuple[int, int], _Anchored] | None] = ContextVar("loop", 
 @contextmanager
 def deferred() -> Iterator[None]:
     """Inside, :func:`affine` leaves the gradients of its weights until all its uses have theirs."""
-    if _transformed() or not torch.is_grad_enabled():
+    if is_transformed() or not torch.is_grad_enabled() or not private_torch.can_defer():
         yield
         return
     token = _loop.set({})
@@ -205,7 +203,7 @@ class _Step(Function):
         x, weight, *y = ctx.saved_tensors
         if y:
             gradient = torch.ops.aten.threshold_backward(gradient, y[0], 0)
-        if torch._C._will_engine_execute_node(ctx.next_functions[1][0]):  # the weight's gradient is asked for
+        if private_torch.will_execute(ctx.next_functions[1][0]):  # the weight's gradient is asked for
             ctx.waiting.of_this_pass().append((_flat(x), _flat(gradient)))
         return _product(_flat(gradient), weight.t()).reshape(x.shape) if ctx.needs_input_grad[0] else None, None, None, None, None
 
@@ -215,7 +213,7 @@ class _Step(Function):
 
 def bernoulli_log_prob(logits: Tensor, x: Tensor) -> Tensor:
     """Σ x η − softplus(η) over the last axis; its gradient with respect to η is x − sigmoid(η)."""
-    if _transformed():
+    if is_transformed():
         return (x * logits - F.softplus(logits)).sum(-1)
     return _Bernoulli.apply(logits, x)  # type: ignore[no-untyped-call,no-any-return]
 
@@ -257,10 +255,11 @@ def elementary() -> Iterator[None]:
 
 def lstm_cell(inputs: Tensor, recurrent: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
     """The new hidden state and cell from the two sums of gates (input, forget, candidate, output); on a GPU one kernel, and one back."""
-    if not _transformed() and (inputs.device.type == "cuda" or _elementary.get()):
+    fused = inputs.device.type == "cuda" and private_torch.lstm_cell is not None
+    if not is_transformed() and (fused or _elementary.get()):
         shape = torch.broadcast_shapes(inputs.shape[:-1], recurrent.shape[:-1], cell.shape[:-1])
         rows = [value.expand(*shape, value.shape[-1]).reshape(-1, value.shape[-1]) for value in (inputs, recurrent, cell)]
-        hidden, new = _Cell.apply(*rows) if _elementary.get() else torch.ops.aten._thnn_fused_lstm_cell(*rows)[:2]  # type: ignore[no-untyped-call]
+        hidden, new = _Cell.apply(*rows) if _elementary.get() else private_torch.lstm_cell(*rows)[:2]  # type: ignore[no-untyped-call]
         return hidden.reshape(*shape, -1), new.reshape(*shape, -1)
     i, f, c, o = (inputs + recurrent).chunk(4, -1)
     new = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(c)

@@ -11,27 +11,25 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 
-from aevb.training.tracing import is_view, written
-
-if TYPE_CHECKING:
-    from aevb.training.capture import Lane
+from aevb.compiled_step.tracing import is_view, written
+from aevb.runtime import private_torch
 
 aten = torch.ops.aten
 Node = Any  # an fx.Node: its arguments may be anything
-LINEAR = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default", None)  # where torch has it
+LINEAR = private_torch.ONEDNN_LINEAR
 PRODUCTS = (aten.mm.default, aten.addmm.default)
-SHAPED = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+SHAPED = (aten.view.default, private_torch.UNSAFE_VIEW, aten.reshape.default)
 RESHAPES = (*SHAPED, aten.unsqueeze.default, aten.squeeze.dim)  # the same numbers in the same order
 VIEWS = (*RESHAPES, aten.t.default, aten.slice.Tensor, aten.expand.default)
-CAST = aten._to_copy.default
+CAST = private_torch.TO_COPY
 ENDS = (aten.mm.default, aten.bmm.default, aten.sum.dim_IntList, CAST)
-BESIDE = "beside"  # marks a node that runs beside the chain, with a number for those that belong together
-ALONG = "along"  # marks products that can run at the same time, by a number, and whether it leaves the chain: one of them stays
+DEFERRED = "deferred"  # marks a node that runs beside the chain, with a number for those that belong together
+CONCURRENT = "concurrent"  # marks products that can run at the same time, by a number, and whether it leaves the chain: one of them stays
 VALUES = 2  # results of a step before its gradients: the objective, and what is measured
 OFTEN = 4  # uses of the same weights that are worth a copy of them side by side
 ALIGNED = 8  # numbers: rows of a matrix begin where the fast routines want them
@@ -41,17 +39,17 @@ class UnchangeableError(Exception):
     """A step in which the order of operations matters: it stays as it was recorded."""
 
 
-def rewritten(graph: fx.GraphModule, parameters: int, *, beside: bool = True, values: bool = False) -> fx.GraphModule:
-    """The first ``parameters`` arguments are the weights. ``beside``: what nobody waits for is marked, to run elsewhere; with ``values`` that is
+def rewritten(graph: fx.GraphModule, parameters: int, *, defer: bool = True, values: bool = False) -> fx.GraphModule:
+    """The first ``parameters`` arguments are the weights. ``defer``: what nobody waits for is marked, to run elsewhere; with ``values`` that is
     also what no gradient is made of, such as the bound itself: worth it where every operation costs a kernel of its own."""
     _join(graph, parameters)
     _accumulate(graph.graph)
     _activate(graph.graph)
     _reshape_once(graph.graph)
     graph.graph.eliminate_dead_code()
-    for i, group in enumerate(_leaves(graph.graph, values) if beside else ()):
+    for i, group in enumerate(_leaves(graph.graph, values) if defer else ()):
         for node in group:
-            node.meta[BESIDE] = i
+            node.meta[DEFERRED] = i
     return _anew(graph)
 
 
@@ -59,7 +57,7 @@ def elemental(graph: fx.GraphModule, parameters: int) -> fx.GraphModule:
     """The same with nothing but operations that can be mapped over an axis: none writes in place, none does two things at once."""
     _join(graph, parameters)
     for node in _calls(graph.graph):
-        if node.target is aten._addmm_activation.default:
+        if node.target is private_torch.ADDMM_ACTIVATION:
             with graph.graph.inserting_before(node):
                 product = call(graph.graph, aten.addmm.default, *node.args)
                 node.replace_all_uses_with(call(graph.graph, aten.relu.default, product))
@@ -95,7 +93,7 @@ def _calls(graph: fx.Graph) -> Iterator[Node]:
 def _without_side_effects(graph: fx.Graph) -> None:
     """What writes into a value that nothing else reads makes a new one instead. Nothing else may write: the order of things will change."""
     for node in _calls(graph):
-        if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+        if not isinstance(node.target, private_torch.Operation) or not node.target._schema.is_mutable:
             continue
         packet, _, overload = node.target.__name__.partition(".")
         into = written(node.target, node.args, node.kwargs)
@@ -222,8 +220,13 @@ def _activate(graph: fx.Graph) -> None:
         product = _root(node.args[0])
         if product.target is LINEAR and product.args[3] == "none":
             product.update_arg(3, "relu")
-        elif product.target is aten.addmm.default and not product.kwargs and product.args[0].meta["val"].dim() == 1:
-            product.target = aten._addmm_activation.default
+        elif (
+            private_torch.ADDMM_ACTIVATION is not private_torch.NOTHING
+            and product.target is aten.addmm.default
+            and not product.kwargs
+            and product.args[0].meta["val"].dim() == 1
+        ):
+            product.target = private_torch.ADDMM_ACTIVATION
         else:
             continue
         node.replace_all_uses_with(node.args[0])
@@ -284,61 +287,7 @@ def call(graph: fx.Graph, target: Any, *args: Any) -> Node:
     return node
 
 
-# Beside the chain -------------------------------------------------------------------------------------------------------------------------
-
-
-class Beside(fx.Interpreter):
-    """Runs a recorded step on a GPU: what is marked, on streams of its own.
-
-    Whatever is BESIDE has until the end of the step. What runs ALONG has until the next operation that is not one of the same products.
-    """
-
-    def __init__(self, graph: fx.GraphModule, lane: Lane) -> None:
-        super().__init__(graph)
-        self.lane = lane
-        self.kept: list[Any] = []  # what another stream may still read
-        self.waiting: list[Any] = []  # what the stream ``along`` may still read, until the chain has waited for it
-        self.products: int | None = None  # which products run there
-        self.outputs: list[Any] = list(next(node for node in graph.graph.nodes if node.op == "output").args[0])
-        self.into: dict[Node, torch.Tensor] = {}
-
-    def run(self, *args: Any, **options: Any) -> Any:
-        self.begun: set[torch.cuda.Stream] = set()
-        return super().run(*args, **options)
-
-    def run_node(self, node: Node) -> Any:
-        here = torch.cuda.current_stream(self.lane.along.device)
-        products, leaves = node.meta.get(ALONG, (None, False))
-        if self.waiting and products != self.products:
-            here.wait_stream(self.lane.along)
-            self.waiting.clear()
-        if node.op == "output":
-            for begun in self.begun:
-                here.wait_stream(begun)
-            self.kept.clear()
-        if leaves:
-            self.products = products
-            self.waiting.append(fx.map_arg((node.args, node.kwargs), lambda argument: self.env[argument]))
-            self.lane.along.wait_stream(here)
-            with torch.cuda.stream(self.lane.along):
-                return super().run_node(node)
-        side = self._side(node)
-        if side is None:
-            return super().run_node(node)
-        self.kept += [self.env[argument] for argument in node.all_input_nodes if self._side(argument) is not side]  # its own it uses in order
-        self.begun.add(side)
-        side.wait_stream(here)
-        with torch.cuda.stream(side):
-            place = self.into.get(node)
-            if place is None:
-                return super().run_node(node)
-            if node.target in (aten.mm.default, aten.bmm.default):
-                product = torch.mm if node.target is aten.mm.default else torch.bmm
-                return product(*(self.env[argument] for argument in node.args), out=place)
-            return place.copy_(super().run_node(node))
-
-    def _side(self, node: Node) -> torch.cuda.Stream | None:
-        return self.lane.branches[node.meta[BESIDE] % len(self.lane.branches)] if BESIDE in node.meta else None
+# What nothing else waits for ----------------------------------------------------------------------------------------------------
 
 
 def _leaves(graph: fx.Graph, values: bool) -> list[set[Node]]:

@@ -1,0 +1,69 @@
+"""Capture several steps, of one model or of several side by side, as one CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from aevb.compiled_step.cuda_streams import CudaStreams
+
+
+class Capturable(Protocol):
+    """Steps that can be captured: each reads only inputs that it draws itself, and writes only tensors that stay where they are."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def streams(self) -> CudaStreams: ...
+
+    @property
+    def generators(self) -> list[torch.Generator]: ...
+
+    def settle(self) -> None:
+        """Wait for whatever other threads do on the device."""
+
+    def inputs(self, place: int) -> Mapping[str, Tensor]:
+        """Everything that the step at this place reads besides the parameters."""
+
+    def advance(self, phase: Any, place: int, inputs: Mapping[str, Tensor]) -> None:
+        """Take that step."""
+
+
+def captured(models: Sequence[tuple[Capturable, Any]], count: int) -> torch.cuda.CUDAGraph:
+    """``count`` steps as one graph, of one model or of several side by side, since one does not fill a GPU."""
+    device, graph = models[0][0].device, torch.cuda.CUDAGraph()
+    for model, _ in models:
+        model.settle()
+        for generator in model.generators:
+            graph.register_generator_state(generator)
+    torch.cuda.synchronize(device)
+    here = models[0][0].streams.chain
+    others = {model.streams.chain for model, _ in models} - {here}
+    with torch.cuda.graph(graph, stream=here):
+        for chain in others:
+            chain.wait_stream(here)
+        for model, phase in models:
+            with torch.cuda.stream(model.streams.chain):
+                _advance(model, phase, count)
+        for chain in others:
+            here.wait_stream(chain)
+    return graph
+
+
+def _advance(model: Capturable, phase: Any, count: int) -> None:
+    """Steps in turn; the rows and the noise of the next are made ready beside each."""
+    chain, ahead = model.streams.chain, model.streams.ahead
+    inputs = model.inputs(0)
+    for place in range(count):
+        following: Mapping[str, Tensor] = {}
+        if place + 1 < count:
+            ahead.wait_stream(chain)
+            with torch.cuda.stream(ahead):
+                following = model.inputs(place + 1)
+        model.advance(phase, place, inputs)
+        chain.wait_stream(ahead) if following else None
+        inputs = following

@@ -1,0 +1,191 @@
+"""Record the operations of a step once and replay them: the operations alone, without the Python that chose them.
+
+An estimate is a pure function of parameters, batch and noise, and every step of a run makes the same choices. So the operations of one
+step, gradients included, are written down as a list and run as that list. The numbers are the same to the last bit. With ``streams``, for a
+CUDA graph, the list is rewritten, and with ``fuse`` torch compiles what lies between its products: then the numbers differ in rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from aevb.compiled_step.cuda_streams import ConcurrentRun, CudaStreams
+from aevb.compiled_step.fusing import fused
+from aevb.compiled_step.gradients import elementary
+from aevb.compiled_step.rewriting import UnchangeableError, elemental, rewritten
+from aevb.compiled_step.tracing import memory_of, traced, written
+from aevb.runtime import private_torch
+
+aten = torch.ops.aten
+SAME = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)  # what they give is what they are given
+Function = Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor]]  # of the inputs: the objective, and what is measured
+Found = tuple[Tensor, Tensor, list[Tensor | None]]  # the objective, what is measured, a gradient of −objective a parameter
+
+
+class _With(nn.Module):
+    """A function of a module, as a module: torch can then put other tensors in the place of its parameters."""
+
+    def __init__(self, module: nn.Module, function: Function) -> None:
+        super().__init__()
+        self.module, self.function = module, function
+
+    def forward(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return self.function(inputs)
+
+
+class CompiledStep:
+    """A step as :func:`compile_step` made it: from its inputs to the objective, what is measured, and the gradients of the active parameters.
+
+    ``remarks`` says what was asked for and could not be done, and why; the step then runs without it.
+    """
+
+    def __init__(
+        self, graph: fx.GraphModule, parameters: Sequence[Tensor], inputs: Mapping[str, Tensor], streams: CudaStreams | None, remarks: list[str]
+    ) -> None:
+        self.parameters, self.shapes, self.remarks = list(parameters), shapes(inputs), remarks
+        self._concurrent = None if streams is None else ConcurrentRun(graph, streams)
+        self.run: Callable[..., Any] = graph if self._concurrent is None else self._concurrent.run
+        self.active: list[Tensor] = []
+        self.order: list[int] = []  # where the gradient of each active parameter stands among the results
+
+    def write_into(self, places: Mapping[Any, Tensor]) -> None:
+        """Where the gradients belong, by parameter: those that are the last of their branch are put there as they come."""
+        if self._concurrent is not None:
+            outputs = self._concurrent.outputs[len(self._concurrent.outputs) - len(self.order) :]
+            self._concurrent.into = {outputs[i]: places[parameter] for i, parameter in zip(self.order, self.active, strict=True)}
+
+    def fits(self, inputs: Mapping[str, Tensor]) -> bool:
+        """Whether the step was compiled for inputs like these."""
+        return self.shapes == shapes(inputs)
+
+    def __call__(self, inputs: Mapping[str, Tensor]) -> Found:
+        with torch.no_grad():
+            objective, measured, *gradients = self.run(*self.parameters, *inputs.values())
+        return objective, measured, [gradients[i] for i in self.order]
+
+
+def compile_step(
+    function: Function,
+    module: nn.Module,
+    inputs: Mapping[str, Tensor],
+    active: Sequence[Tensor],
+    *,
+    fuse: bool = False,
+    streams: CudaStreams | None = None,
+    copies: Sequence[Tensor] | None = None,
+) -> CompiledStep:
+    """Record what ``function`` computes of these inputs and of the module's parameters, and its gradients by the active ones.
+
+    ``fuse`` compiles what lies between matrix products. ``streams`` are those that a step on a GPU may use beside its own. With ``copies``, the
+    parameters of several modules of one kind (each with an axis in front, and so have the inputs), the result is the step of all of them at once.
+    A step that cannot be rewritten or fused runs as it was recorded, and ``remarks`` says why. A function that cannot be recorded at all
+    (it asks for the value of a tensor, say) is a RuntimeError.
+    """
+    named = dict(module.named_parameters())
+    wanted = {id(parameter) for parameter in active}
+    whole = _With(module, function)
+
+    def flat(*tensors: Tensor) -> tuple[Tensor | None, ...]:
+        parameters = {name: tensor.detach() for name, tensor in zip(named, tensors, strict=False)}
+        sources = [parameters[name].requires_grad_() for name, parameter in named.items() if id(parameter) in wanted]
+        data = dict(zip(inputs, tensors[len(named) :], strict=True))
+        objective, measured = torch.func.functional_call(whole, {f"module.{name}": tensor for name, tensor in parameters.items()}, (data,))
+        return objective.detach(), measured, *gradients_of(objective, sources)
+
+    parameters, given = list(named.values()), list(inputs.values())
+    with elementary() if fuse else nullcontext():
+        graph = _trim(traced(flat, *parameters, *(given if copies is None else [value[0] for value in given]), fold=not fuse))
+        if copies is not None:
+            parameters = list(copies)  # type: ignore[arg-type]
+            with torch.no_grad(), private_torch.vmap_without_loops():
+                graph = _trim(traced(torch.vmap(elemental(graph, len(named))), *copies, *given))
+    if fuse and streams is None:
+        _as_they_come(graph, len(active))
+    remarks: list[str] = []
+    try:
+        if fuse or streams is not None:
+            graph = rewritten(graph, len(named), defer=streams is not None, values=not fuse)
+        if fuse:
+            graph = fused(graph, remarks, on_gpu=streams is not None)
+    except UnchangeableError as reason:
+        remarks.append(f"the arithmetic of a step stays as it was written: {reason}")
+    step = CompiledStep(graph, parameters, inputs, streams, remarks)
+    places = {id(parameter): i for i, parameter in enumerate(parameter for parameter in named.values() if id(parameter) in wanted)}
+    step.active, step.order = list(active), [places[id(parameter)] for parameter in active]
+    return step
+
+
+def gradients_of(objective: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
+    """Of −objective; there is one of one parameter at least, or nothing could be trained."""
+    found: list[Tensor | None] = []
+    if objective.requires_grad:
+        found += torch.autograd.grad(-objective, parameters, allow_unused=True)
+    if all(gradient is None for gradient in found):
+        raise ValueError(
+            "The objective depends on no parameter that this phase may move: all that it reads is frozen, or known from the data. "
+            "Unfreeze some, use another schedule, or leave labels out."
+        )
+    return found
+
+
+def shapes(inputs: Mapping[str, Tensor]) -> tuple[Any, ...]:
+    """What a recording is made for."""
+    return tuple((name, value.shape, value.stride()) for name, value in inputs.items())
+
+
+def _trim(graph: fx.GraphModule) -> fx.GraphModule:
+    """Without the operations that change nothing: detaching, factors and powers of 1, sums of one term, views of views or of what has their shape."""
+    reshaping = (aten.view.default, private_torch.UNSAFE_VIEW)
+    changed = {memory_of(argument) for node in graph.graph.nodes for argument in written(node.target, node.args, node.kwargs)}
+    for node in list(graph.graph.nodes):
+        if node.op != "call_function" or not node.all_input_nodes:
+            continue
+        if node.target in reshaping:
+            while node.args[0].target in reshaping:
+                node.update_arg(0, node.args[0].args[0])
+        source = node.all_input_nodes[0]
+        same = node.target in SAME
+        if node.target in (*reshaping, aten.expand.default):
+            same = _form(source) == _form(node)
+        elif _copies(node) and _form(source) == _form(node):
+            root = memory_of(source)
+            given_away = root.op in ("placeholder", "get_attr") and any(user.op == "output" for user in node.users)
+            same = not given_away and changed.isdisjoint((root, node))
+        if same:
+            node.replace_all_uses_with(source)
+            graph.graph.erase_node(node)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph
+
+
+def _as_they_come(graph: fx.GraphModule, count: int) -> None:
+    """The last ``count`` results, the gradients, in the precision in which they were computed: what reads them next widens them on the way."""
+    output = next(node for node in graph.graph.nodes if node.op == "output")
+    results = list(output.args[0])  # type: ignore[arg-type]
+    for i in range(len(results) - count, len(results)):
+        node: Any = results[i]
+        if node is not None and node.target is private_torch.TO_COPY and node.args[0].meta["val"].dtype == torch.bfloat16:
+            results[i] = node.args[0]
+    output.args = (tuple(results),)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+
+
+def _copies(node: fx.Node) -> bool:
+    """Whether all that it computes is what was there, where it has the form of that."""
+    if node.target in (aten.mul.Scalar, aten.pow.Tensor_Scalar):
+        return bool(node.args[1] == 1)
+    if node.target is aten.cat.default:
+        return len(node.all_input_nodes) == 1 == len(node.args[0])  # type: ignore[arg-type]
+    return node.target is aten.sum.dim_IntList and len(node.args) == 3  # over axes that stay, of size one then; but −0.0 stays −0.0
+
+
+def _form(node: fx.Node) -> tuple[Any, ...]:
+    value = node.meta.get("val")
+    return (node,) if value is None else (value.shape, value.stride(), value.dtype)

@@ -1,0 +1,164 @@
+"""Every private torch API that the library uses, each with what happens where a torch release has it no more.
+
+A name below is None where this torch lacks it. The functions beside it then take the public way, which is slower; what has no public way is not
+done (no step is recorded, fused, or mapped over several models), and whoever asked for it says so. Training goes on in every case.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def _find(path: str) -> Any:
+    """What stands at this dotted path inside torch, or None."""
+    found: Any = torch
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found
+
+
+def _module(name: str, attribute: str) -> Any:
+    try:
+        return getattr(importlib.import_module(name), attribute, None)
+    except ImportError:
+        return None
+
+
+foreach_mul = _find("_foreach_mul")
+foreach_add = _find("_foreach_add_")
+fused_adam = _find("_fused_adam_")
+standard_gamma = _find("_standard_gamma")
+transforms_active = _find("_C._are_functorch_transforms_active")
+graph_task = _find("_C._current_graph_task_id")
+will_execute = _find("_C._will_engine_execute_node")
+onednn_linear = _find("ops.mkldnn._linear_pointwise")
+addmm_activation = _find("_addmm_activation")
+lstm_cell = _find("ops.aten._thnn_fused_lstm_cell")
+vmap_fallback = _find("_C._functorch")
+
+DispatchMode: Any = _module("torch.utils._python_dispatch", "TorchDispatchMode")  # a mode that sees every operation
+
+NOTHING: Any = object()  # the target of no operation
+UNSAFE_VIEW = _find("ops.aten._unsafe_view.default") or NOTHING
+TO_COPY = _find("ops.aten._to_copy.default") or NOTHING
+ADDMM_ACTIVATION = _find("ops.aten._addmm_activation.default") or NOTHING
+ONEDNN_LINEAR = _find("ops.mkldnn._linear_pointwise.default") or NOTHING
+Operation = type(torch.ops.aten.add.Tensor)
+
+
+# Arithmetic ------------------------------------------------------------------------------------------------------------------------------
+
+
+def scaled(tensors: Sequence[Tensor], factor: Tensor) -> list[Tensor]:
+    """Every tensor times the factor."""
+    return list(foreach_mul(tensors, factor)) if foreach_mul is not None else [tensor * factor for tensor in tensors]
+
+
+def add_to(tensors: Sequence[Tensor], value: Tensor) -> None:
+    """Add the value to every tensor, in place, without a look at it by the host."""
+    if foreach_add is not None:
+        foreach_add(tensors, [value] * len(tensors))
+        return
+    for tensor in tensors:
+        tensor.add_(value)
+
+
+def gamma(concentration: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Draws of Gamma(concentration, 1)."""
+    if standard_gamma is not None:
+        return standard_gamma(concentration, generator=generator)  # type: ignore[no-any-return]
+    with torch.random.fork_rng(devices=[concentration.device] if concentration.is_cuda else []):
+        if generator is not None:
+            torch.manual_seed(int(torch.randint(2**62, (), generator=generator, device=generator.device)))
+        return torch.distributions.Gamma(concentration, torch.ones_like(concentration)).sample()
+
+
+def product_with_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """max(x Wᵀ + b, 0) by one routine of a GPU."""
+    if addmm_activation is not None:
+        return addmm_activation(bias, x, weight.t())  # type: ignore[no-any-return]
+    return torch.addmm(bias, x, weight.t()).relu_()
+
+
+def is_transformed() -> bool:
+    """Whether torch watches to make something else of the operations (compiles, maps or differentiates them): it then needs them plain.
+
+    Where torch does not say, it may: then every product is plain, and autograd derives its gradient.
+    """
+    level = getattr(torch.autograd.forward_ad, "_current_level", None)
+    if transforms_active is None or level is None:
+        return True
+    return bool(torch.compiler.is_compiling() or transforms_active() or level >= 0)
+
+
+def can_defer() -> bool:
+    """Whether a weight's gradient can wait until all its uses in a loop have theirs: autograd must say in which pass it is, and what it will ask."""
+    return graph_task is not None and will_execute is not None
+
+
+# Recording and compiling -------------------------------------------------------------------------------------------------------------------
+
+
+def tree_leaves(value: Any) -> Iterable[Any]:
+    """What lists, tuples and dictionaries hold, however deep."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [leaf for part in value for leaf in tree_leaves(part)] if isinstance(value, list | tuple) else [value]
+
+
+@contextmanager
+def vmap_without_loops() -> Iterator[None]:
+    """Inside, ``torch.vmap`` refuses an operation that it cannot map over an axis, with a RuntimeError, instead of looping over it."""
+    if vmap_fallback is None:
+        yield
+        return
+    was = vmap_fallback._is_vmap_fallback_enabled()
+    vmap_fallback._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        vmap_fallback._set_vmap_fallback_enabled(was)
+
+
+def inductor() -> Any:
+    """What torch's compiler is called by: its entrance and what surrounds it. An ImportError or AttributeError where a part is missing."""
+    from types import SimpleNamespace
+
+    from torch._functorch import config
+    from torch._guards import TracingContext, tracing
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return SimpleNamespace(
+        config=config,
+        TracingContext=TracingContext,
+        tracing=tracing,
+        compile_fx=compile_fx,
+        compile_fx_inner=compile_fx_inner,
+        FakeTensorMode=FakeTensorMode,
+        ShapeEnv=ShapeEnv,
+    )
+
+
+def cpp_kernels() -> Any:
+    """The class that generates the compiler's C++ loops; None where it is not where it was."""
+    found = _module("torch._inductor.codegen.cpp", "CppKernelProxy")
+    return found if hasattr(found, "aggregate_reduction_buffers") else None
+
+
+# Hooks --------------------------------------------------------------------------------------------------------------------------------------
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def has_hooks(part: nn.Module | Tensor) -> bool:
+    """Whether a module or a parameter has hooks, which every call must run; where torch does not say, it may have."""
+    names = HOOKS if isinstance(part, nn.Module) else ("_backward_hooks",)
+    return any(getattr(part, name, True) for name in names)

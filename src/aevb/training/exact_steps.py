@@ -1,0 +1,174 @@
+"""Steps that iterate over all rows by exact answers: EM in closed form, and L-BFGS on the exact evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aevb.evidence.structure import Structure
+from aevb.training import schedules
+from aevb.training.em import Regressions, Responsibilities
+from aevb.training.em.acceleration import NoEvidenceError, converged
+from aevb.training.em.factors import Rows
+from aevb.training.em.iterations import Iterations
+from aevb.training.events import CONVERGED, FLOOR, LEFT_ALONE, NOT_CONVERGED, Event
+from aevb.training.maximum_likelihood import Likelihood
+from aevb.training.objective import Objective
+from aevb.training.schedules import Phase
+from aevb.training.step import Job, Stepper
+from aevb.training.trouble import what_failed
+
+MLE = "mle/"  # in a checkpoint, before the names of what L-BFGS remembers
+
+
+def left_alone(reason: str) -> Event:
+    return Event(LEFT_ALONE, "q", f"em() leaves q as it is: {reason}.", "To train q, fit again with alternate() or joint().")
+
+
+class ExactSteps(Stepper):
+    """Iterations over all rows."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self.not_recorded = f"{job.settings.schedule} takes exact answers, not an estimate of the bound"
+
+    def what_failed(self, step: int, phase: Phase) -> str:
+        """Which rows have no finite evidence."""
+        job = self.job
+        rows = torch.arange(job.source.n)[job.world.share(job.source.n)]
+        inputs = {f"batch {name}": value for name, value in job.source.take(rows).items()}
+        objective = Objective(job.model, job.plan, job.source, job.source.n, job.settings, job.labelled, job.classes, job.em)
+        return what_failed(job, objective, inputs, rows, self.active(phase), self._broken())
+
+
+class EMSteps(ExactSteps):
+    """Iterations of exact EM: the posterior's statistics over all rows, then every factor of p in closed form."""
+
+    def __init__(self, job: Job, em: Regressions | Responsibilities) -> None:
+        super().__init__(job)
+        assert isinstance(job.settings.schedule, schedules.em)
+        self.em, self.schedule = em, job.settings.schedule
+        self.iterations: Iterations | None = None  # once they have begun
+        self.kept: dict[str, Tensor] = {}  # what a checkpoint knew of them
+        self.lost: str | None = None  # why there are no next parameters
+
+    def step(self, step: int, phase: Phase, rate: float) -> None:
+        self.tally.begin(step)
+        with torch.no_grad():
+            try:
+                if self.iterations is None:
+                    fresh, rows = step == 0 and self.model.untouched(), Rows(self.source, self.world)
+                    self.iterations = Iterations(self.em, rows, self.schedule, self.settings.seed, fresh=fresh, tensors=self.kept)
+                    self.settle_model()
+                evidence = self.iterations.step()
+            except NoEvidenceError as error:
+                self.lost = str(error)
+                self.tally.failed.fill_(1.0)
+                return
+        self.tally.set(["evidence"], [evidence])
+
+    @property
+    def converged(self) -> bool:  # type: ignore[override]
+        gains = self.kept.get("em/gains", torch.zeros(0)).tolist() if self.iterations is None else self.iterations.ascent.gains
+        return converged(gains, self.schedule.tol)
+
+    def remarks(self, taken: int, total: int) -> list[Event]:
+        found = [] if self.left_alone is None else [left_alone(self.left_alone)]
+        tol, ended = self.schedule.tol, self.converged
+        if (ended or taken == total) and self.iterations is not None:
+            note = self.iterations.method.told_floor(self.iterations.ascent.point)
+            found += [] if note is None else [Event(FLOOR, "p", note)]
+        if ended:
+            text = f"em() converged after {taken} iterations: the last ones raised the mean evidence by less than tol={tol:g} nats."
+            found.append(Event(CONVERGED, "run", text))
+        elif taken == total and tol > 0:
+            text = f"em() ended after {taken} iterations, as asked, before it converged (tol={tol:g}); more steps= would raise the evidence."
+            found.append(Event(NOT_CONVERGED, "run", text))
+        return found
+
+    def settle_model(self) -> None:
+        """Give the model what the iterations have found, and set q to the posterior where it can be. A reader calls for it, not every iteration."""
+        if self.iterations is not None:
+            with torch.no_grad():
+                self.iterations.write()
+                self.left_alone = self.em.tighten(self.source.take(torch.arange(min(2, self.source.n))))
+
+    def close(self) -> None:
+        if self.iterations is not None:
+            with torch.no_grad():
+                self.iterations.write()
+
+    def state(self) -> dict[str, Tensor]:
+        return self.kept if self.iterations is None else self.iterations.ascent.tensors()
+
+    def restore(self, tensors: Mapping[str, Tensor], metrics: Mapping[str, Any]) -> None:
+        self.kept = dict(tensors)
+        self.tally.restore(metrics, torch.float64)
+
+    def what_failed(self, step: int, phase: Phase) -> str:
+        return super().what_failed(step, phase) if self.lost is None else f"{self.lost}."
+
+
+class LikelihoodSteps(ExactSteps):
+    """Iterations of L-BFGS on the exact evidence of all rows."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self.likelihood: Likelihood | None = None  # once it has begun
+        self.known: dict[str, Tensor] = {}  # what a checkpoint knew of it
+
+    @property
+    def tol(self) -> float:
+        return self.settings.schedule.tol  # type: ignore[attr-defined, no-any-return]
+
+    def step(self, step: int, phase: Phase, rate: float) -> None:
+        self.tally.begin(step)
+        if self.likelihood is None:
+            self.likelihood = Likelihood(self.model, self.source, self.world, self.active(phase), self.known)
+        found = self.likelihood.step(self.tol)
+        if found is None:
+            self.tally.failed.fill_(1.0)
+            return
+        self.tally.set(["evidence", "gradient"], found)
+
+    @property
+    def converged(self) -> bool:  # type: ignore[override]
+        if self.likelihood is not None:
+            return self.likelihood.ended(self.tol)
+        return bool(self.known["converged"]) if self.known else False
+
+    def remarks(self, taken: int, total: int) -> list[Event]:
+        if self.likelihood is None:
+            return []
+        search = self.likelihood.search
+        told = f"after {taken} iterations of L-BFGS on all rows ({search.evaluations} evaluations)"
+        if search.converged(self.tol):
+            text = f"mle() converged {told}: the last one raised the mean evidence by less than tol={self.tol:g} nats."
+            structure, remedy = Structure(self.model, self.job.plan.clamped), ""
+            if structure.carried or structure.discrete:
+                text += " This is a local maximum, and another start may find a higher one:"
+                remedy = 'max(fit(…, seeds=8), key=lambda run: run.history["evidence"][-1]) takes the best of 8.'
+            return [Event(CONVERGED, "run", text, remedy)]
+        if self.converged:
+            text = (
+                f"mle() ended {told} without having converged (tol={self.tol:g}): no step raises the evidence any more, although its gradient is not "
+                "0. The likelihood may have no maximum (a scale that goes to 0), or too little precision is left."
+            )
+            return [Event(NOT_CONVERGED, "run", text)]
+        if taken == total and self.tol > 0:
+            text = f"mle() ended {told}, as asked, before it converged (tol={self.tol:g}); more steps= would raise the evidence."
+            return [Event(NOT_CONVERGED, "run", text)]
+        return []
+
+    def state(self) -> dict[str, Tensor]:
+        search = self.known
+        if self.likelihood is not None:
+            search = self.likelihood.tensors() | {"converged": torch.tensor(self.converged)}
+        return {f"{MLE}{name}": tensor for name, tensor in search.items()}
+
+    def restore(self, tensors: Mapping[str, Tensor], metrics: Mapping[str, Any]) -> None:
+        self.known = {name.removeprefix(MLE): tensor for name, tensor in tensors.items()}
+        self.tally.restore(metrics, torch.float64 if self.known else self.dtype)

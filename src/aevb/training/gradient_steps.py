@@ -1,0 +1,317 @@
+"""Steps of Adam on batches: the objective's gradient, computed as it is written, or from a recording of its operations.
+
+What a step needs from the host (its rows, the seeds of what it draws, the learning rate, the weight of the KL terms) is put into tensors first; the
+rest is a function of tensors alone. A step whose loss or gradient is not finite changes nothing. On a GPU nor does any step after it, until
+the host has looked: it looks when it reads the metrics, not at every step, and then goes back to the step that failed.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
+
+from aevb.compiled_step import CompiledStep, compile_step
+from aevb.compiled_step.adam import Adam
+from aevb.compiled_step.cuda_streams import CudaStreams
+from aevb.compiled_step.fused_adam import ALIGNED, MOST, MovedTogether, Parts, Vector, judge, laid_out
+from aevb.compiled_step.gradients import held_fixed
+from aevb.compiled_step.recording import Found, gradients_of
+from aevb.data.sources import Resident
+from aevb.declare.families import Bernoulli
+from aevb.estimate import noise as noises
+from aevb.estimate.batch import Batch
+from aevb.model import Model
+from aevb.runtime import private_torch
+from aevb.training.events import NOT_COMPILED, Event
+from aevb.training.exact_steps import left_alone
+from aevb.training.objective import Objective
+from aevb.training.purity import own_part
+from aevb.training.row_order import seed_of
+from aevb.training.schedules import Phase
+from aevb.training.settings import Settings
+from aevb.training.staging import Gathered, Staged
+from aevb.training.step import Job, Stepper
+from aevb.training.trouble import finite, what_failed
+
+RECORD_AFTER, RECORD_FOR = 10, 1000  # steps of a phase before its arithmetic is recorded, and steps to come that make it worth the seconds
+
+
+class GradientSteps(Stepper):
+    """Takes steps of Adam. What they keep is the optimiser, and the posterior that an M-step holds fixed."""
+
+    streams: CudaStreams | None = None  # those of a GPU, for steps that are captured
+
+    def __init__(self, job: Job, places: int = 1) -> None:
+        """``places`` is the number of steps whose rows and numbers the host puts down at a time."""
+        super().__init__(job)
+        settings, order = job.settings, job.order
+        self.objective = Objective(job.model, job.plan, job.source, order.batch, settings, job.labelled, job.classes, job.em)
+        self.waits = on_gpu = self.device.type == "cuda"
+        assert settings.lr is not None
+        self.rates = torch.full((places, ALIGNED), settings.lr, device=self.device) if on_gpu else None
+        self.adam = Adam(settings.lr if self.rates is None else self.rates[0, 0])
+        self.noise, self.drawing = torch.Generator(self.device), torch.Generator(self.device)
+        self.rows = torch.zeros(places, order.batch, dtype=torch.long, device=self.device)
+        self.kl_weights = torch.ones(places, ALIGNED, device=self.device, dtype=self.dtype)
+        self.layouts: dict[int, noises.Layout] = {}  # by the number of steps of a batch
+        self.staged: Staged | Gathered | None = self._staging()  # what holds the batches of some steps
+        self.not_recorded = why_not_recorded(job.model, settings, seeded(job))
+        self.compiled: dict[str, CompiledStep | None] = {}  # by phase; None where a step could not be recorded
+        self.told: list[Event] = []  # what could not be recorded or compiled
+        self.ends_compiled = settings.compile and job.world.size == 1 and self.not_recorded is None and self.device.type in ("cpu", "cuda")
+        self.moving: dict[str, MovedTogether | None] = {}  # by phase; None where Adam's step is no one function
+        self.uncompiled: list[str] = []  # what of Adam's step could not be compiled, and why
+        self.alone = True  # whether its steps are its own, not those of a bundle
+        self.left = 0  # steps to come
+        self.draws = bool(job.source.fresh or settings.distort)  # whether the data of a step are drawn
+        self.seen: dict[str, int] = {}  # steps of each phase that were taken one by one
+
+    def _staging(self) -> Staged | Gathered | None:
+        if self.world.size == 1 and Gathered.pays(self.source, self.order):
+            assert isinstance(self.source, Resident)
+            return Gathered(self.source, self.order)
+        return None
+
+    # Taking a step ----------------------------------------------------------------------------------------------------------------
+
+    def step(self, step: int, phase: Phase, rate: float) -> None:
+        self.load(step, [rate])
+        if self.settings.schedule.objective == "em" and (phase.position == 0 or self.objective.reference is None):
+            self.objective.reference = copy.deepcopy(self.model).eval()
+            assert self.job.em is not None
+            self.left_alone = self.job.em.tighten(self.source.take(torch.arange(min(2, self.source.n))))
+        self.seen[phase.name] = self.seen.get(phase.name, 0) + 1
+        self.advance(phase)
+
+    def load(self, step: int, rates: Sequence[float]) -> None:
+        """What the next steps need from the host: one for each rate."""
+        s, count = self.settings, len(rates)
+        self.tally.begin(step)
+        self.left = s.total(self.source.n, self.order.batch) - step
+        if self.staged is not None:
+            self.staged.load(step, count)
+        else:
+            self._put_rows(self.order.rows(step, count).view(count, -1))
+        self._seed(self.noise, "noise", step)
+        if self.draws:
+            self._seed(self.drawing, "data", step)
+        if s.kl_warmup:
+            weights = [s.kl_weight(step + i) for i in range(count)]
+            self.kl_weights[:count, 0].copy_(torch.tensor(weights, dtype=self.dtype), non_blocking=True)
+        if self.rates is not None:
+            self.rates[:count, 0].copy_(torch.tensor(rates), non_blocking=True)
+        else:
+            self.adam.rate = rates[0]
+
+    def _put_rows(self, rows: Tensor) -> None:
+        self.rows = rows
+
+    def _seed(self, generator: torch.Generator, word: str, step: int) -> None:
+        """What a step draws is a function of (seed, step)."""
+        generator.manual_seed(seed_of(self.settings.seed, word, step))
+
+    def inputs(self, place: int) -> dict[str, Tensor]:
+        """All that a step's arithmetic reads besides the parameters: the batch, its noise, its distorted copy, the weight of the KL terms."""
+        s, n = self.settings, self.order.batch
+        if self.staged is not None:
+            batch = self.staged.batch(place)
+            uniform = self.source.uniform(batch, n, self.drawing)
+        else:
+            batch, uniform = self.source.draw(self.rows[place], generator=self.drawing, share=self.world.share(n))
+        inputs = {f"batch {name}": value for name, value in batch.items()} | {f"uniform {name}": value for name, value in uniform.items()}
+        if s.schedule.objective == "bound":
+            _, steps = self.model._extent(batch)
+            if steps not in self.layouts:
+                self.layouts[steps] = self.job.plan.layout(n, steps, dropout=True)
+            drawn = noises.draw(self.layouts[steps], generator=self.noise, device=self.device, dtype=self.dtype)
+            inputs |= {f"noise {name}": value for name, value in self.world.rows_of(drawn, n).items()}
+        if s.agree:
+            inputs |= {f"moved {name}": value for name, value in self._distorted(self.source.prepare(batch, uniform)).items()}
+        return inputs | ({"weight": self.kl_weights[place, 0]} if s.kl_warmup else {})
+
+    def _distorted(self, batch: Batch) -> Batch:
+        """x̃, a little turned, sheared, scaled and shifted."""
+        graph, n, moved = self.model.graph, self.order.batch, {}
+        for name, distortion in self.settings.distort.items():
+            draws = distortion.draws(n, self.drawing, batch[name])[self.world.share(n)]
+            moved[name] = distortion(batch[name][0], draws, binary=isinstance(graph.rule("p", name).spec, Bernoulli)).unsqueeze(0)
+        return moved
+
+    def _arithmetic(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The objective, and what is measured (the tally has its names): a function of tensors alone."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16", cache_enabled=False):
+            objective, bound = self.objective(inputs)
+        name = {"evidence": "evidence", "em": "expected"}.get(self.settings.schedule.objective, self.settings.bound)
+        values = {name: bound.value if bound.unweighted is None else bound.unweighted, **bound.terms}
+        self.tally.names = [*values, "gradient"]
+        return objective, torch.stack([value.detach() for value in values.values()]).sum(-1) / self.order.batch
+
+    def _evaluate(self, phase: Phase, inputs: Mapping[str, Tensor]) -> Found:
+        """The objective, what is measured, and the gradients of the active parameters."""
+        if phase.name not in self.compiled and self._worth_recording(phase):
+            self.compiled[phase.name] = self._recorded(phase, inputs)
+        recorded = self.compiled.get(phase.name)
+        if recorded is not None and recorded.fits(inputs):
+            return recorded(inputs)
+        with held_fixed(p for name, group in self.groups.items() if not getattr(phase, name) for p in group):
+            objective, measured = self._arithmetic(inputs)
+            return objective.detach(), measured, gradients_of(objective, self.active(phase))
+
+    def _recorded(self, phase: Phase, inputs: Mapping[str, Tensor]) -> CompiledStep | None:
+        """A step of this phase; None, with a remark, where it cannot be recorded: it then runs as it was written."""
+        try:
+            return self.record(phase, inputs)
+        except RuntimeError as error:
+            cause = str(error).partition("\n")[0]
+            self.told.append(Event(NOT_COMPILED, "run", f"Steps run as they are written, since they could not be recorded: {cause}"))
+            return None
+
+    def record(
+        self, phase: Phase, inputs: Mapping[str, Tensor], copies: Sequence[Tensor] | None = None, streams: CudaStreams | None = None
+    ) -> CompiledStep:
+        """A step of this model, or with their stacked parameters and inputs of several, which have streams of their own."""
+        fuse, streams = self.settings.compile, self.streams if streams is None else streams
+        return compile_step(self._arithmetic, self.model, inputs, self.active(phase), fuse=fuse, streams=streams, copies=copies)
+
+    def _worth_recording(self, phase: Phase) -> bool:
+        if self.not_recorded is not None or not self.alone:
+            return False
+        return self.settings.compile or (self._often_enough(phase) and self.left >= RECORD_FOR)
+
+    def _often_enough(self, phase: Phase) -> bool:
+        return self.seen[phase.name] >= RECORD_AFTER
+
+    def _attempt(self, phase: Phase, inputs: Mapping[str, Tensor]) -> Found | None:
+        """What a step finds; None on every rank if the evidence is undefined on any of them (a covariance is no longer positive definite)."""
+        if self.settings.schedule.objective != "evidence":
+            return self._evaluate(phase, inputs)
+        try:
+            found = self._evaluate(phase, inputs)
+        except LinAlgError:
+            found = None
+        return None if self.world.any(found is None) else found
+
+    def advance(self, phase: Phase, place: int = 0, inputs: Mapping[str, Tensor] | None = None) -> None:
+        """Take the step for which the host has loaded this place."""
+        active, tally = self.active(phase), self.tally
+        attempt = self._attempt(phase, self.inputs(place) if inputs is None else inputs)
+        if attempt is None:
+            tally.failed.fill_(1.0)
+            return
+        total, measured, found = attempt
+        moving = self._moving(phase, active) if self.ends_compiled and self.alone else None
+        if moving is not None:
+            rate = torch.tensor(self.adam.rate, dtype=self.dtype) if self.rates is None else self.rates[place, 0]
+            tally.make_room()
+            counts = tally.failed, tally.sums, tally.taken, tally.moved
+            moving.finish(dict(zip(active, found, strict=True)), rate, self.settings.clip, total, measured, counts)
+            return
+        pairs = [(parameter, laid_out(gradient, parameter)) for parameter, gradient in zip(active, found, strict=True) if gradient is not None]
+        gradients = [gradient for _, gradient in pairs]
+        self.world.sum(gradients)
+        self.world.sum([total])
+        norm = _norm(gradients)
+        tally.make_room()
+        if self.waits:
+            judge(total, norm / self.world.size, measured, tally.failed, tally.sums, tally.taken, tally.moved)
+        elif math.isfinite(float(norm) + float(total)):
+            tally.add([*measured.tolist(), float(norm) / self.world.size])
+        else:
+            tally.failed.fill_(1.0)
+            return
+        if self.settings.clip is not None:
+            gradients = private_torch.scaled(gradients, (self.settings.clip / (norm + 1e-6)).clamp(max=1.0))
+        if self.rates is not None:
+            self.adam.rate = self.rates[place, 0]
+        self.adam.update([parameter for parameter, _ in pairs], gradients, tally.failed if self.waits else None)
+
+    def _moving(self, phase: Phase, active: Sequence[nn.Parameter]) -> MovedTogether | None:
+        """What a phase moves, for the end of a step as one function; None until Adam has begun with all of it, or where not all at the same step."""
+        if phase.name not in self.moving:
+            states = [self.adam.state[parameter] for parameter in active if parameter in self.adam.state]
+            if len(states) < len(active):
+                return None
+            together = len({float(state["step"]) for state in states}) == 1
+            self.moving[phase.name] = self._moved_together(phase, active) if together else None
+        return self.moving[phase.name]
+
+    def _moved_together(self, phase: Phase, active: Sequence[nn.Parameter]) -> MovedTogether | None:
+        return Parts(active, self.adam, self.uncompiled) if len(active) <= MOST else None
+
+    def remarks(self, taken: int, total: int) -> list[Event]:
+        found = [] if self.left_alone is None else [left_alone(self.left_alone)]
+        unfused = [remark for step in self.compiled.values() if step is not None for remark in step.remarks] + self.uncompiled
+        return found + self.told + [Event(NOT_COMPILED, "run", f"compile=True: {remark}.") for remark in dict.fromkeys(unfused)]
+
+    def adopt(self, phase: Phase, step: CompiledStep) -> None:
+        """Take the compiled step of a bundle for this phase's."""
+        self.compiled[phase.name] = step
+
+    def close(self) -> None:
+        """Let go of graphs and threads; every parameter has memory of its own again."""
+        if self.staged is not None:
+            self.staged.close()
+        if not self.alone or any(isinstance(moving, Vector) for moving in self.moving.values()):
+            for parameter in self.model.parameters():
+                parameter.data = parameter.data.clone()
+
+    # State --------------------------------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Tensor]:
+        """The optimiser's moments, and the weights that an M-step's posterior belongs to."""
+        held = self.objective.reference
+        reference = {} if held is None else {f"{name}/reference": tensor for name, tensor in held.state_dict().items()}
+        return self.adam.tensors(self.names) | reference
+
+    def restore(self, tensors: Mapping[str, Tensor], metrics: Mapping[str, Any]) -> None:
+        reference = {name.removesuffix("/reference"): tensor for name, tensor in tensors.items() if name.endswith("/reference")}
+        moments = {name: tensor for name, tensor in tensors.items() if not name.endswith("/reference")}
+        self.adam.restore(moments, {name: parameter for parameter, name in self.names.items()})
+        if reference:
+            self.objective.reference = copy.deepcopy(self.model).eval()
+            self.objective.reference.load_state_dict(reference)
+        self.tally.restore(metrics, self.dtype)
+
+    # Trouble ------------------------------------------------------------------------------------------------------------------------
+
+    def _judged(self, steps: Iterable[int]) -> bool:
+        return any(self._finite(step) for step in steps)
+
+    def _finite(self, step: int) -> bool:
+        origin = self.tally.origin
+        self.load(step, [0.0])
+        self.tally.origin = origin  # no step is asked for
+        return finite(self.objective, self.inputs(0))
+
+    def what_failed(self, step: int, phase: Phase) -> str:
+        """Take a failed step again, without the optimiser, and name the factor and the rows."""
+        self.load(step, [0.0])
+        rows = self.order.rows(step)[self.world.share(self.order.batch)].cpu()
+        return what_failed(self.job, self.objective, self.inputs(0), rows, self.active(phase), self._broken())
+
+
+def seeded(job: Job) -> list[str]:
+    """Latents that are drawn by a sampler of torch's own, from a seed."""
+    return [name for name, (kind, _) in job.plan.layout(job.order.batch, 1, dropout=True).items() if kind == "seed"]
+
+
+def why_not_recorded(model: Model, settings: Settings, seeded: Sequence[str]) -> str | None:
+    """Why a step runs as it was written, in words; None where its operations can be recorded, since nothing else happens in it."""
+    if settings.schedule.objective != "bound":
+        return f"{settings.schedule} takes exact answers, not an estimate of the bound"
+    if seeded:
+        return f"{seeded[0]} is drawn by a sampler of torch's own"
+    return own_part(model)
+
+
+def _norm(gradients: list[Tensor]) -> Tensor:
+    """The norm of all gradients together."""
+    if gradients[0].device.type == "cpu":  # a dot product runs on all cores; torch's norm of a tensor does not
+        return torch.stack([torch.dot(flat, flat) for flat in (gradient.reshape(-1) for gradient in gradients)]).sum().sqrt()
+    return torch.nn.utils.get_total_norm(gradients)

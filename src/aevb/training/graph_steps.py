@@ -1,0 +1,107 @@
+"""Steps on a GPU, ten at a time and for each phase of the schedule, replayed as CUDA graphs, so that a step costs what its kernels cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from aevb.compiled_step.cuda_streams import CudaStreams, streams_of
+from aevb.compiled_step.fused_adam import MovedTogether, Vector
+from aevb.training.gradient_steps import GradientSteps, seeded
+from aevb.training.purity import own_part
+from aevb.training.row_order import seed_of
+from aevb.training.schedules import Phase
+from aevb.training.staging import Gathered, Staged
+from aevb.training.step import Job
+
+WARM_UP = 3  # steps of a phase that run before it is captured: libraries initialise themselves, the optimiser makes its state
+AT_ONCE = 10  # steps in a graph
+
+
+def can_capture(job: Job) -> bool:
+    """Whether a step is operations on a GPU alone, the same at every call, and of one process."""
+    on_gpu = job.model._parameter().device.type == "cuda"
+    return on_gpu and job.world.size == 1 and job.settings.schedule.objective == "bound" and not seeded(job) and own_part(job.model) is None
+
+
+class GraphSteps(GradientSteps):
+    """Steps that a queue (``step_queue.py``) captures and replays. Until they are warm they run one by one, on streams of their own."""
+
+    captures = True
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job, AT_ONCE)
+        self.number = 0  # among models that are trained together: each has streams of its own
+        self.drawn: dict[str, int] = {}  # how far a step moves its generators
+        self._take: Callable[[], None] | None = None
+
+    def _staging(self) -> Staged | Gathered | None:
+        if self.source.near:
+            return super()._staging()
+        return Staged(self.source, self.order, AT_ONCE, self.settings.total(self.source.n, self.order.batch), self.device)
+
+    # The queue ----------------------------------------------------------------------------------------------------------------------
+
+    def join(self, number: int, take: Callable[[], None], *, alone: bool) -> None:
+        """Stand in a queue, which takes the steps that wait when it is asked to; ``alone``: not as a part of a bundle."""
+        self.number, self._take, self.alone = number, take, alone
+
+    def begin_again(self) -> None:
+        """Take steps alone from now on, as if none of them had been taken here."""
+        self.alone, self.seen, self.compiled = True, {}, {}
+
+    def take(self) -> None:
+        if self._take is not None:
+            self._take()
+
+    # A step -------------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def streams(self) -> CudaStreams:  # type: ignore[override]
+        return streams_of(self.device, self.number)
+
+    @property
+    def generators(self) -> list[torch.Generator]:
+        """What a graph of its steps draws from."""
+        return [self.noise, *([self.drawing] if self.draws else [])]
+
+    def settle(self) -> None:
+        """Wait for the thread that reads rows."""
+        if self.staged is not None:
+            self.staged.settle()
+
+    def step(self, step: int, phase: Phase, rate: float) -> None:
+        self.load(step, [rate])
+        self.seen[phase.name] = self.seen.get(phase.name, 0) + 1
+        here = torch.cuda.current_stream(self.device)
+        self.streams.chain.wait_stream(here)
+        with torch.cuda.stream(self.streams.chain):
+            self.advance(phase)
+        here.wait_stream(self.streams.chain)
+
+    def _often_enough(self, phase: Phase) -> bool:
+        return self.seen[phase.name] >= WARM_UP
+
+    def _put_rows(self, rows: Tensor) -> None:
+        self.rows[: len(rows)].copy_(rows, non_blocking=True)
+
+    def _seed(self, generator: torch.Generator, word: str, step: int) -> None:
+        """What a step draws has a place in one stream of numbers, so that steps can follow each other in one graph."""
+        if word not in self.drawn:
+            self.noise.manual_seed(0), self.drawing.manual_seed(0)
+            self.inputs(0)
+            self.drawn = {"noise": self.noise.get_offset(), "data": self.drawing.get_offset()}
+        generator.manual_seed(seed_of(self.settings.seed, word))
+        generator.set_offset(step * self.drawn[word])
+
+    def _moved_together(self, phase: Phase, active: Sequence[nn.Parameter]) -> MovedTogether | None:
+        vector, step = Vector((active, self.adam), remarks=self.uncompiled), self.compiled.get(phase.name)
+        if step is not None:
+            step.write_into(vector.gradients)
+        return vector
+
+    def close(self) -> None:
+        self._take = None
+        super().close()

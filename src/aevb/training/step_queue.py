@@ -1,0 +1,114 @@
+"""Steps that are asked for one by one and taken many at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from aevb.compiled_step.cuda_graphs import Capturable, captured
+from aevb.training.graph_steps import AT_ONCE, WARM_UP, GraphSteps
+from aevb.training.model_bundle import Bundle, bundles, can_bundle
+from aevb.training.schedules import Phase
+from aevb.training.step import Wanted
+
+
+class StepQueue:
+    """Steps of one model, or of several at once.
+
+    On a GPU they wait until there are ten, or until someone looks at a model, and are taken as one graph: a graph's start costs as much as several
+    kernels, and so do the host's rows and rates, which are then copied for all of them together. Several models lie side by side in the graph and
+    get the numbers that they would get alone; compiled, they are one :class:`Bundle`, and their numbers differ from those in rounding.
+    """
+
+    def __init__(self) -> None:
+        self.steppers: list[GraphSteps] = []
+        self.waiting: list[Sequence[Any]] = []
+        self.graphs: dict[tuple[Any, ...], torch.cuda.CUDAGraph] = {}
+        self.bundles: list[Bundle] = []
+
+    def step(self, wanted: Sequence[Wanted]) -> None:
+        """Take a step of each, now or later."""
+        if not all(stepper.captures for stepper, *_ in wanted):
+            for stepper, step, phase, rate in wanted:
+                stepper.step(step, phase, rate)
+            return
+        if not self.steppers:
+            self._stand([stepper for stepper, *_ in wanted], [phase for _, _, phase, _ in wanted])
+        if not all(map(_warm, wanted)):
+            self.take()
+            _singly([wanted])
+            return
+        self.waiting.append(wanted)
+        if len(self.waiting) == AT_ONCE:
+            self.take()
+
+    def _stand(self, steppers: Sequence[Any], phases: Sequence[Phase]) -> None:
+        """The first steps decide who stands in the queue, and whether as one."""
+        self.steppers, apart = list(steppers), not can_bundle(steppers, phases)
+        for number, stepper in enumerate(steppers):
+            stepper.join(number, self.take, alone=apart)
+
+    def take(self) -> None:
+        """Take the steps that were asked for."""
+        waiting, self.waiting = self.waiting, []
+        same = len(waiting) == AT_ONCE and all(_kind(wanted) == _kind(waiting[0]) for wanted in waiting)
+        for part in [waiting] if same else [[wanted] for wanted in waiting]:
+            if not all(map(_warm, part[0])):
+                _singly(part)
+                continue
+            _load(part)
+            if part[0][0][0].alone:
+                where = tuple(len(stepper.moving) for stepper, *_ in part[0])  # where weights lie in memory changes with it
+                self._replay([(stepper, phase) for stepper, _, phase, _ in part[0]], len(part), where)
+            else:
+                self._take_together(part)
+
+    def _replay(self, models: Sequence[tuple[Capturable, Phase]], count: int, where: tuple[int, ...] = ()) -> None:
+        who = tuple(id(model) for model, _ in models)
+        key = count, tuple(phase.name for _, phase in models), who, where
+        if key not in self.graphs:
+            self.graphs = {other: graph for other, graph in self.graphs.items() if other[2:] == key[2:]}  # of other models or places: never again
+            self.graphs[key] = captured(models, count)
+        self.graphs[key].replay()
+
+    def _take_together(self, part: Sequence[Sequence[Any]]) -> None:
+        """Steps for which the host has loaded the first places, of models that are one, or a few."""
+        phase = part[0][0][2]
+        if not self.bundles:
+            self.bundles = bundles([stepper for stepper, *_ in part[0]], phase)
+            _load(part)  # to record a step, its noise was drawn
+        if not self.bundles:  # side by side, then, from the beginning
+            for stepper in self.steppers:
+                stepper.begin_again()
+            _singly(part)
+            return
+        for bundle in self.bundles:
+            bundle.only([stepper for stepper, *_ in part[0]])
+        if all(bundle.warm >= WARM_UP for bundle in self.bundles):
+            self._replay([(bundle, phase) for bundle in self.bundles], len(part))
+            return
+        here = torch.cuda.current_stream(self.bundles[0].device)
+        for bundle in self.bundles:
+            bundle.run(phase, len(part), here)
+
+
+def _warm(wanted: Any) -> bool:
+    """Whether a step can be captured: libraries and optimiser are ready."""
+    stepper, _, phase, _ = wanted
+    return bool(stepper.seen.get(phase.name, 0) >= WARM_UP)
+
+
+def _singly(part: Sequence[Sequence[Any]]) -> None:
+    for stepper, step, phase, rate in (one for wanted in part for one in wanted):
+        stepper.step(step, phase, rate)
+
+
+def _load(part: Sequence[Sequence[Any]]) -> None:
+    for several in zip(*part, strict=True):  # the steps of one model
+        several[0][0].load(several[0][1], [rate for *_, rate in several])
+
+
+def _kind(wanted: Sequence[Any]) -> tuple[tuple[int, str], ...]:
+    return tuple((id(stepper), phase.name) for stepper, _, phase, _ in wanted)

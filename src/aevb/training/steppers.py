@@ -1,0 +1,17 @@
+"""Which way of taking steps a run needs."""
+
+from __future__ import annotations
+
+from aevb.training.exact_steps import EMSteps, LikelihoodSteps
+from aevb.training.gradient_steps import GradientSteps
+from aevb.training.graph_steps import AT_ONCE, GraphSteps, can_capture
+from aevb.training.step import Job, Stepper
+
+
+def stepper_for(job: Job, *, on_all_rows: bool) -> Stepper:
+    """``on_all_rows``: by iterations over all rows, of EM in closed form or of L-BFGS; otherwise by Adam on batches."""
+    if on_all_rows:
+        return LikelihoodSteps(job) if job.em is None else EMSteps(job, job.em)
+    if can_capture(job):
+        return GraphSteps(job)
+    return GradientSteps(job, AT_ONCE if job.model._parameter().device.type == "cuda" else 1)

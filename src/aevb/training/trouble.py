@@ -1,0 +1,60 @@
+"""What made a step fail: the term, the factor and the rows that are not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
+
+from aevb.training.objective import Objective
+from aevb.training.step import Job
+
+
+def finite(objective: Objective, inputs: Mapping[str, Tensor]) -> bool:
+    """Whether the objective of these inputs is finite."""
+    try:
+        with torch.no_grad():
+            value, _ = objective(inputs)
+    except (RuntimeError, ValueError):  # a covariance is not positive definite, or torch refuses parameters that are not numbers
+        return False
+    return bool(value.isfinite())
+
+
+def what_failed(
+    job: Job, objective: Objective, inputs: Mapping[str, Tensor], rows: Tensor, active: Sequence[nn.Parameter], broken: Sequence[str]
+) -> str:
+    """Name what is not finite in a step with these inputs, of these rows; ``broken`` are factors whose parameters are not."""
+    cause = f" The parameters of {', '.join(broken)} are not finite." if broken else ""
+    try:
+        what, bad = _culprit(job, objective, inputs, active)
+    except LinAlgError:
+        what, bad = "the exact evidence (a covariance of p is not positive definite)", torch.ones(len(rows), dtype=torch.bool)
+    except (RuntimeError, ValueError):  # torch refuses parameters that are not numbers
+        if not broken:
+            raise
+        what, bad = "the bound", torch.ones(len(rows), dtype=torch.bool)
+    mine = (not what.startswith("the gradient"), what, rows[bad].tolist())
+    _, what, which = max(job.world.gather(mine), key=lambda found: found[0])  # of several processes, one that has a term to name
+    return f"{what} is not finite for {job.source.places.rows(which)}.{cause}"
+
+
+def _culprit(job: Job, objective: Objective, inputs: Mapping[str, Tensor], active: Sequence[nn.Parameter]) -> tuple[str, Tensor]:
+    """The term that is not finite and the rows where, or the parameter whose gradient is not, by all rows."""
+    value, bound = objective(inputs)
+    graph = job.model.graph
+    for name, term in bound.terms.items():
+        bad = ~term.detach().isfinite().cpu()
+        if bool(bad.any()):
+            variable = name[3:-1] if name.startswith("kl(") else name
+            factor = f" (p's factor {graph.rule('p', variable).id})" if variable in graph.stochastic else ""
+            return f"the term {name}{factor}", bad
+    bad = ~bound.value.detach().isfinite().cpu()
+    if bool(bad.any()):
+        return "the bound", bad
+    gradients = torch.autograd.grad(-value, list(active), allow_unused=True)
+    names = {parameter: name for name, parameter in job.model.named_parameters()}
+    pairs = zip(active, gradients, strict=True)
+    culprit = next((names[p] for p, gradient in pairs if gradient is not None and not bool(gradient.isfinite().all())), None)
+    return f"the gradient of {culprit}" if culprit else "the gradient", torch.ones_like(bad)
