@@ -71,7 +71,7 @@ def test_eager_steps_are_not_recorded(recorded):
     contender = stepping(run, recorded=recorded)
     for _ in range(timing.WARM_UP):
         contender.step()
-    assert bool(run.stepper.recordings) is recorded
+    assert bool(run.stepper.compiled) is recorded
 
 
 def test_a_bound_that_is_another_is_found_out():
@@ -148,7 +148,7 @@ def test_runs_together_and_sequences_are_steps_of_fit(tmp_path):
             for piece in points.values():
                 taken = piece()
                 taken.block_until_ready()
-                assert all(run.step == 1 and float(run.stepper.taken) == 1 for run in taken.runs)
+                assert all(run.step == 1 and float(run.stepper.tally.taken) == 1 for run in taken.runs)
 
 
 def test_commands_are_timed_from_start_to_end():

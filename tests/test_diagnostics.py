@@ -18,6 +18,7 @@ from aevb.diagnostics.causes import reaching
 from aevb.diagnostics.clusters import information
 from aevb.diagnostics.history import judge_history
 from aevb.diagnostics.measure import Measured
+from aevb.training.events import SKIPPED
 from aevb.training.run import Run
 from aevb.training.settings import Settings
 
@@ -311,7 +312,7 @@ def test_the_record_tells_over_fitting_and_an_unfinished_warm_up():
     assert [finding.kind for finding in unfinished] == ["over-fitting", "kl warm-up"]
     assert unfinished[1].figures["weight"] == 0.25
     failed = record([-90.0], [-91.0])
-    failed.rows.append({"step": 7, "note": "The loss is not finite at step 7. Skipped (1 of 3)."})
+    failed.rows.append({"step": 7, "note": "The loss is not finite at step 7. Skipped (1 of 3).", "kind": SKIPPED})
     assert judge_history(failed)[1].kind == "failed steps"
 
 

@@ -158,9 +158,9 @@ def test_training_on_staged_rows_is_training(tmp_path, monkeypatch):
     np.save(tmp_path / "x.npy", x)
     real, found = Stepper.__init__, []
 
-    def staging(self, model, plan, source, order, *more):
-        real(self, model, plan, source, order, *more)
-        self.staged = Staged(source, order, 1, 25, self.device)
+    def staging(self, job, *more):
+        real(self, job, *more)
+        self.staged = Staged(job.source, job.order, 1, 25, self.device)
 
     for init in (real, staging):
         monkeypatch.setattr(Stepper, "__init__", init)

@@ -69,9 +69,10 @@ class Iterations:
             raise CheckpointError("The checkpoint's iterations of EM are not this model's. Resume with the model it was trained with, or start anew.")
 
     def _start(self, fresh: bool, seed: int) -> None:
-        """From the best of the model's own parameters, those with the data's means, and, unless they are to be kept, some made from the data."""
+        """From the best of the model's own parameters (unless they are random), those with the data's means, and, unless they are to be kept, some
+        made from the data."""
         own = self.method.read()
-        starts = [own, self.method.centred(own)]
+        starts = [self.method.centred(own)] if fresh else [own, self.method.centred(own)]
         if self.schedule.start == "data" or (self.schedule.start == "auto" and fresh):
             starts.append(self.method.from_data(own, seed))
         found: list[Ascent] = []
