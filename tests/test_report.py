@@ -30,6 +30,27 @@ MACHINE = {"device": "a machine", "python": "3.0", "torch": "2.0", "aevb": "0.0"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
+def test_no_bound_is_drawn_above_its_evidence(monkeypatch):
+    """A sampled ELBO may lie above the evidence by luck, at every look alike; what is drawn must not."""
+    drawn: list[tuple[str, np.ndarray]] = []
+    line = figures.Panel.line
+    monkeypatch.setattr(
+        figures.Panel, "line", lambda self, x, y, colour, **more: (drawn.append((colour, np.asarray(y))), line(self, x, y, colour, **more))[1]
+    )
+    evidence, gap = ramp("validation evidence"), ramp("validation gap", low=2, high=0.0)
+    lucky = {"validation elbo": evidence["validation evidence"] + 0.3, "validation elbo.step": evidence["validation evidence.step"]}
+    numbers = {"truth": -3.9, "steps": 120, "length": 30}
+    result = Result(numbers, evidence | gap | lucky)
+    for figure in (figures.fa_joint, figures.fa_alternate):
+        drawn.clear()
+        figure(result, None)
+        bounds = [values for colour, values in drawn if colour == figures.RED][:1]
+        limits = [values for colour, values in drawn if colour == figures.GREEN]
+        assert bounds
+        assert limits
+        assert all((bound <= limit).all() for bound in bounds for limit in limits)
+
+
 def ramp(name: str, n: int = 12, low: float = -9.0, high: float = -4.0, every: int = 10) -> dict[str, np.ndarray]:
     return {name: np.linspace(low, high, n), f"{name}.step": every * np.arange(1, n + 1)}
 

@@ -195,6 +195,14 @@ def fa_data(data: Result) -> Picture:
     return Picture(panels, least="12rem")
 
 
+def bound_and_evidence(result: Result) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Steps, ELBO and evidence on the test rows. The ELBO is the evidence less the gap, which is a KL divergence in closed form: a sampled ELBO,
+    whose noise is the same at every look, may lie above the evidence for a while."""
+    step, evidence = _history(result, "validation evidence")
+    _, gap = _history(result, "validation gap")
+    return step, evidence - gap, evidence
+
+
 def fa_joint(joint: Result, exact: Result | None) -> Picture:
     """ELBO and evidence of joint training up to the truth, with exact EM and ascent on the evidence beside them."""
 
@@ -202,13 +210,11 @@ def fa_joint(joint: Result, exact: Result | None) -> Picture:
         label = "Test ELBO and evidence over the steps of joint training, with the evidence of the true model"
         panel = Panel(f"joint{suffix}", label, width=width, height=height)
         _beside(panel, exact)
-        curves = []
-        for name, colour in (("validation elbo", RED), ("validation evidence", GREEN)):
-            step, values = _history(joint, name)
-            panel.line(step, values, colour)
-            curves.append(values)
+        step, bound, evidence = bound_and_evidence(joint)
+        panel.line(step, bound, RED)
+        panel.line(step, evidence, GREEN)
         panel.level(joint.numbers["truth"])
-        _focus(panel.axes, curves, [joint.numbers["truth"]])
+        _focus(panel.axes, [bound, evidence], [joint.numbers["truth"]])
         panel.axes.set(xlabel="step", ylabel=AXIS, xlim=(0, joint.numbers["steps"]))
         return panel
 
@@ -257,8 +263,7 @@ def fa_snapshots(joint: Result, data: Result) -> Picture:
 def fa_alternate(alternate: Result, exact: Result | None) -> Picture:
     """Phases of φ shaded; below, the gap on a logarithmic axis."""
     length, truth = alternate.numbers["length"], alternate.numbers["truth"]
-    step, evidence = _history(alternate, "validation evidence")
-    _, gap = _history(alternate, "validation gap")
+    step, bound, evidence = bound_and_evidence(alternate)
 
     def shaded(panel: Panel) -> Panel:
         for start in range(0, int(step[-1]), 2 * length):
@@ -271,16 +276,16 @@ def fa_alternate(alternate: Result, exact: Result | None) -> Picture:
         label = "Test ELBO and evidence while inference and generative parameters are trained in turn"
         panel = shaded(Panel(f"phases{suffix}", label, width=width, height=height))
         _beside(panel, exact)
-        panel.line(step, evidence - gap, RED)
+        panel.line(step, bound, RED)
         panel.line(step, evidence, GREEN)
         panel.level(truth)
-        _focus(panel.axes, [evidence - gap, evidence], [truth])
+        _focus(panel.axes, [bound, evidence], [truth])
         panel.axes.set(ylabel=AXIS)
         return panel
 
     def below(width: float, height: float, suffix: str) -> Panel:
         panel = Panel(f"gap{suffix}", "The gap between evidence and ELBO over the same steps, on a logarithmic axis", width=width, height=height)
-        panel.line(step, np.maximum(gap, 1e-7), RED)
+        panel.line(step, np.maximum(evidence - bound, 1e-7), RED)
         shaded(panel).axes.set(yscale="log", xlabel="step", ylabel="gap, nats")
         return panel
 
@@ -291,8 +296,7 @@ def fa_alternate(alternate: Result, exact: Result | None) -> Picture:
 def decomposition(alternate: Result) -> Picture:
     """Evidence and ELBO at the end of each phase: what an E-step and an M-step do."""
     length = alternate.numbers["length"]
-    step, evidence = _history(alternate, "validation evidence")
-    _, gap = _history(alternate, "validation gap")
+    step, bound, evidence = bound_and_evidence(alternate)
     ends = [at for at in range(length, int(step[-1]) + 1, length) if at in step][:6]
     rows = [int(np.flatnonzero(step == at)[0]) for at in [int(step[0]), *ends]]
 
@@ -300,9 +304,9 @@ def decomposition(alternate: Result) -> Picture:
         label = "Evidence and ELBO after each E-phase and M-phase, the gap between them as a bar"
         panel = Panel(f"ladder{suffix}", label, width=width, height=height)
         for x, row in enumerate(rows):
-            panel.axes.plot([x, x], [evidence[row] - gap[row], evidence[row]], color=MUTED, lw=5, alpha=0.35, solid_capstyle="butt")
+            panel.axes.plot([x, x], [bound[row], evidence[row]], color=MUTED, lw=5, alpha=0.35, solid_capstyle="butt")
             panel.axes.plot([x], [evidence[row]], "o", color=GREEN, ms=8, mec="none")
-            panel.axes.plot([x], [evidence[row] - gap[row]], "o", color=RED, ms=4.5, mec="none")
+            panel.axes.plot([x], [bound[row]], "o", color=RED, ms=4.5, mec="none")
         panel.level(alternate.numbers["truth"])
         names = ["start", *(f"{'EM'[i % 2]} {i // 2 + 1}" for i in range(len(ends)))]
         panel.axes.set_xticks(range(len(rows)), names)
