@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aevb.cli.array_files import refuse_kind, write
-from aevb.cli.data_argument import ROWS, batches, counted_rows, known_rows, load_rows, open_run, recipe_of, which_rows, whole_of, without_latents
+from aevb.cli.data_argument import ROWS, batches, counted_rows, known_rows, load_rows, recipe_of, which_rows, whole_of, without_latents
+from aevb.cli.model_argument import open_run
 from aevb.cli.options import RunData, RunFolder, RunMissing, RunPrepare, Seed, in_its_words, path, refuse_input
 from aevb.cli.units import Units
 
