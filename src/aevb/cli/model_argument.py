@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 def resolve(text: str, data: str | None = None, settings: Mapping[str, str] | None = None, missing: Sequence[float] | None = None) -> Model:
     """The model that the command line names; a zoo model takes its sizes from the data, where it is not told them."""
-    from aevb.model import Model, load
+    from aevb.loading import load
+    from aevb.model import Model
     from aevb.zoo import zoo
 
     if text in zoo:
