@@ -22,7 +22,8 @@ from aevb.estimate.estimators import Bound
 from aevb.evidence import AIS, Evidence, Particles, bidirectional
 from aevb.evidence.amortisation import Gap
 from aevb.laboratory import compare_estimators
-from aevb.model import Model, from_declaration, load
+from aevb.loading import from_declaration, load
+from aevb.model import Model
 from aevb.posterior import Posterior
 from aevb.predictive import PredictiveCheck, predictive_check
 from aevb.training.fit import fit

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aevb.cli.model_argument import is_run, open_run, resolve
+
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
@@ -14,17 +16,6 @@ if TYPE_CHECKING:
     from aevb.model import Model
 
 ROWS = 1000  # rows that are taken at a time after training
-
-
-def open_run(run: Path) -> Model:
-    """The model of a run; of a folder that holds the runs of several seeds one is to be named."""
-    from aevb.training.run import load_run
-
-    seeds = sorted((path.parent for path in run.glob("seed-*/model.json")), key=lambda path: (len(path.name), path.name))
-    if seeds and not (run / "model.json").is_file():
-        shown = ", ".join(map(str, seeds[:8])) + (", …" if len(seeds) > 8 else "")
-        raise ValueError(f"{run} holds {len(seeds)} runs, one for each seed. Name one of them: {shown}.")
-    return load_run(run)
 
 
 def recipe_of(run: Path) -> Recipe | None:
@@ -66,7 +57,6 @@ def model_and_rows(
     text: str, data: str | None, prepare: str | None, seed: int, settings: Mapping[str, str], missing: Sequence[float] | None = None
 ) -> tuple[Model, Loaded]:
     """The model that the command line names, trained if it names a run, and rows for it: those of ``--data``, or the run's own."""
-    from aevb.cli.model_argument import is_run, resolve
     from aevb.data.datasets import load
 
     if is_run(text):

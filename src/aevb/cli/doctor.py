@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from aevb.cli.data_argument import load_rows, open_run, which_rows, without_latents
+from aevb.cli.data_argument import load_rows, which_rows, without_latents
+from aevb.cli.model_argument import open_run
 from aevb.cli.options import RunData, RunFolder, RunMissing, RunPrepare, Seed, path
 from aevb.cli.units import statistics_note, units_note
 

@@ -10,15 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aevb.cli.data_argument import open_run
-
 if TYPE_CHECKING:
     from aevb.model import Model
 
 
 def resolve(text: str, data: str | None = None, settings: Mapping[str, str] | None = None, missing: Sequence[float] | None = None) -> Model:
     """The model that the command line names; a zoo model takes its sizes from the data, where it is not told them."""
-    from aevb.model import Model, load
+    from aevb.loading import load
+    from aevb.model import Model
     from aevb.zoo import zoo
 
     if text in zoo:
@@ -44,6 +43,17 @@ def resolve(text: str, data: str | None = None, settings: Mapping[str, str] | No
             raise ValueError("--set gives arguments to a model of the zoo; a saved model has its own.")
         return open_run(Path(text)) if is_run(text) else load(text)
     raise ValueError(f"There is no model {text!r}. Name one of {', '.join(zoo)}, a file.py:name, or the folder of a run or a saved model.")
+
+
+def open_run(run: Path) -> Model:
+    """The model of a run; of a folder that holds the runs of several seeds one is to be named."""
+    from aevb.training.run import load_run
+
+    seeds = sorted((path.parent for path in run.glob("seed-*/model.json")), key=lambda path: (len(path.name), path.name))
+    if seeds and not (run / "model.json").is_file():
+        shown = ", ".join(map(str, seeds[:8])) + (", …" if len(seeds) > 8 else "")
+        raise ValueError(f"{run} holds {len(seeds)} runs, one for each seed. Name one of them: {shown}.")
+    return load_run(run)
 
 
 def is_run(text: str) -> bool:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aevb.cli.array_files import refuse_kind, write
-from aevb.cli.data_argument import ROWS, batches, counted_rows, known_rows, load_rows, open_run, recipe_of, which_rows, whole_of, without_latents
+from aevb.cli.data_argument import ROWS, batches, counted_rows, known_rows, load_rows, recipe_of, which_rows, whole_of, without_latents
+from aevb.cli.model_argument import open_run
 from aevb.cli.options import RunData, RunFolder, RunMissing, RunPrepare, Seed, in_its_words, path, refuse_input
 from aevb.cli.units import Units
 
@@ -258,10 +259,10 @@ def _posterior_means(model: Model, data: Mapping[str, Any], seed: int) -> tuple[
 
     found: dict[str, list[np.ndarray]] = {name: [] for name in model.graph.latents}
     parts_of_rows = batches(model, data)
-    exact = any(why_not_q(model, batch) is not None for batch in parts_of_rows)  # then for all rows, so that codes can be compared
+    exact = any(why_not_q(model, model.teaching, batch) is not None for batch in parts_of_rows)  # then for all rows, so that codes can be compared
     method = "q"
     for i, batch in enumerate(parts_of_rows):
-        posterior = posterior_of(model, batch, seed=seed + i, prefer_exact=exact, first_row=i * ROWS, places=places_of(data))
+        posterior = posterior_of(model, model.teaching, batch, seed=seed + i, prefer_exact=exact, first_row=i * ROWS, places=places_of(data))
         method = posterior.method
         for name, parts in found.items():
             with torch.no_grad():
@@ -283,7 +284,7 @@ def _imputed(model: Model, data: Mapping[str, Any], samples: int, seed: int) -> 
         raise ValueError(f"--samples is at least 1, got {samples}.")
     found = []
     for i, batch in enumerate(batches(model, data)):
-        posterior = posterior_of(model, batch, seed=seed + i, prefer_exact=True, first_row=i * ROWS, places=places_of(data))
+        posterior = posterior_of(model, model.teaching, batch, seed=seed + i, prefer_exact=True, first_row=i * ROWS, places=places_of(data))
         found.append(impute(posterior, samples, draws=False))
     return {name: np.concatenate([part.mean[name].cpu().numpy() for part in found]) for name in found[0].mean}, found[0].method
 

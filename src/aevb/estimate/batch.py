@@ -492,3 +492,10 @@ def _steps_of_rule(graph: Graph, entry: Entry, value: Tensor, real: Tensor | Non
 
 def _counted(n: int, noun: str) -> str:
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def public(graph: Graph, name: str, value: Tensor, n: int, steps: int) -> Tensor:
+    """[…, T, N, d] → […, N, *shape] or […, N, T, *shape]."""
+    lead = value.shape[:-3]
+    value = value.expand(*lead, steps if graph.timed[name] else 1, n, value.shape[-1]).transpose(-3, -2)
+    return value.reshape(*lead, n, *([steps] if graph.timed[name] else []), *graph.shapes[name])

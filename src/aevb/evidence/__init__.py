@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from aevb.data.repeated_values import note_repeats
+from aevb.estimate.declared_model import DeclaredModel
 from aevb.evidence.annealing import AIS, CHAINS, Bidirectional, annealed, bidirectional
 from aevb.evidence.curve import Curve, curve
 from aevb.evidence.exact import exact_evidence, why_not_exact
@@ -20,15 +20,13 @@ from aevb.evidence.sampling import Memory, importance, naive
 
 __all__ = ["AIS", "Bidirectional", "Curve", "Evidence", "Particles", "bidirectional", "curve", "log_evidence"]
 
-if TYPE_CHECKING:
-    from aevb.model import Model
 
 METHODS = ("auto", "exact", "importance", "ais", "prior", "particles")
 SAMPLES = 1000
 
 
 def log_evidence(
-    model: Model,
+    model: DeclaredModel,
     batch: Mapping[str, Tensor],
     *,
     method: str | AIS | Particles = "auto",
@@ -42,7 +40,7 @@ def log_evidence(
 
 
 def _found(
-    model: Model, batch: Mapping[str, Tensor], method: str | AIS | Particles, samples: int | None, seed: int | None, memory: Memory
+    model: DeclaredModel, batch: Mapping[str, Tensor], method: str | AIS | Particles, samples: int | None, seed: int | None, memory: Memory
 ) -> Evidence:
     if not isinstance(method, AIS | Particles) and method not in METHODS:
         raise ValueError(f"Unknown method {method!r}. Choose {', '.join(METHODS[:-1])} or {METHODS[-1]}.")

@@ -13,7 +13,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,15 +22,12 @@ from aevb.compiled_step.gradients import weights_fixed
 from aevb.declare.families import Exact
 from aevb.derive.plan import Plan
 from aevb.estimate.batch import Batch, split_latents
+from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.estimators import estimate
+from aevb.evidence import AIS, Particles, log_evidence
 from aevb.evidence.per_example_q import free_factors, zero_offsets
 from aevb.evidence.result import Evidence, weight_notes
 from aevb.evidence.weights import Weights
-
-if TYPE_CHECKING:
-    from aevb.evidence.annealing import AIS
-    from aevb.evidence.particles import Particles
-    from aevb.model import Model
 
 RATE = 0.1  # of Adam at the start; raw numbers are of order one
 LATER = 2 / 3  # of the steps of the ascent, over which its places are averaged
@@ -89,7 +86,7 @@ class Gap:
 
 
 def split_gap(
-    model: Model,
+    model: DeclaredModel,
     data: Mapping[str, Any],
     *,
     iterations: int,
@@ -119,7 +116,7 @@ def split_gap(
         parts = [_choose(model, share, rows, found, generator) for rows, found in zip(chunks, places, strict=True)]
         both = [_bounds(model, share, rows, offsets, generator) for rows, offsets in zip(chunks, parts, strict=True)]
         elbo, best = (torch.cat([bounds[i] for bounds in both], 1) for i in range(2))
-        evidence = _known_evidence(model, data, plan(samples=DRAWS), method, samples, seed)
+        evidence = _known_evidence(model, batch, plan(samples=DRAWS), method, samples, seed)
         if evidence is None:
             weighted = _weighted(model, plan(samples=DRAWS), samples // REPEATS)
             found = [_log_weights(model, weighted, rows, offsets, generator) for rows, offsets in zip(chunks, parts, strict=True)]
@@ -130,7 +127,7 @@ def split_gap(
     return Gap(evidence.value, elbo.mean(0), best.mean(0), evidence.method, stderr, evidence.notes)
 
 
-def _check_how(model: Model, choices: Mapping[str, Any]) -> None:
+def _check_how(model: DeclaredModel, choices: Mapping[str, Any]) -> None:
     """Refuse a request whose plan is biased or cannot be had, and name an unbiased one if there is one."""
     how = dict(choices["how"] or {})
     try:
@@ -145,7 +142,7 @@ def _check_how(model: Model, choices: Mapping[str, Any]) -> None:
         raise ValueError(f"how={{{name!r}: {how[name]!r}}} gives no unbiased bound to compare with log p(x): {why}.{fix}")
 
 
-def _unbiased(model: Model, choices: Mapping[str, Any], how: Mapping[str, str]) -> dict[str, str] | None:
+def _unbiased(model: DeclaredModel, choices: Mapping[str, Any], how: Mapping[str, str]) -> dict[str, str] | None:
     """This request where its plan is unbiased, or else the same with all finite latents drawn by the score function; None if neither is."""
     graph = model.graph
     finite = [name for name in graph.latents if graph.rule("p", name).spec.finite and not isinstance(graph.rule("q", name).spec, Exact)]
@@ -163,7 +160,7 @@ def _error(value: Tensor) -> Tensor:
     return value.std(0) / math.sqrt(REPEATS)
 
 
-def _gradient(model: Model, choices: Mapping[str, Any]) -> str:
+def _gradient(model: DeclaredModel, choices: Mapping[str, Any]) -> str:
     """Log q at the sample, where the plan allows it: the closer q is to the posterior, the less do the bound and its gradient then vary."""
     try:
         return model.plan(samples=DRAWS, gradient="stl", **choices).gradient
@@ -171,7 +168,7 @@ def _gradient(model: Model, choices: Mapping[str, Any]) -> str:
         return "plain"
 
 
-def _chunks(model: Model, plan: Plan, batch: Batch, samples: int) -> list[Batch]:
+def _chunks(model: DeclaredModel, plan: Plan, batch: Batch, samples: int) -> list[Batch]:
     """The rows in parts that fit in memory: a few numbers for every output of every network, sample, step and enumerated value."""
     n, steps = model._extent(batch)
     width = sum(model.graph.size(name) for name in model.graph.shapes) * steps * math.prod(plan.size((name, 0)) for name in plan.slots)
@@ -179,7 +176,7 @@ def _chunks(model: Model, plan: Plan, batch: Batch, samples: int) -> list[Batch]
     return [{key: value.narrow(-2, start, min(rows, n - start)) for key, value in batch.items()} for start in range(0, n, rows)]
 
 
-def _ascend(model: Model, plan: Plan, batch: Batch, iterations: int, generator: torch.Generator) -> list[Offsets]:
+def _ascend(model: DeclaredModel, plan: Plan, batch: Batch, iterations: int, generator: torch.Generator) -> list[Offsets]:
     """Offsets of zero, the later ones' mean, and the last: Adam, each example by itself, on fresh noise in every step, at a rate that falls to 0."""
     factors, offsets = free_factors(model, plan), zero_offsets(model, plan, batch)
     start, mean = ({name: offset.clone() for name, offset in offsets.items()} for _ in range(2))
@@ -201,7 +198,7 @@ def _ascend(model: Model, plan: Plan, batch: Batch, iterations: int, generator: 
     return [start, mean, {name: offset.detach() for name, offset in offsets.items()}]
 
 
-def _choose(model: Model, plan: Plan, batch: Batch, places: Sequence[Offsets], generator: torch.Generator) -> Offsets:
+def _choose(model: DeclaredModel, plan: Plan, batch: Batch, places: Sequence[Offsets], generator: torch.Generator) -> Offsets:
     """For each example one of these offsets: a later one where its bound is higher than an earlier one's by more than the error of that.
 
     Adam's steps have the size of its rate however small the slope, so that the noise of its gradients may carry it below a start that was
@@ -222,7 +219,7 @@ def _choose(model: Model, plan: Plan, batch: Batch, places: Sequence[Offsets], g
     return chosen
 
 
-def _bounds(model: Model, plan: Plan, batch: Batch, offsets: Offsets, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _bounds(model: DeclaredModel, plan: Plan, batch: Batch, offsets: Offsets, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """The bound of q as amortised and of the best q of each example's own, [REPEATS, N] each, on the same fresh noise."""
     factors = free_factors(model, plan)
     amortised, best = [], []
@@ -236,25 +233,25 @@ def _bounds(model: Model, plan: Plan, batch: Batch, offsets: Offsets, generator:
 # The evidence ----------------------------------------------------------------------------------------------------------------
 
 
-def _known_evidence(model: Model, data: Mapping[str, Any], plan: Plan, method: Any, samples: int, seed: int | None) -> Evidence | None:
+def _known_evidence(model: DeclaredModel, batch: Batch, plan: Plan, method: str | AIS | Particles, samples: int, seed: int | None) -> Evidence | None:
     """The evidence as asked for, or exactly where it can be; None where the best q is to propose its samples, being nearer to the posterior."""
     if method != "auto":  # chains and particles are counted by those methods themselves
-        return model.log_evidence(method=method, samples=samples if method == "importance" else None, seed=seed, **data)
+        return log_evidence(model, batch, method=method, samples=samples if method == "importance" else None, seed=seed)
     try:
-        return model.log_evidence(method="exact", **data)
+        return log_evidence(model, batch, method="exact")
     except ValueError:
         if any(model.graph.timed[name] for name in plan.enumerated):  # inside the logarithm their sum does not factor over time
-            return model.log_evidence(samples=samples, seed=seed, **data)
+            return log_evidence(model, batch, samples=samples, seed=seed)
         return None
 
 
-def _weighted(model: Model, plan: Plan, samples: int) -> Plan:
+def _weighted(model: DeclaredModel, plan: Plan, samples: int) -> Plan:
     """The plan of log-weights whose factors have the same axes as under this one; what is enumerated is summed inside the logarithm."""
     how = {name: "sum" if choice.draw == "enumerate" else choice.draw for name, choice in plan.choices.items()}
     return model.plan(how=how, bound="iwae", samples=samples, clamped=plan.clamped, partial=plan.partial)
 
 
-def _log_weights(model: Model, plan: Plan, batch: Batch, offsets: Offsets, generator: torch.Generator) -> Tensor:
+def _log_weights(model: DeclaredModel, plan: Plan, batch: Batch, offsets: Offsets, generator: torch.Generator) -> Tensor:
     """log p(x, z)/q(z) of draws from the best q, [samples, N]."""
     factors, found = free_factors(model, plan), []
     for _ in range(REPEATS):

@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from aevb.compiled_step.gradients import weights_fixed
+from aevb.estimate.ancestral import fixed_values, sample
 from aevb.estimate.batch import prepare
+from aevb.estimate.declared_model import DeclaredModel
 from aevb.evidence.density import STARTS, Path, replayed, temperatures, why_not_from_posterior
 from aevb.evidence.memory_limit import narrow, pieces, room
 from aevb.evidence.methods import advised, why_not_annealed
@@ -23,9 +25,6 @@ from aevb.evidence.result import Evidence, count
 from aevb.evidence.sampling import LEAST, Memory
 from aevb.evidence.weights import Weights
 from aevb.runtime.seeding import generator
-
-if TYPE_CHECKING:
-    from aevb.model import Model
 
 CHAINS = 16
 TARGET, RATE, JITTER = 0.75, 0.3, 0.2  # acceptance aimed at, how fast steps follow it, and how unequal the steps of a move's chains are
@@ -53,7 +52,7 @@ class AIS:
         if self.start is not None and self.start not in STARTS:
             raise ValueError(f'AIS: start is "posterior" or "prior", got {self.start!r}.')
 
-    def begin(self, model: Model) -> str:
+    def begin(self, model: DeclaredModel) -> str:
         """Where chains start; a :class:`ValueError` says why they cannot."""
         if reason := why_not_annealed(model):
             raise ValueError(f'method="ais" moves latents by gradients, but {reason}. Use method="{advised(model)}".')
@@ -64,7 +63,7 @@ class AIS:
 
 
 def annealed(
-    model: Model, batch: Mapping[str, Tensor], settings: AIS, *, chains: int = CHAINS, seed: int | None = None, memory: Memory = None
+    model: DeclaredModel, batch: Mapping[str, Tensor], settings: AIS, *, chains: int = CHAINS, seed: int | None = None, memory: Memory = None
 ) -> Evidence:
     """log 1/C Σ w over C chains an example."""
     start = _checked(model, batch, settings, chains)
@@ -89,7 +88,7 @@ def _both_ways(path: Path, truth: Mapping[str, Tensor], settings: AIS, chains: i
     return moves.forward(path.draw(chains)), moves.backward(exact)
 
 
-def _checked(model: Model, batch: Mapping[str, Tensor], settings: AIS, chains: int) -> str:
+def _checked(model: DeclaredModel, batch: Mapping[str, Tensor], settings: AIS, chains: int) -> str:
     if isinstance(chains, bool) or not isinstance(chains, int) or chains < LEAST:
         raise ValueError(f'samples is how many chains method="ais" runs an example, at least {LEAST}. Got {chains!r}.')
     start, graph = settings.begin(model), model.graph
@@ -98,7 +97,7 @@ def _checked(model: Model, batch: Mapping[str, Tensor], settings: AIS, chains: i
     return start
 
 
-def _blocks(model: Model, batch: Mapping[str, Tensor], start: str, chains: int, memory: Memory) -> list[dict[str, Tensor]]:
+def _blocks(model: DeclaredModel, batch: Mapping[str, Tensor], start: str, chains: int, memory: Memory) -> list[dict[str, Tensor]]:
     """The rows in blocks whose gradients fit into the limit."""
     n, _ = model._extent(batch)
     few = narrow(batch, 0, min(n, 2))
@@ -118,7 +117,7 @@ def _weights(log_weights: Tensor) -> Weights:
     return weights
 
 
-def _evidence(model: Model, found: Sequence[Weights], accepted: Sequence[Tensor], settings: AIS, chains: int, start: str) -> Evidence:
+def _evidence(model: DeclaredModel, found: Sequence[Weights], accepted: Sequence[Tensor], settings: AIS, chains: int, start: str) -> Evidence:
     value, stderr, ess = (torch.cat([getattr(weights, name) for weights in found]) for name in ("value", "stderr", "ess"))
     acceptance, n, notes = torch.cat(list(accepted)), len(value), []
     enough = max(1.5, chains / 4)
@@ -255,7 +254,7 @@ class Bidirectional:
 
 
 def bidirectional(
-    model: Model,
+    model: DeclaredModel,
     n: int = 100,
     *,
     settings: AIS | None = None,
@@ -274,8 +273,8 @@ def bidirectional(
     for name in graph.given:
         if name not in fixed:
             raise ValueError(f"{name!r} is given: simulate under a value of it, bidirectional(model, {name}=…).")
-    drawn = model.sample(n, steps=steps, seed=seed, **fixed)
-    given = model._fixed(n, steps or 1, {name: fixed[name] for name in graph.given})
+    drawn = sample(model, n, fixed, steps=steps, seed=seed)
+    given = fixed_values(model, n, steps or 1, {name: fixed[name] for name in graph.given})
     truth = prepare(graph, drawn, like=model._parameter(), need=graph.stochastic, single=True) | given
     batch = {name: value for name, value in truth.items() if name not in graph.latents or name in fixed}
     start = _checked(model, batch, settings, chains)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from aevb.estimate.declared_model import DeclaredModel
 from aevb.evidence.sampling import LEAST, Memory, proposal_weights, streams
 from aevb.evidence.weights import Weights
-
-if TYPE_CHECKING:
-    from aevb.model import Model
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,7 +37,7 @@ class Curve:
 
 
 def curve(
-    model: Model, batch: Mapping[str, Tensor], ks: Sequence[int] = (1, 10, 100, 1000), seed: int | None = None, *, memory: Memory = None
+    model: DeclaredModel, batch: Mapping[str, Tensor], ks: Sequence[int] = (1, 10, 100, 1000), seed: int | None = None, *, memory: Memory = None
 ) -> Curve:
     """The bound with k samples for each k, all from the same max(ks) weights an example: k = 1 is the ELBO, k → ∞ the evidence.
 

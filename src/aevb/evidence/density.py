@@ -7,7 +7,6 @@ Jacobian. Finite latents are summed exactly inside both densities, so that neith
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,18 +15,16 @@ from torch.distributions import Transform, biject_to
 from aevb.derive.axes import SAMPLES, expand_axis
 from aevb.derive.plan import Plan, derive
 from aevb.estimate.batch import split_latents
+from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.estimators import Estimate
 from aevb.evidence.sampling import draw_latents, inner_sum
-
-if TYPE_CHECKING:
-    from aevb.model import Model
 
 STARTS = ("posterior", "prior")
 WARM_UP = 3  # gradients before one is captured: libraries initialise themselves
 Slope = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]  # u, β → log f₀, log f₁, ∇ log f_β
 
 
-def why_not_from_posterior(model: Model) -> str | None:
+def why_not_from_posterior(model: DeclaredModel) -> str | None:
     """What keeps q from being the start, in words; None if nothing does."""
     plan = derive(model.graph, samples=2, sampling=True)
     for name in plan.drawn:
@@ -42,7 +39,7 @@ class Path:
     f₁ = p(x, z); f₀ = q(z|x) for ``start="posterior"``, or for "prior" p's factors of the latents with the data in place.
     """
 
-    def __init__(self, model: Model, batch: Mapping[str, Tensor], start: str) -> None:
+    def __init__(self, model: DeclaredModel, batch: Mapping[str, Tensor], start: str) -> None:
         graph = model.graph
         self.model, self.graph, self.batch, self.start = model, graph, batch, start
         self.n, self.steps = model._extent(batch)

@@ -7,12 +7,13 @@ by the forward algorithm, what is left by a sum.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from aevb.estimate.batch import split_latents
+from aevb.estimate.declared_model import DeclaredModel
 from aevb.evidence.filtering import Filter
 from aevb.evidence.finite import Tables
 from aevb.evidence.forward import Paths
@@ -20,14 +21,11 @@ from aevb.evidence.linear_gaussian import LinearGaussian, why_not_linear_gaussia
 from aevb.evidence.memory_limit import narrow
 from aevb.evidence.structure import Axes, NotExactError, Structure
 
-if TYPE_CHECKING:
-    from aevb.model import Model
-
 INTEGRAL = "∫"  # the name of the term that holds the integral over the Gaussian unknowns
 AT_ONCE = 2**24  # numbers of one tensor, beyond which rows are taken in parts
 
 
-def why_not_exact(model: Model) -> str | None:
+def why_not_exact(model: DeclaredModel) -> str | None:
     """What keeps the evidence from being known exactly, in words; None if nothing does."""
     try:
         Structure(model)
@@ -36,7 +34,7 @@ def why_not_exact(model: Model) -> str | None:
     return None
 
 
-def exact_evidence(model: Model, batch: Mapping[str, Tensor], structure: Structure | None = None) -> Tensor:
+def exact_evidence(model: DeclaredModel, batch: Mapping[str, Tensor], structure: Structure | None = None) -> Tensor:
     """log p(observed | given), one number per example, differentiable; for models that have it exactly.
 
     ``structure`` is the model's for these data, if it is at hand. Without gradients, little noise costs no digits
@@ -60,7 +58,7 @@ def _numbers_a_row(structure: Structure, batch: Mapping[str, Tensor]) -> int:
     return structure.count * max(structure.count, widest**2 if own else widest)
 
 
-def marginal(model: Model, structure: Structure, batch: Mapping[str, Tensor]) -> Tensor:
+def marginal(model: DeclaredModel, structure: Structure, batch: Mapping[str, Tensor]) -> Tensor:
     """log Σ over the discrete latents ∫ over the Gaussian ones of p, one number an example, in float64."""
     tables = Tables(model, structure, batch)
     factors = discrete_terms(tables)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from aevb.declare.conditionals import Factor
 from aevb.derive.axes import over_time
+from aevb.estimate.declared_model import DeclaredModel
 from aevb.evidence.exact import AT_ONCE, INTEGRAL, Term, discrete_terms, integral_term, log_sum
 from aevb.evidence.filtering import Filter
 from aevb.evidence.finite import Tables
@@ -23,9 +23,6 @@ from aevb.evidence.memory_limit import narrow
 from aevb.evidence.smoothing import Smoother
 from aevb.evidence.structure import Structure
 from aevb.runtime.seeding import generator
-
-if TYPE_CHECKING:
-    from aevb.model import Model
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class Marginals:
 class Unknowns:
     """The posterior of a batch's unknowns under p, where the evidence is exact (``structure`` says that it is). In float64, without gradients."""
 
-    def __init__(self, model: Model, structure: Structure, batch: Mapping[str, Tensor]) -> None:
+    def __init__(self, model: DeclaredModel, structure: Structure, batch: Mapping[str, Tensor]) -> None:
         self.model, self.graph, self.structure, self.batch = model, model.graph, structure, batch
         self.n, self.steps = model._extent(batch)
         hidden = [name for name in self.graph.observed if f"{name}?" in batch]

@@ -7,7 +7,7 @@ over time all steps are taken at once; otherwise step by step, keeping only what
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,14 +20,12 @@ from aevb.declare.distributions import MultivariateNormal as Gaussian
 from aevb.declare.graph import Entry
 from aevb.derive.axes import steps_of
 from aevb.estimate.batch import split_latents
+from aevb.estimate.declared_model import DeclaredModel
 from aevb.evidence.chain_matrices import Step, log_likelihood
 from aevb.evidence.finite import Tables
 from aevb.evidence.gaussian_belief import Belief, Column, Rule
 from aevb.evidence.square_root_belief import RootBelief
 from aevb.evidence.structure import Structure
-
-if TYPE_CHECKING:
-    from aevb.model import Model
 
 
 class Filter:
@@ -35,7 +33,7 @@ class Filter:
 
     fast = True  # whether steps in time are taken by :mod:`aevb.evidence.gaussian_chain` where it can
 
-    def __init__(self, model: Model, tables: Tables, batch: Mapping[str, Tensor]) -> None:
+    def __init__(self, model: DeclaredModel, tables: Tables, batch: Mapping[str, Tensor]) -> None:
         self.model, self.graph, self.structure, self.program = model, model.graph, tables.structure, tables.program
         self.batch = batch
         self.steps = tables.steps
@@ -186,7 +184,7 @@ class Filter:
         return [None] * self.steps if value is None else steps_of(value, self.steps)
 
 
-def gaussian_posterior(model: Model, batch: Mapping[str, Tensor], names: Sequence[str]) -> Gaussian:
+def gaussian_posterior(model: DeclaredModel, batch: Mapping[str, Tensor], names: Sequence[str]) -> Gaussian:
     """p(names | observed, given), jointly, in float64, with missing entries marginalised: latents of a linear-Gaussian model without time; [N, D]."""
     structure = Structure(model, split_latents(model.graph, batch)[0])
     integral = Filter(model, Tables(model, structure, batch), batch)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributions as td
@@ -14,14 +13,12 @@ from aevb.declare.evaluation_order import schedule
 from aevb.derive.axes import FIRST_SLOT, expand_axis, on_axis, over_time
 from aevb.derive.plan import LIMIT, Choice, Plan
 from aevb.estimate.batch import split_latents
+from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.estimators import Estimate
 from aevb.evidence.structure import Structure
 
-if TYPE_CHECKING:
-    from aevb.model import Model
 
-
-def why_not_finite(model: Model) -> str | None:
+def why_not_finite(model: DeclaredModel) -> str | None:
     """What keeps p's latents from being listed in one table, in words; None if nothing does."""
     graph, count = model.graph, 1
     for name in graph.latents:
@@ -40,7 +37,7 @@ class Tables:
     A latent has an axis (:mod:`aevb.derive.axes`); one in time has two, for the present and for its neighbour. q has no say.
     """
 
-    def __init__(self, model: Model, structure: Structure, batch: Mapping[str, Tensor]) -> None:
+    def __init__(self, model: DeclaredModel, structure: Structure, batch: Mapping[str, Tensor]) -> None:
         self.structure, self.graph, self.batch = structure, model.graph, batch
         self.working = Estimate(_summing_plan(structure, batch), model.factors, batch, {})  # type: ignore[arg-type]
         self.program, self.slots, self.steps = self.working.program, self.working.plan.slots, self.working.steps
@@ -100,7 +97,7 @@ def _summing_plan(structure: Structure, batch: Mapping[str, Tensor]) -> Plan:
     )
 
 
-def log_joint(model: Model, batch: Mapping[str, Tensor]) -> Tensor:
+def log_joint(model: DeclaredModel, batch: Mapping[str, Tensor]) -> Tensor:
     """log p(observed, latents | given) for every joint value of the latents: an axis each, in the graph's order, the examples last.
 
     A latent known in all rows has an axis of one; where it is known in some, −∞ stands at its other values.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributions as td
@@ -12,6 +12,7 @@ from torch import Tensor
 from aevb.declare.distributions import MultivariateNormal as Gaussian
 from aevb.declare.families import MultivariateNormal, Normal
 from aevb.estimate.batch import split_latents
+from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.estimators import estimate
 from aevb.estimate.program import Program
 from aevb.evidence.exact import exact_evidence
@@ -19,11 +20,8 @@ from aevb.evidence.filtering import gaussian_posterior
 from aevb.evidence.finite import why_not_finite
 from aevb.evidence.linear_gaussian import why_not_linear_gaussian
 
-if TYPE_CHECKING:
-    from aevb.model import Model
 
-
-def gap(model: Model, batch: Mapping[str, Tensor]) -> Tensor | None:
+def gap(model: DeclaredModel, batch: Mapping[str, Tensor]) -> Tensor | None:
     """KL(q(latents | data) ‖ p(latents | data)), one number an example and without sampling; None where it is not known so."""
     graph = model.graph
     if why_not_finite(model) is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,13 +12,11 @@ from aevb.declare.deterministic import Deterministic
 from aevb.declare.distributions import MultivariateNormal as Gaussian
 from aevb.declare.families import MultivariateNormal, Normal
 from aevb.declare.networks import MLP
+from aevb.estimate.declared_model import DeclaredModel
 from aevb.evidence.structure import is_affine
 
-if TYPE_CHECKING:
-    from aevb.model import Model
 
-
-def why_not_linear_gaussian(model: Model) -> str | None:
+def why_not_linear_gaussian(model: DeclaredModel) -> str | None:
     """What keeps p from being jointly Gaussian, in words; None if nothing does."""
     for entry in model.graph.entries():
         if entry.side == "q":
@@ -46,7 +43,7 @@ class LinearGaussian:
     Each variable is v = Σ A parent + b + ε, so mean and covariance follow in the order of generation.
     """
 
-    def __init__(self, model: Model, batch: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> None:
+    def __init__(self, model: DeclaredModel, batch: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> None:
         graph = model.graph
         self.graph, self.dtype = graph, dtype or model._parameter().dtype
         self.batch = {name: value.to(self.dtype) if value.is_floating_point() else value for name, value in batch.items()}
@@ -56,7 +53,7 @@ class LinearGaussian:
         for stage in graph.generation:
             self._add(model, stage.nodes[0])
 
-    def _add(self, model: Model, name: str) -> None:
+    def _add(self, model: DeclaredModel, name: str) -> None:
         entry, d = self.graph.rule("p", name), self.graph.size(name)
         factor = model.factors[entry.id]
         assert isinstance(factor, Factor)

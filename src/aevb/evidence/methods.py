@@ -6,17 +6,14 @@ Importance sampling and draws from p are open to every model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from aevb.declare.families import Exact
 from aevb.derive.dependence import S
 from aevb.derive.plan import LIMIT, derive
-
-if TYPE_CHECKING:
-    from aevb.model import Model
+from aevb.estimate.declared_model import DeclaredModel
 
 
-def why_not_annealed(model: Model) -> str | None:
+def why_not_annealed(model: DeclaredModel) -> str | None:
     """What keeps the latents from being moved by gradients, in words; None if nothing does."""
     graph, values, continuous = model.graph, 1, 0
     for name in graph.latents:
@@ -34,7 +31,7 @@ def why_not_annealed(model: Model) -> str | None:
     return None if continuous else "no latent is continuous"
 
 
-def why_not_filtered(model: Model) -> str | None:
+def why_not_filtered(model: DeclaredModel) -> str | None:
     """What keeps a filter from running forward in time, in words; None if nothing does."""
     graph = model.graph
     if not any(graph.timed[name] for name in graph.latents):
@@ -59,12 +56,12 @@ def why_not_filtered(model: Model) -> str | None:
     return None
 
 
-def advised(model: Model) -> str:
+def advised(model: DeclaredModel) -> str:
     """The estimate to try first: a filter where it can run, since weights of whole sequences soon rest on a few of them."""
     return "importance" if why_not_filtered(model) else "particles"
 
 
-def closer(model: Model) -> list[str]:
+def closer(model: DeclaredModel) -> list[str]:
     """The estimates that this model allows and that need less of q than importance sampling does."""
     return [method for method, reason in (("particles", why_not_filtered(model)), ("ais", why_not_annealed(model))) if reason is None]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributions as td
@@ -19,12 +19,10 @@ from aevb.derive.dependence import S
 from aevb.derive.plan import Plan, derive
 from aevb.estimate import noise as noises
 from aevb.estimate.batch import split_latents
+from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.program import Program
 from aevb.evidence.weights import tail_length, tail_shape
 from aevb.runtime.seeding import draw_from, generator
-
-if TYPE_CHECKING:
-    from aevb.model import Model
 
 
 class Filtered(NamedTuple):
@@ -39,7 +37,7 @@ class Filtered(NamedTuple):
 class Swarm:
     """K particles for every row of a batch: what depends on data alone is computed for all steps beforehand, the particles step by step."""
 
-    def __init__(self, model: Model, batch: Mapping[str, Tensor], particles: int, threshold: float) -> None:
+    def __init__(self, model: DeclaredModel, batch: Mapping[str, Tensor], particles: int, threshold: float) -> None:
         self.model, self.graph, self.batch = model, model.graph, batch
         self.k, self.threshold = particles, threshold
         self.n, self.steps = model._extent(batch)

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from aevb.estimate.declared_model import DeclaredModel
 from aevb.evidence.memory_limit import narrow, pieces, room
 from aevb.evidence.methods import why_not_filtered
 from aevb.evidence.particle_state import Swarm
 from aevb.evidence.result import Evidence, count, weight_notes
 from aevb.evidence.sampling import LEAST, Memory
 from aevb.evidence.weights import Weights
-
-if TYPE_CHECKING:
-    from aevb.model import Model
 
 FEW = 0.1  # of the particles: an effective number below this is worth a note
 
@@ -46,7 +43,7 @@ class Particles:
 
 
 def filtered(
-    model: Model, batch: Mapping[str, Tensor], settings: Particles, *, particles: int = 1000, seed: int | None = None, memory: Memory = None
+    model: DeclaredModel, batch: Mapping[str, Tensor], settings: Particles, *, particles: int = 1000, seed: int | None = None, memory: Memory = None
 ) -> Evidence:
     """log of the mean over repeats of Π_t Σ_i W_i[t−1] w_i[t]."""
     if reason := why_not_filtered(model):

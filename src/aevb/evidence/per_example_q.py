@@ -8,7 +8,6 @@ any other q of its factorization's form, one example at a time, is within reach.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +16,7 @@ from aevb.declare.conditionals import Factor
 from aevb.declare.graph import Entry
 from aevb.derive.dependence import N, S, T
 from aevb.derive.plan import Plan
-
-if TYPE_CHECKING:
-    from aevb.model import Model
+from aevb.estimate.declared_model import DeclaredModel
 
 
 class Free(Factor):
@@ -49,13 +46,13 @@ class Free(Factor):
         return self._moved(self.amortised(inputs, keep[:-1], missing), keep[-1])
 
 
-def free_factors(model: Model, plan: Plan) -> dict[str, nn.Module]:
+def free_factors(model: DeclaredModel, plan: Plan) -> dict[str, nn.Module]:
     """The model's factors, those of q for the plan's latents set free."""
     free = {entry.id: Free(factor) for entry, factor in _owned(model, plan)}
     return {name: free.get(name, factor) for name, factor in model.factors.items()}
 
 
-def zero_offsets(model: Model, plan: Plan, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def zero_offsets(model: DeclaredModel, plan: Plan, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Offsets of zero, for the noise of an estimate with :func:`free_factors`; q is then as it was amortised."""
     like, (n, steps) = model._parameter(), model._extent(batch)
     found = {}
@@ -66,7 +63,7 @@ def zero_offsets(model: Model, plan: Plan, batch: Mapping[str, Tensor]) -> dict[
     return found
 
 
-def _owned(model: Model, plan: Plan) -> list[tuple[Entry, Factor]]:
+def _owned(model: DeclaredModel, plan: Plan) -> list[tuple[Entry, Factor]]:
     """q's factors that have raw numbers: all but those that are p's own by Bayes' rule."""
     pairs = [(entry, model.factors[entry.id]) for name in plan.choices for entry in model.graph.q[name].values()]
     return [(entry, factor) for entry, factor in pairs if isinstance(factor, Factor)]

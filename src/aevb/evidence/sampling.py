@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from aevb.derive.axes import SAMPLES, expand_axis
 from aevb.derive.plan import LIMIT
 from aevb.estimate import noise as noises
 from aevb.estimate.batch import split_latents
+from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.estimators import Estimate
 from aevb.estimate.program import Program
 from aevb.evidence.coverage import ROWS, SEED, WIDER, how_many, note_missed, widened
@@ -30,16 +31,13 @@ from aevb.evidence.result import Evidence, weight_notes
 from aevb.evidence.weights import Weights
 from aevb.runtime.seeding import draw_from
 
-if TYPE_CHECKING:
-    from aevb.model import Model
-
 Memory = float | str | None
 Weigher = Callable[[Mapping[str, Tensor], int], Tensor]  # rows of a batch, K → log-weights [K, N]
 LEAST = 2  # samples: fewer have no spread, and none of the score function's draws is made alone
 
 
 def importance(
-    model: Model, batch: Mapping[str, Tensor], samples: int, seed: int | None, *, memory: Memory = None, compare: bool = False
+    model: DeclaredModel, batch: Mapping[str, Tensor], samples: int, seed: int | None, *, memory: Memory = None, compare: bool = False
 ) -> Evidence:
     """log 1/K Σ p(x, z)/q(z|x), z ~ q; enumerated latents are summed inside, exactly.
 
@@ -53,7 +51,7 @@ def importance(
     return replace(judged, notes=(*judged.notes, *_missed(model, batch, judged, memory, methods))) if compare else judged
 
 
-def _missed(model: Model, batch: Mapping[str, Tensor], found: Evidence, memory: Memory, methods: Sequence[str]) -> list[str]:
+def _missed(model: DeclaredModel, batch: Mapping[str, Tensor], found: Evidence, memory: Memory, methods: Sequence[str]) -> list[str]:
     """What a few weights of p's own draws and of a wider q say against an evidence; the caller's random numbers stay as they were."""
     samples, rows = how_many(int(found.diagnostics["samples"])), narrow(batch, 0, min(ROWS, len(found.value)))  # type: ignore[arg-type]
     weighers = {"p": prior_weights(model), f"q with noise {WIDER:g} times as wide": proposal_weights(model, batch, wider=True)}
@@ -61,7 +59,7 @@ def _missed(model: Model, batch: Mapping[str, Tensor], found: Evidence, memory: 
     return note_missed(found, others, f"train q longer, or use {either([*methods, 'prior'])}")
 
 
-def naive(model: Model, batch: Mapping[str, Tensor], samples: int, seed: int | None, *, memory: Memory = None) -> Evidence:
+def naive(model: DeclaredModel, batch: Mapping[str, Tensor], samples: int, seed: int | None, *, memory: Memory = None) -> Evidence:
     """log 1/K Σ p(x|z), z ~ p: right on average and useless beyond a few dimensions, which its diagnostics show."""
     found = _collect(model, batch, samples, seed, memory, prior_weights(model))
     return _judged(model, found, "prior", f"hardly a draw from p explains x; use {either(['importance', *closer(model)])}")
@@ -70,12 +68,12 @@ def naive(model: Model, batch: Mapping[str, Tensor], samples: int, seed: int | N
 # The weights of a piece ---------------------------------------------------------------------------------------------------
 
 
-def prior_weights(model: Model) -> Weigher:
+def prior_weights(model: DeclaredModel) -> Weigher:
     """log p(x | z) at z ~ p."""
     return lambda rows, k: _log_known(model, rows, draw_latents(model, rows, k))
 
 
-def proposal_weights(model: Model, batch: Mapping[str, Tensor], *, wider: bool = False) -> Weigher:
+def proposal_weights(model: DeclaredModel, batch: Mapping[str, Tensor], *, wider: bool = False) -> Weigher:
     """log p(x, z) − log q(z|x) at z ~ q, for a batch's rows; ``wider`` draws z from a q with wider Gaussian noise."""
     clamped, partial = split_latents(model.graph, batch)
     how = _inside(model, clamped)
@@ -90,7 +88,7 @@ def proposal_weights(model: Model, batch: Mapping[str, Tensor], *, wider: bool =
     return weigh
 
 
-def _inside(model: Model, clamped: frozenset[str]) -> dict[str, str]:
+def _inside(model: DeclaredModel, clamped: frozenset[str]) -> dict[str, str]:
     """What is finite is summed inside the logarithm, exactly, as far as it can be listed; over time it is drawn: the sum does not factor."""
     graph = model.graph
     how, budget = {}, LIMIT
@@ -129,7 +127,7 @@ def inner_sum(working: Estimate, total: Tensor) -> Tensor:
     return total
 
 
-def draw_latents(model: Model, rows: Mapping[str, Tensor], samples: int) -> dict[str, Tensor]:
+def draw_latents(model: DeclaredModel, rows: Mapping[str, Tensor], samples: int) -> dict[str, Tensor]:
     """All latents drawn from p along its arrows, the data and what is known of the latents in place: [K, T or 1, N, d] each."""
     graph = model.graph
     n, steps = model._extent(rows)
@@ -159,7 +157,7 @@ def draw_latents(model: Model, rows: Mapping[str, Tensor], samples: int) -> dict
     return {name: program.values[name] for name in graph.latents if name not in clamped}
 
 
-def _log_known(model: Model, rows: Mapping[str, Tensor], latents: Mapping[str, Tensor]) -> Tensor:
+def _log_known(model: DeclaredModel, rows: Mapping[str, Tensor], latents: Mapping[str, Tensor]) -> Tensor:
     """Σ log p of everything that is known, at these draws of the rest: [K, N]."""
     plan = model.plan(clamped=model.graph.latents)
     seen = {name: rows[f"{name}?"][..., :1] for name in latents if f"{name}?" in rows}
@@ -178,7 +176,9 @@ def _log_known(model: Model, rows: Mapping[str, Tensor], latents: Mapping[str, T
 # Piece by piece -------------------------------------------------------------------------------------------------------------
 
 
-def streams(model: Model, batch: Mapping[str, Tensor], samples: int, memory: Memory, weigh: Weigher) -> Iterator[tuple[int, Iterator[Tensor]]]:
+def streams(
+    model: DeclaredModel, batch: Mapping[str, Tensor], samples: int, memory: Memory, weigh: Weigher
+) -> Iterator[tuple[int, Iterator[Tensor]]]:
     """Blocks of rows: how many, and their log-weights in pieces [k, rows] that add up to the samples."""
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < LEAST:
         raise ValueError(f"samples is a whole number of at least {LEAST}: the error is found from their spread. Got {samples!r}.")
@@ -191,7 +191,7 @@ def streams(model: Model, batch: Mapping[str, Tensor], samples: int, memory: Mem
         yield min(rows, n - start), (weigh(block, k) for k in shares(samples, most, smallest=LEAST))
 
 
-def _collect(model: Model, batch: Mapping[str, Tensor], samples: int, seed: int | None, memory: Memory, weigh: Weigher) -> list[Weights]:
+def _collect(model: DeclaredModel, batch: Mapping[str, Tensor], samples: int, seed: int | None, memory: Memory, weigh: Weigher) -> list[Weights]:
     found = []
     with model._evaluating(seed):
         for rows, parts in streams(model, batch, samples, memory, weigh):
@@ -202,7 +202,7 @@ def _collect(model: Model, batch: Mapping[str, Tensor], samples: int, seed: int 
     return found
 
 
-def _judged(model: Model, found: Sequence[Weights], method: str, remedy: str) -> Evidence:
+def _judged(model: DeclaredModel, found: Sequence[Weights], method: str, remedy: str) -> Evidence:
     value, stderr, ess, khat = (torch.cat([getattr(weights, name) for weights in found]) for name in ("value", "stderr", "ess", "khat"))
     samples, dtype = found[0].count, model._parameter().dtype
     diagnostics: dict[str, Tensor | float | int] = {"samples": samples, "ess": ess, "khat": khat}

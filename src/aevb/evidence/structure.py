@@ -20,11 +20,11 @@ from aevb.declare.graph import Entry
 from aevb.declare.networks import MLP
 from aevb.declare.notation import Ref
 from aevb.derive.plan import LIMIT
+from aevb.estimate.declared_model import DeclaredModel
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from aevb.model import Model
 
 Place = int | str  # where in time a discrete latent is read: an offset (0 for a static one), or an end, "first" or "last"
 Axes = frozenset[tuple[str, Place]]
@@ -44,7 +44,7 @@ def is_affine(factor: nn.Module) -> bool:
 class Structure:
     """The unknowns of a model whose evidence is exact; :class:`NotExactError` says why another's is not."""
 
-    def __init__(self, model: Model, clamped: frozenset[str] = frozenset()) -> None:
+    def __init__(self, model: DeclaredModel, clamped: frozenset[str] = frozenset()) -> None:
         self.model, self.graph = model, model.graph
         unknown = [name for name in self.graph.latents if name not in clamped]
         self.discrete = tuple(name for name in unknown if all(entry.spec.finite for entry in self.graph.p[name].values()))

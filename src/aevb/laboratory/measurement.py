@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,10 +21,8 @@ from aevb.estimate.estimators import estimate
 from aevb.evidence.exact import exact_evidence, why_not_exact
 from aevb.evidence.gap import gap
 from aevb.laboratory.ways import Way
+from aevb.model import Model
 from aevb.training.row_order import seed_of
-
-if TYPE_CHECKING:
-    from aevb.model import Model
 
 BLOCKS = 16  # 2^15 ways to flip their signs: the least p-value of a bias is 3e-5
 Groups = Mapping[str, Sequence[nn.Parameter]]

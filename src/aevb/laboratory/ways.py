@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from aevb.declare.graph import Graph
 from aevb.derive.plan import DRAWS, GRADIENTS, TERMS, Plan
 from aevb.estimate.batch import split_latents
-
-if TYPE_CHECKING:
-    from aevb.model import Model
+from aevb.model import Model
 
 RELAXED = ("gumbel", "relaxed", "straight-through")
 How = Mapping[str, str]

@@ -6,7 +6,7 @@ A relaxed posterior needs no switching back: a latent is asked here with its own
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributions as td
@@ -15,25 +15,16 @@ from torch import Tensor
 from aevb.declare.conditionals import Factor
 from aevb.declare.distributions import Categories, Values
 from aevb.declare.families import Exact, OneHot
-from aevb.declare.graph import Graph
 from aevb.derive.axes import SAMPLES, over_time, size, swap
 from aevb.derive.dependence import S
 from aevb.derive.plan import derive
-from aevb.estimate.batch import Batch, prepare, split_latents
+from aevb.estimate.ancestral import ancestral_draw
+from aevb.estimate.batch import Batch, prepare, public, split_latents
+from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.estimators import Estimate
 from aevb.estimate.program import Program
 from aevb.posterior.piecewise import Pieces, Point
 from aevb.runtime.seeding import draw_from
-
-if TYPE_CHECKING:
-    from aevb.model import Model
-
-
-def public(graph: Graph, name: str, value: Tensor, n: int, steps: int) -> Tensor:
-    """[…, T, N, d] → […, N, *shape] or […, N, T, *shape]."""
-    lead = value.shape[:-3]
-    value = value.expand(*lead, steps if graph.timed[name] else 1, n, value.shape[-1]).transpose(-3, -2)
-    return value.reshape(*lead, n, *([steps] if graph.timed[name] else []), *graph.shapes[name])
 
 
 class Posterior:
@@ -44,7 +35,7 @@ class Posterior:
 
     method = "q"
 
-    def __init__(self, model: Model, batch: Batch, *, samples: int = 64, seed: int | None = None, why: str = "") -> None:
+    def __init__(self, model: DeclaredModel, batch: Batch, *, samples: int = 64, seed: int | None = None, why: str = "") -> None:
         self.model, self.graph, self.batch = model, model.graph, batch
         self.samples, self.seed, self.why = samples, seed, why
         self.n, self.steps = model._extent(batch)
@@ -241,7 +232,7 @@ class Posterior:
         latents = {name: value[0] for name, value in self.sample().items()}
         with model._evaluating(self.next_seed):
             program = self.generated(latents)
-            values = {name: program.mean(name) if mean else program.draw(name, model._ancestral(self.n, self.steps)) for name in graph.observed}
+            values = {name: program.mean(name) if mean else program.draw(name, ancestral_draw(model, self.n, self.steps)) for name in graph.observed}
             return {name: public(graph, name, value, self.n, self.steps) for name, value in values.items()}
 
 

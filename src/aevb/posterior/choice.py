@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from aevb.declare.graph import Graph
 from aevb.estimate.batch import Batch
+from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.places import INDICES, Places
 from aevb.evidence.structure import NotExactError
 from aevb.posterior.amortised import Posterior
 from aevb.posterior.exact import ExactPosterior
-
-if TYPE_CHECKING:
-    from aevb.model import Model
+from aevb.posterior.training_record import Teaching
 
 METHODS = ("auto", "q", "exact")
 
@@ -29,7 +26,8 @@ class UntaughtError(ValueError):
 
 
 def posterior_of(
-    model: Model,
+    model: DeclaredModel,
+    teaching: Teaching,
     batch: Batch,
     *,
     samples: int = 64,
@@ -39,7 +37,7 @@ def posterior_of(
     first_row: int = 0,
     places: Places = INDICES,
 ) -> Posterior:
-    """The posterior of a batch's latents.
+    """The posterior of a batch's latents; ``teaching`` is the record of how q was trained.
 
     ``method="auto"`` takes q where it was trained and can answer, otherwise the exact posterior (``prefer_exact`` takes that wherever it is known),
     and refuses where there is neither. "q" takes q as it is, "exact" never takes it.
@@ -49,7 +47,7 @@ def posterior_of(
         raise ValueError(f'method is "auto", "q" or "exact", got {method!r}.')
     if method == "q":
         return Posterior(model, batch, samples=samples, seed=seed, why="as asked")
-    reason = None if method == "exact" else why_not_q(model, batch, first_row, places)
+    reason = None if method == "exact" else why_not_q(model, teaching, batch, first_row, places)
     if method == "auto" and reason is None and not prefer_exact:
         return Posterior(model, batch, samples=samples, seed=seed)
     try:
@@ -59,20 +57,20 @@ def posterior_of(
             raise ValueError(f'The posterior of this model is not known in closed form: {why}. Use method="q".') from None
         if reason is None:
             return Posterior(model, batch, samples=samples, seed=seed)
-        raise UntaughtError(f"{reason}, and the exact posterior is not known: {why}. {_remedy(model, batch)}") from None
+        raise UntaughtError(f"{reason}, and the exact posterior is not known: {why}. {_remedy(model, teaching, batch)}") from None
 
 
-def why_not_q(model: Model, batch: Batch, first_row: int = 0, places: Places = INDICES) -> str | None:
+def why_not_q(model: DeclaredModel, teaching: Teaching, batch: Batch, first_row: int = 0, places: Places = INDICES) -> str | None:
     """What keeps q from answering for these rows, in words; None if nothing does."""
     unknown = [name for name in model.graph.latents if name not in batch or f"{name}?" in batch]
-    reasons = model.untaught()
+    reasons = teaching.untaught(model)
     if reason := next((reasons[name] for name in unknown if name in reasons), None):
         return reason
     rows = _open_ended(model.graph, batch)
-    if rows is not None and not model.teaching.open_ends:
+    if rows is not None and not teaching.open_ends:
         ends = _counted(rows, "ends", "end", "in steps without data", first_row, places)
         return f"{ends}, which q was not trained on, so that it cannot forecast them"
-    unseen = model.teaching.unseen(model, unknown)
+    unseen = teaching.unseen(model, unknown)
     for name in _lacking(model.graph, batch):
         columns = torch.tensor(sorted(unseen.get(name, ())), dtype=torch.long, device=batch[name].device)
         lacking = ~batch[f"{name}?"].index_select(-1, columns)
@@ -90,10 +88,10 @@ def _counted(rows: Tensor, does: str, do: str, what: str, first_row: int, places
     return f"{f'1 row {does}' if count == 1 else f'{count} rows {do}'} {what} ({places.first(first_row + int(rows.nonzero()[0, 0]))})"
 
 
-def _remedy(model: Model, batch: Batch) -> str:
-    if model.untaught():
+def _remedy(model: DeclaredModel, teaching: Teaching, batch: Batch) -> str:
+    if teaching.untaught(model):
         return "Train q (schedule=joint(); classify=1 where every row has a label)."
-    if open_ended(model.graph, batch) and not model.teaching.open_ends:
+    if open_ended(model.graph, batch) and not teaching.open_ends:
         return "If the NaN only pad the rows, say how long each is: lengths=…."
     return "Train on rows in which entries are missing too (NaN; some may be left out at random)."
 

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributions as td
 from torch import Tensor
 
 from aevb.declare.distributions import MultivariateNormal
-from aevb.estimate.batch import Batch
+from aevb.estimate.batch import Batch, public
+from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.estimators import estimate
 from aevb.evidence.exact import exact_evidence
 from aevb.evidence.exact_posterior import Marginals, Unknowns
 from aevb.evidence.structure import Structure
-from aevb.posterior.amortised import Posterior, public
+from aevb.posterior.amortised import Posterior
 from aevb.posterior.piecewise import Pieces, Point
-
-if TYPE_CHECKING:
-    from aevb.model import Model
 
 
 class ExactPosterior(Posterior):
@@ -27,7 +25,7 @@ class ExactPosterior(Posterior):
 
     method = "exact"
 
-    def __init__(self, model: Model, batch: Batch, *, samples: int = 64, seed: int | None = None, why: str = "") -> None:
+    def __init__(self, model: DeclaredModel, batch: Batch, *, samples: int = 64, seed: int | None = None, why: str = "") -> None:
         super().__init__(model, batch, samples=samples, seed=seed, why=why)
         self.unknowns = Unknowns(model, Structure(model, self.clamped), batch)
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from aevb.estimate.batch import public
 from aevb.estimate.program import Program
-from aevb.posterior.amortised import Posterior, public
+from aevb.posterior.amortised import Posterior
 from aevb.posterior.exact import ExactPosterior
 from aevb.runtime.seeding import draw_from
 

@@ -11,13 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-if TYPE_CHECKING:
-    from aevb.model import Model
+from aevb.estimate.declared_model import DeclaredModel
 
 Digest = tuple[float, ...]
 
@@ -50,25 +48,25 @@ class Teaching:
     where that is not known.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: DeclaredModel) -> None:
         self.records: dict[str, Record] = {}
         self.open_ends = False
         self.lacked: dict[str, frozenset[int]] | None = None
         self.record(model, dict.fromkeys(with_weights(model)))
 
-    def record(self, model: Model, reasons: Mapping[str, str | None], *, trained: bool = False) -> None:
+    def record(self, model: DeclaredModel, reasons: Mapping[str, str | None], *, trained: bool = False) -> None:
         """Note that these latents' factors were not trained (or were), as things stand."""
         p = digest(model.theta()) if reasons else ()
         self.records |= {name: Record(trained, reason, digest(_weights(model, name)), p) for name, reason in reasons.items()}
 
-    def taught(self, model: Model, names: Collection[str], *, lacked: Mapping[str, Collection[int]], open_ends: bool = False) -> None:
+    def taught(self, model: DeclaredModel, names: Collection[str], *, lacked: Mapping[str, Collection[int]], open_ends: bool = False) -> None:
         """Note that these latents' factors were trained: on rows that lacked entries in these columns, or ended in steps without data."""
         self.open_ends = self.open_ends or open_ends
         before = self.lacked or {}
         self.lacked = {name: before.get(name, frozenset()) | frozenset(lacked.get(name, ())) for name in model.graph.observed}
         self.record(model, dict.fromkeys(names), trained=True)
 
-    def untaught(self, model: Model) -> dict[str, str]:
+    def untaught(self, model: DeclaredModel) -> dict[str, str]:
         """The latents whose factors in q are behind p, and why."""
         found, p = {}, None
         for name, record in self.records.items():
@@ -85,7 +83,7 @@ class Teaching:
                 found[name] = what
         return found
 
-    def unseen(self, model: Model, names: Collection[str]) -> dict[str, frozenset[int]]:
+    def unseen(self, model: DeclaredModel, names: Collection[str]) -> dict[str, frozenset[int]]:
         """The columns of the observed variables in which these latents' factors have never seen an entry missing, where there are any."""
         if self.lacked is None:
             return {}
@@ -96,7 +94,7 @@ class Teaching:
 
     # As data --------------------------------------------------------------------------------------------------------------------
 
-    def state(self, model: Model) -> dict[str, object]:
+    def state(self, model: DeclaredModel) -> dict[str, object]:
         """JSON-ready: the reasons that hold, null for latents of a model that is as it was built; what q was trained on."""
         held = self.untaught(model)
         new = [
@@ -107,7 +105,7 @@ class Teaching:
         lacked = None if self.lacked is None else {name: _runs(columns) for name, columns in self.lacked.items() if columns}
         return {"untaught": held | dict.fromkeys(new), "open ends": self.open_ends, "lacked": lacked}
 
-    def restore(self, model: Model, state: Mapping[str, object] | None) -> None:
+    def restore(self, model: DeclaredModel, state: Mapping[str, object] | None) -> None:
         """Take over what was saved beside the weights that the model now has; where nothing was, q counts as trained."""
         told = state if isinstance(state, Mapping) else {}
         self.records, self.open_ends = {}, bool(told.get("open ends", False))
@@ -131,7 +129,7 @@ def _runs(columns: Collection[int]) -> list[list[int]]:
     return found
 
 
-def _columns(model: Model, told: Mapping[str, object]) -> dict[str, frozenset[int]] | None:
+def _columns(model: DeclaredModel, told: Mapping[str, object]) -> dict[str, frozenset[int]] | None:
     """The columns that saved runs stand for. An earlier version wrote the variables of which no row lacked an entry."""
     observed = {name: range(model.graph.size(name)) for name in model.graph.observed}
     whole, lacked = told.get("whole"), told.get("lacked")
@@ -146,15 +144,15 @@ def _columns(model: Model, told: Mapping[str, object]) -> dict[str, frozenset[in
     return None
 
 
-def _weights(model: Model, name: str) -> list[nn.Parameter]:
+def _weights(model: DeclaredModel, name: str) -> list[nn.Parameter]:
     return [parameter for entry in model.graph.q[name].values() for parameter in model.factors[entry.id].parameters()]
 
 
-def with_weights(model: Model) -> list[str]:
+def with_weights(model: DeclaredModel) -> list[str]:
     """The latents whose factors in q have anything to train."""
     return [name for name in model.graph.latents if _weights(model, name)]
 
 
-def trainable_latents(model: Model) -> list[str]:
+def trainable_latents(model: DeclaredModel) -> list[str]:
     """Those of them that are not frozen."""
     return [name for name in with_weights(model) if any(parameter.requires_grad for parameter in _weights(model, name))]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from aevb.declare.evaluation_order import schedule
 from aevb.declare.graph import Graph
+from aevb.estimate.ancestral import ancestral_draw
 from aevb.estimate.batch import Batch
 from aevb.estimate.program import Program
 from aevb.model import Model
@@ -27,7 +28,7 @@ def redraw(model: Model, batch: Mapping[str, Tensor], names: Collection[str]) ->
     free = {name: graph.reads("p", name) for name in graph.p if name in names or graph.is_deterministic(name)}
     program = Program(graph, model.factors, batch, steps=steps)  # type: ignore[arg-type]
     program.values |= {name: batch[name] for name in (*graph.stochastic, *graph.given) if name not in names and name in batch}
-    program.run(schedule(free, "p"), model._ancestral(n, steps))
+    program.run(schedule(free, "p"), ancestral_draw(model, n, steps))
     return {name: program.values[name].expand(steps if graph.timed[name] else 1, n, -1) for name in names}
 
 
@@ -38,7 +39,7 @@ def complete(model: Model, batch: Batch, seed: int | None = None, method: str = 
 
 def completions(model: Model, batch: Batch, at_once: int, seed: int | None = None, method: str = "auto") -> Iterator[Batch]:
     """The same again and again; of an exact posterior, ``at_once`` draws are made together, since they share its work."""
-    posterior = posterior_of(model, batch, samples=1, seed=seed, method=method)
+    posterior = posterior_of(model, model.teaching, batch, samples=1, seed=seed, method=method)
     at_once = 1 if posterior.method == "q" else at_once
     while True:
         drawn = posterior.sample(at_once)

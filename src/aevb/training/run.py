@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from aevb.data.preparation import Affine
-from aevb.model import Model, read_model
+from aevb.loading import read_model
+from aevb.model import Model
 from aevb.pictures import curves
 from aevb.posterior.training_record import with_weights
 from aevb.runtime.checked_files import IntegrityWarning

@@ -8,19 +8,15 @@ need not fit into memory, and processes can share the work), then give p's next 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from aevb.evidence.exact import why_not_exact
 from aevb.evidence.finite import why_not_finite
 from aevb.evidence.linear_gaussian import why_not_linear_gaussian
+from aevb.model import Model
 from aevb.training.em.factors import Statistics
 from aevb.training.em.hidden_markov import HiddenMarkov, why_not_hidden_markov
 from aevb.training.em.mixtures import Mixtures, is_mixture
 from aevb.training.em.regressions import Regressions
 from aevb.training.em.responsibilities import Responsibilities
-
-if TYPE_CHECKING:
-    from aevb.model import Model
 
 __all__ = ["Regressions", "Responsibilities", "Statistics", "exact_em"]
 

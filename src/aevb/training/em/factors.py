@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,10 +16,8 @@ from aevb.data.sources import Source
 from aevb.declare import distributions as ad
 from aevb.declare.graph import Entry
 from aevb.estimate.batch import Batch
+from aevb.model import Model
 from aevb.training.distributed import World
-
-if TYPE_CHECKING:
-    from aevb.model import Model
 
 Statistics = dict[str, Tensor]
 ROWS = 4096  # rows that are read at a time

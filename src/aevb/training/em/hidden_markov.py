@@ -6,7 +6,6 @@ The posterior of a factor's states is the derivative of log p(data) by the facto
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,11 +19,9 @@ from aevb.estimate.batch import Batch, split_latents
 from aevb.evidence.exact import discrete_terms, log_sum
 from aevb.evidence.finite import Tables
 from aevb.evidence.structure import Structure
+from aevb.model import Model
 from aevb.training.em.emissions import Sums
 from aevb.training.em.responsibilities import Responsibilities
-
-if TYPE_CHECKING:
-    from aevb.model import Model
 
 
 def why_not_hidden_markov(model: Model) -> str | None:

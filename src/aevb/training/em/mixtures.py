@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,13 +11,11 @@ from aevb.declare.conditionals import Conditional
 from aevb.declare.families import MultivariateNormal, Normal, OneHot
 from aevb.declare.graph import Entry
 from aevb.estimate.batch import Batch
+from aevb.model import Model
 from aevb.training.em.columns import known
 from aevb.training.em.emissions import ColumnsEmission, FullEmission, IncompleteFullEmission, Sums
 from aevb.training.em.factors import Rows
 from aevb.training.em.responsibilities import Responsibilities
-
-if TYPE_CHECKING:
-    from aevb.model import Model
 
 Part = dict[str, tuple[Tensor, ...]]  # rows as every variable's emission reads them; "known": 0 or −∞ for every cluster
 Emissions = dict[str, ColumnsEmission | FullEmission]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,14 +11,12 @@ from torch import Tensor
 from aevb.declare import distributions as ad
 from aevb.declare.families import MultivariateNormal, Normal
 from aevb.declare.networks import MLP
+from aevb.model import Model
 from aevb.training.em.columns import Columns
 from aevb.training.em.factors import Rows, Statistics
 from aevb.training.em.gaussian_parameters import Parameters
 from aevb.training.em.moments import Design, Moments
 from aevb.training.em.starts import principal_components
-
-if TYPE_CHECKING:
-    from aevb.model import Model
 
 
 class Regressions(Parameters):

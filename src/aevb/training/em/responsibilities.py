@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,15 +17,13 @@ from aevb.declare.graph import Entry
 from aevb.declare.networks import MLP
 from aevb.estimate.batch import Batch
 from aevb.evidence.finite import log_joint
+from aevb.model import Model
 from aevb.training.em.columns import flat, known
 from aevb.training.em.emissions import Sums, sums
 from aevb.training.em.factors import KEPT, Rows
 from aevb.training.em.finite_parameters import Heads
 from aevb.training.em.starts import SAMPLE, cluster_centres
 from aevb.training.row_order import seed_of
-
-if TYPE_CHECKING:
-    from aevb.model import Model
 
 SURE = 0.95  # of a row's responsibility that the nearest centre has at the start
 

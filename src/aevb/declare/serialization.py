@@ -1,0 +1,49 @@
+"""A whole declaration as JSON-ready data, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypedDict
+
+from aevb.declare.conditionals import Conditional
+from aevb.declare.graph import Graph
+from aevb.declare.networks import Shape
+from aevb.declare.registry import from_record, to_record
+
+FORMAT = 1
+MOST_FACTORS = 10_000  # of a declaration that is read from a file, and entries of a list in it
+
+
+class Parts(TypedDict):
+    """The arguments from which a model is made."""
+
+    p: dict[str, Conditional]
+    q: dict[str, Conditional]
+    given: dict[str, int | Shape]
+    missing: str
+
+
+def serialize(graph: Graph, missing: str) -> dict[str, Any]:
+    """The declaration as JSON-ready data."""
+    sides = {side: {str(entry.key): to_record(entry.spec) for entry in graph.entries() if entry.side == side} for side in "pq"}
+    given = {name: list(shape) for name, shape in graph.given.items()}
+    return {"format": "aevb model", "version": FORMAT, **sides, "given": given, "missing": missing}
+
+
+def deserialize(declaration: Mapping[str, Any], custom: Iterable[type] = ()) -> Parts:
+    """The parts of a declaration from JSON-ready data. ``custom`` are a user's classes that are not registered."""
+    if not isinstance(declaration, Mapping) or declaration.get("format") != "aevb model":
+        raise ValueError("This is not an aevb model's declaration.")
+    version = declaration.get("version")
+    if isinstance(version, int) and version > FORMAT:
+        raise ValueError(f"The model was saved in format {version}, newer than this version's {FORMAT}. Update aevb.")
+    if not isinstance(version, int) or not all(isinstance(declaration.get(part), Mapping) for part in ("p", "q", "given")):
+        raise ValueError("This is not an aevb model's declaration: version, p, q or given is missing, or not what it should be.")
+    given, missing = declaration["given"], declaration.get("missing", "zeros")
+    if not all(isinstance(shape, list | tuple) for shape in given.values()) or not isinstance(missing, str):
+        raise ValueError("This is not an aevb model's declaration: given has a shape for each variable, and missing is a word.")
+    if len(declaration["p"]) + len(declaration["q"]) > MOST_FACTORS:
+        raise ValueError(f"The declaration has {len(declaration['p']) + len(declaration['q'])} factors; at most {MOST_FACTORS} are read.")
+    custom = tuple(custom)
+    p, q = ({key: from_record(record, custom) for key, record in declaration[side].items()} for side in ("p", "q"))
+    return {"p": p, "q": q, "given": {name: tuple(shape) for name, shape in given.items()}, "missing": missing}

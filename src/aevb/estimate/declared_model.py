@@ -1,0 +1,165 @@
+"""A declaration with its weights: what every estimate, evidence and posterior reads of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from aevb.declare.conditionals import Conditional, Factor
+from aevb.declare.deterministic import Cell, Deterministic, Function, Recurrence
+from aevb.declare.graph import Entry, Graph
+from aevb.declare.networks import Shape
+from aevb.derive.axes import TIME
+from aevb.derive.explain import describe
+from aevb.derive.plan import Plan, derive
+from aevb.estimate import noise as noises
+from aevb.estimate.batch import Batch, prepare
+from aevb.runtime.evaluation_mode import drops_units, evaluating
+from aevb.runtime.seeding import seeded
+
+RESERVED = (
+    "self", "steps", "lengths", "how", "bound", "samples", "gradient", "temperature", "noise", "seed", "kl_weight", "mean", "method", "memory",
+    "iterations", "n",
+    "elbo", "iwae", "evidence", "expected", "gap", "step", "epoch", "lr", "phase", "seconds", "note",
+)  # fmt: skip
+
+
+class DeclaredModel(nn.Module):
+    """The graph of p and q and a module for each factor, with the plans derived from them; :class:`aevb.Model` adds what users ask of it."""
+
+    def __init__(
+        self,
+        p: Mapping[str, Conditional],
+        q: Mapping[str, Conditional],
+        given: Mapping[str, int | Shape] | None = None,
+        *,
+        missing: str = "zeros",
+    ) -> None:
+        super().__init__()
+        if missing not in ("zeros", "mask"):
+            raise ValueError(f'missing is "zeros" or "mask", got {missing!r}.')
+        self.graph = Graph(p, q, given or {})
+        for name in self.graph.shapes:
+            if name in RESERVED:
+                raise ValueError(f"{name!r} is a word of this library; call the variable something else.")
+        self.missing = missing
+        self.factors = nn.ModuleDict({entry.id: self._build(entry) for entry in self.graph.entries()})
+        self._plans: dict[Any, Plan] = {}
+
+    def _build(self, entry: Entry) -> nn.Module:
+        spec, shape = entry.spec, self.graph.shapes[entry.key.name]
+        own = entry.key.name if isinstance(spec, Cell) else None
+        parents = {str(ref): self.graph.shapes[ref.name] for ref in entry.key.parents if ref.name != own}
+        told = self.missing == "mask" and entry.side == "q"
+        masked = [str(ref) for ref in entry.key.parents if told and ref.name in self.graph.observed]
+        try:
+            if isinstance(spec, Cell):
+                return Recurrence(spec, shape[0], parents, masked)
+            if isinstance(spec, Deterministic):
+                return Function(spec, shape, parents, masked)
+            return Factor(spec, shape, parents, masked) if spec.has_parameters else nn.Module()
+        except ValueError as error:
+            raise ValueError(f"{entry.where}: {error}") from None
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Move to a device or a precision, as torch does; a GPU that is not there is refused."""
+        wanted = [str(value) for value in (*args[:1], kwargs.get("device")) if isinstance(value, str | torch.device)]
+        if any(name.startswith("cuda") for name in wanted) and not torch.cuda.is_available():
+            raise ValueError(
+                f'There is no GPU here for .to("{wanted[0]}"): torch finds no CUDA device. Stay on the CPU, or install a torch with CUDA.'
+            )
+        return super().to(*args, **kwargs)
+
+    def cuda(self, device: int | torch.device | None = None) -> Self:
+        """Move to a GPU."""
+        return self.to("cuda" if device is None else torch.device("cuda", device) if isinstance(device, int) else device)
+
+    def theta(self) -> list[nn.Parameter]:
+        """The generative parameters: everything reached from a factor of p, even if q uses it too."""
+        return [parameter for entry in self.graph.entries() if entry.side == "p" for parameter in self.factors[entry.id].parameters()]
+
+    def phi(self) -> list[nn.Parameter]:
+        """The inference parameters: what only q reaches."""
+        return [parameter for entry in self.graph.entries() if entry.side == "q" for parameter in self.factors[entry.id].parameters()]
+
+    def __repr__(self) -> str:
+        counts = {entry.id: sum(parameter.numel() for parameter in self.factors[entry.id].parameters()) for entry in self.graph.entries()}
+        return describe(self.graph, counts)
+
+    __str__ = __repr__
+
+    def plan(
+        self,
+        *,
+        how: Mapping[str, str] | None = None,
+        bound: str = "elbo",
+        samples: int = 1,
+        gradient: str = "plain",
+        clamped: Iterable[str] = (),
+        partial: Iterable[str] = (),
+    ) -> Plan:
+        """The estimator derived for these choices (cached). ``clamped`` latents are known in every row, ``partial`` in some."""
+        key = (tuple(sorted((how or {}).items())), bound, samples, gradient, frozenset(clamped), frozenset(partial))
+        if key not in self._plans:
+            self._plans[key] = derive(
+                self.graph, how=how, bound=bound, samples=samples, gradient=gradient, clamped=frozenset(clamped), partial=frozenset(partial)
+            )
+        return self._plans[key]
+
+    def _parameter(self) -> Tensor:
+        """A tensor whose device and precision are the model's."""
+        for tensor in chain(self.parameters(), self.buffers()):
+            if tensor.is_meta:
+                raise ValueError('This model has no weights: it is on the meta device. Make it elsewhere (.to_empty(device="cpu")), and load some.')
+            if tensor.is_floating_point():
+                return tensor
+        return torch.zeros(())
+
+    @contextmanager
+    def _in_its_precision(self) -> Iterator[None]:
+        """Say in words that torch lacks an operation in the model's precision."""
+        try:
+            yield
+        except NotImplementedError as error:
+            dtype = self._parameter().dtype
+            if dtype not in (torch.bfloat16, torch.float16):
+                raise
+            raise ValueError(f"torch cannot compute this in {str(dtype)[6:]}, which the model is in ({error}). Use model.float().") from error
+
+    def prepare(self, *, steps: Any = None, lengths: Any = None, **data: Any) -> Batch:
+        """Check data against the declaration and lay them out as estimates read them."""
+        return prepare(self.graph, data, like=self._parameter(), steps=steps, lengths=lengths)
+
+    def draw_noise(self, plan: Plan, batch: Mapping[str, Tensor], *, seed: int | None = None) -> dict[str, Tensor]:
+        """All random numbers of one estimate; the global generator's, or those of a seed."""
+        like = self._parameter()
+        n, steps = self._extent(batch)
+        generator = None if seed is None else torch.Generator(like.device).manual_seed(seed)
+        layout = plan.layout(n, steps, dropout=drops_units(self))
+        return noises.draw(layout, generator=generator, device=like.device, dtype=like.dtype)
+
+    def _check_noise(self, plan: Plan, batch: Mapping[str, Tensor], noise: Mapping[str, Tensor]) -> None:
+        for name, (_, shape) in plan.layout(*self._extent(batch), dropout=False).items():
+            if name not in noise or tuple(noise[name].shape) != shape:
+                found = f"has shape {list(noise[name].shape)}" if name in noise else "is missing"
+                raise ValueError(f"The noise of {name} {found}; this estimate needs {list(shape)}. Draw it with draw_noise(plan, batch).")
+
+    def _extent(self, batch: Mapping[str, Tensor]) -> tuple[int, int]:
+        timed = [value.shape[TIME] for name, value in batch.items() if self.graph.timed.get(name)]
+        return next(iter(batch.values())).shape[-2], timed[0] if timed else 1
+
+    @contextmanager
+    def _evaluating(self, seed: int | None) -> Iterator[None]:
+        """No gradients, no dropout, and a seed of its own if one is given, for this thread alone."""
+        with self._in_its_precision(), torch.no_grad(), evaluating(self), seeded(seed, all_code=seed is not None and self._has_own_code()):
+            yield
+
+    def _has_own_code(self) -> bool:
+        """Whether a part of the model is a user's, which may draw numbers itself."""
+        specs = (part for entry in self.graph.entries() for part in (entry.spec, getattr(entry.spec, "net", None)) if part is not None)
+        return any(not type(part).__module__.startswith(("aevb.", "torch.nn.modules.")) for part in chain(specs, self.modules()))

@@ -1,0 +1,138 @@
+"""Read a saved model: its declaration and its weights, neither of which is trusted."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from aevb.declare.serialization import MOST_FACTORS, deserialize
+from aevb.model import TEACHING, Model
+from aevb.model_folder import checked_files
+from aevb.runtime.checked_files import read_json, tensor_shapes
+
+MOST_FIXED = 2**24  # numbers of a model that is read from a file that are not among its weights
+MOST_UNWEIGHTED = 1000  # parents, or given variables, that no weight belongs to
+MOST_MADE = 20  # tensors that are made on the way, for each tensor of weights and each factor
+
+
+def from_declaration(declaration: Mapping[str, Any], custom: Iterable[type] = ()) -> Model:
+    """A fresh model from its declaration as data. ``custom`` are your own classes, if they are not registered."""
+    return Model(**deserialize(declaration, custom))
+
+
+def load(path: str | Path, custom: Iterable[type] = ()) -> Model:
+    """Read a model that ``save`` wrote, after comparing its files with their hashes. Nothing is unpickled and nothing is imported."""
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import load_file
+
+    folder = Path(path)
+    places = checked_files(folder)
+    model = read_model(places["model.json"], places["weights.safetensors"], custom)
+    try:
+        weights = load_file(places["weights.safetensors"])
+        with safe_open(places["weights.safetensors"], "pt") as file:
+            teaching = json.loads((file.metadata() or {}).get(TEACHING, "{}"))
+    except (SafetensorError, ValueError) as error:
+        raise ValueError(f"{places['weights.safetensors']} is damaged or not a safetensors file: {error}.") from None
+    floating = [tensor.dtype for tensor in weights.values() if tensor.is_floating_point()]
+    model = model.to(floating[0]) if floating else model
+    model.load_state_dict(weights)
+    model.teaching.restore(model, teaching if isinstance(teaching, Mapping) else None)
+    return model
+
+
+def read_model(path: Path, weights: Path, custom: Iterable[type] = ()) -> Model:
+    """A fresh model from the file of its declaration. Its sizes are compared with the header of its weights before memory is taken for it."""
+    where = path.parent
+    try:
+        declaration = read_json(path)
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}.") from None
+    try:
+        found = tensor_shapes(weights)
+    except ValueError as error:
+        raise ValueError(f"{weights} is damaged or not a safetensors file: {error}.") from None
+    custom = tuple(custom)
+    try:
+        factors = _check_counts(declaration, len(found))
+        with _Budget(MOST_FIXED + 2 * sum(map(math.prod, found.values())), MOST_MADE * (len(found) + factors)):
+            model = from_declaration(declaration, custom)
+    except ValueError:
+        raise
+    except (TypeError, AttributeError, LookupError, ArithmeticError, RuntimeError, MemoryError) as error:
+        raise ValueError(f"{path} declares a model that cannot be built ({type(error).__name__}: {str(error).splitlines()[0]}).") from error
+    _check_shapes(where, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, found)
+    return model
+
+
+class _Budget(TorchFunctionMode):
+    """Refuse to make more tensors, or tensors of more numbers taken together, than there are weights for, before memory is taken for them."""
+
+    MAKERS = frozenset(
+        {"empty", "zeros", "ones", "full", "eye", "rand", "randn", "new_empty", "new_zeros", "new_ones", "new_full"}
+        | {"arange", "linspace", "tril_indices", "repeat_interleave"}
+    )
+
+    def __init__(self, numbers: int, tensors: int) -> None:
+        super().__init__()
+        self.left, self.tensors = numbers, tensors
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in self.MAKERS:
+            self.left -= self._numbers(func.__name__, args)
+            self.tensors -= 1
+            if self.left < 0 or self.tensors < 0:
+                raise ValueError("the declaration has sizes for which there are not as many weights")
+        return func(*args, **kwargs or {})
+
+    @staticmethod
+    def _numbers(maker: str, args: Any) -> int:
+        """How many numbers a call will make."""
+        sizes = [size for size in args if not isinstance(size, Tensor)]
+        shape = sizes[0] if sizes and isinstance(sizes[0], tuple | list) else [size for size in sizes if type(size) is int]
+        if maker in ("arange", "linspace"):
+            return max(map(abs, shape), default=0)
+        if maker == "repeat_interleave":
+            return math.prod(shape) * (args[0].numel() if isinstance(args[0], Tensor) else 1)
+        return math.prod(shape) ** (2 if maker == "eye" and len(shape) == 1 else 1)
+
+
+def _check_counts(declaration: Any, tensors: int) -> int:
+    """Refuse more layers or parents than the file has tensors, since each has some, and lists without end. Returns the number of factors."""
+    parts = declaration if isinstance(declaration, Mapping) else {}
+    sides = [side for side in (parts.get("p"), parts.get("q")) if isinstance(side, Mapping)]
+    given = parts.get("given")
+    records: list[Any] = [record for side in sides for record in side.values()]
+    layers = max((record["layers"] for record in records if isinstance(record, Mapping) and isinstance(record.get("layers"), int)), default=0)
+    if layers > tensors:
+        raise ValueError(f"The declaration has a recurrence of {layers} layers, but there are only {tensors} tensors of weights.")
+    if (longest := _longest(records)) > MOST_FACTORS:
+        raise ValueError(f"The declaration has a list of {longest} entries; at most {MOST_FACTORS} are read.")
+    if (parents := sum(key.count(",") for side in sides for key in side)) > 2 * tensors + MOST_UNWEIGHTED:
+        raise ValueError(f"The declaration has {parents} parents, but there are only {tensors} tensors of weights.")
+    if isinstance(given, Mapping) and len(given) > tensors + MOST_UNWEIGHTED:
+        raise ValueError(f"The declaration has {len(given)} given variables, but there are only {tensors} tensors of weights.")
+    return len(records)
+
+
+def _longest(values: Iterable[Any]) -> int:
+    """The length of the longest list inside JSON data."""
+    found, level = 0, list(values)
+    while level:
+        found = max([found, *(len(value) for value in level if isinstance(value, list))])
+        level = [inner for value in level if isinstance(value, dict | list) for inner in (value.values() if isinstance(value, dict) else value)]
+    return found
+
+
+def _check_shapes(where: Path, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
+    for name in sorted(expected.keys() ^ found.keys()):
+        raise ValueError(f"{where}: the weights and the declaration disagree: {name} is in only one of them.")
+    for name, shape in expected.items():
+        if found[name] != shape:
+            raise ValueError(f"{where}: {name} has shape {list(found[name])}, the declaration says {list(shape)}.")
