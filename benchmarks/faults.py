@@ -126,7 +126,7 @@ def command(line: str | list[str], result: Callable[[str], Any] = lambda printed
         sys.argv, cli.in_its_words = before, words
     said = error.getvalue()
     if code:
-        raw = code not in (1, 2) or any(isinstance(found, BaseException) and not is_sentence(found) for found in seen)
+        raw = code not in (1, 2) or any(isinstance(found, Exception) and not isinstance(found, Warning) and not is_sentence(found) for found in seen)
         return Answer(None, said, raw)
     return Answer(result(out.getvalue()), said)
 
