@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aevb.declare.families import Exact, Mixture
+from aevb.declare.families import Exact
 from aevb.declare.graph import Entry, Graph
 from aevb.declare.notation import Ref
 from aevb.derive.dependence import N, S
@@ -167,10 +167,8 @@ def _sample(choice: Choice, plan: Plan) -> str:
     family = type(spec).__name__
     kind = (spec.noise(1) or ("", 0))[0]
     if choice.draw in ("pathwise", "detached", "stratify"):
-        symbol = {"Normal": f"μ({parents}) + σ({parents}) ε", "MultivariateNormal": f"μ({parents}) + L({parents}) ε"}.get(family)
-        if isinstance(spec, Mixture):
-            k = write.component(choice.name)
-            symbol, kind = f"μ{k}({parents}) + σ{k}({parents}) ε", "normal"
+        stratified = choice.draw == "stratify"
+        symbol, kind = spec.sample_formula(parents, write.component(choice.name) if stratified else ""), "normal" if stratified else kind
         text = f"{name} = {symbol or f'{family}({parents}) at ε'}, ε ~ {_NOISE.get(kind, kind or 'torch rsample')}"
         return text + (", held fixed: no gradient" if choice.draw == "detached" else "")
     soft, hard = ("softmax", "onehot(argmax") if kind == "gumbel" else ("sigmoid", "step(")

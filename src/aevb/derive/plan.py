@@ -12,8 +12,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from aevb.declare.conditionals import Conditional
 from aevb.declare.evaluation_order import Stage
-from aevb.declare.families import Exact, Mixture
+from aevb.declare.families import Exact
 from aevb.declare.graph import Entry, Graph
 from aevb.derive.axes import FIRST_SLOT
 from aevb.derive.dependence import Axis, N, S, T, conflict, find_axes
@@ -123,9 +124,7 @@ class Plan:
         if axis in (S, T, N):
             return self.samples if axis == S else 1
         spec = self.graph.rule("q", name).spec
-        if isinstance(spec, Mixture):
-            return spec.components
-        return self.graph.rule("p", name).spec.count(self.graph.size(name)) or 1
+        return spec.strata or self.graph.rule("p", name).spec.count(self.graph.size(name)) or 1
 
     def passes(self, name: str) -> int:
         """How often an example goes through p's network of this variable."""
@@ -276,8 +275,8 @@ def _draws(graph: Graph, latents: list[str], requests: dict, samples: int, bound
         elif count is not None:
             kind = "score" if samples > 1 else "relaxed" if bound == "iwae" else "gumbel"
             draws[name] = (kind, f"{count} values are too many to enumerate (over {LIMIT} jointly)")
-        elif isinstance(q, Mixture):
-            draws[name] = ("stratify", f"each of the {q.components} components is drawn once and weighted by its probability")
+        elif q.strata is not None:
+            draws[name] = ("stratify", f"each of the {q.strata} components is drawn once and weighted by its probability")
         elif all(entry.spec.pathwise for entry in graph.q[name].values()):
             draws[name] = ("pathwise", f"a {family} sample is a differentiable function of its parameters and of noise")
         elif samples > 1 or sampling:
@@ -292,17 +291,17 @@ def _draws(graph: Graph, latents: list[str], requests: dict, samples: int, bound
     return draws
 
 
-def _check_draw(name: str, asked: str, q: object, p: object, samples: int, bound: str) -> None:
+def _check_draw(name: str, asked: str, q: Conditional, p: Conditional, samples: int, bound: str) -> None:
     family = type(q).__name__
     where = f"how={{{name!r}: {asked!r}}}"
-    if asked in ("enumerate", "sum") and not p.finite:  # type: ignore[attr-defined]
+    if asked in ("enumerate", "sum") and not p.finite:
         raise ValueError(f'{where}: {name} is a {family} with infinitely many values. Use "pathwise".')
     if isinstance(q, Exact) and asked not in ("enumerate", "sum"):
         raise ValueError(f'{where}: Exact() is the sum over all values of {name}. Use "enumerate".')
-    if asked == "stratify" and not isinstance(q, Mixture):
+    if asked == "stratify" and q.strata is None:
         raise ValueError(f"{where}: only a Mixture has components to draw, {name} is a {family}.")
-    if asked in ("pathwise", "detached") and not q.pathwise:  # type: ignore[attr-defined]
-        instead = '"enumerate", "gumbel" or "score"' if p.finite else '"stratify" or "score"'  # type: ignore[attr-defined]
+    if asked in ("pathwise", "detached") and not q.pathwise:
+        instead = '"enumerate", "gumbel" or "score"' if p.finite else '"stratify" or "score"'
         raise ValueError(f"{where}: a {family} sample is not a differentiable function of its parameters. Use {instead}.")
     if asked in ("gumbel", "relaxed", "straight-through") and not hasattr(q, "relax"):
         raise ValueError(f"{where}: only OneHot and Bernoulli have a relaxation, {name} is a {family}.")

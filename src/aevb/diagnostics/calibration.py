@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aevb.declare.families import OneHot
 from aevb.diagnostics.finding import Finding
 from aevb.estimate.batch import Batch
 from aevb.model import Model
@@ -51,7 +50,7 @@ def ranks(model: Model, batch: Batch, seed: int) -> dict[str, np.ndarray]:
             draws, true = draws[:, torch.arange(n), at], true[torch.arange(n), at]
         else:
             draws, true = draws[:, :, 0], true[:, 0]
-        if isinstance(graph.rule("p", name).spec, OneHot):
+        if graph.rule("p", name).spec.categorical:
             draws, true = draws.argmax(-1, keepdim=True).double(), true.argmax(-1, keepdim=True).double()
         result[name] = _rank(draws, true, generator)
     return result

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aevb.declare.families import LocationScale, Mixture, MultivariateNormal
 from aevb.diagnostics.finding import Finding
 from aevb.diagnostics.measure import Measured, spread
 from aevb.model import Model
@@ -24,7 +23,7 @@ class ScaleSums:
     def add(self, part: Measured) -> None:
         graph = part.model.graph
         for name in graph.observed:
-            if _learns_scale(part.model, "p", name):
+            if graph.rule("p", name).spec.learns_scale:
                 self._sum(part, name, part.of_p(name, lambda dist: spread(dist).log()))
                 there = self._there(part, name, part.batch[name])
                 value = torch.where(there, part.batch[name].double(), 0.0)
@@ -32,7 +31,7 @@ class ScaleSums:
                 old = self.values.get(name)
                 self.values[name] = (added[:2] if old is None else old[0] + added[:2], added[2] if old is None else old[1] + added[2])
         for name in part.plan.choices:
-            if _learns_scale(part.model, "q", name) and hasattr(graph.rule("p", name).spec, "heads"):
+            if graph.rule("q", name).spec.learns_scale and hasattr(graph.rule("p", name).spec, "heads"):
                 self._sum(part, name, part.compare(name, lambda q, p: spread(q).log() - spread(p).log()))
 
     def _there(self, part: Measured, name: str, like: Tensor) -> Tensor:
@@ -71,11 +70,6 @@ class ScaleSums:
             f"Fix the scale (Normal(…, scale=0.1)), drop columns that hardly vary, or add noise to them; look at column {sharp[0]} (from 0) first."
         )
         return [Finding("warning", "sharp likelihood", name, text, {"columns": sharp, "scale": scale.tolist(), "ratio": ratio.tolist()}, remedy)]
-
-
-def _learns_scale(model: Model, side: str, name: str) -> bool:
-    spec = model.graph.rule(side, name).spec
-    return (isinstance(spec, LocationScale) and isinstance(spec.scale, str)) or isinstance(spec, MultivariateNormal | Mixture)
 
 
 def _posterior(name: str, ratio: Tensor) -> list[Finding]:

@@ -10,7 +10,6 @@ import torch.distributions as td
 from torch import Tensor
 
 from aevb.declare.distributions import MultivariateNormal as Gaussian
-from aevb.declare.families import MultivariateNormal, Normal
 from aevb.estimate.batch import split_latents
 from aevb.estimate.estimators import estimate
 from aevb.estimate.program import Program
@@ -43,7 +42,7 @@ def gap(model: Model, batch: Mapping[str, Tensor]) -> Tensor | None:
     means, factors = [], []
     for name in latents:
         spec = graph.rule("q", name).spec
-        if not isinstance(spec, Normal | MultivariateNormal) or graph.latent_behind(name) is not None:
+        if not spec.gaussian or graph.latent_behind(name) is not None:
             return None
         dist: Any = program.distribution("q", name)[1]
         d = graph.size(name)

@@ -11,7 +11,7 @@ from torch import Tensor
 from aevb.declare.conditionals import Factor
 from aevb.declare.deterministic import Deterministic
 from aevb.declare.distributions import MultivariateNormal as Gaussian
-from aevb.declare.families import MultivariateNormal, Normal
+from aevb.declare.families import MultivariateNormal
 from aevb.declare.networks import MLP
 from aevb.evidence.structure import is_affine
 
@@ -31,7 +31,7 @@ def why_not_linear_gaussian(model: Model) -> str | None:
         if isinstance(spec, Deterministic):
             if not affine or spec.activation != "identity":
                 return f"{entry.id} is not linear"
-        elif not isinstance(spec, Normal | MultivariateNormal):
+        elif not spec.gaussian:
             return f"{entry.id} is a {type(spec).__name__}"
         elif not affine:
             return f"{entry.id} is not linear in its parents"

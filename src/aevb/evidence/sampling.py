@@ -15,7 +15,7 @@ from torch import Tensor
 
 from aevb.declare.conditionals import Factor
 from aevb.declare.evaluation_order import schedule
-from aevb.declare.families import Exact, Mixture
+from aevb.declare.families import Exact
 from aevb.declare.graph import Entry
 from aevb.derive.axes import SAMPLES, expand_axis
 from aevb.derive.plan import LIMIT
@@ -97,7 +97,7 @@ def _inside(model: Model, clamped: frozenset[str]) -> dict[str, str]:
     for name in graph.latents:
         spec, by_bayes = graph.rule("p", name).spec, isinstance(graph.rule("q", name).spec, Exact)
         values = spec.count(graph.size(name)) if spec.finite else None
-        if graph.timed[name] and name not in clamped and any(isinstance(entry.spec, Mixture) for entry in graph.q[name].values()):
+        if graph.timed[name] and name not in clamped and any(entry.spec.strata is not None for entry in graph.q[name].values()):
             how[name] = "score"  # a component at every step would be components^T paths
         if name in clamped or values is None or (by_bayes and graph.timed[name]):  # Bayes' sum over a step is exact as it is
             continue

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from aevb.declare.conditionals import Factor
 from aevb.declare.distributions import Categories, Values
-from aevb.declare.families import Exact, OneHot
+from aevb.declare.families import Exact
 from aevb.declare.graph import Graph
 from aevb.derive.axes import SAMPLES, over_time, size, swap
 from aevb.derive.dependence import S
@@ -133,7 +133,7 @@ class Posterior:
         if seen is not None and known is not None:
             certain = (known.unsqueeze(-2) == factor.table()).all(-1)
             probs = torch.where(seen[..., :1], certain.to(probs.dtype), probs)
-        return Categories(probs.log()) if isinstance(factor.spec, OneHot) else Values(factor.table(), probs)
+        return Categories(probs.log()) if factor.spec.categorical else Values(factor.table(), probs)
 
     def _working(self, name: str) -> Estimate:
         graph, model = self.graph, self.model

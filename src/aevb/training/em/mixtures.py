@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from aevb.declare.conditionals import Conditional
-from aevb.declare.families import MultivariateNormal, Normal, OneHot
 from aevb.declare.graph import Entry
 from aevb.estimate.batch import Batch
 from aevb.training.em.columns import known
@@ -30,11 +29,15 @@ def is_mixture(model: Model) -> bool:
         return False
     (latent,) = graph.latents
     rule = graph.rule("p", latent)
-    if not isinstance(rule.spec, OneHot) or rule.key.parents:
+    if not rule.spec.categorical or rule.key.parents:
         return False
     rules = [graph.rule("p", name) for name in graph.observed]
     plain = all([ref.name for ref in entry.key.parents] in ([], [latent]) for entry in rules)
-    return plain and all(isinstance(entry.spec, MultivariateNormal) or type(entry.spec).polynomial is not Conditional.polynomial for entry in rules)
+    return plain and all(_has_covariance(entry.spec) or type(entry.spec).polynomial is not Conditional.polynomial for entry in rules)
+
+
+def _has_covariance(spec: Conditional) -> bool:
+    return spec.gaussian and spec.full_moments
 
 
 class Mixtures(Responsibilities):
@@ -58,7 +61,7 @@ class Mixtures(Responsibilities):
         return part
 
     def _kind(self, entry: Entry) -> type[ColumnsEmission] | type[FullEmission]:
-        if not isinstance(entry.spec, MultivariateNormal):
+        if not _has_covariance(entry.spec):
             return ColumnsEmission
         return IncompleteFullEmission if entry.key.name in self.holed else FullEmission
 
@@ -67,7 +70,7 @@ class Mixtures(Responsibilities):
         total = torch.zeros((), dtype=torch.float64, device=self.rows.source.like.device)
         for batch in self.rows.parts():
             for name, entry in self.rules.items():
-                if not isinstance(entry.spec, Normal | MultivariateNormal):
+                if not entry.spec.gaussian:
                     factor: Any = self.model.factors[entry.id]
                     value, keep = batch[name][0], batch[f"{name}?"][0] if name in self.holed else None
                     heads = {head: value.new_zeros(1, size) for head, size in factor.sizes.items()}

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aevb.declare.conditionals import Conditional, Factor
-from aevb.declare.families import Exact, OneHot
+from aevb.declare.families import Exact
 from aevb.declare.graph import Entry
 from aevb.declare.networks import MLP
 from aevb.estimate.batch import Batch
@@ -47,7 +47,7 @@ class Responsibilities(Heads):
         if not parents:
             return True
         parent = parents[0].name
-        one_hot = parent in self.graph.stochastic and isinstance(self.graph.rule("p", parent).spec, OneHot)
+        one_hot = parent in self.graph.stochastic and self.graph.rule("p", parent).spec.categorical
         return one_hot and isinstance(factor.net, MLP) and not factor.net.spec.hidden
 
     def posterior(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
