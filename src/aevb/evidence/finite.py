@@ -12,6 +12,7 @@ from torch import Tensor
 
 from aevb.declare.evaluation_order import schedule
 from aevb.derive.axes import FIRST_SLOT, expand_axis, on_axis, over_time
+from aevb.derive.draws import Draw, Term
 from aevb.derive.plan import LIMIT, Choice, Plan
 from aevb.estimate.batch import split_latents
 from aevb.estimate.estimators import Estimate
@@ -86,7 +87,7 @@ def _summing_plan(structure: Structure, batch: Mapping[str, Tensor]) -> Plan:
     clamped, partial = split_latents(graph, batch)
     return Plan(
         graph=graph,
-        choices={name: Choice(name, "sum", "summed", "a finite latent", "summed over all values, exactly") for name in structure.discrete},
+        choices={name: Choice(name, Draw.SUM, Term.SUMMED, "a finite latent", "summed over all values, exactly") for name in structure.discrete},
         bound="iwae",
         samples=1,
         gradient="plain",

@@ -18,6 +18,7 @@ from aevb.declare.evaluation_order import schedule
 from aevb.declare.families import Exact
 from aevb.declare.graph import Entry
 from aevb.derive.axes import SAMPLES, expand_axis
+from aevb.derive.draws import Draw
 from aevb.derive.plan import LIMIT
 from aevb.estimate import noise as noises
 from aevb.estimate.batch import split_latents
@@ -121,7 +122,7 @@ def inner_sum(working: Estimate, total: Tensor) -> Tensor:
     for name, axis in working.sequence():
         if name == "#S":
             continue
-        if plan.choices[name].draw == "stratify":
+        if plan.choices[name].draw is Draw.STRATIFY:
             total = total + working.log_w(name)
         else:
             total = working.only_known(name, total)
