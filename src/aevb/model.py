@@ -28,6 +28,7 @@ from aevb.derive.plan import Plan, derive
 from aevb.estimate import noise as noises
 from aevb.estimate.batch import Batch, are_labels, numbers, prepare, split_latents
 from aevb.estimate.estimators import Bound, estimate
+from aevb.estimate.keys import mask_of
 from aevb.estimate.program import Program
 from aevb.evidence import AIS, Evidence, Particles, log_evidence
 from aevb.evidence.amortisation import Gap, split_gap
@@ -457,7 +458,7 @@ class Model(nn.Module):
         need = (*graph.stochastic, *graph.given)
         batch = prepare(graph, assignment, like=self._parameter(), need=need, steps=steps, lengths=lengths, single=True)
         for name in graph.latents:
-            if f"{name}?" in batch:
+            if mask_of(name) in batch:
                 raise ValueError(f"{name!r} is unknown in some rows; log_prob takes a complete assignment.")
         plan = self.plan(clamped=graph.latents)
         with evaluating(self), self._in_its_precision():

@@ -15,6 +15,7 @@ from aevb.data.sources import Source
 from aevb.declare.conditionals import Degenerate
 from aevb.declare.graph import Entry, Graph
 from aevb.declare.networks import mlp
+from aevb.estimate.keys import mask_of
 from aevb.estimate.places import INDICES, Places
 
 FEW = 10  # values that are few in any column,
@@ -99,7 +100,7 @@ def _distinct(batch: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor, T
     value = batch[name]
     rows = torch.linspace(0, value.shape[1] - 1, min(LOOK, value.shape[1]), device=value.device).long()
     known = torch.ones_like(value, dtype=torch.bool)
-    for there in (f"{name}?", "steps"):
+    for there in (mask_of(name), "steps"):
         if there in batch and (there != "steps" or value.shape[0] > 1):
             known = known & batch[there]
     value, known = (part[:, rows].flatten(0, 1)[: 20 * LOOK] for part in (value, known))
@@ -115,7 +116,7 @@ def note_numbering(graph: Graph, batch: Mapping[str, Tensor], besides: Collectio
     """Sentences about columns of static variables that number the rows: an index, an id or a year among measurements."""
     notes = []
     for name in graph.observed:
-        if graph.timed[name] or name not in batch or name in besides or f"{name}?" in batch or batch[name].shape[1] < NUMBERED:
+        if graph.timed[name] or name not in batch or name in besides or mask_of(name) in batch or batch[name].shape[1] < NUMBERED:
             continue
         value = batch[name][0].double()
         between = value.diff(dim=0)

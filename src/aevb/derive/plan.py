@@ -95,7 +95,7 @@ class Plan:
     def reduction(self, name: str) -> str:
         """How an axis of ``order`` is reduced: "mean" or "expectation", each also inside a logarithm ("log mean exp"), or "log sum exp"."""
         inside = self.bound == "iwae"
-        if name == "#S":
+        if name == S[0]:
             return "log mean exp" if inside else "mean"
         draw = self.choices[name].draw
         return "log sum exp" if draw is Draw.SUM else "log expectation exp" if draw is Draw.STRATIFY and inside else "expectation"
@@ -373,7 +373,7 @@ def _check_combinations(plan: Plan) -> None:
                 f"{entry.id} reads an end of {chain}, which is enumerated at every step: its other steps would have to remember that end. "
                 f"how={{{chain!r}: 'gumbel'}} draws it (or 'score', with samples=2 or more)."
             )
-    late = next((name for name in plan.order[plan.order.index("#S") + 1 :] if choices[name].draw is Draw.SUM), None)
+    late = next((name for name in plan.order[plan.order.index(S[0]) + 1 :] if choices[name].draw is Draw.SUM), None)
     if late and Draw.SCORE in drawn.values():  # the logarithm of that sum is not linear in the samples' bounds
         waiting = next(name for name in plan.enumerated if (late, 0) in plan.axes[graph.rule("q", name).id])
         raise ValueError(

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from aevb.diagnostics.finding import Finding
 from aevb.estimate.batch import Batch
+from aevb.estimate.keys import is_mask, variable_of
 from aevb.model import Model
 from aevb.posterior import Posterior
 from aevb.predictive.replicate import redraw
@@ -94,7 +95,7 @@ def _which_way(rank: np.ndarray) -> str:
 
 def judge_calibration(model: Model, batches: list[Batch], seed: int) -> list[Finding]:
     """A finding for every latent; one that says so if p's draws cannot be made or read."""
-    if any(mask.endswith("?") and mask[:-1] in model.graph.given for batch in batches for mask in batch):
+    if any(is_mask(mask) and variable_of(mask) in model.graph.given for batch in batches for mask in batch):
         return [Finding("note", "calibration", "run", "Calibration was not checked: what the model is given has missing entries.")]
     times = -(-LEAST // sum(model._extent(batch)[0] for batch in batches))
     parts = [ranks(model, batch, seed + i) for i, batch in enumerate(batches * times)]

@@ -9,6 +9,7 @@ import torch.distributions as td
 from torch import Tensor
 
 from aevb.derive.axes import SAMPLES, contract, over_time, size
+from aevb.derive.dependence import S
 from aevb.derive.draws import Draw, Term
 from aevb.derive.plan import Plan
 from aevb.estimate.batch import Batch
@@ -37,7 +38,7 @@ class Measured:
     def expected(self, term: Tensor) -> Tensor:
         """The expectation over samples and enumerated latents, [T or 1, N, d]."""
         for name, axis in self.working.sequence():
-            if name == "#S":
+            if name == S[0]:
                 term = term.mean(axis, keepdim=True) if size(term, axis) > 1 else term
             else:
                 term = contract(term, self.working.weight(name), axis)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from aevb.diagnostics.finding import Finding
 from aevb.diagnostics.measure import Measured, spread
+from aevb.estimate.keys import mask_of
 from aevb.model import Model
 
 SHARP, POINT, WIDE = 1e-3, 1e-4, 3.0
@@ -36,7 +37,7 @@ class ScaleSums:
 
     def _there(self, part: Measured, name: str, like: Tensor) -> Tensor:
         there = torch.ones_like(like, dtype=torch.bool)
-        for mask in (part.batch.get(f"{name}?") if name in part.model.graph.observed else None, part.batch.get("steps")):
+        for mask in (part.batch.get(mask_of(name)) if name in part.model.graph.observed else None, part.batch.get("steps")):
             if mask is not None and (mask.shape[0] == 1 or part.model.graph.timed[name]):
                 there = there & mask
         return there

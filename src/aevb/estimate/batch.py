@@ -18,6 +18,7 @@ from torch.distributions import constraints
 from aevb.declare.conditionals import Conditional
 from aevb.declare.graph import Entry, Graph
 from aevb.declare.networks import table
+from aevb.estimate.keys import is_mask, mask_of, variable_of
 from aevb.estimate.places import INDICES, Places
 
 Batch = dict[str, Tensor]
@@ -61,23 +62,23 @@ def prepare(
         if value is not None:
             batch[name], mask = _layout(graph, name, value, like, first_row, places)
             if mask is not None:
-                masks[f"{name}?"] = mask
+                masks[mask_of(name)] = mask
     _check_lengths(graph, batch)
     if steps is None and np.ndim(lengths) == 0 and any(graph.timed[name] for name in batch):
         _check_steps(graph, batch, lengths, single)
         lengths = None
     real = _real_steps(graph, batch, steps, lengths)
     for name, value in batch.items():
-        mask = masks.get(f"{name}?")
+        mask = masks.get(mask_of(name))
         inside = None if real is None or not graph.timed[name] else real
         _check_support(graph, name, value, mask, inside, first_row, places)
         if inside is not None:
             batch[name] = torch.where(inside, value, torch.zeros_like(value))
             if mask is not None:
-                masks[f"{name}?"] = mask = mask | ~inside
+                masks[mask_of(name)] = mask = mask | ~inside
         if mask is not None:
             if bool(mask.all()):
-                del masks[f"{name}?"]
+                del masks[mask_of(name)]
             else:
                 _check_missing(graph, name, mask, padded=inside is not None)
     return batch | masks | ({} if real is None else {"steps": real})
@@ -91,7 +92,7 @@ def lay_out(graph: Graph, data: Mapping[str, Any], *, like: Tensor, masks: Itera
     batch: Batch = {}
     for name, value in data.items():
         tensor = numbers(name, value).to(like.device)
-        masked = f"{name}?" in masks
+        masked = mask_of(name) in masks
         if are_labels(graph, name, tensor):
             batch[name], known = _vectors(tensor, graph.size(name), like)
         else:
@@ -100,14 +101,14 @@ def lay_out(graph: Graph, data: Mapping[str, Any], *, like: Tensor, masks: Itera
                 known = ~known.isnan()
                 batch[name] = torch.where(known, batch[name], 0.0)
         if masked:
-            batch[f"{name}?"] = known
+            batch[mask_of(name)] = known
     real = _real_steps(graph, batch, steps, lengths, check=False)
     if real is not None:
         for name in data:
             if graph.timed[name]:
                 batch[name] = torch.where(real, batch[name], 0.0)
-                if f"{name}?" in batch:
-                    batch[f"{name}?"] = batch[f"{name}?"] | ~real
+                if mask_of(name) in batch:
+                    batch[mask_of(name)] = batch[mask_of(name)] | ~real
         batch["steps"] = real
     return batch
 
@@ -181,8 +182,8 @@ def _padded(name: str, rows: list[np.ndarray]) -> tuple[np.ndarray, list[int]]:
 
 def split_latents(graph: Graph, batch: Mapping[str, Tensor]) -> tuple[frozenset[str], frozenset[str]]:
     """The latents known in every row, and the variables known in some."""
-    clamped = frozenset(name for name in graph.latents if name in batch and f"{name}?" not in batch)
-    return clamped, frozenset(name[:-1] for name in batch if name.endswith("?"))
+    clamped = frozenset(name for name in graph.latents if name in batch and mask_of(name) not in batch)
+    return clamped, frozenset(variable_of(name) for name in batch if is_mask(name))
 
 
 def _lacking(graph: Graph, name: str) -> str:

@@ -24,6 +24,7 @@ from aevb.derive.divergences import closed_form_kl
 from aevb.derive.draws import Draw, Term
 from aevb.derive.plan import Plan
 from aevb.estimate.chain_marginals import Chain
+from aevb.estimate.keys import mask_of
 from aevb.estimate.program import Program
 from aevb.runtime.seeding import draw_from, seeded
 
@@ -135,7 +136,7 @@ class Estimate:
             if draw is Draw.STRAIGHT_THROUGH:
                 hard = spec.reparametrise(dist, noise)
                 value = hard + (value - value.detach())
-        seen = self.batch.get(f"{name}?")
+        seen = self.batch.get(mask_of(name))
         if seen is not None:
             known, seen = (part if t is None or part.shape[TIME] == 1 else part.narrow(TIME, t, 1) for part in (self.batch[name], seen))
             value = torch.where(seen, known, value)
@@ -167,7 +168,7 @@ class Estimate:
     def log_p(self, name: str) -> Tensor:
         """log p(v | ·) at v's value, missing entries left out."""
         if name not in self._log_p:
-            present = self.batch.get(f"{name}?") if name in self.graph.observed else None
+            present = self.batch.get(mask_of(name)) if name in self.graph.observed else None
             self._log_p[name] = self.program.log_prob("p", name, self.program.values[name], present)
         return self._log_p[name]
 
@@ -238,7 +239,7 @@ class Estimate:
     def weight(self, name: str) -> Tensor:
         """The weight of every value: q's, or one-hot where the value is known."""
         weight = self.log_w(name).exp()
-        seen = self.batch.get(f"{name}?")
+        seen = self.batch.get(mask_of(name))
         if seen is None or self.plan.choices[name].draw is Draw.STRATIFY:
             return weight
         table = self.program.values[name]
@@ -285,7 +286,7 @@ class Estimate:
 
     def _where_unknown(self, name: str, term: Tensor) -> Tensor:
         """A latent's term, zero where its value is known."""
-        seen = self.batch.get(f"{name}?")
+        seen = self.batch.get(mask_of(name))
         return term if seen is None else torch.where(seen[..., :1], torch.zeros_like(term), term)
 
     def _relaxed_value(self, name: str, region: str) -> Tensor:
@@ -302,7 +303,7 @@ class Estimate:
 
     def likelihood(self, name: str) -> Tensor:
         """log p(v|·) of what is known; of a latent that is known in some rows, there."""
-        log_p, seen = self.log_p(name), self.batch.get(f"{name}?")
+        log_p, seen = self.log_p(name), self.batch.get(mask_of(name))
         if seen is not None and name in self.plan.choices:
             log_p = torch.where(seen[..., :1], log_p, torch.zeros_like(log_p))
         return self.finish(name, log_p, "p")
@@ -311,17 +312,17 @@ class Estimate:
 
     def sequence(self) -> list[tuple[str, int]]:
         """The expectations left after time, innermost first: (latent or "#S", axis)."""
-        return [(name, SAMPLES if name == "#S" else self.plan.slots[name][0]) for name in self.plan.order]
+        return [(name, SAMPLES if name == S[0] else self.plan.slots[name][0]) for name in self.plan.order]
 
     def terms(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Likelihood and KL terms, summed over time, not yet averaged."""
-        latents = (name for name in self.graph.latents if name in self.plan.clamped or f"{name}?" in self.batch)
+        latents = (name for name in self.graph.latents if name in self.plan.clamped or mask_of(name) in self.batch)
         known = (*self.graph.observed, *latents)
         return {name: self.likelihood(name) for name in known}, {f"kl({name})": self.kl(name) for name in self.plan.choices}
 
     def only_known(self, name: str, total: Tensor) -> Tensor:
         """−∞ at the other values where a latent's value is known."""
-        seen = self.batch.get(f"{name}?")
+        seen = self.batch.get(mask_of(name))
         if seen is None:
             return total
         here = (self.program.values[name] == self.batch[name]).all(-1, keepdim=True)
@@ -336,7 +337,7 @@ class Estimate:
         terms, kls = self.terms()
         total = _integrand(terms, kls, kl_weight)
         for name, axis in self.sequence():
-            if name == "#S":
+            if name == S[0]:
                 break
             total = contract(total, self.weight(name), axis)
         scale = 1 - kl_weight + kl_weight * expand_axis(total, SAMPLES, self.plan.samples).softmax(SAMPLES)
@@ -353,7 +354,7 @@ class Estimate:
         every = terms | kls
         summed: list[int] = []  # the axes that the integrand of a sample is summed over
         for name, axis in self.sequence():
-            if name == "#S":
+            if name == S[0]:
                 if score:
                     assert total is not None
                     surrogate = self._score_surrogate(total, score, summed)

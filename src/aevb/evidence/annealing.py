@@ -16,6 +16,7 @@ from torch import Tensor
 
 from aevb.compiled_step.gradients import weights_fixed
 from aevb.estimate.batch import prepare
+from aevb.estimate.keys import mask_of
 from aevb.evidence.density import STARTS, Path, replayed, temperatures, why_not_from_posterior
 from aevb.evidence.memory_limit import narrow, pieces, room
 from aevb.evidence.methods import advised, why_not_annealed
@@ -93,7 +94,7 @@ def _checked(model: Model, batch: Mapping[str, Tensor], settings: AIS, chains: i
     if isinstance(chains, bool) or not isinstance(chains, int) or chains < LEAST:
         raise ValueError(f'samples is how many chains method="ais" runs an example, at least {LEAST}. Got {chains!r}.')
     start, graph = settings.begin(model), model.graph
-    if not any(name not in batch or f"{name}?" in batch for name in graph.latents if not graph.rule("p", name).spec.finite):
+    if not any(name not in batch or mask_of(name) in batch for name in graph.latents if not graph.rule("p", name).spec.finite):
         raise ValueError('method="ais" has nothing to move: every continuous latent is known. method="importance" sums the others exactly.')
     return start
 

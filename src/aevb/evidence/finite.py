@@ -16,6 +16,7 @@ from aevb.derive.draws import Draw, Term
 from aevb.derive.plan import LIMIT, Choice, Plan
 from aevb.estimate.batch import split_latents
 from aevb.estimate.estimators import Estimate
+from aevb.estimate.keys import mask_of
 from aevb.evidence.structure import Structure
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Tables:
 
     def known(self, name: str) -> Tensor | None:
         """0 at the values that a discrete latent may have in each row, −∞ at the others; None if it is known in none."""
-        seen = self.batch.get(f"{name}?")
+        seen = self.batch.get(mask_of(name))
         if seen is None:
             return None
         here = (self.program.values[name] == self.batch[name]).all(-1, keepdim=True)

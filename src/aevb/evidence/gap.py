@@ -12,6 +12,7 @@ from torch import Tensor
 from aevb.declare.distributions import MultivariateNormal as Gaussian
 from aevb.estimate.batch import split_latents
 from aevb.estimate.estimators import estimate
+from aevb.estimate.keys import mask_of
 from aevb.estimate.program import Program
 from aevb.evidence.exact import exact_evidence
 from aevb.evidence.filtering import gaussian_posterior
@@ -31,7 +32,7 @@ def gap(model: Model, batch: Mapping[str, Tensor]) -> Tensor | None:
         bound = estimate(model.plan(how=how, clamped=clamped, partial=partial), model.factors, batch, {})  # type: ignore[arg-type]
         return exact_evidence(model, batch) - bound.value
     latents = tuple(name for name in graph.latents if name not in batch)
-    if why_not_linear_gaussian(model) or any(f"{name}?" in batch for name in graph.latents) or not latents:
+    if why_not_linear_gaussian(model) or any(mask_of(name) in batch for name in graph.latents) or not latents:
         return None
     program = Program(graph, model.factors, batch, steps=1)  # type: ignore[arg-type]
     known = [name for name in (*graph.stochastic, *graph.given) if name in batch]

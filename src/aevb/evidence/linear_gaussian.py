@@ -13,6 +13,7 @@ from aevb.declare.deterministic import Deterministic
 from aevb.declare.distributions import MultivariateNormal as Gaussian
 from aevb.declare.families import MultivariateNormal
 from aevb.declare.networks import MLP
+from aevb.estimate.keys import mask_of
 from aevb.evidence.structure import is_affine
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class LinearGaussian:
 
     def _present(self, names: tuple[str, ...]) -> Tensor | None:
         """Which entries of these variables, side by side, are known; None if all are."""
-        masks = [self.batch.get(f"{name}?") for name in names]
+        masks = [self.batch.get(mask_of(name)) for name in names]
         if all(mask is None for mask in masks):
             return None
         pairs = zip(names, masks, strict=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 from aevb.declare.conditionals import Conditional
 from aevb.declare.graph import Entry
 from aevb.estimate.batch import Batch
+from aevb.estimate.keys import mask_of
 from aevb.training.em.columns import known
 from aevb.training.em.emissions import ColumnsEmission, FullEmission, IncompleteFullEmission, Sums
 from aevb.training.em.factors import Rows
@@ -46,7 +47,7 @@ class Mixtures(Responsibilities):
     def open(self, rows: Rows) -> None:
         (self.latent,) = self.graph.latents
         self.rules = {name: self.graph.rule("p", name) for name in self.graph.observed}
-        self.holed = {name for name in self.graph.observed if f"{name}?" in rows.first()}
+        self.holed = {name for name in self.graph.observed if mask_of(name) in rows.first()}
         super().open(rows)
         self.constant = self.constant + self._of_data_alone()
 
@@ -54,7 +55,7 @@ class Mixtures(Responsibilities):
         part: Part = {}
         for name, entry in self.rules.items():
             value = (batch[name][0] - self.centre[name]) / self.unit[name]
-            part[name] = self._kind(entry).prepare(value, batch[f"{name}?"][0] if name in self.holed else None)
+            part[name] = self._kind(entry).prepare(value, batch[mask_of(name)][0] if name in self.holed else None)
         if self.latent in batch:
             here = known(batch, self.latent)[:, :1]
             part["known"] = (torch.where((here > 0) & (batch[self.latent][0] == 0), -torch.inf, 0.0),)
@@ -72,7 +73,7 @@ class Mixtures(Responsibilities):
             for name, entry in self.rules.items():
                 if not entry.spec.gaussian:
                     factor: Any = self.model.factors[entry.id]
-                    value, keep = batch[name][0], batch[f"{name}?"][0] if name in self.holed else None
+                    value, keep = batch[name][0], batch[mask_of(name)][0] if name in self.holed else None
                     heads = {head: value.new_zeros(1, size) for head, size in factor.sizes.items()}
                     rows = ColumnsEmission.prepare(value, keep)
                     bare = ColumnsEmission(entry.spec, heads).log_likelihood(*rows)[:, 0]

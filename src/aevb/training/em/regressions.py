@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from aevb.declare.networks import MLP
+from aevb.estimate.keys import mask_of
 from aevb.training.em.columns import Columns
 from aevb.training.em.factors import Rows, Statistics
 from aevb.training.em.gaussian_parameters import Parameters
@@ -145,7 +146,7 @@ class Regressions(Parameters):
             return None  # all are known: there is nothing that q is asked
         if len(latents) > 1:
             return f"a joint posterior of {', '.join(latents)} has no closed form in factors of q"
-        if f"{latents[0]}?" in batch:
+        if mask_of(latents[0]) in batch:
             return f"{latents[0]} is known in some rows"
         if graph.given:
             return f"the posterior also depends on what is given ({', '.join(graph.given)})"
