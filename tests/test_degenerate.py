@@ -1,6 +1,7 @@
 """Data on which a density has no bound are refused before training, and only those."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,7 +24,9 @@ from aevb import (
     zoo,
 )
 from aevb.data import dequantise
+from aevb.data.repeated_values import note_repeats
 
+ONE_FOR_ALL = {Normal: {"scale": "learned"}, MultivariateNormal: {"covariance": "shared"}}
 FLAT = put(put(np.random.default_rng(6).random((40, 4)), 0.25, slice(None), 1), 0.0, slice(None), 3)
 UNBOUNDED = {
     "Normal": (Normal(4), FLAT, "x has 2 of 4 columns that are constant (columns 1, 3, from 0), but p gives x a Normal whose scale is learned"),
@@ -65,6 +68,22 @@ def test_data_on_which_a_density_is_unbounded_are_refused_before_training(tmp_pa
 def test_other_data_and_other_densities_are_trained(family, x):
     model = Model({"z": Normal(2), "x | z": family}, {"z | x": Normal()})
     assert fit(model, {"x": x}, steps=2).step == 2
+
+
+@pytest.mark.parametrize("family", [Normal(4, scale="learned"), MultivariateNormal(4, covariance="shared")])
+def test_a_root_with_a_scale_to_learn_refuses_constant_columns(family):
+    model = Model({"z": Normal(2), "x": family, "y | z": Normal(4)}, {"z | x": Normal()})
+    with pytest.raises(ValueError, match=r"columns that are constant \(columns 1, 3, from 0\), but p gives x a"):
+        fit(model, {"x": FLAT, "y": FLAT[:, [0, 2, 0, 2]]}, steps=1)
+
+
+@pytest.mark.parametrize("family", [Normal, MultivariateNormal])
+def test_repeated_values_are_noted_where_a_scale_depends_on_parents(family):
+    """A linear function of a Gaussian with one covariance for all rows has one peak; with a covariance of every row it can narrow onto each value."""
+    x = torch.tensor(np.random.default_rng(0).integers(0, 3, (200, 2)), dtype=torch.float32)
+    for spec, noted in ((family(2), 1), (replace(family(2), **ONE_FOR_ALL[family]), 0)):
+        model = Model({"z": Normal(2), "x | z": spec}, {"z | x": Normal()})
+        assert len(note_repeats(model.graph, model.prepare(x=x))) == noted
 
 
 def test_what_is_missing_everywhere_is_refused():

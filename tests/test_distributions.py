@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,9 @@ from aevb import (
     register,
     register_kl,
 )
+from aevb.data.preparation import prepare_levels
+from aevb.data.repeated_values import refuse_degenerate
+from aevb.data.sources import open_source
 from aevb.declare import distributions as ad
 from aevb.declare import families
 from aevb.declare.conditionals import Factor
@@ -351,9 +355,10 @@ FAMILIES: dict[str, Family] = {
 every_family = pytest.mark.parametrize("name", FAMILIES)
 
 
-def test_every_family_of_the_library_is_in_the_registry() -> None:
-    known = {cls for cls in vars(families).values() if isinstance(cls, type) and issubclass(cls, Conditional) and "distribution" in vars(cls)}
-    assert known - {Conditional} == {type(family.spec(1)) for family in FAMILIES.values()}
+def test_every_exported_family_is_in_the_registry() -> None:
+    exported = {cls for cls in map(vars(aevb).get, aevb.__all__) if isinstance(cls, type) and issubclass(cls, Conditional)}
+    known = {cls for cls in exported if cls.stochastic and cls.has_parameters and cls is not Conditional}
+    assert known == {type(family.spec(1)) for family in FAMILIES.values()} == set(families.FAMILIES.values())
 
 
 def build(name: str, d: int | None = None, seed: int = 0) -> tuple[Factor, torch.Tensor, Array, Free]:
@@ -438,6 +443,121 @@ def test_samples_have_the_mean_and_covariance_of_the_density(name: str) -> None:
         product, seen = ((v - mean)[:, i] * (v - mean)[:, j] for v in (points, x))
         covariance, second = probability @ product, probability @ product**2
         assert abs(seen.mean() - covariance) < 4 * math.sqrt((second - covariance**2) / n)
+
+
+@every_family
+def test_samples_lie_inside_the_support_and_other_numbers_outside(name: str) -> None:
+    factor, z, _, _ = build(name)
+    with torch.no_grad():
+        x = sample(factor, factor.distribution(factor({"z": z})), (2, 1, 5))
+    bad, _, _ = factor.spec.outside(x)
+    assert bad.shape == x.shape
+    assert not bad.any()
+    everywhere = factor.spec.support is constraints.real
+    for value in (-7.3, 1e9 + 0.5):
+        bad, what, fix = factor.spec.outside(torch.full((2, factor.d), value, dtype=torch.float64))
+        assert bad.shape == (2, factor.d)
+        assert bool((~bad if everywhere else bad).all())
+        assert what
+        assert fix.endswith(".")
+
+
+@every_family
+def test_missing_entries_are_filled_with_a_value_of_the_support(name: str) -> None:
+    spec = FAMILIES[name].spec(1)
+    bad, _, _ = spec.outside(torch.full((1, 1), spec.fill))
+    assert spec.categorical or not bad.any()  # a missing class is missing as a whole
+
+
+@every_family
+def test_a_sample_is_a_function_of_noise(name: str) -> None:
+    """The same noise gives the same sample, which has a gradient by the raw numbers if and only if the family is pathwise."""
+    factor, z, _, _ = build(name)
+    raw = factor({"z": z}).detach().requires_grad_()
+    dist = factor.distribution(raw)
+    if factor.spec.noise(factor.d) is None:
+        assert factor.spec.pathwise == dist.has_rsample
+        with pytest.raises(TypeError, match="cannot turn noise into a sample"):
+            factor.spec.reparametrise(dist, torch.zeros(1))
+        return
+    first, again, other = (sample(factor, dist, (2, 1, 5), seed) for seed in (0, 0, 1))
+    assert first.shape == (2, 1, 5, factor.d)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert first.requires_grad == factor.spec.pathwise
+    if factor.spec.pathwise:
+        (gradient,) = torch.autograd.grad(first.sum(), raw)
+        assert gradient.isfinite().all()
+        assert gradient.abs().sum() > 0
+
+
+@every_family
+def test_a_family_says_what_it_is(name: str) -> None:
+    factor, z, _, _ = build(name)
+    spec, d = factor.spec, factor.d
+    with torch.no_grad():
+        dist = factor.distribution(factor({"z": z}))
+        assert spec.categorical == (spec.support is constraints.one_hot)
+        assert spec.finite == (spec.count(d) is not None) == (spec.values(d) is not None)
+        if spec.finite:
+            table = spec.values(d)
+            assert len(table.unique(dim=0)) == len(table) == spec.count(d)
+            assert not spec.outside(table)[0].any()
+        assert spec.relaxable == spec.finite
+        assert spec.strata == (dist.log_weights.shape[-1] if isinstance(dist, ad.GaussianMixture) else None)
+        assert len(dist.mean.flatten(0, -2).unique(dim=0)) == 10  # of the ten rows of the parent
+        spreads = len(dist.stddev.expand(dist.mean.shape).flatten(0, -2).unique(dim=0))
+        assert not spec.shared_scale or spreads == 1
+        assert spec.shared_scale or spreads == 10
+        if spec.support is constraints.real:  # along any line the logarithm of a Gaussian's density is a parabola, and of no other's
+            values = torch.arange(-3.0, 4.0, dtype=torch.float64)[:, None, None, None, None].expand(-1, 2, 1, 5, d)
+            third = spec.log_prob(dist, values).diff(n=3, dim=0)
+            assert spec.gaussian == bool((third.abs() < 1e-9).all())
+        else:
+            assert not spec.gaussian
+        if spec.gaussian and spec.shared_scale and factor.vectors:  # a covariance that it can have is found again
+            root = torch.linalg.cholesky(dist.covariance_matrix)[0, 0, 0] if spec.full_moments else torch.diag(dist.scale[0, 0, 0])
+            for key, vector in spec.spread_vectors(root).items():
+                torch.testing.assert_close(vector, factor.vectors[key].detach())
+
+
+@every_family
+def test_the_density_rises_without_bound_on_degenerate_columns_alone(name: str) -> None:
+    """The greatest log-likelihood of one value that always repeats, approached by Adam: 270 steps more add a nat, or nothing."""
+    factor, _, _, _ = build(name)
+    spec, d = factor.spec, factor.d
+    value = torch.eye(d, dtype=torch.float64)[:1] if spec.categorical else torch.full((1, d), spec.fill, dtype=torch.float64)
+    raw = {head: torch.zeros(1, size, dtype=torch.float64, requires_grad=True) for head, size in spec.heads(d).items()}
+    raw |= {key: vector.double().requires_grad_() for key, vector in spec.vectors(d).items()}
+    adam, found = torch.optim.Adam(raw.values(), lr=1.0), []
+    for _ in range(301):
+        log_prob = spec.log_prob(spec.distribution(**raw), value).sum()
+        found.append(log_prob.item())
+        adam.zero_grad()
+        (-log_prob).backward()
+        adam.step()
+    rise, degenerate = found[300] - found[30], spec.degenerate()
+    assert rise < 1e-3 if degenerate is None else rise > 1
+    model = Model(p={"z": Normal(1), "x | z": spec}, q={"z | x": Normal()})
+    source = open_source(model.graph, {"x": value.expand(20, d).numpy()}, model._parameter())
+    if degenerate is None:
+        refuse_degenerate(model.graph, source)
+    else:
+        with pytest.raises(ValueError, match=rf"columns that are {re.escape(degenerate.what)} .* or {re.escape(degenerate.fix)}\.$"):
+            refuse_degenerate(model.graph, source)
+        low = value[0]
+        assert degenerate.columns(low, low).all()
+        assert not degenerate.columns(low, low + 0.25).any()
+        assert spec.learns_scale or spec.support is constraints.unit_interval
+
+
+@every_family
+def test_grey_levels_are_prepared_for_the_support(name: str) -> None:
+    spec = FAMILIES[name].spec(4)
+    if spec.categorical:  # an image is no class
+        return
+    grey = np.random.default_rng(0).integers(0, 17, (50, 4))
+    assert not spec.outside(torch.tensor(prepare_levels(spec.preparation, grey, 17), dtype=torch.float64))[0].any()
 
 
 @every_family

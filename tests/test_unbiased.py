@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from aevb import Bernoulli, Mixture, Model, Normal, Poisson
+from aevb.derive.draws import Draw
 from aevb.estimate.estimators import Estimate, estimate
 
 NODES = {1: 60, 2: 40, 3: 24, 4: 14}  # for each number of Gaussian noises
@@ -102,8 +103,8 @@ def mean_gradients(model, plan, plain, kl_weight):
     noise, share = found
     batch = {"x": torch.tensor([0.7, -0.4], dtype=torch.float64)[:steps, None, None].expand(steps, len(share), 1)}
     value = estimate(plan, model.factors, batch, noise, kl_weight=kl_weight).value
-    score = [name for name, choice in plain.choices.items() if choice.draw == "score"]
-    drawn = replace(plain, choices={name: replace(c, draw="sample") if name in score else c for name, c in plain.choices.items()})
+    score = [name for name, choice in plain.choices.items() if choice.draw is Draw.SCORE]
+    drawn = replace(plain, choices={name: replace(c, draw=Draw.SAMPLE) if name in score else c for name, c in plain.choices.items()})
     working = Estimate(drawn, model.factors, batch, noise)
     for name in score:
         share = share * working.log_q(name).movedim(-2, 0).flatten(1).sum(1).exp()

@@ -217,7 +217,7 @@ def test_any_family_may_be_the_likelihood(name):
 @pytest.mark.parametrize(
     ("name", "setting", "message"),
     [
-        ("vae", {"likelihood": "Gaussian"}, "Unknown likelihood 'Gaussian'. Choose one of Bernoulli, ContinuousBernoulli, Normal"),
+        ("vae", {"likelihood": "Gaussian"}, "Unknown likelihood 'Gaussian'. Choose one of Normal, Laplace, StudentT"),
         ("vae", {"likelihood": 3}, "likelihood is a family's name or a conditional, got 3."),
         ("fa", {"posterior": "exact"}, "Unknown posterior 'exact'. Choose one of full, diagonal, fixed."),
         ("cvae", {"variant": "none"}, "Unknown variant 'none'. Choose one of both, prior, likelihood."),

@@ -19,6 +19,7 @@ from aevb.estimate import ancestral
 from aevb.estimate.batch import prepare, split_latents
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.estimators import Bound, estimate
+from aevb.estimate.keys import mask_of
 from aevb.evidence import AIS, Evidence, Particles, log_evidence
 from aevb.evidence.amortisation import Gap, split_gap
 from aevb.model_folder import write_model
@@ -232,7 +233,7 @@ class Model(DeclaredModel):
         need = (*graph.stochastic, *graph.given)
         batch = prepare(graph, assignment, like=self._parameter(), need=need, steps=steps, lengths=lengths, single=True)
         for name in graph.latents:
-            if f"{name}?" in batch:
+            if mask_of(name) in batch:
                 raise ValueError(f"{name!r} is unknown in some rows; log_prob takes a complete assignment.")
         plan = self.plan(clamped=graph.latents)
         with evaluating(self), self._in_its_precision():

@@ -14,26 +14,10 @@ from torch.distributions import constraints
 
 from aevb.declare.conditionals import Conditional
 from aevb.declare.deterministic import GRU, LSTM
-from aevb.declare.families import (
-    Bernoulli,
-    Beta,
-    ContinuousBernoulli,
-    Laplace,
-    Mixture,
-    MultivariateNormal,
-    NegativeBinomial,
-    Normal,
-    OneHot,
-    Poisson,
-    StudentT,
-)
+from aevb.declare.families import FAMILIES, MultivariateNormal, Normal, OneHot
 from aevb.declare.networks import Network, linear, mlp
 from aevb.model import Model
 
-FAMILIES: dict[str, type[Conditional]] = {
-    family.__name__: family
-    for family in (Bernoulli, ContinuousBernoulli, Normal, Laplace, StudentT, MultivariateNormal, Mixture, Beta, Poisson, NegativeBinomial, OneHot)
-}
 Likelihood = str | Conditional
 Choice = TypeVar("Choice")
 

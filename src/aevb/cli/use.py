@@ -294,9 +294,8 @@ def _as_data(graph: Graph, recipe: Recipe | None, name: str, value: np.ndarray) 
     import numpy as np
 
     from aevb.data.datasets import in_units
-    from aevb.declare.families import OneHot
 
-    return np.asarray(value.argmax(-1)) if isinstance(graph.rule("p", name).spec, OneHot) else in_units(recipe, graph, name, value)
+    return np.asarray(value.argmax(-1)) if graph.rule("p", name).spec.categorical else in_units(recipe, graph, name, value)
 
 
 def _a_line_a_row(recipe: Recipe | None, timed: list[str], length: int | None) -> bool:
@@ -368,4 +367,4 @@ def _classes(graph: Any, name: str) -> int:
     if name in graph.given:
         return graph.size(name) if graph.size(name) > 1 and not graph.timed[name] else 0
     spec = graph.rule("p", name).spec
-    return graph.size(name) if type(spec).__name__ == "OneHot" and not graph.reads("p", name) and not graph.timed[name] else 0
+    return graph.size(name) if spec.categorical and not graph.reads("p", name) and not graph.timed[name] else 0

@@ -27,6 +27,7 @@ from aevb.data.mapped_rows import one_column, some_rows
 from aevb.data.preparation import CHOICES, InfiniteError, Standardised, default_preparation, parts, prepare_levels, standardise
 from aevb.data.tables import TABLES
 from aevb.declare.graph import Graph
+from aevb.estimate.keys import mask_of
 from aevb.estimate.places import Placed, places_of
 from aevb.runtime.checked_files import LONGEST_BESIDE, DataWarning, read_json
 
@@ -170,7 +171,7 @@ def log_jacobian(recipe: Recipe, graph: Graph, batch: Mapping[str, Tensor]) -> d
     found = {}
     for name, spread in log_spreads(recipe, graph).items():
         logs = torch.tensor(spread, device=batch[name].device).expand(batch[name].shape)
-        for there in (f"{name}?", *(["steps"] if graph.timed[name] else [])):
+        for there in (mask_of(name), *(["steps"] if graph.timed[name] else [])):
             logs = torch.where(batch[there], logs, 0.0) if there in batch else logs
         found[name] = logs.sum((0, 2))
     return found

@@ -18,7 +18,6 @@ from aevb.data.long_tables import Keys, Lines, is_row, keys_of, lines_of, refuse
 from aevb.data.markers import array_warnings, marker_warnings
 from aevb.data.tables import TABLES, Header, Table, header, marked, read_table
 from aevb.data.text_tables import FEW, WordsError
-from aevb.declare.families import OneHot
 from aevb.declare.graph import Graph
 from aevb.estimate.places import INDICES, Placed, Places
 from aevb.runtime.checked_files import DataWarning
@@ -291,12 +290,12 @@ def _check_columns(
 
 
 def _labels(graph: Graph, name: str) -> bool:
-    return graph.size(name) > 1 and (name in graph.given or isinstance(graph.rule("p", name).spec, OneHot))
+    return graph.size(name) > 1 and (name in graph.given or graph.rule("p", name).spec.categorical)
 
 
 def _values(graph: Graph, name: str, array: np.ndarray, check: bool) -> np.ndarray:
     """One column for many classes is labels, [N]."""
-    may_be_labels = name in graph.given or isinstance(graph.rule("p", name).spec, OneHot)
+    may_be_labels = name in graph.given or graph.rule("p", name).spec.categorical
     return array[:, 0] if may_be_labels and array.shape[1] == 1 and (graph.size(name) > 1 or not check) else array
 
 

@@ -13,10 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributions import constraints
 
 from aevb.data.grey_levels import PREPARATIONS
-from aevb.declare.families import Bernoulli
 from aevb.declare.graph import Graph
 from aevb.estimate.batch import unmasked
 
@@ -150,10 +148,7 @@ CHOICES = (*PREPARATIONS, "dequantise-fresh", "binarise-fresh", "standardise")
 
 def default_preparation(graph: Graph, name: str) -> str:
     """What the likelihood of an image calls for: binary, counts, or a density."""
-    family = graph.rule("p", name).spec
-    if isinstance(family, Bernoulli):
-        return "threshold"
-    return "counts" if family.support is constraints.nonnegative_integer else "dequantise"
+    return graph.rule("p", name).spec.preparation
 
 
 def prepare_levels(how: str, x: Any, levels: int, *, seed: int = 0) -> Any:

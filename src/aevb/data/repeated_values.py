@@ -6,15 +6,16 @@ noted: a flexible p can narrow onto each of them, so that log p grows without te
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
 
 from aevb.data.sources import Source
-from aevb.declare.families import Beta, ContinuousBernoulli, LocationScale, Mixture, MultivariateNormal
+from aevb.declare.conditionals import Degenerate
 from aevb.declare.graph import Entry, Graph
 from aevb.declare.networks import mlp
+from aevb.estimate.keys import mask_of
 from aevb.estimate.places import INDICES, Places
 
 FEW = 10  # values that are few in any column,
@@ -31,14 +32,13 @@ def refuse_degenerate(graph: Graph, source: Source) -> None:
         if name in source.extents:
             _refuse_missing(graph, name, (source.extents[name][0] > source.extents[name][1]).nonzero()[:, 0].tolist(), source.places)
         for entry in graph.p[name].values():
-            trouble = _trouble(entry)
-            if trouble is None or name not in source.extents:
+            degenerate = _degenerate(entry)
+            if degenerate is None or name not in source.extents:
                 continue
-            bad, what, why, fix = trouble
             low, high = (part.cpu() for part in source.extents[name])
-            columns = (bad(low, high) & (low <= high)).nonzero()[:, 0].tolist()  # a column that is missing everywhere has low > high
+            columns = (degenerate.columns(low, high) & (low <= high)).nonzero()[:, 0].tolist()  # a column that is missing everywhere has low > high
             if columns:
-                raise ValueError(_message(name, type(entry.spec).__name__, columns, what, why, fix, source, graph.size(name)))
+                raise ValueError(_message(name, type(entry.spec).__name__, columns, degenerate, source, graph.size(name)))
 
 
 def _refuse_missing(graph: Graph, name: str, columns: list[int], places: Places) -> None:
@@ -56,24 +56,21 @@ def note_repeats(graph: Graph, batch: Mapping[str, Tensor], besides: Collection[
     notes = []
     for name in graph.observed:
         entry = next((entry for entry in graph.p[name].values() if _narrows(graph, entry)), None)
-        if entry is None or name not in batch or name in besides:
+        degenerate = None if entry is None else _degenerate(entry)
+        if entry is None or degenerate is None or name not in batch or name in besides:
             continue
         counts, known, most = _distinct(batch, name)
         few = (counts <= (known // REPEATS).clamp_min(FEW)) & (known >= 4 * counts) & (counts > 0)
         columns = few.nonzero()[:, 0].tolist()
         spikes = (~few & (most * SHARE >= known) & (most >= NUMBERED)).nonzero()[:, 0].tolist()
         if spikes:
-            trouble = _trouble(entry)
-            assert trouble is not None
             notes.append(
                 f"{name} has columns in which one value repeats ({places.among(name, spikes)}; the first: in "
                 f"{int(most[spikes[0]])} of {int(known[spikes[0]])} entries). p gives {name} a {type(entry.spec).__name__}, a density, which can "
                 f"narrow onto that value without bound: log p grows, and says little. If it stands for a missing entry, write NaN; else model it "
-                f"apart, or {trouble[3]}."
+                f"apart, or {degenerate.fix}."
             )
         if columns:
-            trouble = _trouble(entry)
-            assert trouble is not None
             family, k = type(entry.spec).__name__, int(counts[columns[0]])
             where = f"{places.among(name, columns)}; the first: {k}"
             parents = ", ".join(map(str, entry.key.parents))
@@ -81,22 +78,21 @@ def note_repeats(graph: Graph, batch: Mapping[str, Tensor], besides: Collection[
             notes.append(
                 f"{name} has columns of few values that repeat ({where} in {int(known[columns[0]])} entries). p gives {name} a {family}, a density, "
                 f"which can narrow onto such values without bound: log p grows, and says little. Declare categories as such ({declared}, in a "
-                f"column c) and counts as Poisson; dequantise rounded numbers (aevb.data.dequantise), or {trouble[3]}."
+                f"column c) and counts as Poisson; dequantise rounded numbers (aevb.data.dequantise), or {degenerate.fix}."
             )
     return notes
 
 
 def _narrows(graph: Graph, entry: Entry) -> bool:
     """Whether a factor's density can narrow onto each of several values: it has a mixture, or parents that tell them apart."""
-    trouble, spec = _trouble(entry), entry.spec
-    if trouble is None or trouble[1] != "constant":
+    degenerate, spec = _degenerate(entry), entry.spec
+    if degenerate is None or not degenerate.narrows:
         return False
-    if isinstance(spec, Mixture):
+    if spec.strata is not None:
         return True
     smooth = all(ref.name in graph.p and ref.name not in graph.functions and not graph.rule("p", ref.name).spec.finite for ref in entry.key.parents)
     maps = spec.net is None or (isinstance(spec.net, mlp) and not spec.net.hidden)
-    straight = maps and (getattr(spec, "scale", None) == "learned" or isinstance(spec, MultivariateNormal))
-    return bool(entry.key.parents) and not (smooth and straight)  # a linear function of a Gaussian is one: it has one peak
+    return bool(entry.key.parents) and not (smooth and maps and spec.shared_scale)  # a linear function of a Gaussian is one: it has one peak
 
 
 def _distinct(batch: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -104,7 +100,7 @@ def _distinct(batch: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor, T
     value = batch[name]
     rows = torch.linspace(0, value.shape[1] - 1, min(LOOK, value.shape[1]), device=value.device).long()
     known = torch.ones_like(value, dtype=torch.bool)
-    for there in (f"{name}?", "steps"):
+    for there in (mask_of(name), "steps"):
         if there in batch and (there != "steps" or value.shape[0] > 1):
             known = known & batch[there]
     value, known = (part[:, rows].flatten(0, 1)[: 20 * LOOK] for part in (value, known))
@@ -120,7 +116,7 @@ def note_numbering(graph: Graph, batch: Mapping[str, Tensor], besides: Collectio
     """Sentences about columns of static variables that number the rows: an index, an id or a year among measurements."""
     notes = []
     for name in graph.observed:
-        if graph.timed[name] or name not in batch or name in besides or f"{name}?" in batch or batch[name].shape[1] < NUMBERED:
+        if graph.timed[name] or name not in batch or name in besides or mask_of(name) in batch or batch[name].shape[1] < NUMBERED:
             continue
         value = batch[name][0].double()
         between = value.diff(dim=0)
@@ -135,33 +131,14 @@ def note_numbering(graph: Graph, batch: Mapping[str, Tensor], besides: Collectio
     return notes
 
 
-Trouble = tuple[Callable[[Tensor, Tensor], Tensor], str, str, str]
-
-
-def _trouble(entry: Entry) -> Trouble | None:
-    """Which columns are degenerate under a factor (a function of their least and greatest value), in words, and the fix."""
+def _degenerate(entry: Entry) -> Degenerate | None:
+    """The columns that are degenerate under a factor; None for one whose parameters are all fixed."""
     spec = entry.spec
-    if not entry.key.parents and not spec.learned and getattr(spec, "scale", None) != "learned":
-        return None  # fixed: there is nothing to grow
-
-    def constant(low: Tensor, high: Tensor) -> Tensor:
-        return low == high
-
-    name = type(spec).__name__
-    if isinstance(spec, LocationScale) and not isinstance(spec.scale, int | float):
-        return constant, "constant", "whose scale is learned", f"fix the scale ({name}(…, scale=0.1))"
-    if isinstance(spec, MultivariateNormal):
-        return constant, "constant", "whose covariance is learned", "use Normal(…, scale=0.1)"
-    if isinstance(spec, Mixture):
-        return constant, "constant", "whose scales are learned", "use Normal(…, scale=0.1)"
-    if isinstance(spec, Beta):
-        return constant, "constant", "", "use ContinuousBernoulli"
-    if isinstance(spec, ContinuousBernoulli) and not spec.clamped:
-        return (lambda low, high: (high == 0) | (low == 1)), "exactly 0 (or exactly 1) in every row", "", "use Bernoulli for binary data"
-    return None
+    return spec.degenerate() if entry.key.parents or spec.learned or spec.vectors(1) else None
 
 
-def _message(name: str, family: str, columns: list[int], what: str, why: str, fix: str, source: Source, d: int) -> str:
+def _message(name: str, family: str, columns: list[int], degenerate: Degenerate, source: Source, d: int) -> str:
+    _, what, why, fix, _ = degenerate
     n, which = source.n, f"{len(columns)} of {d} columns that are {what} ({source.places.among(name, columns)})"
     if n == 1 and len(columns) == d:
         which = "a single row, so every column is constant"

@@ -18,6 +18,7 @@ from aevb.data.mapped_rows import check_length, memory_map, rows_of
 from aevb.data.preparation import CHUNK, Standardised
 from aevb.declare.graph import Graph
 from aevb.estimate.batch import Batch, lay_out, pad, prepare, raw_on_axes, unmasked
+from aevb.estimate.keys import is_mask, mask_of
 from aevb.estimate.places import INDICES, Placed, Places, places_of
 
 RELEASE = 2**28  # bytes of mapped files in memory before their pages are given back
@@ -93,7 +94,7 @@ class Source:
         batch = dict(batch)
         for name, numbers in uniform.items():
             value = self.fresh[name].draw(batch[name].to(self.like.dtype), numbers)
-            for there in (f"{name}?", "steps"):
+            for there in (mask_of(name), "steps"):
                 value = torch.where(batch[there], value, 0.0) if there in batch and (there != "steps" or value.shape[0] > 1) else value
             batch[name] = value
         return batch
@@ -233,7 +234,7 @@ class Mapped(Source):
         values |= {name: fresh.middle(values[name], start) for name, fresh in self.fresh.items()}
         steps, lengths = values.pop("steps", None), values.pop("lengths", self.length)
         batch = prepare(self.graph, values, like=self.like, first_row=start, steps=steps, lengths=lengths)
-        self.masks |= {name for name in batch if name.endswith("?")}
+        self.masks |= {name for name in batch if is_mask(name)}
         for name, (low, high) in _extents(self.graph, batch, self.fresh).items():
             before = self.extents.get(name, (low, high))
             self.extents[name] = torch.minimum(before[0], low), torch.maximum(before[1], high)
@@ -355,7 +356,7 @@ def _extents(graph: Graph, batch: Batch, fresh: Mapping[str, Fresh]) -> Extents:
     for name in graph.observed:
         if name in batch and name not in fresh:
             low = high = batch[name]
-            inside = [batch[mask] for mask in (f"{name}?", "steps") if mask in batch and (mask != "steps" or graph.timed[name])]
+            inside = [batch[mask] for mask in (mask_of(name), "steps") if mask in batch and (mask != "steps" or graph.timed[name])]
             for there in inside:
                 low, high = torch.where(there, low, torch.inf), torch.where(there, high, -torch.inf)
             found[name] = low.amin((0, 1)), high.amax((0, 1))
@@ -364,7 +365,7 @@ def _extents(graph: Graph, batch: Batch, fresh: Mapping[str, Fresh]) -> Extents:
 
 def _lacking(graph: Graph, batch: Batch) -> dict[str, set[int]]:
     """The columns of each observed variable in which a row lacks an entry; masks hold at padded steps."""
-    masks = {name: batch[f"{name}?"] for name in graph.observed if f"{name}?" in batch}
+    masks = {name: batch[mask_of(name)] for name in graph.observed if mask_of(name) in batch}
     return {name: set((~mask).any(0).any(0).nonzero()[:, 0].tolist()) for name, mask in masks.items()}
 
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.distributions as td
@@ -39,6 +39,28 @@ from aevb.declare.networks import Network, Shape, mlp
 TABLE_LIMIT = 2**16  # values of a finite variable that are listed
 TABLE_KEPT = 2**8  # those that are listed before anyone asks: as many as a plan enumerates of its own accord
 Noise = tuple[str, int]  # what to draw (see noise.py) and how many numbers an example
+_FIXES: dict[Any, str] = {
+    constraints.boolean: "Binarise them (x > 0.5), or use ContinuousBernoulli.",
+    constraints.unit_interval: "Divide by 256, or use Normal.",
+    constraints.nonnegative_integer: "Counts are whole numbers from 0 on: round them, or use Normal.",
+    constraints.one_hot: "Pass labels 0 … C−1, or one-hot rows.",
+    constraints.positive: "Shift or exponentiate them, or use Normal.",
+}
+
+
+class Degenerate(NamedTuple):
+    """The columns on which a density has no greatest value."""
+
+    columns: Callable[[Tensor, Tensor], Tensor]  # which they are, given the least and the greatest value of every column
+    what: str  # "columns that are …"
+    why: str  # "a Normal …": the setting to blame, or nothing
+    fix: str  # "or …": what to declare instead
+    narrows: bool = True  # whether the density can narrow onto any value, not only onto an end of the support
+
+
+def constant_columns(why: str, fix: str) -> Degenerate:
+    """Columns with one value, onto which a density with a scale to learn narrows without bound."""
+    return Degenerate(torch.eq, "constant", why, fix)
 
 
 @dataclass(frozen=True)
@@ -59,6 +81,8 @@ class Conditional:
     fill: ClassVar[float] = 0.0  # a value inside the support, put where data are missing before log_prob
     finite: ClassVar[bool] = False  # has a finite list of values: may be enumerated
     has_entropy: ClassVar[bool] = False
+    categorical: ClassVar[bool] = False  # a value is one of ``size`` classes, as a one-hot row; data may give its number instead
+    gaussian: ClassVar[bool] = False  # a Gaussian of mean ``loc``, with a ``scale`` for each entry or a Cholesky factor ``tril``
     full_moments: ClassVar[bool] = False  # its likelihood depends on products of different entries
     pure: ClassVar[bool] = False  # of a class of your own: all it does is in its tensors, so that a step may be recorded and need not call it again
 
@@ -102,6 +126,43 @@ class Conditional:
         """Whether a sample is a differentiable function of the parameters."""
         return self.noise(1) is not None and not self.finite
 
+    @property
+    def relaxable(self) -> bool:
+        """Whether it has a relaxation: the methods ``relax`` and ``relaxed_log_prob``."""
+        return hasattr(self, "relax")
+
+    @property
+    def strata(self) -> int | None:
+        """How many components can each be drawn once and weighted; None if it is no mixture."""
+        return None
+
+    @property
+    def learns_scale(self) -> bool:
+        """Whether training can make the distribution narrower or wider through a scale or a covariance."""
+        return False
+
+    @property
+    def shared_scale(self) -> bool:
+        """Whether its scale or covariance is the same for all rows."""
+        return False
+
+    def spread_vectors(self, root: Tensor) -> dict[str, Tensor]:
+        """The learned vectors for which a Gaussian with ``shared_scale`` has the covariance ``root`` ``root``ᵀ, or is nearest to it in KL(q ‖ p)."""
+        raise TypeError(f"{type(self).__name__} is not a Gaussian.")
+
+    def degenerate(self) -> Degenerate | None:
+        """The columns on which its density has no greatest value, if it has parameters to learn; None if there are none."""
+        return None
+
+    @property
+    def preparation(self) -> str:
+        """How grey levels become its values: a function of :mod:`aevb.data`."""
+        return {constraints.boolean: "threshold", constraints.nonnegative_integer: "counts"}.get(self.support, "dequantise")
+
+    def sample_formula(self, parents: str, component: str = "") -> str | None:
+        """A sample as a function of its parents and of noise ε, in symbols; None if they would say nothing."""
+        return None
+
     def values(self, d: int) -> Tensor | None:
         """All values of a finite variable, one a row."""
         return None
@@ -140,6 +201,14 @@ class Conditional:
     def entropy(self, dist: td.Distribution) -> Tensor:
         entropy = dist.entropy()
         return entropy if dist.event_shape else entropy.sum(-1)
+
+    def outside(self, value: Tensor) -> tuple[Tensor, str, str]:
+        """Which entries of a value lie outside the support, what they are in words, and the fix."""
+        check = self.support.check(value)
+        bad = ~(check.unsqueeze(-1).expand(value.shape) if check.dim() < value.dim() else check)
+        interval = {constraints.boolean: "that are not 0 or 1", constraints.unit_interval: "outside [0, 1]"}
+        what = interval.get(self.support, f"outside {type(self).__name__}'s support")
+        return bad, what, _FIXES.get(self.support, "Transform the data, or use another family.")
 
     def count(self, d: int) -> int | None:
         """How many values a finite variable of d entries has."""

@@ -14,8 +14,8 @@ from torch.distributions import constraints
 
 from aevb.compiled_step.gradients import bernoulli_log_prob
 from aevb.declare import distributions as ad
-from aevb.declare.conditionals import Conditional, Noise
-from aevb.declare.registry import register
+from aevb.declare.conditionals import Conditional, Degenerate, Noise, constant_columns
+from aevb.declare.registry import register, registered
 
 # Where the most likely value lies at infinity (a cluster of equal rows, a column of zeros), a closed form stops here.
 SMALLEST_PROBABILITY = 1e-6
@@ -55,11 +55,25 @@ class LocationScale(Conditional):
     def reparametrise(self, dist: td.Distribution, noise: Tensor) -> Tensor:
         return torch.addcmul(dist.loc, dist.scale, noise)  # type: ignore[attr-defined]
 
+    @property
+    def learns_scale(self) -> bool:
+        return isinstance(self.scale, str)
+
+    @property
+    def shared_scale(self) -> bool:
+        return self.scale != "network"
+
+    def degenerate(self) -> Degenerate | None:
+        fix = f"fix the scale ({type(self).__name__}(…, scale=0.1))"
+        return constant_columns("whose scale is learned", fix) if self.learns_scale else None
+
 
 @register
 @dataclass(frozen=True, repr=False)
 class Normal(LocationScale):
     """Independent Gaussians, N(μ, diag σ²). σ is softplus of a head, one ``"learned"`` vector (initially 1), or a number."""
+
+    gaussian: ClassVar[bool] = True
 
     def distribution(self, loc: Tensor, scale: Tensor | None = None) -> td.Distribution:  # type: ignore[override]
         return td.Normal(loc, self.scales(loc, scale), validate_args=False)
@@ -82,6 +96,13 @@ class Normal(LocationScale):
 
     def noise(self, d: int) -> Noise:
         return "normal", d
+
+    def spread_vectors(self, root: Tensor) -> dict[str, Tensor]:
+        # The nearest independent Gaussian has the diagonal of the precision.
+        return {"scale": ad.inverse_softplus(torch.cholesky_inverse(root).diagonal().rsqrt())} if self.scale == "learned" else {}
+
+    def sample_formula(self, parents: str, component: str = "") -> str:
+        return f"μ({parents}) + σ({parents}) ε"
 
 
 @register
@@ -122,6 +143,7 @@ class MultivariateNormal(Conditional):
 
     covariance: str = "network"
     has_entropy: ClassVar[bool] = True
+    gaussian: ClassVar[bool] = True
     full_moments: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -153,6 +175,23 @@ class MultivariateNormal(Conditional):
         values, vectors = torch.linalg.eigh(covariance / size.unsqueeze(-1) / size)
         root = size.unsqueeze(-1) * vectors * values.clamp_min(1.0).sqrt().unsqueeze(-2)
         return {"loc": mean, "tril": ad.vector_from_tril(torch.linalg.cholesky(root @ root.mT))}
+
+    @property
+    def learns_scale(self) -> bool:
+        return True
+
+    @property
+    def shared_scale(self) -> bool:
+        return self.covariance == "shared"
+
+    def degenerate(self) -> Degenerate:
+        return constant_columns("whose covariance is learned", "use Normal(…, scale=0.1)")
+
+    def spread_vectors(self, root: Tensor) -> dict[str, Tensor]:
+        return {"tril": ad.vector_from_tril(root)} if self.covariance == "shared" else {}
+
+    def sample_formula(self, parents: str, component: str = "") -> str:
+        return f"μ({parents}) + L({parents}) ε"
 
     def noise(self, d: int) -> Noise:
         return "normal", d
@@ -202,6 +241,20 @@ class Mixture(Conditional):
 
     def heads(self, d: int) -> dict[str, int]:
         return {"weight": self.components, "loc": self.components * d, "scale": self.components * d}
+
+    @property
+    def strata(self) -> int:
+        return self.components
+
+    @property
+    def learns_scale(self) -> bool:
+        return True
+
+    def degenerate(self) -> Degenerate:
+        return constant_columns("whose scales are learned", "use Normal(…, scale=0.1)")
+
+    def sample_formula(self, parents: str, component: str = "") -> str:
+        return f"μ{component}({parents}) + σ{component}({parents}) ε"
 
     def standard(self, d: int) -> dict[str, Any]:
         return {"loc": torch.linspace(-1, 1, self.components).repeat_interleave(d), "scale": ad.INVERSE_SOFTPLUS_ONE}
@@ -294,6 +347,15 @@ class ContinuousBernoulli(Conditional):
     def reparametrise(self, dist: td.Distribution, noise: Tensor) -> Tensor:
         return dist.icdf(noise)
 
+    def degenerate(self) -> Degenerate | None:
+        if self.clamped:
+            return None
+
+        def at_an_end(low: Tensor, high: Tensor) -> Tensor:
+            return (high == 0) | (low == 1)
+
+        return Degenerate(at_an_end, "exactly 0 (or exactly 1) in every row", "", "use Bernoulli for binary data", narrows=False)
+
 
 @register
 @dataclass(frozen=True, repr=False)
@@ -301,6 +363,7 @@ class OneHot(Conditional):
     """A categorical variable of ``size`` classes, as a one-hot vector."""
 
     support = constraints.one_hot
+    categorical: ClassVar[bool] = True
     finite: ClassVar[bool] = True
     has_entropy: ClassVar[bool] = True
 
@@ -364,6 +427,13 @@ class Beta(Conditional):
     @property
     def pathwise(self) -> bool:
         return True  # torch's rsample differentiates implicitly
+
+    def degenerate(self) -> Degenerate:
+        return constant_columns("", "use ContinuousBernoulli")
+
+    def outside(self, value: Tensor) -> tuple[Tensor, str, str]:
+        """The ends of the interval too: the density is 0 or infinite there."""
+        return (value <= 0) | (value >= 1), "outside (0, 1)", "Squeeze them inside, or use ContinuousBernoulli."
 
 
 @register
@@ -432,3 +502,7 @@ class Exact(Conditional):
             raise ValueError("Exact takes no net; it is computed from p by Bayes' rule.")
         if self.learned:
             raise ValueError("Exact has nothing to learn; it is computed from p by Bayes' rule. Drop learned=True.")
+
+
+# The families with parameters of their own, by name.
+FAMILIES: dict[str, type[Conditional]] = {name: cls for name, cls in registered(__name__).items() if cls.has_parameters}

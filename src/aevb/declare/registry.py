@@ -30,6 +30,11 @@ def register(cls: C) -> C:
     return cls
 
 
+def registered(module: str) -> dict[str, Any]:
+    """The classes that a module has registered, by name, in the order of their definition."""
+    return {name: cls for name, cls in _known.items() if cls.__module__ == module}
+
+
 def to_record(spec: Any) -> Any:
     """A specification as JSON-ready data."""
     if dataclasses.is_dataclass(spec) and not isinstance(spec, type):

@@ -8,6 +8,7 @@ from aevb.declare.evaluation_order import Stage
 from aevb.declare.families import Exact
 from aevb.declare.graph import Entry, Graph
 from aevb.declare.notation import Ref
+from aevb.derive.draws import Draw
 
 Axis = tuple[str, int]  # an axis a value depends on: samples, steps, examples, or (latent, offset in time)
 S, T, N = ("#S", 0), ("#T", 0), ("#N", 0)  # no variable can have such a name
@@ -41,7 +42,7 @@ def find_axes(graph: Graph, draws: dict, stages: tuple[Stage, ...], clamped: fro
     for name in (*graph.observed, *graph.given, *clamped):
         values[name] = frozenset({N, T} if graph.timed[name] else {N})
     for name, (draw, _) in draws.items():
-        values[name] = frozenset({(name, 0)}) if draw in ("enumerate", "sum") else none
+        values[name] = frozenset({(name, 0)}) if draw.enumerates else none
 
     def reads(entry: Entry) -> frozenset[Axis]:
         here = entry.key.at
@@ -57,7 +58,7 @@ def find_axes(graph: Graph, draws: dict, stages: tuple[Stage, ...], clamped: fro
                 found = none.union(*(reads(entry) for entry in (graph.q if side == "q" else graph.p)[name].values()))
                 if name in draws:
                     found |= {S, N} | ({T} if graph.timed[name] else set())
-                    found |= {(name, 0)} if draws[name][0] == "stratify" else set()
+                    found |= {(name, 0)} if draws[name][0] is Draw.STRATIFY else set()
                 if found != values.get(name):
                     values[name], changed = found, True
     axes = {}

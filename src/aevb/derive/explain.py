@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aevb.declare.families import Exact, Mixture
+from aevb.declare.families import Exact
 from aevb.declare.graph import Entry, Graph
 from aevb.declare.notation import Ref
 from aevb.derive.dependence import N, S
 from aevb.derive.divergences import closed_form_kl
+from aevb.derive.draws import Draw, Term
 from aevb.derive.plan import Choice, Plan
 
 
@@ -57,8 +58,8 @@ class Writer:
     def symbol(self, ref: Ref) -> str:
         """A variable inside the estimator: ˢ marks a sample, a tilde a relaxed one."""
         choice = self.plan.choices.get(ref.name)
-        sampled = choice is not None and choice.draw not in ("enumerate", "sum")
-        relaxed = choice is not None and choice.draw in ("gumbel", "relaxed")
+        sampled = choice is not None and not choice.draw.enumerates
+        relaxed = choice is not None and choice.draw in (Draw.GUMBEL, Draw.RELAXED)
         index = {"static": "", "first": "0", "last": "T", "t": f"t{ref.lag:+d}" if ref.lag else "t"}[ref.at]
         if self.tex:
             base = rf"\tilde{{{ref.name}}}" if relaxed else ref.name
@@ -80,13 +81,13 @@ class Writer:
         """One latent's contribution, with its sign."""
         q, p = (self.plan.graph.rule(side, choice.name) for side in "qp")
         log, minus = self._pick("log ", r"\log "), self._pick(" − ", " - ")
-        if choice.term == "closed" or self.constant(choice):
+        if choice.term is Term.CLOSED or self.constant(choice):
             name, between = self._pick("KL", r"D_{\mathrm{KL}}"), self._pick(" ‖ ", r" \,\|\, ")
             return f"{minus}{name}({self.factor(q, sampled=False)}{between}{self.factor(p, sampled=False)})"
         log_p = f" + {log}{self.factor(p, sampled=True)}"
-        if choice.draw == "sum":
+        if choice.draw is Draw.SUM:
             return log_p
-        if choice.term == "entropy":
+        if choice.term is Term.ENTROPY:
             return f"{log_p} + {self._pick('H', ENTROPY_TEX)}[{self.factor(q, sampled=False)}]"
         return f"{log_p}{minus}{log}{self.factor(q, sampled=True)}"
 
@@ -94,7 +95,7 @@ class Writer:
         """Whether an enumerated latent's term is one KL divergence, the same for all of its values and samples."""
         q, p = (self.plan.graph.rule(side, choice.name) for side in "qp")
         axes = self.plan.axes[q.id] | self.plan.axes[p.id]
-        return choice.draw == "enumerate" and not q.key.target.timed and closed_form_kl(q.spec, p.spec) is not None and axes <= {N}
+        return choice.draw is Draw.ENUMERATE and not q.key.target.timed and closed_form_kl(q.spec, p.spec) is not None and axes <= {N}
 
     def expectations(self) -> str:
         """What stands before the braces: the plan's reductions, outermost first."""
@@ -106,10 +107,10 @@ class Writer:
         plan, k = self.plan, self.plan.samples
         if name == S[0]:
             text = self._pick(f"1/{k} Σₛ ", rf"\tfrac{{1}}{{{k}}} \sum_{{s=1}}^{{{k}}} ") if k > 1 else ""
-        elif plan.choices[name].draw == "stratify":
+        elif plan.choices[name].draw is Draw.STRATIFY:
             part, of = self.component(name), self.arguments(plan.graph.rule("q", name))
             text = self._pick(f"Σ{part} π{part}{of} ", rf"\sum_{{{part}}} \pi_{part if len(part) == 1 else f'{{{part}}}'}{of} ")
-        elif plan.choices[name].draw == "sum":
+        elif plan.choices[name].draw is Draw.SUM:
             text = self._pick(f"Σ_{name} ", rf"\sum_{{{name}}} ")
         else:
             text = self._pick(f"Σ_{name} ", rf"\sum_{{{name}}} ") + self.factor(plan.graph.rule("q", name), sampled=False) + " "
@@ -118,7 +119,7 @@ class Writer:
 
     def component(self, name: str) -> str:
         """The index of a mixture's components, with the latent's name where there are several mixtures."""
-        alone = [choice.draw for choice in self.plan.choices.values()].count("stratify") < 2
+        alone = [choice.draw for choice in self.plan.choices.values()].count(Draw.STRATIFY) < 2
         return self._pick("ₖ", "k") if alone else self._pick(f"_k_{name}", f"k_{name}")
 
     def arguments(self, entry: Entry) -> str:
@@ -166,17 +167,15 @@ def _sample(choice: Choice, plan: Plan) -> str:
     spec = entry.spec
     family = type(spec).__name__
     kind = (spec.noise(1) or ("", 0))[0]
-    if choice.draw in ("pathwise", "detached", "stratify"):
-        symbol = {"Normal": f"μ({parents}) + σ({parents}) ε", "MultivariateNormal": f"μ({parents}) + L({parents}) ε"}.get(family)
-        if isinstance(spec, Mixture):
-            k = write.component(choice.name)
-            symbol, kind = f"μ{k}({parents}) + σ{k}({parents}) ε", "normal"
+    if choice.draw in (Draw.PATHWISE, Draw.DETACHED, Draw.STRATIFY):
+        stratified = choice.draw is Draw.STRATIFY
+        symbol, kind = spec.sample_formula(parents, write.component(choice.name) if stratified else ""), "normal" if stratified else kind
         text = f"{name} = {symbol or f'{family}({parents}) at ε'}, ε ~ {_NOISE.get(kind, kind or 'torch rsample')}"
-        return text + (", held fixed: no gradient" if choice.draw == "detached" else "")
+        return text + (", held fixed: no gradient" if choice.draw is Draw.DETACHED else "")
     soft, hard = ("softmax", "onehot(argmax") if kind == "gumbel" else ("sigmoid", "step(")
-    if choice.draw in ("gumbel", "relaxed"):
+    if choice.draw in (Draw.GUMBEL, Draw.RELAXED):
         return f"{name} = {soft}((logits({parents}) + g)/τ), g ~ {_NOISE[kind]}"
-    if choice.draw == "straight-through":
+    if choice.draw is Draw.STRAIGHT_THROUGH:
         return f"{name} = {hard}(logits({parents}) + g)), gradient of {soft}((logits + g)/τ), g ~ {_NOISE[kind]}"
     return f"{name} ~ {write.factor(entry, sampled=False)}"
 
@@ -186,7 +185,7 @@ def explain(plan: Plan) -> Explanation:
     data = ", ".join(f"{n}" for n in (*graph.observed, *(n for n in graph.latents if n in plan.clamped)))
     given = " | " + ", ".join(graph.given) if graph.given else ""
     draws = {choice.draw for choice in plan.choices.values()}
-    relation = "≈" if "gumbel" in draws else "of the relaxed model ≥" if "relaxed" in draws else "≥"
+    relation = "≈" if Draw.GUMBEL in draws else "of the relaxed model ≥" if Draw.RELAXED in draws else "≥"
     name = {"elbo": "ELBO", "iwae": f"importance-weighted bound, K = {plan.samples}"}[plan.bound]
     lines = [
         f"log p({data}{given}) {relation} E of this estimator ({name}):" if plan.choices else f"log p({data}{given}) =",
@@ -194,7 +193,7 @@ def explain(plan: Plan) -> Explanation:
         f"  {Writer(plan, tex=False).estimator()}",
         "",
     ]
-    samples = [_sample(choice, plan) for choice in plan.choices.values() if choice.draw not in ("enumerate", "sum")]
+    samples = [_sample(choice, plan) for choice in plan.choices.values() if not choice.draw.enumerates]
     lines += [f"  {text}" for text in samples] + ([""] if samples else [])
     for choice in plan.choices.values():
         exact = isinstance(graph.rule("q", choice.name).spec, Exact)
@@ -206,7 +205,7 @@ def explain(plan: Plan) -> Explanation:
     for latent in sorted(plan.partial & set(graph.latents)):
         lines.append(f"{latent}: where it is known it is clamped: log p({latent}) there, no −log q({latent}).")
     for latent, note in plan.biased.items():
-        lines.append(f"{latent}: biased: {note}." if plan.choices[latent].draw != "relaxed" else f"{latent}: {note}.")
+        lines.append(f"{latent}: biased: {note}." if plan.choices[latent].draw is not Draw.RELAXED else f"{latent}: {note}.")
     for latent in plan.untrained:
         lines.append(f"{latent}: q({latent}) cancels from this bound: it evaluates, but cannot train q({latent}).")
     if plan.gradient != "plain":

@@ -13,17 +13,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aevb.declare.evaluation_order import Stage
-from aevb.declare.families import Exact, Mixture
+from aevb.declare.families import Exact
 from aevb.declare.graph import Entry, Graph
 from aevb.derive.axes import FIRST_SLOT
 from aevb.derive.dependence import Axis, N, S, T, conflict, find_axes
 from aevb.derive.divergences import closed_form_kl
+from aevb.derive.draws import DRAWS, TERMS, Draw, Term
 
-DRAWS = ("enumerate", "sum", "stratify", "pathwise", "gumbel", "relaxed", "straight-through", "score", "detached")
-TERMS = ("closed", "entropy", "sampled")
 BOUNDS = ("elbo", "iwae")
 GRADIENTS = ("plain", "stl", "dreg")
-AXIS_DRAWS = ("enumerate", "sum", "stratify")
 LIMIT = 256
 
 
@@ -32,8 +30,8 @@ class Choice:
     """How one latent is handled."""
 
     name: str
-    draw: str
-    term: str
+    draw: Draw
+    term: Term
     why_draw: str
     why_term: str
 
@@ -58,11 +56,11 @@ class Plan:
     @property
     def drawn(self) -> tuple[str, ...]:
         """Latents whose value is sampled."""
-        return tuple(name for name, choice in self.choices.items() if choice.draw not in ("enumerate", "sum"))
+        return tuple(name for name, choice in self.choices.items() if not choice.draw.enumerates)
 
     @property
     def enumerated(self) -> tuple[str, ...]:
-        return tuple(name for name, choice in self.choices.items() if choice.draw in ("enumerate", "sum"))
+        return tuple(name for name, choice in self.choices.items() if choice.draw.enumerates)
 
     def weights_read(self, name: str) -> frozenset[str]:
         """The latents with an axis, and "#S", that the weights of one depend on, directly or through each other's weights."""
@@ -97,35 +95,27 @@ class Plan:
     def reduction(self, name: str) -> str:
         """How an axis of ``order`` is reduced: "mean" or "expectation", each also inside a logarithm ("log mean exp"), or "log sum exp"."""
         inside = self.bound == "iwae"
-        if name == "#S":
+        if name == S[0]:
             return "log mean exp" if inside else "mean"
         draw = self.choices[name].draw
-        return "log sum exp" if draw == "sum" else "log expectation exp" if draw == "stratify" and inside else "expectation"
+        return "log sum exp" if draw is Draw.SUM else "log expectation exp" if draw is Draw.STRATIFY and inside else "expectation"
 
     @property
     def untrained(self) -> tuple[str, ...]:
         """Latents whose q cancels from this bound, so that it cannot be trained by it."""
-        return tuple(name for name, choice in self.choices.items() if choice.draw == "sum")
+        return tuple(name for name, choice in self.choices.items() if choice.draw is Draw.SUM)
 
     @property
     def biased(self) -> dict[str, str]:
         """Latents whose estimator is biased, and how."""
-        notes = {
-            "gumbel": "value and gradient are biased by the relaxation, less so at low temperature",
-            "relaxed": "an unbiased bound, but of the relaxed model",
-            "straight-through": "the value is unbiased, the gradient is not",
-            "detached": "no gradient of the reconstruction reaches q: its gradient is biased",
-        }
-        return {name: notes[choice.draw] for name, choice in self.choices.items() if choice.draw in notes}
+        return {name: bias for name, choice in self.choices.items() if (bias := choice.draw.bias)}
 
     def size(self, axis: Axis) -> int:
         name = axis[0]
         if axis in (S, T, N):
             return self.samples if axis == S else 1
         spec = self.graph.rule("q", name).spec
-        if isinstance(spec, Mixture):
-            return spec.components
-        return self.graph.rule("p", name).spec.count(self.graph.size(name)) or 1
+        return spec.strata or self.graph.rule("p", name).spec.count(self.graph.size(name)) or 1
 
     def passes(self, name: str) -> int:
         """How often an example goes through p's network of this variable."""
@@ -155,7 +145,7 @@ class Plan:
                 key = self.noise_keys[entry.id]
                 if key in noise:
                     continue
-                kind, width = ("normal", d) if self.choices[name].draw == "stratify" else entry.spec.noise(d) or ("seed", 0)
+                kind, width = ("normal", d) if self.choices[name].draw is Draw.STRATIFY else entry.spec.noise(d) or ("seed", 0)
                 noise[key] = (kind, self._shape(self.values[name], n, steps, width) if width else ())
         if dropout:
             for entry in self.graph.entries():
@@ -218,10 +208,10 @@ def derive(
     draws = _draws(graph, latents, requests, samples, bound, sampling)
     if sampling:
         draws = {
-            name: (draw if isinstance(graph.rule("q", name).spec, Exact) or draw == "pathwise" else "sample", why)
+            name: (draw if isinstance(graph.rule("q", name).spec, Exact) or draw is Draw.PATHWISE else Draw.SAMPLE, why)
             for name, (draw, why) in draws.items()
         }
-    drawn = tuple(name for name in latents if draws[name][0] not in ("enumerate", "sum"))
+    drawn = tuple(name for name in latents if not draws[name][0].enumerates)
     stages = graph.inference_stages(drawn)
     values, axes = find_axes(graph, draws, stages, clamped)
     choices = {}
@@ -239,14 +229,14 @@ def derive(
 # How each latent is drawn ------------------------------------------------------------------------------------------------
 
 
-def _words(name: str, text: str) -> tuple[str | None, str | None]:
+def _words(name: str, text: str) -> tuple[Draw | None, Term | None]:
     """``"pathwise sampled"`` → how it is drawn and how its term is taken; either may be left to the plan."""
     draw = term = None
     for word in text.replace(",", " ").split():
         if word in DRAWS and draw is None:
-            draw = word
+            draw = Draw(word)
         elif word in TERMS and term is None:
-            term = word
+            term = Term(word)
         elif word in DRAWS or word in TERMS:
             raise ValueError(f"how={{{name!r}: {text!r}}} asks for two things at once. Give one word for the draw, one for the term.")
         else:
@@ -254,8 +244,8 @@ def _words(name: str, text: str) -> tuple[str | None, str | None]:
     return draw, term
 
 
-def _draws(graph: Graph, latents: list[str], requests: dict, samples: int, bound: str, sampling: bool) -> dict[str, tuple[str, str]]:
-    draws: dict[str, tuple[str, str]] = {}
+def _draws(graph: Graph, latents: list[str], requests: dict, samples: int, bound: str, sampling: bool) -> dict[str, tuple[Draw, str]]:
+    draws: dict[str, tuple[Draw, str]] = {}
     budget = LIMIT
     for name in latents:
         asked = requests[name][0]
@@ -263,26 +253,26 @@ def _draws(graph: Graph, latents: list[str], requests: dict, samples: int, bound
         family, count = type(q).__name__, p.count(graph.size(name)) if p.finite else None
         if asked is not None:
             for entry in graph.q[name].values():
-                _check_draw(name, asked, entry.spec, p, samples, bound)
+                asked.check(name, entry.spec, p, samples, bound)
             draws[name] = (asked, "as asked")
-            if asked in ("enumerate", "sum"):
+            if asked.enumerates:
                 budget //= count or 1
             continue
         if isinstance(q, Exact):
-            draws[name] = ("enumerate", f"p's own conditional by Bayes, over {count} values")
+            draws[name] = (Draw.ENUMERATE, f"p's own conditional by Bayes, over {count} values")
         elif count is not None and count <= budget:
             budget //= count
-            draws[name] = ("enumerate", f"{count} values: the expectation is a sum, without variance")
+            draws[name] = (Draw.ENUMERATE, f"{count} values: the expectation is a sum, without variance")
         elif count is not None:
-            kind = "score" if samples > 1 else "relaxed" if bound == "iwae" else "gumbel"
+            kind = Draw.SCORE if samples > 1 else Draw.RELAXED if bound == "iwae" else Draw.GUMBEL
             draws[name] = (kind, f"{count} values are too many to enumerate (over {LIMIT} jointly)")
-        elif isinstance(q, Mixture):
-            draws[name] = ("stratify", f"each of the {q.components} components is drawn once and weighted by its probability")
+        elif q.strata is not None:
+            draws[name] = (Draw.STRATIFY, f"each of the {q.strata} components is drawn once and weighted by its probability")
         elif all(entry.spec.pathwise for entry in graph.q[name].values()):
-            draws[name] = ("pathwise", f"a {family} sample is a differentiable function of its parameters and of noise")
+            draws[name] = (Draw.PATHWISE, f"a {family} sample is a differentiable function of its parameters and of noise")
         elif samples > 1 or sampling:
             draws[name] = (
-                "score",
+                Draw.SCORE,
                 f"a {family} sample is not a differentiable function of its parameters: score function with a leave-one-out baseline",
             )
         else:
@@ -290,31 +280,6 @@ def _draws(graph: Graph, latents: list[str], requests: dict, samples: int, bound
                 f"q draws {name!r} from a {family}, which is neither finite nor reparametrisable: it needs the score function, samples=2 or more."
             )
     return draws
-
-
-def _check_draw(name: str, asked: str, q: object, p: object, samples: int, bound: str) -> None:
-    family = type(q).__name__
-    where = f"how={{{name!r}: {asked!r}}}"
-    if asked in ("enumerate", "sum") and not p.finite:  # type: ignore[attr-defined]
-        raise ValueError(f'{where}: {name} is a {family} with infinitely many values. Use "pathwise".')
-    if isinstance(q, Exact) and asked not in ("enumerate", "sum"):
-        raise ValueError(f'{where}: Exact() is the sum over all values of {name}. Use "enumerate".')
-    if asked == "stratify" and not isinstance(q, Mixture):
-        raise ValueError(f"{where}: only a Mixture has components to draw, {name} is a {family}.")
-    if asked in ("pathwise", "detached") and not q.pathwise:  # type: ignore[attr-defined]
-        instead = '"enumerate", "gumbel" or "score"' if p.finite else '"stratify" or "score"'  # type: ignore[attr-defined]
-        raise ValueError(f"{where}: a {family} sample is not a differentiable function of its parameters. Use {instead}.")
-    if asked in ("gumbel", "relaxed", "straight-through") and not hasattr(q, "relax"):
-        raise ValueError(f"{where}: only OneHot and Bernoulli have a relaxation, {name} is a {family}.")
-    if asked == "score" and samples < 2:
-        raise ValueError(f"{where}: the leave-one-out baseline compares samples. Ask for samples=2 or more.")
-    if asked == "sum" and bound != "iwae":
-        raise ValueError(f'{where} sums inside the logarithm, which is a bound of its own. Ask for bound="iwae" too, or use "enumerate".')
-    if asked == "gumbel" and bound == "iwae":
-        raise ValueError(
-            f"{where}: iwae needs log-weights of what was drawn, and the relaxed sample has none under the categorical. "
-            'Use "relaxed" or "straight-through".'
-        )
 
 
 # Which axis is where ------------------------------------------------------------------------------------------------------
@@ -335,7 +300,7 @@ def _slots(choices: dict[str, Choice], axes: dict, values: dict) -> dict[str, tu
     position = FIRST_SLOT
     used = frozenset().union(*axes.values(), *values.values())
     for name, choice in choices.items():
-        if choice.draw in AXIS_DRAWS:
+        if choice.draw.has_axis:
             if (name, -1) in used or (name, 1) in used:
                 slots[name], position = (position - 1, position), position - 2
             else:
@@ -346,27 +311,23 @@ def _slots(choices: dict[str, Choice], axes: dict, values: dict) -> dict[str, tu
 # How each term is taken ---------------------------------------------------------------------------------------------------
 
 
-def _term(graph: Graph, name: str, draw: str, asked: str | None, bound: str, gradient: str, clamped: frozenset[str], axes: dict) -> tuple[str, str]:
+def _term(
+    graph: Graph, name: str, draw: Draw, asked: Term | None, bound: str, gradient: str, clamped: frozenset[str], axes: dict
+) -> tuple[Term, str]:
     where = f"how={{{name!r}: {asked!r}}}"
-    if draw in ("enumerate", "sum"):
-        if asked in ("entropy", "sampled"):
-            raise ValueError(
-                f"{where}: {name} is enumerated, so its term is summed exactly; there is no sample. Draw it (gumbel, score) to sample its term."
-            )
-        return "summed", "summed over all values, exactly"
-    if draw == "relaxed":
-        if asked:
-            raise ValueError(f'{where}: "relaxed" takes both log-probabilities on the relaxed sample. Use "gumbel" for the categorical KL.')
-        return "relaxed", "both log-probabilities on the relaxed sample, with relaxed heads"
-    if draw == "gumbel" and asked == "sampled":
-        raise ValueError(f'{where}: a relaxed sample has no probability under the categorical. Use "relaxed".')
+    if asked:
+        asked.check(name, draw)
+    if draw.enumerates:
+        return Term.SUMMED, "summed over all values, exactly"
+    if draw is Draw.RELAXED:
+        return Term.RELAXED, "both log-probabilities on the relaxed sample, with relaxed heads"
     pairs = [(q, p) for q in graph.q[name].values() for p in graph.p[name].values()]
     unknown = next(((q, p) for q, p in pairs if closed_form_kl(q.spec, p.spec) is None), None)
     depends = conflict(graph, name, clamped)
     reason = None
     if bound == "iwae":
         reason = "the importance-weighted bound averages log-weights of samples; with a closed-form KL it would be no bound"
-    elif gradient == "stl" and draw == "pathwise":
+    elif gradient == "stl" and draw is Draw.PATHWISE:
         reason = "sticking the landing differentiates −log q at the sample"
     elif unknown:
         reason = f"no closed form is known for KL({type(unknown[0].spec).__name__} ‖ {type(unknown[1].spec).__name__})"
@@ -374,22 +335,22 @@ def _term(graph: Graph, name: str, draw: str, asked: str | None, bound: str, gra
         reason = depends
     elif (offsets := {offset for entry in (*graph.q[name].values(), *graph.p[name].values()) for _, offset in axes[entry.id]}) >= {-1, 1}:
         reason = f"p and q depend on different neighbours in time of an enumerated latent ({sorted(offsets)})"
-    if asked == "closed" and reason:
+    if asked is Term.CLOSED and reason:
         raise ValueError(f"{where}: {reason}.")
-    if asked in (None, "closed") and reason is None:
+    if asked in (None, Term.CLOSED) and reason is None:
         q, p = pairs[0]
         parents = ", ".join(str(ref) for ref in p.key.parents)
         fixed = f"no parent of {name} in p ({parents}) depends on {name} under q" if parents else f"{name} has no parents in p"
-        return "closed", f"KL({type(q.spec).__name__} ‖ {type(p.spec).__name__}) is known, and {fixed}"
-    entropy = all(q.spec.has_entropy for q in graph.q[name].values()) and bound == "elbo" and (gradient == "plain" or draw != "pathwise")
-    if asked == "entropy" and not entropy:
+        return Term.CLOSED, f"KL({type(q.spec).__name__} ‖ {type(p.spec).__name__}) is known, and {fixed}"
+    entropy = all(q.spec.has_entropy for q in graph.q[name].values()) and bound == "elbo" and (gradient == "plain" or draw is not Draw.PATHWISE)
+    if asked is Term.ENTROPY and not entropy:
         raise ValueError(
             f"{where}: "
             + (f"no closed-form entropy is known for {type(pairs[0][0].spec).__name__}." if bound == "elbo" and gradient == "plain" else f"{reason}.")
         )
-    if asked == "entropy" or (asked is None and entropy):
-        return "entropy", (f"{reason}; " if reason else "") + "so log p is taken at the sample, q's entropy in closed form"
-    return "sampled", (f"{reason}; " if reason and asked is None else "") + ("as asked, " if asked else "") + "log p and log q at the sample"
+    if asked is Term.ENTROPY or (asked is None and entropy):
+        return Term.ENTROPY, (f"{reason}; " if reason else "") + "so log p is taken at the sample, q's entropy in closed form"
+    return Term.SAMPLED, (f"{reason}; " if reason and asked is None else "") + ("as asked, " if asked else "") + "log p and log q at the sample"
 
 
 # Which choices go together ---------------------------------------------------------------------------------------------------
@@ -412,8 +373,8 @@ def _check_combinations(plan: Plan) -> None:
                 f"{entry.id} reads an end of {chain}, which is enumerated at every step: its other steps would have to remember that end. "
                 f"how={{{chain!r}: 'gumbel'}} draws it (or 'score', with samples=2 or more)."
             )
-    late = next((name for name in plan.order[plan.order.index("#S") + 1 :] if choices[name].draw == "sum"), None)
-    if late and "score" in drawn.values():  # the logarithm of that sum is not linear in the samples' bounds
+    late = next((name for name in plan.order[plan.order.index(S[0]) + 1 :] if choices[name].draw is Draw.SUM), None)
+    if late and Draw.SCORE in drawn.values():  # the logarithm of that sum is not linear in the samples' bounds
         waiting = next(name for name in plan.enumerated if (late, 0) in plan.axes[graph.rule("q", name).id])
         raise ValueError(
             f'how={{{late!r}: "sum"}}: q({waiting}|·) reads {late}, which is therefore summed after the samples, where the score function is biased. '
@@ -422,13 +383,13 @@ def _check_combinations(plan: Plan) -> None:
     if plan.gradient == "stl":
         if plan.bound == "iwae" and plan.samples > 1:
             raise ValueError('gradient="stl" is biased for iwae with samples > 1. Use gradient="dreg", or bound="elbo".')
-        if "pathwise" not in drawn.values():
+        if Draw.PATHWISE not in drawn.values():
             raise ValueError('gradient="stl" needs a pathwise latent; this plan has none. Use gradient="plain".')
         for name in plan.drawn:  # −log q(v) then has a weight that depends on v: its gradient at fixed v does not vanish in the mean
             own = {axis for axis, _ in plan.values[name] if axis in plan.slots}
             own = own.union(*(plan.weights_read(axis) for axis in own)) - {S[0]}
-            inside = sorted(axis for axis in own if choices[axis].draw in ("sum", "stratify"))
-            if plan.bound == "iwae" and drawn[name] == "pathwise" and inside:
+            inside = sorted(axis for axis in own if choices[axis].draw in (Draw.SUM, Draw.STRATIFY))
+            if plan.bound == "iwae" and drawn[name] is Draw.PATHWISE and inside:
                 raise ValueError(
                     f'gradient="stl" is biased for iwae here: the weights of {name}\'s draws depend on {inside[0]}, '
                     'which is summed inside the logarithm. Use gradient="plain", or bound="elbo".'
@@ -436,7 +397,7 @@ def _check_combinations(plan: Plan) -> None:
     if plan.gradient == "dreg":
         if plan.bound != "iwae" or plan.samples < 2:
             raise ValueError('gradient="dreg" is for bound="iwae" with samples=2 or more.')
-        other = next((name for name, draw in drawn.items() if draw != "pathwise"), None)
+        other = next((name for name, draw in drawn.items() if draw is not Draw.PATHWISE), None)
         if other or not drawn:
             what = f"{other} is drawn by {drawn[other]!r}" if other else "this plan draws nothing"
             raise ValueError(f'gradient="dreg" needs every latent that is not enumerated to be pathwise, but {what}.')
@@ -455,10 +416,10 @@ def _check_combinations(plan: Plan) -> None:
                 f'{name} is drawn for each value of {sorted(inner)[0]}, whose weights depend on samples: gradient="dreg" has no weights for it. '
                 'Use gradient="plain".'
             )
-        if draw == "score" and (mixed or inner):
+        if draw is Draw.SCORE and (mixed or inner):
             other = sorted(mixed | inner)[0]
             raise ValueError(f"{name} is drawn by the score function for each value of the enumerated {other}. Draw {other} by it too.")
-        if draw == "stratify" and graph.timed[name]:
+        if draw is Draw.STRATIFY and graph.timed[name]:
             raise ValueError(
                 f"{name} is a mixture at every step: its components cannot be drawn side by side (K^T paths). "
                 f'how={{{name!r}: "score"}} draws it, with samples=2 or more.'
@@ -470,5 +431,5 @@ def _check_combinations(plan: Plan) -> None:
             f"Draw one of them: how={{{directions[1]!r}: 'gumbel'}}."
         )
     for name, choice in choices.items():
-        if choice.draw == "sum" and graph.timed[name]:
+        if choice.draw is Draw.SUM and graph.timed[name]:
             raise ValueError(f'how={{{name!r}: "sum"}}: {name}[t] lives in time, where the sum does not factor. Use "enumerate".')

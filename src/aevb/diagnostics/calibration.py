@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aevb.declare.families import OneHot
 from aevb.diagnostics.finding import Finding
 from aevb.estimate.batch import Batch
+from aevb.estimate.keys import is_mask, variable_of
 from aevb.model import Model
 from aevb.posterior import Posterior
 from aevb.predictive.replicate import redraw
@@ -51,7 +51,7 @@ def ranks(model: Model, batch: Batch, seed: int) -> dict[str, np.ndarray]:
             draws, true = draws[:, torch.arange(n), at], true[torch.arange(n), at]
         else:
             draws, true = draws[:, :, 0], true[:, 0]
-        if isinstance(graph.rule("p", name).spec, OneHot):
+        if graph.rule("p", name).spec.categorical:
             draws, true = draws.argmax(-1, keepdim=True).double(), true.argmax(-1, keepdim=True).double()
         result[name] = _rank(draws, true, generator)
     return result
@@ -95,7 +95,7 @@ def _which_way(rank: np.ndarray) -> str:
 
 def judge_calibration(model: Model, batches: list[Batch], seed: int) -> list[Finding]:
     """A finding for every latent; one that says so if p's draws cannot be made or read."""
-    if any(mask.endswith("?") and mask[:-1] in model.graph.given for batch in batches for mask in batch):
+    if any(is_mask(mask) and variable_of(mask) in model.graph.given for batch in batches for mask in batch):
         return [Finding("note", "calibration", "run", "Calibration was not checked: what the model is given has missing entries.")]
     times = -(-LEAST // sum(model._extent(batch)[0] for batch in batches))
     parts = [ranks(model, batch, seed + i) for i, batch in enumerate(batches * times)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from aevb.derive.draws import Draw
 from aevb.derive.plan import Plan
 from aevb.diagnostics.measure import with_values
 from aevb.estimate.batch import Batch
@@ -46,7 +47,7 @@ def reaching(model: Model, plan: Plan, batch: Batch, seed: int) -> dict[str, flo
                 continue
             others = [-term if key.startswith("kl(") else term for key, term in bound.terms.items() if key != f"kl({name})"]
             # The score function's gradient is part of the value alone; elsewhere the terms give an exact zero where nothing arrives.
-            rest = bound.value + bound.terms[f"kl({name})"] if choice.draw == "score" else torch.stack(others).sum(0)
+            rest = bound.value + bound.terms[f"kl({name})"] if choice.draw is Draw.SCORE else torch.stack(others).sum(0)
             parts = torch.autograd.grad(rest.sum(), own, retain_graph=True, allow_unused=True) if rest.requires_grad else ()
             squares = [part.square().sum((-1, -3)).flatten(0, -2).sum(0) for part in parts if part is not None]
             found[name] = float(torch.stack(squares).sum(0).sqrt().mean()) if squares else 0.0

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from aevb.data.sources import open_source, read_arrays
-from aevb.declare.families import OneHot
 from aevb.derive.plan import Plan
 from aevb.diagnostics.calibration import judge_calibration
 from aevb.diagnostics.causes import Reach, dependence, reaching
@@ -114,7 +113,7 @@ def _behind(model: Model) -> list[Finding]:
 def _labels(model: Model, arrays: Mapping[str, Any], labels: Any, chosen: Tensor, n: int) -> dict[str, np.ndarray]:
     """The labels of the chosen rows for every class that has one for a row: those handed over, or its own values among the data."""
     graph = model.graph
-    classes = [name for name in graph.latents if isinstance(graph.rule("p", name).spec, OneHot) and not graph.timed[name]]
+    classes = [name for name in graph.latents if graph.rule("p", name).spec.categorical and not graph.timed[name]]
     if labels is None:
         return {name: _numbers(arrays[name])[chosen.numpy()] for name in classes if name in arrays}
     found = _numbers(labels)
@@ -159,7 +158,7 @@ def _examine(
     for name in graph.latents:
         reach = Reach(trained[name], own[name]) if name in trained else None  # none for q by Bayes' rule
         relies = dependence(model, few, name, kls[0][name][:FEW], seed)
-        if isinstance(graph.rule("p", name).spec, OneHot):
+        if graph.rule("p", name).spec.categorical:
             found = usage[name].usage()
             findings += judge_classes(
                 model, batches, name, kl=found.kl, reach=reach, relies=relies, how=how, labels=labels.get(name), seed=seed

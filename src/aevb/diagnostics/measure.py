@@ -9,6 +9,8 @@ import torch.distributions as td
 from torch import Tensor
 
 from aevb.derive.axes import SAMPLES, contract, over_time, size
+from aevb.derive.dependence import S
+from aevb.derive.draws import Draw, Term
 from aevb.derive.plan import Plan
 from aevb.estimate.batch import Batch
 from aevb.estimate.estimators import Estimate
@@ -36,7 +38,7 @@ class Measured:
     def expected(self, term: Tensor) -> Tensor:
         """The expectation over samples and enumerated latents, [T or 1, N, d]."""
         for name, axis in self.working.sequence():
-            if name == "#S":
+            if name == S[0]:
                 term = term.mean(axis, keepdim=True) if size(term, axis) > 1 else term
             else:
                 term = contract(term, self.working.weight(name), axis)
@@ -74,7 +76,7 @@ class Measured:
         """E[log q(v|·) − log p(v|·)] entry by entry and summed over time, [N, d]; None unless both distributions factorise."""
         program, plan, value = self.working.program, self.plan, self.working.program.values[name]
         specs = [entry.spec for side in (self.model.graph.q, self.model.graph.p) for entry in side[name].values()]
-        if any(not spec.has_parameters for spec in specs) or plan.choices[name].draw == "stratify":
+        if any(not spec.has_parameters for spec in specs) or plan.choices[name].draw is Draw.STRATIFY:
             return None
         if any(program.distribution(side, name, region)[1].event_shape for side in "qp" for region in program.regions(name, side)):
             return None
@@ -82,13 +84,13 @@ class Measured:
         def log_prob(side: str) -> Tensor:
             def at(region: str) -> Tensor:
                 dist = program.distribution(side, name, region)[1]
-                if side == "q" and plan.choices[name].term == "entropy":
+                if side == "q" and plan.choices[name].term is Term.ENTROPY:
                     return -dist.entropy()
                 return dist.log_prob(program.select(value, region))
 
             return self.working.finish(name, program.piecewise(name, side, at), side)
 
-        if plan.choices[name].term == "closed":
+        if plan.choices[name].term is Term.CLOSED:
             return self.compare(name, _kl).sum(0)
         return self.expected(log_prob("q") - log_prob("p"))[0]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aevb.declare.families import LocationScale, Mixture, MultivariateNormal
 from aevb.diagnostics.finding import Finding
 from aevb.diagnostics.measure import Measured, spread
+from aevb.estimate.keys import mask_of
 from aevb.model import Model
 
 SHARP, POINT, WIDE = 1e-3, 1e-4, 3.0
@@ -24,7 +24,7 @@ class ScaleSums:
     def add(self, part: Measured) -> None:
         graph = part.model.graph
         for name in graph.observed:
-            if _learns_scale(part.model, "p", name):
+            if graph.rule("p", name).spec.learns_scale:
                 self._sum(part, name, part.of_p(name, lambda dist: spread(dist).log()))
                 there = self._there(part, name, part.batch[name])
                 value = torch.where(there, part.batch[name].double(), 0.0)
@@ -32,12 +32,12 @@ class ScaleSums:
                 old = self.values.get(name)
                 self.values[name] = (added[:2] if old is None else old[0] + added[:2], added[2] if old is None else old[1] + added[2])
         for name in part.plan.choices:
-            if _learns_scale(part.model, "q", name) and hasattr(graph.rule("p", name).spec, "heads"):
+            if graph.rule("q", name).spec.learns_scale and hasattr(graph.rule("p", name).spec, "heads"):
                 self._sum(part, name, part.compare(name, lambda q, p: spread(q).log() - spread(p).log()))
 
     def _there(self, part: Measured, name: str, like: Tensor) -> Tensor:
         there = torch.ones_like(like, dtype=torch.bool)
-        for mask in (part.batch.get(f"{name}?") if name in part.model.graph.observed else None, part.batch.get("steps")):
+        for mask in (part.batch.get(mask_of(name)) if name in part.model.graph.observed else None, part.batch.get("steps")):
             if mask is not None and (mask.shape[0] == 1 or part.model.graph.timed[name]):
                 there = there & mask
         return there
@@ -71,11 +71,6 @@ class ScaleSums:
             f"Fix the scale (Normal(…, scale=0.1)), drop columns that hardly vary, or add noise to them; look at column {sharp[0]} (from 0) first."
         )
         return [Finding("warning", "sharp likelihood", name, text, {"columns": sharp, "scale": scale.tolist(), "ratio": ratio.tolist()}, remedy)]
-
-
-def _learns_scale(model: Model, side: str, name: str) -> bool:
-    spec = model.graph.rule(side, name).spec
-    return (isinstance(spec, LocationScale) and isinstance(spec.scale, str)) or isinstance(spec, MultivariateNormal | Mixture)
 
 
 def _posterior(name: str, ratio: Tensor) -> list[Finding]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aevb.declare.families import Exact, OneHot
+from aevb.declare.families import Exact
 from aevb.diagnostics.measure import Measured, spread
 from aevb.model import Model
 
@@ -82,4 +82,4 @@ def _longer(a: Any, b: Tensor) -> Tensor:
 
 def _scalar(model: Model, name: str) -> bool:
     """Whether the entries of a finite latent are numbers of their own, as a Bernoulli's are."""
-    return not isinstance(model.graph.rule("p", name).spec, OneHot) and not isinstance(model.graph.rule("q", name).spec, Exact)
+    return not model.graph.rule("p", name).spec.categorical and not isinstance(model.graph.rule("q", name).spec, Exact)

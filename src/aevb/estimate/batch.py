@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from aevb.declare.conditionals import Conditional
-from aevb.declare.families import Beta, OneHot
 from aevb.declare.graph import Entry, Graph
 from aevb.declare.networks import table
+from aevb.estimate.keys import is_mask, mask_of, variable_of
 from aevb.estimate.places import INDICES, Places
 
 Batch = dict[str, Tensor]
@@ -62,23 +62,23 @@ def prepare(
         if value is not None:
             batch[name], mask = _layout(graph, name, value, like, first_row, places)
             if mask is not None:
-                masks[f"{name}?"] = mask
+                masks[mask_of(name)] = mask
     _check_lengths(graph, batch)
     if steps is None and np.ndim(lengths) == 0 and any(graph.timed[name] for name in batch):
         _check_steps(graph, batch, lengths, single)
         lengths = None
     real = _real_steps(graph, batch, steps, lengths)
     for name, value in batch.items():
-        mask = masks.get(f"{name}?")
+        mask = masks.get(mask_of(name))
         inside = None if real is None or not graph.timed[name] else real
         _check_support(graph, name, value, mask, inside, first_row, places)
         if inside is not None:
             batch[name] = torch.where(inside, value, torch.zeros_like(value))
             if mask is not None:
-                masks[f"{name}?"] = mask = mask | ~inside
+                masks[mask_of(name)] = mask = mask | ~inside
         if mask is not None:
             if bool(mask.all()):
-                del masks[f"{name}?"]
+                del masks[mask_of(name)]
             else:
                 _check_missing(graph, name, mask, padded=inside is not None)
     return batch | masks | ({} if real is None else {"steps": real})
@@ -92,7 +92,7 @@ def lay_out(graph: Graph, data: Mapping[str, Any], *, like: Tensor, masks: Itera
     batch: Batch = {}
     for name, value in data.items():
         tensor = numbers(name, value).to(like.device)
-        masked = f"{name}?" in masks
+        masked = mask_of(name) in masks
         if are_labels(graph, name, tensor):
             batch[name], known = _vectors(tensor, graph.size(name), like)
         else:
@@ -101,14 +101,14 @@ def lay_out(graph: Graph, data: Mapping[str, Any], *, like: Tensor, masks: Itera
                 known = ~known.isnan()
                 batch[name] = torch.where(known, batch[name], 0.0)
         if masked:
-            batch[f"{name}?"] = known
+            batch[mask_of(name)] = known
     real = _real_steps(graph, batch, steps, lengths, check=False)
     if real is not None:
         for name in data:
             if graph.timed[name]:
                 batch[name] = torch.where(real, batch[name], 0.0)
-                if f"{name}?" in batch:
-                    batch[f"{name}?"] = batch[f"{name}?"] | ~real
+                if mask_of(name) in batch:
+                    batch[mask_of(name)] = batch[mask_of(name)] | ~real
         batch["steps"] = real
     return batch
 
@@ -182,8 +182,8 @@ def _padded(name: str, rows: list[np.ndarray]) -> tuple[np.ndarray, list[int]]:
 
 def split_latents(graph: Graph, batch: Mapping[str, Tensor]) -> tuple[frozenset[str], frozenset[str]]:
     """The latents known in every row, and the variables known in some."""
-    clamped = frozenset(name for name in graph.latents if name in batch and f"{name}?" not in batch)
-    return clamped, frozenset(name[:-1] for name in batch if name.endswith("?"))
+    clamped = frozenset(name for name in graph.latents if name in batch and mask_of(name) not in batch)
+    return clamped, frozenset(variable_of(name) for name in batch if is_mask(name))
 
 
 def _lacking(graph: Graph, name: str) -> str:
@@ -296,7 +296,7 @@ def _on_axes(graph: Graph, name: str, tensor: Tensor, like: Tensor) -> Tensor:
 
 def are_labels(graph: Graph, name: str, tensor: Tensor) -> bool:
     time = 1 if graph.timed[name] else 0
-    return graph.size(name) > 1 and tensor.dim() == 1 + time and (name in graph.given or isinstance(graph.rule("p", name).spec, OneHot))
+    return graph.size(name) > 1 and tensor.dim() == 1 + time and (name in graph.given or graph.rule("p", name).spec.categorical)
 
 
 def _check_labels(name: str, labels: Tensor, count: int, first_row: int, places: Places) -> None:
@@ -396,7 +396,7 @@ def _check_missing(graph: Graph, name: str, mask: Tensor, *, padded: bool) -> No
         return
     for entry in graph.p[name].values():
         spec, d = entry.spec, graph.size(name)
-        if type(spec).log_prob is Conditional.log_prob and not isinstance(spec, OneHot):  # it does not say what its marginals are
+        if type(spec).log_prob is Conditional.log_prob and not spec.categorical:  # it does not say what its marginals are
             raw = {head: torch.zeros(size) for head, size in spec.heads(d).items()} | spec.vectors(d)
             if spec.distribution(**raw).event_shape:
                 family = type(spec).__name__
@@ -409,15 +409,6 @@ def _perhaps_padding(graph: Graph, name: str, mask: Tensor) -> str:
     if not graph.timed[name] or bool(mask[-1].any(-1).all()):
         return ""
     return f" If the NaN at the end of rows only pad them, say how long each row is, in an array lengths beside {name}."
-
-
-_FIXES: dict[Any, str] = {
-    constraints.boolean: "Binarise them (x > 0.5), or use ContinuousBernoulli.",
-    constraints.unit_interval: "Divide by 256, or use Normal.",
-    constraints.nonnegative_integer: "Counts are whole numbers from 0 on: round them, or use Normal.",
-    constraints.one_hot: "Pass labels 0 … C−1, or one-hot rows.",
-    constraints.positive: "Shift or exponentiate them, or use Normal.",
-}
 
 
 def _check_support(graph: Graph, name: str, value: Tensor, mask: Tensor | None, inside: Tensor | None, first_row: int, places: Places) -> None:
@@ -441,7 +432,7 @@ def _check_support(graph: Graph, name: str, value: Tensor, mask: Tensor | None, 
             t, row, column = (int(i) for i in bad.transpose(0, 1).nonzero()[0][[1, 0, 2]])
             place = f"{places.first(first_row + row, name, t if graph.timed[name] else None, column)}: {value[t, row, column].item()}"
             text = what.format(first=place) if "{first}" in what else f"{what} ({place})"
-            count = int(bad.any(-1).sum()) if name not in graph.given and isinstance(graph.rule("p", name).spec, OneHot) else int(bad.sum())
+            count = int(bad.any(-1).sum()) if name not in graph.given and graph.rule("p", name).spec.categorical else int(bad.sum())
             text = text.replace("that are", "that is", 1) if count == 1 else text
             raise ValueError(f"{name} has {_counted(count, 'value')} {text}. {_grey_levels(graph, name, value) or fix}")
 
@@ -455,7 +446,7 @@ def _grey_levels(graph: Graph, name: str, value: Tensor) -> str | None:
     if bool(((value < 0) | (value != value.round())).any()):
         return None
     levels = 256 if high > 31 else int(high) + 1
-    how = "threshold" if family.support is constraints.boolean else "dequantise"
+    how = family.preparation
     what = "make them binary" if how == "threshold" else "spread them over (0, 1)"
     return f"They look like grey levels 0 … {levels - 1}: {what} (aevb.data.{how}({name}, {levels}); --prepare {how})."
 
@@ -463,13 +454,7 @@ def _grey_levels(graph: Graph, name: str, value: Tensor) -> str | None:
 def _outside(graph: Graph, entry: Entry, value: Tensor, where: Tensor | None) -> tuple[Tensor, str, str]:
     """The values outside the support of a rule of p at the steps where it holds, what they are, and the fix."""
     spec, target = entry.spec, entry.key.name if len(graph.p[entry.key.name]) == 1 else str(entry.key.target)
-    check = spec.support.check(value)
-    bad = ~(check.unsqueeze(-1).expand(value.shape) if check.dim() < value.dim() else check)
-    interval = {constraints.boolean: "that are not 0 or 1", constraints.unit_interval: "outside [0, 1]"}
-    what = interval.get(spec.support, f"outside {type(spec).__name__}'s support")
-    fix = _FIXES.get(spec.support, "Transform the data, or use another family.")
-    if isinstance(spec, Beta):  # its density is 0 or infinite at the ends
-        bad, what, fix = (value <= 0) | (value >= 1), "outside (0, 1)", "Squeeze them inside, or use ContinuousBernoulli."
+    bad, what, fix = spec.outside(value)
     return bad if where is None else bad & where, f"{what} ({{first}}), but p gives {target} a {type(spec).__name__}", fix
 
 

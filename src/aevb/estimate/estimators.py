@@ -21,8 +21,10 @@ from aevb.declare.notation import Ref
 from aevb.derive.axes import SAMPLES, TIME, contract, expand_axis, on_axis, over_time, place, size, steps_of
 from aevb.derive.dependence import S
 from aevb.derive.divergences import closed_form_kl
+from aevb.derive.draws import Draw, Term
 from aevb.derive.plan import Plan
 from aevb.estimate.chain_marginals import Chain
+from aevb.estimate.keys import mask_of
 from aevb.estimate.program import Program
 from aevb.runtime.seeding import draw_from, seeded
 
@@ -119,22 +121,22 @@ class Estimate:
             raw = raw.expand(torch.broadcast_shapes(raw.shape, (*self._value_shape(name, t)[:-1], 1)))
         whole = t is None and scaled is None and noise.dim() and entry.key.at in ("t", "static")
         dist = self.program.distribution("q", name)[1] if whole else factor.distribution(raw, scaled)
-        if draw in ("pathwise", "detached"):
+        if draw in (Draw.PATHWISE, Draw.DETACHED):
             value = spec.reparametrise(dist, noise) if spec.noise(1) else sample_with_seed(dist, noise)
-            value = value.detach() if draw == "detached" else value
-        elif draw in ("score", "sample"):
+            value = value.detach() if draw is Draw.DETACHED else value
+        elif draw in (Draw.SCORE, Draw.SAMPLE):
             with torch.no_grad():
                 value = spec.reparametrise(dist, noise) if spec.noise(1) else sample_with_seed(dist, noise)
-        elif draw == "stratify":
+        elif draw is Draw.STRATIFY:
             slot = self.plan.slots[name][0]
             loc, deviation = (_component_axis(part, slot) for part in (dist.loc, dist.scale))  # type: ignore[attr-defined]
             value = torch.addcmul(loc, deviation, noise)
         else:
             value, _ = spec.relax(dist, noise, self.temperature)  # type: ignore[attr-defined]
-            if draw == "straight-through":
+            if draw is Draw.STRAIGHT_THROUGH:
                 hard = spec.reparametrise(dist, noise)
                 value = hard + (value - value.detach())
-        seen = self.batch.get(f"{name}?")
+        seen = self.batch.get(mask_of(name))
         if seen is not None:
             known, seen = (part if t is None or part.shape[TIME] == 1 else part.narrow(TIME, t, 1) for part in (self.batch[name], seen))
             value = torch.where(seen, known, value)
@@ -166,13 +168,13 @@ class Estimate:
     def log_p(self, name: str) -> Tensor:
         """log p(v | ·) at v's value, missing entries left out."""
         if name not in self._log_p:
-            present = self.batch.get(f"{name}?") if name in self.graph.observed else None
+            present = self.batch.get(mask_of(name)) if name in self.graph.observed else None
             self._log_p[name] = self.program.log_prob("p", name, self.program.values[name], present)
         return self._log_p[name]
 
     def log_q(self, name: str) -> Tensor:
         """log q(v | ·) at v's sample; q's parameters held fixed for the gradients that ask for it."""
-        fixed = self.plan.gradient in ("stl", "dreg") and self.plan.choices[name].draw == "pathwise"
+        fixed = self.plan.gradient in ("stl", "dreg") and self.plan.choices[name].draw is Draw.PATHWISE
         return self.program.log_prob("q", name, self.program.values[name], distribution=self._detached if fixed else None)
 
     def log_w(self, name: str) -> Tensor:
@@ -186,7 +188,7 @@ class Estimate:
 
         def at(region: str) -> Tensor:
             spec, dist = self.program.distribution("q", name, region)
-            if self.plan.choices[name].draw == "stratify":
+            if self.plan.choices[name].draw is Draw.STRATIFY:
                 return on_axis(dist.log_weights, slot)  # type: ignore[attr-defined]
             if isinstance(dist, td.OneHotCategorical):
                 return on_axis(dist.logits, slot)
@@ -237,8 +239,8 @@ class Estimate:
     def weight(self, name: str) -> Tensor:
         """The weight of every value: q's, or one-hot where the value is known."""
         weight = self.log_w(name).exp()
-        seen = self.batch.get(f"{name}?")
-        if seen is None or self.plan.choices[name].draw == "stratify":
+        seen = self.batch.get(mask_of(name))
+        if seen is None or self.plan.choices[name].draw is Draw.STRATIFY:
             return weight
         table = self.program.values[name]
         if self.program.real is not None and self.graph.timed[name]:
@@ -252,12 +254,12 @@ class Estimate:
         Where v is known there is none: log p(v|·) is a likelihood term there.
         """
         choice = self.plan.choices[name]
-        if choice.term == "summed":
+        if choice.term is Term.SUMMED:
             log_q, log_p = self.log_w(name), self.log_p(name)
-            if choice.draw == "sum":
+            if choice.draw is Draw.SUM:
                 return -self.finish(name, self._where_unknown(name, log_p), "p")
             log_q = torch.where(torch.isneginf(log_q), torch.zeros_like(log_q), log_q)  # such a value has weight zero
-        elif choice.term == "closed":
+        elif choice.term is Term.CLOSED:
 
             def at(region: str) -> Tensor:
                 (q, dist_q), (p, dist_p) = self.program.distribution("q", name, region), self.program.distribution("p", name, region)
@@ -267,10 +269,10 @@ class Estimate:
 
             term = self._where_unknown(name, self.program.piecewise(name, "qp", at))
             return self.finish(name, term, "q" if self.plan.direction("q", name) else "p")
-        elif choice.term == "relaxed":
+        elif choice.term is Term.RELAXED:
             log_value = self.program.piecewise(name, "q", lambda region: self._relaxed_value(name, region))
             log_q, log_p = (self._relaxed_log_prob(side, name, log_value) for side in "qp")
-        elif choice.term == "entropy":
+        elif choice.term is Term.ENTROPY:
 
             def negative_entropy(region: str) -> Tensor:
                 spec, dist = self.program.distribution("q", name, region)
@@ -284,7 +286,7 @@ class Estimate:
 
     def _where_unknown(self, name: str, term: Tensor) -> Tensor:
         """A latent's term, zero where its value is known."""
-        seen = self.batch.get(f"{name}?")
+        seen = self.batch.get(mask_of(name))
         return term if seen is None else torch.where(seen[..., :1], torch.zeros_like(term), term)
 
     def _relaxed_value(self, name: str, region: str) -> Tensor:
@@ -301,7 +303,7 @@ class Estimate:
 
     def likelihood(self, name: str) -> Tensor:
         """log p(v|·) of what is known; of a latent that is known in some rows, there."""
-        log_p, seen = self.log_p(name), self.batch.get(f"{name}?")
+        log_p, seen = self.log_p(name), self.batch.get(mask_of(name))
         if seen is not None and name in self.plan.choices:
             log_p = torch.where(seen[..., :1], log_p, torch.zeros_like(log_p))
         return self.finish(name, log_p, "p")
@@ -310,17 +312,17 @@ class Estimate:
 
     def sequence(self) -> list[tuple[str, int]]:
         """The expectations left after time, innermost first: (latent or "#S", axis)."""
-        return [(name, SAMPLES if name == "#S" else self.plan.slots[name][0]) for name in self.plan.order]
+        return [(name, SAMPLES if name == S[0] else self.plan.slots[name][0]) for name in self.plan.order]
 
     def terms(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Likelihood and KL terms, summed over time, not yet averaged."""
-        latents = (name for name in self.graph.latents if name in self.plan.clamped or f"{name}?" in self.batch)
+        latents = (name for name in self.graph.latents if name in self.plan.clamped or mask_of(name) in self.batch)
         known = (*self.graph.observed, *latents)
         return {name: self.likelihood(name) for name in known}, {f"kl({name})": self.kl(name) for name in self.plan.choices}
 
     def only_known(self, name: str, total: Tensor) -> Tensor:
         """−∞ at the other values where a latent's value is known."""
-        seen = self.batch.get(f"{name}?")
+        seen = self.batch.get(mask_of(name))
         if seen is None:
             return total
         here = (self.program.values[name] == self.batch[name]).all(-1, keepdim=True)
@@ -335,7 +337,7 @@ class Estimate:
         terms, kls = self.terms()
         total = _integrand(terms, kls, kl_weight)
         for name, axis in self.sequence():
-            if name == "#S":
+            if name == S[0]:
                 break
             total = contract(total, self.weight(name), axis)
         scale = 1 - kl_weight + kl_weight * expand_axis(total, SAMPLES, self.plan.samples).softmax(SAMPLES)
@@ -344,7 +346,7 @@ class Estimate:
     def bound(self, kl_weight: float | Tensor = 1.0) -> Bound:
         plan = self.plan
         terms, kls = self.terms()
-        score = [name for name, choice in plan.choices.items() if choice.draw == "score"]
+        score = [name for name, choice in plan.choices.items() if choice.draw is Draw.SCORE]
         weighted = plan.bound == "iwae"
         total = surrogate = log_weights = None
         if weighted or score:
@@ -352,7 +354,7 @@ class Estimate:
         every = terms | kls
         summed: list[int] = []  # the axes that the integrand of a sample is summed over
         for name, axis in self.sequence():
-            if name == "#S":
+            if name == S[0]:
                 if score:
                     assert total is not None
                     surrogate = self._score_surrogate(total, score, summed)

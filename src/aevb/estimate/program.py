@@ -19,6 +19,7 @@ from aevb.declare.evaluation_order import Stage
 from aevb.declare.graph import Entry, Graph
 from aevb.declare.notation import At, Ref
 from aevb.derive.axes import TIME, alike, join, over_time, steps_of, swap
+from aevb.estimate.keys import mask_of
 
 # What a node's factor is turned into: (node, entry, raw numbers, step or None for all steps at once) → value
 Draw = Callable[[str, Entry, Tensor, int | None], Tensor]
@@ -111,7 +112,7 @@ class Program:
         """Where the inputs are missing, for factors of q that are told so."""
         found = {}
         for ref in entry.key.parents:
-            mask = self.batch.get(f"{ref.name}?")
+            mask = self.batch.get(mask_of(ref.name))
             if entry.side == "q" and mask is not None and ref.label in labels and ref.name in self.graph.observed:
                 known = self.values[ref.name]
                 found[ref.label] = self._at((~mask).to(known.dtype), ref, masked=True)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from aevb.compiled_step.gradients import weights_fixed
 from aevb.declare.families import Exact
+from aevb.derive.draws import Draw
 from aevb.derive.plan import Plan
 from aevb.estimate.batch import Batch, split_latents
 from aevb.estimate.declared_model import DeclaredModel
@@ -247,7 +248,7 @@ def _known_evidence(model: DeclaredModel, batch: Batch, plan: Plan, method: str 
 
 def _weighted(model: DeclaredModel, plan: Plan, samples: int) -> Plan:
     """The plan of log-weights whose factors have the same axes as under this one; what is enumerated is summed inside the logarithm."""
-    how = {name: "sum" if choice.draw == "enumerate" else choice.draw for name, choice in plan.choices.items()}
+    how = {name: Draw.SUM if choice.draw is Draw.ENUMERATE else choice.draw for name, choice in plan.choices.items()}
     return model.plan(how=how, bound="iwae", samples=samples, clamped=plan.clamped, partial=plan.partial)
 
 

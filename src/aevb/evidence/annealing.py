@@ -18,6 +18,7 @@ from aevb.compiled_step.gradients import weights_fixed
 from aevb.estimate.ancestral import fixed_values, sample
 from aevb.estimate.batch import prepare
 from aevb.estimate.declared_model import DeclaredModel
+from aevb.estimate.keys import mask_of
 from aevb.evidence.density import STARTS, Path, replayed, temperatures, why_not_from_posterior
 from aevb.evidence.memory_limit import narrow, pieces, room
 from aevb.evidence.methods import advised, why_not_annealed
@@ -92,7 +93,7 @@ def _checked(model: DeclaredModel, batch: Mapping[str, Tensor], settings: AIS, c
     if isinstance(chains, bool) or not isinstance(chains, int) or chains < LEAST:
         raise ValueError(f'samples is how many chains method="ais" runs an example, at least {LEAST}. Got {chains!r}.')
     start, graph = settings.begin(model), model.graph
-    if not any(name not in batch or f"{name}?" in batch for name in graph.latents if not graph.rule("p", name).spec.finite):
+    if not any(name not in batch or mask_of(name) in batch for name in graph.latents if not graph.rule("p", name).spec.finite):
         raise ValueError('method="ais" has nothing to move: every continuous latent is known. method="importance" sums the others exactly.')
     return start
 

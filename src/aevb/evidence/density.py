@@ -17,6 +17,7 @@ from aevb.derive.plan import Plan, derive
 from aevb.estimate.batch import split_latents
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.estimators import Estimate
+from aevb.estimate.keys import mask_of
 from aevb.evidence.sampling import draw_latents, inner_sum
 
 STARTS = ("posterior", "prior")
@@ -53,7 +54,7 @@ class Path:
         self.maps: dict[str, Transform] = {name: biject_to(graph.rule("p", name).spec.support) for name in self.latents}
         self.times = {name: self.steps if graph.timed[name] else 1 for name in self.latents}
         self.widths = {name: self.maps[name].inverse_shape(torch.Size([graph.size(name)]))[0] for name in self.latents}
-        self.seen = {name: batch[f"{name}?"] for name in self.latents if f"{name}?" in batch}
+        self.seen = {name: batch[mask_of(name)] for name in self.latents if mask_of(name) in batch}
 
     # Coordinates --------------------------------------------------------------------------------------------------------
 
@@ -125,7 +126,7 @@ class Path:
                 part = working.log_p(name)
             else:
                 part = working.log_w(name) if name in self.sums else working.log_q(name)
-            seen = self.batch.get(f"{name}?")
+            seen = self.batch.get(mask_of(name))
             part = part if seen is None else torch.where(seen[..., :1], torch.zeros_like(part), part)
             total = total + (working.over_steps(part) if self.graph.timed[name] else part)
         return total

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from aevb.estimate.batch import split_latents
 from aevb.estimate.declared_model import DeclaredModel
+from aevb.estimate.keys import mask_of
 from aevb.evidence.filtering import Filter
 from aevb.evidence.finite import Tables
 from aevb.evidence.forward import Paths
@@ -53,7 +54,7 @@ def exact_evidence(model: DeclaredModel, batch: Mapping[str, Tensor], structure:
 
 def _numbers_a_row(structure: Structure, batch: Mapping[str, Tensor]) -> int:
     """How many numbers the largest tensor of one step has for each row: pairs of states, or a covariance for each value of the latents."""
-    own = any(f"{name}?" in batch for name in structure.linked) or "steps" in batch  # otherwise all rows share their covariances
+    own = any(mask_of(name) in batch for name in structure.linked) or "steps" in batch  # otherwise all rows share their covariances
     widest = max((structure.graph.size(name) for name in structure.linked), default=0)
     return structure.count * max(structure.count, widest**2 if own else widest)
 
@@ -75,7 +76,7 @@ def discrete_terms(tables: Tables) -> list[Term]:
     for name in structure.discrete:
         # A factor of its own: inside log p, a value that is ruled out whatever came before it would have no gradient.
         if (known := tables.known(name)) is not None:
-            found.append(Term(known.double(), frozenset({(name, 0)}), graph.timed[name], f"{name}?"))
+            found.append(Term(known.double(), frozenset({(name, 0)}), graph.timed[name], mask_of(name)))
     return found
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from aevb.declare.conditionals import Factor
 from aevb.derive.axes import over_time
 from aevb.estimate.declared_model import DeclaredModel
+from aevb.estimate.keys import mask_of, variable_of
 from aevb.evidence.exact import AT_ONCE, INTEGRAL, Term, discrete_terms, integral_term, log_sum
 from aevb.evidence.filtering import Filter
 from aevb.evidence.finite import Tables
@@ -58,7 +59,7 @@ class Unknowns:
     def __init__(self, model: DeclaredModel, structure: Structure, batch: Mapping[str, Tensor]) -> None:
         self.model, self.graph, self.structure, self.batch = model, model.graph, structure, batch
         self.n, self.steps = model._extent(batch)
-        hidden = [name for name in self.graph.observed if f"{name}?" in batch]
+        hidden = [name for name in self.graph.observed if mask_of(name) in batch]
         self.gaussian = [*(name for name in self.graph.latents if name in structure.gaussian), *(name for name in hidden if name in structure.linked)]
         self.others = [name for name in hidden if name not in structure.linked]
 
@@ -109,7 +110,7 @@ class Unknowns:
 
     def _observed(self, tables: Tables, name: str, weight: Tensor, n: int) -> Components:
         """An observed variable that reads no Gaussian unknown: its missing entries, given the known ones and each value of the discrete latents."""
-        program, value, present = tables.program, tables.batch[name], tables.batch[f"{name}?"]
+        program, value, present = tables.program, tables.batch[name], tables.batch[mask_of(name)]
 
         def at(region: str) -> Tensor:
             spec, dist = program.distribution("p", name, region)
@@ -137,8 +138,8 @@ class Unknowns:
             return found
         # Every draw of the discrete latents has Gaussians of its own: they are rows where those latents are known.
         known = {name: value.transpose(0, 1).flatten(1, 2).to(self.model._parameter().dtype) for name, value in found.items()}
-        repeated = {key: value.repeat(1, samples, 1) for key, value in batch.items() if key.removesuffix("?") not in known}
-        clamped = frozenset(name for name in self.graph.latents if name in known or (name in batch and f"{name}?" not in batch))
+        repeated = {key: value.repeat(1, samples, 1) for key, value in batch.items() if variable_of(key) not in known}
+        clamped = frozenset(name for name in self.graph.latents if name in known or (name in batch and mask_of(name) not in batch))
         drawn = Unknowns(self.model, Structure(self.model, clamped), repeated | known).draw(1)
         return found | {name: value[0].unflatten(-2, (samples, -1)).transpose(0, 1) for name, value in drawn.items()}
 

@@ -21,6 +21,7 @@ from aevb.declare.graph import Entry
 from aevb.derive.axes import steps_of
 from aevb.estimate.batch import split_latents
 from aevb.estimate.declared_model import DeclaredModel
+from aevb.estimate.keys import mask_of
 from aevb.evidence.chain_matrices import Step, log_likelihood
 from aevb.evidence.finite import Tables
 from aevb.evidence.gaussian_belief import Belief, Column, Rule
@@ -175,7 +176,7 @@ class Filter:
 
     def _keep(self, name: str) -> Tensor | None:
         """The entries that are known, at real steps; None if all are."""
-        known, real = self.batch.get(f"{name}?"), self.real if self.graph.timed[name] and name in self.batch else None
+        known, real = self.batch.get(mask_of(name)), self.real if self.graph.timed[name] and name in self.batch else None
         if known is None or real is None:
             return known if real is None else real.expand_as(self.batch[name])
         return known & real

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from aevb.declare.evaluation_order import schedule
 from aevb.derive.axes import FIRST_SLOT, expand_axis, on_axis, over_time
+from aevb.derive.draws import Draw, Term
 from aevb.derive.plan import LIMIT, Choice, Plan
 from aevb.estimate.batch import split_latents
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.estimators import Estimate
+from aevb.estimate.keys import mask_of
 from aevb.evidence.structure import Structure
 
 
@@ -59,7 +61,7 @@ class Tables:
 
     def known(self, name: str) -> Tensor | None:
         """0 at the values that a discrete latent may have in each row, −∞ at the others; None if it is known in none."""
-        seen = self.batch.get(f"{name}?")
+        seen = self.batch.get(mask_of(name))
         if seen is None:
             return None
         here = (self.program.values[name] == self.batch[name]).all(-1, keepdim=True)
@@ -83,7 +85,7 @@ def _summing_plan(structure: Structure, batch: Mapping[str, Tensor]) -> Plan:
     clamped, partial = split_latents(graph, batch)
     return Plan(
         graph=graph,
-        choices={name: Choice(name, "sum", "summed", "a finite latent", "summed over all values, exactly") for name in structure.discrete},
+        choices={name: Choice(name, Draw.SUM, Term.SUMMED, "a finite latent", "summed over all values, exactly") for name in structure.discrete},
         bound="iwae",
         samples=1,
         gradient="plain",

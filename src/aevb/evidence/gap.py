@@ -10,10 +10,10 @@ import torch.distributions as td
 from torch import Tensor
 
 from aevb.declare.distributions import MultivariateNormal as Gaussian
-from aevb.declare.families import MultivariateNormal, Normal
 from aevb.estimate.batch import split_latents
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.estimators import estimate
+from aevb.estimate.keys import mask_of
 from aevb.estimate.program import Program
 from aevb.evidence.exact import exact_evidence
 from aevb.evidence.filtering import gaussian_posterior
@@ -30,7 +30,7 @@ def gap(model: DeclaredModel, batch: Mapping[str, Tensor]) -> Tensor | None:
         bound = estimate(model.plan(how=how, clamped=clamped, partial=partial), model.factors, batch, {})  # type: ignore[arg-type]
         return exact_evidence(model, batch) - bound.value
     latents = tuple(name for name in graph.latents if name not in batch)
-    if why_not_linear_gaussian(model) or any(f"{name}?" in batch for name in graph.latents) or not latents:
+    if why_not_linear_gaussian(model) or any(mask_of(name) in batch for name in graph.latents) or not latents:
         return None
     program = Program(graph, model.factors, batch, steps=1)  # type: ignore[arg-type]
     known = [name for name in (*graph.stochastic, *graph.given) if name in batch]
@@ -41,7 +41,7 @@ def gap(model: DeclaredModel, batch: Mapping[str, Tensor]) -> Tensor | None:
     means, factors = [], []
     for name in latents:
         spec = graph.rule("q", name).spec
-        if not isinstance(spec, Normal | MultivariateNormal) or graph.latent_behind(name) is not None:
+        if not spec.gaussian or graph.latent_behind(name) is not None:
             return None
         dist: Any = program.distribution("q", name)[1]
         d = graph.size(name)

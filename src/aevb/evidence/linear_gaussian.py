@@ -10,9 +10,10 @@ from torch import Tensor
 from aevb.declare.conditionals import Factor
 from aevb.declare.deterministic import Deterministic
 from aevb.declare.distributions import MultivariateNormal as Gaussian
-from aevb.declare.families import MultivariateNormal, Normal
+from aevb.declare.families import MultivariateNormal
 from aevb.declare.networks import MLP
 from aevb.estimate.declared_model import DeclaredModel
+from aevb.estimate.keys import mask_of
 from aevb.evidence.structure import is_affine
 
 
@@ -28,7 +29,7 @@ def why_not_linear_gaussian(model: DeclaredModel) -> str | None:
         if isinstance(spec, Deterministic):
             if not affine or spec.activation != "identity":
                 return f"{entry.id} is not linear"
-        elif not isinstance(spec, Normal | MultivariateNormal):
+        elif not spec.gaussian:
             return f"{entry.id} is a {type(spec).__name__}"
         elif not affine:
             return f"{entry.id} is not linear in its parents"
@@ -110,7 +111,7 @@ class LinearGaussian:
 
     def _present(self, names: tuple[str, ...]) -> Tensor | None:
         """Which entries of these variables, side by side, are known; None if all are."""
-        masks = [self.batch.get(f"{name}?") for name in names]
+        masks = [self.batch.get(mask_of(name)) for name in names]
         if all(mask is None for mask in masks):
             return None
         pairs = zip(names, masks, strict=True)

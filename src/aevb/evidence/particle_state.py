@@ -20,6 +20,7 @@ from aevb.derive.plan import Plan, derive
 from aevb.estimate import noise as noises
 from aevb.estimate.batch import split_latents
 from aevb.estimate.declared_model import DeclaredModel
+from aevb.estimate.keys import mask_of
 from aevb.estimate.program import Program
 from aevb.evidence.weights import tail_length, tail_shape
 from aevb.runtime.seeding import draw_from, generator
@@ -132,7 +133,7 @@ class Swarm:
             value = part if value is None or where is None else torch.where(where, part, value)
         assert value is not None
         log_q = self._log_prob(dists, value)
-        seen = self.batch.get(f"{name}?")
+        seen = self.batch.get(mask_of(name))
         if seen is not None:
             here = self._at(seen, t)
             value, log_q = torch.where(here, self._at(self.batch[name], t), value), torch.where(here[..., :1], torch.zeros_like(log_q), log_q)
@@ -150,7 +151,7 @@ class Swarm:
 
     def _log_p(self, name: str, value: Tensor, t: int) -> Tensor:
         """log p of a variable at one step, missing entries left out."""
-        present = self.batch.get(f"{name}?") if name in self.graph.observed else None
+        present = self.batch.get(mask_of(name)) if name in self.graph.observed else None
         real = self._real(t) if self.program.real is not None and self.graph.timed[name] else None
         return self._log_prob(self._distributions("p", name, t), value, None if present is None else self._at(present, t), real)
 

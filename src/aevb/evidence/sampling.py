@@ -15,14 +15,17 @@ from torch import Tensor
 
 from aevb.declare.conditionals import Factor
 from aevb.declare.evaluation_order import schedule
-from aevb.declare.families import Exact, Mixture
+from aevb.declare.families import Exact
 from aevb.declare.graph import Entry
 from aevb.derive.axes import SAMPLES, expand_axis
+from aevb.derive.dependence import S
+from aevb.derive.draws import Draw
 from aevb.derive.plan import LIMIT
 from aevb.estimate import noise as noises
 from aevb.estimate.batch import split_latents
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.estimators import Estimate
+from aevb.estimate.keys import mask_of
 from aevb.estimate.program import Program
 from aevb.evidence.coverage import ROWS, SEED, WIDER, how_many, note_missed, widened
 from aevb.evidence.memory_limit import narrow, pieces, room, shares
@@ -95,7 +98,7 @@ def _inside(model: DeclaredModel, clamped: frozenset[str]) -> dict[str, str]:
     for name in graph.latents:
         spec, by_bayes = graph.rule("p", name).spec, isinstance(graph.rule("q", name).spec, Exact)
         values = spec.count(graph.size(name)) if spec.finite else None
-        if graph.timed[name] and name not in clamped and any(isinstance(entry.spec, Mixture) for entry in graph.q[name].values()):
+        if graph.timed[name] and name not in clamped and any(entry.spec.strata is not None for entry in graph.q[name].values()):
             how[name] = "score"  # a component at every step would be components^T paths
         if name in clamped or values is None or (by_bayes and graph.timed[name]):  # Bayes' sum over a step is exact as it is
             continue
@@ -117,9 +120,9 @@ def inner_sum(working: Estimate, total: Tensor) -> Tensor:
     """log Σ over the values of every static latent that has an axis; only the known value where one is known."""
     plan = working.plan
     for name, axis in working.sequence():
-        if name == "#S":
+        if name == S[0]:
             continue
-        if plan.choices[name].draw == "stratify":
+        if plan.choices[name].draw is Draw.STRATIFY:
             total = total + working.log_w(name)
         else:
             total = working.only_known(name, total)
@@ -145,7 +148,7 @@ def draw_latents(model: DeclaredModel, rows: Mapping[str, Tensor], samples: int)
             value = draw_from(dist)
         else:
             value = factor.spec.reparametrise(dist, noises.draw_one(kind[0], (*raw.shape[:-1], kind[1]), None, like.device, like.dtype))
-        seen = rows.get(f"{name}?")
+        seen = rows.get(mask_of(name))
         if seen is None:
             return value
         truth, seen = (part if t is None or part.shape[0] == 1 else part.narrow(0, t, 1) for part in (rows[name], seen))
@@ -160,7 +163,7 @@ def draw_latents(model: DeclaredModel, rows: Mapping[str, Tensor], samples: int)
 def _log_known(model: DeclaredModel, rows: Mapping[str, Tensor], latents: Mapping[str, Tensor]) -> Tensor:
     """Σ log p of everything that is known, at these draws of the rest: [K, N]."""
     plan = model.plan(clamped=model.graph.latents)
-    seen = {name: rows[f"{name}?"][..., :1] for name in latents if f"{name}?" in rows}
+    seen = {name: rows[mask_of(name)][..., :1] for name in latents if mask_of(name) in rows}
     given = {name: value for name, value in rows.items() if name[:-1] not in seen}
     working = Estimate(plan, model.factors, {**given, **latents}, {})  # type: ignore[arg-type]
     total: Any = torch.zeros((), dtype=model._parameter().dtype, device=model._parameter().device)

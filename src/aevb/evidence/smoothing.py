@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from aevb.derive.axes import FIRST_SLOT
+from aevb.estimate.keys import mask_of
 from aevb.evidence.filtering import Filter
 from aevb.evidence.gaussian_belief import Column, Rule, apply
 from aevb.evidence.square_root_belief import RootBelief, root_of
@@ -41,7 +42,7 @@ class Smoother:
         self.n = next(iter(integral.batch.values())).shape[-2]
         self.data = {name: integral.batch[name].double() for name in integral.linked if name in integral.batch}
         self.keep = {name: integral._keep(name) for name in self.data}
-        self.hidden = {name for name in self.data if name not in self.structure.gaussian and f"{name}?" in integral.batch}
+        self.hidden = {name for name in self.data if name not in self.structure.gaussian and mask_of(name) in integral.batch}
         axes = {slot: sizes[name] for name, place in self.structure.linked_axes if (slot := slots[name][1 if place else 0]) is not None}
         self.lead = [axes.get(axis, 1) for axis in range(min(axes, default=FIRST_SLOT), FIRST_SLOT + 1)]
 

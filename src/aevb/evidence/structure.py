@@ -15,7 +15,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from aevb.declare.deterministic import Function
-from aevb.declare.families import MultivariateNormal, Normal
 from aevb.declare.graph import Entry
 from aevb.declare.networks import MLP
 from aevb.declare.notation import Ref
@@ -83,7 +82,7 @@ class Structure:
         parents = [ref for ref in entry.key.parents if ref.name in self.gaussian]
         if name in self.discrete and parents:
             raise NotExactError(f"{entry.id} gives the discrete {name} probabilities that depend on the continuous {parents[0]}")
-        if spec.stochastic and not isinstance(spec, Normal | MultivariateNormal):
+        if spec.stochastic and not spec.gaussian:
             raise NotExactError(f"{entry.id} is a {type(spec).__name__}")
         if not parents:
             return

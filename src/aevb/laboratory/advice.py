@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from aevb.derive.draws import Draw
 from aevb.laboratory.result import Figures, Laboratory, Target
-from aevb.laboratory.ways import RELAXED
 
 MOMENTUM = 10  # steps whose gradients Adam averages, with β₁ = 0.9
+DISCRETE = tuple(draw for draw in Draw if draw.relaxes or draw is Draw.SCORE)  # ways to draw a latent that could be enumerated
 
 
 def advise(laboratory: Laboratory) -> Iterator[str]:
@@ -98,7 +99,7 @@ def _enumeration(laboratory: Laboratory) -> Iterator[str]:
             drawn: dict[str, Figures] = {}
             for other in laboratory.figures:
                 word = other.how.get(latent, "")
-                if set(other.how) != {latent} or (other.bound, other.samples) != (one.bound, one.samples) or word not in (*RELAXED, "score"):
+                if set(other.how) != {latent} or (other.bound, other.samples) != (one.bound, one.samples) or word not in DISCRETE:
                     continue
                 if word not in drawn or _usual(other) < _usual(drawn[word]):
                     drawn[word] = other

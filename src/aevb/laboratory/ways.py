@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from aevb.declare.graph import Graph
-from aevb.derive.plan import DRAWS, GRADIENTS, TERMS, Plan
+from aevb.derive.draws import DRAWS, TERMS, Draw, Term
+from aevb.derive.plan import GRADIENTS, Plan
 from aevb.estimate.batch import split_latents
 from aevb.model import Model
 
-RELAXED = ("gumbel", "relaxed", "straight-through")
 How = Mapping[str, str]
 
 
@@ -29,8 +29,8 @@ class Way:
         """How every latent is drawn and its term is taken, and the gradient if it is not the plain one: ``y gumbel τ=0.5, z pathwise closed``."""
         parts = []
         for name, choice in self.plan.choices.items():
-            relaxed = f" τ={self.temperature:g}" if choice.draw in RELAXED else ""
-            term = "" if choice.term in ("summed", "relaxed") else f" {choice.term}"
+            relaxed = f" τ={self.temperature:g}" if choice.draw.relaxes else ""
+            term = "" if choice.term in (Term.SUMMED, Term.RELAXED) else f" {choice.term}"
             parts.append(f"{name} {choice.draw}{relaxed}{term}")
         return ", ".join(parts if self.plan.gradient == "plain" else [*parts, self.plan.gradient])
 
@@ -47,7 +47,7 @@ class Way:
         """
         if self.plan.bound == "elbo":
             return "elbo"
-        taken = {"enumerate": "enumerated", "sum": "summed", "stratify": "stratified"}
+        taken = {Draw.ENUMERATE: "enumerated", Draw.SUM: "summed", Draw.STRATIFY: "stratified"}
         placed = {name: taken.get(choice.draw, "drawn") for name, choice in self.plan.choices.items()}
         told = [f"{name} {place}" for name, place in placed.items() if place != "drawn" or self.plan.graph.rule("p", name).spec.finite]
         return f"iwae K={self.plan.samples}" + (f" ({', '.join(told)})" if told else "")
@@ -98,7 +98,7 @@ def find_ways(
                 refused[asked] = f"q's factor of {plan.untrained[0]} cancels from this bound, so that it cannot be trained by it."
                 continue
             accepted.append(one)
-            relaxes = any(choice.draw in RELAXED for choice in plan.choices.values())
+            relaxes = any(choice.draw.relaxes for choice in plan.choices.values())
             for temperature in temperatures if relaxes else (None,):
                 choices = tuple((choice.name, choice.draw, choice.term) for choice in plan.choices.values())
                 found.setdefault((choices, bound, k, gradient, temperature), Way(plan, dict(one), temperature))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from aevb.declare.conditionals import Factor
 from aevb.declare.distributions import Categories, Values
-from aevb.declare.families import Exact, OneHot
+from aevb.declare.families import Exact
 from aevb.derive.axes import SAMPLES, over_time, size, swap
 from aevb.derive.dependence import S
 from aevb.derive.plan import derive
@@ -22,6 +22,7 @@ from aevb.estimate.ancestral import ancestral_draw
 from aevb.estimate.batch import Batch, prepare, public, split_latents
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.estimators import Estimate
+from aevb.estimate.keys import mask_of, variable_of
 from aevb.estimate.program import Program
 from aevb.posterior.piecewise import Pieces, Point
 from aevb.runtime.seeding import draw_from
@@ -80,7 +81,7 @@ class Posterior:
                     found = Pieces(here, own, found)
             if isinstance(found, Categories):
                 return self._finite(name, found.probs)
-            seen = self._as_public(f"{name}?", name)
+            seen = self._as_public(mask_of(name), name)
             return found if seen is None else Pieces(seen.all(-1), Point(self._as_public(name, name)), found)  # type: ignore[arg-type]
 
     def _marginal(self, working: Estimate, name: str, region: str) -> td.Distribution:
@@ -120,11 +121,11 @@ class Posterior:
         """A distribution over the values of a finite latent; certain where it is known."""
         factor = self.model.factors[self.graph.rule("p", name).id]
         assert isinstance(factor, Factor)
-        seen, known = self._as_public(f"{name}?", name), self._as_public(name, name)
+        seen, known = self._as_public(mask_of(name), name), self._as_public(name, name)
         if seen is not None and known is not None:
             certain = (known.unsqueeze(-2) == factor.table()).all(-1)
             probs = torch.where(seen[..., :1], certain.to(probs.dtype), probs)
-        return Categories(probs.log()) if isinstance(factor.spec, OneHot) else Values(factor.table(), probs)
+        return Categories(probs.log()) if factor.spec.categorical else Values(factor.table(), probs)
 
     def _working(self, name: str) -> Estimate:
         graph, model = self.graph, self.model
@@ -136,7 +137,7 @@ class Posterior:
                 plan = derive(graph, samples=max(2, self.samples), **common)  # two: one alone would relax what is too large to enumerate
         except ValueError:  # not every posterior can be enumerated: draw the other latents instead, in copies of the rows
             others = {key: value for key, value in self._drawn_in_turn(self.samples).items() if key != name}
-            batch = {key: value for key, value in self._copies(self.samples).items() if key.removesuffix("?") not in others} | others
+            batch = {key: value for key, value in self._copies(self.samples).items() if variable_of(key) not in others} | others
             plan = derive(graph, clamped=frozenset(graph.latents) - {name}, partial=self.partial & {name}, sampling=True)
         return Estimate(plan, model.factors, batch, model.draw_noise(plan, batch))  # type: ignore[arg-type]
 
@@ -176,7 +177,7 @@ class Posterior:
             for name, value in new.items():
                 steps = self.steps if graph.timed[name] else 1
                 drawn[name] = batch[name] = value.reshape(-1, *value.shape[-2:]).expand(steps, count * self.n, value.shape[-1])
-                batch.pop(f"{name}?", None)
+                batch.pop(mask_of(name), None)
             clamped, partial = clamped | new.keys(), partial - new.keys()
         return drawn
 
@@ -211,7 +212,7 @@ class Posterior:
                     part = torch.where(here, working.log_w(name), torch.zeros_like(batch[name][..., :1])).sum(slot, keepdim=True)
                 else:
                     part = _log_q(known.program, name, given[name])
-                seen = self.batch.get(f"{name}?")
+                seen = self.batch.get(mask_of(name))
                 if seen is not None:  # known there: it has no q
                     part = torch.where(seen[..., :1], torch.zeros_like(part), part)
                 part = known.over_steps(over_time(part, self.steps)) if graph.timed[name] else part

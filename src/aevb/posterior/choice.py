@@ -8,6 +8,7 @@ from torch import Tensor
 from aevb.declare.graph import Graph
 from aevb.estimate.batch import Batch
 from aevb.estimate.declared_model import DeclaredModel
+from aevb.estimate.keys import mask_of
 from aevb.estimate.places import INDICES, Places
 from aevb.evidence.structure import NotExactError
 from aevb.posterior.amortised import Posterior
@@ -62,7 +63,7 @@ def posterior_of(
 
 def why_not_q(model: DeclaredModel, teaching: Teaching, batch: Batch, first_row: int = 0, places: Places = INDICES) -> str | None:
     """What keeps q from answering for these rows, in words; None if nothing does."""
-    unknown = [name for name in model.graph.latents if name not in batch or f"{name}?" in batch]
+    unknown = [name for name in model.graph.latents if name not in batch or mask_of(name) in batch]
     reasons = teaching.untaught(model)
     if reason := next((reasons[name] for name in unknown if name in reasons), None):
         return reason
@@ -73,7 +74,7 @@ def why_not_q(model: DeclaredModel, teaching: Teaching, batch: Batch, first_row:
     unseen = teaching.unseen(model, unknown)
     for name in _lacking(model.graph, batch):
         columns = torch.tensor(sorted(unseen.get(name, ())), dtype=torch.long, device=batch[name].device)
-        lacking = ~batch[f"{name}?"].index_select(-1, columns)
+        lacking = ~batch[mask_of(name)].index_select(-1, columns)
         if bool(lacking.any()):
             lacks = _counted(lacking.any(-1).any(0), "lacks", "lack", f"entries of {name}", first_row, places)
             first = int(columns[lacking.any(0).any(0)][0])
@@ -99,15 +100,15 @@ def _remedy(model: DeclaredModel, teaching: Teaching, batch: Batch) -> str:
 def _lacking(graph: Graph, batch: Batch) -> list[str]:
     """The observed variables that q reads, itself or through a function, and that lack entries."""
     read = {ref.name for entry in graph.entries() if entry.side == "q" or graph.is_deterministic(entry.key.name) for ref in entry.key.parents}
-    return [name for name in graph.observed if f"{name}?" in batch and name in read]
+    return [name for name in graph.observed if mask_of(name) in batch and name in read]
 
 
 def _open_ended(graph: Graph, batch: Batch) -> Tensor | None:
     """Which rows end in a step where no variable is observed, [N]; None if none does."""
     timed = [name for name in graph.observed if graph.timed[name]]
-    if not timed or any(f"{name}?" not in batch for name in timed):
+    if not timed or any(mask_of(name) not in batch for name in timed):
         return None
-    seen = torch.stack([batch[f"{name}?"].any(-1) for name in timed]).any(0)  # [T, N]
+    seen = torch.stack([batch[mask_of(name)].any(-1) for name in timed]).any(0)  # [T, N]
     real = batch["steps"].squeeze(-1) if "steps" in batch else torch.ones_like(seen)
     last = real & ~torch.cat([real[1:], torch.zeros_like(real[:1])])
     rows = (last & ~seen).any(0)

@@ -13,6 +13,7 @@ from aevb.declare.distributions import MultivariateNormal
 from aevb.estimate.batch import Batch, public
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.estimators import estimate
+from aevb.estimate.keys import mask_of
 from aevb.evidence.exact import exact_evidence
 from aevb.evidence.exact_posterior import Marginals, Unknowns
 from aevb.evidence.structure import Structure
@@ -54,12 +55,12 @@ class ExactPosterior(Posterior):
             whole = MultivariateNormal(mean[..., 0, :].to(dtype), _root(covariance[..., 0, :, :]).to(dtype))
         if certain is None:
             return whole
-        known = self._as_public(name, name) if f"{name}?" in self.batch else None
+        known = self._as_public(name, name) if mask_of(name) in self.batch else None
         return Pieces(certain, Point(torch.zeros_like(whole.mean) if known is None else known), whole)
 
     def _certain(self, name: str) -> Tensor | None:
         """Where a Gaussian latent is known, or lies beyond a row's end, [N] or [N, T]; None if nowhere."""
-        seen, real = self._as_public(f"{name}?", name), self.batch.get("steps") if self.graph.timed[name] else None
+        seen, real = self._as_public(mask_of(name), name), self.batch.get("steps") if self.graph.timed[name] else None
         known = None if seen is None else seen.all(-1)
         padded = None if real is None else ~real.squeeze(-1).T
         return known if padded is None else padded if known is None else known | padded
@@ -71,8 +72,8 @@ class ExactPosterior(Posterior):
         found = {}
         for name in (latent for latent in self.graph.latents if latent in drawn):
             value = drawn[name].to(self.model._parameter().dtype)
-            if f"{name}?" in self.batch:
-                value = torch.where(self.batch[f"{name}?"], self.batch[name], value)
+            if mask_of(name) in self.batch:
+                value = torch.where(self.batch[mask_of(name)], self.batch[name], value)
             if "steps" in self.batch and self.graph.timed[name]:
                 value = torch.where(self.batch["steps"], value, torch.zeros_like(value))
             found[name] = public(self.graph, name, value, self.n, self.steps)

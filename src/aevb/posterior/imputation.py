@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from aevb.estimate.batch import public
+from aevb.estimate.keys import mask_of
 from aevb.estimate.program import Program
 from aevb.posterior.amortised import Posterior
 from aevb.posterior.exact import ExactPosterior
@@ -44,13 +45,13 @@ def impute(posterior: Posterior, samples: int, *, draws: bool = True) -> Imputat
     graph, batch = posterior.graph, posterior.batch
     if samples < 1:
         raise ValueError(f"samples is how many draws of the latents to average over, at least 1, got {samples}.")
-    hidden = [name for name in graph.observed if f"{name}?" in batch]
+    hidden = [name for name in graph.observed if mask_of(name) in batch]
     exact = isinstance(posterior, ExactPosterior)
     found = _by_draws(posterior, hidden, samples) if hidden and (draws or not exact) else {}
     mean, sd, drawn, missing = {}, {}, {}, {}
     for name in graph.observed:
         value = batch[name]
-        here = ~batch[f"{name}?"] if name in hidden else torch.zeros_like(value, dtype=torch.bool)
+        here = ~batch[mask_of(name)] if name in hidden else torch.zeros_like(value, dtype=torch.bool)
         middle, spread = value, torch.zeros_like(value)
         every = value.expand(samples, *value.shape)
         if name in hidden:
@@ -90,7 +91,7 @@ def _by_draws(posterior: Posterior, names: list[str], samples: int) -> dict[str,
             repeated = Posterior(model, {key: value.repeat(1, count, 1) for key, value in batch.items()})
             program = repeated.generated({name: value[start : start + count].flatten(0, 1) for name, value in latents.items()})
             for name in names:
-                found = _given_known(program, name, repeated.batch[name], repeated.batch[f"{name}?"])  # [3, T or 1, count · N, d]
+                found = _given_known(program, name, repeated.batch[name], repeated.batch[mask_of(name)])  # [3, T or 1, count · N, d]
                 parts[name].append(found.unflatten(-2, (count, n)).movedim(-3, 1))
     result = {}
     for name, each in parts.items():

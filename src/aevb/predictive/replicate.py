@@ -12,6 +12,7 @@ from aevb.declare.evaluation_order import schedule
 from aevb.declare.graph import Graph
 from aevb.estimate.ancestral import ancestral_draw
 from aevb.estimate.batch import Batch
+from aevb.estimate.keys import mask_of
 from aevb.estimate.program import Program
 from aevb.model import Model
 from aevb.posterior import posterior_of
@@ -59,7 +60,7 @@ def replicate(model: Model, batch: Batch, kind: str) -> Iterator[Batch]:
 
 def as_array(graph: Graph, batch: Mapping[str, Tensor], name: str, value: Tensor) -> np.ndarray:
     """A variable's values as [N, d], of a sequence [N, T, d], NaN where the batch's are missing or beyond a row's end."""
-    for mask in (batch.get(f"{name}?"), batch.get("steps") if graph.timed[name] else None):
+    for mask in (batch.get(mask_of(name)), batch.get("steps") if graph.timed[name] else None):
         if mask is not None:
             value = torch.where(mask, value, torch.nan)
     found = value.transpose(0, 1) if graph.timed[name] else value[0]

@@ -24,7 +24,7 @@ from aevb.data.markers import array_warnings
 from aevb.data.repeated_values import LOOK, note_numbering, note_repeats, refuse_degenerate
 from aevb.data.sources import Source, open_source
 from aevb.declare.deterministic import Recurrence
-from aevb.declare.families import Exact, OneHot
+from aevb.declare.families import Exact
 from aevb.declare.networks import MLP
 from aevb.derive.plan import Plan
 from aevb.estimate.batch import Batch, split_latents
@@ -350,9 +350,7 @@ class Training:
         """Discrete latents whose q is a function of the data."""
         graph = self.model.graph
         return [
-            name
-            for name in graph.latents
-            if isinstance(graph.rule("q", name).spec, OneHot) and not graph.timed[name] and graph.latent_behind(name) is None
+            name for name in graph.latents if graph.rule("q", name).spec.categorical and not graph.timed[name] and graph.latent_behind(name) is None
         ]
 
     def _check_weights(self) -> None:

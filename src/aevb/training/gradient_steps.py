@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import constraints
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from aevb.compiled_step import CompiledStep, compile_step
@@ -23,7 +24,6 @@ from aevb.compiled_step.fused_adam import ALIGNED, MOST, MovedTogether, Parts, V
 from aevb.compiled_step.gradients import held_fixed
 from aevb.compiled_step.recording import Found, gradients_of
 from aevb.data.sources import Resident
-from aevb.declare.families import Bernoulli
 from aevb.estimate import noise as noises
 from aevb.estimate.batch import Batch
 from aevb.model import Model
@@ -140,7 +140,7 @@ class GradientSteps(Stepper):
         graph, n, moved = self.model.graph, self.order.batch, {}
         for name, distortion in self.settings.distort.items():
             draws = distortion.draws(n, self.drawing, batch[name])[self.world.share(n)]
-            moved[name] = distortion(batch[name][0], draws, binary=isinstance(graph.rule("p", name).spec, Bernoulli)).unsqueeze(0)
+            moved[name] = distortion(batch[name][0], draws, binary=graph.rule("p", name).spec.support is constraints.boolean).unsqueeze(0)
         return moved
 
     def _arithmetic(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

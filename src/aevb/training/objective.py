@@ -12,6 +12,7 @@ from aevb.data.sources import Source
 from aevb.derive.plan import Plan
 from aevb.estimate.batch import Batch
 from aevb.estimate.estimators import Bound, estimate
+from aevb.estimate.keys import mask_of
 from aevb.estimate.program import Program
 from aevb.evidence.exact import exact_evidence
 from aevb.model import Model
@@ -84,7 +85,7 @@ class Objective:
         total = self._zero()
         for name in self.labelled:
             log_q = program.log_prob("q", name, batch[name])
-            for mask in (batch.get(f"{name}?"), program.real if self.model.graph.timed[name] else None):
+            for mask in (batch.get(mask_of(name)), program.real if self.model.graph.timed[name] else None):
                 log_q = log_q if mask is None else torch.where(mask[..., :1], log_q, torch.zeros_like(log_q))
             total = total + log_q.sum()
         return total
@@ -99,7 +100,7 @@ class Objective:
             after: Any = there.distribution("q", name)[1]
             target = before.probs.detach()
             if name in batch:
-                seen = batch.get(f"{name}?")
+                seen = batch.get(mask_of(name))
                 target = batch[name] if seen is None else torch.where(seen, batch[name], target)
             total = total + (target * after.logits).sum(-1).expand(1, batch_rows).sum()  # a root of q is the same in every row
         return total

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from aevb.estimate.batch import Batch
+from aevb.estimate.keys import mask_of
 from aevb.training.em.factors import Rows, Statistics, add
 
 
@@ -47,5 +48,5 @@ def flat(batch: Batch, name: str) -> Tensor:
 def known(batch: Batch, name: str) -> Tensor:
     """The same for what is known: 1 where an entry is, 0 where it is missing or its row has ended."""
     value = batch[name]
-    keep = batch[f"{name}?"].to(value.dtype) if f"{name}?" in batch else torch.ones_like(value)
+    keep = batch[mask_of(name)].to(value.dtype) if mask_of(name) in batch else torch.ones_like(value)
     return (keep * batch["steps"] if "steps" in batch and len(value) > 1 else keep).flatten(0, 1)

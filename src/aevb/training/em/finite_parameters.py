@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aevb.declare import distributions as ad
-from aevb.declare.families import MultivariateNormal, Normal
 from aevb.declare.graph import Entry
 from aevb.training.em.columns import Columns
 from aevb.training.em.emissions import Sums
@@ -29,8 +28,8 @@ class Heads(EM):
         self.centre, self.unit = {}, {}
         for name in graph.observed:
             entries = graph.p[name].values()
-            located = all(isinstance(entry.spec, Normal | MultivariateNormal) and (entry.key.parents or entry.spec.learned) for entry in entries)
-            sized = located and not any(isinstance(getattr(entry.spec, "scale", None), int | float) for entry in entries)
+            located = all(entry.spec.gaussian and (entry.key.parents or entry.spec.learned) for entry in entries)
+            sized = located and all(entry.spec.learns_scale for entry in entries)
             self.centre[name] = self.columns.mean[name] if located else torch.zeros_like(self.columns.mean[name])
             self.unit[name] = self.columns.spread[name] if sized else torch.ones_like(self.columns.spread[name])
 
@@ -88,7 +87,7 @@ class Heads(EM):
 
     def _in_units(self, entry: Entry, heads: dict[str, Tensor], *, inward: bool) -> dict[str, Tensor]:
         """Heads of a Gaussian from the data's units into those in which its columns have mean 0 and spread 1, or back."""
-        if entry.key.name not in self.centre or not isinstance(entry.spec, Normal | MultivariateNormal):
+        if entry.key.name not in self.centre or not entry.spec.gaussian:
             return heads
         centre, unit = self.centre[entry.key.name], self.unit[entry.key.name]
         factor, found = 1 / unit if inward else unit, dict(heads)
@@ -104,7 +103,7 @@ class Heads(EM):
         vector = vector.clone()
         found = self._heads(vector)
         for entry in self.entries:
-            if isinstance(entry.spec, Normal) and "scale" in found[entry.id]:
+            if entry.spec.gaussian and "scale" in found[entry.id]:
                 found[entry.id]["scale"].clamp_(min=self.raw_least)  # a view of the vector
         return vector
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from aevb.declare.conditionals import Conditional, Factor
-from aevb.declare.families import OneHot
 from aevb.declare.graph import Entry
 from aevb.declare.networks import MLP
 from aevb.derive.axes import TIME, expand_axis
@@ -44,7 +43,7 @@ def _why_not_closed(model: Model, entry: Entry) -> str | None:
     if not parents:
         return None
     parent = parents[0]
-    if len(parents) > 1 or parent.name not in graph.latents or not isinstance(graph.rule("p", parent.name).spec, OneHot):
+    if len(parents) > 1 or parent.name not in graph.latents or not graph.rule("p", parent.name).spec.categorical:
         return f"{entry.id} reads more than one class"
     if not isinstance(factor.net, MLP) or factor.net.spec.hidden:
         return f"{entry.id} is not linear"

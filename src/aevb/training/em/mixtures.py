@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from aevb.declare.conditionals import Conditional
-from aevb.declare.families import MultivariateNormal, Normal, OneHot
 from aevb.declare.graph import Entry
 from aevb.estimate.batch import Batch
+from aevb.estimate.keys import mask_of
 from aevb.model import Model
 from aevb.training.em.columns import known
 from aevb.training.em.emissions import ColumnsEmission, FullEmission, IncompleteFullEmission, Sums
@@ -28,11 +28,15 @@ def is_mixture(model: Model) -> bool:
         return False
     (latent,) = graph.latents
     rule = graph.rule("p", latent)
-    if not isinstance(rule.spec, OneHot) or rule.key.parents:
+    if not rule.spec.categorical or rule.key.parents:
         return False
     rules = [graph.rule("p", name) for name in graph.observed]
     plain = all([ref.name for ref in entry.key.parents] in ([], [latent]) for entry in rules)
-    return plain and all(isinstance(entry.spec, MultivariateNormal) or type(entry.spec).polynomial is not Conditional.polynomial for entry in rules)
+    return plain and all(_has_covariance(entry.spec) or type(entry.spec).polynomial is not Conditional.polynomial for entry in rules)
+
+
+def _has_covariance(spec: Conditional) -> bool:
+    return spec.gaussian and spec.full_moments
 
 
 class Mixtures(Responsibilities):
@@ -41,7 +45,7 @@ class Mixtures(Responsibilities):
     def open(self, rows: Rows) -> None:
         (self.latent,) = self.graph.latents
         self.rules = {name: self.graph.rule("p", name) for name in self.graph.observed}
-        self.holed = {name for name in self.graph.observed if f"{name}?" in rows.first()}
+        self.holed = {name for name in self.graph.observed if mask_of(name) in rows.first()}
         super().open(rows)
         self.constant = self.constant + self._of_data_alone()
 
@@ -49,14 +53,14 @@ class Mixtures(Responsibilities):
         part: Part = {}
         for name, entry in self.rules.items():
             value = (batch[name][0] - self.centre[name]) / self.unit[name]
-            part[name] = self._kind(entry).prepare(value, batch[f"{name}?"][0] if name in self.holed else None)
+            part[name] = self._kind(entry).prepare(value, batch[mask_of(name)][0] if name in self.holed else None)
         if self.latent in batch:
             here = known(batch, self.latent)[:, :1]
             part["known"] = (torch.where((here > 0) & (batch[self.latent][0] == 0), -torch.inf, 0.0),)
         return part
 
     def _kind(self, entry: Entry) -> type[ColumnsEmission] | type[FullEmission]:
-        if not isinstance(entry.spec, MultivariateNormal):
+        if not _has_covariance(entry.spec):
             return ColumnsEmission
         return IncompleteFullEmission if entry.key.name in self.holed else FullEmission
 
@@ -65,9 +69,9 @@ class Mixtures(Responsibilities):
         total = torch.zeros((), dtype=torch.float64, device=self.rows.source.like.device)
         for batch in self.rows.parts():
             for name, entry in self.rules.items():
-                if not isinstance(entry.spec, Normal | MultivariateNormal):
+                if not entry.spec.gaussian:
                     factor: Any = self.model.factors[entry.id]
-                    value, keep = batch[name][0], batch[f"{name}?"][0] if name in self.holed else None
+                    value, keep = batch[name][0], batch[mask_of(name)][0] if name in self.holed else None
                     heads = {head: value.new_zeros(1, size) for head, size in factor.sizes.items()}
                     rows = ColumnsEmission.prepare(value, keep)
                     bare = ColumnsEmission(entry.spec, heads).log_likelihood(*rows)[:, 0]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from aevb.estimate.keys import mask_of
 from aevb.training.em.columns import Columns, known
 from aevb.training.em.factors import KEPT, Rows, Statistics, add
 
@@ -147,7 +148,7 @@ class Moments:
         first = rows.first()
         self.data = [name for name in columns.names if name not in latents]
         self.known_somewhere = [name for name in columns.names if name in latents]
-        self.holes = [name for name in self.data if f"{name}?" in first]
+        self.holes = [name for name in self.data if mask_of(name) in first]
         self.complete: dict[tuple[bool, ...], Complete] = {}
         self.incomplete: dict[tuple[bool, ...], Incomplete] = {}
         self.streams = bool(self.holes) and len(rows) * self.width > KEPT
@@ -179,9 +180,9 @@ class Moments:
             w[:, self.places[name]] = known(batch, name) * self.columns.standard(name, batch[name][0])
         there = torch.zeros(len(w), len(self.known_somewhere), dtype=torch.bool, device=w.device)
         for i, name in enumerate(self.known_somewhere):
-            there[:, i] = batch[f"{name}?"][0].all(-1) if f"{name}?" in batch else True
+            there[:, i] = batch[mask_of(name)][0].all(-1) if mask_of(name) in batch else True
             w[:, self.places[name]] = torch.where(there[:, i : i + 1], self.columns.standard(name, batch[name][0]), 0.0)
-        masks = [batch[f"{name}?"][0] for name in self.holes]
+        masks = [batch[mask_of(name)][0] for name in self.holes]
         return w, there, torch.cat(masks, 1) if masks else torch.ones(len(w), 1, dtype=torch.bool, device=w.device)
 
     def _split(self, code: tuple[bool, ...]) -> tuple[Tensor, Tensor]:

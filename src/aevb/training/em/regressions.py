@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aevb.declare import distributions as ad
-from aevb.declare.families import MultivariateNormal, Normal
 from aevb.declare.networks import MLP
+from aevb.estimate.keys import mask_of
 from aevb.model import Model
 from aevb.training.em.columns import Columns
 from aevb.training.em.factors import Rows, Statistics
@@ -41,7 +40,7 @@ class Regressions(Parameters):
         entries = {name: slice(places[name].start - self.first, places[name].stop - self.first) for name in (*graph.observed, *graph.latents)}
         self.moments = Moments(rows, self.columns, places, entries, graph.latents)
         for name in self.moments.holes:
-            if isinstance(graph.rule("p", name).spec, MultivariateNormal):
+            if graph.rule("p", name).spec.full_moments:
                 raise ValueError(f"em(): {name} has missing entries and a full covariance, for which no closed form is here. Use mle().")
         self.log_units = sum(
             ((self.columns.count[name] * self.columns.spread[name].log()).sum() for name in (*graph.observed, *codes)), self.offset.new_zeros(())
@@ -145,7 +144,7 @@ class Regressions(Parameters):
             return None  # all are known: there is nothing that q is asked
         if len(latents) > 1:
             return f"a joint posterior of {', '.join(latents)} has no closed form in factors of q"
-        if f"{latents[0]}?" in batch:
+        if mask_of(latents[0]) in batch:
             return f"{latents[0]} is known in some rows"
         if graph.given:
             return f"the posterior also depends on what is given ({', '.join(graph.given)})"
@@ -157,7 +156,7 @@ class Regressions(Parameters):
         if not isinstance(getattr(factor, "net", None), MLP) or factor.net.spec.hidden:
             return f"{entry.id} is not linear"
         spec = entry.spec
-        if not (isinstance(spec, Normal) and spec.scale != "network") and not (isinstance(spec, MultivariateNormal) and spec.covariance == "shared"):
+        if not (spec.gaussian and spec.shared_scale):
             return f"{entry.id} is no Gaussian with one spread for all rows (scale='learned', covariance='shared')"
         r = self._residuals(self.read()).matrix
         unknown, known = (torch.cat([self.places[name] for name in names]) for names in (graph.latents, parents))
@@ -172,13 +171,8 @@ class Regressions(Parameters):
         blocks = factor.net.blocks
         if blocks.bias is None and bool(offset.abs().max() > 1e-12):
             return f"{entry.id} has no bias, which the posterior's mean needs"
-        heads: dict[str, Tensor] = {}
-        if isinstance(spec, MultivariateNormal):
-            heads["tril"] = ad.vector_from_tril(root)
-        elif spec.scale == "learned":  # the nearest independent Gaussian has the precision's diagonal
-            heads["scale"] = ad.inverse_softplus(torch.cholesky_inverse(root).diagonal().rsqrt())
         parts = gain.split([graph.size(name) for name in parents], -1)
-        self._set(entry, heads, {str(ref): part for ref, part in zip(entry.key.parents, parts, strict=True)}, offset)
+        self._set(entry, spec.spread_vectors(root), {str(ref): part for ref, part in zip(entry.key.parents, parts, strict=True)}, offset)
         return None
 
 

@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aevb.declare.conditionals import Conditional, Factor
-from aevb.declare.families import Exact, OneHot
+from aevb.declare.families import Exact
 from aevb.declare.graph import Entry
 from aevb.declare.networks import MLP
 from aevb.estimate.batch import Batch
+from aevb.estimate.keys import mask_of
 from aevb.evidence.finite import log_joint
 from aevb.model import Model
 from aevb.training.em.columns import flat, known
@@ -45,7 +46,7 @@ class Responsibilities(Heads):
         if not parents:
             return True
         parent = parents[0].name
-        one_hot = parent in self.graph.stochastic and isinstance(self.graph.rule("p", parent).spec, OneHot)
+        one_hot = parent in self.graph.stochastic and self.graph.rule("p", parent).spec.categorical
         return one_hot and isinstance(factor.net, MLP) and not factor.net.spec.hidden
 
     def posterior(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -83,13 +84,13 @@ class Responsibilities(Heads):
     def _sums(self, entry: Entry, weight: Tensor, batch: Batch) -> Sums:
         """The sums of a variable that is known: ``weight`` ([cells, rows, those of all steps]) is how much each row belongs to each cell."""
         name = entry.key.name
-        keep = known(batch, name) if f"{name}?" in batch else None
+        keep = known(batch, name) if mask_of(name) in batch else None
         if entry.spec.full_moments and keep is not None:
             raise ValueError(f"em(): {name} has missing entries and a full covariance, for which no closed form is here. Use mle() or joint().")
         return sums(weight, flat(batch, name), keep, full=entry.spec.full_moments)
 
     def _known(self, batch: Batch) -> list[str]:
-        return [name for name in self.graph.latents if name in batch and f"{name}?" not in batch]
+        return [name for name in self.graph.latents if name in batch and mask_of(name) not in batch]
 
     def _marginal(self, table: Tensor, names: list[str]) -> Tensor:
         """The posterior of some latents, an axis each in the graph's order, the examples last."""

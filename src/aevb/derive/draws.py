@@ -1,0 +1,109 @@
+"""The words of a plan: how a latent's expectation is taken (:class:`Draw`), and how its term is (:class:`Term`).
+
+Both are strings: a request such as ``how={"y": "gumbel"}`` names their values.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from aevb.declare.conditionals import Conditional
+from aevb.declare.families import Exact
+
+
+class Draw(StrEnum):
+    """How the expectation over a latent is taken."""
+
+    ENUMERATE = "enumerate"  # a sum over all values, weighted by q
+    SUM = "sum"  # a sum over all values inside the logarithm, in which q cancels
+    STRATIFY = "stratify"  # every component of a mixture once, weighted by its probability
+    PATHWISE = "pathwise"  # a sample that is a differentiable function of q's parameters
+    GUMBEL = "gumbel"  # a relaxed sample, with the term of the discrete one
+    RELAXED = "relaxed"  # a relaxed sample, with both densities of the relaxation
+    STRAIGHT_THROUGH = "straight-through"  # a discrete sample with the gradient of a relaxed one
+    SCORE = "score"  # a sample with the score function's gradient
+    DETACHED = "detached"  # a sample without gradient
+    SAMPLE = "sample"  # a sample of q after training; no request can name it
+
+    __repr__ = str.__repr__
+
+    @property
+    def enumerates(self) -> bool:
+        """Whether it takes all values of the latent instead of a sample."""
+        return self in (Draw.ENUMERATE, Draw.SUM)
+
+    @property
+    def has_axis(self) -> bool:
+        """Whether the latent's values, or its components, lie side by side on an axis of their own."""
+        return self.enumerates or self is Draw.STRATIFY
+
+    @property
+    def relaxes(self) -> bool:
+        """Whether it depends on a temperature."""
+        return self in (Draw.GUMBEL, Draw.RELAXED, Draw.STRAIGHT_THROUGH)
+
+    @property
+    def bias(self) -> str | None:
+        """How the estimator is biased, in words; None if it is not."""
+        return _BIASES.get(self)
+
+    def check(self, name: str, q: Conditional, p: Conditional, samples: int, bound: str) -> None:
+        """Refuse to draw the latent ``name`` like this from a factor of q, in words that say what to ask for instead."""
+        family, where = type(q).__name__, f"how={{{name!r}: {self!r}}}"
+        if self.enumerates and not p.finite:
+            raise ValueError(f'{where}: {name} is a {family} with infinitely many values. Use "pathwise".')
+        if isinstance(q, Exact) and not self.enumerates:
+            raise ValueError(f'{where}: Exact() is the sum over all values of {name}. Use "enumerate".')
+        if self is Draw.STRATIFY and q.strata is None:
+            raise ValueError(f"{where}: only a Mixture has components to draw, {name} is a {family}.")
+        if self in (Draw.PATHWISE, Draw.DETACHED) and not q.pathwise:
+            instead = '"enumerate", "gumbel" or "score"' if p.finite else '"stratify" or "score"'
+            raise ValueError(f"{where}: a {family} sample is not a differentiable function of its parameters. Use {instead}.")
+        if self.relaxes and not q.relaxable:
+            raise ValueError(f"{where}: only OneHot and Bernoulli have a relaxation, {name} is a {family}.")
+        if self is Draw.SCORE and samples < 2:
+            raise ValueError(f"{where}: the leave-one-out baseline compares samples. Ask for samples=2 or more.")
+        if self is Draw.SUM and bound != "iwae":
+            raise ValueError(f'{where} sums inside the logarithm, which is a bound of its own. Ask for bound="iwae" too, or use "enumerate".')
+        if self is Draw.GUMBEL and bound == "iwae":
+            raise ValueError(
+                f"{where}: iwae needs log-weights of what was drawn, and the relaxed sample has none under the categorical. "
+                'Use "relaxed" or "straight-through".'
+            )
+
+
+_BIASES = {
+    Draw.GUMBEL: "value and gradient are biased by the relaxation, less so at low temperature",
+    Draw.RELAXED: "an unbiased bound, but of the relaxed model",
+    Draw.STRAIGHT_THROUGH: "the value is unbiased, the gradient is not",
+    Draw.DETACHED: "no gradient of the reconstruction reaches q: its gradient is biased",
+}
+
+
+class Term(StrEnum):
+    """How E[log p(v|·) − log q(v|·)] of a latent v is taken."""
+
+    CLOSED = "closed"  # a KL divergence in closed form
+    ENTROPY = "entropy"  # log p at the sample, q's entropy in closed form
+    SAMPLED = "sampled"  # log p and log q at the sample
+    SUMMED = "summed"  # over all values of an enumerated latent; no request can name it
+    RELAXED = "relaxed"  # both densities of the relaxation at the relaxed sample; it goes with the draw of that name
+
+    __repr__ = str.__repr__
+
+    def check(self, name: str, draw: Draw) -> None:
+        """Refuse to take the term of the latent ``name`` like this where the draw settles it."""
+        where = f"how={{{name!r}: {self!r}}}"
+        if draw.enumerates and self is not Term.CLOSED:
+            raise ValueError(
+                f"{where}: {name} is enumerated, so its term is summed exactly; there is no sample. Draw it (gumbel, score) to sample its term."
+            )
+        if draw is Draw.RELAXED:
+            raise ValueError(f'{where}: "relaxed" takes both log-probabilities on the relaxed sample. Use "gumbel" for the categorical KL.')
+        if draw is Draw.GUMBEL and self is Term.SAMPLED:
+            raise ValueError(f'{where}: a relaxed sample has no probability under the categorical. Use "relaxed".')
+
+
+# The words that a request may use.
+DRAWS = tuple(draw for draw in Draw if draw is not Draw.SAMPLE)
+TERMS = (Term.CLOSED, Term.ENTROPY, Term.SAMPLED)
