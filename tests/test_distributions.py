@@ -37,6 +37,7 @@ from aevb import (
     OneHot,
     Poisson,
     StudentT,
+    fit,
     linear,
     mlp,
     register,
@@ -613,6 +614,23 @@ def test_a_root_is_fixed_and_standard_unless_learned(name: str) -> None:
             got = root.spec.log_prob(root.distribution(root({})), torch.tensor(points)[:, None, None, :]).reshape(-1).numpy()
         inside = np.abs(expected) < 500  # beyond that, the float32 in which the root was written shows
         np.testing.assert_allclose(got[inside], expected[inside], rtol=1e-7, atol=1e-7)
+
+
+@every_family
+def test_a_model_of_it_trains_samples_explains_itself_and_is_saved(name: str, tmp_path: Any) -> None:
+    """As p's conditional of the data, and as a latent's of p and q."""
+    family = FAMILIES[name]
+    torch.manual_seed(0)
+    observed = Model(p={"z": Normal(3), "x | z": family.spec(family.d)}, q={"z | x": Normal()})
+    latent = Model(p={"v": family.spec(family.d), "x | v": Normal(3, scale=1.0)}, q={"v | x": family.spec(None)})
+    for model, more in ((observed, {}), (latent, {"samples": 2})):
+        x = model.sample(60, seed=0)["x"]
+        assert fit(model, {"x": x}, steps=3, batch=20, seed=0, progress=False, **more).step == 3
+        value = model.elbo(x=x, seed=0, **more).value
+        assert value.isfinite().all()
+        assert str(model.explain(**more)).startswith("log p(x) ≥ E of this estimator (ELBO):")
+        model.save(tmp_path / str(len(more)))
+        assert torch.equal(aevb.load(tmp_path / str(len(more))).elbo(x=x, seed=0, **more).value, value)
 
 
 @every_family
