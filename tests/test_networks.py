@@ -1,10 +1,14 @@
-"""Networks of several parents: equal, to rounding, to the plain torch network on the concatenated parents."""
+"""Networks of several parents: equal, to rounding, to the plain torch network on the concatenated parents.
+
+One registry of named constructors (`NETWORKS`) drives the contract tests: a new network costs one entry there.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +20,7 @@ from torch import Tensor, nn
 
 import aevb
 from aevb import GRU, LSTM, Bernoulli, Deterministic, Model, MultivariateNormal, Network, Normal, OneHot, conv, deconv, linear, mlp, table
+from aevb.declare import networks
 from aevb.declare.deterministic import Recurrence
 from aevb.declare.networks import ACTIVATIONS
 from aevb.declare.registry import from_record, to_record
@@ -48,6 +53,122 @@ def first_weight(blocks: Any, *names: str) -> Tensor:
 
 def close(got: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+# The registry of networks ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A specification, and what it is built for: the shapes of its parents, the widths of its heads, the shape of its own variable."""
+
+    spec: Network
+    parents: dict[str, tuple[int, ...]]
+    heads: list[int]
+    shape: tuple[int, ...] = ()
+    rows: int = 0  # its parent is the number of a row, less than this
+
+    def inputs(self, *lead: int) -> dict[str, Tensor]:
+        return (
+            {name: torch.arange(float(math.prod(lead))).reshape(*lead, 1) % self.rows for name in self.parents}
+            if self.rows
+            else inputs(self.parents, *lead)
+        )
+
+    def build(self, masked: tuple[str, ...] = ()) -> Any:
+        return build(self.spec, self.parents, self.heads, self.shape, masked)
+
+
+BOTH: Any = {"parents": {"x": (2, 4, 4), "y": (3,)}, "heads": [2, 5]}  # an image and a class
+NETWORKS: dict[str, Entry] = {
+    "linear": Entry(linear(), **BOTH),
+    "linear, no bias": Entry(linear(bias=False, init="normal"), **BOTH),
+    "mlp": Entry(mlp(5), **BOTH),
+    "mlp, all settings": Entry(mlp(5, 6, activation="tanh", dropout=0.1, init="glorot_normal"), **BOTH),
+    "mlp, sizes by name": Entry(mlp(hidden=(5, 6)), **BOTH),
+    "mlp of logarithms": Entry(mlp(5, log=True), **BOTH),
+    "conv": Entry(conv(3, 4), **BOTH),
+    "conv, all settings": Entry(conv(3, hidden=7, activation="elu", init="glorot_uniform"), **BOTH),
+    "deconv": Entry(deconv(3, 4, hidden=7), {"z": (4,), "y": (3,)}, [32, 32], (2, 4, 4)),
+    "table": Entry(table(8), {"i": (1,)}, [2, 5], rows=8),
+}
+every_network = pytest.mark.parametrize("name", NETWORKS)
+networks_of_two = pytest.mark.parametrize("name", [name for name, entry in NETWORKS.items() if len(entry.parents) > 1])
+
+
+def test_every_network_of_the_library_is_in_the_registry() -> None:
+    known = {cls for cls in vars(networks).values() if isinstance(cls, type) and issubclass(cls, Network) and "build" in vars(cls)}
+    assert known - {Network} == {type(entry.spec) for entry in NETWORKS.values()}
+
+
+@every_network
+def test_a_network_is_a_value(name: str) -> None:
+    spec = NETWORKS[name].spec
+    assert eval(repr(spec), vars(aevb)) == spec
+    assert from_record(json.loads(json.dumps(to_record(spec)))) == spec
+    assert hash(spec) == hash(from_record(to_record(spec)))
+
+
+@every_network
+def test_a_gradient_reaches_every_parameter(name: str) -> None:
+    entry = NETWORKS[name]
+    net = entry.build()
+    got = run(net, entry.inputs(3, 1, 16))
+    assert got.shape == (3, 1, 16, sum(entry.heads))
+    (got - 1).square().sum().backward()
+    assert list(net.parameters())
+    for key, parameter in net.named_parameters():
+        assert parameter.grad is not None, key
+        assert parameter.grad.abs().sum() > 0, key
+
+
+@networks_of_two
+def test_the_parts_of_the_parents_add_up(name: str) -> None:
+    """What a recurrence relies on: some parents' part for all steps at once, the others' inside the loop."""
+    entry = NETWORKS[name]
+    net, values = entry.build(), inputs(entry.parents, 7)
+    first, *others = entry.parents
+    close(net.first({first: values[first]}) + net.first({key: values[key] for key in others}, bias=False), net.first(values))
+
+
+@networks_of_two
+def test_a_parent_being_enumerated_broadcasts(name: str) -> None:
+    """Classes on [C, 1, 1, 1, C], the other parent on [1, N, d]: the result is [C, 1, 1, N, out], as by repeating and looping."""
+    entry, C, N = NETWORKS[name], 3, 4
+    net, (other, shape) = entry.build(), next(iter(entry.parents.items()))
+    x, y = normal(1, N, math.prod(shape)), torch.eye(C, dtype=torch.float64).reshape(C, 1, 1, 1, C)
+    got = run(net, {other: x, "y": y})
+    assert got.shape == (C, 1, 1, N, sum(entry.heads))
+    for c in range(C):
+        close(got[c, 0, 0], run(net, {other: x[0], "y": y[c, 0, 0, 0].expand(N, C)}))
+
+
+@every_network
+def test_dropout_masks_are_taken_as_asked_for(name: str) -> None:
+    """Masks of ones divide the kept units by 1 − p; of zeros they leave what no input changes."""
+    entry = NETWORKS[name]
+    asked = entry.spec.dropouts()
+    if not asked:
+        return
+    net, values = entry.build(), inputs(entry.parents, 6)
+    ones, zeros = (tuple(fill(6, width, dtype=torch.float64) for _, width in asked) for fill in (torch.ones, torch.zeros))
+    assert not torch.equal(run(net, values, ones), run(net, values))
+    dropped = run(net, values, zeros)
+    close(dropped, dropped[:1].expand_as(dropped))
+
+
+@networks_of_two
+def test_a_mask_of_missing_entries_starts_without_effect_and_then_acts(name: str) -> None:
+    entry = NETWORKS[name]
+    net, values = entry.build(tuple(entry.parents)), inputs(entry.parents, 5)
+    masks = [{key: (normal(5, math.prod(shape), seed=8) > 0).double()} for key, shape in entry.parents.items()]
+    for mask in masks:
+        close(net.rest(net.first(values, missing=mask)), run(net, values))
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    for mask in masks:
+        assert not torch.allclose(net.rest(net.first(values, missing=mask)), run(net, values))
 
 
 # One block a parent ------------------------------------------------------------------------------------------------------------
@@ -101,18 +222,6 @@ def test_mlp_is_the_sequential_network(activation: str) -> None:
             layer.bias.copy_(bias)
     close(run(net, values), plain(torch.cat(list(values.values()), -1)))
     assert sum(p.numel() for p in net.parameters()) == sum(p.numel() for p in plain.parameters())
-
-
-@pytest.mark.parametrize("spec", [linear(), mlp(6, 5), conv(2, 3, hidden=6)])
-def test_a_parent_being_enumerated_broadcasts(spec: Network) -> None:
-    """Classes on [C, 1, 1, 1, C], images on [1, N, 784]: the result is [C, 1, 1, N, out], as by repeating and looping."""
-    C, N = 3, 4
-    net = build(spec, {"x": (1, 28, 28), "y": (C,)}, [2, 5])
-    x, y = normal(1, N, 784), torch.eye(C, dtype=torch.float64).reshape(C, 1, 1, 1, C)
-    got = run(net, {"x": x, "y": y})
-    assert got.shape == (C, 1, 1, N, 7)
-    for c in range(C):
-        close(got[c, 0, 0], run(net, {"x": x[0], "y": y[c, 0, 0, 0].expand(N, C)}))
 
 
 def test_a_variable_read_at_two_steps_has_two_blocks() -> None:
@@ -440,27 +549,7 @@ def test_a_table_is_a_posterior_of_free_rows() -> None:
     torch.testing.assert_close(got, expected, rtol=1e-8, atol=1e-8)
 
 
-# Specifications are data ---------------------------------------------------------------------------------------------------------------
-
-NETWORKS = [
-    linear(),
-    linear(bias=False, init="normal"),
-    mlp(5),
-    mlp(5, 6, activation="tanh", dropout=0.1, init="glorot_normal"),
-    mlp(hidden=(5, 6)),
-    conv(3, 4),
-    conv(3, hidden=7, activation="elu", init="glorot_uniform"),
-    deconv(3, 4, hidden=7),
-    table(8),
-]
-
-
-@pytest.mark.parametrize("spec", NETWORKS, ids=repr)
-def test_a_network_is_a_value(spec: Network) -> None:
-    assert eval(repr(spec), vars(aevb)) == spec
-    assert from_record(json.loads(json.dumps(to_record(spec)))) == spec
-    assert hash(spec) == hash(from_record(to_record(spec)))
-
+# Mistakes ---------------------------------------------------------------------------------------------------------------
 
 IMAGE = (1, 8, 8)
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from aevb import Bernoulli, Mixture, Model, Normal, Poisson
-from aevb.derive.draws import Draw
+from aevb.derive.draws import DRAWS, Draw
 from aevb.estimate.estimators import Estimate, estimate
 
 NODES = {1: 60, 2: 40, 3: 24, 4: 14}  # for each number of Gaussian noises
@@ -124,6 +124,23 @@ def ways(model):
         how = {name: word for name, word in zip(latents, words, strict=True) if word}
         for bound, samples, gradient in itertools.product(["elbo", "iwae"], [1, 2], ["plain", "stl", "dreg"]):
             yield {"how": how, "bound": bound, "samples": samples, "gradient": gradient}
+
+
+def test_every_word_for_a_draw_is_compared_here_or_said_to_be_biased():
+    models = [build(name) for name in MODELS]
+    asked = [(model, way["how"]) for model in models for way in ways(model)]
+    biased = [(model, {latent: word}) for model in models for latent in model.graph.latents for word in DRAWS]
+    seen = set()
+    for requests, expected in ((asked, False), (biased, True)):
+        for model, how in requests:
+            for choices in ({"samples": 2}, {"samples": 2, "bound": "iwae"}):
+                try:
+                    plan = model.plan(how=how, **choices)
+                except ValueError:
+                    continue
+                if bool(plan.biased) == expected:
+                    seen |= {plan.choices[name].draw for name in (plan.biased if expected else plan.choices)}
+    assert seen == set(DRAWS)
 
 
 @pytest.mark.parametrize("name", MODELS)
