@@ -28,6 +28,7 @@ from aevb.predictive import PredictiveCheck, predictive_check
 from aevb.training.fit import fit
 from aevb.training.run import Run, load_run
 from aevb.training.schedules import alternate, em, joint, mle
+from aevb.training.settings import Settings
 from aevb.version import __version__
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "Posterior",
     "PredictiveCheck",
     "Run",
+    "Settings",
     "StudentT",
     "__version__",
     "alternate",
