@@ -48,6 +48,7 @@ _FROM = {  # the same, for those who check types, is in __init__.pyi
     "training.fit": ("fit",),
     "training.run": ("Run", "load_run"),
     "training.schedules": ("alternate", "em", "joint", "mle"),
+    "training.settings": ("Settings",),
 }
 _HOME = {name: module for module, names in _FROM.items() for name in names}
 

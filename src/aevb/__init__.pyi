@@ -29,6 +29,7 @@ from aevb.predictive import PredictiveCheck, predictive_check
 from aevb.training.fit import fit
 from aevb.training.run import Run, load_run
 from aevb.training.schedules import alternate, em, joint, mle
+from aevb.training.settings import Settings
 from aevb.version import __version__
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "Posterior",
     "PredictiveCheck",
     "Run",
+    "Settings",
     "StudentT",
     "__version__",
     "alternate",

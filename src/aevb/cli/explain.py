@@ -9,6 +9,7 @@ import typer
 
 from aevb.cli.model_argument import argument, resolve
 from aevb.cli.options import BoundName, Gradient, How, ModelName, Samples, Set, pairs
+from aevb.training.settings import Settings
 
 
 def models() -> None:
@@ -25,9 +26,9 @@ def explain(
     model: ModelName,
     set_: Set = None,
     how: How = None,
-    bound: BoundName = "elbo",
-    samples: Samples = 1,
-    gradient: Gradient = "plain",
+    bound: BoundName = Settings.bound,
+    samples: Samples = Settings.samples,
+    gradient: Gradient = Settings.gradient,
     latex: Annotated[bool, typer.Option("--latex", help="Print the estimator as LaTeX instead.")] = False,
 ) -> None:
     """Print a model, the estimator derived for it, and the reason for each choice.

@@ -2,12 +2,64 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
+from collections.abc import Callable, Mapping
+from dataclasses import Field, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
+
+from aevb.training.schedules import Schedule
+from aevb.training.settings import Settings, default_of, documentation
+
+SEEDS = {"min": 0, "max": 2**63 - 1}
+SETTINGS = {one.name: one for one in fields(Settings)}
+FORMS: dict[str, dict[str, Any]] = {  # how the command line writes the value of a setting that is no number or word
+    "how": {"metavar": "LATENT=CHOICE", "help": "Write --how y=gumbel; may be repeated."},
+    "schedule": {"metavar": "NAME[:NUMBERS]", "help": "Write e.g. --schedule alternate:1000,1000."},
+    "seed": SEEDS,
+}
+ESTIMATOR = ("how", "bound", "samples", "gradient", "temperature")
+FILE_ONLY = ("distort",)  # settings that a file gives and no option
+
+
+def setting_option(name: str, *, shown: bool = False) -> Any:
+    """The option of a setting, with its documentation; ``shown`` says its default too, where the option itself has none."""
+    one, form = SETTINGS[name], FORMS.get(name, {})
+    told = f"{documentation(one)} {form.get('help', '')}".strip()
+    panel = "Estimator" if name in ESTIMATOR else None if name == "seed" else "Training"
+    return typer.Option(**form | {"help": told, "rich_help_panel": panel, "show_default": _default(one) if shown else True})
+
+
+def _default(one: Field[Any]) -> str | bool:
+    """The default of a setting as it would be typed; False: there is nothing to show."""
+    value = default_of(one)
+    if value is None or isinstance(value, bool | Mapping):
+        return False
+    return type(value).__name__ if isinstance(value, Schedule) else str(value)
+
+
+def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command an option for every setting, in the place of its ``**settings``; an option that is not given is None, or empty."""
+    signature = inspect.signature(command, eval_str=True)
+    hints = get_type_hints(Settings, localns={"Affine": object})
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[_typed(hint), setting_option(name, shown=True)])
+        for name, hint in hints.items()
+        if name in SETTINGS and name not in FILE_ONLY
+    ]
+    own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+    command.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+    return command
+
+
+def _typed(hint: Any) -> Any:
+    """The type of a setting's option, which may be left out."""
+    return (str if hint is Schedule else list[str] if get_origin(hint) is Mapping else hint) | None
+
 
 ModelName = Annotated[str, typer.Argument(help="A name from `aevb models`, file.py:name (the file is run), or the folder of a saved model or run.")]
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a run (`aevb train … --out FOLDER`).")]
@@ -17,15 +69,11 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="An argument of the model, e.g. --set z=5 --set likelihood=Normal.", rich_help_panel="Model"),
 ]
-How = Annotated[
-    list[str] | None,
-    typer.Option(metavar="LATENT=CHOICE", help="Override the plan for one latent, e.g. --how y=gumbel.", rich_help_panel="Estimator"),
-]
-BoundName = Annotated[str, typer.Option(help="elbo or iwae.", rich_help_panel="Estimator")]
-Samples = Annotated[int, typer.Option(help="Samples an example.", rich_help_panel="Estimator")]
-Gradient = Annotated[str, typer.Option(help="plain, stl or dreg.", rich_help_panel="Estimator")]
-SEEDS = {"min": 0, "max": 2**63 - 1}
-Seed = Annotated[int, typer.Option(help="Seed of everything random.", **SEEDS)]
+How = Annotated[list[str] | None, setting_option("how")]
+BoundName = Annotated[str, setting_option("bound")]
+Samples = Annotated[int, setting_option("samples")]
+Gradient = Annotated[str, setting_option("gradient")]
+Seed = Annotated[int, setting_option("seed")]
 Prepare = Annotated[
     str | None,
     typer.Option(
@@ -88,7 +136,6 @@ def in_its_words(error: BaseException | str) -> str:
     """A message of the library, with the command line's words for what to do."""
     words = {
         "resume=True": "--resume",
-        "pass validation= data": "add --validation FILE, or --hold-out 0.1",
         "clip=": "--clip",
         "patience=": "--patience",
         "schedule=joint()": "--schedule joint",

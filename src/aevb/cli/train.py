@@ -15,33 +15,19 @@ import typer
 
 from aevb.cli.data_argument import counted_rows, known_rows, recipe_of
 from aevb.cli.model_argument import is_run, resolve
-from aevb.cli.options import (
-    SEEDS,
-    BoundName,
-    Data,
-    Gradient,
-    How,
-    Missing,
-    ModelName,
-    Prepare,
-    Samples,
-    Seed,
-    Set,
-    device_of,
-    in_its_words,
-    pairs,
-    path,
-)
+from aevb.cli.options import SEEDS, Data, Missing, ModelName, Prepare, Set, device_of, in_its_words, pairs, path, takes_settings
 from aevb.cli.units import units_note
+from aevb.training.schedules import parse_schedule
+from aevb.training.settings import Settings, read_toml
 
 if TYPE_CHECKING:
     from aevb.data.datasets import Loaded, Split
     from aevb.model import Model
-    from aevb.training.schedules import Schedule
 
 SHOWN = 4  # columns of a variable that are named
 
 
+@takes_settings
 def train(
     model: ModelName,
     out: Annotated[Path, typer.Option(parser=path, help="A new folder for the run's files.")],
@@ -54,40 +40,23 @@ def train(
     split: Annotated[
         int, typer.Option(help="Seed of the rows that --hold-out takes; --seed leaves them as they are.", rich_help_panel="Data", **SEEDS)
     ] = 0,
-    epochs: Annotated[float | None, typer.Option(help="Passes over the data; by default 20 or more.", rich_help_panel="Training")] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps, instead of epochs.", rich_help_panel="Training")] = None,
-    batch: Annotated[int | None, typer.Option(help="Rows a step; 100 unless the model says otherwise.", rich_help_panel="Training")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate; by default what suits the model.", rich_help_panel="Training")] = None,
-    warmup: Annotated[int | None, typer.Option(help="Steps of rising learning rate.", rich_help_panel="Training")] = None,
-    decay: Annotated[str | None, typer.Option(help="cosine or constant.", rich_help_panel="Training")] = None,
-    clip: Annotated[float | None, typer.Option(help="Largest norm of the gradient.", rich_help_panel="Training")] = None,
-    kl_warmup: Annotated[int | None, typer.Option(help="Steps over which the KL terms get their weight.", rich_help_panel="Training")] = None,
-    classify: Annotated[float | None, typer.Option(help="Weight of log q(y|x) where y is known.", rich_help_panel="Training")] = None,
-    schedule: Annotated[
-        str | None, typer.Option(help="joint (AEVB), alternate:1000,1000 (E- and M-steps), em, mle.", rich_help_panel="Training")
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="A TOML file of settings, e.g. another run's config.toml; options given here override it. It gives settings alone: what a run "
+            "records besides them (data, fresh, frozen, numbers) is ignored.",
+            rich_help_panel="Training",
+        ),
     ] = None,
-    patience: Annotated[int | None, typer.Option(help="Stop after so many validations without a better one.", rich_help_panel="Training")] = None,
-    checkpoint_every: Annotated[
-        int | None, typer.Option(help="Steps between checkpoints; by default half a minute lies between.", rich_help_panel="Training")
-    ] = None,
-    skip: Annotated[int | None, typer.Option(help="Steps that may be left out because they are not finite.", rich_help_panel="Training")] = None,
-    precision: Annotated[str | None, typer.Option(help="float32, or bf16 for faster matrix products.", rich_help_panel="Training")] = None,
-    compile_: Annotated[
-        bool, typer.Option("--compile", help="Fuse a step's operations; takes a minute or so before the first step.", rich_help_panel="Training")
-    ] = False,
-    how: How = None,
-    bound: BoundName = "elbo",
-    samples: Samples = 1,
-    gradient: Gradient = "plain",
-    seed: Seed = 0,
     seeds: Annotated[int | None, typer.Option(help="Train so many models, with seeds 0, 1, …, in folders seed-0, seed-1, ….")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write scalars for TensorBoard into the run's folder.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run: the same command with this added.")] = False,
+    **settings: Any,
 ) -> None:
     """Train a model on data and write everything about the run into a folder.
 
-    A model of the zoo takes its sizes from the data. Built-in data bring test rows, which validate.
+    A model of the zoo takes its sizes from the data, and may have its own usual lr and batch. Built-in data bring test rows, which validate.
 
     Examples:
 
@@ -102,6 +71,10 @@ def train(
     Where the model is the folder of a run, its weights are trained further, on its own data unless --data names others, prepared as they were:
 
     aevb train run --lr 1e-4 --out further
+
+    A run's config.toml, or a file of such lines written by hand, gives its settings to another run:
+
+    aevb train gmvae --data digits --config run/config.toml --seed 1 --out again
     """
     import torch
 
@@ -110,15 +83,19 @@ def train(
     from aevb.training.run_folder import refuse_taken
     from aevb.zoo import recipes
 
-    if seeds is not None and (seeds < 1 or seed):
+    asked = _asked(settings)
+    if seeds is not None and (seeds < 1 or asked.get("seed")):
         raise ValueError(f"--seeds {seeds} is a number of runs, with seeds from 0 on; say --seed for one run with a seed of your own.")
     places = [out] if seeds is None else [out / f"seed-{i}" for i in range(seeds)]
     if resume and not any(place.is_dir() and any(place.iterdir()) for place in places):
         raise ValueError(
             f"There is no run in {out} that --resume could continue. Name its folder by --out, or leave out --resume to start a new run."
         )
+    told = _over(read_toml(config) if config is not None else {}, asked)
+    if seeds is not None:
+        told.pop("seed", None)
+    seed: int = told.get("seed", Settings.seed)
     torch.manual_seed(seed)
-    chosen = _schedule(schedule)
     before = recipe_of(Path(model)) if is_run(model) else None  # what was done to the rows of the run that is trained further
     before = before and replace(before, known=None)  # new rows may have labels that it had not
     data = data or (before.data if before else None)
@@ -136,37 +113,22 @@ def train(
     speaks = os.environ.get("RANK", "0") == "0"  # of several processes, the first
     for place in places:
         refuse_taken(place, resume and place.exists())
-    choices: dict[str, Any] = {"how": pairs("--how", how), "bound": bound, "samples": samples, "gradient": gradient}
+    choices = {name: told[name] for name in ("how", "bound", "samples", "gradient") if name in told}
     known = known_rows(found, loaded.train.data)
     if speaks:
         everywhere = {name for name, count in known.items() if count == _count(loaded.train)}
         print(f"{found}\n\n{found.explain(**choices, clamped=everywhere, partial=known.keys() - everywhere)}\n")
         print("\n".join([_told(found, loaded, known), *_columns(loaded), *_unused_classes(loaded, known), *units_note(found, loaded)]) + "\n")
-    asked: dict[str, Any] = {
-        "epochs": epochs,
-        "steps": steps,
-        "batch": batch,
-        "lr": lr,
-        "seed": seed if seeds is None else None,
-        "patience": patience,
-        "warmup": warmup,
-        "decay": decay,
-    }
-    asked |= {"clip": clip, "kl_warmup": kl_warmup, "classify": classify, "skip": skip, "schedule": chosen}
-    asked |= {"checkpoint_every": checkpoint_every, "precision": precision, "compile": compile_ or None}
-    usual = recipes.get(model, {}) if chosen is None or chosen.objective == "bound" else {}  # rates and batches are about the bound
-    settings: dict[str, Any] = usual | {name: value for name, value in asked.items() if value is not None}
+    schedule = told.get("schedule")
+    usual: Mapping[str, Any] = recipes.get(model, {}) if schedule is None or schedule.objective == "bound" else {}  # rates are about the bound
     files: dict[str, Any] = {"out": out, "resume": resume, "progress": True, "tensorboard": tensorboard}
     check = loaded.test.data if loaded.test else None
     try:
         with _advised(model):
-            made = fit(found, loaded.train.data, validation=check, seeds=seeds, recipe=loaded.recipe, **files, **settings, **choices)
+            made = fit(found, loaded.train.data, validation=check, seeds=seeds, recipe=loaded.recipe, **files, **{**usual, **told})
     except KeyboardInterrupt as stop:  # typer would drop the message
         if speaks:
-            print(
-                f"aevb: {in_its_words(stop) or 'interrupted'}".replace("--resume continues", "the same command with --resume continues"),
-                file=sys.stderr,
-            )
+            print(f"aevb: {in_its_words(stop) or 'interrupted'}", file=sys.stderr)
         raise typer.Exit(130) from None
     if not speaks:
         return
@@ -185,20 +147,24 @@ def train(
     print("Next: " + "; ".join(f"aevb {command} {shlex.quote(str(out))}" for command in ("evaluate", "doctor", "sample")))
 
 
-def _schedule(text: str | None) -> Schedule | None:
-    from aevb.training.schedules import Schedule
+def _asked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that options give, as :class:`Settings` takes them."""
+    given = {name: value for name, value in options.items() if value is not None and value != []}
+    if "how" in given:
+        given["how"] = pairs("--how", given["how"])
+    if "schedule" in given:
+        try:
+            given["schedule"] = parse_schedule(given["schedule"])
+        except ValueError as error:
+            raise ValueError(f"--schedule {given['schedule']}: {error}") from None
+    return given
 
-    if text is None:
-        return None
-    known = {kind.__name__: kind for kind in Schedule.__subclasses__()}
-    name, _, numbers = text.partition(":")
-    if name not in known:
-        raise ValueError(f"Unknown schedule {name!r}. Choose one of {', '.join(known)}; alternate:1000,1000 says how many steps.")
-    try:
-        return known[name](*(int(number) for number in numbers.split(",") if number))
-    except (TypeError, ValueError) as error:
-        detail = str(error) if "takes positive" in str(error) or "positive number" in str(error) else f"{name} takes other numbers"
-        raise ValueError(f"--schedule {text}: {detail.rstrip('.')}. Write e.g. joint, alternate:1000,1000, em or mle.") from None
+
+def _over(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a file with those of options over them; epochs and steps say the same thing, so that one takes the other's place."""
+    same = {"epochs", "steps"}
+    kept = {name: value for name, value in recorded.items() if not (name in same and same & asked.keys())}
+    return kept | dict(asked)
 
 
 def _count(split: Split) -> int:
@@ -251,12 +217,10 @@ class _advised:
         return None
 
     def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
+        from aevb.estimate.batch import FamilyError
         from aevb.zoo import zoo
 
-        if (
-            kind is ValueError
-            and "but p gives x a" in str(error)
-            and self.model in zoo
-            and "likelihood" in inspect.signature(zoo[self.model]).parameters
-        ):
+        if not isinstance(error, FamilyError) or error.variable != "x" or self.model not in zoo:
+            return
+        if "likelihood" in inspect.signature(zoo[self.model]).parameters:
             raise ValueError(f"{error} Here: --set likelihood=Normal (or another family), or --prepare.") from None

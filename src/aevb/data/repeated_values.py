@@ -15,6 +15,7 @@ from aevb.data.sources import Source
 from aevb.declare.conditionals import Degenerate
 from aevb.declare.graph import Entry, Graph
 from aevb.declare.networks import mlp
+from aevb.estimate.batch import FamilyError
 from aevb.estimate.keys import mask_of
 from aevb.estimate.places import INDICES, Places
 
@@ -38,7 +39,7 @@ def refuse_degenerate(graph: Graph, source: Source) -> None:
             low, high = (part.cpu() for part in source.extents[name])
             columns = (degenerate.columns(low, high) & (low <= high)).nonzero()[:, 0].tolist()  # a column that is missing everywhere has low > high
             if columns:
-                raise ValueError(_message(name, type(entry.spec).__name__, columns, degenerate, source, graph.size(name)))
+                raise FamilyError(_message(name, type(entry.spec).__name__, columns, degenerate, source, graph.size(name)), name)
 
 
 def _refuse_missing(graph: Graph, name: str, columns: list[int], places: Places) -> None:

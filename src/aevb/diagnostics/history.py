@@ -68,10 +68,8 @@ def _failures(run: Run) -> list[Finding]:
 
 def _untaught(run: Run) -> list[Finding]:
     """Latents that were known in every row."""
-    return [
-        Finding("warning", "untaught q", event.about, event.text.replace("every row:", "every row that it was trained on:"), {}, event.remedy)
-        for event in events(run.rows, UNTAUGHT)
-    ]
+    text = "{0} is known in every row that it was trained on: nothing teaches q({0}|·)."
+    return [Finding("warning", "untaught q", event.about, text.format(event.about), {}, event.remedy) for event in events(run.rows, UNTAUGHT)]
 
 
 def _bias(run: Run) -> list[Finding]:

@@ -411,6 +411,14 @@ def _perhaps_padding(graph: Graph, name: str, mask: Tensor) -> str:
     return f" If the NaN at the end of rows only pad them, say how long each row is, in an array lengths beside {name}."
 
 
+class FamilyError(ValueError):
+    """Data that p's family of an observed ``variable`` does not take, or cannot be fitted to: another family may."""
+
+    def __init__(self, text: str, variable: str = "") -> None:
+        super().__init__(text)
+        self.variable = variable
+
+
 def _check_support(graph: Graph, name: str, value: Tensor, mask: Tensor | None, inside: Tensor | None, first_row: int, places: Places) -> None:
     infinite = torch.isinf(value)
     rows = next((e.spec.net.rows for e in graph.entries() if isinstance(e.spec.net, table) and e.key.parents[0].name == name), None)
@@ -425,7 +433,7 @@ def _check_support(graph: Graph, name: str, value: Tensor, mask: Tensor | None, 
     else:
         found = [(infinite, "not finite", "Replace them; NaN marks a missing entry.")]
         found += [_outside(graph, entry, value, _steps_of_rule(graph, entry, value, inside)) for entry in graph.p[name].values()]
-    for bad, what, fix in found:
+    for i, (bad, what, fix) in enumerate(found):
         bad = bad if mask is None else bad & mask
         bad = bad if inside is None else bad & inside
         if bool(bad.any()):
@@ -434,7 +442,8 @@ def _check_support(graph: Graph, name: str, value: Tensor, mask: Tensor | None, 
             text = what.format(first=place) if "{first}" in what else f"{what} ({place})"
             count = int(bad.any(-1).sum()) if name not in graph.given and graph.rule("p", name).spec.categorical else int(bad.sum())
             text = text.replace("that are", "that is", 1) if count == 1 else text
-            raise ValueError(f"{name} has {_counted(count, 'value')} {text}. {_grey_levels(graph, name, value) or fix}")
+            told = f"{name} has {_counted(count, 'value')} {text}. {_grey_levels(graph, name, value) or fix}"
+            raise FamilyError(told, name) if i else ValueError(told)  # the first is about any family
 
 
 def _grey_levels(graph: Graph, name: str, value: Tensor) -> str | None:

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 import numpy as np
 import torch
@@ -56,7 +56,8 @@ from aevb.training.row_order import NUMBERS, Order, seed_of
 from aevb.training.run import Run
 from aevb.training.run_folder import Folder, check_declaration, check_recipe, read_rows, refuse_taken
 from aevb.training.schedules import Phase
-from aevb.training.settings import Settings, to_toml
+from aevb.training.settings import Settings, toml_text
+from aevb.training.settings_options import SettingsOptions
 from aevb.training.step import Job
 from aevb.training.step_queue import StepQueue
 from aevb.training.steppers import stepper_for
@@ -73,9 +74,35 @@ MAY_CHANGE = ("epochs", "steps", "patience", "validate_every", "log_every", "che
 
 
 @overload
-def fit(model: Model, data: Any, *, seeds: None = None, **choices: Any) -> Run: ...
+def fit(
+    model: Model,
+    data: Any,
+    *,
+    validation: Any = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: bool | None = None,
+    tensorboard: bool = False,
+    after: Callable[[int, Model], Mapping[str, float] | None] | None = None,
+    seeds: None = None,
+    recipe: Recipe | None = None,
+    **settings: Unpack[SettingsOptions],
+) -> Run: ...
 @overload
-def fit(model: Model, data: Any, *, seeds: int | Sequence[int], **choices: Any) -> list[Run]: ...
+def fit(
+    model: Model,
+    data: Any,
+    *,
+    validation: Any = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: bool | None = None,
+    tensorboard: bool = False,
+    after: Callable[[int, Model], Mapping[str, float] | None] | None = None,
+    seeds: int | Sequence[int],
+    recipe: Recipe | None = None,
+    **settings: Unpack[SettingsOptions],
+) -> list[Run]: ...
 def fit(
     model: Model,
     data: Any,
@@ -88,12 +115,12 @@ def fit(
     after: Callable[[int, Model], Mapping[str, float] | None] | None = None,
     seeds: int | Sequence[int] | None = None,
     recipe: Recipe | None = None,
-    **settings: Any,
+    **settings: Unpack[SettingsOptions],
 ) -> Run | list[Run]:
     """Train a model and return the run.
 
     ``data`` is a dictionary of arrays (or files) by variable; ``validation`` likewise. ``settings`` are those of
-    :class:`Settings`: epochs or steps, batch, lr, schedule, how, bound, …. With ``out`` the run's files go there, and
+    :class:`Settings`, whose documentation lists them: epochs or steps, batch, lr, schedule, how, bound, …. With ``out`` the run's files go there, and
     ``resume=True`` continues one that was interrupted, or starts it where there is none yet. The model is left with the weights of
     the last step, or of the best validation if ``patience`` is set; :func:`load_run` reads either from the files.
 
@@ -124,7 +151,7 @@ def fit(
         raise ValueError("Say seed= for one run or seeds= for several, not both.")
     if folder is not None and (folder / "model.json").exists():
         raise ValueError(f"{folder} holds a model or a run of its own. Choose another folder for the runs of several seeds.")
-    every = [Settings(**settings, seed=seed) for seed in _several(seeds)]
+    every = [replace(Settings(**settings), seed=seed) for seed in _several(seeds)]
     _refuse_shared(model)
     if (what := added(model)) is not None:
         raise ValueError(f"seeds= trains fresh models of the declaration, which would not have what this one has: {what}. Train it alone.")
@@ -177,12 +204,29 @@ def _train_together(trainings: Sequence[Training]) -> list[Run]:
         raise TrainingError(f"Seed {training.settings.seed}: {error}{others}") from error
     if stopped:
         steps = ", ".join(str(training.step) for training in trainings)
-        raise Stopped(f"stopped after steps {steps} of {trainings[0].total}" + (f"; resume=True continues them from {where}" if where else ""))
+        raise _stopped(f"stopped after steps {steps} of {trainings[0].total}", "them", where)
     return [training.finished() for training in trainings]
 
 
 class Stopped(KeyboardInterrupt):
-    """A run was asked to end, and has saved."""
+    """A run was asked to end, and has saved. ``for_commands`` is what the command line says instead."""
+
+    def __init__(self, text: str, for_commands: str = "") -> None:
+        super().__init__(text)
+        self.for_commands = for_commands or text
+
+
+def _stopped(text: str, what: str, where: Path | None) -> Stopped:
+    if where is None:
+        return Stopped(text)
+    python, command = (f"{text}; {how} continues {what} from {where}" for how in ("resume=True", "the same command with --resume"))
+    return Stopped(python, command)
+
+
+class NoValidationError(ValueError):
+    """A setting counts validations, but there are no data for them. ``for_commands`` is what the command line says instead."""
+
+    for_commands = "patience counts validations; add --validation FILE, or --hold-out 0.1."
 
 
 class Training:
@@ -201,6 +245,7 @@ class Training:
         recipe: Recipe | None = None,
     ) -> None:
         asked, settings = settings, settings if settings.lr is not None else replace(settings, lr=_usual_rate(model))
+        self.asked_lr = asked.lr
         self.model, self.settings, self.out, self.recipe = model, settings, out, recipe
         if out is not None:
             refuse_taken(out, resume)
@@ -316,7 +361,7 @@ class Training:
         if s.precision == "bf16" and self.dtype != torch.float32:
             raise ValueError(f'precision="bf16" lowers the precision of products in float32, but the model is in {str(self.dtype)[6:]}.')
         if s.patience is not None and self.validation is None:
-            raise ValueError("patience counts validations; pass validation= data.")
+            raise NoValidationError("patience counts validations; pass validation= data.")
 
     def _untaught(self) -> list[str]:
         """Latents that every row knows, so that no term of the objective has q's factor of them."""
@@ -380,7 +425,9 @@ class Training:
             folder.notes += self._continue(out, found)
         self.anew = resume and found is None
         if self.world.first:
-            folder.begin(self.model.declaration(), to_toml(self.recorded), self.rows, self.recipe)
+            # Iterations over all rows have no learning rate. Where none was asked for, config.toml gives none, as mle() would take one for a wish.
+            config = self.recorded | ({"lr": self.asked_lr} if self.on_all_rows else {})
+            folder.begin(self.model.declaration(), toml_text(config), self.rows, self.recipe)
             self.folder = folder
 
     def _continue(self, out: Path, found: Checkpoint) -> list[str]:
@@ -496,9 +543,7 @@ class Training:
                         self._note_course()
                     self._save()
                 if stopped:
-                    raise Stopped(
-                        f"stopped after step {self.step} of {self.total}" + (f"; resume=True continues it from {self.out}" if self.out else "")
-                    )
+                    raise _stopped(f"stopped after step {self.step} of {self.total}", "it", self.out)
             self.stepper.settle_model()
             if s.patience is not None:
                 self._restore_best()
@@ -743,7 +788,7 @@ class Training:
 
     def _note_once(self, event: Event) -> None:
         """Record an event that holds for the whole run, also where it was resumed."""
-        if not any(row.get("note") == str(event) for row in self.rows):
+        if event not in events.events(self.rows, event.kind):
             self._note(event)
 
     def _note_folder(self) -> None:

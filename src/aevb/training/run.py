@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from aevb.data.preparation import Affine
 from aevb.loading import read_model
 from aevb.model import Model
 from aevb.pictures import curves
@@ -17,7 +16,6 @@ from aevb.posterior.training_record import with_weights
 from aevb.runtime.checked_files import IntegrityWarning
 from aevb.training.checkpoint import Checkpoint, CheckpointError, check_beside, check_fit, folders, read, read_manifest
 from aevb.training.run_folder import note_later, read_rows
-from aevb.training.schedules import Schedule
 from aevb.training.settings import Settings
 
 if TYPE_CHECKING:
@@ -152,14 +150,7 @@ def _older(model: Model, settings: dict[str, Any]) -> dict[str, Any]:
 
 def _settings(record: dict[str, Any]) -> Settings:
     """The settings that a record was made from."""
-    known = {field.name for field in fields(Settings)}
-    kinds = {kind.__name__: kind for kind in Schedule.__subclasses__()}
     try:
-        schedule = dict(record.get("schedule", {"name": "joint"}))
-        kind = kinds[schedule.pop("name")]
-        distort = {name: Affine((numbers[0], numbers[1]), *numbers[2:]) for name, numbers in record.get("distort", {}).items()}
-        return Settings(**{name: value for name, value in record.items() if name in known} | {"schedule": kind(**schedule), "distort": distort})
-    except (TypeError, KeyError, IndexError, AttributeError, ValueError) as error:
-        raise CheckpointError(
-            f"The checkpoint's settings are damaged ({type(error).__name__}: {error}). Resume from an earlier checkpoint."
-        ) from None
+        return Settings.from_record(record)
+    except ValueError as error:
+        raise CheckpointError(f"The checkpoint's settings are damaged ({error}). Resume from an earlier checkpoint.") from None

@@ -8,7 +8,10 @@ bound), then θ alone for m (the M-step, which raises it). ``em()`` takes the ex
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from numbers import Integral
+from typing import Any
 
 STARTS = ("auto", "data", "keep")  # where EM begins
 OPTIMISERS = ("auto", "lbfgs", "adam")  # of mle()
@@ -53,7 +56,7 @@ class alternate(Schedule):
     m_steps: int = 1000
 
     def __post_init__(self) -> None:
-        if min(self.e_steps, self.m_steps) < 1:
+        if not all(_is_count(steps) for steps in (self.e_steps, self.m_steps)):
             raise ValueError(f"alternate takes positive numbers of steps, got {self.e_steps} and {self.m_steps}.")
 
     @property
@@ -90,7 +93,7 @@ class em(Schedule):
     objective = "em"
 
     def __post_init__(self) -> None:
-        if self.m_steps < 1:
+        if not _is_count(self.m_steps):
             raise ValueError(f"em takes a positive number of steps, got {self.m_steps}.")
         if isinstance(self.tol, bool) or not isinstance(self.tol, int | float) or not 0 <= self.tol < math.inf:
             raise ValueError(f"em: tol is a gain of the mean evidence in nats, 0 or more, got {self.tol!r}.")
@@ -128,3 +131,42 @@ class mle(Schedule):
 
     def phase(self, step: int, total: int) -> Phase:
         return Phase("mle", True, False, step, total)
+
+
+def parse_schedule(text: str) -> Schedule:
+    """A schedule from its name and its first arguments: ``joint``, ``alternate:500,500``."""
+    name, _, numbers = text.partition(":")
+    kind = _kind(name)
+    try:
+        arguments = [int(number) for number in numbers.split(",") if number]
+    except ValueError:
+        raise ValueError(f"{name} takes whole numbers, got {numbers!r}. Write e.g. joint, alternate:1000,1000, em or mle.") from None
+    takes = [one.name for one in fields(kind)]
+    if len(arguments) > len(takes):
+        raise ValueError(f"{name} takes {', '.join(takes) or 'no numbers'}, got {numbers!r}. Write e.g. joint, alternate:1000,1000, em or mle.")
+    return kind(*arguments)
+
+
+def schedule_from(record: Any) -> Schedule:
+    """A schedule from its record, ``{"name": "alternate", "e_steps": 500}``, or from a text (:func:`parse_schedule`)."""
+    if isinstance(record, str):
+        return parse_schedule(record)
+    if not isinstance(record, Mapping):
+        raise ValueError(f'schedule is a text, e.g. "alternate:500,500", or a table with a name, got {record!r}.')
+    kind = _kind(record.get("name"))
+    takes = [one.name for one in fields(kind)]
+    unknown = [key for key in record if key != "name" and key not in takes]
+    if unknown:
+        raise ValueError(f"schedule: {kind.__name__} has no {', '.join(unknown)}. It takes {', '.join(takes) or 'nothing'}.")
+    return kind(**{key: value for key, value in record.items() if key != "name"})
+
+
+def _kind(name: Any) -> type[Schedule]:
+    kinds = {kind.__name__: kind for kind in Schedule.__subclasses__()}
+    if not isinstance(name, str) or name not in kinds:
+        raise ValueError(f"Unknown schedule {name!r}. Choose one of {', '.join(kinds)}; alternate:1000,1000 says how many steps.")
+    return kinds[name]
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1

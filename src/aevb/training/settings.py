@@ -1,50 +1,74 @@
-"""What decides a run besides the model and the data."""
+"""What decides a run besides the model and the data.
+
+:class:`Settings` is the one definition: each field has its type, its default and its documentation there. The keywords of :func:`fit`
+(``settings_options.py``, which ``python -m aevb.training.settings`` prints), the options of ``aevb train`` and ``config.toml`` are made from it.
+This module does not import torch, so that ``aevb train --help`` need not wait for it.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+import textwrap
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from aevb.training.schedules import Schedule, joint, schedule_from
 
-from aevb.data.preparation import Affine
-from aevb.training.schedules import Schedule, joint
+if TYPE_CHECKING:
+    from aevb.data.preparation import Affine
+
+RECORDED = ("data", "fresh", "frozen", "numbers")  # what config.toml says besides the settings, for resuming: not settings themselves
+
+
+def _setting(documentation: str, default: Any = MISSING, *, make: Callable[[], Any] | None = None) -> Any:
+    """A field with its documentation and its default, or what makes the default."""
+    if make is not None:
+        return field(default_factory=make, metadata={"documentation": documentation})
+    return field(default=default, metadata={"documentation": documentation})
 
 
 @dataclass(frozen=True)
 class Settings:
-    """All that decides a run besides the model and the data; recorded with it."""
+    """All that decides a run besides the model and the data; recorded with it.
 
-    epochs: float | None = None  # passes over the data; or steps
-    steps: int | None = None
-    batch: int = 100
-    lr: float | None = None  # by default 2e-3, and 0.05 where no factor has a hidden layer
-    warmup: int = 0  # steps of rising learning rate
-    decay: str = "cosine"  # or "constant"; inside each phase of the schedule
-    clip: float | None = None  # largest norm of the gradient
-    kl_warmup: int = 0  # steps over which the weight of the KL terms rises to 1
-    classify: float = 0.0  # weight of log q(y|x) on rows whose label is known
-    agree: float = 0.0  # weight of Σ q(y|x) log q(y|x̃): a class that does not change when the image is distorted a little
-    distort: Mapping[str, Affine] = field(default_factory=dict)  # how x̃ is made from x, by variable
-    patience: int | None = None  # validations without improvement before it stops
-    seed: int = 0
-    schedule: Schedule = field(default_factory=joint)
-    how: Mapping[str, str] = field(default_factory=dict)
-    bound: str = "elbo"
-    samples: int = 1
-    gradient: str = "plain"
-    temperature: float = 0.5
-    validate_every: int | None = None  # steps; by default once an epoch
-    log_every: int | None = None  # steps; by default about 200 lines a run
-    checkpoint_every: int | None = None  # steps; by default at validations, half a minute apart at least
-    precision: str = "float32"  # or "bf16": matrix products in bfloat16, everything else, the weights too, as the model is
-    compile: bool = False  # fuse what lies between the products of a step, by torch's compiler: pays off in long runs
-    skip: int = 0  # batches with a non-finite loss or gradient that may be skipped
+    ``fit(model, data, **vars(settings))`` trains with them. ``Settings.from_toml("run/config.toml")`` are those of a run.
+    """
+
+    epochs: float | None = _setting("Passes over the data, instead of steps. By default 20, or more (at most 200) to make 2,000 steps.", None)
+    steps: int | None = _setting("Steps of the optimiser, instead of epochs.", None)
+    batch: int = _setting("Rows per step.", 100)
+    lr: float | None = _setting("Learning rate. By default 2e-3, and 0.05 where no factor has a hidden layer.", None)
+    warmup: int = _setting("Steps over which the learning rate rises from 0.", 0)
+    decay: str = _setting("Learning rate within each phase of the schedule: cosine (falls to 0) or constant.", "cosine")
+    clip: float | None = _setting("Largest norm of the gradient; a longer gradient is scaled down to it.", None)
+    kl_warmup: int = _setting("Steps over which the weight of the KL terms rises to 1.", 0)
+    classify: float = _setting("Weight of log q(y|x) on rows whose label y is known.", 0.0)
+    agree: float = _setting("Weight of Σ q(y|x) log q(y|x̃): the class should stay the same when x is distorted a little, to x̃.", 0.0)
+    distort: Mapping[str, Affine] = _setting("How x̃ is made from x, by variable.", make=dict)
+    patience: int | None = _setting("Stop after this many validations without improvement, and keep the best weights.", None)
+    seed: int = _setting("Seed of everything random.", 0)
+    schedule: Schedule = _setting("joint (AEVB), alternate (E-steps of q, then M-steps of p), em (exact EM) or mle (exact evidence).", make=joint)  # noqa: RUF009
+    how: Mapping[str, str] = _setting("Choices by latent that override those of the plan.", make=dict)
+    bound: str = _setting("elbo or iwae.", "elbo")
+    samples: int = _setting("Samples per example.", 1)
+    gradient: str = _setting("plain, stl or dreg.", "plain")
+    temperature: float = _setting("Temperature of relaxed samples (gumbel).", 0.5)
+    validate_every: int | None = _setting("Steps between validations. By default one epoch.", None)
+    log_every: int | None = _setting("Steps between lines of the history. By default about 200 lines per run.", None)
+    checkpoint_every: int | None = _setting("Steps between checkpoints. By default at validations, at least half a minute apart.", None)
+    precision: str = _setting("float32, or bf16: matrix products in bfloat16, everything else, the weights too, as the model is.", "float32")
+    compile: bool = _setting("Fuse the operations of a step by torch's compiler. Takes about a minute at the start: for long runs.", False)
+    skip: int = _setting("Batches with a non-finite loss or gradient that may be skipped.", 0)
 
     def __post_init__(self) -> None:
+        import numpy as np
+
+        from aevb.data.preparation import Affine
+
         for f in fields(self):  # numpy's numbers are numbers, but no JSON
             if isinstance(value := getattr(self, f.name), np.generic):
                 object.__setattr__(self, f.name, value.item())
@@ -70,7 +94,10 @@ class Settings:
             raise ValueError(f'decay is "cosine" or "constant", got {self.decay!r}.')
         if not isinstance(self.schedule, Schedule):
             raise ValueError(f"schedule is joint(), alternate(…), em() or mle(), got {self.schedule!r}.")
-        if not isinstance(self.how, Mapping):
+        for name in ("bound", "gradient"):  # the plan knows which there are
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(f"{name} is a word, got {getattr(self, name)!r}.")
+        if not isinstance(self.how, Mapping) or not all(isinstance(choice, str) for choice in self.how.values()):
             raise ValueError(f'how is a dictionary from latent to choice, e.g. {{"y": "gumbel"}}, got {self.how!r}.')
 
     @property
@@ -91,9 +118,111 @@ class Settings:
         return min(1.0, (step + 1) / self.kl_warmup) if self.kl_warmup else 1.0
 
     def record(self) -> dict[str, Any]:
+        """The settings as plain values, for JSON and TOML."""
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "schedule"}
         distort = {name: [*how.shape, how.rotate, how.shear, how.scale, how.shift] for name, how in self.distort.items()}
         return plain | {"how": dict(self.how), "distort": distort, "schedule": {"name": type(self.schedule).__name__, **asdict(self.schedule)}}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Settings:
+        """The settings that a record was made from; a field that it does not have gets its default, and what is no field is left aside."""
+        return cls(**_from_plain(record))
+
+    def to_toml(self, path: str | Path) -> None:
+        """Write the settings to a TOML file, which :meth:`from_toml` reads."""
+        Path(path).write_text(toml_text(self.record()), encoding="utf-8")
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Settings:
+        """The settings in a TOML file, e.g. a run's ``config.toml``; a field that it does not have gets its default.
+
+        What a run records besides its settings (data, fresh, frozen, numbers) is ignored. Any other key that is no setting is an error.
+        """
+        return cls(**read_toml(path))
+
+
+def documentation(one: Field[Any]) -> str:
+    """What a setting is, in a sentence."""
+    return str(one.metadata["documentation"])
+
+
+def default_of(one: Field[Any]) -> Any:
+    return one.default_factory() if one.default_factory is not MISSING else one.default
+
+
+def _listed() -> str:
+    """Every setting with its type, default and documentation, for docstrings."""
+    lines = [f"{one.name}: {one.type} = {default_of(one)!r}\n    {documentation(one)}" for one in fields(Settings)]
+    return textwrap.indent("\n".join(lines), "    ")
+
+
+Settings.__doc__ = f"{Settings.__doc__}\n{_listed()}\n    "
+
+
+def options_source() -> str:
+    """The module ``settings_options``: the fields of :class:`Settings` as keywords that editors and type checkers see."""
+    keys = []
+    for one in fields(Settings):
+        default = default_of(one)
+        shown = "" if default is None else f" Default: {json.dumps(default) if isinstance(default, str) else default}."
+        keys.append(f'    {one.name}: {one.type}\n    """{documentation(one)}{shown}"""\n')
+    return f'''"""The keywords of fit for editors and type checkers. Do not edit: ``python -m aevb.training.settings`` prints this file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypedDict
+
+from aevb.data.preparation import Affine
+from aevb.training.schedules import Schedule
+
+
+class SettingsOptions(TypedDict, total=False):
+    """The fields of :class:`Settings`, none of them required."""
+
+{"".join(keys)}'''
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The settings that a TOML file gives, by name, as :class:`Settings` takes them."""
+    from aevb.runtime.checked_files import refuse_endless
+
+    place = Path(path)
+    try:
+        refuse_endless(place)
+        record = tomllib.loads(place.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{place} cannot be read: {error.strerror}.") from None
+    except ValueError as error:
+        raise ValueError(f"{place} is no TOML that can be read: {str(error).rstrip('.')}.") from None
+    known = [one.name for one in fields(Settings)]
+    unknown = [key for key in record if key not in known and key not in RECORDED]
+    if unknown:
+        raise ValueError(f"{place} has what is no setting: {', '.join(unknown)}. The settings are {', '.join(known)}.")
+    try:
+        found = _from_plain(record)
+        Settings(**found)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
+    return found
+
+
+def _from_plain(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings in a record of plain values, as :class:`Settings` takes them."""
+    from aevb.data.preparation import Affine
+
+    found = {one.name: record[one.name] for one in fields(Settings) if one.name in record}
+    if "schedule" in found:
+        found["schedule"] = schedule_from(found["schedule"])
+    if "distort" in found:
+        try:
+            found["distort"] = {name: Affine((height, width), *rest) for name, (height, width, *rest) in found["distort"].items()}
+        except (AttributeError, TypeError, ValueError):
+            raise ValueError(
+                f"distort gives height, width, rotate, shear, scale and shift by variable, e.g. x = [28, 28, 0.2, 0.3, 0.12, 0.06], "
+                f"got {found['distort']!r}."
+            ) from None
+    return found
 
 
 def _whole(name: str, value: Any, *, least: int) -> None:
@@ -106,7 +235,7 @@ def _positive(name: str, value: Any) -> None:
         raise ValueError(f"{name} is a positive number, got {value!r}.")
 
 
-def to_toml(record: Mapping[str, Any]) -> str:
+def toml_text(record: Mapping[str, Any]) -> str:
     """A flat record with tables one deep, as TOML; what is not set is left out."""
     plain = {key: value for key, value in record.items() if not isinstance(value, Mapping) and value is not None}
     lines = [f"{key} = {_word(value)}" for key, value in plain.items()]
@@ -117,4 +246,8 @@ def to_toml(record: Mapping[str, Any]) -> str:
 
 
 def _word(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which TOML wants escaped, and JSON does not
+
+
+if __name__ == "__main__":
+    print(options_source(), end="")

@@ -28,20 +28,20 @@ def what_failed(
     """Name what is not finite in a step with these inputs, of these rows; ``broken`` are factors whose parameters are not."""
     cause = f" The parameters of {', '.join(broken)} are not finite." if broken else ""
     try:
-        what, bad = _culprit(job, objective, inputs, active)
+        what, bad, in_gradient = _culprit(job, objective, inputs, active)
     except LinAlgError:
-        what, bad = "the exact evidence (a covariance of p is not positive definite)", torch.ones(len(rows), dtype=torch.bool)
+        what, bad, in_gradient = "the exact evidence (a covariance of p is not positive definite)", torch.ones(len(rows), dtype=torch.bool), False
     except (RuntimeError, ValueError):  # torch refuses parameters that are not numbers
         if not broken:
             raise
-        what, bad = "the bound", torch.ones(len(rows), dtype=torch.bool)
-    mine = (not what.startswith("the gradient"), what, rows[bad].tolist())
+        what, bad, in_gradient = "the bound", torch.ones(len(rows), dtype=torch.bool), False
+    mine = (not in_gradient, what, rows[bad].tolist())
     _, what, which = max(job.world.gather(mine), key=lambda found: found[0])  # of several processes, one that has a term to name
     return f"{what} is not finite for {job.source.places.rows(which)}.{cause}"
 
 
-def _culprit(job: Job, objective: Objective, inputs: Mapping[str, Tensor], active: Sequence[nn.Parameter]) -> tuple[str, Tensor]:
-    """The term that is not finite and the rows where, or the parameter whose gradient is not, by all rows."""
+def _culprit(job: Job, objective: Objective, inputs: Mapping[str, Tensor], active: Sequence[nn.Parameter]) -> tuple[str, Tensor, bool]:
+    """The term that is not finite and the rows where, or the parameter whose gradient is not, by all rows; and whether it is the gradient."""
     value, bound = objective(inputs)
     graph = job.model.graph
     for name, term in bound.terms.items():
@@ -49,12 +49,12 @@ def _culprit(job: Job, objective: Objective, inputs: Mapping[str, Tensor], activ
         if bool(bad.any()):
             variable = name[3:-1] if name.startswith("kl(") else name
             factor = f" (p's factor {graph.rule('p', variable).id})" if variable in graph.stochastic else ""
-            return f"the term {name}{factor}", bad
+            return f"the term {name}{factor}", bad, False
     bad = ~bound.value.detach().isfinite().cpu()
     if bool(bad.any()):
-        return "the bound", bad
+        return "the bound", bad, False
     gradients = torch.autograd.grad(-value, list(active), allow_unused=True)
     names = {parameter: name for name, parameter in job.model.named_parameters()}
     pairs = zip(active, gradients, strict=True)
     culprit = next((names[p] for p, gradient in pairs if gradient is not None and not bool(gradient.isfinite().all())), None)
-    return f"the gradient of {culprit}" if culprit else "the gradient", torch.ones_like(bad)
+    return f"the gradient of {culprit}" if culprit else "the gradient", torch.ones_like(bad), True
