@@ -20,7 +20,7 @@ import aevb.estimate.chain_marginals
 import aevb.estimate.estimators
 import aevb.estimate.program
 import aevb.evidence.finite
-import aevb.evidence.gaussian_belief
+import aevb.evidence.square_root_belief
 from aevb.derive.axes import swap
 
 from .compare import KINDS, Comparer
@@ -122,7 +122,7 @@ FAULTS: dict[str, Any] = {
         aevb.estimate.program.Program, "_zero_outside", lambda original, self, v, e: v
     ),
     "a Gaussian belief forgets the noise of a rule": lambda: wrapped(
-        aevb.evidence.gaussian_belief.Belief,
+        aevb.evidence.square_root_belief.RootBelief,
         "extended",
         lambda original, self, column, rule: original(self, column, replace(rule, noise=0.5 * rule.noise)),
     ),
