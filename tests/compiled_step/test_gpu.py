@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from test_recording import CASES, data, partly_frozen, soon, vae, vrnn, with_counting
+from compiled_runs import CASES, data, partly_frozen, vae, vrnn, with_counting
 
 from aevb import fit
 from aevb.data.sources import open_source
@@ -16,7 +16,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),  # torch 2.11 imports such a thing itself when it compiles for a GPU
 ]
-__all__ = ["soon"]
 
 STEPS = {"steps": 57, "batch": 20, "seed": 3, "log_every": 10}
 CAPTURED = [name for name in CASES if name not in ("Beta", "bfloat16")]

@@ -1,14 +1,12 @@
 """What a GPU is given instead of a recording says the same: fewer products, clusters in order, many steps at a time."""
 
-import os
-import shutil
 import weakref
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
-from test_recording import CASES, data, gmvae, trained, vrnn
+from compiled_runs import CASES, compiles, data, gmvae, trained, vrnn
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
@@ -21,14 +19,6 @@ from aevb.estimate import noise
 from aevb.training import gradient_steps as stepping
 from aevb.training import step_queue as capture
 from aevb.training.row_order import Order
-
-
-def compiles(test):
-    """A test that has torch compile, which uses what torch advises against."""
-    missing = shutil.which(os.environ.get("CXX", "g++")) is None
-    quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning")(test)
-    return pytest.mark.skipif(missing, reason="torch compiles for a CPU with a C++ compiler")(quiet)
-
 
 SUMS = ("mm", "addmm", "addmm_")
 

@@ -5,10 +5,11 @@ import re
 import numpy as np
 import pytest
 import torch
+from gap_models import CASES, MIXED, NET, PRECISION, TO_MEAN, S, X, factor_analysis, rows
 from torch.distributions import MultivariateNormal as Gaussian
 from torch.distributions import kl_divergence
 
-from aevb import GRU, LSTM, Bernoulli, Deterministic, Exact, Mixture, Model, MultivariateNormal, Normal, OneHot, em, fit, linear, mlp
+from aevb import Bernoulli, Deterministic, Model, MultivariateNormal, Normal, OneHot, em, fit, linear, mlp
 from aevb.data.sources import open_source
 from aevb.declare.distributions import inverse_softplus
 from aevb.estimate.estimators import estimate
@@ -17,28 +18,7 @@ from aevb.evidence.gap import gap
 from aevb.evidence.per_example_q import free_factors, zero_offsets
 from aevb.training.evaluation import evaluate
 
-W = torch.tensor([[-0.5, -1.0], [-1.0, -1.0], [2.0, 0.5]], dtype=torch.float64)
-SIGMA = torch.tensor([0.4, 0.2, 0.3], dtype=torch.float64)
-PRECISION = torch.eye(2, dtype=torch.float64) + W.T @ torch.diag(SIGMA**-2) @ W
-TO_MEAN = torch.linalg.inv(PRECISION) @ W.T @ torch.diag(SIGMA**-2)  # E[z|x] = TO_MEAN x
 MEAN_FIELD = 0.5 * (PRECISION.diagonal().log().sum() - torch.logdet(PRECISION))  # the least KL of a diagonal q: variances 1/diag(precision)
-
-
-def factor_analysis(q) -> Model:
-    """The model p of known W and σ, with this posterior, whose mean is right."""
-    torch.manual_seed(0)
-    model = Model(p={"z": Normal(2), "x | z": Normal(3, net=linear(bias=False), scale="learned")}, q={"z | x": q}).double()
-    with torch.no_grad():
-        model.factors["p(x|z)"].net.blocks.weights["z"].copy_(W)
-        model.factors["p(x|z)"].vectors["scale"].copy_(inverse_softplus(SIGMA))
-        model.factors["q(z|x)"].net.blocks.weights["x"].copy_(TO_MEAN)
-    return model
-
-
-def rows(n: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1)
-    z = torch.randn(n, 2, generator=generator, dtype=torch.float64)
-    return z @ W.T + SIGMA * torch.randn(n, 3, generator=generator, dtype=torch.float64)
 
 
 def test_an_encoder_whose_family_holds_the_posterior_loses_by_amortisation_alone():
@@ -113,35 +93,6 @@ def test_finite_latents_reach_the_evidence_without_sampling():
     assert found.approximation.abs().max() < 1e-4
     assert found.amortisation.min() > 1e-3
     assert found.stderr["total"].max() == 0
-
-
-NET = mlp(8)
-X, S = torch.rand(6, 5, generator=torch.Generator().manual_seed(0)).round(), torch.rand(6, 4, 3, generator=torch.Generator().manual_seed(0)).round()
-RECURRENT = {"h[t] | h[t-1], x[t-1], z[t-1]": LSTM(6), "z[t] | h[t]": Normal(2, net=NET), "x[t] | h[t], z[t]": Bernoulli(3, net=NET)}
-SMOOTHING = {"b[t] | b[t+1], x[t]": GRU(6), "z[t] | h[t], b[t]": Normal(net=NET, scale="learned")}
-MIXED = {"y": OneHot(3), "z | y": Normal(2), "x | z": Bernoulli(5, net=NET)}
-ENDS = {"z[0]": Normal(2, learned=True), "z[t] | z[t-1], x[t]": Normal(net=NET)}
-CASES = {
-    "enumerated": (MIXED, {"y | x": OneHot(net=NET), "z | x, y": Normal(net=NET)}, {"x": X}),
-    "partly known": (MIXED, {"y | x": OneHot(net=NET), "z | x, y": Normal(net=NET)}, {"x": X, "y": np.array([0, -1, 2] * 2)}),
-    "by Bayes": (MIXED, {"z | x": Normal(net=NET), "y | z": Exact()}, {"x": X}),
-    "mixture": ({"z": Normal(2), "x | z": Bernoulli(5, net=NET)}, {"z | x": Mixture(net=NET, components=2)}, {"x": X}),
-    "hierarchy": (
-        {"a": Normal(2), "b | a": Normal(3), "x | b": Bernoulli(5, net=NET)},
-        {"b | x": Normal(net=mlp(8, dropout=0.2)), "a | b": Normal(net=NET)},
-        {"x": torch.where(X * torch.arange(5) == 4, torch.nan, X)},
-    ),
-    "filtering": (RECURRENT, {"z[t] | h[t], x[t]": Normal(net=NET)}, {"x": S}),
-    "smoothing, ragged": (RECURRENT, SMOOTHING, {"x": S, "lengths": np.array([4, 3, 2, 1, 4, 2])}),
-    "an end of its own": ({"z[t] | z[t-1]": Normal(2), "x[t] | z[t]": Bernoulli(3)}, ENDS, {"x": S}),
-    "read in the loop": (
-        {"z[t] | z[t-1]": Normal(2), "x[t] | z[t]": Bernoulli(3)},
-        {"h[t] | h[t-1], z[t-1], x[t]": GRU(5), "z[t] | h[t]": Normal(net=NET)},
-        {"x": S},
-    ),
-    "a chain": ({"y[t] | y[t-1]": OneHot(3), "x[t] | y[t]": Bernoulli(3)}, {"y[t] | y[t-1], x[t]": OneHot(net=NET)}, {"x": S}),
-    "score function": ({"b": Bernoulli(9), "x | b": Bernoulli(5, net=NET)}, {"b | x": Bernoulli(net=NET)}, {"x": X}),
-}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from test_fit import assert_equal_weights, bits, small_vae, weights
+from small_runs import assert_equal_weights, bits, small_vae, weights
 
 from aevb import GRU, Bernoulli, Deterministic, Model, Normal, OneHot, fit
 from aevb.data import Affine

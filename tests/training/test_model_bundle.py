@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from test_flat import as_written
-from test_recording import CASES, data, gmvae, partly_frozen, vae, vrnn
+from compiled_runs import CASES, as_written, data, gmvae, partly_frozen, vae, vrnn
 
 from aevb import fit, joint
 from aevb.compiled_step import cuda_graphs, cuda_streams, fusing, recording

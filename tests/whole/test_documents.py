@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 # Smaller sizes, so that a page takes seconds. What is printed then has other numbers, except where nothing was trained.
 SMALLER = {

@@ -22,7 +22,7 @@ from aevb.estimate.batch import FamilyError
 from aevb.training import settings as definition
 from aevb.training.settings_options import SettingsOptions
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def factor_analysis():

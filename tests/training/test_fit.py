@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.decomposition import FactorAnalysis
+from small_runs import across, assert_equal_weights, bits, small_vae, weights
 from torch import nn
 
 from aevb import Bernoulli, Exact, Model, Network, Normal, OneHot, Poisson, diagnose, fit, linear, mlp
@@ -24,32 +25,6 @@ from aevb.training.run_folder import Folder
 from aevb.training.schedules import alternate, em, joint, mle
 from aevb.training.settings import Settings
 from aevb.zoo import fa, gmvae, vae
-
-
-def small_vae() -> Model:
-    torch.manual_seed(0)
-    return Model(p={"z": Normal(2), "x | z": Bernoulli(6, net=mlp(8, dropout=0.2))}, q={"z | x": Normal(net=mlp(8))})
-
-
-def bits(n: int = 90, d: int = 6) -> np.ndarray:
-    return (np.random.default_rng(0).random((n, d)) > 0.5).astype(np.float32)
-
-
-def weights(model: Model) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-
-def assert_equal_weights(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
-    for name, tensor in a.items():
-        assert torch.equal(tensor, b[name]), name
-
-
-def across(model: Model) -> Model:
-    """The same weights, each matrix laid out by columns."""
-    for parameter in model.parameters():
-        parameter.data = parameter.data.t().contiguous().t() if parameter.dim() == 2 else parameter.data
-    return model
-
 
 # The loop ---------------------------------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from test_recording import data, gmvae, partly_frozen, vae
+from compiled_runs import data, gmvae, partly_frozen, vae
 
 from aevb import Model, Normal, OneHot, alternate, em, fit, mlp
 from aevb.compiled_step import adam

@@ -14,7 +14,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from test_exact_evidence import LENGTHS, MODELS, N, T, data_of, holed, laid_out, log_p
+from exact_models import LENGTHS, MODELS, N, T, data_of, holed, laid_out, log_p
 
 from aevb import Model, Normal, OneHot, linear
 from aevb.evidence.exact_posterior import Unknowns

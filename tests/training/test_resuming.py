@@ -5,7 +5,7 @@ import signal
 import numpy as np
 import pytest
 import torch
-from test_fit import across, assert_equal_weights, bits, small_vae, weights
+from small_runs import across, assert_equal_weights, bits, small_vae, weights
 
 from aevb import Bernoulli, Model, Normal, fit, mlp
 from aevb.training import fit as loop

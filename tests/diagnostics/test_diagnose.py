@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from test_gap import CASES, PRECISION, SIGMA, factor_analysis, rows
+from gap_models import CASES, PRECISION, SIGMA, factor_analysis, rows
 
 from aevb import Bernoulli, Exact, Model, MultivariateNormal, Normal, OneHot, cli, fit, linear, zoo
 from aevb.data.builtin import digits

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_recording import data, vae
-from test_rewriting import compiles
+from compiled_runs import as_written, compiles, data, vae
 
 from aevb.compiled_step import fused_adam as flat
 from aevb.compiled_step import recording
@@ -17,11 +16,6 @@ from aevb.training.fit import Training
 from aevb.training.settings import Settings
 
 SHAPES = ((5, 4), (3,), (7,), (2, 2), (2, 3, 2), ())
-
-
-def as_written(function, arguments):
-    """In place of :func:`aevb.compiled_step.fusing.compiled`."""
-    return lambda given: function(*given)
 
 
 def begun(dtype, lr=0.1):

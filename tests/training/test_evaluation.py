@@ -1,12 +1,14 @@
-"""An evaluation that is asked again, as weights change, says what a new one says; on a GPU by a graph."""
+"""An evaluation that is asked again, as weights change, says what a new one says; on a GPU by a graph. The bound with its error."""
 
 import numpy as np
+import pytest
 import torch
-from test_fit import bits, small_vae
-from test_recording import data, vae
+from compiled_runs import data, vae
+from small_runs import bits, small_vae
 
+from aevb import Exact, Model, Normal, OneHot
 from aevb.data.sources import open_source
-from aevb.training.evaluation import Evaluation, evaluate
+from aevb.training.evaluation import Evaluation, evaluate, evaluate_precisely
 from aevb.zoo import fa
 
 
@@ -77,3 +79,15 @@ def test_an_evaluation_whose_rows_are_many_is_not_captured(monkeypatch):
     assert [evaluation(), evaluation(), evaluation()] == [evaluate(model, source)] * 3
     assert not evaluation.captures
     assert evaluation.held is None
+
+
+def test_the_bound_is_taken_until_its_error_is_small():
+    model = Model({"y": OneHot(2, learned=True), "x | y": Normal(1)}, {"y | x": Exact()})
+    x = np.random.default_rng(0).normal(size=(30, 1))
+    found = evaluate_precisely(model, open_source(model.graph, {"x": x}, model._parameter()))
+    assert found["elbo"] == (pytest.approx(found["evidence"][0], abs=1e-5), 0.0)  # nothing is drawn
+    model = Model({"z": Normal(1), "x | z": Normal(1, scale=1.0)}, {"z | x": Normal()})
+    source = open_source(model.graph, {"x": x}, model._parameter())
+    loose, tight = (evaluate_precisely(model, source, error=error)["elbo"] for error in (1.0, 0.03))
+    assert tight[1] <= 0.03
+    assert abs(loose[0] - tight[0]) < 5 * (loose[1] + tight[1])
