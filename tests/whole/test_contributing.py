@@ -149,6 +149,8 @@ def test_every_file_that_the_page_names_is_there() -> None:
     assert len(named) > 15
     for name in named:
         find(ROOT, name)
+    for script in re.findall(r"^python (benchmarks/\w+\.py)", PAGE, re.MULTILINE):
+        assert "__main__" in (ROOT / script).read_text(encoding="utf-8"), f"{script} is not a command"
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"^\| `make (\w+)`", PAGE, re.MULTILINE):
         if target != "check" or "check:" in makefile:
