@@ -422,7 +422,7 @@ MISTAKES = [
     (["train", "gmvae", "--data", "digits", "--out", "run", "--prepare", "sharpen"], 2, "Unknown preparation 'sharpen'"),
     (["train", "gmvae", "--data", "digits", "--out", "run", "--set", "layers=3"], 2, "gmvae has no argument 'layers'. Its arguments are x=784, z=64"),
     (["train", "gmvae", "--data", "digits", "--out", "run", "--set", "z"], 2, "--set takes NAME=VALUE, e.g. --set z=5; got 'z'."),
-    (["train", "gmvae", "--data", "digits", "--out", "run", "--set", "likelihood=Gauss"], 2, "Unknown likelihood 'Gauss'. Choose one of Bernoulli"),
+    (["train", "gmvae", "--data", "digits", "--out", "run", "--set", "likelihood=Gauss"], 2, "Unknown likelihood 'Gauss'. Choose one of Normal"),
     (["train", "gmvae", "--data", "digits", "--out", "run", "--schedule", "slow"], 2, "Unknown schedule 'slow'. Choose one of joint, alternate"),
     (["train", "gmvae", "--data", "digits", "--out", "run", "--schedule", "alternate:0,1"], 2, "alternate takes positive numbers of steps"),
     (["train", "gmvae", "--data", "digits", "--out", "run", "--hold-out", "0.1"], 2, "digits brings its test rows"),
