@@ -416,7 +416,7 @@ NOT_EXACT = [
     (
         {"s[t] | s[t-1]": OneHot(2), "x[t] | s[t-1], s[t+1]": Normal(1)},
         {"s[t] | x[t]": OneHot()},
-        r"p's factor of x depends on two steps of the discrete s at once that are no neighbours",
+        r"p's factor of x depends on two steps of the discrete s at once that are not adjacent",
     ),
     ({"s[t]": OneHot(2), "c | s[0], s[T]": Normal(1)}, {"s[t]": OneHot()}, r"p's factor of c depends on two steps of the discrete s"),
     (

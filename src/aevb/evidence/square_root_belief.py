@@ -125,8 +125,7 @@ class RootBelief:
         return belief if column is None else belief.extended(column, rule), log_density
 
     def weighted_mean(self, place: slice, weight: Tensor) -> tuple[RootBelief, Tensor]:
-        """Multiply the density by exp(weight · v) for some variables v, to first order in the
-        weight.
+        """Multiply the density by exp(weight · v) for some variables v, to first order.
 
         Returns the new belief and the log of the integral.
         """
@@ -134,8 +133,7 @@ class RootBelief:
         return replace(self, shift=shift if self.shift is None else self.shift + shift), (weight * self.mean[..., place]).sum(-1)
 
     def weighted_covariance(self, place: slice, weight: Tensor) -> tuple[RootBelief, Tensor]:
-        """Multiply the density by exp(−½ vᵀ weight v) for some zero-mean variables v, to first
-        order.
+        """Multiply the density by exp(−½ vᵀ weight v) for zero-mean variables v, to first order.
 
         Returns the new belief and the log of the integral.
         """
