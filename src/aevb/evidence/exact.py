@@ -115,8 +115,10 @@ def log_sum(tables: Tables, factors: Sequence[Term]) -> Tensor:
 
 
 class Term(NamedTuple):
-    """A log-factor: value, discrete latents it depends on, whether it has one number per step,
-    name.
+    """A log-factor of the evidence.
+
+    ``axes`` are the discrete latents that it depends on. ``timed`` says whether it has one number
+    per step. ``name`` is the variable that it belongs to.
     """
 
     value: Tensor

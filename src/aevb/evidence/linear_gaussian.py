@@ -1,6 +1,4 @@
-"""Linear-Gaussian models without time: joint Gaussian of all variables, and evidence with
-gradients.
-"""
+"""Linear-Gaussian models without time: joint Gaussian of all variables, and the evidence."""
 
 from __future__ import annotations
 
@@ -113,8 +111,7 @@ class LinearGaussian:
         return MultivariateNormal().log_prob(dist, value, present)
 
     def _present(self, names: tuple[str, ...]) -> Tensor | None:
-        """Return the mask of known entries of these variables, concatenated; None if all are known.
-        """
+        """Return the mask of known entries, concatenated; None if all are known."""
         masks = [self.batch.get(mask_of(name)) for name in names]
         if all(mask is None for mask in masks):
             return None
