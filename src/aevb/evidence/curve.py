@@ -42,11 +42,11 @@ class Curve:
 def curve(
     model: DeclaredModel, batch: Mapping[str, Tensor], ks: Sequence[int] = (1, 10, 100, 1000), seed: int | None = None, *, memory: Memory = None
 ) -> Curve:
-    """Return the importance-weighted bound for each k, all from the same max(ks) weights per
-    example.
+    """Return the importance-weighted bound for each k, all from the same weights.
 
-    k = 1 is the ELBO, and k → ∞ gives the evidence. The weights are cut into groups of k, so a
-    small k averages over many groups. Raises ValueError if ``ks`` are not positive whole numbers.
+    There are max(ks) weights per example. k = 1 is the ELBO, and k → ∞ gives the evidence. The
+    weights are cut into groups of k, so a small k averages over many groups. Raises ValueError if
+    ``ks`` are not positive whole numbers.
     """
     ks = tuple(sorted(set(ks)))
     if not ks or any(isinstance(k, bool) or not isinstance(k, int) or k < 1 for k in ks):

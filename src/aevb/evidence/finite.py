@@ -28,7 +28,7 @@ def why_not_finite(model: DeclaredModel) -> str | None:
         if not spec.finite:
             return f"{name} has no finite list of values"
         if graph.timed[name]:
-            return f"{name} lives in time"
+            return f"{name} has a time axis"
         count *= spec.count(graph.size(name)) or 1
     return f"the latents have {count} joint values, more than {LIMIT}" if count > LIMIT else None
 

@@ -24,7 +24,7 @@ def why_not_linear_gaussian(model: DeclaredModel) -> str | None:
             continue
         spec, factor = entry.spec, model.factors[entry.id]
         if entry.key.target.timed:
-            return f"{entry.id} lives in time"
+            return f"{entry.id} has a time axis"
         affine = not entry.key.parents or is_affine(factor)
         if isinstance(spec, Deterministic):
             if not affine or spec.activation != "identity":
