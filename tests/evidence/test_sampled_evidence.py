@@ -353,7 +353,7 @@ def test_what_annealing_refuses():
     model = gmvae()
     with pytest.raises(ValueError, match="nothing to move"):
         model.log_evidence(x=torch.zeros(2, 2), z=x, method="ais")
-    with pytest.raises(ValueError, match="how many chains"):
+    with pytest.raises(ValueError, match="number of chains"):
         model.log_evidence(x=torch.zeros(2, 2), samples=1, method="ais")
     with pytest.raises(ValueError, match='start is "posterior" or "prior"'):
         AIS(start="somewhere")

@@ -422,7 +422,7 @@ LEFT = {
     ),
     "a network": ({"z": Normal(2), "x | z": Normal(3, scale="learned")}, {"z | x": Normal(net=mlp(4))}, "q(z|x) is not linear"),
     "a spread by row": (
-        {"z": Normal(2), "x | z": Normal(3, scale="learned")}, {"z | x": Normal()}, "q(z|x) is no Gaussian with one spread for all rows",
+        {"z": Normal(2), "x | z": Normal(3, scale="learned")}, {"z | x": Normal()}, "q(z|x) is not a Gaussian with one spread for all rows",
     ),
     "no bias": (
         {"z": Normal(2), "x | z": Normal(3, scale="learned")}, {"z | x": MultivariateNormal(net=linear(bias=False), covariance="shared")},

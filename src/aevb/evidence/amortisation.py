@@ -1,11 +1,12 @@
 """Split the gap between the evidence and the ELBO into approximation and amortisation gap.
 
-    log p(x) − ELBO  =  (log p(x) − max ELBO over per-example q)  +  (max ELBO over per-example q − ELBO)
-         total                    approximation                               amortisation
+    log p(x) − ELBO  =  (log p(x) − ELBO*)  +  (ELBO* − ELBO)
+         total            approximation         amortisation
 
-The best q of an example is found by gradient ascent on its own variational parameters
-(:mod:`aevb.evidence.per_example_q`), starting from the encoder's output. The result is the last
-iterate. If it is not clearly better, the average of the later iterates or the start is used.
+ELBO* is the largest ELBO of a q of the declared family with parameters of its own per example. It
+is found by gradient ascent on these parameters (:mod:`aevb.evidence.per_example_q`), starting from
+the encoder's output. The result is the last iterate. If it is not clearly better, the average of
+the later iterates or the start is used.
 """
 
 from __future__ import annotations
@@ -132,8 +133,9 @@ def split_gap(
 
 
 def _check_how(model: DeclaredModel, choices: Mapping[str, Any]) -> None:
-    """Raise if the requested plan is biased or impossible; suggest an unbiased plan if there is
-    one.
+    """Raise if the requested plan is biased or impossible.
+
+    The error suggests an unbiased plan if there is one.
     """
     how = dict(choices["how"] or {})
     try:
@@ -220,8 +222,7 @@ def _ascend(model: DeclaredModel, plan: Plan, batch: Batch, iterations: int, gen
 
 
 def _choose(model: DeclaredModel, plan: Plan, batch: Batch, places: Sequence[Offsets], generator: torch.Generator) -> Offsets:
-    """Choose offsets per example: a later candidate must beat an earlier one by more than the
-    error.
+    """Choose offsets per example; a later candidate must be better by more than the error.
 
     Adam's steps have the size of its learning rate however small the gradient is. Gradient noise
     may therefore move it away from a start that was nearly optimal. The choice uses its own noise:

@@ -72,7 +72,7 @@ class Path:
         return torch.cat(parts, -1)
 
     def _inside(self, name: str, value: Tensor) -> Tensor:
-        """Replace padded and known values, whose coordinates are unused, by a value of the support."""
+        """Replace padded and known values by a value of the support (unused coordinates)."""
         fill = torch.full_like(value, self.graph.rule("p", name).spec.fill)
         real = self.batch.get("steps")
         if real is not None and self.graph.timed[name]:

@@ -63,6 +63,9 @@ def limit(memory: float | str | None, device: torch.device) -> int:
     """Return a memory limit in bytes.
 
     ``memory`` is a number of bytes, a text such as "2 GiB", or None for the device's default.
+
+    >>> limit("2 GiB", torch.device("cpu"))
+    2147483648
     """
     if memory is None:
         if device.type != "cuda":
@@ -129,6 +132,9 @@ def shares(total: int, most: int, *, smallest: int = 1) -> list[int]:
     """Split a total into nearly equal parts of at most ``most``.
 
     A part may exceed ``most`` if it would otherwise be smaller than ``smallest``.
+
+    >>> shares(10, 4)
+    [4, 3, 3]
     """
     parts = max(1, min(math.ceil(total / most), total // smallest))
     return [total // parts + (i < total % parts) for i in range(parts)]

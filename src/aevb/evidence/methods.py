@@ -72,6 +72,10 @@ def closer(model: DeclaredModel) -> list[str]:
 
 
 def either(methods: Sequence[str]) -> str:
-    """Format a list of methods, such as ``method="importance", "particles" or "ais"``."""
+    """Format methods for a message.
+
+    >>> either(["importance", "particles", "ais"])
+    'method="importance", "particles" or "ais"'
+    """
     *first, last = [f'"{method}"' for method in methods]
     return f"method={', '.join(first)} or {last}" if first else f"method={last}"

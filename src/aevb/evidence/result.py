@@ -69,5 +69,9 @@ def weight_notes(value: Tensor, khat: Tensor, samples: int, remedy: str, what: s
 
 
 def count(part: int, whole: int, what: str = "examples") -> str:
-    """Format a count for a note, such as ``37 of 1000 examples``."""
+    """Format a count for a note.
+
+    >>> count(37, 1000)
+    '37 of 1000 examples'
+    """
     return f"{part} of {whole} {what}"
