@@ -432,12 +432,12 @@ NOT_EXACT = [
     (
         {"z[t] | z[t-1]": Normal(1, scale=1.0), "c | z[T]": Normal(1, scale=1.0)},
         {"z[t]": Normal()},
-        r"p\(c\|z\[T\]\) ties a variable without time to z\[T\], an end of a sequence",
+        r"p\(c\|z\[T\]\) lets a static variable depend on z\[T\], an end of a sequence",
     ),
     (
         {"z[t] | z[t-1]": Normal(1, scale=1.0), "x[t] | z[t+1]": Normal(1, scale=1.0)},
         {"z[t] | x[t]": Normal()},
-        r"z\[t\] reads z\[t-1\] and x\[t\] reads z\[t\+1\], so no filter runs through time in one direction",
+        r"z\[t\] reads z\[t-1\] and x\[t\] reads z\[t\+1\], so a filter cannot run through time in one direction",
     ),
     ({"s": OneHot(20), "y": OneHot(20), "x | s, y": Normal(1)}, {"s | x": OneHot(), "y | x": OneHot()}, r"400 joint values, more than 256"),
 ]  # fmt: skip

@@ -375,7 +375,7 @@ def test_bidirectional_bounds_hold_the_evidence_between_them():
     assert abs(finer.mean) < found.mean / 3  # the gap falls with the temperatures
     given = build({"z | u": Normal(1), "x | z, u": Normal(2)}, {"z | x, u": Normal()}, given={"u": 2})
     assert abs(bidirectional(given, 4, settings=FEW, u=torch.ones(4, 2), seed=0).mean) < 1
-    with pytest.raises(ValueError, match="'u' is given: simulate under a value"):
+    with pytest.raises(ValueError, match="'u' is a given variable: pass a value"):
         bidirectional(given, 4)
 
 
@@ -505,7 +505,7 @@ def test_what_a_filter_refuses(sequences):
     with pytest.raises(ValueError, match=r"reads z\[t\+1\], so that z is drawn from its end"):
         backwards.log_evidence(x=sequences, method="particles")
     bayes = build({"s[t]": OneHot(2), "x[t] | s[t]": Normal(2)}, {"s[t] | x[t]": Exact()})
-    with pytest.raises(ValueError, match="q takes s by Bayes"):
+    with pytest.raises(ValueError, match="q computes s by Bayes' rule"):
         bayes.log_evidence(x=sequences, method="particles")
     with pytest.raises(ValueError, match="repeats is a whole number of at least 2"):
         Particles(repeats=1)

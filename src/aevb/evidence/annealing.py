@@ -135,7 +135,7 @@ def _evidence(model: DeclaredModel, found: Sequence[Weights], accepted: Sequence
             f"raise the temperatures, AIS(temperatures={4 * settings.temperatures}), or samples (chains)."
         )
     if stuck := int(((acceptance < 0.2) & value.isfinite()).sum()):
-        notes.append(f"{count(stuck, n)} accept fewer than 20 % of the moves: raise leapfrog, or look for very steep densities.")
+        notes.append(f"{count(stuck, n)} accept fewer than 20 % of the Hamiltonian moves: raise leapfrog, or check p for very steep densities.")
     if lost := int((~value.isfinite()).sum()):
         notes.append(f"{count(lost, n)} have no finite evidence: p or q gives NaN or zero probability there.")
     dtype = model._parameter().dtype
@@ -164,9 +164,9 @@ class Moves:
         self.steps = steps.gather(0, where)
 
     def _preliminary(self, u: Tensor, betas: Tensor) -> tuple[Tensor, Tensor]:
-        """Return step sizes and the sd of log f₁ − log f₀ at all temperatures but one, [J, N].
+        """Return step sizes and standard deviations of log f₁ − log f₀, [J, N].
 
-        The last temperature is left out.
+        There is one row per temperature, without the last.
         """
         size = self.free.sum(-1).clamp_min(1.0)
         step, steps, spreads = size**-0.25, [], []
@@ -301,7 +301,7 @@ def bidirectional(
     settings, graph = settings or AIS(), model.graph
     for name in graph.given:
         if name not in fixed:
-            raise ValueError(f"{name!r} is given: simulate under a value of it, bidirectional(model, {name}=…).")
+            raise ValueError(f"{name!r} is a given variable: pass a value for it, bidirectional(model, {name}=…).")
     drawn = sample(model, n, fixed, steps=steps, seed=seed)
     given = fixed_values(model, n, steps or 1, {name: fixed[name] for name in graph.given})
     truth = prepare(graph, drawn, like=model._parameter(), need=graph.stochastic, single=True) | given

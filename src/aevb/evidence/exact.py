@@ -83,7 +83,7 @@ def discrete_terms(tables: Tables) -> list[Term]:
     structure, graph = tables.structure, tables.graph
     found = [Term(tables.log_p(name).double(), axes, graph.timed[name], name) for name, axes in structure.axes.items()]
     for name in structure.discrete:
-        # A separate factor, because a −∞ inside log p would have no gradient.
+        # A separate factor: inside log p, a value of probability zero would have no gradient.
         if (known := tables.known(name)) is not None:
             found.append(Term(known.double(), frozenset({(name, 0)}), graph.timed[name], mask_of(name)))
     return found

@@ -42,7 +42,7 @@ class Particles:
 
     def __post_init__(self) -> None:
         if isinstance(self.repeats, bool) or not isinstance(self.repeats, int) or self.repeats < 2:
-            raise ValueError(f"Particles: repeats is a whole number of at least 2, since their spread is the error. Got {self.repeats!r}.")
+            raise ValueError(f"Particles: repeats is a whole number of at least 2, for a standard error from their spread. Got {self.repeats!r}.")
         if not 0 <= self.threshold <= 1:
             raise ValueError(f"Particles: threshold is between 0 and 1, got {self.threshold!r}.")
 
@@ -74,7 +74,7 @@ def filtered(
     value, stderr, ess, khat = torch.cat([w.value for w in found]), torch.cat([w.stderr for w in found]), torch.cat(lowest), torch.cat(heaviest)
     notes = weight_notes(value, khat, particles, "raise samples, or train q longer", "particles of a step")
     if bad := int((ess < FEW * particles).sum()):
-        notes.append(f"{count(bad, n)} have a step at which fewer than {FEW * particles:g} of {particles} particles count: raise samples.")
+        notes.append(f"{count(bad, n)} have a step with an effective sample size below {FEW * particles:g} of {particles} particles: raise samples.")
     diagnostics: dict[str, Tensor | float | int] = {"particles": particles, "repeats": settings.repeats, "ess": ess, "khat": khat}
     dtype = model._parameter().dtype
     return Evidence(value.to(dtype), stderr.to(dtype), "particles", diagnostics | {"resampled": torch.cat(resampled)}, tuple(notes))

@@ -209,7 +209,7 @@ def streams(
     The chunks of a block add up to ``samples`` weights per row.
     """
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < LEAST:
-        raise ValueError(f"samples is a whole number of at least {LEAST}: the error is found from their spread. Got {samples!r}.")
+        raise ValueError(f"samples is a whole number of at least {LEAST}: their spread gives the standard error. Got {samples!r}.")
     n, _ = model._extent(batch)
     budget = room(memory, model.parameters(), batch)
     few = narrow(batch, 0, min(n, 2))

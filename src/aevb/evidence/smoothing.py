@@ -87,7 +87,7 @@ class Smoother:
                 break
         if _lost(found, before, LOST):
             warnings.warn(
-                "Variances of the exact posterior are inaccurate: later steps say more than 10⁸ times as much about a step as the steps up to it. "
+                "Variances of the exact posterior are inaccurate: a step's variance falls by more than 10⁸ once later data are known. "
                 "Declare a first step with a smaller variance, or ask for fewer rows at a time.",
                 stacklevel=2,
             )

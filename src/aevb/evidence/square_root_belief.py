@@ -27,7 +27,7 @@ from torch.nn.functional import pad
 
 from aevb.evidence.gaussian_belief import Column, Rule, apply, cat_broadcast, matrix_of, selected
 
-LEAST = 1e-300  # smallest noise variance; squares of smaller scales underflow in float64
+LEAST = 1e-300  # smallest noise variance; a smaller one counts as zero in float64
 INACCURATE = 1e-3  # rounding error, as a share of a standard deviation, above which to warn
 
 

@@ -101,7 +101,7 @@ class Structure:
             raise NotExactError(f"the spread of {entry.id} depends on {parents[0]}")
         end = next((ref for ref in parents if ref.at in ("first", "last") and not entry.key.target.timed), None)
         if end is not None:
-            raise NotExactError(f"{entry.id} ties a variable without time to {end}, an end of a sequence of continuous latents")
+            raise NotExactError(f"{entry.id} lets a static variable depend on {end}, an end of a sequence of continuous latents")
 
     @cached_property
     def lags(self) -> dict[int, str]:
@@ -121,7 +121,7 @@ class Structure:
 
     def _check_linked(self) -> None:
         if len(self.lags) > 1:
-            raise NotExactError(f"{self.lags[-1]} and {self.lags[1]}, so no filter runs through time in one direction")
+            raise NotExactError(f"{self.lags[-1]} and {self.lags[1]}, so a filter cannot run through time in one direction")
         if not self.linked_axes:
             return
         gaussian = next(name for name in self.linked if name in self.gaussian)
@@ -129,7 +129,7 @@ class Structure:
         if self.carried and timed is not None:
             raise NotExactError(
                 f"the continuous {gaussian} is carried through time by rules that depend on the discrete {timed}[t]: "
-                f"each of the paths of {timed} has a Gaussian of its own, and they are too many to sum over"
+                f"each path of {timed} has its own Gaussian, and there are too many to sum over"
             )
         if any(isinstance(place, str) for _, place in self.linked_axes):
             raise NotExactError(f"the continuous {gaussian} depends on an end of the discrete {timed}")
@@ -159,7 +159,7 @@ class Structure:
                 found = NONE.union(*(self._reads(entry, values) for entry in self.graph.p[name].values()))
                 end = next((latent for latent, place in found if isinstance(place, str)), None)
                 if end is not None:
-                    raise NotExactError(f"{self.graph.rule('p', name).id} remembers an end of {end}, which other steps would have to be summed with")
+                    raise NotExactError(f"{self.graph.rule('p', name).id} remembers an end of {end}, so that the sum over paths does not factor")
                 if found != values.get(name, NONE):
                     values[name], changed = found, True
         return values

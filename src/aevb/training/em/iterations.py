@@ -70,7 +70,7 @@ class Iterations:
         width = len(self.method.read())
         fits = points.dim() == 2 and points.shape == residuals.shape and len(points) > 0 and points.shape[1] == width
         if not fits or gains.dim() != 1 or pause.shape != (2,):
-            raise CheckpointError("The checkpoint's iterations of EM are not this model's. Resume with the model it was trained with, or start anew.")
+            raise CheckpointError("The checkpoint's EM state does not fit this model. Resume with the model it was trained with, or start a new run.")
 
     def _start(self, fresh: bool, seed: int) -> None:
         """Start from the candidate parameters with the highest evidence.
