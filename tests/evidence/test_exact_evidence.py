@@ -416,7 +416,7 @@ NOT_EXACT = [
     (
         {"s[t] | s[t-1]": OneHot(2), "x[t] | s[t-1], s[t+1]": Normal(1)},
         {"s[t] | x[t]": OneHot()},
-        r"p's factor of x depends on two steps of the discrete s at once that are no neighbours",
+        r"p's factor of x depends on two steps of the discrete s at once that are not adjacent",
     ),
     ({"s[t]": OneHot(2), "c | s[0], s[T]": Normal(1)}, {"s[t]": OneHot()}, r"p's factor of c depends on two steps of the discrete s"),
     (
@@ -432,12 +432,12 @@ NOT_EXACT = [
     (
         {"z[t] | z[t-1]": Normal(1, scale=1.0), "c | z[T]": Normal(1, scale=1.0)},
         {"z[t]": Normal()},
-        r"p\(c\|z\[T\]\) ties a variable without time to z\[T\], an end of a sequence",
+        r"p\(c\|z\[T\]\) lets a static variable depend on z\[T\], an end of a sequence",
     ),
     (
         {"z[t] | z[t-1]": Normal(1, scale=1.0), "x[t] | z[t+1]": Normal(1, scale=1.0)},
         {"z[t] | x[t]": Normal()},
-        r"z\[t\] reads z\[t-1\] and x\[t\] reads z\[t\+1\], so no filter runs through time in one direction",
+        r"z\[t\] reads z\[t-1\] and x\[t\] reads z\[t\+1\], so a filter cannot run through time in one direction",
     ),
     ({"s": OneHot(20), "y": OneHot(20), "x | s, y": Normal(1)}, {"s | x": OneHot(), "y | x": OneHot()}, r"400 joint values, more than 256"),
 ]  # fmt: skip

@@ -286,7 +286,7 @@ def test_alternating_phases_on_factor_analysis():
 
 def test_models_without_exact_posterior_are_refused():
     vae = zoo.vae(4, 2, hidden=(3,))
-    with pytest.raises(ValueError, match=r"em\(\) takes the exact posterior.*is a ContinuousBernoulli.*alternate\(\) or joint\(\)"):
+    with pytest.raises(ValueError, match=r"em\(\) needs the exact posterior.*is a ContinuousBernoulli.*alternate\(\) or joint\(\)"):
         fit(vae, {"x": np.random.default_rng(0).random((10, 4))}, schedule=em(), steps=1)
     torch.manual_seed(0)
     deep = Model(p={"z": Normal(2), "h | z": Deterministic(2, net=linear()), "x | h": Normal(3, scale="learned")}, q={"z | x": Normal()})
@@ -422,7 +422,7 @@ LEFT = {
     ),
     "a network": ({"z": Normal(2), "x | z": Normal(3, scale="learned")}, {"z | x": Normal(net=mlp(4))}, "q(z|x) is not linear"),
     "a spread by row": (
-        {"z": Normal(2), "x | z": Normal(3, scale="learned")}, {"z | x": Normal()}, "q(z|x) is no Gaussian with one spread for all rows",
+        {"z": Normal(2), "x | z": Normal(3, scale="learned")}, {"z | x": Normal()}, "q(z|x) is not a Gaussian with one spread for all rows",
     ),
     "no bias": (
         {"z": Normal(2), "x | z": Normal(3, scale="learned")}, {"z | x": MultivariateNormal(net=linear(bias=False), covariance="shared")},

@@ -269,7 +269,7 @@ def test_iterations_of_another_model_are_refused(tmp_path, monkeypatch):
         return found
 
     monkeypatch.setattr(checkpoint, "read", other)
-    with pytest.raises(CheckpointError, match=r"iterations of EM are not this model's"):
+    with pytest.raises(CheckpointError, match=r"EM state does not fit this model"):
         fit(factors(13, 3), {"x": WINE}, schedule=em(), steps=9, out=tmp_path, resume=True)
 
 

@@ -1,4 +1,4 @@
-"""log p(x) and its distance from the bound: exact where the declared structure allows it, elsewhere estimated."""
+"""Evidence log p(x) and its gap to the ELBO: exact where the model allows it, else estimated."""
 
 from __future__ import annotations
 
@@ -34,7 +34,17 @@ def log_evidence(
     seed: int | None = None,
     memory: Memory = None,
 ) -> Evidence:
-    """log p of a batch's data, given what it conditions on, by one of ``METHODS``; settings of a method may stand for its name."""
+    """Return log p(observed | given) of a batch, per example.
+
+    ``method`` is one of ``METHODS``, or an :class:`AIS` or :class:`Particles` object with the
+    settings of that method. "auto" takes the exact evidence where it has a closed form, and
+    importance sampling otherwise. ``samples`` is the number of importance samples, particles or
+    chains per example. ``memory`` limits the memory, such as "2 GiB". The result is an
+    :class:`Evidence` with values, standard errors, diagnostics and notes.
+
+    Raises ValueError if the method is unknown or does not apply to this model; the message names a
+    method that does.
+    """
     found = _found(model, batch, method, samples, seed, memory)
     return replace(found, notes=(*found.notes, *note_repeats(model.graph, batch)))
 

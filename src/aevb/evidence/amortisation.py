@@ -1,10 +1,12 @@
-"""The gap between the evidence and the bound, split: what q's family cannot reach, and what one network for all examples costs.
+"""Split the gap between the evidence and the ELBO into approximation and amortisation gap.
 
-    log p(x) − ELBO  =  (log p(x) − max ELBO over a q of x's own)  +  (max ELBO over a q of x's own − ELBO)
-         total                       approximation                                amortisation
+    log p(x) − ELBO  =  (log p(x) − ELBO*)  +  (ELBO* − ELBO)
+         total            approximation         amortisation
 
-The best q of an example is found by gradient ascent on its own raw numbers (:mod:`aevb.evidence.per_example_q`), from where the encoder put them: the
-ascent's end, or its later mean or its start where the end is not clearly above them.
+ELBO* is the largest ELBO of a q of the declared family with parameters of its own per example. It
+is found by gradient ascent on these parameters (:mod:`aevb.evidence.per_example_q`), starting from
+the encoder's output. The result is the last iterate. If it is not clearly better, the average of
+the later iterates or the start is used.
 """
 
 from __future__ import annotations
@@ -30,21 +32,22 @@ from aevb.evidence.per_example_q import free_factors, zero_offsets
 from aevb.evidence.result import Evidence, weight_notes
 from aevb.evidence.weights import Weights
 
-RATE = 0.1  # of Adam at the start; raw numbers are of order one
-LATER = 2 / 3  # of the steps of the ascent, over which its places are averaged
-DRAWS = 16  # samples of each example in one step of the ascent
-REPEATS = 10  # independent estimates whose spread gives the errors
-BUDGET = 20_000_000  # numbers that one chunk of rows may take
+RATE = 0.1  # initial learning rate of Adam; network outputs are of order one
+LATER = 2 / 3  # share of the iterations, at the end, whose iterates are averaged
+DRAWS = 16  # samples per example in one step of the ascent
+REPEATS = 10  # independent estimates whose spread gives the standard errors
+BUDGET = 20_000_000  # elements per chunk of rows
 
-Offsets = dict[str, Tensor]  # by the entry of q whose raw numbers they move
+Offsets = dict[str, Tensor]  # offsets of the network outputs, by entry of q
 
 
 @dataclass(frozen=True)
 class Gap:
-    """log p(x) − ELBO and its two parts, one number an example each, in nats; ``stderr`` has the sampling error of each by its name.
+    """log p(x) − ELBO and its two parts, per example, in nats.
 
-    A part may come out below zero by its error. Where the evidence is itself estimated (``method``), what that estimate misses is missing
-    from ``approximation`` and ``total``; and where the ascent has not arrived, what it missed is counted as approximation.
+    ``stderr`` maps each name to its sampling error. A part may be negative within its error. If the
+    evidence is itself estimated (see ``method``), an underestimate lowers ``approximation`` and
+    ``total``. If the ascent has not converged, the remainder counts as approximation gap.
     """
 
     evidence: Tensor
@@ -52,7 +55,7 @@ class Gap:
     best: Tensor
     method: str
     stderr: Mapping[str, Tensor] = field(repr=False)
-    notes: tuple[str, ...] = ()  # about the evidence, where it should not be trusted
+    notes: tuple[str, ...] = ()  # warnings about an unreliable evidence estimate
 
     @property
     def total(self) -> Tensor:
@@ -60,17 +63,18 @@ class Gap:
 
     @property
     def approximation(self) -> Tensor:
-        """log p(x) less the best bound that a q of the example's own, of the declared family, can have."""
+        """log p(x) minus the best ELBO of a per-example q of the declared family."""
         return self.evidence - self.best
 
     @property
     def amortisation(self) -> Tensor:
-        """That best bound less the bound of q as its network gives it."""
+        """Best ELBO of a per-example q minus the ELBO of the amortised q."""
         return self.best - self.elbo
 
     def __str__(self) -> str:
         def line(label: str, name: str, remark: str) -> str:
-            error = float(self.stderr[name].square().sum().sqrt()) / n  # of the mean; the examples' draws are independent
+            # of the mean; examples are independent
+            error = float(self.stderr[name].square().sum().sqrt()) / n
             shown = f" ± {error:.4f}" if error else ""
             return f"{label:<20} {float(getattr(self, name).mean()):10.4f}{shown:<10} {remark}".rstrip()
 
@@ -79,7 +83,7 @@ class Gap:
             f"Mean over {n} example{'s' * (n > 1)}, in nats; ± is the sampling error",
             line("log p(x)", "evidence", self.method),
             line("  approximation gap", "approximation", "what q's family cannot reach"),
-            line("best q of its own", "best", ""),
+            line("best q per example", "best", ""),
             line("  amortisation gap", "amortisation", "what one network for all examples costs"),
             line("ELBO", "elbo", ""),
             *self.notes,
@@ -96,14 +100,14 @@ def split_gap(
     how: Mapping[str, str] | None,
     seed: int | None,
 ) -> Gap:
-    """The gap of every example and its parts; see :meth:`aevb.Model.gap`."""
+    """Return the gap and its parts per example; see :meth:`aevb.Model.gap`."""
     for name, value, least in (("iterations", iterations, 0), ("samples", samples, 2 * REPEATS)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"{name} is a whole number, {least} or more, got {value!r}.")
     batch = model.prepare(**data)
     clamped, partial = split_latents(model.graph, batch)
     if set(model.graph.latents) <= clamped:
-        raise ValueError("Every latent is passed for all rows, so that there is no q and no gap. Leave one of them out of the data.")
+        raise ValueError("Every latent is passed for all rows, so there is no q and no gap. Leave one of them out of the data.")
     generator = torch.Generator()
     generator.manual_seed(seed) if seed is not None else generator.seed()
 
@@ -129,12 +133,16 @@ def split_gap(
 
 
 def _check_how(model: DeclaredModel, choices: Mapping[str, Any]) -> None:
-    """Refuse a request whose plan is biased or cannot be had, and name an unbiased one if there is one."""
+    """Raise if the requested plan is biased or impossible.
+
+    The error suggests an unbiased plan if there is one.
+    """
     how = dict(choices["how"] or {})
     try:
         biased = model.plan(samples=DRAWS, **choices).biased
     except ValueError as error:
-        if not (instead := _unbiased(model, choices, {})):  # none, or the plan's own: then it is the request that is wrong
+        # no alternative, or the default plan: the request itself is wrong
+        if not (instead := _unbiased(model, choices, {})):
             raise
         raise ValueError(f"{error} A gap needs an unbiased bound: use how={instead}.") from None
     for name, why in biased.items():
@@ -144,7 +152,11 @@ def _check_how(model: DeclaredModel, choices: Mapping[str, Any]) -> None:
 
 
 def _unbiased(model: DeclaredModel, choices: Mapping[str, Any], how: Mapping[str, str]) -> dict[str, str] | None:
-    """This request where its plan is unbiased, or else the same with all finite latents drawn by the score function; None if neither is."""
+    """Return the request if its plan is unbiased, else one with score-function gradients.
+
+    The second alternative draws all finite latents by the score function. Return None if neither
+    request gives an unbiased plan.
+    """
     graph = model.graph
     finite = [name for name in graph.latents if graph.rule("p", name).spec.finite and not isinstance(graph.rule("q", name).spec, Exact)]
     for request in (dict(how), dict(how) | {name: "score" for name in finite if name not in choices["clamped"]}):
@@ -157,12 +169,15 @@ def _unbiased(model: DeclaredModel, choices: Mapping[str, Any], how: Mapping[str
 
 
 def _error(value: Tensor) -> Tensor:
-    """The standard error of the mean of independent estimates, [REPEATS, N]."""
+    """Return the standard error of the mean of independent estimates, [REPEATS, N]."""
     return value.std(0) / math.sqrt(REPEATS)
 
 
 def _gradient(model: DeclaredModel, choices: Mapping[str, Any]) -> str:
-    """Log q at the sample, where the plan allows it: the closer q is to the posterior, the less do the bound and its gradient then vary."""
+    """Return "stl" (sticking the landing) if the plan allows it, else "plain".
+
+    With "stl", the variance of the bound and its gradient vanishes as q approaches the posterior.
+    """
     try:
         return model.plan(samples=DRAWS, gradient="stl", **choices).gradient
     except ValueError:
@@ -170,7 +185,10 @@ def _gradient(model: DeclaredModel, choices: Mapping[str, Any]) -> str:
 
 
 def _chunks(model: DeclaredModel, plan: Plan, batch: Batch, samples: int) -> list[Batch]:
-    """The rows in parts that fit in memory: a few numbers for every output of every network, sample, step and enumerated value."""
+    """Split the rows into chunks that fit into memory.
+
+    Memory is estimated from the outputs of all networks per sample, step and enumerated value.
+    """
     n, steps = model._extent(batch)
     width = sum(model.graph.size(name) for name in model.graph.shapes) * steps * math.prod(plan.size((name, 0)) for name in plan.slots)
     rows = max(1, BUDGET // (max(samples, DRAWS) * width))
@@ -178,7 +196,10 @@ def _chunks(model: DeclaredModel, plan: Plan, batch: Batch, samples: int) -> lis
 
 
 def _ascend(model: DeclaredModel, plan: Plan, batch: Batch, iterations: int, generator: torch.Generator) -> list[Offsets]:
-    """Offsets of zero, the later ones' mean, and the last: Adam, each example by itself, on fresh noise in every step, at a rate that falls to 0."""
+    """Optimise the offsets of each example by Adam, with fresh noise and a decaying learning rate.
+
+    Returns offsets of zero, the average of the later iterates, and the last iterate.
+    """
     factors, offsets = free_factors(model, plan), zero_offsets(model, plan, batch)
     start, mean = ({name: offset.clone() for name, offset in offsets.items()} for _ in range(2))
     free = [offset.requires_grad_() for offset in offsets.values()]
@@ -191,7 +212,8 @@ def _ascend(model: DeclaredModel, plan: Plan, batch: Batch, iterations: int, gen
             optimizer.param_groups[0]["lr"] = RATE * 0.5 * (1 + math.cos(math.pi * i / iterations))
             value = estimate(plan, factors, batch, model.draw_noise(plan, batch, seed=_seed(generator)) | offsets).value
             for offset, gradient in zip(free, torch.autograd.grad(-value.sum(), free), strict=True):
-                offset.grad = gradient.nan_to_num(0.0, 0.0, 0.0)  # an example that overflows stays where it is
+                # an example with a non-finite gradient stays where it is
+                offset.grad = gradient.nan_to_num(0.0, 0.0, 0.0)
             optimizer.step()
             for name, offset in offsets.items():
                 if i >= early:
@@ -200,10 +222,12 @@ def _ascend(model: DeclaredModel, plan: Plan, batch: Batch, iterations: int, gen
 
 
 def _choose(model: DeclaredModel, plan: Plan, batch: Batch, places: Sequence[Offsets], generator: torch.Generator) -> Offsets:
-    """For each example one of these offsets: a later one where its bound is higher than an earlier one's by more than the error of that.
+    """Choose offsets per example; a later candidate must be better by more than the error.
 
-    Adam's steps have the size of its rate however small the slope, so that the noise of its gradients may carry it below a start that was
-    nearly right. The choice has draws of its own: the ascent's favour its end, and those of the report would favour whatever they chose.
+    Adam's steps have the size of its learning rate however small the gradient is. Gradient noise
+    may therefore move it away from a start that was nearly optimal. The choice uses its own noise:
+    the noise of the ascent would favour the last iterate, and the noise of the report would bias
+    the reported bound upwards.
     """
     factors, found = free_factors(model, plan), []
     for _ in range(REPEATS):
@@ -221,7 +245,10 @@ def _choose(model: DeclaredModel, plan: Plan, batch: Batch, places: Sequence[Off
 
 
 def _bounds(model: DeclaredModel, plan: Plan, batch: Batch, offsets: Offsets, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """The bound of q as amortised and of the best q of each example's own, [REPEATS, N] each, on the same fresh noise."""
+    """Return the ELBO of the amortised q and of the best per-example q, [REPEATS, N] each.
+
+    Both use the same fresh noise.
+    """
     factors = free_factors(model, plan)
     amortised, best = [], []
     for _ in range(REPEATS):
@@ -235,25 +262,34 @@ def _bounds(model: DeclaredModel, plan: Plan, batch: Batch, offsets: Offsets, ge
 
 
 def _known_evidence(model: DeclaredModel, batch: Batch, plan: Plan, method: str | AIS | Particles, samples: int, seed: int | None) -> Evidence | None:
-    """The evidence as asked for, or exactly where it can be; None where the best q is to propose its samples, being nearer to the posterior."""
-    if method != "auto":  # chains and particles are counted by those methods themselves
+    """Return the evidence by the requested method, or exactly if possible.
+
+    Return None if it should be estimated by importance sampling from the best per-example q, which
+    is closer to the posterior.
+    """
+    # AIS and particle filters have their own default counts
+    if method != "auto":
         return log_evidence(model, batch, method=method, samples=samples if method == "importance" else None, seed=seed)
     try:
         return log_evidence(model, batch, method="exact")
     except ValueError:
-        if any(model.graph.timed[name] for name in plan.enumerated):  # inside the logarithm their sum does not factor over time
+        # inside the logarithm, the sum does not factor over time
+        if any(model.graph.timed[name] for name in plan.enumerated):
             return log_evidence(model, batch, samples=samples, seed=seed)
         return None
 
 
 def _weighted(model: DeclaredModel, plan: Plan, samples: int) -> Plan:
-    """The plan of log-weights whose factors have the same axes as under this one; what is enumerated is summed inside the logarithm."""
+    """Return the plan for log-weights, with enumerated latents summed inside the logarithm.
+
+    Its factors have the same axes as those of ``plan``.
+    """
     how = {name: Draw.SUM if choice.draw is Draw.ENUMERATE else choice.draw for name, choice in plan.choices.items()}
     return model.plan(how=how, bound="iwae", samples=samples, clamped=plan.clamped, partial=plan.partial)
 
 
 def _log_weights(model: DeclaredModel, plan: Plan, batch: Batch, offsets: Offsets, generator: torch.Generator) -> Tensor:
-    """log p(x, z)/q(z) of draws from the best q, [samples, N]."""
+    """Return log p(x, z)/q(z) of draws from the best per-example q, [samples, N]."""
     factors, found = free_factors(model, plan), []
     for _ in range(REPEATS):
         weights = estimate(plan, factors, batch, model.draw_noise(plan, batch, seed=_seed(generator)) | offsets).log_weights
@@ -263,7 +299,7 @@ def _log_weights(model: DeclaredModel, plan: Plan, batch: Batch, offsets: Offset
 
 
 def _importance(log_weights: Tensor) -> Evidence:
-    """log 1/K Σ w, with a note on the examples of which a few weights carry the mean."""
+    """Return log 1/K Σ w, with a note on examples where a few weights dominate."""
     samples, n = log_weights.shape
     weights = Weights(n, samples, log_weights.device)
     weights.add(log_weights)

@@ -1,7 +1,8 @@
-"""Annealed importance sampling with Hamiltonian moves, and from both sides on simulated data (bidirectional Monte Carlo).
+"""Annealed importance sampling (AIS) with Hamiltonian Monte Carlo, and bidirectional Monte Carlo.
 
-Chains start at f₀ and pass through f_β ∝ f₀^(1−β) p(x, z)^β, β from 0 to 1, by moves that leave each f_β as it is. A chain's weight
-Π f_{β_j}(z_j) / f_{β_{j−1}}(z_j) has the mean p(x) whatever the moves; better moves and more temperatures give it less spread.
+Chains start at f₀ and pass through f_β ∝ f₀^(1−β) p(x, z)^β, with β from 0 to 1, by transitions
+that leave each f_β invariant. The weight of a chain, Π f_{β_j}(z_j) / f_{β_{j−1}}(z_j), has the
+mean p(x) for any such transitions. Better transitions and more temperatures reduce its variance.
 """
 
 from __future__ import annotations
@@ -28,17 +29,21 @@ from aevb.evidence.weights import Weights
 from aevb.runtime.seeding import generator
 
 CHAINS = 16
-TARGET, RATE, JITTER = 0.75, 0.3, 0.2  # acceptance aimed at, how fast steps follow it, and how unequal the steps of a move's chains are
+# target acceptance rate, adaptation rate of the step size, and relative jitter of the step size
+TARGET, RATE, JITTER = 0.75, 0.3, 0.2
 COARSE = 4  # the preliminary run has this many times fewer temperatures
-KEPT = 0.2  # of the temperatures, as the sigmoid lays them
+KEPT = 0.2  # share of the temperatures that keeps the sigmoid schedule
 
 
 @dataclass(frozen=True)
 class AIS:
-    """Settings of annealed importance sampling: ``log_evidence(x=x, method=AIS(temperatures=5000))``.
+    """Settings of annealed importance sampling (AIS).
 
-    ``temperatures`` is how many steps lead from the start to p(x, z), ``leapfrog`` how many steps each Hamiltonian move has, ``start``
-    where chains begin: at "posterior", q(z|x), at "prior", or (None) at q where that is possible.
+    Example: ``log_evidence(x=x, method=AIS(temperatures=5000))``.
+
+    ``temperatures`` is the number of steps from the start to p(x, z). ``leapfrog`` is the number of
+    leapfrog steps per Hamiltonian transition. ``start`` is the initial distribution: "posterior"
+    for q(z|x), "prior" for p(z), or None for q where that is possible.
     """
 
     temperatures: int = 1000
@@ -54,7 +59,7 @@ class AIS:
             raise ValueError(f'AIS: start is "posterior" or "prior", got {self.start!r}.')
 
     def begin(self, model: DeclaredModel) -> str:
-        """Where chains start; a :class:`ValueError` says why they cannot."""
+        """Return the initial distribution; raise ValueError if AIS does not apply."""
         if reason := why_not_annealed(model):
             raise ValueError(f'method="ais" moves latents by gradients, but {reason}. Use method="{advised(model)}".')
         reason = why_not_from_posterior(model)
@@ -66,7 +71,7 @@ class AIS:
 def annealed(
     model: DeclaredModel, batch: Mapping[str, Tensor], settings: AIS, *, chains: int = CHAINS, seed: int | None = None, memory: Memory = None
 ) -> Evidence:
-    """log 1/C Σ w over C chains an example."""
+    """Estimate log p(x) by log 1/C Σ w over C chains per example."""
     start = _checked(model, batch, settings, chains)
     found, accepted = [], []
     with model._evaluating(seed), weights_fixed():
@@ -78,12 +83,12 @@ def annealed(
 
 
 def _forward(path: Path, settings: AIS, chains: int) -> tuple[Tensor, Tensor]:
-    """One block of rows; what its moves hold is free again before the next."""
+    """Run forward chains on one block of rows; the memory is freed before the next block."""
     return Moves(path, settings, chains).forward(path.draw(chains))
 
 
 def _both_ways(path: Path, truth: Mapping[str, Tensor], settings: AIS, chains: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """One block of rows, forward and, from the latents that it was simulated with, backward."""
+    """Run forward chains, and backward chains from the simulated latents, on one block of rows."""
     moves = Moves(path, settings, chains)
     exact = path.coordinates({name: truth[name].unsqueeze(0) for name in path.latents}).expand(chains, -1, -1)
     return moves.forward(path.draw(chains)), moves.backward(exact)
@@ -91,7 +96,7 @@ def _both_ways(path: Path, truth: Mapping[str, Tensor], settings: AIS, chains: i
 
 def _checked(model: DeclaredModel, batch: Mapping[str, Tensor], settings: AIS, chains: int) -> str:
     if isinstance(chains, bool) or not isinstance(chains, int) or chains < LEAST:
-        raise ValueError(f'samples is how many chains method="ais" runs an example, at least {LEAST}. Got {chains!r}.')
+        raise ValueError(f'samples is the number of chains that method="ais" runs per example, at least {LEAST}. Got {chains!r}.')
     start, graph = settings.begin(model), model.graph
     if not any(name not in batch or mask_of(name) in batch for name in graph.latents if not graph.rule("p", name).spec.finite):
         raise ValueError('method="ais" has nothing to move: every continuous latent is known. method="importance" sums the others exactly.')
@@ -99,14 +104,15 @@ def _checked(model: DeclaredModel, batch: Mapping[str, Tensor], settings: AIS, c
 
 
 def _blocks(model: DeclaredModel, batch: Mapping[str, Tensor], start: str, chains: int, memory: Memory) -> list[dict[str, Tensor]]:
-    """The rows in blocks whose gradients fit into the limit."""
+    """Split the rows into blocks whose gradients fit into the memory limit."""
     n, _ = model._extent(batch)
     few = narrow(batch, 0, min(n, 2))
 
     def run(rows: int, c: int) -> object:
         path = Path(model, narrow(few, 0, rows), start)
         u = path.draw(c)
-        return u, u.clone(), u.clone(), path.gradient(u, u.new_full((rows,), 0.5))  # a move holds the old and the new place, and the momentum
+        # a transition holds the old and the new position, and the momentum
+        return u, u.clone(), u.clone(), path.gradient(u, u.new_full((rows,), 0.5))
 
     rows, _ = pieces(run, n, chains, room(memory, model.parameters(), batch), smallest=chains)
     return [narrow(batch, i, min(rows, n - i)) for i in range(0, n, rows)]
@@ -125,11 +131,11 @@ def _evidence(model: DeclaredModel, found: Sequence[Weights], accepted: Sequence
     few = (ess < enough) & value.isfinite()
     if bad := int(few.sum()):
         notes.append(
-            f"{count(bad, n)} rest on fewer than {enough:g} of {chains} chains, so that the value may be too low: "
+            f"{count(bad, n)} have an effective sample size below {enough:g} of {chains} chains, so that the value may be too low: "
             f"raise the temperatures, AIS(temperatures={4 * settings.temperatures}), or samples (chains)."
         )
     if stuck := int(((acceptance < 0.2) & value.isfinite()).sum()):
-        notes.append(f"{count(stuck, n)} accept fewer than 20 % of the moves: raise leapfrog, or look for very steep densities.")
+        notes.append(f"{count(stuck, n)} accept fewer than 20 % of the Hamiltonian moves: raise leapfrog, or check p for very steep densities.")
     if lost := int((~value.isfinite()).sum()):
         notes.append(f"{count(lost, n)} have no finite evidence: p or q gives NaN or zero probability there.")
     dtype = model._parameter().dtype
@@ -138,11 +144,14 @@ def _evidence(model: DeclaredModel, found: Sequence[Weights], accepted: Sequence
 
 
 class Moves:
-    """Hamiltonian moves along a path. Temperatures and step sizes are found in a preliminary run, for each example, and then frozen.
+    """Hamiltonian Monte Carlo transitions along an annealing path.
 
-    Chains that pass through every COARSE-th of the sigmoid's temperatures give the step size that is accepted often enough at each, and
-    the spread of log f₁ − log f₀ there. In equilibrium the variance of a log-weight is Σ (Δβ)² Var, least where every step has its equal
-    share of ∫ sd dβ. The temperatures are laid so, for the most part; a share of the sigmoid's stays, since the spread is itself measured.
+    A preliminary run finds temperatures and step sizes for each example, which are then frozen. It
+    passes through every COARSE-th temperature of the sigmoid schedule. At each one it finds the
+    step size with the target acceptance rate and the standard deviation of log f₁ − log f₀. In
+    equilibrium, the variance of a log-weight is Σ (Δβ)² Var, which is least if every step has the
+    same share of ∫ sd dβ. Most of the temperatures are placed so. A share of the sigmoid schedule
+    remains, because the standard deviation is itself only estimated.
     """
 
     def __init__(self, path: Path, settings: AIS, chains: int) -> None:
@@ -155,7 +164,10 @@ class Moves:
         self.steps = steps.gather(0, where)
 
     def _preliminary(self, u: Tensor, betas: Tensor) -> tuple[Tensor, Tensor]:
-        """Step sizes and the spread of log f₁ − log f₀ at all but the last of these temperatures, [J, N]."""
+        """Return step sizes and standard deviations of log f₁ − log f₀, [J, N].
+
+        There is one row per temperature, without the last.
+        """
         size = self.free.sum(-1).clamp_min(1.0)
         step, steps, spreads = size**-0.25, [], []
         start, end = self.path(u)
@@ -167,11 +179,15 @@ class Moves:
         return torch.stack(steps), torch.stack(spreads)
 
     def move(self, u: Tensor, beta: Tensor, step: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """One Hamiltonian move that leaves f_β as it is: (u, log f₀, log f₁, probability of acceptance), the last three [C, N]."""
+        """One Hamiltonian transition that leaves f_β invariant.
+
+        Returns (u, log f₀, log f₁, acceptance probability); the last three are [C, N].
+        """
         start, end, slope = self.gradient(u, beta)
         drawing: Any = {"dtype": u.dtype, "device": u.device, "generator": generator(u.device)}
         momentum = torch.randn(u.shape, **drawing) * self.free
-        unequal = 1 + JITTER * (2 * torch.rand(len(u), 1, 1, **drawing) - 1)  # no orbit may close on itself
+        # jittered, so that no trajectory is periodic
+        unequal = 1 + JITTER * (2 * torch.rand(len(u), 1, 1, **drawing) - 1)
         stride = step.unsqueeze(-1) * unequal * self.scale
         old = torch.lerp(start, end, beta) - momentum.square().sum(-1) / 2
         place, new_start, new_end = u, start, end
@@ -186,7 +202,10 @@ class Moves:
         return torch.where(taken.unsqueeze(-1), place, u), torch.where(taken, new_start, start), torch.where(taken, new_end, end), accept
 
     def forward(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Chains from u ~ f₀ to f₁: log-weights [C, N] with E[w] = p(x), and the mean acceptance, [N]."""
+        """Run chains from u ~ f₀ to f₁.
+
+        Returns log-weights [C, N] with E[w] = p(x), and the mean acceptance rate, [N].
+        """
         start, end = self.path(u)
         total, accepted = torch.zeros_like(start, dtype=torch.float64), torch.zeros_like(start[0])
         last = len(self.betas) - 1
@@ -198,7 +217,10 @@ class Moves:
         return total, accepted / (last - 1)
 
     def backward(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Chains from u ~ p(z|x) back to f₀, by the same moves in the opposite order: log-weights with E[1/w] = 1/p(x)."""
+        """Run chains from u ~ p(z|x) back to f₀, with the same transitions in reverse order.
+
+        Returns log-weights with E[1/w] = 1/p(x), and the mean acceptance rate.
+        """
         start, end = self.path(u)
         total, accepted = torch.zeros_like(start, dtype=torch.float64), torch.zeros_like(start[0])
         last = len(self.betas) - 1
@@ -211,7 +233,10 @@ class Moves:
 
 
 def _equal_shares(betas: Tensor, spreads: Tensor, count: int) -> Tensor:
-    """[count + 1, N]: temperatures between which ∫ sd dβ is the same, up to the share that the sigmoid keeps."""
+    """Place temperatures, [count + 1, N], with equal shares of ∫ sd dβ.
+
+    A share KEPT follows the sigmoid schedule.
+    """
     lengths = spreads.nan_to_num(0.0, 0.0, 0.0) * betas.diff().unsqueeze(-1)
     lengths = lengths / lengths.sum(0).clamp_min(torch.finfo(betas.dtype).tiny)
     lengths = (1 - KEPT) * lengths + KEPT / len(lengths)
@@ -225,20 +250,20 @@ def _equal_shares(betas: Tensor, spreads: Tensor, count: int) -> Tensor:
     return found.contiguous()
 
 
-# From both sides -------------------------------------------------------------------------------------------------------------
+# Bidirectional Monte Carlo -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False)
 class Bidirectional:
-    """log p(x) of simulated examples between a stochastic lower and a stochastic upper bound."""
+    """Stochastic lower and upper bounds on log p(x) of simulated examples."""
 
     lower: Evidence
     upper: Evidence
-    drawn: dict[str, Tensor]  # what was simulated, the latents too
+    drawn: dict[str, Tensor]  # simulated values, including the latents
 
     @property
     def gap(self) -> Tensor:
-        """Upper less lower, one number an example: it bounds, on average, how far both are from the truth."""
+        """Upper minus lower bound per example; in expectation, it bounds the error of both."""
         return self.upper.value - self.lower.value
 
     @property
@@ -247,7 +272,7 @@ class Bidirectional:
 
     @property
     def error(self) -> float:
-        """The standard error of the mean gap, from its spread over the examples."""
+        """Standard error of the mean gap, from its variation over the examples."""
         return float(self.gap.double().std()) / len(self.gap) ** 0.5 if len(self.gap) > 1 else math.nan
 
     def __repr__(self) -> str:
@@ -265,15 +290,18 @@ def bidirectional(
     memory: Memory = None,
     **fixed: Any,
 ) -> Bidirectional:
-    """How good annealing is on this model: z, x ~ p are simulated, so that z is an exact draw from p(z|x) (Grosse et al. 2015).
+    """Measure the accuracy of annealing on this model by bidirectional Monte Carlo.
 
-    Forward chains give a lower bound on log p(x), chains started at z and run backwards an upper one; both hold in expectation. ``fixed``
-    are given variables and whatever ``sample`` may fix; ``steps`` is the length of simulated sequences.
+    z, x ~ p are simulated, so z is an exact draw from p(z|x) (Grosse et al. 2015). Forward chains
+    give a lower bound on log p(x); backward chains from z give an upper bound. Both hold in
+    expectation. ``n`` is the number of simulated examples, ``steps`` the length of simulated
+    sequences. ``fixed`` holds the given variables, and any other variable that ``sample`` can fix.
+    Raises ValueError if a given variable is missing or AIS does not apply.
     """
     settings, graph = settings or AIS(), model.graph
     for name in graph.given:
         if name not in fixed:
-            raise ValueError(f"{name!r} is given: simulate under a value of it, bidirectional(model, {name}=…).")
+            raise ValueError(f"{name!r} is a given variable: pass a value for it, bidirectional(model, {name}=…).")
     drawn = sample(model, n, fixed, steps=steps, seed=seed)
     given = fixed_values(model, n, steps or 1, {name: fixed[name] for name in graph.given})
     truth = prepare(graph, drawn, like=model._parameter(), need=graph.stochastic, single=True) | given

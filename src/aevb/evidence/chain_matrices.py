@@ -1,7 +1,8 @@
-"""The rules of one step's Gaussian variables as the matrices of a chain: u_t = F u_{t−1} + c + N(0, Q), y_t = H u_t + d + N(0, R).
+"""Assemble the matrices of a linear-Gaussian chain from the rules of its variables.
 
-All steps' matrices are made at once, from blocks of which those that are zero are never computed; tensors
-have leading axes as in :mod:`aevb.derive.axes`.
+The chain is u_t = F u_{t−1} + c + N(0, Q), y_t = H u_t + d + N(0, R). The matrices of all steps are
+assembled at once from blocks; zero blocks are never computed. Tensors have leading axes as in
+:mod:`aevb.derive.axes`.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aevb.evidence.gaussian_belief import Belief, Column, Rule, apply, beside
+from aevb.evidence.gaussian_belief import Belief, Column, Rule, apply, cat_broadcast
 from aevb.evidence.gaussian_chain import Chain, ChainError, LogLikelihood
 from aevb.evidence.square_root_belief import RootBelief
 
-Blocks = dict[Column, Tensor]  # what is not there is zeros
+Blocks = dict[Column, Tensor]  # an absent block is zero
 
 
 class Variable(NamedTuple):
-    """A variable of a step: Σ matrix · (column of the state before it) + offset + noise."""
+    """A variable of one step: Σ matrix · (column of the previous state) + offset + noise."""
 
     matrices: Blocks
     offset: Tensor | None
@@ -30,7 +31,7 @@ class Variable(NamedTuple):
 
 
 class Step:
-    """What a step makes of the state before it, one variable after the other."""
+    """Variables of one step as linear functions of the previous state."""
 
     def __init__(self, state: Belief | RootBelief) -> None:
         self.sizes = {column: place.stop - place.start for column, place in state.columns.items()}
@@ -39,7 +40,7 @@ class Step:
         self.covariances: dict[tuple[Column, Column], Tensor] = {}
 
     def add(self, column: Column, rule: Rule) -> None:
-        """One more variable, which follows the rule: it may read the state and the variables before it."""
+        """Add a variable that follows the rule; it may read the state and earlier variables."""
         inside = {parent: matrix for parent, matrix in rule.matrices.items() if parent in self.variables}
         matrices = {parent: matrix for parent, matrix in rule.matrices.items() if parent in self.sizes}
         offset, own = rule.offset, rule.noise
@@ -60,7 +61,7 @@ class Step:
         self.variables[column] = Variable(matrices, offset, rule.offset.shape[-1])
 
     def keep(self, column: Column) -> None:
-        """A column of the state, as it was."""
+        """Copy a column of the previous state unchanged."""
         eye = torch.eye(self.sizes[column], dtype=self.like.dtype)[None, None]
         self.variables[column] = Variable({column: eye}, None, self.sizes[column])
 
@@ -75,9 +76,10 @@ def log_likelihood(
     *,
     backwards: bool,
 ) -> Tensor | None:
-    """log p of the values, [axes.., 1, N], from the belief before the first step; None where a covariance of theirs is none.
+    """Return log p(values), [axes.., 1, N], given the belief before the first step.
 
-    ``following`` says which column of a step becomes which of the state's, in the state's order.
+    Return None if an innovation covariance is not positive definite. ``following`` maps each column
+    of a step to the column of the next state, in the state's order.
     """
     read = [column for rule in observed for column in rule.matrices if column in step.variables or column in step.sizes]
     columns = list(dict.fromkeys([*following, *read]))
@@ -115,7 +117,10 @@ def log_likelihood(
 
 
 def _laid_out(part: Tensor, event: int, lead: Sequence[int]) -> Tensor:
-    """[leading axes, T, N, event] as [T, K, N, event]: the leading axes as one, which stays 1 where the part does not depend on them."""
+    """Reshape [leading axes, T, N, event] to [T, K, N, event].
+
+    K joins the leading axes; it is 1 if the part does not depend on them.
+    """
     shape = part.shape[-2 - event :]
     if part.numel() == math.prod(shape):
         return part.reshape(shape).unsqueeze(1)
@@ -123,7 +128,7 @@ def _laid_out(part: Tensor, event: int, lead: Sequence[int]) -> Tensor:
 
 
 def _grid(blocks: Mapping[tuple[Any, Any], Tensor], rows: Mapping[Any, int], columns: Mapping[Any, int], like: Tensor) -> Tensor:
-    """Blocks as one matrix, zeros where there is none."""
+    """Assemble blocks into one matrix, with zeros for absent blocks."""
     lines = [_joined([blocks[a, b] if (a, b) in blocks else like.new_zeros(1, 1, rows[a], columns[b]) for b in columns], -1) for a in rows]
     return _joined(lines, -2)
 
@@ -131,7 +136,7 @@ def _grid(blocks: Mapping[tuple[Any, Any], Tensor], rows: Mapping[Any, int], col
 def _joined(parts: Sequence[Tensor], axis: int) -> Tensor:
     whole = parts[0]
     for part in parts[1:]:
-        whole = beside(whole, part, axis)
+        whole = cat_broadcast(whole, part, axis)
     return whole
 
 

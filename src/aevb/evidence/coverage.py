@@ -1,7 +1,8 @@
-"""What Pareto's k cannot see: parts of the posterior that no sample of q reached.
+"""Detect parts of the posterior that no sample of q reached, which Pareto's k cannot detect.
 
-The weights of a q that sits on one mode, or is far too narrow, may be nearly equal. A few weights of two wider proposals, p's own draws
-and q with its Gaussian noise widened, estimate the same log p(x); where one of them lies clearly higher, q misses something.
+If q covers one mode only, or is far too narrow, its importance weights may still be nearly equal.
+As a check, two wider proposals (draws from p, and q with wider Gaussian noise) estimate the same
+log p(x) from a few weights. If one of them is clearly higher, q misses part of the posterior.
 """
 
 from __future__ import annotations
@@ -16,19 +17,22 @@ from aevb.estimate.noise import Layout
 from aevb.evidence.result import Evidence, count
 from aevb.evidence.weights import reliable_shape
 
-ROWS, LEAST, MOST = 256, 50, 200  # rows that are compared, and weights of each of them
+ROWS, LEAST, MOST = 256, 50, 200  # rows to compare; fewest and most weights per row
 WIDER = 2.0
-NATS, SIGMAS = 0.1, 4.0  # what is clearly higher
+NATS, SIGMAS = 0.1, 4.0  # an estimate is clearly higher if it exceeds NATS + SIGMAS · error
 SEED = 0
 
 
 def how_many(samples: int) -> int:
-    """Weights of each other proposal: a tenth of those that are judged, within limits."""
+    """Return the number of weights per wider proposal: a tenth of q's weights, within limits."""
     return min(samples, max(LEAST, min(samples // 10, MOST)))
 
 
 def widened(layout: Layout, noise: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-    """Gaussian noise ε WIDER times as wide, and log N(ε; 0, 1) − log N(ε; 0, WIDER²) for the log-weights, […, S, 1, N, 1]."""
+    """Scale Gaussian noise ε by WIDER and return the correction of the log-weights.
+
+    The correction is log N(ε; 0, 1) − log N(ε; 0, WIDER²), […, S, 1, N, 1].
+    """
     wide, correction = dict(noise), torch.zeros(())
     for name, (kind, _) in layout.items():
         if kind == "normal":
@@ -39,9 +43,10 @@ def widened(layout: Layout, noise: Mapping[str, Tensor]) -> tuple[dict[str, Tens
 
 
 def note_missed(found: Evidence, others: Mapping[str, Evidence], remedy: str) -> list[str]:
-    """A sentence if another proposal finds clearly more than q does, in more than one row of a hundred or on average.
+    """Return a note if a wider proposal finds a clearly higher evidence than q.
 
-    Rows are compared where both tails look fine: of the others Pareto's k has spoken.
+    "Clearly" means in more than one row of a hundred, or on average. Only rows with a good Pareto k
+    under both proposals are compared; the others already have a note of their own.
     """
     for what, other in others.items():
         n = len(other.value)

@@ -1,4 +1,4 @@
-"""The importance-weighted bound for several numbers of samples, from one set of weights."""
+"""Importance-weighted bound for several numbers of samples, from one set of weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from aevb.evidence.weights import Weights
 
 @dataclass(frozen=True, repr=False)
 class Curve:
-    """E log 1/k Σ w, the importance-weighted bound with k samples, for several k: ``value`` and ``stderr`` are [len(ks), N]."""
+    """Importance-weighted bound E log 1/k Σ w with k samples, for several k.
+
+    ``value`` and ``stderr`` are [len(ks), N].
+    """
 
     ks: tuple[int, ...]
     value: Tensor
@@ -24,7 +27,7 @@ class Curve:
 
     @property
     def mean(self) -> Tensor:
-        """The mean over the examples, a number for each k."""
+        """Mean over the examples, one number per k."""
         return self.value.mean(-1)
 
     @property
@@ -39,9 +42,11 @@ class Curve:
 def curve(
     model: DeclaredModel, batch: Mapping[str, Tensor], ks: Sequence[int] = (1, 10, 100, 1000), seed: int | None = None, *, memory: Memory = None
 ) -> Curve:
-    """The bound with k samples for each k, all from the same max(ks) weights an example: k = 1 is the ELBO, k → ∞ the evidence.
+    """Return the importance-weighted bound for each k, all from the same weights.
 
-    The weights are cut into groups of k, so that a small k has many groups to average.
+    There are max(ks) weights per example. k = 1 is the ELBO, and k → ∞ gives the evidence. The
+    weights are cut into groups of k, so a small k averages over many groups. Raises ValueError if
+    ``ks`` are not positive whole numbers.
     """
     ks = tuple(sorted(set(ks)))
     if not ks or any(isinstance(k, bool) or not isinstance(k, int) or k < 1 for k in ks):
@@ -60,17 +65,17 @@ def curve(
 
 
 class _Groups:
-    """Log-mean-exps of successive groups of k log-weights, averaged; a group may straddle two pieces."""
+    """Average log-mean-exp over successive groups of k log-weights; a group may span two chunks."""
 
     def __init__(self, k: int, rows: int, device: torch.device) -> None:
         self.k, self.done = k, 0
         self.open = Weights(rows, k, device, tail=False)
         self.mean = self.deviations = torch.zeros(rows, dtype=torch.float64, device=device)
-        self.alone: Tensor | None = None  # the variance of one group, where there is no other to compare it with
+        self.alone: Tensor | None = None  # variance if there is a single group, by the delta method
 
     def add(self, part: Tensor) -> None:
         while len(part):
-            if not self.open.count and len(part) >= self.k:  # whole groups at once
+            if not self.open.count and len(part) >= self.k:  # process whole groups at once
                 whole = len(part) // self.k
                 groups = part[: whole * self.k].unflatten(0, (whole, self.k))
                 if whole == 1:
@@ -97,7 +102,7 @@ class _Groups:
         self.mean, self.done = self.mean + step * (len(values) / total), total
 
     def result(self) -> tuple[Tensor, Tensor]:
-        """The bound and its standard error; for a single group by the delta method."""
+        """Return the bound and its standard error (by the delta method for a single group)."""
         if self.done > 1:
             return self.mean, (self.deviations / (self.done - 1) / self.done).sqrt()
         return self.mean, self.mean.new_full(self.mean.shape, math.nan) if self.alone is None else self.alone.sqrt()

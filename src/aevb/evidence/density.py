@@ -1,7 +1,8 @@
-"""log p(x, z) and the density it is annealed from, as differentiable functions of all continuous latents at once.
+"""log p(x, z) and the initial density of annealing, as functions of all continuous latents.
 
-The latents of a row are one vector u of unbounded numbers: those with a bounded support go through torch's bijection, with its
-Jacobian. Finite latents are summed exactly inside both densities, so that neither has anything discrete left.
+The latents of a row are one unconstrained vector u. Latents with a bounded support are transformed
+by torch's bijection, with its Jacobian. Finite latents are summed exactly inside both densities, so
+both densities are differentiable by u.
 """
 
 from __future__ import annotations
@@ -21,23 +22,26 @@ from aevb.estimate.keys import mask_of
 from aevb.evidence.sampling import draw_latents, inner_sum
 
 STARTS = ("posterior", "prior")
-WARM_UP = 3  # gradients before one is captured: libraries initialise themselves
-Slope = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]  # u, β → log f₀, log f₁, ∇ log f_β
+WARM_UP = 3  # warm-up calls before a CUDA graph is captured, so that libraries are initialised
+# (u, β) → log f₀, log f₁, ∇ log f_β
+Slope = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 def why_not_from_posterior(model: DeclaredModel) -> str | None:
-    """What keeps q from being the start, in words; None if nothing does."""
+    """Return why annealing cannot start from q; None if it can."""
     plan = derive(model.graph, samples=2, sampling=True)
     for name in plan.drawn:
         if by_bayes := next((other for other in plan.enumerated if (other, 0) in plan.values[name]), None):
-            return f"q draws {name} for each value of {by_bayes}, which is taken by Bayes"
+            return f"q draws {name} for each value of {by_bayes}, which follows by Bayes' rule"
     return None
 
 
 class Path:
-    """log f₀ and log f₁ of u, [C, N] each for C chains u [C, N, D]; f₀ is normalised and can be drawn from, ∫ f₁ du = p(x).
+    """log f₀ and log f₁, [C, N] each, of C chains u [C, N, D].
 
-    f₁ = p(x, z); f₀ = q(z|x) for ``start="posterior"``, or for "prior" p's factors of the latents with the data in place.
+    f₀ is normalised and can be sampled; ∫ f₁ du = p(x). f₁ = p(x, z). f₀ is q(z|x) for
+    ``start="posterior"``; for "prior" it is the product of p's factors of the latents given the
+    data.
     """
 
     def __init__(self, model: DeclaredModel, batch: Mapping[str, Tensor], start: str) -> None:
@@ -59,7 +63,7 @@ class Path:
     # Coordinates --------------------------------------------------------------------------------------------------------
 
     def coordinates(self, values: Mapping[str, Tensor]) -> Tensor:
-        """u [C, N, D] of the latents' values, [C, T or 1, N, d] each."""
+        """Map the latents' values, [C, T or 1, N, d] each, to u [C, N, D]."""
         parts = []
         for name in self.latents:
             value = self._inside(name, values[name])
@@ -68,7 +72,7 @@ class Path:
         return torch.cat(parts, -1)
 
     def _inside(self, name: str, value: Tensor) -> Tensor:
-        """The value with something of its support where there is no step, or where a row's value is known and its coordinate idle."""
+        """Replace padded and known values by a value of the support (unused coordinates)."""
         fill = torch.full_like(value, self.graph.rule("p", name).spec.fill)
         real = self.batch.get("steps")
         if real is not None and self.graph.timed[name]:
@@ -76,7 +80,7 @@ class Path:
         return torch.where(self.seen[name], fill, value) if name in self.seen else value
 
     def free(self) -> Tensor:
-        """[N, D], one for the coordinates that mean something, zero for those of known values and of steps beyond a row's end."""
+        """Mask of coordinates in use, [N, D]: 0 for known values and padded steps, else 1."""
         like, parts = self.model._parameter(), []
         for name in self.latents:
             mask = torch.ones(self.times[name], self.n, 1, dtype=torch.bool, device=like.device)
@@ -88,7 +92,7 @@ class Path:
         return torch.cat(parts, -1).to(like.dtype)
 
     def values(self, u: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """The latents' values at u, and log |dz/du|, [C, N], of those that are free."""
+        """Return the latents' values at u, and log |dz/du|, [C, N], of the coordinates in use."""
         found, log_jacobian = {}, u.new_zeros(u.shape[:-1])
         sizes = [self.times[name] * self.widths[name] for name in self.latents]
         for name, part in zip(self.latents, u.split(sizes, -1), strict=True):
@@ -109,7 +113,7 @@ class Path:
     # Densities ------------------------------------------------------------------------------------------------------------
 
     def __call__(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """(log f₀, log f₁) at u."""
+        """Return (log f₀, log f₁) at u."""
         values, log_jacobian = self.values(u)
         rows = {name: value for name, value in self.batch.items() if name[:-1] not in self.seen} | values
         working = Estimate(self.plan, self.model.factors, rows, {})  # type: ignore[arg-type]
@@ -119,7 +123,7 @@ class Path:
         return self._flat(inner_sum(working, base), u) + log_jacobian, self._flat(inner_sum(working, joint), u) + log_jacobian
 
     def _base(self, working: Estimate) -> Tensor:
-        """Σ log q (or log p) of the latents that are free, at every value of those that are summed."""
+        """Return Σ log q (or log p) of the unknown latents, for every enumerated value."""
         total = torch.zeros(())
         for name in (*self.latents, *self.sums):
             if self.start == "prior":
@@ -135,17 +139,17 @@ class Path:
         return expand_axis(total, SAMPLES, u.shape[0]).expand(*[1] * (total.dim() - 4), u.shape[0], 1, self.n, 1).reshape(u.shape[:-1])
 
     def gradient(self, u: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(log f₀, log f₁, ∇u log f_β) with log f_β = (1 − β) log f₀ + β log f₁, β [N]."""
+        """Return (log f₀, log f₁, ∇u log f_β) with log f_β = (1 − β) log f₀ + β log f₁, β [N]."""
         with torch.enable_grad():
             u = u.detach().requires_grad_()
             start, end = self(u)
             (slope,) = torch.autograd.grad(torch.lerp(start, end, beta).sum(), u)
         return start.detach(), end.detach(), slope
 
-    # The start -------------------------------------------------------------------------------------------------------------
+    # Initial distribution -------------------------------------------------------------------------------------------------------------
 
     def draw(self, chains: int) -> Tensor:
-        """u ~ f₀, [C, N, D]."""
+        """Draw u ~ f₀, [C, N, D]."""
         if self.start == "prior":
             return self.coordinates(draw_latents(self.model, self.batch, chains))
         plan = derive(self.graph, samples=chains, clamped=self.clamped, partial=self.partial, sampling=True)
@@ -154,29 +158,33 @@ class Path:
         return self.coordinates({name: value.reshape(value.shape[-4:]).expand(chains, *value.shape[-3:]) for name, value in values.items()})
 
     def scale(self) -> Tensor:
-        """The spread of f₀ in every coordinate, [N, D]: the unit in which the chains step."""
+        """Return the standard deviation of f₀ per coordinate, [N, D]: the unit of step sizes."""
         spread = self.draw(64).std(0)
         free = self.free() > 0
         return torch.where(free & (spread > 0), spread, torch.ones_like(spread))
 
 
 def replayed(path: Path, chains: int) -> Slope:
-    """``path.gradient`` for this number of chains, on a GPU captured once and replayed: its small operations take longer to launch than to run."""
+    """Return ``path.gradient`` for this number of chains, as a CUDA graph on a GPU.
+
+    The gradient consists of small kernels, which take longer to launch than to run.
+    """
     free = path.free()
     if free.device.type != "cuda":
         return path.gradient
     u, beta = free.new_zeros(chains, *free.shape), free.new_full((path.n,), 0.5)
-    beside, now = torch.cuda.Stream(free.device), torch.cuda.current_stream(free.device)
-    beside.wait_stream(now)
-    with torch.cuda.stream(beside):
+    side_stream, now = torch.cuda.Stream(free.device), torch.cuda.current_stream(free.device)
+    side_stream.wait_stream(now)
+    with torch.cuda.stream(side_stream):
         for _ in range(WARM_UP):
             path.gradient(u, beta)
-    now.wait_stream(beside)
+    now.wait_stream(side_stream)
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):
             found = path.gradient(u, beta)
-    except RuntimeError:  # a family of one's own may look at its numbers on the host, which cannot be captured
+    # a user-defined family may read values on the host, which a CUDA graph cannot capture
+    except RuntimeError:
         return path.gradient
 
     def replay(place: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -190,6 +198,6 @@ def replayed(path: Path, chains: int) -> Slope:
 
 
 def temperatures(count: int, steepness: float = 4.0) -> Tensor:
-    """0 = β₀ < … < β_J = 1, a sigmoid's shape: finest where f₀ is left and f₁ reached."""
+    """Return 0 = β₀ < … < β_J = 1 on a sigmoid schedule, finest near 0 and 1."""
     raw = torch.linspace(-steepness, steepness, count + 1, dtype=torch.float64).sigmoid()
     return (raw - raw[0]) / (raw[-1] - raw[0])

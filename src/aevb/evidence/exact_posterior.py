@@ -1,7 +1,9 @@
-"""p(unknowns | data) exactly: of discrete latents the probabilities, of Gaussian unknowns a Gaussian for each joint value of the discrete ones.
+"""Exact posterior p(unknowns | data).
 
-The derivative of the log evidence by a log-factor of it is the posterior probability of that factor's values. So the forward–backward algorithm
-is the forward algorithm and one backward pass through it.
+Discrete latents have a table of probabilities. Gaussian unknowns have one Gaussian per joint value
+of the discrete latents. The derivative of the log evidence by a log-factor is the posterior
+probability of that factor's values. The forward-backward algorithm is therefore the forward
+algorithm followed by automatic differentiation.
 """
 
 from __future__ import annotations
@@ -28,9 +30,10 @@ from aevb.runtime.seeding import generator
 
 @dataclass(frozen=True)
 class Components:
-    """Moments of an unknown for each of the K joint values of the discrete latents that it depends on.
+    """Moments of an unknown for each of the K joint values of its discrete latents.
 
-    Weights are [N, T or 1, K], means and variances [N, T or 1, K, d], covariances [N, T or 1, K, d, d] (of Gaussian unknowns).
+    Weights are [N, T or 1, K], means and variances [N, T or 1, K, d]. Gaussian unknowns also have
+    covariances, [N, T or 1, K, d, d].
     """
 
     weight: Tensor
@@ -39,7 +42,10 @@ class Components:
     covariance: Tensor | None = None
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """The mean and the standard deviation of each entry, the discrete latents summed over; [N, T or 1, d]."""
+        """Return mean and standard deviation per entry, [N, T or 1, d].
+
+        The discrete latents are summed over.
+        """
         weight = self.weight.unsqueeze(-1)
         mean = (weight * self.mean).sum(-2)
         return mean, (weight * (self.variance + (self.mean - mean.unsqueeze(-2)).square())).sum(-2).clamp_min(0.0).sqrt()
@@ -47,14 +53,21 @@ class Components:
 
 @dataclass(frozen=True)
 class Marginals:
-    """Probabilities of the discrete latents, [N, T or 1, C], and components of Gaussian latents and of observed variables with missing entries."""
+    """Posterior marginals of a batch.
+
+    ``probs`` holds the probabilities of the discrete latents, [N, T or 1, C]. ``components`` holds
+    the moments of Gaussian latents and of observed variables with missing entries.
+    """
 
     probs: dict[str, Tensor]
     components: dict[str, Components]
 
 
 class Unknowns:
-    """The posterior of a batch's unknowns under p, where the evidence is exact (``structure`` says that it is). In float64, without gradients."""
+    """Posterior of a batch's unknowns under a model with exact evidence.
+
+    All results are in float64 and carry no gradients.
+    """
 
     def __init__(self, model: DeclaredModel, structure: Structure, batch: Mapping[str, Tensor]) -> None:
         self.model, self.graph, self.structure, self.batch = model, model.graph, structure, batch
@@ -64,7 +77,10 @@ class Unknowns:
         self.others = [name for name in hidden if name not in structure.linked]
 
     def _parts(self, batch: Mapping[str, Tensor], samples: int = 1) -> list[tuple[int, dict[str, Tensor]]]:
-        """The rows in parts that fit into memory, each with its first row: its largest tensors are pairs of states, or covariances, of all steps."""
+        """Split the rows into parts that fit into memory; each part comes with its first row.
+
+        The largest tensors hold pairs of states, or covariances, of all steps.
+        """
         values = math.prod(_count(self.structure, name) for name, _ in self.structure.linked_axes)
         wide = sum(self.graph.size(name) for name in self.structure.linked)
         numbers = self.steps * max(self.structure.count**2, values * wide**2, samples * wide)
@@ -74,7 +90,7 @@ class Unknowns:
     # Probabilities and moments --------------------------------------------------------------------------------------------------------
 
     def marginals(self) -> Marginals:
-        """Every unknown's own posterior, at each step."""
+        """Return the marginal posterior of every unknown at each step."""
         parts = [self._marginals(part, start) for start, part in self._parts(self.batch)]
         if len(parts) == 1:
             return parts[0]
@@ -109,7 +125,10 @@ class Unknowns:
         return Marginals(probs, components)
 
     def _observed(self, tables: Tables, name: str, weight: Tensor, n: int) -> Components:
-        """An observed variable that reads no Gaussian unknown: its missing entries, given the known ones and each value of the discrete latents."""
+        """Return the moments of an observed variable that reads no Gaussian unknown.
+
+        Missing entries are conditioned on the known ones and on each value of the discrete latents.
+        """
         program, value, present = tables.program, tables.batch[name], tables.batch[mask_of(name)]
 
         def at(region: str) -> Tensor:
@@ -126,7 +145,10 @@ class Unknowns:
     # Joint draws ----------------------------------------------------------------------------------------------------------------------
 
     def draw(self, samples: int) -> dict[str, Tensor]:
-        """Joint draws of the unknown latents given all data, [S, T or 1, N, d]: the discrete ones, then the Gaussian ones given those."""
+        """Draw the unknown latents jointly given all data, [S, T or 1, N, d].
+
+        Discrete latents are drawn first, then Gaussian latents given the discrete ones.
+        """
         parts = [self._draw(part, samples, start) for start, part in self._parts(self.batch, samples)]
         return {name: torch.cat([part[name] for part in parts], -2) for name in parts[0]}
 
@@ -136,7 +158,7 @@ class Unknowns:
         found = self._draw_discrete(batch, samples, start)
         if not any(name in self.structure.gaussian for name in self.graph.latents):
             return found
-        # Every draw of the discrete latents has Gaussians of its own: they are rows where those latents are known.
+        # Each draw of the discrete latents becomes a row in which they are known.
         known = {name: value.transpose(0, 1).flatten(1, 2).to(self.model._parameter().dtype) for name, value in found.items()}
         repeated = {key: value.repeat(1, samples, 1) for key, value in batch.items() if variable_of(key) not in known}
         clamped = frozenset(name for name in self.graph.latents if name in known or (name in batch and mask_of(name) not in batch))
@@ -149,7 +171,7 @@ class Unknowns:
         return Smoother(Filter(self.model, tables, batch), tables.slots, tables.sizes, names).draw(samples)
 
     def _draw_discrete(self, batch: Mapping[str, Tensor], samples: int, start: int) -> dict[str, Tensor]:
-        """Draws of the discrete latents: what has no time and the first step at once, then each step given the one before it."""
+        """Draw the discrete latents: static ones and the first step jointly, then step by step."""
         tables, n = Tables(self.model, self.structure, batch), self.model._extent(batch)[0]
         graph, sizes = self.graph, tables.sizes
         static = [name for name in self.structure.discrete if not graph.timed[name]]
@@ -191,9 +213,9 @@ class Unknowns:
 
 
 def _derivatives(tables: Tables, terms: list[Term], n: int, start: int) -> list[Tensor]:
-    """The derivatives of the log evidence by each term, at every value, step and row: the posterior probabilities of the values.
+    """Differentiate the log evidence by each term: the posterior probabilities of its values.
 
-    Rows are numbered from ``start`` in the error that is raised if the data of one have no probability under p.
+    Raises ValueError if p gives a row probability zero; the error counts rows from ``start``.
     """
     whole = []
     for term in terms:
@@ -213,13 +235,13 @@ def _derivatives(tables: Tables, terms: list[Term], n: int, start: int) -> list[
 
 
 def _rows_first(value: Tensor, rest: int) -> Tensor:
-    """[axes, T, N, rest] → [N, T, K, rest], K the joint values of the axes."""
+    """Reshape [axes, T, N, rest] to [N, T, K, rest]; K are the joint values of the axes."""
     flat = value.reshape(-1, *value.shape[value.dim() - rest - 2 :])
     return flat.permute(2, 1, 0, *range(3, 3 + rest))
 
 
 def _normalised(weight: Tensor) -> Tensor:
-    """Weights that sum to one; equal ones beyond a row's end, where there are none."""
+    """Normalise weights to sum to one; uniform weights at padded steps."""
     total = weight.sum(-1, keepdim=True)
     return torch.where(total > 0, weight / total, 1 / weight.shape[-1])
 

@@ -1,7 +1,9 @@
-"""Gaussian unknowns integrated out in the order of generation: the Kalman filter, for any graph.
+"""Kalman filter for any graph: integrate out the Gaussian unknowns in the order of generation.
 
-A latent extends the belief by its linear rule, an observed variable that reads one conditions it and adds its log-density. Without anything carried
-over time all steps are taken at once; otherwise step by step, keeping only what the next step reads.
+A latent extends the belief (the joint Gaussian of the unknowns given the data so far) by its linear
+rule. An observed variable that reads a latent conditions the belief and adds its log-density. If
+nothing is carried over time, all steps are processed at once. Otherwise the filter runs step by
+step and keeps only the variables that the next step reads.
 """
 
 from __future__ import annotations
@@ -30,9 +32,13 @@ from aevb.evidence.structure import Structure
 
 
 class Filter:
-    """∫ Π of the factors that involve Gaussian unknowns, for every value of the discrete latents these depend on; in float64."""
+    """Integral of all factors that involve Gaussian unknowns, in float64.
 
-    fast = True  # whether steps in time are taken by :mod:`aevb.evidence.gaussian_chain` where it can
+    Computed for every value of the discrete latents that these factors depend on.
+    """
+
+    # use :mod:`aevb.evidence.gaussian_chain` for models in time, where it applies
+    fast = True
 
     def __init__(self, model: DeclaredModel, tables: Tables, batch: Mapping[str, Tensor]) -> None:
         self.model, self.graph, self.structure, self.program = model, model.graph, tables.structure, tables.program
@@ -47,13 +53,16 @@ class Filter:
     # The rule of each variable ------------------------------------------------------------------------------------------------
 
     def _rule(self, name: str, padded: bool = True) -> Rule:
-        """The variable's rule at every step, its ends' where they have one of their own; zeros beyond a row's end if ``padded``."""
+        """Return the variable's rule at every step, with its own rules for the first and last step.
+
+        If ``padded``, the rule is zero at padded steps.
+        """
         entries, graph = self.graph.p[name], self.graph
         rule = self._linear(entries[graph.main(name)])
         if not graph.timed[name]:
             return rule
         inside = self.program._inside(entries["t"]) if graph.is_deterministic(name) else None
-        if inside is not None:  # a function all of whose parents lie outside the sequence is zeros
+        if inside is not None:  # a function is zero where all its parents lie outside the sequence
             rule = rule.where(~inside, rule.zero())
         if "first" in entries:
             first = torch.arange(self.steps, device=self.like.device).reshape(-1, 1, 1) == 0
@@ -63,7 +72,10 @@ class Filter:
         return rule if self.real is None or not padded else rule.where(~self.real, rule.zero())
 
     def _linear(self, entry: Entry) -> Rule:
-        """One entry: the matrices of its Gaussian parents; an offset and a spread that all else it reads may decide."""
+        """Return one entry as a rule: a matrix per Gaussian parent, an offset and a covariance.
+
+        The offset and the covariance may depend on the entry's other parents.
+        """
         factor: Any = self.model.factors[entry.id]
         assert isinstance(factor, Factor)
         gaussian = [ref for ref in entry.key.parents if ref.name in self.structure.gaussian]
@@ -80,7 +92,7 @@ class Filter:
         return Rule(matrices, dist.loc, noise.reshape(*[1] * (4 - noise.dim()), *noise.shape))
 
     def _without_gaussians(self, entry: Entry, factor: Factor) -> Tensor:
-        """The raw numbers of a linear factor, less what its Gaussian parents add."""
+        """Evaluate a linear factor's network without the contribution of its Gaussian parents."""
         inputs = self.program.inputs(entry, lambda name: name not in self.structure.gaussian)
         if inputs:
             return factor.first(inputs)
@@ -90,9 +102,10 @@ class Filter:
     # Through the graph and time -----------------------------------------------------------------------------------------------
 
     def log_evidence(self) -> Tensor:
-        """log p of the observed variables that read a Gaussian, given the discrete latents, [axes, 1, T or 1, N or 1, 1].
+        """Return log p of the observed variables that read a Gaussian, given the discrete latents.
 
-        Summed over the steps where something is carried from one to the next; one number a step otherwise.
+        The shape is [axes, 1, T or 1, N or 1, 1]. If unknowns are carried from step to step, the
+        result is summed over the steps; otherwise there is one number per step.
         """
         total, belief = self.like.new_zeros(1, 1), (Belief if torch.is_grad_enabled() else RootBelief).empty(self.like)
         at_once = [name for name in self.linked if not (self.structure.carried and self.graph.timed[name])]
@@ -107,7 +120,10 @@ class Filter:
         return total.unsqueeze(-1)
 
     def _remembering(self, belief: Belief | RootBelief, names: list[str]) -> tuple[Belief | RootBelief, dict[Column, Column]]:
-        """The belief before the first step, where all that is read of a neighbour is zeros; and what each of its columns is at the next step."""
+        """Add the previous state, which is zero before the first step, to the belief.
+
+        Also returns which column of a step becomes which column of the next state.
+        """
         lag, size = -self.structure.direction, belief.mean.shape[-1]
         following, columns = {column: column for column in belief.columns}, dict(belief.columns)
         for name in (name for name in names if any((name, lag) in rule.matrices for rule in self.rules.values())):
@@ -120,11 +136,15 @@ class Filter:
         return Belief(columns, mean, pad(belief.covariance, (0, more, 0, more))), following
 
     def _as_chain(self, belief: Belief | RootBelief, following: Mapping[Column, Column], names: list[str]) -> Tensor | None:
-        """The same by :mod:`aevb.evidence.gaussian_chain`, all steps' matrices made at once; None where only the general recursion has an answer."""
+        """Run the filter by :mod:`aevb.evidence.gaussian_chain`; None if it does not apply.
+
+        The matrices of all steps are assembled at once.
+        """
         step = Step(belief)
         observed: list[tuple[Rule, str]] = []
         for name in names:
-            # Beyond a row's end nothing is seen: a filter forwards may go on there, so that rows of all lengths share their matrices.
+            # Padded steps have no data, so a forward filter may run through them. Rows of all
+            # lengths then share their matrices.
             rule = self._rule(name, padded=False) if self.real is not None and self.structure.direction > 0 else self.rules[name]
             if name in self.structure.gaussian:
                 step.add((name, 0), rule)
@@ -141,7 +161,7 @@ class Filter:
         return log_likelihood(step, belief, following, [rule for rule, _ in observed], values, keep, backwards=self.structure.direction < 0)
 
     def _through_time(self, belief: Belief | RootBelief, following: Mapping[Column, Column], names: list[str]) -> Tensor:
-        """The filter over the steps, one by one, for any device."""
+        """Run the filter step by step, on any device."""
         lag, total = -self.structure.direction, self.like.new_zeros(1, 1)
         rules = {name: self.rules[name].steps(self.steps) for name in names}
         values, keep = ({name: self._steps(part(name)) for name in names} for part in (self._value, self._keep))
@@ -155,7 +175,10 @@ class Filter:
     def _visit(
         self, belief: Belief | RootBelief, name: str, rule: Rule, value: Tensor | None, keep: Tensor | None
     ) -> tuple[Belief | RootBelief, Tensor]:
-        """Take one variable up: extend the belief by it, condition the belief on it, or (a latent known in some rows) both."""
+        """Process one variable: extend the belief by it, condition the belief on it, or both.
+
+        Both apply to a latent that is known in some rows.
+        """
         if isinstance(belief, RootBelief):
             return belief.visited((name, 0) if name in self.structure.gaussian else None, rule, value, keep)
         if name in self.structure.gaussian:
@@ -167,7 +190,7 @@ class Filter:
         return belief.conditioned(rule, value, keep)
 
     def _itself(self, name: str) -> Rule:
-        """The rule by which a latent that is known in some rows is seen there."""
+        """Return the identity rule, by which known values of a latent are observed."""
         eye = torch.eye(self.graph.size(name), dtype=self.like.dtype, device=self.like.device)[None, None]
         return Rule({(name, 0): eye}, eye.new_zeros(1, 1, len(eye[0, 0])), torch.zeros_like(eye))
 
@@ -175,7 +198,7 @@ class Filter:
         return self.batch[name].double() if name in self.batch else None
 
     def _keep(self, name: str) -> Tensor | None:
-        """The entries that are known, at real steps; None if all are."""
+        """Return the mask of known entries at real steps; None if all entries are known."""
         known, real = self.batch.get(mask_of(name)), self.real if self.graph.timed[name] and name in self.batch else None
         if known is None or real is None:
             return known if real is None else real.expand_as(self.batch[name])
@@ -186,7 +209,11 @@ class Filter:
 
 
 def gaussian_posterior(model: DeclaredModel, batch: Mapping[str, Tensor], names: Sequence[str]) -> Gaussian:
-    """p(names | observed, given), jointly, in float64, with missing entries marginalised: latents of a linear-Gaussian model without time; [N, D]."""
+    """Return p(names | observed, given) jointly, [N, D], in float64.
+
+    ``names`` are latents of a linear-Gaussian model without time. Missing entries are marginalised
+    out.
+    """
     structure = Structure(model, split_latents(model.graph, batch)[0])
     integral = Filter(model, Tables(model, structure, batch), batch)
     belief = RootBelief.empty(integral.like)

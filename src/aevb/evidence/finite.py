@@ -1,4 +1,4 @@
-"""Finite latents: log p at every joint value of them."""
+"""Finite latents: tables of log p at every joint value."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from aevb.evidence.structure import Structure
 
 
 def why_not_finite(model: DeclaredModel) -> str | None:
-    """What keeps p's latents from being listed in one table, in words; None if nothing does."""
+    """Return why p's latents cannot be enumerated in one table; None if they can."""
     graph, count = model.graph, 1
     for name in graph.latents:
         spec = graph.rule("p", name).spec
         if not spec.finite:
             return f"{name} has no finite list of values"
         if graph.timed[name]:
-            return f"{name} lives in time"
+            return f"{name} has a time axis"
         count *= spec.count(graph.size(name)) or 1
     return f"the latents have {count} joint values, more than {LIMIT}" if count > LIMIT else None
 
 
 class Tables:
-    """log p of every factor that reads no Gaussian unknown, at every value of the discrete latents it depends on.
+    """log p of every factor that reads no Gaussian unknown, at every value of its discrete latents.
 
-    A latent has an axis (:mod:`aevb.derive.axes`); one in time has two, for the present and for its neighbour. q has no say.
+    Each latent has an axis (:mod:`aevb.derive.axes`). A latent in time has two: one for the current
+    step and one for its neighbour. q is not used.
     """
 
     def __init__(self, model: DeclaredModel, structure: Structure, batch: Mapping[str, Tensor]) -> None:
@@ -46,21 +47,25 @@ class Tables:
         self.sizes = {name: self.working.plan.size((name, 0)) for name in structure.discrete}
 
     def log_p(self, name: str) -> Tensor:
-        """log p(v | ·), [latents' axes, 1, T or 1, N or 1, 1]."""
+        """Return log p(v | ·), [axes of the latents, 1, T or 1, N or 1, 1]."""
         if name not in self.structure.discrete:
             return self.working.log_p(name)
         slot = self.slots[name][0]
 
         def at(region: str) -> Tensor:
             spec, dist = self.program.distribution("p", name, region)
-            if isinstance(dist, td.OneHotCategorical):  # its logits are the table: no product with every one-hot value
+            # the logits are the table; no product with one-hot values needed
+            if isinstance(dist, td.OneHotCategorical):
                 return on_axis(dist.logits, slot)
             return spec.log_prob(dist, self.program.values[name]).unsqueeze(-1)
 
         return self.program.piecewise(name, "p", at)
 
     def known(self, name: str) -> Tensor | None:
-        """0 at the values that a discrete latent may have in each row, −∞ at the others; None if it is known in none."""
+        """Return 0 at the values that a discrete latent may have in each row, −∞ elsewhere.
+
+        Return None if no row knows the latent.
+        """
         seen = self.batch.get(mask_of(name))
         if seen is None:
             return None
@@ -69,12 +74,12 @@ class Tables:
         return possible.masked_fill(seen[..., :1] & ~here, -math.inf)
 
     def over_steps(self, term: Tensor) -> Tensor:
-        """The sum over the real steps of a term that has a number for each."""
+        """Sum a term with one number per step over the real steps."""
         return self.working.over_steps(over_time(term, self.steps))
 
 
 def _summing_plan(structure: Structure, batch: Mapping[str, Tensor]) -> Plan:
-    """A plan that gives every discrete latent its axes and draws nothing; made from p alone."""
+    """Return a plan, made from p alone, that enumerates every discrete latent and draws nothing."""
     graph = structure.graph
     slots: dict[str, tuple[int, int | None]] = {}
     position = FIRST_SLOT
@@ -100,9 +105,11 @@ def _summing_plan(structure: Structure, batch: Mapping[str, Tensor]) -> Plan:
 
 
 def log_joint(model: DeclaredModel, batch: Mapping[str, Tensor]) -> Tensor:
-    """log p(observed, latents | given) for every joint value of the latents: an axis each, in the graph's order, the examples last.
+    """Return log p(observed, latents | given) for every joint value of the latents.
 
-    A latent known in all rows has an axis of one; where it is known in some, −∞ stands at its other values.
+    There is one axis per latent, in the graph's order; the examples are the last axis. A latent
+    that is known in all rows has an axis of size 1. If it is known in some rows, its other values
+    have −∞ there.
     """
     graph = model.graph
     clamped, _ = split_latents(graph, batch)

@@ -1,7 +1,8 @@
-"""The forward algorithm: the sum over all paths of discrete latents in time, T·C² instead of C^T.
+"""Forward algorithm: sum over all paths of discrete latents in time, at cost T·C² instead of C^T.
 
-log p(x) = log Σ over s₁ … s_T of Π ψ_t(s_t) ψ_t(s_{t−1}, s_t), by α_t(s) = ψ_t(s) Σ_{s'} ψ_t(s', s) α_{t−1}(s'), in log space. The
-factors may come from either direction of time: what step t says about its neighbour ahead belongs to the pair (t, t+1).
+log p(x) = log Σ over s₁ … s_T of Π ψ_t(s_t) ψ_t(s_{t−1}, s_t), computed in log space by α_t(s) =
+ψ_t(s) Σ_{s'} ψ_t(s', s) α_{t−1}(s'). A factor may read the previous or the next step. A factor of
+step t that reads step t+1 belongs to the pair (t, t+1).
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ from aevb.evidence.forward_backward import LogSum, PathsError
 
 @dataclass
 class Paths:
-    """Log-factors of a chain of states, and the sum over its paths.
+    """Log-factors of a chain of states, and the log-sum over its paths.
 
-    ``slots`` holds each latent's axis and its neighbour's, ``sizes`` their number of values. ``real`` and ``last``, [T, N or 1, 1], say which
-    steps are real and which is a row's last.
+    ``slots`` holds the axes of each latent and of its neighbour, ``sizes`` their number of values.
+    ``real`` and ``last``, [T, N or 1, 1], mark the real (not padded) steps and each row's last
+    step.
     """
 
-    fast: ClassVar[bool] = True  # whether the sum is taken with scaled probabilities where it can be
+    # use scaled probabilities where possible; much faster than log space
+    fast: ClassVar[bool] = True
 
     slots: Sequence[tuple[int, int]]
     sizes: Sequence[int]
@@ -43,26 +46,30 @@ class Paths:
 
     @classmethod
     def of(cls, tables: Tables) -> Paths:
-        """The discrete latents in time of a model, without factors yet."""
+        """Return an empty chain for a model's discrete latents in time."""
         pairs = {name: (current, neighbour) for name, (current, neighbour) in tables.slots.items() if neighbour is not None}
         return cls(list(pairs.values()), [tables.sizes[name] for name in pairs], tables.steps, tables.program.real, tables.program.is_last())
 
     def add(self, factor: Tensor, place: int | str) -> None:
-        """A log-factor, [axes, 1, T or 1, N or 1, 1]; ``place`` is the neighbour it reads (−1, +1), 0, or the end it belongs to."""
+        """Add a log-factor, [axes, 1, T or 1, N or 1, 1].
+
+        ``place`` is the neighbour that the factor reads (−1 or +1), 0, or the end that it belongs
+        to.
+        """
         if isinstance(place, str):
             (self.at_first if place == "first" else self.at_last).append(factor)
             return
         {0: self.here, -1: self.behind, 1: self.ahead}[place].append(factor)
 
     def log_sum(self) -> Tensor:
-        """The log of the sum over all paths, [axes of static latents, 1, 1, N, 1]."""
+        """Return the log-sum over all paths, [axes of static latents, 1, 1, N, 1]."""
         quick = self._scaled() if self.fast and self.steps > 1 and self.last.device.type == "cpu" else None
         return self._by_logarithms() if quick is None else quick
 
-    # With scaled probabilities, all steps' factors laid out at once -----------------------------------------------------------------
+    # Scaled probabilities, all steps at once -----------------------------------------------------------------
 
     def _scaled(self) -> Tensor | None:
-        """The sum by :mod:`aevb.evidence.forward_backward`; None where that needs logarithms."""
+        """Compute the sum by :mod:`aevb.evidence.forward_backward`; None if it needs log space."""
         ends = [*(self._inside(part) for part in self.ahead), *self.at_last]
         here = [*self.here, *(torch.where(self.last, part, torch.zeros_like(part)) for part in ends)]
         start = [*(self._inside(_from(part, 0, 1)) for part in self.behind), *(_from(part, 0, 1) for part in here), *self.at_first]
@@ -89,7 +96,10 @@ class Paths:
         return found.reshape(shape)
 
     def _laid_out(self, part: Tensor, depth: int, static: list[int], *, pairs: bool) -> Tensor:
-        """[static axes, T, N, states], or with ``pairs`` [.., states of the neighbour, states]: all latents' values on one axis."""
+        """Reshape to [static axes, T, N, states], with the values of all latents on one axis.
+
+        With ``pairs``: [.., states of the neighbour, states].
+        """
         part = part.reshape(*[1] * (depth - part.dim()), *part.shape)
         groups = [[slot for _, slot in self.slots], [slot for slot, _ in self.slots]] if pairs else [[slot for slot, _ in self.slots]]
         for slots in groups:
@@ -101,7 +111,7 @@ class Paths:
         count = math.prod(self.sizes)
         return part.reshape(*part.shape[len(rest) : len(rest) + len(static) + 2], *[count] * len(groups))
 
-    # In logarithms, step by step, on any device -----------------------------------------------------------------------------------
+    # Log space, step by step, on any device -----------------------------------------------------------------------------------
 
     def _by_logarithms(self) -> Tensor:
         here, behind, ahead = (
@@ -109,7 +119,8 @@ class Paths:
         )
         last = self.last.split(1, 0)
         real = None if self.real is None else self.real.split(1, 0)
-        # Outside the sequence a neighbour is read as zeros, whichever of its values the axis stands for: one of them is taken.
+        # A neighbour outside the sequence is zero, so every index of its axis is equal. Take the
+        # first.
         nothing = torch.zeros(1, 1, 1, 1, dtype=torch.float64, device=self.last.device)
         start = [nothing, *(self._inside(part[0]) for part in behind), *(part[0] for part in here), *self.at_first]
         alpha = self._at_end(self._whole(_sum(start)), [part[0] for part in ahead], last[0])
@@ -121,13 +132,16 @@ class Paths:
         return alpha.logsumexp([slot for slot, _ in self.slots], keepdim=True)
 
     def _whole(self, alpha: Tensor) -> Tensor:
-        """With the present's axes at full size, though the factors of a step may not read every latent."""
+        """Expand the current step's axes to full size; factors need not read every latent."""
         for (slot, _), count in zip(self.slots, self.sizes, strict=True):
             alpha = expand_axis(alpha, slot, count)
         return alpha
 
     def _at_end(self, alpha: Tensor, ahead: Sequence[Tensor], last: Tensor) -> Tensor:
-        """What a row's last step says besides: about a neighbour ahead that is not there, and what reads the end of the sequence."""
+        """Add the factors of a row's last step.
+
+        These read a neighbour beyond the end, or the end of the sequence.
+        """
         parts = [*(self._inside(part) for part in ahead), *self.at_last]
         for part in parts:
             alpha = alpha + torch.where(last, part, torch.zeros_like(part))
@@ -139,14 +153,14 @@ class Paths:
         return factor
 
     def _to_neighbour(self, value: Tensor) -> Tensor:
-        """Exchange present and neighbour."""
+        """Swap the axes of the current step and of the neighbour."""
         for current, neighbour in self.slots:
             value = swap(value, current, neighbour)
         return value
 
 
 def _from(part: Tensor, begin: int, end: int) -> Tensor:
-    """Some of a factor's steps, from and to; all where it is the same at each."""
+    """Slice a factor's steps; a factor that is constant over time is returned whole."""
     return part if part.shape[TIME] == 1 else part.narrow(TIME, begin, end - begin)
 
 

@@ -1,13 +1,18 @@
-"""The forward-backward algorithm with scaling: the sum over all paths of a chain of states, and its gradient.
+"""Forward-backward algorithm with scaling: log-sum over all paths of a chain, and its gradient.
 
-log Z = log Σ over s₀ … s_T of ψ₀(s₀) Π A_t(s_{t−1}, s_t) e_t(s_t). The gradient by a log-factor is the posterior probability of its states, so that
-one pass backwards gives all of it. Long chains of few states are cut into blocks whose products are taken side by side: √T steps instead of T.
+log Z = log Σ over s₀ … s_T of ψ₀(s₀) Π A_t(s_{t−1}, s_t) e_t(s_t). The gradient by a log-factor is
+the posterior probability of the factor's states, so one backward pass gives all gradients. Long
+chains with few states are cut into blocks that are processed in parallel, which takes √T sequential
+steps instead of T.
 
-Numbers are probabilities, scaled to sum to one at each step, not logarithms. A state whose share underflows (10⁻³⁰⁸) is lost. If the ways into each
-state lie within ``RANGE`` of each other, what follows can raise its share against the best state's by 10²⁰⁰ at most: the answer is then exact to
-rounding. Other chains are left to the recursion in logarithms.
+The recursion uses probabilities, normalised at each step, instead of logarithms. A state whose
+probability underflows (10⁻³⁰⁸) is lost. If the transitions into each state differ by at most
+``RANGE`` nats, later factors can raise a state against the best one by at most 10²⁰⁰, and the
+result is exact up to rounding. For other chains :class:`PathsError` is raised, and the caller falls
+back to the recursion in log space.
 
-Arrays are numpy's, in float64, [T, K, N, …]: K counts the joint values of static latents, N the rows; an axis of size 1 is shared.
+Arrays are float64 numpy arrays of shape [T, K, N, …]. K counts the joint values of the static
+latents, N the rows. An axis of size 1 is shared.
 """
 
 from __future__ import annotations
@@ -20,22 +25,28 @@ import torch
 from torch import Tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
-RANGE = 230.0  # nats between the largest and the smallest transition: 10^100
-FEW, LONG = 300, 48  # numbers of a step up to which, and steps from which, a chain is cut into blocks
+RANGE = 230.0  # nats between the largest and the smallest transition: a factor of 10^100
+# a chain is cut into blocks if it has at most FEW numbers per step and at least LONG steps
+FEW, LONG = 300, 48
 
 
 class PathsError(ValueError):
-    """The sum needs logarithms: transitions are too unlike, or no path has a probability."""
+    """The sum needs log space: transitions differ too much, or no path has positive probability."""
 
 
 class ForwardBackward:
-    """Scaled probabilities of the states forwards, and backwards once they are asked for."""
+    """Scaled forward probabilities; the backward pass runs when gradients are requested."""
 
     def __init__(self, start: Array, pairs: Array, here: Array, real: Array | None) -> None:
-        """``start`` [1, K, N, C], ``pairs`` [T or 1, K, N or 1, C, C] (from, to) and ``here`` [T, K, N, C], all logarithms; ``real`` [T, 1, N]."""
+        """Run the forward pass.
+
+        ``start`` [1, K, N, C], ``pairs`` [T or 1, K, N or 1, C, C] (from, to) and ``here`` [T, K,
+        N, C] are log-factors. ``real`` [T, 1, N] is the mask of real (not padded) steps.
+        """
         steps, count = len(here), here.shape[-1]
-        top = pairs.max(-2)  # the best way into each state, which then counts as part of what the state is worth itself
-        if not (pairs - top[..., None, :]).min() >= -RANGE:  # what is no number is left to the logarithms, too
+        # the best transition into each state is moved into the state's own factor
+        top = pairs.max(-2)
+        if not (pairs - top[..., None, :]).min() >= -RANGE:  # written so that NaN fails the test
             raise PathsError
         here = here + top
         high, first = here.max(-1, keepdims=True), start.max(-1, keepdims=True)
@@ -59,7 +70,7 @@ class ForwardBackward:
             raise PathsError
 
     def _cut(self, whole: Array) -> Array:
-        """[T, …] as [steps of a block, blocks, …]; what is missing at the end is zeros."""
+        """Reshape [T, …] to [steps per block, blocks, …], padded with zeros."""
         more = self.length * self.blocks - len(whole)
         padded = np.concatenate([whole, np.zeros((more, *whole.shape[1:]), whole.dtype)]) if more else whole
         return padded.reshape(self.blocks, self.length, *whole.shape[1:]).swapaxes(0, 1)
@@ -68,7 +79,7 @@ class ForwardBackward:
         return blocks.swapaxes(0, 1).reshape(-1, *blocks.shape[2:])[: self.steps]
 
     def _move(self, state: Array, step: int) -> Array:
-        """Probabilities, [.., C], one step on, before they are scaled."""
+        """Advance probabilities, [.., C], by one step, without normalising."""
         A = self.A[step if len(self.A) > 1 else 0]
         return (state @ A[..., 0, :, :] if A.shape[-3] == 1 else (state[..., None, :] @ A)[..., 0, :]) * self.e[step]
 
@@ -100,7 +111,7 @@ class ForwardBackward:
         self.before = np.concatenate([first[None], self.states[:-1]])
 
     def _products(self) -> Array:
-        """The product of each block's matrices, up to a factor."""
+        """Return the product of each block's transition matrices, up to a factor."""
         found = np.broadcast_to(np.eye(self.count), (self.blocks, *self.lead, self.count, self.count))
         for step in range(self.length):
             A = self.A[step if len(self.A) > 1 else 0]
@@ -110,13 +121,17 @@ class ForwardBackward:
         return found
 
     def gradients(self, weight: Array, shapes: tuple[tuple[int, ...], ...]) -> tuple[Array, Array, Array]:
-        """The derivative of Σ weight · log Z, [K, N], by ``start``, ``pairs`` and ``here``, whose shapes these are."""
+        """Return the derivative of Σ weight · log Z by ``start``, ``pairs`` and ``here``.
+
+        ``weight`` is [K, N]; ``shapes`` are the shapes of the three arguments.
+        """
         seen = self._backwards()  # e_t b_t / c_t
         weighted, there = seen * weight[None, :, :, None], self.states * self.b * weight[None, :, :, None]
         if self.real is not None:
             real = self._joined(self.real)
             weighted, there = np.where(real, weighted, 0.0), np.where(real, there, 0.0)
-        if len(self.transition) == 1 and self.transition.shape[2] == 1:  # shared by steps and rows: one product for each value of static latents
+        # shared by steps and rows: one product per value of the static latents
+        if len(self.transition) == 1 and self.transition.shape[2] == 1:
             flat = [part.swapaxes(0, 1).reshape(part.shape[1], -1, self.count) for part in (np.broadcast_to(self.before, weighted.shape), weighted)]
             pairs = self.transition * (flat[0].swapaxes(-1, -2) @ flat[1])[None, :, None]
         else:
@@ -125,7 +140,10 @@ class ForwardBackward:
         return _fit(first, shapes[0]), _fit(pairs, shapes[1]), _fit(there, shapes[2])
 
     def _backwards(self) -> Array:
-        """b_t, scaled so that Σ a_t b_t = 1: the posterior is their product. Gives e_t b_t / c_t."""
+        """Compute the backward variables b_t, scaled so that Σ a_t b_t = 1; return e_t b_t / c_t.
+
+        The posterior of the states at step t is a_t b_t.
+        """
         shape = (self.blocks, *self.lead, self.count)
         ended, length = np.empty(shape), self.length
         ended[-1] = 1.0
@@ -145,7 +163,7 @@ class ForwardBackward:
 
 
 class LogSum(torch.autograd.Function):
-    """log Z of each row, [K, N], as a function of the chain's log-factors."""
+    """Autograd function: log Z per row, [K, N], of a chain's log-factors."""
 
     @staticmethod
     def forward(ctx: Any, start: Tensor, pairs: Tensor, here: Tensor, real: Tensor | None) -> Tensor:
@@ -163,7 +181,7 @@ class LogSum(torch.autograd.Function):
 
 
 def _fit(gradient: Array, shape: tuple[int, ...]) -> Array:
-    """Summed over the axes that a factor shares."""
+    """Sum a gradient over the axes that its factor shares (size 1)."""
     axes = tuple(axis for axis, size in enumerate(shape) if size == 1 and gradient.shape[axis] > 1)
     whole = gradient.sum(axes, keepdims=True) if axes else gradient
     return whole if whole.shape == shape else np.array(np.broadcast_to(whole, shape))

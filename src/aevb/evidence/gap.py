@@ -1,4 +1,4 @@
-"""The distance between the bound and the evidence."""
+"""Exact gap between the evidence and the ELBO."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from aevb.evidence.linear_gaussian import why_not_linear_gaussian
 
 
 def gap(model: DeclaredModel, batch: Mapping[str, Tensor]) -> Tensor | None:
-    """KL(q(latents | data) ‖ p(latents | data)), one number an example and without sampling; None where it is not known so."""
+    """Return KL(q(latents | data) ‖ p(latents | data)) per example, without sampling.
+
+    Return None if this KL divergence has no closed form.
+    """
     graph = model.graph
     if why_not_finite(model) is None:
         clamped, partial = split_latents(graph, batch)
@@ -45,7 +48,8 @@ def gap(model: DeclaredModel, batch: Mapping[str, Tensor]) -> Tensor | None:
             return None
         dist: Any = program.distribution("q", name)[1]
         d = graph.size(name)
-        means.append(dist.loc.double().reshape(-1, d).expand(n, d))  # a root of q is the same in every row
+        # a factor of q without parents is the same in every row
+        means.append(dist.loc.double().reshape(-1, d).expand(n, d))
         factor = dist._unbroadcasted_scale_tril if isinstance(dist, Gaussian) else torch.diag_embed(dist.scale.expand(dist.loc.shape))
         factors.append(factor.double().reshape(-1, d, d).expand(n, d, d))
     q = td.MultivariateNormal(torch.cat(means, -1), scale_tril=_block_diagonal(factors), validate_args=False)
@@ -54,7 +58,7 @@ def gap(model: DeclaredModel, batch: Mapping[str, Tensor]) -> Tensor | None:
 
 
 def _block_diagonal(matrices: list[Tensor]) -> Tensor:
-    """Batched square matrices, [N, d, d] each, as one of blocks."""
+    """Return a block diagonal matrix of batched square matrices, [N, d, d] each."""
     size = sum(matrix.shape[-1] for matrix in matrices)
     whole = matrices[0].new_zeros(*matrices[0].shape[:-2], size, size)
     start = 0

@@ -1,7 +1,8 @@
-"""Gaussian unknowns, one after the other: a Gaussian over a stack of variables that grows by a linear rule and narrows by data.
+"""Joint Gaussian of a growing list of variables: predict and condition, as in a Kalman filter.
 
-Every tensor has leading axes as in :mod:`aevb.derive.axes` (latents summed over, samples, steps, examples); one that nothing depends on has size 1,
-so that all examples share a covariance unless their entries, lengths or spreads differ.
+Every tensor has leading axes as in :mod:`aevb.derive.axes` (enumerated latents, samples, steps,
+examples). An axis has size 1 if nothing depends on it. All examples therefore share a covariance
+unless their missing entries, lengths or noise scales differ.
 """
 
 from __future__ import annotations
@@ -14,19 +15,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Column = tuple[str, int]  # a variable of the stack, and its offset in time
+Column = tuple[str, int]  # a variable's name and its offset in time
 
 
 @dataclass(frozen=True)
 class Rule:
-    """v = Σ A · parent + b + ε with ε ~ N(0, Q), at one step or at all: A and Q are [.., T, N, d, ·], b is [.., T, N, d]."""
+    """Linear-Gaussian conditional v = Σ A · parent + b + ε, ε ~ N(0, Q).
+
+    For one step or for all: A and Q are [.., T, N, d, ·], b is [.., T, N, d].
+    """
 
     matrices: Mapping[Column, Tensor]
     offset: Tensor
     noise: Tensor
 
     def where(self, mask: Tensor, other: Rule) -> Rule:
-        """The other rule where the mask, [T, N or 1, 1], holds."""
+        """Return a rule that equals ``other`` where the mask, [T, N or 1, 1], holds."""
         wide = mask.unsqueeze(-1)
         columns = {**self.matrices, **other.matrices}
         matrices = {}
@@ -36,15 +40,15 @@ class Rule:
         return Rule(matrices, torch.where(mask, other.offset, self.offset), torch.where(wide, other.noise, self.noise))
 
     def zero(self) -> Rule:
-        """The rule by which the variable is zeros."""
+        """Return the rule of a variable that is identically zero."""
         return Rule({}, torch.zeros_like(self.offset), torch.zeros_like(self.noise))
 
     def detached(self) -> Rule:
-        """The same numbers, without gradients."""
+        """Return the same rule without gradients."""
         return Rule({column: matrix.detach() for column, matrix in self.matrices.items()}, self.offset.detach(), self.noise.detach())
 
     def steps(self, count: int) -> list[Rule]:
-        """The rule of each step."""
+        """Split the rule into one rule per step."""
         matrices = {column: _split(matrix, -4, count) for column, matrix in self.matrices.items()}
         offsets, noises = _split(self.offset, -3, count), _split(self.noise, -4, count)
         return [Rule({column: parts[t] for column, parts in matrices.items()}, offsets[t], noises[t]) for t in range(count)]
@@ -52,7 +56,10 @@ class Rule:
 
 @dataclass(frozen=True)
 class Belief:
-    """N(mean, covariance) of a stack of variables, given what was observed so far: [.., T, N, D] and [.., T, N, D, D]."""
+    """N(mean, covariance) of the stacked variables given the data so far.
+
+    The mean is [.., T, N, D], the covariance [.., T, N, D, D].
+    """
 
     columns: Mapping[Column, slice]
     mean: Tensor
@@ -63,21 +70,22 @@ class Belief:
         return cls({}, like.new_zeros(1, 1, 0), like.new_zeros(1, 1, 0, 0))
 
     def extended(self, column: Column, rule: Rule) -> Belief:
-        """The stack with one more variable, which follows the rule."""
+        """Append a variable that follows the rule."""
         matrix = matrix_of(self.columns, rule, self.mean)
         mean = apply(matrix, self.mean) + rule.offset
         cross = matrix @ self.covariance
         own = cross @ matrix.mT + rule.noise
         size = self.mean.shape[-1]
-        top = beside(self.covariance, cross.mT, -1)
-        whole = beside(top, beside(cross, own, -1), -2)
-        return Belief({**self.columns, column: slice(size, size + rule.offset.shape[-1])}, beside(self.mean, mean, -1), whole)
+        top = cat_broadcast(self.covariance, cross.mT, -1)
+        whole = cat_broadcast(top, cat_broadcast(cross, own, -1), -2)
+        return Belief({**self.columns, column: slice(size, size + rule.offset.shape[-1])}, cat_broadcast(self.mean, mean, -1), whole)
 
     def conditioned(self, rule: Rule, value: Tensor, keep: Tensor | None) -> tuple[Belief, Tensor]:
-        """The belief once a variable that follows the rule was seen, and the log-density it had, [.., T, N].
+        """Condition on an observed variable; also return its log-density, [.., T, N].
 
-        Entries that are not to be kept are integrated over: they get unit variance, no covariance and no residual. The covariance is a sum,
-        (I − KA) P (I − KA)ᵀ + K R Kᵀ (Joseph's form), so that a small one left of a large one keeps its digits.
+        Entries with ``keep`` false are marginalised out: they get unit variance, zero covariance
+        and zero residual. The new covariance is computed as the sum (I − KA) P (I − KA)ᵀ + K R Kᵀ
+        (Joseph form). The sum keeps its digits when data shrink a large covariance to a small one.
         """
         matrix = matrix_of(self.columns, rule, self.mean)
         residual = value - apply(matrix, self.mean) - rule.offset
@@ -89,20 +97,21 @@ class Belief:
             residual, cross, count = residual * there, cross * there.unsqueeze(-1), there.sum(-1)
             own = own * there.unsqueeze(-1) * there.unsqueeze(-2) + torch.diag_embed(1 - there)
         factor, failed = torch.linalg.cholesky_ex(own)
-        factor = torch.where(failed[..., None, None] > 0, math.nan, factor)  # without it a part of a factor would look like one
+        # a failed factorisation leaves a partial factor, which must not look valid
+        factor = torch.where(failed[..., None, None] > 0, math.nan, factor)
         eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
         inverse = torch.linalg.solve_triangular(factor, eye.expand(factor.shape), upper=False)
         white, gain = apply(inverse, residual), inverse @ cross
         log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         log_density = -0.5 * (white.square().sum(-1) + count * math.log(2 * math.pi)) - log_det
         shift = apply(gain.mT, white)
-        total = gain.mT @ inverse  # K, zeros for entries that are not kept
+        total = gain.mT @ inverse  # the Kalman gain, zero for missing entries
         rest = torch.eye(matrix.shape[-1], dtype=factor.dtype, device=factor.device) - total @ matrix
         covariance = rest @ self.covariance @ rest.mT + total @ rule.noise @ total.mT
         return Belief(self.columns, self.mean + shift, covariance), log_density
 
     def kept(self, columns: Mapping[Column, Column]) -> Belief:
-        """Some of the variables, under new names; the others are integrated over."""
+        """Marginalise to some of the variables and rename them."""
         renamed, places = selected(self.columns, columns)
         rows = torch.cat([self.covariance[..., place, :] for place in places], -2)
         covariance = torch.cat([rows[..., place] for place in places], -1)
@@ -110,17 +119,20 @@ class Belief:
 
 
 def matrix_of(columns: Mapping[Column, slice], rule: Rule, like: Tensor) -> Tensor:
-    """A rule's matrices side by side in the order of a stack's columns, zeros for what it does not read."""
+    """Concatenate a rule's matrices in the order of the columns.
+
+    A column that the rule does not read gets zeros.
+    """
     d = rule.offset.shape[-1]
     whole = like.new_zeros(1, 1, d, 0)
     for column, place in columns.items():
         size = place.stop - place.start
-        whole = beside(whole, rule.matrices.get(column, whole.new_zeros(1, 1, d, size)), -1)
+        whole = cat_broadcast(whole, rule.matrices.get(column, whole.new_zeros(1, 1, d, size)), -1)
     return whole
 
 
 def selected(columns: Mapping[Column, slice], names: Mapping[Column, Column]) -> tuple[dict[Column, slice], list[slice]]:
-    """The columns of a stack of some of the variables under new names, and their places in the old one."""
+    """Return the columns of the selected variables under their new names, and their old slices."""
     renamed, start = {}, 0
     for old, new in names.items():
         size = columns[old].stop - columns[old].start
@@ -129,19 +141,20 @@ def selected(columns: Mapping[Column, slice], names: Mapping[Column, Column]) ->
 
 
 def apply(matrix: Tensor, vectors: Tensor) -> Tensor:
-    """[.., N, d, D] times [.., N, D]; one product where all examples share the matrix."""
+    """Multiply [.., N, d, D] by [.., N, D]; one product if all examples share the matrix."""
     if matrix.shape[-3] == 1:
         return vectors @ matrix.squeeze(-3).mT
     return (matrix @ vectors.unsqueeze(-1)).squeeze(-1)
 
 
-def beside(a: Tensor, b: Tensor, axis: int) -> Tensor:
-    """Concatenated on one axis, the others broadcast."""
+def cat_broadcast(a: Tensor, b: Tensor, axis: int) -> Tensor:
+    """Concatenate along one axis and broadcast the others."""
     shapes = [list(part.shape) for part in (a, b)]
     widths = [shape[axis] for shape in shapes]
     for shape in shapes:
         shape[axis] = 1
-    common = list(np.broadcast_shapes(*shapes))  # torch's own takes a hundred times as long
+    # torch.broadcast_shapes takes a hundred times as long
+    common = list(np.broadcast_shapes(*shapes))
     parts = []
     for part, width in zip((a, b), widths, strict=True):
         common[axis] = width

@@ -1,18 +1,24 @@
-"""A Gaussian chain in time: log-likelihood, score and smoothed moments by recursions that cost what they must.
+"""Kalman filter and smoother of a linear-Gaussian chain: log-likelihood, score, moments.
 
-The chain is u_t = F_t u_{t−1} + c_t + N(0, Q_t), y_t = H_t u_t + d_t + N(0, R_t), with u ~ N(m, P) before the first step. Covariances and gains
-do not depend on the data: rows that lack the same entries share them, and where the matrices stay the same they are computed until they no
-longer change (the steady state). What is then left of a row is a linear recursion of its mean.
+The chain is u_t = F_t u_{t−1} + c_t + N(0, Q_t), y_t = H_t u_t + d_t + N(0, R_t), with u_0 ~ N(m,
+P) before the first step. Covariances and Kalman gains do not depend on the values of y. Rows with
+the same missing entries therefore share them. Where the matrices are constant over time, the
+covariance recursion stops as soon as it reaches its steady state. Only a linear recursion for the
+mean is then left per row.
 
-The score needs no derivative of a recursion. Let λ_t be the derivative of log p(y_t … y_T | y_1 … y_{t−1}) by the predicted mean of u_t, and −N_t the
-second derivative. The derivative by the predicted covariance is then ½ (λλᵀ − N), since a Gaussian density solves the heat equation. λ and N
-follow from a linear recursion backwards, the disturbance smoother. All derivatives and smoothed moments are products of these; no covariance
-of u is inverted.
+The score (the gradient of the log-likelihood by the matrices) comes from the disturbance smoother,
+without automatic differentiation. Let λ_t be the derivative of log p(y_t … y_T | y_1 … y_{t−1}) by
+the predicted mean of u_t, and −N_t the second derivative. The derivative by the predicted
+covariance is ½ (λλᵀ − N), because a Gaussian density solves the heat equation. λ and N follow from
+a linear recursion backwards in time. All derivatives and smoothed moments are products of λ, N and
+the filter's matrices, so no covariance of u is inverted.
 
-Covariances lose digits by subtraction where the data say far more than was known before, as after a diffuse start. A first pass measures how
-many; where they are too many, a second pass computes square roots of the covariances by orthogonal transformations, without a subtraction.
+The covariance update P − K H P loses digits if the data are far more precise than the prediction,
+for example after a diffuse prior. The first pass measures the loss. If it is too large, a second
+pass runs a square-root filter, which replaces the subtraction by QR decompositions.
 
-Arrays are numpy's, in float64, [T, K, N, …]: K counts the joint values of discrete latents, N the rows; an axis of size 1 is shared.
+Arrays are float64 numpy arrays of shape [T, K, N, …]. K counts the joint values of the discrete
+latents, N the rows. An axis of size 1 is shared.
 """
 
 from __future__ import annotations
@@ -27,14 +33,16 @@ from torch import Tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LOG_2PI = math.log(2 * math.pi)
-SETTLED = 1e-14  # the relative change of a covariance in one step below which it is taken to be constant
-LONG = 16  # steps from which a stretch with the same matrices is treated as one
-EVERY = 8  # steps between two looks whether it is
-LOSS = 1e6  # the factor by which rounding errors may grow in a pass that subtracts covariances; square roots are taken beyond it
+SETTLED = 1e-14  # relative change per step below which a covariance counts as constant
+LONG = 16  # shortest run of steps with constant matrices that is handled as one block
+EVERY = 8  # steps between two checks for the steady state
+# largest growth of rounding errors that the first pass may have; beyond it, the square-root filter
+# runs
+LOSS = 1e6
 
 
 class Chain(NamedTuple):
-    """The matrices of a chain and its data; ``keep`` is 1 where an entry of y is known, None if all are."""
+    """Matrices and data of a chain; ``keep`` is 1 at known entries of y, None if all are known."""
 
     F: Any  # [T or 1, K or 1, N or 1, D, D]
     c: Any  # [T or 1, K or 1, N or 1, D]
@@ -49,28 +57,33 @@ class Chain(NamedTuple):
 
 
 class ChainError(ValueError):
-    """A covariance of what is observed is not positive definite."""
+    """An innovation covariance S_t = H P Hᵀ + R is not positive definite."""
 
 
 class Smoother:
-    """The filter forwards and the score backwards. Matrices belong to groups of rows, [T, K, G, …]; vectors to rows, [T, K, N, …]."""
+    """Kalman filter forwards, disturbance smoother backwards.
+
+    Matrices are stored per group of rows, [T, K, G, …]; vectors are stored per row, [T, K, N, …].
+    """
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
         self.steps, _, self.n, self.m = chain.y.shape
         matrices = (chain.F, chain.Q, chain.H, chain.R, chain.covariance)
         self.k = max(part.shape[1] for part in (*matrices, chain.c, chain.d, chain.mean))
-        self.own = max(part.shape[2] for part in matrices) > 1  # rows have matrices of their own
+        self.own = max(part.shape[2] for part in matrices) > 1  # matrices differ between rows
         self.group, keep = self._groups()
         self.F, self.Q = chain.F, chain.Q
         self.H, self.R = chain.H, chain.R
         self.known: Array | float = float(self.m)
         self.keep = keep
-        if keep is not None:  # an entry that is missing gets unit variance, no covariance and no residual
+        # a missing entry gets unit variance, zero covariance and zero residual
+        if keep is not None:
             self.H = chain.H * keep[..., None]
             self.R = chain.R * keep[..., None] * keep[..., None, :] + np.eye(self.m) * (1 - keep)[..., None]
             self.known = chain.keep.sum(-1)
-        self.whitener: Array | None = None  # L⁻¹ where L Lᵀ is the innovations' covariance, [T, K, G, M, M]; where square roots were taken
+        # L⁻¹ with L Lᵀ = S, [T, K, G, M, M]; set by the square-root filter only
+        self.whitener: Array | None = None
         try:
             self._covariances()
             accurate = self._accurate()
@@ -78,11 +91,15 @@ class Smoother:
             accurate = False
         if not accurate:
             self._square_roots()
-        self.closed = self.F - self.gain @ (self.H @ self.F)  # Φ_t = (I − K_t H_t) F_t, by which the mean goes on
+        # Φ_t = (I − K_t H_t) F_t maps the filtered mean one step ahead
+        self.closed = self.F - self.gain @ (self.H @ self.F)
         self._means()
 
     def _groups(self) -> tuple[Array | None, Array | None]:
-        """Which group each row belongs to (None: one group, or each row its own), and the entries that each group knows."""
+        """Group rows by pattern of missing entries: each row's group, and each group's mask.
+
+        The group is None if there is one group only, or if every row is its own group.
+        """
         keep = self.chain.keep
         if self.own or keep is None or self.n == 1:
             return None, keep
@@ -92,19 +109,20 @@ class Smoother:
             return None, keep
         return (None if len(patterns) == 1 else group), np.ascontiguousarray(shared)
 
-    # Forwards ---------------------------------------------------------------------------------------------------------------------
+    # Forward pass ---------------------------------------------------------------------------------------------------------------------
 
     def _covariances(self) -> None:
-        """Predicted and filtered covariances, gains and the innovations' precisions."""
+        """Compute predicted and filtered covariances, Kalman gains and innovation precisions."""
         lead = np.broadcast_shapes(*(part.shape[1:3] for part in (self.F, self.Q, self.H, self.R, self.chain.covariance)))
         size, steps = self.Q.shape[-1], self.steps
         single = lead == (1, 1)
-        if single and size == self.m == 1:  # numbers, not matrices
+        if single and size == self.m == 1:  # scalar recursion
             found = _numbers(steps, float(self.chain.covariance.item()), self.F, self.Q, self.H, self.R)
             self.predicted, self.filtered, self.gain, self.precision, self.covariance = (part.reshape(-1, 1, 1, 1, 1) for part in found)
             self.log_det = np.log(self.covariance[..., 0, 0])
             return
-        product, lead = (np.dot, ()) if single else (np.matmul, lead)  # numpy's product of two small matrices takes a fraction of that of stacks
+        # np.dot of two small matrices is much faster than np.matmul of stacks
+        product, lead = (np.dot, ()) if single else (np.matmul, lead)
         predicted, filtered = np.empty((steps, *lead, size, size)), np.empty((steps, *lead, size, size))
         gains, precisions = np.empty((steps, *lead, size, self.m)), np.empty((steps, *lead, self.m, self.m))
         covariances = np.empty_like(precisions)
@@ -133,18 +151,20 @@ class Smoother:
         try:
             factors = np.linalg.cholesky(covariances)
         except np.linalg.LinAlgError:
-            raise ChainError("a covariance of what is observed is not positive definite") from None
+            raise ChainError("an innovation covariance is not positive definite") from None
         self.log_det = 2 * np.log(np.diagonal(factors, axis1=-2, axis2=-1)).sum(-1)
         self.predicted, self.filtered, self.gain, self.precision, self.covariance = predicted, filtered, gains, precisions, covariances
 
     def _accurate(self) -> bool:
-        """Whether the covariances kept enough digits.
+        """Return whether the covariances of the first pass kept enough digits.
 
-        S = H P Hᵀ + R has an error of ε (|H| √diag P)², which is to be compared with R; its inverse multiplies errors by S_ii (S⁻¹)_ii.
+        The rounding error of S = H P Hᵀ + R is about ε (|H| √diag P)², which must be small against
+        R. Inverting S multiplies errors by S_ii (S⁻¹)_ii.
         """
         if self.predicted.shape[-1] == self.m == 1 and self.predicted.shape[1:3] == (1, 1):
-            return True  # nothing was subtracted
-        spread = np.sqrt(_diagonal(self.predicted).max(0))[..., None]  # the largest of all steps, so that one product will do
+            return True  # the scalar recursion subtracts nothing
+        # maximum over all steps, so that one product suffices
+        spread = np.sqrt(_diagonal(self.predicted).max(0))[..., None]
         reach = (np.abs(self.H) @ spread)[..., 0] ** 2
         small = _diagonal(self.R)
         if self.m > 1 and np.count_nonzero(self.R - small[..., None] * np.eye(self.m)):
@@ -152,14 +172,15 @@ class Smoother:
                 small = 1 / _diagonal(np.linalg.inv(self.R))
             except np.linalg.LinAlgError:
                 return False
-        if not (reach <= LOSS * small).all():  # NaN is a loss, too
+        if not (reach <= LOSS * small).all():  # written so that NaN fails the test
             return False
         return self.m == 1 or bool((_diagonal(self.covariance) * _diagonal(self.precision) <= LOSS).all())
 
     def _square_roots(self) -> None:
-        """The same from square roots of the covariances.
+        """Compute the same quantities by the square-root (array) Kalman filter.
 
-        With P = A Aᵀ, R = B Bᵀ and S = L Lᵀ, [[AᵀHᵀ, Aᵀ], [Bᵀ, 0]] is an orthogonal matrix times [[Lᵀ, L⁻¹HP], [0, Cᵀ]]: C Cᵀ is the filtered one.
+        With P = A Aᵀ, R = B Bᵀ and S = L Lᵀ, the QR decomposition of [[AᵀHᵀ, Aᵀ], [Bᵀ, 0]] has the
+        triangular factor [[Lᵀ, L⁻¹HP], [0, Cᵀ]], and C Cᵀ is the filtered covariance.
         """
         lead = np.broadcast_shapes(*(part.shape[1:3] for part in (self.F, self.Q, self.H, self.R, self.chain.covariance)))
         size, m, steps = self.Q.shape[-1], self.m, self.steps
@@ -167,7 +188,8 @@ class Smoother:
         last = _constant_until(steps, self.F, self.Q, self.H, self.R)
         predicted, arrays = np.empty((steps, *lead, size, size)), np.empty((steps, *lead, m + size, m + size))
         before, t = _root(self.chain.covariance[0]), 0
-        rows = np.zeros((*lead, 2 * size + m, m + size))  # the widest first, which loses the least
+        # rows of large norm first, which is numerically most accurate
+        rows = np.zeros((*lead, 2 * size + m, m + size))
         while t < steps:
             rows[..., :size, m:] = _transposed(F[t] @ before)
             rows[..., size:-m, m:] = _transposed(noise[t])
@@ -184,7 +206,7 @@ class Smoother:
         L, after = _transposed(arrays[..., :m, :m]), arrays[..., m:, m:]
         pivots = np.abs(_diagonal(L))
         if not (pivots > SETTLED * np.sqrt((L * L).sum(-1))).all():
-            raise ChainError("a covariance of what is observed is not positive definite")
+            raise ChainError("an innovation covariance is not positive definite")
         self.whitener = _lower_inverse(L)
         self.log_det = 2 * np.log(pivots).sum(-1)
         self.predicted, self.filtered = predicted, _transposed(after) @ after
@@ -192,7 +214,7 @@ class Smoother:
         self.precision = _transposed(self.whitener) @ self.whitener
 
     def _means(self) -> None:
-        """Filtered means, what was predicted of them, innovations, and the log-likelihood of each row, [K, N]."""
+        """Compute filtered means, innovations and the log-likelihood per row, [K, N]."""
         chain, steps = self.chain, self.steps
         first = chain.y - _apply(self._rows(self.H), chain.c) - chain.d
         if chain.keep is not None:
@@ -208,7 +230,7 @@ class Smoother:
         if self.whitener is None:
             self.white = _apply(self._rows(self.precision), self.innovation)
             squares = (self.white * self.innovation).sum(-1)
-        else:  # S⁻¹ times a long innovation would cancel
+        else:  # the product S⁻¹ · innovation would cancel for large innovations
             half = _apply(self._rows(self.whitener), self.innovation)
             self.white = _apply(_transposed(self._rows(self.whitener)), half)
             squares = (half * half).sum(-1)
@@ -216,14 +238,15 @@ class Smoother:
         self.before = before
         self.log_likelihood = np.broadcast_to(total, (steps, self.k, self.n)).sum(0)
 
-    # Backwards --------------------------------------------------------------------------------------------------------------------
+    # Backward pass --------------------------------------------------------------------------------------------------------------------
 
     def backwards(self) -> None:
-        """λ and N of each step, and the same for what is observed (u and D)."""
+        """Run the disturbance smoother: λ and N per step, and the same by y (``u`` and ``D``)."""
         drive = _apply(_transposed(self._rows(self.F)), _apply(_transposed(self._rows(self.H)), self.white))
         zero = np.zeros(drive.shape[1:])
         closed = _transposed(self._rows(self.closed))
-        back = _linear(closed[::-1], drive[::-1], zero)[::-1]  # ρ_{t−1}, of the filtered mean
+        # ρ_{t−1}: derivative by the filtered mean
+        back = _linear(closed[::-1], drive[::-1], zero)[::-1]
         self.after_mean = np.concatenate([back[1:], zero[None]])  # ρ_t
         self.start_mean = back[0]
         seen = self.H @ self.F
@@ -235,14 +258,15 @@ class Smoother:
         self.score = self.after_mean + _apply(_transposed(self._rows(self.H)), self.u)  # λ_t
         left = self.left = _transposed(self.gain) @ self.after_curvature
         self.D = self.precision + left @ self.gain
-        if self.whitener is None:  # N = (I − KH)ᵀ M (I − KH) + Hᵀ S⁻¹ H, with what is at hand
+        # N = (I − KH)ᵀ M (I − KH) + Hᵀ S⁻¹ H, from products that exist already
+        if self.whitener is None:
             self.curvature = self.after_curvature - _transposed(left) @ self.H - _transposed(self.H) @ (left - self.D @ self.H)
-        else:  # as a sum
+        else:  # as a sum of squares, which does not cancel
             rest, white = np.eye(self.F.shape[-2]) - self.gain @ self.H, self.whitener @ self.H
             self.curvature = _transposed(rest) @ self.after_curvature @ rest + _transposed(white) @ white
 
     def smoothed(self) -> tuple[Array, Array]:
-        """E[u_t | all data], [T, K, N, D], and its covariance, [T, K, G, D, D]."""
+        """Return E[u_t | y_1 … y_T], [T, K, N, D], and its covariance, [T, K, G, D, D]."""
         self.backwards()
         return self._smoothed_mean(), self.filtered - self.filtered @ self.after_curvature @ self.filtered
 
@@ -250,7 +274,10 @@ class Smoother:
         return self.mean + _apply(self._rows(self.filtered), self.after_mean)
 
     def gradients(self, weight: Array) -> Chain:
-        """The derivative of Σ weight · log-likelihood, [K, N], by every part of the chain, in its shape."""
+        """Return the derivative of Σ weight · log-likelihood by every part of the chain.
+
+        ``weight`` is [K, N]. Each derivative has the shape of its part.
+        """
         chain = self.chain
         self.backwards()
         w, share = weight[None, :, :, None], self._sums(weight)[None, :, :, None, None]
@@ -259,7 +286,7 @@ class Smoother:
         D = self.D if self.keep is None else self.D * self.keep[..., None] * self.keep[..., None, :]
 
         def fitted(a: Array, b: Array, matrices: Array, shape: tuple[int, ...]) -> Array:
-            """Σ over rows of weight · (a bᵀ + the matrix of the row's group), in the shape of a part."""
+            """Sum weight · (a bᵀ + the group's matrix) over rows, in the part's shape."""
             outer, whole = w * a, share * matrices
             if self.own:
                 return _fit(outer[..., :, None] * b[..., None, :] + whole, shape)
@@ -278,11 +305,11 @@ class Smoother:
         )
 
     def _rows(self, matrices: Array) -> Array:
-        """A group's matrices for each of its rows."""
+        """Expand matrices per group to matrices per row."""
         return matrices if self.group is None or matrices.shape[2] == 1 else matrices[:, :, self.group]
 
     def _sums(self, weight: Array) -> Array:
-        """The sum of the rows' weights in each group, [K, G]."""
+        """Sum the rows' weights within each group, [K, G]."""
         groups = self.predicted.shape[2]
         if groups == 1:
             return weight.sum(1, keepdims=True)
@@ -292,11 +319,11 @@ class Smoother:
 
 
 class LogLikelihood(torch.autograd.Function):
-    """The log-likelihood of each row, [K, N], as a function of a chain's tensors."""
+    """Autograd function: the log-likelihood per row, [K, N], of a chain's tensors."""
 
     @staticmethod
     def forward(ctx: Any, *parts: Tensor | None) -> Tensor:
-        with np.errstate(all="ignore"):  # what overflows is seen in the answer
+        with np.errstate(all="ignore"):  # an overflow shows up as inf or NaN in the result
             smoother = Smoother(Chain(*(None if part is None else part.detach().numpy() for part in parts)))
         ctx.smoother = smoother
         return torch.from_numpy(smoother.log_likelihood)
@@ -309,7 +336,7 @@ class LogLikelihood(torch.autograd.Function):
         return tuple(None if part is None else torch.from_numpy(part) for part in found)
 
 
-# Arithmetic over steps --------------------------------------------------------------------------------------------------------------
+# Recursions over time --------------------------------------------------------------------------------------------------------------
 
 
 def _each(part: Array, steps: int) -> Any:
@@ -317,7 +344,7 @@ def _each(part: Array, steps: int) -> Any:
 
 
 def _constant_until(steps: int, *parts: Array) -> list[int]:
-    """For each step the last one up to which all matrices are the same."""
+    """Return, for each step, the last step up to which all matrices stay the same."""
     change = np.zeros(steps, dtype=bool)
     for part in parts:
         if len(part) > 1:
@@ -327,23 +354,30 @@ def _constant_until(steps: int, *parts: Array) -> list[int]:
 
 
 def _close(a: Array, b: Array) -> bool:
-    """Whether no entry of a covariance changed, each measured by the standard deviations of its row and its column."""
+    """Return whether a covariance stopped changing.
+
+    The change of each entry is measured relative to the standard deviations of its row and column.
+    """
     change = np.abs(a - b)
-    if not change.max() <= SETTLED * a.max():  # the quicker look, which nearly always decides; the largest entry is a variance
+    # cheap test first; it nearly always decides, and the largest entry is a variance
+    if not change.max() <= SETTLED * a.max():
         return False
     spread = np.sqrt(_diagonal(a))
     return bool((change <= SETTLED * spread[..., :, None] * spread[..., None, :]).all())
 
 
 def _numbers(steps: int, before: float, *every: Array) -> tuple[Array, ...]:
-    """The covariances of one state and one observed number: predicted, filtered, gains, precisions and covariances of what is observed."""
+    """Run the covariance recursion for a scalar state and a scalar observation.
+
+    Returns predicted and filtered variances, gains, innovation precisions and variances.
+    """
     F, Q, H, R = (np.broadcast_to(part.ravel(), steps) for part in every)
     predicted = []
     for f, q, h, r in zip(F.tolist(), Q.tolist(), H.tolist(), R.tolist(), strict=True):
         P = f * f * before + q
         S = h * h * P + r
         if not S > 0:
-            raise ChainError("a covariance of what is observed is not positive definite")
+            raise ChainError("an innovation covariance is not positive definite")
         before = P * r / S
         predicted.append(P)
     P = np.array(predicted)
@@ -352,7 +386,7 @@ def _numbers(steps: int, before: float, *every: Array) -> tuple[Array, ...]:
 
 
 def _inverse(S: Array) -> Array:
-    if S.ndim == 2:  # without numpy's checks, which take longer than the inverse of a small matrix
+    if S.ndim == 2:  # numpy's checks take longer than inverting a small matrix
         from scipy.linalg.lapack import dposv  # type: ignore[import-untyped]
 
         _, found, failed = dposv(S, np.eye(len(S)), lower=1)
@@ -362,13 +396,16 @@ def _inverse(S: Array) -> Array:
         except np.linalg.LinAlgError:
             failed = 1
     if failed:
-        raise ChainError("a covariance of what is observed is not positive definite")
+        raise ChainError("an innovation covariance is not positive definite")
     whole: Array = found
     return whole
 
 
 def _root(covariances: Array) -> Array:
-    """Lower triangular L with L Lᵀ the covariance, which may be singular: a variable that those before it determine gets a column of zeros."""
+    """Cholesky factor L, L Lᵀ = covariance, of a possibly singular covariance.
+
+    A variable that is a linear function of the previous ones gets a column of zeros.
+    """
     found = np.zeros_like(covariances)
     for j in range(covariances.shape[-1]):
         rest = covariances[..., j:, j] - (found[..., j:, :j] @ found[..., j, :j, None])[..., 0]
@@ -379,7 +416,7 @@ def _root(covariances: Array) -> Array:
 
 
 def _lower_inverse(L: Array) -> Array:
-    """L⁻¹ of lower triangular matrices, row by row."""
+    """Invert lower triangular matrices, row by row."""
     found = np.zeros_like(L)
     for i in range(L.shape[-1]):
         found[..., i, :] = -(L[..., None, i, :i] @ found[..., :i, :])[..., 0, :]
@@ -393,14 +430,17 @@ def _diagonal(matrices: Array) -> Array:
 
 
 def _apply(matrix: Array, vectors: Array) -> Array:
-    """[.., N or 1, a, b] times [.., N, b]; one product where all rows share the matrix."""
+    """Multiply [.., N or 1, a, b] by [.., N, b]; one product if all rows share the matrix."""
     if matrix.shape[-3] == 1:
         return vectors @ _transposed(matrix[..., 0, :, :])
     return (matrix @ vectors[..., None])[..., 0]
 
 
 def _runs(*matrices: Array) -> Iterator[tuple[int, int, bool]]:
-    """The steps in stretches, from and to: those in which the matrices stay the same for long, and what lies between them."""
+    """Split the steps into runs (begin, end, constant).
+
+    A run is constant if the matrices stay the same for at least LONG steps.
+    """
     change = np.zeros(len(matrices[0]) - 1, dtype=bool)
     for part in matrices:
         change |= (part[1:] != part[:-1]).reshape(len(part) - 1, -1).any(1)
@@ -417,7 +457,7 @@ def _runs(*matrices: Array) -> Iterator[tuple[int, int, bool]]:
 
 
 def _linear(matrices: Array, drive: Array, start: Array) -> Array:
-    """m_t = A_t m_{t−1} + b_t for all steps; by doubling where A stays the same for long."""
+    """Solve m_t = A_t m_{t−1} + b_t for all steps, by doubling over runs of constant A."""
     steps = len(matrices)
     found = np.empty((steps, *np.broadcast_shapes(drive.shape[1:], start.shape)))
     last = start
@@ -425,7 +465,8 @@ def _linear(matrices: Array, drive: Array, start: Array) -> Array:
         if not constant:
             if found[0].size == 1:
                 found[begin:end] = _recursion(matrices[begin:end], drive[begin:end], float(last.flat[0]))
-            elif found.shape[1] == matrices.shape[1] == matrices.shape[2] == 1:  # one product of two matrices a step
+            # one matrix product per step
+            elif found.shape[1] == matrices.shape[1] == matrices.shape[2] == 1:
                 across, alone = _transposed(matrices[:, 0, 0]), last[0]
                 for t in range(begin, end):
                     found[t, 0] = alone = np.dot(alone, across[t]) + drive[t, 0]
@@ -439,20 +480,24 @@ def _linear(matrices: Array, drive: Array, start: Array) -> Array:
         part[0] += _apply(matrices[begin], last)
         power, reach = matrices[begin], 1
         while reach < end - begin:
-            part[reach:] += _apply(power, part[:-reach])  # what is read was copied: numpy buffers operands that overlap
+            # safe in place: numpy buffers overlapping operands
+            part[reach:] += _apply(power, part[:-reach])
             power, reach = power @ power, 2 * reach
         last = part[-1]
     return found
 
 
 def _recursion(factors: Array, drive: Array, last: float) -> Array:
-    """The linear recursion of one number, [T, 1, 1, 1]."""
+    """Solve the scalar linear recursion, [T, 1, 1, 1]."""
     pairs = zip(factors.ravel().tolist(), drive.ravel().tolist(), strict=True)
     return np.array([last := factor * last + more for factor, more in pairs]).reshape(-1, 1, 1, 1)
 
 
 def _congruent(matrices: Array, inside: Array) -> Array:
-    """M_t = A_tᵀ M_{t+1} A_t + W_t from the last step to the first; a run of the same A and W ends where M no longer changes."""
+    """Solve M_t = A_tᵀ M_{t+1} A_t + W_t from the last step to the first.
+
+    In a run of constant A and W, the recursion stops once M no longer changes.
+    """
     whole = np.empty_like(inside)
     single = inside.shape[1:3] == (1, 1)
     found, matrices, inside, product = (
@@ -477,7 +522,7 @@ def _transposed(matrices: Array) -> Array:
 
 
 def _fit(gradient: Array, shape: tuple[int, ...]) -> Array:
-    """Summed over the axes that a part shares."""
+    """Sum a gradient over the axes that its part shares (size 1)."""
     axes = tuple(axis for axis, size in enumerate(shape) if size == 1 and gradient.shape[axis] > 1)
     whole = gradient.sum(axes, keepdims=True) if axes else gradient
     return whole if whole.shape == shape else np.array(np.broadcast_to(whole, shape))

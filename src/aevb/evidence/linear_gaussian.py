@@ -1,4 +1,4 @@
-"""Linear-Gaussian models: the joint Gaussian of all variables, hence the evidence, with gradients."""
+"""Linear-Gaussian models without time: joint Gaussian of all variables, and the evidence."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from aevb.evidence.structure import is_affine
 
 
 def why_not_linear_gaussian(model: DeclaredModel) -> str | None:
-    """What keeps p from being jointly Gaussian, in words; None if nothing does."""
+    """Return why p is not jointly Gaussian; None if it is."""
     for entry in model.graph.entries():
         if entry.side == "q":
             continue
         spec, factor = entry.spec, model.factors[entry.id]
         if entry.key.target.timed:
-            return f"{entry.id} lives in time"
+            return f"{entry.id} has a time axis"
         affine = not entry.key.parents or is_affine(factor)
         if isinstance(spec, Deterministic):
             if not affine or spec.activation != "identity":
@@ -39,9 +39,10 @@ def why_not_linear_gaussian(model: DeclaredModel) -> str | None:
 
 
 class LinearGaussian:
-    """The joint Gaussian of all of p's variables, given the data's conditioning variables.
+    """Joint Gaussian of all variables of p, given the conditioning variables of the data.
 
-    Each variable is v = Σ A parent + b + ε, so mean and covariance follow in the order of generation.
+    Each variable is v = Σ A parent + b + ε. Means and covariances follow in the order of
+    generation.
     """
 
     def __init__(self, model: DeclaredModel, batch: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> None:
@@ -99,7 +100,7 @@ class LinearGaussian:
         return torch.cat([torch.cat([self.covariances[a, b] for b in others], 1) for a in names], 0)
 
     def log_evidence(self) -> Tensor:
-        """log p(observed | given), with missing entries marginalised."""
+        """Return log p(observed | given), with missing entries marginalised out."""
         names = tuple(name for name in self.graph.stochastic if name in self.batch)
         value = torch.cat([self.batch[name][0] for name in names], -1)
         mean = torch.cat([self.means[name] for name in names], -1)
@@ -110,7 +111,7 @@ class LinearGaussian:
         return MultivariateNormal().log_prob(dist, value, present)
 
     def _present(self, names: tuple[str, ...]) -> Tensor | None:
-        """Which entries of these variables, side by side, are known; None if all are."""
+        """Return the mask of known entries, concatenated; None if all are known."""
         masks = [self.batch.get(mask_of(name)) for name in names]
         if all(mask is None for mask in masks):
             return None

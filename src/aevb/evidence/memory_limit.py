@@ -1,4 +1,4 @@
-"""What a computation holds in memory, found by running it small, and how many rows and samples then fit into a limit."""
+"""Measure the memory of a computation on a small run, and choose chunk sizes for a limit."""
 
 from __future__ import annotations
 
@@ -14,15 +14,20 @@ from torch import Tensor
 from aevb.runtime import private_torch
 from aevb.runtime.private_torch import tree_leaves
 
-DEFAULT = 2**27  # on the CPU, where larger pieces are no faster: their pages are fetched anew for every operation
-CORNERS = 0.02  # of a limit on a GPU
-SHARE = 0.5  # of a GPU's free memory
-PROBE = 32  # samples of the small run; enough that what every sample needs outweighs what a row needs once
+# default on the CPU; larger chunks are not faster, because each operation allocates fresh memory
+# pages
+DEFAULT = 2**27
+CORNERS = 0.02  # share of a GPU limit that is reserved for allocator fragmentation
+SHARE = 0.5  # share of a GPU's free memory that is used by default
+PROBE = 32  # samples in the small run; enough that memory per sample outweighs memory per row
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 class Peak(private_torch.DispatchMode or object):  # type: ignore[misc]
-    """The most that tensors made inside held at once: ``with Peak() as peak: …`` and then ``peak.bytes``, on any device."""
+    """Measure the peak memory of tensors created inside a ``with`` block, on any device.
+
+    Use ``with Peak() as peak: …``, then read ``peak.bytes``.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +36,8 @@ class Peak(private_torch.DispatchMode or object):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         for value in tree_leaves((args, kwargs)):
-            if isinstance(value, Tensor):  # made outside, e.g. a weight: a view of it takes nothing
+            # created outside, e.g. a weight: a view of it takes no memory
+            if isinstance(value, Tensor):
                 self._see(value, 0)
         result = func(*args, **(kwargs or {}))
         for value in tree_leaves(result):
@@ -54,7 +60,13 @@ class Peak(private_torch.DispatchMode or object):  # type: ignore[misc]
 
 
 def limit(memory: float | str | None, device: torch.device) -> int:
-    """A limit in bytes, from a number of them, a text such as "2 GiB", or None: what is sensible on the device."""
+    """Return a memory limit in bytes.
+
+    ``memory`` is a number of bytes, a text such as "2 GiB", or None for the device's default.
+
+    >>> limit("2 GiB", torch.device("cpu"))
+    2147483648
+    """
     if memory is None:
         if device.type != "cuda":
             return DEFAULT
@@ -71,23 +83,25 @@ def limit(memory: float | str | None, device: torch.device) -> int:
 
 
 def room(memory: float | str | None, parameters: Iterable[Tensor], batch: Mapping[str, Tensor]) -> int:
-    """What a limit leaves beside what is there already, of which a part of at least a quarter is always given to work with.
+    """Return the bytes that a limit leaves for work, at least a quarter of the limit.
 
-    There are the weights and the data; on a GPU whatever the process holds, and the corners of blocks that no tensor fills.
+    Weights and data are subtracted from the limit. On a GPU, all memory that the process holds and
+    a share for fragmentation are subtracted instead.
     """
     weights = list(parameters)
     device = weights[0].device if weights else next(iter(batch.values())).device
     whole, there = limit(memory, device), sum(value.numel() * value.element_size() for value in (*weights, *batch.values()))
-    if device.type == "cuda":  # where no limit was set, it is a share of what is free
+    if device.type == "cuda":  # the default limit is a share of the free memory already
         there = int(CORNERS * whole) + (torch.cuda.memory_allocated(device) if memory is not None else 0)
     return max(whole // 4, whole - there)
 
 
 def pieces(run: Callable[[int, int], object], rows: int, samples: int, budget: int, *, smallest: int = 1) -> tuple[int, int]:
-    """(rows, samples) of one piece such that run(rows, samples) holds at most ``budget`` bytes at once.
+    """Choose (rows, samples) per chunk such that run(rows, samples) needs at most ``budget`` bytes.
 
-    A row keeps all its samples together if they fit, so that what depends on the row alone is computed once. ``run`` is tried on one
-    row and on two; what it then holds is c + r·rows + s·rows·samples. A piece is never less than one row with ``smallest`` samples.
+    All samples of a row stay together if they fit, so that quantities per row are computed once.
+    ``run`` is tried on one row and on two rows, and the memory is modelled as c + r·rows +
+    s·rows·samples. A chunk has at least one row with ``smallest`` samples.
     """
 
     def held(n: int, k: int) -> int:
@@ -96,7 +110,8 @@ def pieces(run: Callable[[int, int], object], rows: int, samples: int, budget: i
         del result
         return peak.bytes
 
-    if private_torch.DispatchMode is None:  # nobody can say what is held: small pieces
+    # memory cannot be measured with this torch: use small chunks
+    if private_torch.DispatchMode is None:
         return 1, min(samples, max(smallest, PROBE))
     few, many = held(1, PROBE), held(1, 2 * PROBE)
     each = max(1.0, (many - few) / PROBE)
@@ -109,11 +124,17 @@ def pieces(run: Callable[[int, int], object], rows: int, samples: int, budget: i
 
 
 def narrow(batch: Mapping[str, Tensor], start: int, count: int) -> dict[str, Tensor]:
-    """Some rows of a batch."""
+    """Slice rows of a batch."""
     return {name: value.narrow(-2, start, count) for name, value in batch.items()}
 
 
 def shares(total: int, most: int, *, smallest: int = 1) -> list[int]:
-    """A total in parts as equal as can be, none above ``most`` (if that allows parts of ``smallest``)."""
+    """Split a total into nearly equal parts of at most ``most``.
+
+    A part may exceed ``most`` if it would otherwise be smaller than ``smallest``.
+
+    >>> shares(10, 4)
+    [4, 3, 3]
+    """
     parts = max(1, min(math.ceil(total / most), total // smallest))
     return [total // parts + (i < total % parts) for i in range(parts)]

@@ -1,4 +1,4 @@
-"""Particles: draws from q that move step by step through a sequence, are weighted by p, and are drawn anew by their weights."""
+"""Particles of a sequence model: proposed by q step by step, weighted by p, and resampled."""
 
 from __future__ import annotations
 
@@ -27,16 +27,20 @@ from aevb.runtime.seeding import draw_from, generator
 
 
 class Filtered(NamedTuple):
-    """log p(x) of every row, [N], and how it came about."""
+    """log p(x) per row, [N], with diagnostics."""
 
     value: Tensor
-    ess: Tensor  # the lowest effective number of particles, [N]
-    khat: Tensor  # the Pareto k of the weights of each step, [T, N]
-    resampled: Tensor  # the share of steps after which particles were drawn anew, [N]
+    ess: Tensor  # lowest effective sample size of all steps, [N]
+    khat: Tensor  # Pareto k of the weights of each step, [T, N]
+    resampled: Tensor  # share of steps after which particles were resampled, [N]
 
 
 class Swarm:
-    """K particles for every row of a batch: what depends on data alone is computed for all steps beforehand, the particles step by step."""
+    """K particles per row of a batch.
+
+    Quantities that depend on data only are computed for all steps beforehand; particles advance
+    step by step.
+    """
 
     def __init__(self, model: DeclaredModel, batch: Mapping[str, Tensor], particles: int, threshold: float) -> None:
         self.model, self.graph, self.batch = model, model.graph, batch
@@ -49,8 +53,9 @@ class Swarm:
         outside = [stage for stage in self.plan.stages if not any(S in self.plan.values[node] for node in stage.nodes)]
         self.program.run(outside, lambda *_: torch.zeros(()))
         self.nodes = [node for stage in self.plan.stages if stage not in outside for node in stage.nodes]
-        self.now: dict[str, Tensor] = {}  # what a particle holds of this step (of a static node: once for all), [K, 1, N, d]
-        self.before: dict[str, Tensor] = {}  # and of the step before
+        # values at the current step (static nodes: one value), [K, 1, N, d]
+        self.now: dict[str, Tensor] = {}
+        self.before: dict[str, Tensor] = {}  # values at the previous step
         self.states: dict[str, tuple[Tensor, ...]] = {}
         self._outer: dict[tuple[str, str], tuple[Tensor, Tensor | None]] = {}
         self.like = model._parameter()
@@ -72,29 +77,31 @@ class Swarm:
         return self.before[ref.name] if t else torch.zeros(1, 1, self.graph.size(ref.name), dtype=self.like.dtype, device=self.like.device)
 
     def _whole(self, entry: Entry, ref: Ref) -> tuple[Tensor, Tensor | None]:
-        """A parent that data alone decide, shifted as the entry reads it, and where it is missing; all steps, found once."""
+        """Return a parent that depends on data only, at all steps, and its missing mask; cached."""
         key = (entry.id, ref.label)
         if key not in self._outer:
             value = self.program.read(ref, entry)
-            told = self.program.missing(entry, {ref.label: value}).get(ref.label)
-            self._outer[key] = over_time(value, self.steps), None if told is None else over_time(told, self.steps)
+            missing = self.program.missing(entry, {ref.label: value}).get(ref.label)
+            self._outer[key] = over_time(value, self.steps), None if missing is None else over_time(missing, self.steps)
         return self._outer[key]
 
     def _inputs(self, entry: Entry, t: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         own = entry.key.name if isinstance(self.model.factors[entry.id], Recurrence) else None
         refs = [ref for ref in entry.key.parents if ref.name != own]
-        told = {ref.label: mask.narrow(0, t, 1) for ref in refs if not self._carried(ref.name) and (mask := self._whole(entry, ref)[1]) is not None}
-        return {ref.label: self._input(entry, ref, t) for ref in refs}, told
+        missing = {
+            ref.label: mask.narrow(0, t, 1) for ref in refs if not self._carried(ref.name) and (mask := self._whole(entry, ref)[1]) is not None
+        }
+        return {ref.label: self._input(entry, ref, t) for ref in refs}, missing
 
     def _raw(self, entry: Entry, t: int) -> Tensor:
-        inputs, told = self._inputs(entry, t)
-        return self.model.factors[entry.id](inputs, (), told)
+        inputs, missing = self._inputs(entry, t)
+        return self.model.factors[entry.id](inputs, (), missing)
 
     def _at(self, value: Tensor, t: int) -> Tensor:
         return value if value.shape[0] == 1 else value.narrow(0, t, 1)
 
     def _entries(self, side: str, name: str, t: int) -> list[tuple[Entry, Tensor | None]]:
-        """The rules of a variable at step t, each with the rows for which it is meant (None: all)."""
+        """Return the entries of a variable at step t, each with its mask of rows (None: all)."""
         rules = self.graph.p[name] if side == "p" else self.graph.q[name]
         found: list[tuple[Entry, Tensor | None]] = [(rules["first"] if t == 0 and "first" in rules else rules[self.graph.main(name)], None)]
         if "last" in rules:
@@ -114,7 +121,11 @@ class Swarm:
     def _log_prob(
         self, dists: list[tuple[Factor, td.Distribution, Tensor | None]], value: Tensor, present: Tensor | None = None, real: Tensor | None = None
     ) -> Tensor:
-        """Entries that do not count under a rule (missing, beyond a row's end, another rule's) are given a value of its support first."""
+        """Return log p of a value under the entries that apply.
+
+        Entries that do not count (missing, padded, or ruled by another entry) are first replaced by
+        a value within the support.
+        """
         total: Tensor | None = None
         for factor, dist, where in dists:
             own, here = where if where is not None or len(dists) == 1 else ~dists[1][2], value  # type: ignore[operator]
@@ -126,7 +137,7 @@ class Swarm:
         return total
 
     def _propose(self, name: str, t: int) -> tuple[Tensor, Tensor]:
-        """A latent's draw from q and its −log q, known values in place."""
+        """Draw a latent from q, keep known values, and return the value and −log q."""
         dists, value = self._distributions("q", name, t), None
         for factor, dist, where in dists:
             part = self._sample(factor, dist)
@@ -150,7 +161,7 @@ class Swarm:
         return draw_from(dist.expand(wide if event else (*wide, dist.batch_shape[-1])))
 
     def _log_p(self, name: str, value: Tensor, t: int) -> Tensor:
-        """log p of a variable at one step, missing entries left out."""
+        """Return log p of a variable at one step, without its missing entries."""
         present = self.batch.get(mask_of(name)) if name in self.graph.observed else None
         real = self._real(t) if self.program.real is not None and self.graph.timed[name] else None
         return self._log_prob(self._distributions("p", name, t), value, None if present is None else self._at(present, t), real)
@@ -160,20 +171,21 @@ class Swarm:
         return self.program.real.narrow(0, t, 1)
 
     def _deterministic(self, name: str, t: int) -> Tensor:
-        """A deterministic node's value at one step; a recurrence advances its state."""
+        """Return a deterministic node's value at one step; a recurrence advances its state."""
         entries = self.graph.p.get(name) or self.graph.q[name]
         rule = entries[self.graph.main(name)]
         factor, last = self.model.factors[rule.id], self.program.is_last().narrow(0, t, 1) if "last" in entries else None
         first = entries["first"] if t == 0 and "first" in entries else None
         inside = self.program._inside(rule) if self.graph.timed[name] and first is None else None
-        inside = None if inside is None else inside.narrow(0, t, 1)  # where nothing it reads exists, it is zeros
+        # a function is zero where all its parents lie outside the sequence
+        inside = None if inside is None else inside.narrow(0, t, 1)
         if isinstance(factor, Recurrence):
             state = self.states.get(name) or factor.initial(self.like.new_zeros(1, 1, 1))
             if first is not None:
                 state = factor.starting_from(self._function(first, t))
             else:
-                inputs, told = self._inputs(rule, t)
-                _, new = factor.step(factor.first(inputs, missing=told), state)
+                inputs, missing = self._inputs(rule, t)
+                _, new = factor.step(factor.first(inputs, missing=missing), state)
                 state = new if inside is None else _choose(inside, new, state)
             if last is not None:
                 state = _choose(last, factor.starting_from(self._function(entries["last"], t)), state)
@@ -190,7 +202,7 @@ class Swarm:
     # Steps -----------------------------------------------------------------------------------------------------------------
 
     def run(self) -> Filtered:
-        """All steps, one after the other."""
+        """Run the particle filter over all steps."""
         graph = self.graph
         log_w = torch.full((self.k, self.n), -math.log(self.k), dtype=torch.float64, device=self.like.device)
         total, lowest, resampled = log_w.new_zeros(self.n), log_w.new_full((self.n,), float(self.k)), log_w.new_zeros(self.n)
@@ -217,7 +229,10 @@ class Swarm:
         return Filtered(total, lowest, khat, resampled / max(1, self.steps - 1))
 
     def _reads_steps(self, name: str) -> bool:
-        """Whether p's factor of a static variable reads a particle's sequence, whose end must then be reached first."""
+        """Return whether p's factor of a static variable reads a sampled sequence.
+
+        Its weight can then be computed at the last step only.
+        """
         frontier, seen = [name], {name}
         while frontier:
             for ref in self.graph.reads("p", frontier.pop()):
@@ -229,7 +244,10 @@ class Swarm:
         return False
 
     def _advance(self, t: int) -> Tensor:
-        """All nodes of step t (static ones at the first); −Σ log q of what was drawn."""
+        """Compute all nodes of step t; return −Σ log q of the draws.
+
+        Static nodes are computed at the first step.
+        """
         total = torch.zeros(1, 1, 1, dtype=self.like.dtype, device=self.like.device)
         for name in self.nodes:
             timed = self.graph.timed[name]
@@ -242,7 +260,7 @@ class Swarm:
                 value, weight = self._propose(name, t)
                 total = total + weight
             value = value.expand(self.k, 1, self.n, -1)
-            if t and self.program.real is not None:  # a row that has ended holds what it had
+            if t and self.program.real is not None:  # a row that has ended keeps its values
                 value = torch.where(self._real(t), value, self.now[name])
                 if held is not None:
                     self.states[name] = _choose(self._real(t), self.states[name], held)
@@ -257,7 +275,10 @@ class Swarm:
         return torch.where(self._real(t), weight, torch.zeros_like(weight))
 
     def _resample(self, log_w: Tensor, ess: Tensor) -> tuple[Tensor, Tensor]:
-        """New particles, systematically, for the rows whose effective number is low; the others keep theirs and their weights."""
+        """Resample rows with a low effective sample size, by systematic resampling.
+
+        Other rows keep their particles and weights.
+        """
         chosen = ess < self.threshold * self.k if self.threshold < 1 else torch.ones_like(ess, dtype=torch.bool)
         if not bool(chosen.any()):
             return log_w, chosen.to(log_w.dtype)
@@ -281,7 +302,10 @@ def _choose(where: Tensor, these: tuple[Tensor, ...], those: tuple[Tensor, ...])
 
 
 def _reweigh(log_w: Tensor, new: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalised weights after a step's, the log of their mean, and their effective number."""
+    """Multiply weights by a step's weights and normalise.
+
+    Returns the normalised log-weights, the log of the mean weight and the effective sample size.
+    """
     k, n = log_w.shape
     log_w = log_w + new.double().expand(k, 1, n, 1).reshape(k, n)
     step = log_w.logsumexp(0)

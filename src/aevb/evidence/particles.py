@@ -1,8 +1,10 @@
-"""A particle filter for sequence models, with q as proposal: log p(x) as a product of one step's mean weights (FIVO's estimate).
+"""Particle filter for sequence models with q as proposal (the estimate of FIVO).
 
-A particle is one draw of everything up to t: the latents, the recurrent states that remember them, the static latents. At each step it is
-weighted by p(x[t], z[t] | past) / q(z[t] | ·). Where a row's weights have become too unequal its particles are drawn anew, by their
-weights, all that they remember with them. The product of the mean weights has the mean p(x), whatever q reads.
+log p(x) is estimated by the product over steps of the mean weights. A particle is one draw of all
+latents up to t, with the recurrent states that depend on them. At each step it is weighted by
+p(x[t], z[t] | past) / q(z[t] | ·). If the weights of a row become too unequal, its particles are
+resampled in proportion to their weights. The product of the mean weights is an unbiased estimate of
+p(x) for every q.
 """
 
 from __future__ import annotations
@@ -21,15 +23,18 @@ from aevb.evidence.result import Evidence, count, weight_notes
 from aevb.evidence.sampling import LEAST, Memory
 from aevb.evidence.weights import Weights
 
-FEW = 0.1  # of the particles: an effective number below this is worth a note
+# a note is issued if the effective sample size is below this share of the particles
+FEW = 0.1
 
 
 @dataclass(frozen=True)
 class Particles:
     """Settings of the particle filter: ``log_evidence(x=x, method=Particles(repeats=16))``.
 
-    ``repeats`` independent filters are averaged, and their spread is the error; a row is resampled when its effective number of particles
-    falls below ``threshold`` times their number (0: never, which is importance sampling; 1: at every step).
+    ``repeats`` independent filters are averaged; their spread gives the standard error. A row is
+    resampled when its effective sample size falls below ``threshold`` times the number of
+    particles. With 0 it is never resampled, which is importance sampling; with 1 it is resampled at
+    every step.
     """
 
     repeats: int = 16
@@ -37,7 +42,7 @@ class Particles:
 
     def __post_init__(self) -> None:
         if isinstance(self.repeats, bool) or not isinstance(self.repeats, int) or self.repeats < 2:
-            raise ValueError(f"Particles: repeats is a whole number of at least 2, since their spread is the error. Got {self.repeats!r}.")
+            raise ValueError(f"Particles: repeats is a whole number of at least 2, for a standard error from their spread. Got {self.repeats!r}.")
         if not 0 <= self.threshold <= 1:
             raise ValueError(f"Particles: threshold is between 0 and 1, got {self.threshold!r}.")
 
@@ -45,7 +50,7 @@ class Particles:
 def filtered(
     model: DeclaredModel, batch: Mapping[str, Tensor], settings: Particles, *, particles: int = 1000, seed: int | None = None, memory: Memory = None
 ) -> Evidence:
-    """log of the mean over repeats of Π_t Σ_i W_i[t−1] w_i[t]."""
+    """Return the log of the mean over repeats of Π_t Σ_i W_i[t−1] w_i[t]."""
     if reason := why_not_filtered(model):
         raise ValueError(f'method="particles" filters sequences, but {reason}. Use method="importance".')
     if isinstance(particles, bool) or not isinstance(particles, int) or particles < LEAST:
@@ -63,12 +68,13 @@ def filtered(
             weights.add(torch.stack([run.value for run in runs]))
             found.append(weights)
             lowest.append(torch.stack([run.ess for run in runs]).mean(0))
-            heaviest.append(torch.stack([run.khat for run in runs]).mean(0).amax(0))  # the mean first: the largest of many noisy k is too large
+            # average first: the maximum of many noisy k would be too large
+            heaviest.append(torch.stack([run.khat for run in runs]).mean(0).amax(0))
             resampled.append(torch.stack([run.resampled for run in runs]).mean(0))
     value, stderr, ess, khat = torch.cat([w.value for w in found]), torch.cat([w.stderr for w in found]), torch.cat(lowest), torch.cat(heaviest)
     notes = weight_notes(value, khat, particles, "raise samples, or train q longer", "particles of a step")
     if bad := int((ess < FEW * particles).sum()):
-        notes.append(f"{count(bad, n)} have a step at which fewer than {FEW * particles:g} of {particles} particles count: raise samples.")
+        notes.append(f"{count(bad, n)} have a step with an effective sample size below {FEW * particles:g} of {particles} particles: raise samples.")
     diagnostics: dict[str, Tensor | float | int] = {"particles": particles, "repeats": settings.repeats, "ess": ess, "khat": khat}
     dtype = model._parameter().dtype
     return Evidence(value.to(dtype), stderr.to(dtype), "particles", diagnostics | {"resampled": torch.cat(resampled)}, tuple(notes))

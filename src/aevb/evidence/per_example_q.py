@@ -1,8 +1,9 @@
-"""q set free: raw numbers of its own for every example, instead of what one network gives for all of them.
+"""Per-example (non-amortised) variational parameters for q.
 
-An offset is added to the raw numbers of each of q's factors: for every example, every step and every value of an enumerated latent that the
-factor reads. What a factor reads of latents that are drawn stays a function of them, so that offsets of zero are q as it was amortised and
-any other q of its factorization's form, one example at a time, is within reach.
+An offset is added to the outputs of each of q's networks: per example, per step and per value of an
+enumerated latent that the factor reads. The dependence on sampled latents is unchanged. Offsets of
+zero give the amortised q. Other offsets reach, for each example, any q of the declared
+factorisation and family.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from aevb.estimate.declared_model import DeclaredModel
 
 
 class Free(Factor):
-    """A factor of q whose raw numbers an offset moves, the last of ``keep``.
+    """A factor of q with an offset on its network outputs; the offset is the last item of ``keep``.
 
-    Learned vectors, such as a covariance that all examples share, count among the raw numbers: each example gets its own.
+    Learned vectors, such as a covariance shared by all examples, also get an offset per example.
     """
 
     def __init__(self, factor: Factor) -> None:
@@ -47,13 +48,16 @@ class Free(Factor):
 
 
 def free_factors(model: DeclaredModel, plan: Plan) -> dict[str, nn.Module]:
-    """The model's factors, those of q for the plan's latents set free."""
+    """Return the model's factors, with offsets added to the plan's factors of q."""
     free = {entry.id: Free(factor) for entry, factor in _owned(model, plan)}
     return {name: free.get(name, factor) for name, factor in model.factors.items()}
 
 
 def zero_offsets(model: DeclaredModel, plan: Plan, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Offsets of zero, for the noise of an estimate with :func:`free_factors`; q is then as it was amortised."""
+    """Return offsets of zero, to pass as noise of an estimate with :func:`free_factors`.
+
+    With these offsets q is the amortised q.
+    """
     like, (n, steps) = model._parameter(), model._extent(batch)
     found = {}
     for entry, factor in _owned(model, plan):
@@ -64,6 +68,6 @@ def zero_offsets(model: DeclaredModel, plan: Plan, batch: Mapping[str, Tensor]) 
 
 
 def _owned(model: DeclaredModel, plan: Plan) -> list[tuple[Entry, Factor]]:
-    """q's factors that have raw numbers: all but those that are p's own by Bayes' rule."""
+    """Return q's factors with a network; factors given by Bayes' rule have none."""
     pairs = [(entry, model.factors[entry.id]) for name in plan.choices for entry in model.graph.q[name].values()]
     return [(entry, factor) for entry, factor in pairs if isinstance(factor, Factor)]

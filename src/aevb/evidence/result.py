@@ -1,4 +1,4 @@
-"""What an evidence is: a number an example, its error, how it was found, and how far to trust it."""
+"""Result of an evidence estimate: value and standard error per example, method, diagnostics."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from aevb.evidence.weights import ENOUGH, reliable_shape
 
 @dataclass(frozen=True, repr=False)
 class Evidence:
-    """log p(x) an example, its standard error (0 where exact), and how it was found.
+    """log p(x) per example, with its standard error (0 if exact) and the method.
 
-    ``diagnostics`` says what the estimate rests on: whole numbers for the settings (``samples``), one number an example for what was
-    measured (``ess``, ``khat``, ``acceptance``). ``notes`` are sentences about what is wrong with it, with the remedy; none if nothing is.
+    ``diagnostics`` holds the settings as whole numbers (``samples``) and measurements with one
+    number per example (``ess``, ``khat``, ``acceptance``). ``notes`` are sentences that say what is
+    wrong with the estimate and how to fix it; empty if nothing is wrong.
     """
 
     value: Tensor
@@ -25,12 +26,15 @@ class Evidence:
 
     @property
     def mean(self) -> float:
-        """The mean over the examples."""
+        """Mean over the examples."""
         return float(self.value.double().mean())
 
     @property
     def error(self) -> float:
-        """The standard error of that mean: what the sampling leaves open about these examples, not how examples differ."""
+        """Standard error of the mean due to sampling, for these examples.
+
+        It does not include the variation between examples.
+        """
         return float(self.stderr.double().square().sum().sqrt()) / len(self.stderr)
 
     def __repr__(self) -> str:
@@ -42,14 +46,17 @@ class Evidence:
         return "\n".join([*lines, *self.notes])
 
     def _worst(self) -> list[str]:
-        """The worst example's diagnostics."""
+        """Return the diagnostics of the worst example as text."""
         found = {name: value for name, value in self.diagnostics.items() if isinstance(value, Tensor) and value.numel()}
         lowest = [f"lowest {name} {float(found[name].min()):.3g}" for name in ("ess", "acceptance") if name in found]
         return lowest + [f"largest {name} {float(found[name].max()):.2f}" for name in ("khat",) if name in found]
 
 
 def weight_notes(value: Tensor, khat: Tensor, samples: int, remedy: str, what: str = "weights") -> list[str]:
-    """What the values and the tails of their weights say against an estimate: Pareto's k too high or not known, no finite value."""
+    """Return notes about unreliable estimates.
+
+    There is a note if Pareto's k is too high or unknown, and if a value is not finite.
+    """
     finite, threshold, notes = value.isfinite(), reliable_shape(samples), []
     if bad := int(((khat > threshold) & finite).sum()):
         why = f"a few of the {samples} {what} carry the mean, which is then too low, and its error too small"
@@ -62,5 +69,9 @@ def weight_notes(value: Tensor, khat: Tensor, samples: int, remedy: str, what: s
 
 
 def count(part: int, whole: int, what: str = "examples") -> str:
-    """``37 of 1000 examples``, as notes say it."""
+    """Format a count for a note.
+
+    >>> count(37, 1000)
+    '37 of 1000 examples'
+    """
     return f"{part} of {whole} {what}"

@@ -1,7 +1,7 @@
-"""log p(x) as the mean of weights: importance sampling with q as proposal, or with p's own draws.
+"""Importance sampling of log p(x), with q or p as proposal.
 
-Weights are computed in pieces that fit into a memory limit and are added to running statistics, so that the number of samples is
-limited by time alone.
+Weights are computed in chunks that fit into a memory limit and are added to running statistics. The
+number of samples is therefore limited by time only.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ from aevb.evidence.weights import Weights
 from aevb.runtime.seeding import draw_from
 
 Memory = float | str | None
-Weigher = Callable[[Mapping[str, Tensor], int], Tensor]  # rows of a batch, K → log-weights [K, N]
-LEAST = 2  # samples: fewer have no spread, and none of the score function's draws is made alone
+Weigher = Callable[[Mapping[str, Tensor], int], Tensor]  # (rows of a batch, K) → log-weights [K, N]
+LEAST = 2  # fewest samples: a single one has no spread, and a score-function estimate needs two
 
 
 def importance(
     model: DeclaredModel, batch: Mapping[str, Tensor], samples: int, seed: int | None, *, memory: Memory = None, compare: bool = False
 ) -> Evidence:
-    """log 1/K Σ p(x, z)/q(z|x), z ~ q; enumerated latents are summed inside, exactly.
+    """Estimate log p(x) by log 1/K Σ p(x, z)/q(z|x), z ~ q; enumerated latents are summed exactly.
 
-    ``compare`` also takes a few weights of wider proposals, to notice a q that misses part of the posterior.
+    With ``compare``, a few weights of wider proposals check that q does not miss part of the
+    posterior.
     """
     found = _collect(model, batch, samples, seed, memory, proposal_weights(model, batch))
     methods = closer(model)
@@ -55,7 +56,10 @@ def importance(
 
 
 def _missed(model: DeclaredModel, batch: Mapping[str, Tensor], found: Evidence, memory: Memory, methods: Sequence[str]) -> list[str]:
-    """What a few weights of p's own draws and of a wider q say against an evidence; the caller's random numbers stay as they were."""
+    """Return notes if draws from p or from a wider q find a clearly higher evidence.
+
+    The caller's random state is unchanged.
+    """
     samples, rows = how_many(int(found.diagnostics["samples"])), narrow(batch, 0, min(ROWS, len(found.value)))  # type: ignore[arg-type]
     weighers = {"p": prior_weights(model), f"q with noise {WIDER:g} times as wide": proposal_weights(model, batch, wider=True)}
     others = {what: _judged(model, _collect(model, rows, samples, SEED, memory, weigh), what, "") for what, weigh in weighers.items()}
@@ -63,21 +67,28 @@ def _missed(model: DeclaredModel, batch: Mapping[str, Tensor], found: Evidence, 
 
 
 def naive(model: DeclaredModel, batch: Mapping[str, Tensor], samples: int, seed: int | None, *, memory: Memory = None) -> Evidence:
-    """log 1/K Σ p(x|z), z ~ p: right on average and useless beyond a few dimensions, which its diagnostics show."""
+    """Estimate log p(x) by log 1/K Σ p(x|z), z ~ p.
+
+    The mean is unbiased, but has a huge variance beyond a few dimensions, which the diagnostics
+    show.
+    """
     found = _collect(model, batch, samples, seed, memory, prior_weights(model))
-    return _judged(model, found, "prior", f"hardly a draw from p explains x; use {either(['importance', *closer(model)])}")
+    return _judged(model, found, "prior", f"hardly any draw from p explains x; use {either(['importance', *closer(model)])}")
 
 
-# The weights of a piece ---------------------------------------------------------------------------------------------------
+# The weights of a chunk ---------------------------------------------------------------------------------------------------
 
 
 def prior_weights(model: DeclaredModel) -> Weigher:
-    """log p(x | z) at z ~ p."""
+    """Return a function that computes log p(x | z) at z ~ p."""
     return lambda rows, k: _log_known(model, rows, draw_latents(model, rows, k))
 
 
 def proposal_weights(model: DeclaredModel, batch: Mapping[str, Tensor], *, wider: bool = False) -> Weigher:
-    """log p(x, z) − log q(z|x) at z ~ q, for a batch's rows; ``wider`` draws z from a q with wider Gaussian noise."""
+    """Return a function that computes log p(x, z) − log q(z|x) at z ~ q.
+
+    With ``wider``, z is drawn from q with wider Gaussian noise.
+    """
     clamped, partial = split_latents(model.graph, batch)
     how = _inside(model, clamped)
 
@@ -92,15 +103,20 @@ def proposal_weights(model: DeclaredModel, batch: Mapping[str, Tensor], *, wider
 
 
 def _inside(model: DeclaredModel, clamped: frozenset[str]) -> dict[str, str]:
-    """What is finite is summed inside the logarithm, exactly, as far as it can be listed; over time it is drawn: the sum does not factor."""
+    """Choose how to treat each finite latent: sum it inside the logarithm, or draw it.
+
+    Finite latents are summed exactly as long as their joint values can be enumerated. Latents in
+    time are drawn, because the sum does not factor over steps.
+    """
     graph = model.graph
     how, budget = {}, LIMIT
     for name in graph.latents:
         spec, by_bayes = graph.rule("p", name).spec, isinstance(graph.rule("q", name).spec, Exact)
         values = spec.count(graph.size(name)) if spec.finite else None
         if graph.timed[name] and name not in clamped and any(entry.spec.strata is not None for entry in graph.q[name].values()):
-            how[name] = "score"  # a component at every step would be components^T paths
-        if name in clamped or values is None or (by_bayes and graph.timed[name]):  # Bayes' sum over a step is exact as it is
+            how[name] = "score"  # one mixture component per step would give components^T paths
+        # Bayes' rule within a step is exact already
+        if name in clamped or values is None or (by_bayes and graph.timed[name]):
             continue
         listed = by_bayes or (values <= budget and not graph.timed[name])
         how[name], budget = ("sum", max(1, budget // values)) if listed else ("score", budget)
@@ -108,7 +124,7 @@ def _inside(model: DeclaredModel, clamped: frozenset[str]) -> dict[str, str]:
 
 
 def log_weights(working: Estimate, correction: Tensor | float = 0.0) -> Tensor:
-    """The log-weights of an estimate's samples, [K, N]; what has an axis of its own is summed inside them."""
+    """Return the log-weights of an estimate's samples, [K, N], summed over enumerated latents."""
     plan = working.plan
     likelihoods, kls = working.terms()
     total = sum(likelihoods.values(), torch.zeros(())) - sum(kls.values(), torch.zeros(())) + correction
@@ -117,7 +133,10 @@ def log_weights(working: Estimate, correction: Tensor | float = 0.0) -> Tensor:
 
 
 def inner_sum(working: Estimate, total: Tensor) -> Tensor:
-    """log Σ over the values of every static latent that has an axis; only the known value where one is known."""
+    """Return log Σ over the values of every enumerated static latent.
+
+    Where a latent is known, only its known value counts.
+    """
     plan = working.plan
     for name, axis in working.sequence():
         if name == S[0]:
@@ -131,7 +150,10 @@ def inner_sum(working: Estimate, total: Tensor) -> Tensor:
 
 
 def draw_latents(model: DeclaredModel, rows: Mapping[str, Tensor], samples: int) -> dict[str, Tensor]:
-    """All latents drawn from p along its arrows, the data and what is known of the latents in place: [K, T or 1, N, d] each."""
+    """Draw all latents from p by ancestral sampling, [K, T or 1, N, d] each.
+
+    Observed variables and known latent values keep their values.
+    """
     graph = model.graph
     n, steps = model._extent(rows)
     like = model._parameter()
@@ -161,7 +183,7 @@ def draw_latents(model: DeclaredModel, rows: Mapping[str, Tensor], samples: int)
 
 
 def _log_known(model: DeclaredModel, rows: Mapping[str, Tensor], latents: Mapping[str, Tensor]) -> Tensor:
-    """Σ log p of everything that is known, at these draws of the rest: [K, N]."""
+    """Return Σ log p of all known variables at these draws of the latents, [K, N]."""
     plan = model.plan(clamped=model.graph.latents)
     seen = {name: rows[mask_of(name)][..., :1] for name in latents if mask_of(name) in rows}
     given = {name: value for name, value in rows.items() if name[:-1] not in seen}
@@ -176,15 +198,18 @@ def _log_known(model: DeclaredModel, rows: Mapping[str, Tensor], latents: Mappin
     return expand_axis(total, SAMPLES, k).expand(k, 1, n, 1).reshape(k, n)
 
 
-# Piece by piece -------------------------------------------------------------------------------------------------------------
+# Chunk by chunk -------------------------------------------------------------------------------------------------------------
 
 
 def streams(
     model: DeclaredModel, batch: Mapping[str, Tensor], samples: int, memory: Memory, weigh: Weigher
 ) -> Iterator[tuple[int, Iterator[Tensor]]]:
-    """Blocks of rows: how many, and their log-weights in pieces [k, rows] that add up to the samples."""
+    """Yield blocks of rows: (number of rows, iterator over chunks of log-weights [k, rows]).
+
+    The chunks of a block add up to ``samples`` weights per row.
+    """
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < LEAST:
-        raise ValueError(f"samples is a whole number of at least {LEAST}: the error is found from their spread. Got {samples!r}.")
+        raise ValueError(f"samples is a whole number of at least {LEAST}: their spread gives the standard error. Got {samples!r}.")
     n, _ = model._extent(batch)
     budget = room(memory, model.parameters(), batch)
     few = narrow(batch, 0, min(n, 2))

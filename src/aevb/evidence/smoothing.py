@@ -1,11 +1,16 @@
-"""Gaussian unknowns given all data, past and future: the Kalman smoother, for any graph.
+"""Kalman smoother for any graph: moments and draws of Gaussian unknowns given all data.
 
-With a weight exp(λ·v) on an unknown v, the derivative of the log evidence at λ = 0 is E[v | data]; with exp(−½ vᵀΛv), for centred unknowns, it is
-−½ Cov[v | data]. So the smoother is the filter with weights of zero, and one backward pass through it. It needs no inverse of a covariance, which
-functions of unknowns and known entries make singular. Missing entries of an observed variable are unknowns like the latents.
+Multiply the joint density by exp(λ·v) for an unknown v: the derivative of the log evidence at λ = 0
+is E[v | data]. For centred unknowns and the factor exp(−½ vᵀΛv), the derivative at Λ = 0 is −½
+Cov[v | data]. The smoother is therefore the filter with weights of zero, and one backward pass
+through it. It inverts no covariance, which matters because deterministic functions and known
+entries make covariances singular. Missing entries of an observed variable are unknowns, just like
+latents.
 
-An unknown is weighted once its step's data are in: the derivative is then the filtered covariance less what the future takes away. Where too
-little is left of it (a first state that only later steps determine), copies of the unknowns stay in the belief for some more steps.
+The weight is applied after the data of the unknown's own step have been processed. The derivative
+is then the filtered covariance minus the part that later data explain. If this subtraction leaves
+too few digits (for example, a first state that only later steps determine), copies of the unknowns
+stay in the belief for some more steps, and the weight is applied later (fixed-lag smoothing).
 """
 
 from __future__ import annotations
@@ -23,16 +28,19 @@ from aevb.evidence.gaussian_belief import Column, Rule, apply
 from aevb.evidence.square_root_belief import RootBelief, root_of
 from aevb.runtime.seeding import generator
 
-Weigh = Callable[[RootBelief, slice, Tensor], tuple[RootBelief, Tensor]]  # (belief, place, weight) → the weighted belief, and the log of its integral
-LEFT = 1e-4  # the least share of a variance that a subtraction may leave if there is a way around it
-LOST = 1e-8  # and if there is none, without a warning
-LARGEST = 2**25  # the most numbers in the covariances of beliefs with copies
+# (belief, place, weight) → weighted belief, log of its integral
+Weigh = Callable[[RootBelief, slice, Tensor], tuple[RootBelief, Tensor]]
+# smallest share of a variance that a subtraction may leave before a longer lag is tried
+LEFT = 1e-4
+LOST = 1e-8  # smallest share without a warning, if no longer lag is possible
+LARGEST = 2**25  # largest number of elements in the covariances of beliefs with copies
 
 
 class Smoother:
-    """Means, covariances and draws of Gaussian unknowns given all data, for each joint value of the discrete latents they depend on; in float64.
+    """Means, covariances and draws of Gaussian unknowns given all data, in float64.
 
-    ``names`` are the unknowns asked for: latents, and observed variables with missing entries.
+    Results are computed for each joint value of the discrete latents that the unknowns depend on.
+    ``names`` are the requested unknowns: latents, and observed variables with missing entries.
     """
 
     def __init__(self, integral: Filter, slots: Mapping[str, tuple[int, int | None]], sizes: Mapping[str, int], names: Sequence[str]) -> None:
@@ -46,19 +54,25 @@ class Smoother:
         axes = {slot: sizes[name] for name, place in self.structure.linked_axes if (slot := slots[name][1 if place else 0]) is not None}
         self.lead = [axes.get(axis, 1) for axis in range(min(axes, default=FIRST_SLOT), FIRST_SLOT + 1)]
 
-    # What is asked for ----------------------------------------------------------------------------------------------------------
+    # Results ----------------------------------------------------------------------------------------------------------
 
     def means(self, data: Mapping[str, Tensor] | None = None, samples: int = 1) -> dict[str, Tensor]:
-        """E[v | data] of each variable, [axes, 1, T or 1, N, d]; of ``samples`` sets of data, [S, T or 1, N, d] each, [axes, S, T or 1, N, d]."""
+        """Return E[v | data] of each variable, [axes, 1, T or 1, N, d].
+
+        For ``samples`` data sets of shape [S, T or 1, N, d], the result is [axes, S, T or 1, N, d].
+        """
         weights = self._weights(samples, self.n, 1)
         return self._derivatives(weights, RootBelief.weighted_mean, self.data if data is None else data, self.rules)
 
     def covariances(self) -> dict[str, Tensor]:
-        """Cov[v | data] of each variable, [axes, 1, T or 1, N or 1, d, d]: it does not depend on the values, only on which are known."""
+        """Return Cov[v | data] of each variable, [axes, 1, T or 1, N or 1, d, d].
+
+        The covariance depends only on which entries are known, not on their values.
+        """
         rules = {name: Rule(rule.matrices, torch.zeros_like(rule.offset[..., :1, :]), rule.noise) for name, rule in self.rules.items()}
         parts = [part for rule in rules.values() for part in (rule.noise, *rule.matrices.values())]
-        alike = all(part.shape[-3] == 1 for part in parts) and all(keep is None for keep in self.keep.values())
-        weights = self._weights(1, 1 if alike else self.n, 2)
+        shared = all(part.shape[-3] == 1 for part in parts) and all(keep is None for keep in self.keep.values())
+        weights = self._weights(1, 1 if shared else self.n, 2)
         zeros = {name: torch.zeros_like(value[:, :1]) for name, value in self.data.items()}
         copies = [name for name in self.names if self._carried(name)]
         numbers, wide, wait = sum(weights[name][..., 0, 0].numel() for name in copies[:1]), sum(map(self.graph.size, copies)), 0
@@ -73,28 +87,33 @@ class Smoother:
                 break
         if _lost(found, before, LOST):
             warnings.warn(
-                "Variances of the exact posterior are inaccurate: later steps say more than 10⁸ times as much about a step as the steps up to it. "
+                "Variances of the exact posterior are inaccurate: a step's variance falls by more than 10⁸ once later data are known. "
                 "Declare a first step with a smaller variance, or ask for fewer rows at a time.",
                 stacklevel=2,
             )
         return found
 
     def draw(self, samples: int) -> dict[str, Tensor]:
-        """Joint draws of the variables given all data, [S, T or 1, N, d]; where no discrete latent is unknown.
+        """Draw the variables jointly given all data, [S, T or 1, N, d].
 
-        A joint draw of unknowns and data from p, v and x′, becomes one given the data x by adding E[v | x] − E[v | x′].
+        No discrete latent may be unknown. Draw (v, x′) from p, then return v + E[v | x] − E[v |
+        x′], which is a draw given the data x (Matheron's rule, as in the simulation smoother of
+        Durbin and Koopman).
         """
         drawn = self._from_p(samples)
         ours, theirs = self.means(), self.means({name: drawn[name] for name in self.data}, samples)
         return {name: (drawn[name] + ours[name] - theirs[name]).reshape(samples, *ours[name].shape[-3:]) for name in self.names}
 
-    # How ------------------------------------------------------------------------------------------------------------------------
+    # Implementation ------------------------------------------------------------------------------------------------------------------------
 
     def _carried(self, name: str) -> bool:
         return self.structure.carried and self.graph.timed[name]
 
     def _weights(self, samples: int, n: int, axes: int) -> dict[str, Tensor]:
-        """Zeros to differentiate by: a vector (1) or a matrix (2) for each value of the discrete latents, step and row."""
+        """Zeros to differentiate by, per value of the discrete latents, step and row.
+
+        ``axes`` is 1 for vectors and 2 for matrices.
+        """
         found = {}
         for name in self.names:
             shape = (*self.lead, samples, self.steps if self.graph.timed[name] else 1, n, *[self.graph.size(name)] * axes)
@@ -110,7 +129,10 @@ class Smoother:
         lag: int = 0,
         before: dict[tuple[str, int], Tensor] | None = None,
     ) -> dict[str, Tensor]:
-        """The derivatives of the weighted log evidence by the weights; into ``before`` go the variances at the time of weighting."""
+        """Differentiate the weighted log evidence by the weights.
+
+        The variances at the time of weighting are stored in ``before``.
+        """
         with torch.enable_grad():
             total = self._weighted(weights, weigh, data, rules, lag, {} if before is None else before).sum()
         return dict(zip(weights, torch.autograd.grad(total, list(weights.values())), strict=True))
@@ -124,7 +146,10 @@ class Smoother:
         wait: int,
         before: dict[tuple[str, int], Tensor],
     ) -> Tensor:
-        """The filter's log evidence, every unknown that was asked for weighted ``wait`` steps after its own; one without time at the end."""
+        """Run the filter with each requested unknown weighted ``wait`` steps after its own step.
+
+        Unknowns without a time axis are weighted at the end. Returns the log evidence.
+        """
         belief, total = RootBelief.empty(self.like), self.like.new_zeros(1, 1)
         at_once = [name for name in self.filter.linked if not self._carried(name)]
 
@@ -145,7 +170,7 @@ class Smoother:
             lag = -self.structure.direction
             forever = {column: column for column in belief.columns}
             remembered = {(name, 0): (name, lag) for name in names if any((name, lag) in rule.matrices for rule in rules.values())}
-            for name, _ in remembered:  # before the first step all are zeros
+            for name, _ in remembered:  # the state before the first step is zero
                 belief = belief.extended((name, lag), self._zeros(name))
             each = {name: rules[name].steps(self.steps) for name in names}
             values, keep = ({name: self.filter._steps(part.get(name)) for name in names} for part in (data, self.keep))
@@ -183,7 +208,7 @@ class Smoother:
         return range(self.steps) if self.structure.direction > 0 else range(self.steps - 1, -1, -1)
 
     def _from_p(self, samples: int) -> dict[str, Tensor]:
-        """Draws of every variable that is or reads a Gaussian unknown, each by its rule."""
+        """Draw from p every variable that is a Gaussian unknown or reads one."""
         found: dict[str, Tensor] = {}
         before: dict[str, Tensor] = {}
         rules = self.rules
@@ -191,7 +216,7 @@ class Smoother:
         def follow(rule: Rule, steps: int) -> Tensor:
             value = rule.offset
             for (parent, lag), matrix in rule.matrices.items():
-                if not lag or parent in before:  # outside the sequence all are zeros
+                if not lag or parent in before:  # values outside the sequence are zero
                     value = value + apply(matrix, before[parent] if lag else found[parent])
             shape, device = (samples, steps, self.n, value.shape[-1]), self.like.device
             noise = torch.randn(shape, dtype=self.like.dtype, device=device, generator=generator(device))
@@ -211,6 +236,6 @@ class Smoother:
 
 
 def _lost(covariances: Mapping[str, Tensor], before: Mapping[tuple[str, int], Tensor], share: float) -> bool:
-    """Whether less than a share is left of a step's variances before the subtraction."""
+    """Return whether a smoothed variance is below ``share`` times its filtered variance."""
     left = {key: covariances[key[0]].select(-4, key[1]).diagonal(dim1=-2, dim2=-1) for key in before}
     return any(bool((left[key] < share * variance.squeeze(-3)).any()) for key, variance in before.items())

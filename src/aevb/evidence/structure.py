@@ -1,12 +1,16 @@
-"""What the evidence is a sum and an integral over: which unknowns of p are finite, which Gaussian, and how they hang together.
+"""Decide whether a model's evidence is exact, and classify its unknowns.
 
-Once the data are there, a variable of p is *known* (data, or a function of data), *discrete* (a finite latent, or a function of
-some), or *Gaussian* (a continuous latent, or a linear function of some). The evidence is exact if
+Given the data, each variable of p is *known* (data, or a function of data), *discrete* (a finite
+latent, or a function of finite latents), or *Gaussian* (a continuous latent, or a linear function
+of some). The evidence is exact if
 
-- every factor that reads a Gaussian is Gaussian itself, linear in it, with a spread that does not depend on it: the integral
-  has a closed form for each value of the discrete ones. What a factor reads besides may enter in any way;
-- the discrete ones hang together over time at most through neighbours: the sum over paths is then the forward algorithm;
-- no Gaussian that is carried from step to step depends on a discrete one of a step: each path would be a Gaussian of its own.
+- every factor that reads a Gaussian unknown is Gaussian, is linear in it, and has a scale that does
+  not depend on it. The integral then has a closed form for each value of the discrete latents. The
+  factor may depend on its other parents in any way;
+- over time, discrete latents depend on neighbouring steps only. The forward algorithm then computes
+  the sum over paths;
+- no Gaussian unknown that is carried from step to step depends on a discrete latent of a step.
+  Otherwise each path of discrete values would have its own Gaussian.
 """
 
 from __future__ import annotations
@@ -25,23 +29,27 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-Place = int | str  # where in time a discrete latent is read: an offset (0 for a static one), or an end, "first" or "last"
+# step at which a discrete latent is read: an offset (0 for a static one), "first" or "last"
+Place = int | str
 Axes = frozenset[tuple[str, Place]]
 NONE: Axes = frozenset()
 
 
 class NotExactError(ValueError):
-    """What keeps the evidence from being known exactly, in words."""
+    """The evidence is not exact; the message gives the reason."""
 
 
 def is_affine(factor: nn.Module) -> bool:
-    """Whether a factor's raw numbers are an affine function of its parents."""
+    """Return whether a factor's network is an affine function of its parents."""
     net = getattr(factor, "net", None)
     return isinstance(net, MLP) and not net.spec.hidden
 
 
 class Structure:
-    """The unknowns of a model whose evidence is exact; :class:`NotExactError` says why another's is not."""
+    """The discrete and Gaussian unknowns of a model whose evidence is exact.
+
+    Raises :class:`NotExactError` with the reason if the evidence is not exact.
+    """
 
     def __init__(self, model: DeclaredModel, clamped: frozenset[str] = frozenset()) -> None:
         self.model, self.graph = model, model.graph
@@ -53,8 +61,9 @@ class Structure:
         for name in self.linked:
             for entry in self.graph.p[name].values():
                 self._check_gaussian(entry)
-        self.count = self._count()  # the joint values of the discrete latents, in time those of one step
-        self.values = self._values()  # the discrete latents that a function's value depends on
+        # number of joint values of the discrete latents (per step, if they have a time axis)
+        self.count = self._count()
+        self.values = self._values()  # discrete latents that each function depends on
         self.axes = {name: self._axes(name) for name in self.graph.stochastic if name not in self.linked}
         self.linked_axes = NONE.union(*(self._axes(name) for name in self.linked))
         self._check_linked()
@@ -64,7 +73,7 @@ class Structure:
     # Gaussian unknowns --------------------------------------------------------------------------------------------------------
 
     def _gaussian(self, latents: list[str]) -> frozenset[str]:
-        """The continuous latents and every function of one."""
+        """Return the continuous latents and all functions of them."""
         found: set[str] = set()
         more = set(latents)
         while more:
@@ -77,7 +86,7 @@ class Structure:
         return [ref for ref in self.graph.reads("p", name) if ref.name in self.gaussian]
 
     def _check_gaussian(self, entry: Entry) -> None:
-        """Refuse a factor that is not Gaussian, or not linear, in what it reads of the Gaussian unknowns."""
+        """Raise unless the factor is Gaussian and linear in the Gaussian unknowns that it reads."""
         spec, name, factor = entry.spec, entry.key.name, self.model.factors[entry.id]
         parents = [ref for ref in entry.key.parents if ref.name in self.gaussian]
         if name in self.discrete and parents:
@@ -92,27 +101,27 @@ class Structure:
             raise NotExactError(f"the spread of {entry.id} depends on {parents[0]}")
         end = next((ref for ref in parents if ref.at in ("first", "last") and not entry.key.target.timed), None)
         if end is not None:
-            raise NotExactError(f"{entry.id} ties a variable without time to {end}, an end of a sequence of continuous latents")
+            raise NotExactError(f"{entry.id} lets a static variable depend on {end}, an end of a sequence of continuous latents")
 
     @cached_property
     def lags(self) -> dict[int, str]:
-        """The neighbours in time at which Gaussian unknowns are read, and by whom, in words."""
+        """Lags at which Gaussian unknowns are read, each with a text that names the reader."""
         return {ref.lag: f"{name}[t] reads {ref}" for name in self.linked for ref in self._gaussian_parents(name) if ref.lag}
 
     @property
     def direction(self) -> int:
-        """+1 where a filter runs from the first step to the last, −1 where from the last to the first."""
+        """+1 if the filter runs from the first step to the last, −1 if backwards."""
         return -next(iter(self.lags), -1)
 
     @property
     def carried(self) -> bool:
-        """Whether a Gaussian unknown ties steps together: it is read at a neighbour, or by every step."""
+        """Whether a Gaussian unknown couples steps (read at a neighbour, or by all steps)."""
         timed = [self.graph.timed[name] for name in self.linked]
         return bool(self.lags) or (any(timed) and not all(timed))
 
     def _check_linked(self) -> None:
         if len(self.lags) > 1:
-            raise NotExactError(f"{self.lags[-1]} and {self.lags[1]}, so no filter runs through time in one direction")
+            raise NotExactError(f"{self.lags[-1]} and {self.lags[1]}, so a filter cannot run through time in one direction")
         if not self.linked_axes:
             return
         gaussian = next(name for name in self.linked if name in self.gaussian)
@@ -120,11 +129,11 @@ class Structure:
         if self.carried and timed is not None:
             raise NotExactError(
                 f"the continuous {gaussian} is carried through time by rules that depend on the discrete {timed}[t]: "
-                f"each of the paths of {timed} has a Gaussian of its own, and they are too many to sum over"
+                f"each path of {timed} has its own Gaussian, and there are too many to sum over"
             )
         if any(isinstance(place, str) for _, place in self.linked_axes):
             raise NotExactError(f"the continuous {gaussian} depends on an end of the discrete {timed}")
-        self._check_axes(f"what is integrated over {gaussian}", self.linked_axes)
+        self._check_axes(f"the integral over {gaussian}", self.linked_axes)
 
     # Discrete unknowns --------------------------------------------------------------------------------------------------------
 
@@ -137,7 +146,10 @@ class Structure:
         return count
 
     def _values(self) -> dict[str, Axes]:
-        """Which discrete latents each variable's value depends on, and where: a fixpoint over p's functions."""
+        """Return the discrete latents, with offsets, that each variable's value depends on.
+
+        Computed as a fixed point over p's deterministic functions.
+        """
         values: dict[str, Axes] = {name: frozenset({(name, 0)}) for name in self.discrete}
         functions = [name for name in self.graph.p if self.graph.is_deterministic(name) and name not in self.gaussian]
         changed = True
@@ -147,7 +159,7 @@ class Structure:
                 found = NONE.union(*(self._reads(entry, values) for entry in self.graph.p[name].values()))
                 end = next((latent for latent, place in found if isinstance(place, str)), None)
                 if end is not None:
-                    raise NotExactError(f"{self.graph.rule('p', name).id} remembers an end of {end}, which other steps would have to be summed with")
+                    raise NotExactError(f"{self.graph.rule('p', name).id} remembers an end of {end}, so that the sum over paths does not factor")
                 if found != values.get(name, NONE):
                     values[name], changed = found, True
         return values
@@ -155,7 +167,8 @@ class Structure:
     def _reads(self, entry: Entry, values: dict[str, Axes]) -> Axes:
         found: set[tuple[str, Place]] = set()
         for ref in entry.key.parents:
-            within = entry.key.at in ("first", "last")  # there, an end is the present
+            # in an entry for an end, that end is the current step
+            within = entry.key.at in ("first", "last")
             for latent, place in values.get(ref.name, NONE):
                 if not self.graph.timed[latent] or not ref.timed or (ref.at != "t" and within):
                     found.add((latent, place))
@@ -172,7 +185,7 @@ class Structure:
         return frozenset(found)
 
     def _axes(self, name: str) -> Axes:
-        """Which discrete latents p's factor of a variable depends on, and where."""
+        """Return the discrete latents, with offsets, that p's factor of a variable depends on."""
         own = frozenset({(name, 0)}) if name in self.discrete else NONE
         return own.union(*(self._reads(entry, self.values) for entry in self.graph.p[name].values()))
 
@@ -180,10 +193,13 @@ class Structure:
         places = {place: latent for latent, place in axes if self.graph.timed[latent] and place}
         if len(places) > 1:
             a, b = places
-            raise NotExactError(f"{what} depends on two steps of the discrete {places[a]} at once that are no neighbours ({_text(a)} and {_text(b)})")
+            raise NotExactError(f"{what} depends on two steps of the discrete {places[a]} at once that are not adjacent ({_text(a)} and {_text(b)})")
 
     def place(self, axes: Axes) -> Place:
-        """Which step besides the present one, of the discrete latents in time, these axes have: −1, +1, "first" or "last"; 0 if none."""
+        """Return the step, other than the current one, at which these axes read discrete latents.
+
+        −1, +1, "first" or "last"; 0 if there is none.
+        """
         return next((place for latent, place in axes if self.graph.timed[latent] and place), 0)
 
 

@@ -1,4 +1,4 @@
-"""Running statistics of importance weights, kept without the weights: their mean, its error, their effective number, their tail."""
+"""Running statistics of importance weights: mean, standard error, effective sample size, tail."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import math
 import torch
 from torch import Tensor
 
-LEAST_TAIL = 5  # weights; a Pareto fit to fewer says nothing
-ENOUGH = 21  # weights of which a fifth is such a tail
-FLAT = 0.01  # nats: a tail that rises by less is no tail
+LEAST_TAIL = 5  # fewest weights for a Pareto fit
+ENOUGH = 21  # number of weights whose largest fifth is long enough for a fit
+FLAT = 0.01  # nats; a flatter tail counts as no tail
 
 
 class Weights:
-    """The weights w of some rows, added as log-weights [k, N] a piece at a time.
+    """Running statistics of the weights w of some rows, added as log-weights [k, N] in chunks.
 
-    In units of the largest weight so far, mean and summed squared deviations are merged as Chan, Golub and LeVeque do, so that neither
-    overflow nor cancellation hurts. Of the weights themselves only the ⌈min(K/5, 3√K)⌉ + 1 largest of a row are kept, in ``tail``.
+    Means and summed squared deviations are stored relative to the largest weight so far and merged
+    by the formulas of Chan, Golub and LeVeque, which avoid overflow and cancellation. Only the
+    ⌈min(K/5, 3√K)⌉ + 1 largest weights per row are stored, in ``tail``.
     """
 
     def __init__(self, rows: int, samples: int, device: torch.device, *, tail: bool = True) -> None:
@@ -50,28 +51,34 @@ class Weights:
 
     @property
     def stderr(self) -> Tensor:
-        """The standard error of log 1/K Σ w by the delta method: sd(w) / (w̄ √K)."""
+        """Standard error of log 1/K Σ w by the delta method: sd(w) / (w̄ √K)."""
         return (self.deviations / (self.count - 1) / self.count).sqrt() / self.mean
 
     @property
     def ess(self) -> Tensor:
-        """The effective number of weights, (Σ w)² / Σ w²."""
+        """Effective sample size, (Σ w)² / Σ w²."""
         squares = self.deviations + self.count * self.mean.square()
         return (self.count * self.mean).square() / squares
 
     @property
     def khat(self) -> Tensor:
-        """The shape k of a Pareto tail: moments of order 1/k and above do not exist. NaN where the weights are too few to say."""
+        """Shape k of the Pareto tail; NaN if there are too few weights.
+
+        Moments of order 1/k and above do not exist.
+        """
         return tail_shape(self.tail, self.count)
 
 
 def tail_length(samples: int) -> int:
-    """How many of the largest weights are taken for the tail (Vehtari et al. 2024)."""
+    """Return how many of the largest weights form the tail (Vehtari et al. 2024)."""
     return math.ceil(min(0.2 * samples, 3 * math.sqrt(samples)))
 
 
 def tail_shape(tail: Tensor, samples: int) -> Tensor:
-    """The Pareto shape of weights, [N], from the ⌈min(K/5, 3√K)⌉ + 1 largest of K log-weights, [·, N], the largest first."""
+    """Return the Pareto shape per row, [N], of K weights.
+
+    ``tail`` holds the ⌈min(K/5, 3√K)⌉ + 1 largest log-weights, [·, N], in descending order.
+    """
     length = tail_length(samples)
     if length < LEAST_TAIL:
         return torch.full_like(tail[0], math.nan)
@@ -82,14 +89,18 @@ def tail_shape(tail: Tensor, samples: int) -> Tensor:
 
 
 def reliable_shape(samples: int) -> float:
-    """The k above which this many weights do not give a reliable mean (Vehtari et al. 2024): min(1 − 1/log₁₀ K, 0.7)."""
+    """Return the k above which the mean of the weights is unreliable: min(1 − 1/log₁₀ K, 0.7).
+
+    See Vehtari et al. (2024).
+    """
     return min(1 - 1 / math.log10(max(samples, 11)), 0.7)
 
 
 def pareto_shape(x: Tensor) -> Tensor:
-    """The shape of a generalised Pareto distribution, [N], from sorted exceedances [n, N]: the largest last.
+    """Fit the shape of a generalised Pareto distribution, [N], to exceedances [n, N].
 
-    Zhang and Stephens' (2009) posterior mean of b = −k/σ over a grid, with the prior of Vehtari et al. on k: ten observations of ½.
+    The exceedances are in ascending order. The estimate is the posterior mean of b = −k/σ over a
+    grid (Zhang and Stephens 2009), with the prior of Vehtari et al. on k: ten observations of ½.
     """
     n, grid = len(x), 30 + math.isqrt(len(x))
     tiny = torch.finfo(x.dtype).tiny
@@ -101,8 +112,10 @@ def pareto_shape(x: Tensor) -> Tensor:
     def shape(b: Tensor) -> Tensor:
         return torch.log1p(-b * x).mean(0)
 
-    k = torch.stack([shape(row) for row in b])  # a row at a time: never grid × n × N numbers
+    # row by row, to avoid a tensor of grid × n × N numbers
+    k = torch.stack([shape(row) for row in b])
     likelihood = n * ((-b / k).log() - k - 1)
     found = shape((likelihood.softmax(0) * b).sum(0))
     found = (n * found + 10 * 0.5) / (n + 10)
-    return torch.where(found.isnan(), torch.full_like(found, math.inf), found)  # so far apart that they leave the range of numbers
+    # the weights differ so much that the fit overflows
+    return torch.where(found.isnan(), torch.full_like(found, math.inf), found)

@@ -1,9 +1,11 @@
-"""Exact EM: the E-step is Bayes' rule, the M-step a closed form.
+"""Exact expectation-maximisation (EM): E-step by Bayes' rule, M-step in closed form.
 
-For a linear-Gaussian p the posterior is Gaussian and each factor a regression on expected moments; for finite latents it is a
-table of responsibilities and each factor a weighted maximum of likelihood. Both add up statistics over all rows (so that data
-need not fit into memory, and processes can share the work), then give p's next parameters, as one vector (``update``). An iteration
-(``iterations.py``) extrapolates from several of them (``acceleration.py``).
+For a linear-Gaussian p, the posterior is Gaussian and each factor is a regression on expected
+moments. For finite latents, the posterior is a table of responsibilities and each factor is a
+weighted maximum-likelihood fit. Both accumulate statistics over all rows, so data need not fit into
+memory and processes can share the work. ``update`` then returns p's next parameters as one vector.
+An iteration (``iterations.py``) extrapolates from several of these vectors by Anderson acceleration
+(``acceleration.py``).
 """
 
 from __future__ import annotations
@@ -22,9 +24,13 @@ __all__ = ["Regressions", "Responsibilities", "Statistics", "exact_em"]
 
 
 def exact_em(model: Model) -> Regressions | Responsibilities:
-    """How this model's EM goes; a ValueError says why there is none."""
+    """Return the EM algorithm for this model.
+
+    Raises ValueError with the reason, and with another schedule to use, if the model has no exact
+    EM.
+    """
     if reason := why_not_exact(model):
-        raise ValueError(f"em() takes the exact posterior, which is not known for this model: {reason}. Use alternate() or joint().")
+        raise ValueError(f"em() needs the exact posterior, which has no closed form for this model: {reason}. Use alternate() or joint().")
     if why_not_finite(model) is None:
         method = Responsibilities(model)
         return Mixtures(model) if method.closed and is_mixture(model) else method
@@ -34,5 +40,5 @@ def exact_em(model: Model) -> Regressions | Responsibilities:
         kinds = "finite latents (in time: with factors that read one class each), or variables without time that are all jointly Gaussian"
         finite = all(entry.spec.finite for name in model.graph.latents for entry in model.graph.p[name].values())
         reason = chain if finite else reason
-        raise ValueError(f"em() has closed forms for {kinds}; here {reason}. The evidence is exact all the same: use mle(), or joint().")
+        raise ValueError(f"em() has closed forms for {kinds}; here {reason}. The evidence is still exact: use mle() or joint().")
     return Regressions(model)

@@ -1,8 +1,9 @@
-"""Anderson's acceleration of EM, with a guard: the evidence never falls.
+"""Anderson acceleration of EM, with a safeguard that the evidence never decreases.
 
-EM is a fixed-point iteration θ ← F(θ) whose last digits take long. From the last few points and their residuals F(θ) − θ, Anderson's method
-takes the combination whose residual would be least if F were linear. Such a point is kept only if its evidence is no lower than
-that of the point before it; otherwise the iteration takes EM's own step, which never lowers it.
+EM is a fixed-point iteration θ ← F(θ) that converges slowly near its end. From the last few points
+and their residuals F(θ) − θ, Anderson acceleration takes the linear combination whose residual
+would be smallest if F were linear. The new point is accepted only if its evidence is not lower than
+before. Otherwise the iteration takes the plain EM step, which never lowers the evidence.
 """
 
 from __future__ import annotations
@@ -16,32 +17,33 @@ import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-MEMORY, NUMBERS = 10, 2**24  # points that are remembered at most, and numbers in all of them
-WINDOW = 3  # iterations over which the gain is compared with tol
+MEMORY, NUMBERS = 10, 2**24  # largest number of stored points, and of elements in all of them
+WINDOW = 3  # iterations whose total gain is compared with tol
 
-NO_VALUE = "the exact posterior has no value: a covariance of p is not positive definite, or a number is not finite"
-STATE = ("em/points", "em/residuals", "em/gains", "em/pause")  # what a checkpoint keeps
+NO_VALUE = "the exact posterior is undefined: a covariance of p is not positive definite, or a parameter is not finite"
+STATE = ("em/points", "em/residuals", "em/gains", "em/pause")  # tensors in a checkpoint
 Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
 Update = Callable[[Tensor], tuple[Tensor, Tensor]]  # θ → the mean evidence at θ, and F(θ)
 
 
 def converged(gains: Sequence[float], tol: float) -> bool:
-    """Whether the last iterations together raised the mean evidence by less than ``tol``."""
+    """Return whether the last WINDOW iterations raised the mean evidence by less than ``tol``."""
     return len(gains) == WINDOW and sum(gains) < tol
 
 
 class NoEvidenceError(ValueError):
-    """The evidence has no finite value at the parameters of p."""
+    """The evidence is not finite at the current parameters of p."""
 
 
 class Ascent:
-    """EM from a point: ``step`` goes on from ``point``, whose evidence is ``evidence``."""
+    """Accelerated EM iterations: ``step`` advances ``point``, whose evidence is ``evidence``."""
 
     def __init__(self, update: Update, point: Tensor, *, accelerate: bool = True, within: Callable[[Tensor], Tensor] | None = None) -> None:
-        """``within`` moves a point to the nearest that EM's own steps could reach."""
+        """Start at ``point``; ``within`` projects a point onto the parameters that EM can reach."""
         self.update, self.accelerate, self.within = update, accelerate, within
         self.gains: list[float] = []
-        self.pause, self.last_pause = 0, 0  # iterations without acceleration: still to come, and after the last trial that failed
+        # iterations without acceleration: those left, and those after the last rejection
+        self.pause, self.last_pause = 0, 0
         self._set_out(point)
 
     def _set_out(self, point: Tensor) -> None:
@@ -60,7 +62,7 @@ class Ascent:
         self.residuals = [*self.residuals[-keep:], image.cpu().numpy() - here]
 
     def _evaluate(self, point: Tensor) -> tuple[float, Tensor] | None:
-        """The evidence and EM's next point; None where either is not finite."""
+        """Return the evidence and the next EM point; None if either is not finite."""
         try:
             evidence, image = self.update(point)
         except LinAlgError:
@@ -68,7 +70,7 @@ class Ascent:
         return (float(evidence), image) if math.isfinite(float(evidence) + float(image.sum())) else None
 
     def step(self) -> None:
-        """One iteration."""
+        """Run one iteration."""
         before = self.evidence
         trial = self._extrapolated() if self.accelerate and len(self.points) > 1 and not self.pause else None
         self.pause = max(0, self.pause - 1)
@@ -77,18 +79,21 @@ class Ascent:
             self._arrive(trial, *found)
             self.last_pause = 0
         else:
-            if trial is not None:  # what misled it is forgotten, and longer every time
+            if trial is not None:  # rejected: drop the history, and pause for longer each time
                 self.points, self.residuals = self.points[-1:], self.residuals[-1:]
                 self.pause = self.last_pause = min(MEMORY, 2 * self.last_pause + 1)
             image = self.image
             if (found := self._evaluate(image)) is None:
                 raise NoEvidenceError(NO_VALUE)
-            if found[0] >= before:  # where it is not, rounding has the last word: the point stays
+            if found[0] >= before:  # otherwise the change is below rounding error: keep the point
                 self._arrive(image, *found)
         self.gains = [*self.gains, self.evidence - before][-WINDOW:]
 
     def _extrapolated(self) -> Tensor:
-        """The combination of the points whose residual would be least; a few products of small matrices, for which numpy is the faster."""
+        """Return the combination of points with the smallest residual.
+
+        Uses numpy, which is faster than torch for small matrices.
+        """
         residuals, points = np.array(self.residuals), np.array(self.points)
         moves, changes = points[1:] - points[:-1], residuals[1:] - residuals[:-1]
         size = np.sqrt((changes * changes).sum(1, keepdims=True)) + np.finfo(float).tiny
@@ -97,7 +102,7 @@ class Ascent:
         point = self.image - torch.from_numpy(share @ (moves + changes)).to(self.image)
         return point if self.within is None else self.within(point)
 
-    # What a checkpoint keeps ---------------------------------------------------------------------------------------------------------
+    # Checkpoints ---------------------------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
         gains, pause = torch.tensor(self.gains, dtype=torch.float64), torch.tensor([self.pause, self.last_pause])

@@ -1,4 +1,4 @@
-"""Columns of the data in units of their own: EM works on numbers of mean 0 and spread 1, whatever the units of the data."""
+"""Standardise columns: EM works on data with mean 0 and standard deviation 1."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aevb.training.em.factors import Rows, Statistics, add
 
 
 class Columns:
-    """The mean, the spread and the number of known entries of every column of some variables."""
+    """Mean, standard deviation and number of known entries of every column of some variables."""
 
     def __init__(self, rows: Rows, names: Iterable[str]) -> None:
         self.names = tuple(names)
@@ -32,7 +32,7 @@ class Columns:
         self.spread = {name: self._spread(name, squares[name]) for name in self.names}
 
     def _spread(self, name: str, squares: Tensor) -> Tensor:
-        """1 for a column that is constant, but for rounding."""
+        """Return the standard deviation; 1 for a column that is constant up to rounding."""
         spread = (squares / self.count[name].clamp_min(1.0)).sqrt()
         return torch.where(spread > 1e-12 * self.mean[name].abs(), spread, 1.0).clamp_min(1e-150)
 
@@ -41,12 +41,12 @@ class Columns:
 
 
 def flat(batch: Batch, name: str) -> Tensor:
-    """The values of all rows at all steps, one after the other."""
+    """Return the values of all rows at all steps, flattened to one axis."""
     return batch[name].flatten(0, 1)
 
 
 def known(batch: Batch, name: str) -> Tensor:
-    """The same for what is known: 1 where an entry is, 0 where it is missing or its row has ended."""
+    """Return the mask of known entries, flattened: 0 where missing or padded, else 1."""
     value = batch[name]
     keep = batch[mask_of(name)].to(value.dtype) if mask_of(name) in batch else torch.ones_like(value)
     return (keep * batch["steps"] if "steps" in batch and len(value) > 1 else keep).flatten(0, 1)

@@ -1,4 +1,4 @@
-"""Observed variables of a mixture: their log-likelihood under every cluster, and the moments that responsibilities give, as matrix products."""
+"""Emissions of a mixture: log-likelihood per cluster, and weighted moments, as matrix products."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from torch import Tensor
 from aevb.declare import distributions as ad
 from aevb.declare.conditionals import Conditional
 
-AT_ONCE = 2**17  # numbers of the largest tensor that a covariance of every cluster makes at a time
+AT_ONCE = 2**17  # largest number of elements at a time for full covariances
 
 
 class Sums(NamedTuple):
-    """For every cluster, the sums over rows, each weighted by its responsibility: of 1, of the values, of their squares or products."""
+    """Responsibility-weighted sums over rows, per cluster.
+
+    Sums of 1, of the values, and of their squares or products.
+    """
 
     number: Tensor
     first: Tensor
@@ -26,7 +29,10 @@ class Sums(NamedTuple):
 
 
 def sums(weight: Tensor, value: Tensor, keep: Tensor | None, *, full: bool) -> Sums:
-    """Of values ([rows, d]) with these weights ([clusters, rows]); ``keep`` is 1 at entries that are known, all of them where it is None."""
+    """Sum values ([rows, d]) with weights ([clusters, rows]).
+
+    ``keep`` is 1 at known entries; None if all are known.
+    """
     if full:
         second = torch.stack([(one.unsqueeze(1) * value).mT @ value for one in weight])
         return Sums(weight.sum(1, keepdim=True).expand(-1, value.shape[1]), weight @ value, second)
@@ -36,9 +42,10 @@ def sums(weight: Tensor, value: Tensor, keep: Tensor | None, *, full: bool) -> S
 
 
 class ColumnsEmission:
-    """A variable whose entries are independent in every cluster: its log-likelihood is a polynomial in them.
+    """Variable with independent entries, whose log-likelihood is a polynomial in them.
 
-    A row is (v, v², 1 where v is known), zero where it is missing, so that one product gives a log-likelihood and another the moments.
+    A row is stored as (v, v², 1 if v is known), with zeros where v is missing. One matrix product
+    gives the log-likelihood, another the moments.
     """
 
     def __init__(self, spec: Conditional, heads: dict[str, Tensor]) -> None:
@@ -53,7 +60,7 @@ class ColumnsEmission:
         return (torch.cat(columns, 1),)
 
     def log_likelihood(self, rows: Tensor) -> Tensor:
-        """[rows, clusters]."""
+        """Return the log-likelihood, [rows, clusters]."""
         weights = torch.cat([*self.coefficients, *([self.constant] if self._holed(rows) else [])], 1)
         return rows @ weights.mT if self._holed(rows) else torch.addmm(self.constant.sum(1), rows, weights.mT)
 
@@ -66,7 +73,7 @@ class ColumnsEmission:
 
 
 class FullEmission:
-    """A Gaussian with a covariance of its own in every cluster, or one for all."""
+    """Gaussian with a full covariance per cluster, or one covariance for all clusters."""
 
     def __init__(self, loc: Tensor, tril: Tensor) -> None:
         clusters, d = loc.shape
@@ -98,7 +105,10 @@ class FullEmission:
 
 
 class IncompleteFullEmission(FullEmission):
-    """The same with missing entries, which are unknowns of their own: Gaussian given a row's known entries, in every cluster."""
+    """Gaussian with a full covariance and missing entries.
+
+    Missing entries are latent: in every cluster, they are Gaussian given the row's known entries.
+    """
 
     @staticmethod
     def prepare(value: Tensor, keep: Tensor | None) -> tuple[Tensor, ...]:
@@ -106,10 +116,15 @@ class IncompleteFullEmission(FullEmission):
         patterns, which = keep.unique(dim=0, return_inverse=True)
         return torch.where(keep, value, 0.0), keep.to(value.dtype), patterns.to(value.dtype), which
 
-    last: tuple[Tensor, tuple[Tensor, Tensor, Tensor]] | None = None  # rows, and what was found of them
+    # cache: rows, and their results
+    last: tuple[Tensor, tuple[Tensor, Tensor, Tensor]] | None = None
 
     def _filled(self, *rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The log-likelihood [rows, clusters], the missing entries' means in place ([clusters, rows, d]), and their covariances by pattern."""
+        """Return log-likelihoods, rows with missing entries imputed, and their covariances.
+
+        The log-likelihood is [rows, clusters]. Missing entries are replaced by their conditional
+        means, [clusters, rows, d]. Covariances are given per pattern of missing entries.
+        """
         if self.last is None or self.last[0] is not rows[0]:
             self.last = rows[0], self._fill(*rows)
         return self.last[1]

@@ -1,4 +1,4 @@
-"""What all kinds of exact EM share: the factors of p that have parameters, how to set them, and the rows they are learned from."""
+"""Shared parts of exact EM: factors of p with parameters, writing them, and reading rows."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from aevb.model import Model
 from aevb.training.distributed import World
 
 Statistics = dict[str, Tensor]
-ROWS = 4096  # rows that are read at a time
-KEPT = 2**25  # numbers of prepared rows that are kept from one iteration to the next; of more, each iteration reads them again
-READ_ONCE = 2**22  # numbers of rows that are read and converted once, whoever asks for them
+ROWS = 4096  # rows per chunk
+# elements of prepared rows that are cached between iterations; larger data are read again
+KEPT = 2**25
+READ_ONCE = 2**22  # elements of rows that are read and converted to float64 only once
 
 
 @dataclass(frozen=True)
 class Rows:
-    """All rows of the data, of which this process reads its share."""
+    """All rows of the data; this process reads its share of them."""
 
     source: Source
     world: World
@@ -36,7 +37,7 @@ class Rows:
         return self.source.n
 
     def parts(self) -> Iterable[Batch]:
-        """This process's rows, a part at a time, in float64."""
+        """Iterate over this process's rows in chunks, in float64."""
         return self._read() if self._kept is None else self._kept
 
     @cached_property
@@ -61,7 +62,8 @@ def add(total: Statistics, found: Mapping[str, Tensor]) -> None:
 class EM:
     """The factors of p that have parameters, and how to set them.
 
-    ``least`` is the least variance that an M-step gives a column, as a share of the column's own.
+    ``least`` is the lower limit of the variance that an M-step gives a column, as a share of the
+    column's own variance.
     """
 
     least: float
@@ -72,13 +74,13 @@ class EM:
         self.entries: list[Entry] = entries
 
     def _set(self, entry: Entry, heads: Mapping[str, Tensor], weights: Mapping[str, Tensor], bias: Tensor | None) -> None:
-        """Write learned vectors and, for a root, its heads; the first layer's blocks otherwise."""
+        """Write learned vectors, and the root's heads or the first layer's blocks."""
         factor: Any = self.model.factors[entry.id]
         with torch.no_grad():
             for name in factor.vectors:
                 factor.vectors[name].copy_(heads[name].reshape(-1))
             if not entry.key.parents:
-                if entry.spec.learned:  # a fixed root is standard, and stays so
+                if entry.spec.learned:  # a fixed root is standard normal and stays so
                     factor.root.copy_(torch.cat([heads[name].reshape(-1) for name in factor.sizes]))
                 return
             blocks = factor.net.blocks
@@ -87,19 +89,23 @@ class EM:
             if blocks.bias is not None:
                 blocks.bias.copy_(torch.zeros_like(blocks.bias) if bias is None else bias)
 
-    # The least variance -----------------------------------------------------------------------------------------------------------------
+    # Lower limit of the variance -----------------------------------------------------------------------------------------------------------------
 
     def floor(self, variance: Tensor, count: Tensor) -> Tensor:
-        """The least variance that a closed form may give each column of this variance; 1 for a column that no row has."""
+        """Return the lower limit of each column's variance; 1 for a column that no row knows."""
         return torch.where(count > 0, (self.least * variance).clamp_min(1e-20), 1.0)
 
     @cached_property
     def raw_least(self) -> float:
-        """The raw scale of a column of spread 1 whose variance is the least."""
+        """Raw (inverse softplus) scale of a standardised column at the lower limit."""
         return math.log(math.expm1(math.sqrt(self.least)))
 
     def at_floor(self, heads: Mapping[str, Tensor | None]) -> list[int]:
-        """The columns of spread 1 whose variance, by the raw "scale" or "tril" ([values of the parent, …]), is the least for any value."""
+        """Return the columns whose variance is at the lower limit for any value of the parent.
+
+        ``heads`` holds the raw "scale" or "tril" of standardised columns, [values of the parent,
+        …].
+        """
         scale, tril, low = heads.get("scale"), heads.get("tril"), math.sqrt(2 * self.least)
         if scale is not None:
             found = F.softplus(scale) < low
@@ -112,17 +118,17 @@ class EM:
         return found.reshape(-1, found.shape[-1]).any(0).nonzero()[:, 0].tolist()
 
     def told_floor(self, vector: Tensor) -> str | None:
-        """What is to be said of the observed columns whose variance is the least at these parameters."""
+        """Return a warning on observed columns at the lower limit of the variance, or None."""
         found = {name: at for name, at in self.floored(vector).items() if at and name in self.graph.observed}
         if not found:
             return None
         parts = [f"{name} (column{'s' * (len(at) > 1)} {', '.join(map(str, at[:5]))}{', …' * (len(at) > 5)}, from 0)" for name, at in found.items()]
         return (
-            f"em() holds the variance of {', '.join(parts)} at the least that it gives, {self.least:g} of the column's own. Values that repeat, or "
-            "follow from others, are a spike, where the evidence has no maximum: the model says little of other rows. Leave such columns "
+            f"em() holds the variance of {', '.join(parts)} at its lower limit, {self.least:g} of the column's own variance. Values that repeat, "
+            "or that follow from other columns, make the evidence unbounded, and the model may not fit other rows. Leave such columns "
             "or outliers out, dequantise (aevb.data.dequantise), take fewer classes or latents, or fix the scale (Normal(…, scale=0.1))."
         )
 
     def floored(self, vector: Tensor) -> dict[str, list[int]]:
-        """The columns of every variable whose variance is the least."""
+        """Return, for every variable, the columns whose variance is at the lower limit."""
         raise NotImplementedError

@@ -1,4 +1,7 @@
-"""Parameters of a model with finite latents as one vector: the heads of every factor for each value of its parent, in units of the data."""
+"""Parameters of a model with finite latents as one vector, for standardised data.
+
+The vector holds the distribution parameters ("heads") of every factor for each value of its parent.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,16 @@ from aevb.training.em.factors import EM, Rows
 
 
 class Heads(EM):
-    """Every factor reads one class at most. Gaussian columns have mean 0 and spread 1, as far as their factor has a mean and a scale to learn."""
+    """Parameters of factors that read at most one class.
+
+    A Gaussian column is standardised to mean 0 and standard deviation 1 if its factor learns a mean
+    and a scale.
+    """
 
     least = 1e-12
 
     def _measure(self, rows: Rows) -> None:
-        """Find the units of every observed variable."""
+        """Compute the units (mean and standard deviation) of every observed variable."""
         graph = self.graph
         self.columns = Columns(rows, graph.observed)
         self.centre, self.unit = {}, {}
@@ -34,11 +41,11 @@ class Heads(EM):
             self.unit[name] = self.columns.spread[name] if sized else torch.ones_like(self.columns.spread[name])
 
     def _log_units(self) -> Tensor:
-        """What the change of units adds to the evidence of all rows."""
+        """Return the log-Jacobian of standardising, summed over all rows."""
         return -torch.stack([(self.columns.count[name] * self.unit[name].log()).sum() for name in self.graph.observed]).sum()
 
     def _shapes(self, entry: Entry) -> dict[str, tuple[int, ...]]:
-        """The heads, a row for each value of the parent, and the vectors of a factor that has parameters."""
+        """Return the shapes of a factor's heads (one row per value of the parent) and vectors."""
         factor: Any = self.model.factors[entry.id]
         cells = self.graph.size(entry.key.parents[0].name) if entry.key.parents else 1
         heads = {name: (cells, size) for name, size in factor.sizes.items()} if entry.key.parents or entry.spec.learned else {}
@@ -62,7 +69,7 @@ class Heads(EM):
         return torch.cat(parts)
 
     def _heads(self, vector: Tensor) -> dict[str, dict[str, Tensor]]:
-        """The heads and vectors of every factor that has parameters, by its id: views of the vector."""
+        """Return the heads and vectors of every factor, by its id, as views of the vector."""
         found: dict[str, dict[str, Tensor]] = {}
         start = 0
         for entry in self.entries:
@@ -78,7 +85,7 @@ class Heads(EM):
         self.put({entry.id: self._in_units(entry, found[entry.id], inward=False) for entry in self.entries})
 
     def put(self, found: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Set the model's parameters to these heads, whatever their units."""
+        """Set the model's parameters to these heads without converting units."""
         for entry in self.entries:
             factor: Any = self.model.factors[entry.id]
             heads = found[entry.id]
@@ -86,7 +93,7 @@ class Heads(EM):
             self._set(entry, heads, weights, None)
 
     def _in_units(self, entry: Entry, heads: dict[str, Tensor], *, inward: bool) -> dict[str, Tensor]:
-        """Heads of a Gaussian from the data's units into those in which its columns have mean 0 and spread 1, or back."""
+        """Convert heads of a Gaussian to standardised units, or back."""
         if entry.key.name not in self.centre or not entry.spec.gaussian:
             return heads
         centre, unit = self.centre[entry.key.name], self.unit[entry.key.name]
@@ -112,7 +119,7 @@ class Heads(EM):
         return {entry.key.name: self.at_floor(heads[entry.id]) for entry in self.entries}
 
     def centred(self, own: Tensor) -> Tensor:
-        """The same with the means of every Gaussian column moved to the data's, where they all lie on one side of it."""
+        """Shift the means of Gaussian columns to the data's mean if all lie on one side of it."""
         vector = own.clone()
         for entry in self.entries:
             loc = self._heads(vector)[entry.id].get("loc")
@@ -123,7 +130,10 @@ class Heads(EM):
         return vector
 
     def maximise(self, sums: Mapping[str, Sums], before: Mapping[str, Mapping[str, Tensor]]) -> Tensor:
-        """The M-step: every factor's heads from its sums over rows; a factor without sums, and what no row speaks of, stay as before."""
+        """M-step: compute every factor's heads from its sums over rows.
+
+        A factor without sums, and parameters that no row determines, keep their previous values.
+        """
         parts = []
         for entry in self.entries:
             heads, seen = self.most_likely(entry, *sums[entry.id]) if entry.id in sums else (before[entry.id], {})
@@ -133,7 +143,11 @@ class Heads(EM):
         return torch.cat([part.reshape(-1) for part in parts])
 
     def most_likely(self, entry: Entry, count: Tensor, first: Tensor, second: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """A factor's heads (a row for each value of its parent) and vectors for these sums over rows, and which numbers any row speaks of."""
+        """Return a factor's maximum-likelihood heads and vectors for these sums over rows.
+
+        Heads have one row per value of the parent. Also returns masks of the numbers that any row
+        determines.
+        """
         full = entry.spec.full_moments
         some = count.clamp_min(torch.finfo(count.dtype).tiny)
         mean, square = first / some, second / (some.unsqueeze(-1) if full else some)
@@ -143,6 +157,6 @@ class Heads(EM):
         n = total.clamp_min(torch.finfo(count.dtype).tiny)
         heads = entry.spec.most_likely(count, mean, square, self.floor(squares.sum(0) / n - (first.sum(0) / n).square(), total))
         assert heads is not None
-        seen = count > 1e-9  # what no row has keeps what it had
+        seen = count > 1e-9  # parameters that no row determines keep their values
         whole = seen.all(-1, keepdim=True)
         return heads, {name: seen if value.shape == seen.shape else whole.expand_as(value) for name, value in heads.items() if value.dim() > 1}

@@ -1,4 +1,7 @@
-"""Parameters of a linear-Gaussian model as one vector, in units in which the data have mean 0 and spread 1, and the residuals that they make."""
+"""Parameters of a linear-Gaussian model as one vector, for standardised data.
+
+Also builds the residual matrix R (see :mod:`aevb.training.em.moments`) from this vector.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from aevb.training.em.moments import Design, Residuals
 
 
 class Part(NamedTuple):
-    """Where a factor's parameters stand in the vector, with their shapes, and the name of its spread's raw numbers."""
+    """Slices and shapes of a factor's parameters in the vector, and the name of its scale head."""
 
     weights: list[tuple[slice, tuple[int, ...]]]
     bias: tuple[slice, tuple[int, ...]] | None
@@ -25,7 +28,12 @@ class Part(NamedTuple):
 
 
 class Form(NamedTuple):
-    """R and its scales but for the parameters, and where those go: cells of R and scales, rows without a bias, blocks with a full covariance."""
+    """Template of R and its scales, and the positions at which the parameters are filled in.
+
+    ``cells`` and ``numbers`` are positions in R and in the vector; ``scales`` and ``raw`` are the
+    same for scales. ``through`` are the rows without a bias, ``blocks`` those with a full
+    covariance.
+    """
 
     template: Tensor
     scale: Tensor
@@ -38,23 +46,30 @@ class Form(NamedTuple):
 
 
 class Parameters(EM):
-    """For every factor its weights, its bias and the raw numbers of its spread. All variables stand in w, after a 1: given, observed, latent."""
+    """Weights, bias and raw scale of every factor.
+
+    The vector w holds 1, then the given, observed and latent variables.
+    """
 
     columns: Columns
-    least = 1e-6  # posteriors are differences of covariances: with less noise they would lose their digits
+    # with less noise, the posterior covariance would lose its digits by cancellation
+    least = 1e-6
 
     def _place(self, columns: Columns, device: torch.device) -> dict[str, slice]:
-        """Give every variable its place in w, its units, and every parameter its place in the vector."""
+        """Assign every variable its slice of w and its units, and every parameter its slice."""
         graph, start = self.graph, 1
         slices = {}
         for name in (*graph.given, *graph.observed, *graph.latents):
             slices[name] = slice(start, start := start + graph.size(name))
         self.columns = columns
         self.places = {name: torch.arange(place.start, place.stop, device=device) for name, place in slices.items()}
-        self.first = 1 + sum(graph.size(name) for name in graph.given)  # where what is stochastic begins
-        self.first_latent = sum(graph.size(name) for name in graph.observed)  # among the rows of R
+        # first stochastic entry of w
+        self.first = 1 + sum(graph.size(name) for name in graph.given)
+        # first row of R that belongs to a latent
+        self.first_latent = sum(graph.size(name) for name in graph.observed)
         self.spread = torch.ones(start, dtype=torch.float64, device=device)
-        self.offset = torch.zeros_like(self.spread)  # a column's mean, in units of its spread
+        # a column's mean divided by its standard deviation
+        self.offset = torch.zeros_like(self.spread)
         for name in columns.names:
             self.spread[self.places[name]] = columns.spread[name]
             self.offset[self.places[name]] = columns.mean[name] / columns.spread[name]
@@ -63,7 +78,11 @@ class Parameters(EM):
         return slices
 
     def _design(self, entry: Entry, holes: list[str]) -> Design:
-        """Without a bias, a regression goes through the origin of the data's units."""
+        """Return the regression of an entry.
+
+        Without a bias, the regression passes through the origin of the original (unstandardised)
+        data.
+        """
         nowhere = torch.zeros(0, dtype=torch.long, device=self.offset.device)
         places = torch.cat([nowhere, *(self.places[ref.name] for ref in entry.key.parents)])
         own, name = self.places[entry.key.name], entry.key.name
@@ -81,7 +100,7 @@ class Parameters(EM):
     # Parameters: of the model, and as a vector ---------------------------------------------------------------------------------------
 
     def _lay_out(self) -> dict[str, Part]:
-        """Where the parameters of every factor stand in the vector."""
+        """Return the slices of every factor's parameters in the vector."""
         found, start = {}, 0
 
         def take(*shape: int) -> tuple[slice, tuple[int, ...]]:
@@ -93,14 +112,15 @@ class Parameters(EM):
             factor: Any = self.model.factors[entry.id]
             d = self.graph.size(entry.key.name)
             names = (*factor.vectors, *(factor.sizes if not entry.key.parents and entry.spec.learned else ()))
-            head = next((name for name in names if name != "loc"), None)  # the raw numbers that its spread is learned by, if it is
+            # name of the raw scale, if the scale is learned
+            head = next((name for name in names if name != "loc"), None)
             weights = [take(d, self.graph.size(ref.name)) for ref in entry.key.parents]
             bias = take(d) if self._has_bias(entry) else None
             found[entry.id] = Part(weights, bias, head, None if head is None else take(d if head == "scale" else d * (d + 1) // 2))
         return found
 
     def _unpacked(self, vector: Tensor) -> list[tuple[list[Tensor], Tensor | None, Tensor | None]]:
-        """Weights by parent, bias, and raw spread of every factor."""
+        """Return weights by parent, bias and raw scale of every factor."""
 
         def at(place: tuple[slice, tuple[int, ...]] | None) -> Any:
             return None if place is None else vector[place[0]].reshape(place[1])
@@ -109,7 +129,7 @@ class Parameters(EM):
         return [([at(weight) for weight in part.weights], at(part.bias), at(part.spread)) for part in parts]
 
     def _form(self) -> Form:
-        """R as a template into which the vector's numbers are put."""
+        """Build the template of R into which the vector's numbers are written."""
         count, width = len(self.offset) - self.first, len(self.offset)
         template = torch.eye(width, dtype=torch.float64, device=self.offset.device)[self.first :].clone()
         scale, through = torch.ones_like(self.offset[self.first :]), []
@@ -145,7 +165,7 @@ class Parameters(EM):
     def _residuals(self, vector: Tensor) -> Residuals:
         form = self.form
         matrix = form.template.flatten().index_copy(0, form.cells, -vector[form.numbers]).reshape(form.template.shape)
-        if len(form.through):  # through the origin of the data's units
+        if len(form.through):  # pass through the origin of the unstandardised data
             matrix[form.through, 0] = matrix[form.through] @ self.offset
         scale = form.scale.index_copy(0, form.scales, F.softplus(vector[form.raw])) if len(form.scales) else form.scale
         matrix = matrix / scale.unsqueeze(1)
@@ -156,7 +176,7 @@ class Parameters(EM):
         return Residuals(matrix, scale.log())
 
     def read(self) -> Tensor:
-        """The model's parameters as EM's vector."""
+        """Return the model's parameters as EM's vector."""
         parts = []
         for entry in self.entries:
             factor: Any = self.model.factors[entry.id]
@@ -202,7 +222,7 @@ class Parameters(EM):
 
 
 def _in_units(raw: Tensor, unit: Tensor) -> Tensor:
-    """Raw scales, or a raw Cholesky factor, of a variable that is measured in other units."""
+    """Convert raw scales, or a raw Cholesky factor, to other units."""
     if raw.shape == unit.shape:
         return ad.inverse_softplus(F.softplus(raw) * unit)
     return ad.vector_from_tril(ad.tril_from_vector(raw, len(unit)) * unit.unsqueeze(1))

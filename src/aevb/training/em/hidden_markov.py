@@ -1,6 +1,8 @@
-"""EM for finite latents in time (Baum and Welch): expected counts of states and pairs, then maximum likelihood.
+"""Baum-Welch algorithm: EM for finite latents in time.
 
-The posterior of a factor's states is the derivative of log p(data) by the factor's logarithm: the forward-backward algorithm gives all counts.
+The E-step computes expected counts of states and of pairs of states; the M-step is maximum
+likelihood. The posterior of a factor's states is the derivative of log p(data) by the log-factor,
+so the forward-backward algorithm gives all counts.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from aevb.training.em.responsibilities import Responsibilities
 
 
 def why_not_hidden_markov(model: Model) -> str | None:
-    """What keeps EM in time from having closed forms, in words; None if nothing does."""
+    """Return why EM in time has no closed form; None if it has one."""
     graph = model.graph
     for name in graph.latents:
         if not all(entry.spec.finite for entry in graph.p[name].values()):
@@ -36,10 +38,13 @@ def why_not_hidden_markov(model: Model) -> str | None:
 
 
 def _why_not_closed(model: Model, entry: Entry) -> str | None:
-    """A factor must have a distribution of its own for every value of its one parent, a class, or have no parent."""
+    """Return why a factor has no closed-form M-step; None if it has one.
+
+    A factor needs a free distribution per value of its only parent, a class, or no parent at all.
+    """
     factor, parents, graph = model.factors[entry.id], entry.key.parents, model.graph
     if not isinstance(factor, Factor) or type(entry.spec).most_likely is Conditional.most_likely:
-        return f"{entry.id} has no maximum of likelihood in closed form"
+        return f"{entry.id} has no maximum-likelihood fit in closed form"
     if not parents:
         return None
     parent = parents[0]
@@ -55,7 +60,7 @@ def _why_not_closed(model: Model, entry: Entry) -> str | None:
 
 
 class HiddenMarkov(Responsibilities):
-    """Finite latents in time whose factors each read one class at most."""
+    """Finite latents in time whose factors read at most one class each."""
 
     def _has_closed_form(self, entry: Entry) -> bool:
         return _why_not_closed(self.model, entry) is None
@@ -67,7 +72,7 @@ class HiddenMarkov(Responsibilities):
     def statistics(self, batch: Batch) -> tuple[Tensor, dict[str, Sums]]:
         clamped, _ = split_latents(self.graph, batch)
         if clamped:
-            raise ValueError(f"em(): {min(clamped)} is known at every step of every row, so that there is nothing to expect. Use mle().")
+            raise ValueError(f"em(): {min(clamped)} is known at every step of every row, so that no state is hidden. Use mle().")
         tables = Tables(self.model, self._structure, batch)
         terms = [term._replace(value=term.value.detach().requires_grad_()) for term in discrete_terms(tables)]
         n, _ = self.model._extent(batch)
@@ -78,7 +83,10 @@ class HiddenMarkov(Responsibilities):
         return evidence.detach(), {entry.id: self._counted(entry, by_name[entry.key.name], tables, batch) for entry in self.entries}
 
     def _counted(self, entry: Entry, weight: Tensor, tables: Tables, batch: Batch) -> Sums:
-        """The expected count, sum and second moment of a variable for every value of its parent, over the steps where the entry rules."""
+        """Return expected counts, sums and second moments of a variable per value of its parent.
+
+        Only the steps count to which the entry applies.
+        """
         name, graph = entry.key.name, self.graph
         if graph.timed[name] and (region := self._region(entry, tables)) is not None:
             weight = weight * region
@@ -94,7 +102,8 @@ class HiddenMarkov(Responsibilities):
         weight = weight.sum([axis for axis in range(-depth, 0) if axis not in kept], keepdim=True)
         weight = weight.permute(*(axis for axis in range(-depth, 0) if axis not in kept), *kept)
         weight = weight.reshape(weight.shape[-len(kept) :])
-        weight = weight if entry.key.parents else weight.unsqueeze(0)  # [values of the parent, values, or steps and rows]
+        # [values of the parent, values, or steps and rows]
+        weight = weight if entry.key.parents else weight.unsqueeze(0)
         if hidden:
             return self._sums_of(entry, weight)
         for axis in (-2, -1):
@@ -102,7 +111,7 @@ class HiddenMarkov(Responsibilities):
         return self._sums(entry, weight.flatten(1), batch)
 
     def _region(self, entry: Entry, tables: Tables) -> Tensor | None:
-        """[T, N or 1, 1]: 1 at the steps where the entry rules its variable; None where it does at all."""
+        """Return the mask, [T, N or 1, 1], of steps to which the entry applies; None for all."""
         others = self.graph.p[entry.key.name]
         if len(others) == 1:
             return None

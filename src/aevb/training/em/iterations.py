@@ -1,4 +1,4 @@
-"""EM on data, an iteration at a time: where it starts, what it writes into the model, and when it has converged."""
+"""EM iterations on data: initial parameters, updates of the model, and convergence."""
 
 from __future__ import annotations
 
@@ -16,37 +16,41 @@ from aevb.training.schedules import em
 
 
 class Method(Protocol):
-    """EM of one kind of model: its parameters as a vector, and what an iteration makes of it."""
+    """Interface of EM for one kind of model, with its parameters as one vector."""
 
     model: Model
 
     def open(self, rows: Rows) -> None:
-        """Read what the iterations need of the data."""
+        """Read the data that the iterations need."""
 
     def read(self) -> Tensor:
-        """The model's parameters as a vector in float64."""
+        """Return the model's parameters as a float64 vector."""
 
     def write(self, vector: Tensor) -> None:
         """Set the model's parameters."""
 
     def update(self, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean evidence of all rows at these parameters, and EM's next ones."""
+        """Return the mean evidence of all rows at these parameters, and the next parameters."""
 
     def from_data(self, own: Tensor, seed: int) -> Tensor:
-        """Parameters to start with, found from the data; ``own`` are the model's."""
+        """Return initial parameters computed from the data; ``own`` are the model's parameters."""
 
     def within(self, vector: Tensor) -> Tensor:
-        """The nearest parameters whose variances are not below the least that an M-step gives."""
+        """Return the nearest parameters whose variances are not below the M-step's lower limit."""
 
     def told_floor(self, vector: Tensor) -> str | None:
-        """What is to be said of observed columns whose variance is that least; None where there are none."""
+        """Return a warning on observed columns at the lower limit of the variance, or None."""
 
     def centred(self, own: Tensor) -> Tensor:
-        """The same parameters with the data's means."""
+        """Return the same parameters, shifted to the means of the data."""
 
 
 class Iterations:
-    """EM's iterations on a model. Between them its parameters are kept in float64; the model gets them in its own precision."""
+    """EM iterations on a model.
+
+    Between iterations the parameters are kept in float64. The model receives them in its own
+    precision.
+    """
 
     def __init__(self, method: Method, rows: Rows, schedule: em, seed: int, *, fresh: bool, tensors: Mapping[str, Tensor] | None = None) -> None:
         self.method, self.schedule, self.world = method, schedule, rows.world
@@ -61,16 +65,19 @@ class Iterations:
         self.written = self._weights()
 
     def _check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Refuse what a checkpoint knows of other iterations than these."""
+        """Raise if a checkpoint's EM state does not match this model."""
         points, residuals, gains, pause = (tensors.get(name, torch.zeros(0)) for name in STATE)
         width = len(self.method.read())
         fits = points.dim() == 2 and points.shape == residuals.shape and len(points) > 0 and points.shape[1] == width
         if not fits or gains.dim() != 1 or pause.shape != (2,):
-            raise CheckpointError("The checkpoint's iterations of EM are not this model's. Resume with the model it was trained with, or start anew.")
+            raise CheckpointError("The checkpoint's EM state does not fit this model. Resume with the model it was trained with, or start a new run.")
 
     def _start(self, fresh: bool, seed: int) -> None:
-        """From the best of the model's own parameters (unless they are random), those with the data's means, and, unless they are to be kept, some
-        made from the data."""
+        """Start from the candidate parameters with the highest evidence.
+
+        Candidates are the model's own parameters (unless they are random), the same shifted to the
+        means of the data, and, if the schedule allows, parameters computed from the data.
+        """
         own = self.method.read()
         starts = [self.method.centred(own)] if fresh else [own, self.method.centred(own)]
         if self.schedule.start == "data" or (self.schedule.start == "auto" and fresh):
@@ -89,26 +96,26 @@ class Iterations:
 
     def _update(self, vector: Tensor) -> tuple[Tensor, Tensor]:
         evidence, image = self.method.update(vector)
-        self.world.copy_first([evidence, image])  # the same in every process, to the last bit
+        self.world.copy_first([evidence, image])  # identical in every process, to the last bit
         return evidence, image
 
     def _weights(self) -> list[Tensor]:
         return [parameter.detach().clone() for parameter in self.theta]
 
     def step(self) -> float:
-        """One iteration; the mean evidence of the parameters that it found. The model gets them by ``write``."""
-        if self._set_by_someone():
+        """Run one iteration and return the new mean evidence; ``write`` updates the model."""
+        if self._changed_elsewhere():
             self.ascent = Ascent(self._update, self.method.read(), **self.choices)
             self.written = self._weights()
         self.ascent.step()
         return self.ascent.evidence
 
-    def _set_by_someone(self) -> bool:
-        """Whether the model has other weights than were last written, or found."""
+    def _changed_elsewhere(self) -> bool:
+        """Return whether other code changed the model's weights since they were last written."""
         return not all(torch.equal(parameter, before) for parameter, before in zip(self.theta, self.written, strict=True))
 
     def write(self) -> None:
-        """Give the model the parameters that were found last, unless someone has set others since."""
-        if not self._set_by_someone():
+        """Write the latest parameters to the model, unless other code changed its weights."""
+        if not self._changed_elsewhere():
             self.method.write(self.ascent.point)
             self.written = self._weights()

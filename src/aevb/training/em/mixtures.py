@@ -1,4 +1,7 @@
-"""EM for mixtures: one class, and data that are independent given it. The E-step and the M-step are matrix products."""
+"""EM for mixture models with one class and conditionally independent variables.
+
+The E-step and the M-step are matrix products.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,13 @@ from aevb.training.em.emissions import ColumnsEmission, FullEmission, Incomplete
 from aevb.training.em.factors import Rows
 from aevb.training.em.responsibilities import Responsibilities
 
-Part = dict[str, tuple[Tensor, ...]]  # rows as every variable's emission reads them; "known": 0 or −∞ for every cluster
+# rows prepared for each variable's emission; "known": 0 or −∞ per cluster
+Part = dict[str, tuple[Tensor, ...]]
 Emissions = dict[str, ColumnsEmission | FullEmission]
 
 
 def is_mixture(model: Model) -> bool:
-    """Whether the only latent is one class, which every observed variable reads, or reads nothing."""
+    """Return whether the only latent is one class, and observed variables read it or nothing."""
     graph = model.graph
     if len(graph.latents) != 1 or any(graph.timed[name] for name in graph.stochastic):
         return False
@@ -40,7 +44,10 @@ def _has_covariance(spec: Conditional) -> bool:
 
 
 class Mixtures(Responsibilities):
-    """Mixtures of independent columns or of Gaussians with a covariance each, in units in which real columns have mean 0 and spread 1."""
+    """Mixtures of independent columns, or of Gaussians with a full covariance.
+
+    Real-valued columns are standardised to mean 0 and standard deviation 1.
+    """
 
     def open(self, rows: Rows) -> None:
         (self.latent,) = self.graph.latents
@@ -65,7 +72,7 @@ class Mixtures(Responsibilities):
         return IncompleteFullEmission if entry.key.name in self.holed else FullEmission
 
     def _of_data_alone(self) -> Tensor:
-        """Terms of the evidence that the parameters have no part in, as log x! of counts."""
+        """Return the parameter-free terms of the evidence, such as log x! of counts."""
         total = torch.zeros((), dtype=torch.float64, device=self.rows.source.like.device)
         for batch in self.rows.parts():
             for name, entry in self.rules.items():
@@ -86,7 +93,8 @@ class Mixtures(Responsibilities):
         for name, entry in self.rules.items():
             factor: Any = self.model.factors[entry.id]
             own = dict(heads.get(entry.id, {}))
-            if "loc" not in own and not any(head in own for head in factor.sizes):  # a fixed root
+            # a distribution without parents and without learned parameters
+            if "loc" not in own and not any(head in own for head in factor.sizes):
                 raw = factor.root.detach().double().unsqueeze(0)
                 own = dict(zip(factor.sizes, raw.split(list(factor.sizes.values()), -1), strict=True)) | own
             kind = self._kind(entry)
@@ -115,7 +123,7 @@ class Mixtures(Responsibilities):
         return (evidence + self.constant) / len(self.rows), self.maximise(found, heads)
 
     def _of_part(self, weights: Tensor, evidence: Tensor, part: Part, emissions: Emissions) -> tuple[Tensor, dict[str, Sums]]:
-        """The sums of every factor for these responsibilities ([rows, clusters])."""
+        """Return the sums of every factor for these responsibilities ([rows, clusters])."""
         counts = weights.sum(0, keepdim=True)
         found = {self.graph.rule("p", self.latent).id: Sums(counts.sum(1, keepdim=True).expand_as(counts), counts, counts)}
         for name, emission in emissions.items():

@@ -1,10 +1,11 @@
-"""The E-step of linear-Gaussian models: expected second moments of everything, from the data's.
+"""E-step of linear-Gaussian models: expected second moments of all variables.
 
-All variables stand side by side in one vector w = (1, given, observed and latent variables), those that any row knows in units of mean 0 and
-spread 1. Every entry of a stochastic variable is a residual that p makes standard normal: a row of a matrix R, with
-log p(w) = −½ |R w|² − Σ log scale + const. With J = RᵀR the unknown z given the known u is Gaussian with precision J_zz and mean
-−J_zz⁻¹ J_zu u: linear in u. So where nothing is missing the posterior's moments follow from the second moments of u alone, and the rows are
-read once.
+All variables are concatenated to one vector w = (1, given, observed, latent). Columns that any row
+knows are standardised. Each entry of a stochastic variable defines a residual that is standard
+normal under p: a row of a matrix R, with log p(w) = −½ |R w|² − Σ log scale + const. Let J = RᵀR.
+Given the known part u of w, the unknown part z is Gaussian with precision J_zz and mean −J_zz⁻¹
+J_zu u, which is linear in u. If nothing is missing, the posterior moments therefore depend on the
+data only through the second moments of u, and the rows are read once.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ LOG_2PI = math.log(2 * math.pi)
 
 @dataclass(frozen=True)
 class Residuals:
-    """The rows of R ([T, W]), the logarithm of each one's scale ([T])."""
+    """The matrix R ([T, W]) and the log-scale of each of its rows ([T])."""
 
     matrix: Tensor
     log_scale: Tensor
@@ -32,7 +33,12 @@ class Residuals:
 
 @dataclass(frozen=True)
 class Design:
-    """What a factor is regressed on: places in w and what is added there, the same of its own variable, and its columns among those with holes."""
+    """Regressors and target of a factor's regression.
+
+    ``places`` and ``own`` are the positions of the regressors and of the factor's variable in w.
+    ``offsets`` and ``own_offsets`` are added to them. ``holes`` are the variable's columns among
+    all columns with missing entries.
+    """
 
     places: Tensor
     own: Tensor
@@ -42,17 +48,18 @@ class Design:
 
 
 class Complete:
-    """Rows in which the same variables are known, entirely: their second moments stand for them."""
+    """Complete rows with the same known variables, summarised by their second moments."""
 
     def __init__(self, known: Tensor, unknown: Tensor) -> None:
         self.known, self.unknown, size = known, unknown, len(known)
         order = torch.cat([known, unknown])
-        self.back = None if bool((order.diff() == 1).all()) else order.argsort()  # from (known, unknown) to w
+        # permutation from (known, unknown) to w
+        self.back = None if bool((order.diff() == 1).all()) else order.argsort()
         self.count = torch.zeros((), dtype=torch.float64, device=known.device)
         self.second = torch.zeros(size, size, dtype=torch.float64, device=known.device)
 
     def add(self, rows: Tensor) -> None:
-        """Rows of w, zero where it is unknown."""
+        """Add rows of w, which are zero where unknown."""
         u = rows[:, self.known]
         self.second += u.mT @ u
         self.count += len(u)
@@ -63,7 +70,7 @@ class Complete:
         at_known, at_unknown = r[:, :size], r[:, size:]
         root = torch.linalg.cholesky(at_unknown.mT @ at_unknown)
         gain = -torch.cholesky_solve(at_unknown.mT @ at_known, root)
-        left = at_known + at_unknown @ gain  # the residuals at the posterior's mean
+        left = at_known + at_unknown @ gain  # residuals at the posterior mean
         constant = residuals.log_scale.sum() + root.diagonal().log().sum() + 0.5 * LOG_2PI * (len(r) - len(gain))
         cross = gain @ self.second
         own = cross @ gain.mT + self.count * torch.cholesky_inverse(root)
@@ -73,10 +80,11 @@ class Complete:
 
 
 class Incomplete:
-    """Rows in which the same latents are known but entries of data are missing: their residuals drop out.
+    """Rows with missing entries and the same known latents.
 
-    The precision of a row is a sum over its known entries, so that rows with the same pattern share it. Every column of a variable with
-    missing entries is regressed on the rows that have it.
+    The residuals of missing entries are left out. A row's posterior precision is a sum over its
+    known entries, so rows with the same pattern share it. Each column of a variable with missing
+    entries is regressed on the rows that know the column.
     """
 
     def __init__(self, known: Tensor, unknown: Tensor, holes: Tensor) -> None:
@@ -104,7 +112,8 @@ class Incomplete:
         precision = rest[:, z].mT @ rest[:, z] + (patterns @ pairs).unflatten(1, (len(z), len(z)))
         root = torch.linalg.cholesky(precision)
         covariance = torch.cholesky_inverse(root)
-        seen = keep * (rows @ hole.mT)  # residuals where z is 0, as the unknown is in these rows
+        # residuals at z = 0, the value of the unknowns in these rows
+        seen = keep * (rows @ hole.mT)
         others = rows @ rest.mT
         pull = seen @ hole[:, z] + others @ rest[:, z]
         mean = -(covariance[which] @ pull.unsqueeze(-1)).squeeze(-1)
@@ -136,10 +145,11 @@ class Incomplete:
 
 
 class Moments:
-    """The data of a linear-Gaussian model: second moments of complete rows, and the rows in which entries are missing.
+    """Data of a linear-Gaussian model: second moments of complete rows, and the incomplete rows.
 
-    ``columns`` are those of all variables that any row knows, latents too. ``places`` says where each variable stands in w (``width`` entries; the
-    first is 1), ``entries`` which rows of R are a variable's.
+    ``columns`` are the columns of all variables that any row knows, including latents. ``places``
+    are the slices of each variable in w, whose first entry is 1 and which has ``width`` entries.
+    ``entries`` are the rows of R of each variable.
     """
 
     def __init__(self, rows: Rows, columns: Columns, places: dict[str, slice], entries: dict[str, slice], latents: tuple[str, ...]) -> None:
@@ -154,12 +164,13 @@ class Moments:
         self.streams = bool(self.holes) and len(rows) * self.width > KEPT
         for batch in rows.parts():
             self._sort(batch, self.complete, {} if self.streams else self.incomplete)
-        for pattern in sorted({pattern for found in rows.world.gather(list(self.complete)) for pattern in found}):  # of any process, in one order
+        # patterns of all processes, in the same order in each
+        for pattern in sorted({pattern for found in rows.world.gather(list(self.complete)) for pattern in found}):
             group = self.complete.setdefault(pattern, self._empty(pattern))
             rows.world.sum([group.second, group.count])
 
     def _sort(self, batch: dict[str, Tensor], complete: dict[tuple[bool, ...], Complete], incomplete: dict[tuple[bool, ...], Incomplete]) -> None:
-        """Add a part of the rows to the groups that they belong to."""
+        """Add a chunk of rows to the groups that they belong to."""
         w, there, keep = self._lay_out(batch)
         for pattern in there.unique(dim=0) if there.shape[1] else there[:1]:
             mine, code = (there == pattern).all(1), tuple(pattern.tolist())
@@ -172,7 +183,11 @@ class Moments:
                 incomplete.setdefault(code, Incomplete(known, unknown, rows)).add(w[holed], keep[holed])
 
     def _lay_out(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows of w, zero where it is not known; which latents each row knows; which entries of the variables with holes."""
+        """Return rows of w (zero where unknown), and two masks.
+
+        The masks say which latents each row knows, and which entries of variables with missing
+        values.
+        """
         like = batch[self.data[0]][0]
         w = like.new_zeros(len(like), self.width)
         w[:, 0] = 1.0
@@ -186,7 +201,7 @@ class Moments:
         return w, there, torch.cat(masks, 1) if masks else torch.ones(len(w), 1, dtype=torch.bool, device=w.device)
 
     def _split(self, code: tuple[bool, ...]) -> tuple[Tensor, Tensor]:
-        """The places in w of what rows of this pattern know, and of what they do not."""
+        """Return the positions in w that rows of this pattern know, and those that they do not."""
         here = dict(zip(self.known_somewhere, code, strict=True))
         unknown = torch.zeros(self.width, dtype=torch.bool)
         for name in self.latents:
@@ -199,7 +214,10 @@ class Moments:
         return Complete(*self._split(code))
 
     def observed(self) -> Tensor:
-        """Mean second moments of w, each over the rows that know both entries; 0 where w is unknown. Positive semi-definite."""
+        """Return the mean second moments of w, positive semi-definite; 0 for unknown entries.
+
+        Each moment is averaged over the rows that know both entries.
+        """
         second = self.columns.mean[self.data[0]].new_zeros(self.width, self.width)
         count = torch.full_like(second, float(len(self.rows)) if not self.holes else 0.0)
         for batch in self.rows.parts():
@@ -218,8 +236,12 @@ class Moments:
         return second
 
     def expect(self, residuals: Residuals, designs: dict[str, Design], everything: bool) -> Statistics:
-        """The sums over all rows: the evidence, the second moments of w over complete rows, and for the others what their regressions need,
-        with the second moments of w too ("rest") if ``everything`` is asked for."""
+        """Return the E-step's sums over all rows.
+
+        These are the evidence, the second moments of w over complete rows ("second"), and the
+        moments that the regressions of incomplete rows need. With ``everything``, "rest" holds the
+        second moments of w over incomplete rows.
+        """
         nothing = residuals.matrix.new_zeros(self.width, self.width)
         found: Statistics = {"evidence": residuals.matrix.new_zeros(()), "second": nothing}
         for group in self.complete.values():

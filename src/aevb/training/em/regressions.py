@@ -1,4 +1,4 @@
-"""EM for linear-Gaussian models: each factor of p is a regression on moments expected under the Gaussian posterior."""
+"""EM for linear-Gaussian models: each factor of p is a regression on expected moments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aevb.training.em.starts import principal_components
 
 
 class Regressions(Parameters):
-    """Linear-Gaussian models: expected second moments under the Gaussian posterior, then least squares."""
+    """E-step: second moments under the Gaussian posterior. M-step: least squares."""
 
     closed = True
 
@@ -32,29 +32,31 @@ class Regressions(Parameters):
     # The data --------------------------------------------------------------------------------------------------------------------------
 
     def open(self, rows: Rows) -> None:
-        """Read the data: where nothing is missing, for the only time."""
+        """Read the data; if nothing is missing, they are not read again."""
         graph, device = self.graph, rows.source.like.device
         self.rows = rows
-        codes = [name for name in graph.latents if name in rows.first()]  # latents that some rows know, or all
+        # latents that are known in some or all rows
+        codes = [name for name in graph.latents if name in rows.first()]
         places = self._place(Columns(rows, (*graph.given, *graph.observed, *codes)), device)
         entries = {name: slice(places[name].start - self.first, places[name].stop - self.first) for name in (*graph.observed, *graph.latents)}
         self.moments = Moments(rows, self.columns, places, entries, graph.latents)
         for name in self.moments.holes:
             if graph.rule("p", name).spec.full_moments:
-                raise ValueError(f"em(): {name} has missing entries and a full covariance, for which no closed form is here. Use mle().")
+                raise ValueError(f"em(): {name} has missing entries and a full covariance, for which em() has no closed form. Use mle().")
         self.log_units = sum(
             ((self.columns.count[name] * self.columns.spread[name].log()).sum() for name in (*graph.observed, *codes)), self.offset.new_zeros(())
         )
         self.design = {entry.id: self._design(entry, self.moments.holes) for entry in self.entries}
         self.holed = {entry.id: self.design[entry.id] for entry in self.entries if entry.key.name in self.moments.holes}
 
-    # Where it starts ---------------------------------------------------------------------------------------------------------------------
+    # Initial parameters ---------------------------------------------------------------------------------------------------------------------
 
     def centred(self, own: Tensor) -> Tensor:
-        """Biases such that p has the data's means, which are 0 in these units.
+        """Set the biases such that p has the means of the data, which are 0 after standardising.
 
-        Where all is known this is the maximum of the evidence over the biases, whatever the weights. EM itself would go there in small
-        steps, since every iteration explains most of a common offset by the latents.
+        If all entries are known, this maximises the evidence over the biases for any weights. EM
+        alone would converge slowly, because each iteration explains most of a common offset by the
+        latents.
         """
         vector = own.clone()
         parts = dict(zip((entry.key.name for entry in self.entries), self._unpacked(vector), strict=True))
@@ -62,7 +64,8 @@ class Regressions(Parameters):
         for name in (name for stage in self.graph.generation for name in stage.nodes):
             weights, bias, _ = parts.get(name, ([], None, None))
             parents = self.graph.rule("p", name).key.parents
-            at = mean if bias is not None else mean + self.offset  # without a bias, parents count from the origin of their units
+            # without a bias, parents are measured from their unstandardised origin
+            at = mean if bias is not None else mean + self.offset
             moved = sum((weight @ at[self.places[ref.name]] for ref, weight in zip(parents, weights, strict=True)), mean.new_zeros(()))
             if name in self.columns.names and bias is not None:
                 bias.copy_(torch.where(self.columns.count[name] > 0, -moved, bias))
@@ -71,10 +74,13 @@ class Regressions(Parameters):
         return vector
 
     def from_data(self, own: Tensor, seed: int) -> Tensor:
-        """The M-step after an E-step that takes latents for principal components of the variables that read them."""
+        """Run an M-step after an E-step that replaces latents by principal components.
+
+        The principal components are those of the variables that read the latent.
+        """
         second = self.moments.observed()
         done = {0, *(int(i) for name in self.moments.data for i in self.places[name])}
-        gain = torch.zeros_like(second)  # of every entry of w on the known ones
+        gain = torch.zeros_like(second)  # regression of every entry of w on the known ones
         gain[list(done), list(done)] = 1.0
         covariance = torch.zeros_like(second)
         order = [name for stage in self.graph.generation for name in stage.nodes]
@@ -84,8 +90,8 @@ class Regressions(Parameters):
             if not children:
                 covariance[place, place] = 1.0
                 continue
-            beside = {int(i) for other in children for ref in self.graph.rule("p", other).key.parents for i in self.places[ref.name]} & done
-            rows, others = gain[torch.cat([self.places[child] for child in children])], gain[sorted(beside)]
+            co_parents = {int(i) for other in children for ref in self.graph.rule("p", other).key.parents for i in self.places[ref.name]} & done
+            rows, others = gain[torch.cat([self.places[child] for child in children])], gain[sorted(co_parents)]
             if len(others):
                 rows = rows - rows @ second @ others.mT @ torch.linalg.pinv(others @ second @ others.mT, hermitian=True) @ others
             found, variances = principal_components(rows @ second @ rows.mT, len(place))
@@ -97,19 +103,22 @@ class Regressions(Parameters):
     # An iteration ------------------------------------------------------------------------------------------------------------------------
 
     def update(self, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean evidence at these parameters, and EM's next ones."""
+        """Return the mean evidence at these parameters, and the next parameters."""
         everything = len(self.holed) < len(self.entries)
         found = self.moments.expect(self._residuals(vector), self.holed, everything)
         return (found["evidence"] - self.log_units) / len(self.rows), self.maximise(found)
 
     def maximise(self, found: Statistics, filled: bool = False) -> Tensor:
-        """The M-step: every factor's regression, and what it leaves over. ``filled``: on second moments of rows without missing entries."""
+        """M-step: fit every factor's regression and its residual variance.
+
+        With ``filled``, the second moments are those of rows without missing entries.
+        """
         n, parts = float(len(self.rows)), []
         second = found["second"] + found.get("rest", 0.0)
         for entry in self.entries:
             design, name = self.design[entry.id], entry.key.name
             full = entry.spec.full_moments
-            if entry.id in self.holed and not filled:  # every column has rows of its own
+            if entry.id in self.holed and not filled:  # each column is known in different rows
                 count = self.columns.count[name]
                 inner, outer, own = (
                     a + found[f"{entry.id} {what}"] for a, what in zip(_about(found["second"], design), ("inner", "outer", "own"), strict=True)
@@ -134,14 +143,14 @@ class Regressions(Parameters):
         return torch.cat(parts)
 
     def tighten(self, batch: Mapping[str, Tensor]) -> str | None:
-        """Set q to the exact posterior of complete rows, or to the nearest of its family.
+        """Set q to the exact posterior of complete rows, or to the closest member of its family.
 
-        Where that is not possible q stays as it is, and the reason comes back in words.
+        If that is not possible, q stays unchanged and the reason is returned.
         """
         graph = self.graph
         latents = tuple(name for name in graph.latents if name not in batch)
         if not latents:
-            return None  # all are known: there is nothing that q is asked
+            return None  # all latents are known
         if len(latents) > 1:
             return f"a joint posterior of {', '.join(latents)} has no closed form in factors of q"
         if mask_of(latents[0]) in batch:
@@ -157,10 +166,11 @@ class Regressions(Parameters):
             return f"{entry.id} is not linear"
         spec = entry.spec
         if not (spec.gaussian and spec.shared_scale):
-            return f"{entry.id} is no Gaussian with one spread for all rows (scale='learned', covariance='shared')"
+            return f"{entry.id} is not a Gaussian with one spread for all rows (scale='learned', covariance='shared')"
         r = self._residuals(self.read()).matrix
         unknown, known = (torch.cat([self.places[name] for name in names]) for names in (graph.latents, parents))
-        basis, precision_root = torch.linalg.qr(r[:, unknown])  # the posterior's precision is RᵀR: its root keeps the digits
+        # the posterior precision is RᵀR; its square root is more accurate
+        basis, precision_root = torch.linalg.qr(r[:, unknown])
         place = slice(*(sum(graph.size(name) for name in names) for names in _before(graph.latents, latents[0])))
         gain = -torch.linalg.solve_triangular(precision_root, basis.mT @ r[:, torch.cat([known.new_zeros(1), known])], upper=True)[place]
         covariance_root = torch.linalg.inv(precision_root)[place]
@@ -177,13 +187,16 @@ class Regressions(Parameters):
 
 
 def _before(names: Sequence[str], name: str) -> tuple[Sequence[str], Sequence[str]]:
-    """The names before this one, and the same with it."""
+    """Return the names before this one, and the same including it."""
     return names[: names.index(name)], names[: names.index(name) + 1]
 
 
 def _about(second: Tensor, design: Design, whole: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """What a regression needs of the second moments of w, with the design's offsets added: of the columns, with the variable, of the variable
-    itself (of its ``whole`` covariance, or of each entry)."""
+    """Return the moments of a regression from the second moments of w, with offsets added.
+
+    The moments are those of the regressors, of target and regressors, and of the target itself: its
+    ``whole`` second-moment matrix, or the diagonal only.
+    """
     a, b = design.places, design.own
     inner, outer, own = second[a.unsqueeze(1), a], second[b.unsqueeze(1), a], second[b.unsqueeze(1), b]
     if design.offsets is not None and design.own_offsets is not None:
@@ -195,7 +208,7 @@ def _about(second: Tensor, design: Design, whole: bool = False) -> tuple[Tensor,
 
 
 def _solved(inner: Tensor, outer: Tensor) -> Tensor:
-    """outer · inner⁻¹ of a symmetric matrix, or of several; its pseudo-inverse where it is close to singular."""
+    """Return outer · inner⁻¹ for symmetric matrices; the pseudo-inverse if nearly singular."""
     root, failed = torch.linalg.cholesky_ex(inner)
     pivots = root.diagonal(dim1=-2, dim2=-1)
     if not inner.shape[-1] or bool(((failed == 0) & (pivots.amin(-1) > 1e-6 * pivots.amax(-1))).all()):

@@ -1,4 +1,4 @@
-"""EM for finite latents: a table of responsibilities, and each factor of p a weighted maximum of likelihood."""
+"""EM for finite latents: a table of responsibilities, then weighted maximum likelihood."""
 
 from __future__ import annotations
 
@@ -26,18 +26,21 @@ from aevb.training.em.finite_parameters import Heads
 from aevb.training.em.starts import SAMPLE, cluster_centres
 from aevb.training.row_order import seed_of
 
-SURE = 0.95  # of a row's responsibility that the nearest centre has at the start
+SURE = 0.95  # initial responsibility of the nearest centre
 
 
 class Responsibilities(Heads):
-    """Finite latents: the posterior of every joint value, then weighted maximum likelihood, factor by factor."""
+    """Finite latents: posterior of every joint value, then weighted maximum likelihood."""
 
     def __init__(self, model: Model) -> None:
         super().__init__(model)
         self.closed = all(self._has_closed_form(entry) for entry in self.entries)
 
     def _has_closed_form(self, entry: Entry) -> bool:
-        """A factor whose distribution is free for every value of its one parent, a class, or that has no parent."""
+        """Return whether a factor has a closed-form M-step.
+
+        It needs a free distribution per value of its only parent, a class, or no parent at all.
+        """
         factor, parents = self.model.factors[entry.id], entry.key.parents
         if not isinstance(factor, Factor) or entry.key.target.timed or len(parents) > 1:
             return False
@@ -50,13 +53,16 @@ class Responsibilities(Heads):
         return one_hot and isinstance(factor.net, MLP) and not factor.net.spec.hidden
 
     def posterior(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """p(latents | data) as a table (an axis a latent, the examples last), and log p(data)."""
+        """Return p(latents | data) as a table, and log p(data).
+
+        The table has one axis per latent; the examples are the last axis.
+        """
         table = log_joint(self.model, batch)
         evidence = table.flatten(0, -2).logsumexp(0)
         return (table - evidence).exp(), evidence
 
     def statistics(self, batch: Batch) -> tuple[Tensor, dict[str, Sums]]:
-        """The evidence of these rows, and the sums of every factor."""
+        """Return the evidence of these rows, and the weighted sums of every factor."""
         table, evidence = self.posterior(batch)
         table = table.double()
         n = table.shape[-1]
@@ -65,7 +71,8 @@ class Responsibilities(Heads):
             name = entry.key.name
             parent = entry.key.parents[0].name if entry.key.parents else None
             unknown = [other for other in self.graph.latents if other in (name, parent) and other not in self._known(batch)]
-            weight = self._marginal(table, unknown)  # [values of the parent and of the variable, where unknown, in the graph's order …, N]
+            # [values of the parent and of the variable, where unknown, in the graph's order …, N]
+            weight = self._marginal(table, unknown)
             if name in unknown and parent in unknown and unknown.index(name) == 0:
                 weight = weight.transpose(0, 1)
             if parent is None:
@@ -76,24 +83,30 @@ class Responsibilities(Heads):
         return evidence.double().sum(), found
 
     def _sums_of(self, entry: Entry, weight: Tensor) -> Sums:
-        """The sums of a latent: ``weight`` ([cells, values]) is how often it has each value."""
+        """Return the sums of a latent; ``weight`` ([cells, values]) holds its expected counts."""
         factor = self.model.factors[entry.id]
         assert isinstance(factor, Factor)
         return sums(weight, factor.table().double(), None, full=entry.spec.full_moments)
 
     def _sums(self, entry: Entry, weight: Tensor, batch: Batch) -> Sums:
-        """The sums of a variable that is known: ``weight`` ([cells, rows, those of all steps]) is how much each row belongs to each cell."""
+        """Return the weighted sums of an observed variable.
+
+        ``weight`` ([cells, rows of all steps]) is the responsibility of each cell for each row.
+        """
         name = entry.key.name
         keep = known(batch, name) if mask_of(name) in batch else None
         if entry.spec.full_moments and keep is not None:
-            raise ValueError(f"em(): {name} has missing entries and a full covariance, for which no closed form is here. Use mle() or joint().")
+            raise ValueError(f"em(): {name} has missing entries and a full covariance, for which em() has no closed form. Use mle() or joint().")
         return sums(weight, flat(batch, name), keep, full=entry.spec.full_moments)
 
     def _known(self, batch: Batch) -> list[str]:
         return [name for name in self.graph.latents if name in batch and mask_of(name) not in batch]
 
     def _marginal(self, table: Tensor, names: list[str]) -> Tensor:
-        """The posterior of some latents, an axis each in the graph's order, the examples last."""
+        """Return the marginal posterior of some latents.
+
+        There is one axis per latent, in the graph's order; the examples are the last axis.
+        """
         others = [axis for axis, name in enumerate(self.graph.latents) if name not in names]
         return table.sum(others) if others else table
 
@@ -108,35 +121,40 @@ class Responsibilities(Heads):
         self.kept = list(self._parts()) if len(rows) * numbers <= KEPT else None
 
     def _parts(self) -> Iterable[Any]:
-        """This process's rows in units of the data, a part at a time."""
+        """Iterate over this process's rows in standardised units, in chunks."""
         return map(self._prepared, self.rows.parts()) if self.kept is None else self.kept
 
     def _prepared(self, batch: Batch) -> Any:
         return batch | {name: (batch[name] - self.centre[name]) / self.unit[name] for name in self.graph.observed}
 
     def update(self, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean evidence at these parameters, and EM's next ones."""
+        """Return the mean evidence at these parameters, and the next parameters."""
         heads = self._heads(vector)
         self.working.put(heads)
         evidence, found = self._total(self.working.statistics(batch) for batch in self._parts())
         return (evidence + self.constant) / len(self.rows), self.maximise(found, heads)
 
     def _total(self, parts: Iterable[tuple[Tensor, dict[str, Sums]]]) -> tuple[Tensor, dict[str, Sums]]:
-        """The evidence and every factor's sums over all rows of all processes."""
+        """Sum the evidence and every factor's sums over all rows of all processes."""
         evidence, total = torch.zeros((), dtype=torch.float64, device=self.rows.source.like.device), dict[str, Sums]()
         for found, mine in parts:
             evidence = evidence + found
             total = {name: one.plus(total.get(name)) for name, one in mine.items()}
         if self.rows.world.size > 1:
-            total = {name: Sums(*(value.clone() for value in found)) for name, found in total.items()}  # some are views, which no sum may write to
+            # some are views, which must not be summed in place
+            total = {name: Sums(*(value.clone() for value in found)) for name, found in total.items()}
             self.rows.world.sum([evidence, *(value for found in total.values() for value in found)])
         return evidence, total
 
-    # Where they start ------------------------------------------------------------------------------------------------------------------
+    # Initial parameters ------------------------------------------------------------------------------------------------------------------
 
     @cached_property
     def clustered(self) -> dict[str, list[str]]:
-        """The observed variables that every class is first told by: those that read it, or, if none does, those of the classes that read it."""
+        """Observed variables by which k-means first separates the values of each class.
+
+        These are the variables that read the class. If there are none, they are those of the
+        classes that read it.
+        """
         pairs = [(ref.name, entry.key.name) for entry in self.entries for ref in entry.key.parents if ref.name in self.graph.latents]
         found: dict[str, list[str]] = {}
         for latent in (latent for latent, name in pairs if name in self.graph.observed):
@@ -144,13 +162,14 @@ class Responsibilities(Heads):
         for _ in self.graph.latents:
             for latent, name in pairs:
                 if latent not in found and name in found:
-                    found[latent] = sorted({told for parent, other in pairs if parent == latent for told in found.get(other, ())})
+                    found[latent] = sorted({column for parent, other in pairs if parent == latent for column in found.get(other, ())})
         return found
 
     def from_data(self, own: Tensor, seed: int) -> Tensor:
-        """The M-step after giving every row at every step, almost, to the nearest of centres that k-means finds, class by class.
+        """Run an M-step after a soft assignment of rows to k-means centres, class by class.
 
-        A class that reads its neighbour in time has the same shares whatever that is.
+        A class that reads its neighbour in time gets the same probabilities for each value of the
+        neighbour.
         """
         if not self.clustered:
             return own
@@ -174,7 +193,7 @@ class Responsibilities(Heads):
         return prepared[self.graph.observed[0]].new_zeros(()), found
 
     def _centres(self, seed: int) -> dict[str, Tensor]:
-        """Centres of the classes that observed variables read."""
+        """Return the k-means centres of the classes that observed variables read."""
         n, seed = len(self.rows), seed_of(seed, "clusters")
         generator = torch.Generator().manual_seed(seed)
         steps = max(len(value) for value in self.rows.first().values())
@@ -188,8 +207,11 @@ class Responsibilities(Heads):
         return found
 
     def _standard(self, batch: Batch, latent: str) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The columns that the values of a class differ in, standardised, missing entries at their column's mean; which rows know any of them;
-        and the class where it is known, −1 where not. Rows of all steps."""
+        """Return a class's standardised columns, which rows know any of them, and the known labels.
+
+        Missing entries are replaced by the mean of their column. The label is −1 where unknown.
+        Rows are those of all steps.
+        """
         n, names = self.model._extent(batch)[0], self.clustered[latent]
         steps = max(len(batch[name]) for name in names)
 
@@ -203,7 +225,10 @@ class Responsibilities(Heads):
         return standard, some, torch.where(spread(known(batch, latent))[:, 0] > 0, spread(flat(batch, latent)).argmax(-1), -1)
 
     def _members(self, batch: Batch, latent: str, centres: Tensor) -> Tensor:
-        """[rows of all steps, values]: how much a row belongs to every value of a class; nothing where it knows no column."""
+        """Return the initial responsibilities of a class, [rows of all steps, values].
+
+        Rows that know no column get zeros.
+        """
         (rows, some, labels), count = self._standard(batch, latent), len(centres)
         which = (centres.square().sum(1) - 2 * rows @ centres.mT).argmin(1)
         member = F.one_hot(which, count).double() * SURE + (1 - SURE) / count
@@ -214,13 +239,20 @@ class Responsibilities(Heads):
     # Other M-steps, and q --------------------------------------------------------------------------------------------------------------
 
     def expected(self, batch: Mapping[str, Tensor], posterior: Tensor) -> tuple[Tensor, Tensor]:
-        """Σ posterior · log p(data, latents) and log p(data), one number an example: what an M-step without closed form ascends."""
+        """Return Σ posterior · log p(data, latents) and log p(data), per example.
+
+        The first is the objective of an M-step without a closed form.
+        """
         table = log_joint(self.model, batch)
-        counted = torch.where(posterior > 0, table, torch.zeros_like(table))  # −∞ stands where a known value excludes others
+        # log p is −∞ at values that a known label excludes
+        counted = torch.where(posterior > 0, table, torch.zeros_like(table))
         return (posterior * counted).flatten(0, -2).sum(0), table.flatten(0, -2).logsumexp(0)
 
     def tighten(self, batch: Batch) -> str | None:
-        """q stays as it is: Exact() is the posterior already, and a network has no closed form."""
+        """Leave q unchanged; return the reason if q is not exact.
+
+        ``Exact()`` is the posterior already, and a network has no closed form.
+        """
         rules = [self.graph.rule("q", name) for name in self.graph.latents if name not in self._known(batch)]
         free = next((rule for rule in rules if not isinstance(rule.spec, Exact)), None)
         return None if free is None else f"{free.id} has weights of its own, for which there is no closed form (Exact() has none)"

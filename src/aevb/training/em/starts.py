@@ -1,4 +1,4 @@
-"""Where EM starts: principal components for Gaussian latents, k-means++ for clusters."""
+"""Initial parameters for EM: principal components for Gaussian latents, k-means++ for clusters."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import math
 import torch
 from torch import Tensor
 
-SAMPLE, TRIES, ROUNDS = 10_000, 4, 30  # rows that k-means looks at, its starts, and its iterations at most
+SAMPLE, TRIES, ROUNDS = 10_000, 4, 30  # rows for k-means, its restarts, and its iterations at most
 
 
 def principal_components(covariance: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The posterior of probabilistic PCA: gain [size, d] and variances [size] of so many latents, for data of this covariance.
+    """Posterior of probabilistic PCA for data of this covariance.
 
-    No latent is left without a share in the data, and no data without noise: EM could not leave such a point.
+    Returns the gain [size, d] and the variances [size] of ``size`` latents. Every latent explains
+    some variance, and the noise is positive: EM cannot leave a point where either is zero.
     """
     values, vectors = torch.linalg.eigh(covariance)
     values, vectors = values.flip(0).clamp_min(0.0), vectors.flip(1)
@@ -28,9 +29,10 @@ def principal_components(covariance: Tensor, size: int) -> tuple[Tensor, Tensor]
 
 
 def cluster_centres(rows: Tensor, count: int, seed: int, known: Tensor | None = None) -> Tensor:
-    """Centres of ``count`` clusters by k-means from several k-means++ starts, of which the tightest is kept.
+    """Find ``count`` cluster centres by k-means, the best of several k-means++ starts.
 
-    ``known`` ([rows]) is the cluster of a row, −1 where it is not known; a cluster with known rows begins at their mean.
+    ``known`` ([rows]) is the cluster of each row, or −1 if unknown. A cluster with known rows
+    starts at their mean.
     """
     generator = torch.Generator().manual_seed(seed)
     best: tuple[float, Tensor] | None = None
@@ -55,7 +57,11 @@ def cluster_centres(rows: Tensor, count: int, seed: int, known: Tensor | None = 
 
 
 def _spread_out(rows: Tensor, count: int, generator: torch.Generator, known: Tensor | None) -> Tensor:
-    """k-means++: each centre is a row, drawn by its squared distance from the centres so far; the best of several draws is taken."""
+    """Initialise centres by k-means++.
+
+    Each centre is a row, drawn with probability proportional to its squared distance from the
+    nearest centre so far. The best of several draws is taken.
+    """
     centres = rows.new_zeros(count, rows.shape[1])
     labelled = [] if known is None else [k for k in range(count) if bool((known == k).any())]
     for k in labelled:
@@ -75,5 +81,5 @@ def _spread_out(rows: Tensor, count: int, generator: torch.Generator, known: Ten
 
 
 def _distances(rows: Tensor, centres: Tensor) -> Tensor:
-    """Squared distances [rows, centres]."""
+    """Return squared distances [rows, centres]."""
     return (rows.square().sum(1, keepdim=True) - 2 * rows @ centres.mT + centres.square().sum(1)).clamp_min(0.0)
