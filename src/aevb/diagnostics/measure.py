@@ -107,8 +107,8 @@ def _kl(q: td.Distribution, p: td.Distribution) -> Tensor:
 
 
 def spread(dist: td.Distribution) -> Tensor:
-    """The scale of a distribution's entries."""
-    found = getattr(dist, "scale", None)
+    """The scale of a distribution's entries, in their own units; a LogNormal has ``scale`` for their logarithms."""
+    found = None if isinstance(dist, td.TransformedDistribution) else getattr(dist, "scale", None)
     return found if isinstance(found, Tensor) and not dist.event_shape else dist.variance.sqrt()
 
 
