@@ -250,7 +250,7 @@ def _equal_shares(betas: Tensor, spreads: Tensor, count: int) -> Tensor:
     return found.contiguous()
 
 
-# Bidirectional Monte Carlo -------------------------------------------------------------------------------------------------------------
+# Bidirectional Monte Carlo ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False)

@@ -146,7 +146,7 @@ class Path:
             (slope,) = torch.autograd.grad(torch.lerp(start, end, beta).sum(), u)
         return start.detach(), end.detach(), slope
 
-    # Initial distribution -------------------------------------------------------------------------------------------------------------
+    # Initial distribution --------------------------------------------------------------------------------------------------
 
     def draw(self, chains: int) -> Tensor:
         """Draw u ~ f₀, [C, N, D]."""

@@ -66,7 +66,7 @@ class Paths:
         quick = self._scaled() if self.fast and self.steps > 1 and self.last.device.type == "cpu" else None
         return self._by_logarithms() if quick is None else quick
 
-    # Scaled probabilities, all steps at once -----------------------------------------------------------------
+    # Scaled probabilities, all steps at once ----------------------------------------------------------------------------------------
 
     def _scaled(self) -> Tensor | None:
         """Compute the sum by :mod:`aevb.evidence.forward_backward`; None if it needs log space."""
@@ -111,7 +111,7 @@ class Paths:
         count = math.prod(self.sizes)
         return part.reshape(*part.shape[len(rest) : len(rest) + len(static) + 2], *[count] * len(groups))
 
-    # Log space, step by step, on any device -----------------------------------------------------------------------------------
+    # Log space, step by step, on any device ---------------------------------------------------------------------------------------
 
     def _by_logarithms(self) -> Tensor:
         here, behind, ahead = (

@@ -1,7 +1,7 @@
 """Kalman filter and smoother of a linear-Gaussian chain: log-likelihood, score, moments.
 
-The chain is u_t = F_t u_{t−1} + c_t + N(0, Q_t), y_t = H_t u_t + d_t + N(0, R_t), with u_0 ~ N(m,
-P) before the first step. Covariances and Kalman gains do not depend on the values of y. Rows with
+The chain is u_t = F_t u_{t−1} + c_t + N(0, Q_t), y_t = H_t u_t + d_t + N(0, R_t), with u_0 ~
+N(m, P) before the first step. Covariances and Kalman gains do not depend on y. Rows with
 the same missing entries therefore share them. Where the matrices are constant over time, the
 covariance recursion stops as soon as it reaches its steady state. Only a linear recursion for the
 mean is then left per row.
@@ -109,7 +109,7 @@ class Smoother:
             return None, keep
         return (None if len(patterns) == 1 else group), np.ascontiguousarray(shared)
 
-    # Forward pass ---------------------------------------------------------------------------------------------------------------------
+    # Forward pass -----------------------------------------------------------------------------------------------------------------
 
     def _covariances(self) -> None:
         """Compute predicted and filtered covariances, Kalman gains and innovation precisions."""
@@ -238,7 +238,7 @@ class Smoother:
         self.before = before
         self.log_likelihood = np.broadcast_to(total, (steps, self.k, self.n)).sum(0)
 
-    # Backward pass --------------------------------------------------------------------------------------------------------------------
+    # Backward pass ----------------------------------------------------------------------------------------------------------------
 
     def backwards(self) -> None:
         """Run the disturbance smoother: λ and N per step, and the same by y (``u`` and ``D``)."""
@@ -336,7 +336,7 @@ class LogLikelihood(torch.autograd.Function):
         return tuple(None if part is None else torch.from_numpy(part) for part in found)
 
 
-# Recursions over time --------------------------------------------------------------------------------------------------------------
+# Recursions over time ---------------------------------------------------------------------------------------------------------------
 
 
 def _each(part: Array, steps: int) -> Any:

@@ -54,7 +54,7 @@ class Smoother:
         axes = {slot: sizes[name] for name, place in self.structure.linked_axes if (slot := slots[name][1 if place else 0]) is not None}
         self.lead = [axes.get(axis, 1) for axis in range(min(axes, default=FIRST_SLOT), FIRST_SLOT + 1)]
 
-    # Results ----------------------------------------------------------------------------------------------------------
+    # Results --------------------------------------------------------------------------------------------------------------------
 
     def means(self, data: Mapping[str, Tensor] | None = None, samples: int = 1) -> dict[str, Tensor]:
         """Return E[v | data] of each variable, [axes, 1, T or 1, N, d].
@@ -104,7 +104,7 @@ class Smoother:
         ours, theirs = self.means(), self.means({name: drawn[name] for name in self.data}, samples)
         return {name: (drawn[name] + ours[name] - theirs[name]).reshape(samples, *ours[name].shape[-3:]) for name in self.names}
 
-    # Implementation ------------------------------------------------------------------------------------------------------------------------
+    # Implementation -------------------------------------------------------------------------------------------------------------
 
     def _carried(self, name: str) -> bool:
         return self.structure.carried and self.graph.timed[name]

@@ -102,7 +102,7 @@ class Ascent:
         point = self.image - torch.from_numpy(share @ (moves + changes)).to(self.image)
         return point if self.within is None else self.within(point)
 
-    # Checkpoints ---------------------------------------------------------------------------------------------------------
+    # Checkpoints ---------------------------------------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
         gains, pause = torch.tensor(self.gains, dtype=torch.float64), torch.tensor([self.pause, self.last_pause])

@@ -80,7 +80,7 @@ class EM:
             for name in factor.vectors:
                 factor.vectors[name].copy_(heads[name].reshape(-1))
             if not entry.key.parents:
-                if entry.spec.learned:  # a fixed root is standard normal and stays so
+                if entry.spec.learned:  # a fixed root keeps its standard distribution
                     factor.root.copy_(torch.cat([heads[name].reshape(-1) for name in factor.sizes]))
                 return
             blocks = factor.net.blocks
@@ -89,7 +89,7 @@ class EM:
             if blocks.bias is not None:
                 blocks.bias.copy_(torch.zeros_like(blocks.bias) if bias is None else bias)
 
-    # Lower limit of the variance -----------------------------------------------------------------------------------------------------------------
+    # Lower limit of the variance --------------------------------------------------------------------------------------------------------
 
     def floor(self, variance: Tensor, count: Tensor) -> Tensor:
         """Return the lower limit of each column's variance; 1 for a column that no row knows."""

@@ -49,7 +49,7 @@ class Regressions(Parameters):
         self.design = {entry.id: self._design(entry, self.moments.holes) for entry in self.entries}
         self.holed = {entry.id: self.design[entry.id] for entry in self.entries if entry.key.name in self.moments.holes}
 
-    # Initial parameters ---------------------------------------------------------------------------------------------------------------------
+    # Initial parameters ------------------------------------------------------------------------------------------------------------------
 
     def centred(self, own: Tensor) -> Tensor:
         """Set the biases such that p has the means of the data, which are 0 after standardising.

@@ -146,7 +146,7 @@ class Responsibilities(Heads):
             self.rows.world.sum([evidence, *(value for found in total.values() for value in found)])
         return evidence, total
 
-    # Initial parameters ------------------------------------------------------------------------------------------------------------------
+    # Initial parameters ----------------------------------------------------------------------------------------------------------------
 
     @cached_property
     def clustered(self) -> dict[str, list[str]]:
