@@ -364,7 +364,7 @@ def test_a_class_of_ones_own_is_saved_by_name(build, custom, tmp_path):
     loaded = aevb.load(tmp_path, custom=custom)
     assert torch.equal(model.elbo(x=x, seed=0).value, loaded.elbo(x=x, seed=0).value)
     for cls in custom:  # handing a class over registers nothing
-        message = f"The saved model uses {cls.__name__!r}, which is not a known conditional or network. Hand its class over: load(path, custom=["
+        message = f"The saved model uses {cls.__name__!r}, which is not a known conditional or network. Pass its class: load(path, custom=["
         with pytest.raises(ValueError, match=re.escape(message)):
             aevb.load(tmp_path)
 
@@ -384,7 +384,7 @@ def test_what_can_be_registered():
     class Mutable:
         a: int = 0
 
-    with pytest.raises(TypeError, match=re.escape("Mutable can change after it was declared. Write @dataclass(frozen=True).")):
+    with pytest.raises(TypeError, match=re.escape("Mutable is a mutable dataclass. Write @dataclass(frozen=True).")):
         aevb.register(Mutable)
 
 
@@ -471,7 +471,7 @@ DAMAGE = {
     "type is a list": (edit(lambda data: data | {"p": data["p"] | {"y": {"type": ["OneHot"]}}}), "The saved model uses ['OneHot'], which is not"),
     "unknown class": (
         edit(lambda data: data | {"p": data["p"] | {"z | y": {"type": "Wishart", "size": 2}}}),
-        "The saved model uses 'Wishart', which is not a known conditional or network. Hand its class over: load(path, custom=[Wishart]).",
+        "The saved model uses 'Wishart', which is not a known conditional or network. Pass its class: load(path, custom=[Wishart]).",
     ),
     "a path to code": (
         edit(lambda data: data | {"p": data["p"] | {"z | y": {"type": "os.system", "size": 2}}}),
@@ -591,18 +591,18 @@ HOSTILE = {
         edit(lambda data: data | {"p": data["p"] | {"h[t] | h[t-1], x": {"type": "LSTM", "size": 1, "layers": 10**9}}}),
         "a recurrence of 1000000000 layers, but there are only",
     ),
-    "hidden a number": (network(hidden=5), "gives mlp the setting hidden=5, which is not of its kind"),
-    "hidden of words": (network(hidden=["5"]), "gives mlp the setting hidden=('5',), which is not of its kind"),
-    "dropout a word": (network(dropout="much"), "gives mlp the setting dropout='much', which is not of its kind"),
-    "activation a number": (network(activation=3), "gives mlp the setting activation=3, which is not of its kind"),
-    "net a number": (factor("q", "y | x", net=3), "gives OneHot the setting net=3, which is not of its kind"),
-    "net a conditional": (factor("q", "y | x", net={"type": "Normal", "size": 2}), "which is not of its kind"),
-    "learned a word": (factor("p", "y", learned="no"), "gives OneHot the setting learned='no', which is not of its kind"),
-    "size a word": (factor("p", "y", size="three"), "gives OneHot the setting size='three', which is not of its kind"),
+    "hidden a number": (network(hidden=5), "gives mlp the setting hidden=5, which has the wrong type"),
+    "hidden of words": (network(hidden=["5"]), "gives mlp the setting hidden=('5',), which has the wrong type"),
+    "dropout a word": (network(dropout="much"), "gives mlp the setting dropout='much', which has the wrong type"),
+    "activation a number": (network(activation=3), "gives mlp the setting activation=3, which has the wrong type"),
+    "net a number": (factor("q", "y | x", net=3), "gives OneHot the setting net=3, which has the wrong type"),
+    "net a conditional": (factor("q", "y | x", net={"type": "Normal", "size": 2}), "which has the wrong type"),
+    "learned a word": (factor("p", "y", learned="no"), "gives OneHot the setting learned='no', which has the wrong type"),
+    "size a word": (factor("p", "y", size="three"), "gives OneHot the setting size='three', which has the wrong type"),
     "a factor a number": (edit(lambda data: data | {"p": data["p"] | {"y": 3}}), "p gives 'y' the value 3, which is not a conditional"),
     "a key that is none": (edit(lambda data: data | {"p": data["p"] | {"": {"type": "Normal", "size": 1}}}), "Cannot read '' in ''"),
     "given a number": (edit(lambda data: data | {"given": {"u": 5}}), "given has a shape for each variable"),
-    "missing a list": (edit(lambda data: data | {"missing": ["zeros"]}), "missing is a word"),
+    "missing a list": (edit(lambda data: data | {"missing": ["zeros"]}), "missing must be a string"),
     "a header longer than the file": (lambda folder: (folder / "weights.safetensors").write_bytes(b"\xff" * 8 + b"{}"), "its header would have"),
     "a header of words": (header(b"words"), "its header is no JSON"),
     "a nested header": (header(b"[" * 100_000), "its header is no JSON"),
