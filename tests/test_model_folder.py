@@ -300,7 +300,7 @@ def test_a_full_disk_leaves_the_old_model(tmp_path, monkeypatch):
 def test_a_file_is_no_folder_to_save_into(tmp_path):
     (tmp_path / "file").write_text("kept")
     for path in (tmp_path / "file", tmp_path / "file" / "model"):
-        with pytest.raises(ValueError, match=re.escape(f"{path} cannot be a folder: there is a file of that name, or on the way to it.")):
+        with pytest.raises(ValueError, match=re.escape(f"{path} cannot be a folder: it or one of its parents is a file.")):
             zoo["fa"]().save(path)
     assert (tmp_path / "file").read_text() == "kept"
 
@@ -541,7 +541,9 @@ def test_a_model_that_an_earlier_version_saved_is_read_with_a_warning(saved, tmp
 @pytest.mark.parametrize("name", ["model.json", "weights.safetensors", "manifest.json"])
 def test_saving_overwrites_no_file_of_anybody_else(name, tmp_path):
     (tmp_path / name).write_text('{"name": "my site"}')
-    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / name} is not a saved model's and would be overwritten. Save the model elsewhere")):
+    with pytest.raises(
+        ValueError, match=re.escape(f"{tmp_path / name} does not belong to a saved model and would be overwritten. Save the model elsewhere")
+    ):
         zoo["fa"]().save(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text() == '{"name": "my site"}'
@@ -581,11 +583,11 @@ HOSTILE = {
     "nested": (text("[" * 100_000 + "]" * 100_000), "model.json is damaged: it is nested too deeply"),
     "nested a little": (text("[" * 40 + "]" * 40), "model.json is damaged: it is nested more than 32 levels deep"),
     "long": (text(" " * (2**22 + 1)), "model.json is damaged: it has 4,194,305 bytes, more than the 4,194,304 that are read"),
-    "a huge size": (factor("p", "x | z", size=10**12), "the declaration has sizes for which there are not as many weights"),
-    "a huge root": (factor("p", "y", size=10**12), "the declaration has sizes for which there are not as many weights"),
-    "a huge layer": (network(hidden=[10**12]), "the declaration has sizes for which there are not as many weights"),
-    "a huge shape": (factor("p", "x | z", size=[10**6, 10**6, 10**6]), "the declaration has sizes for which there are not as many weights"),
-    "more digits than memory": (factor("p", "x | z", size=10**30), "the declaration has sizes for which there are not as many weights"),
+    "a huge size": (factor("p", "x | z", size=10**12), "the sizes in the declaration are larger than the weights in the file"),
+    "a huge root": (factor("p", "y", size=10**12), "the sizes in the declaration are larger than the weights in the file"),
+    "a huge layer": (network(hidden=[10**12]), "the sizes in the declaration are larger than the weights in the file"),
+    "a huge shape": (factor("p", "x | z", size=[10**6, 10**6, 10**6]), "the sizes in the declaration are larger than the weights in the file"),
+    "more digits than memory": (factor("p", "x | z", size=10**30), "the sizes in the declaration are larger than the weights in the file"),
     "many factors": (edit(lambda data: data | {"p": {f"x{i}": {"type": "Normal", "size": 1} for i in range(10_001)}}), "at most 10000 are read"),
     "many layers": (
         edit(lambda data: data | {"p": data["p"] | {"h[t] | h[t-1], x": {"type": "LSTM", "size": 1, "layers": 10**9}}}),

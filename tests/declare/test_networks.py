@@ -575,7 +575,7 @@ IMAGE = (1, 8, 8)
         (lambda: table(0).build({"i": (1,)}, [2], (2,), ()), "table takes positive whole numbers, got 0"),
         (lambda: table(4).build({"x": (3,)}, [2], (2,), ()), r"table\(4\) is looked up by one parent of size 1"),
         (lambda: table(4).build({"i": (1,), "j": (1,)}, [2], (2,), ()), "looked up by one parent of size 1"),
-        (lambda: Network().build({}, [1], (1,), ()), "Network does not say how to build itself"),
+        (lambda: Network().build({}, [1], (1,), ()), "Network has no method build"),
         (lambda: LSTM(4, layers=0), "LSTM: layers is a positive whole number, got 0"),
         (lambda: GRU(4, net=mlp(3)), "GRU takes no net; its parents feed its gates"),
         (lambda: Deterministic(4, activation="swish"), "Unknown activation 'swish'"),

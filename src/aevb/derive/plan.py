@@ -412,7 +412,7 @@ def _check_combinations(plan: Plan) -> None:
             raise ValueError(f'gradient="dreg" needs every latent that is not enumerated to be pathwise, but {what}.')
         if plan.untrained:
             raise ValueError(
-                f'gradient="dreg" is not defined for {plan.untrained[0]} with how "sum", whose values are summed inside the logarithm. Use "enumerate".'
+                f'gradient="dreg" is not defined with how={{{plan.untrained[0]!r}: "sum"}}, which sums inside the logarithm. Use "enumerate".'
             )
     for name, draw in drawn.items():
         mixed = {axis for axis, _ in plan.values[name] if axis in timed_axes and axis != name}

@@ -75,9 +75,7 @@ def _check_known(graph: Graph, name: str, value: Tensor) -> None:
     if bool(unknown.any()):
         row = int(unknown.nonzero()[0, 0])
         fix = "" if name in graph.given else f", or leave {name} out to draw it"
-        raise ValueError(
-            f"sample fixes {name}, but its value in row {row} (from 0) is unknown (−1 or NaN). Give its value there{fix}."
-        )
+        raise ValueError(f"sample fixes {name}, but its value in row {row} (from 0) is unknown (−1 or NaN). Give its value there{fix}.")
 
 
 def _check_fixed(graph: Graph, name: str, fixed: set[str]) -> None:
