@@ -603,7 +603,7 @@ HOSTILE = {
     "size a word": (factor("p", "y", size="three"), "gives OneHot the setting size='three', which has the wrong type"),
     "a factor a number": (edit(lambda data: data | {"p": data["p"] | {"y": 3}}), "p gives 'y' the value 3, which is not a conditional"),
     "a key that is none": (edit(lambda data: data | {"p": data["p"] | {"": {"type": "Normal", "size": 1}}}), "Cannot read '' in ''"),
-    "given a number": (edit(lambda data: data | {"given": {"u": 5}}), "given has a shape for each variable"),
+    "given a number": (edit(lambda data: data | {"given": {"u": 5}}), "given must map each variable to a shape"),
     "missing a list": (edit(lambda data: data | {"missing": ["zeros"]}), "missing must be a string"),
     "a header longer than the file": (lambda folder: (folder / "weights.safetensors").write_bytes(b"\xff" * 8 + b"{}"), "its header would have"),
     "a header of words": (header(b"words"), "its header is no JSON"),

@@ -1,4 +1,4 @@
-"""Spectral clustering of the nearest-neighbour graph, for initial classes of a mixture without labels.
+"""Initial classes of a mixture without labels, by spectral clustering of the neighbour graph.
 
 A mixture trained from random weights decides in its first epochs which rows form a class, and the
 result depends on the initial weights. Classes from the graph of nearest neighbours are more reliable
@@ -16,7 +16,9 @@ CHUNK = 2000  # compute the distances of this many rows to all others at a time,
 
 
 def deskew(images: Tensor) -> Tensor:
-    """Centre images [N, height, width] (0 is background) on their mass, and shear each until its second moment xy is 0."""
+    """Centre images [N, height, width] (0 is background) on their mass, and shear each until its
+    second moment xy is 0.
+    """
     n, height, width = images.shape
     y = torch.arange(height, device=images.device, dtype=images.dtype) - (height - 1) / 2
     x = torch.arange(width, device=images.device, dtype=images.dtype) - (width - 1) / 2
@@ -40,7 +42,8 @@ def principal(rows: Tensor, components: int) -> Tensor:
 
 
 def graph_partition(rows: Tensor, classes: int, *, neighbours: int = 10, restarts: int = 3, seed: int = 0) -> tuple[Tensor, float]:
-    """Partition rows [N, d] into classes. Return a class for each row, and the normalised cut of the partition.
+    """Partition rows [N, d] into classes. Return a class for each row, and the normalised cut of
+    the partition.
 
     The graph joins each row with its nearest neighbours, with weights exp(−d²/σᵢσⱼ), where σ is a local
     scale of each row. k-means clusters the leading eigenvectors of the graph, for several numbers of
@@ -48,7 +51,8 @@ def graph_partition(rows: Tensor, classes: int, *, neighbours: int = 10, restart
     """
     if len(rows) <= max(classes, neighbours):
         raise ValueError(f"{len(rows)} rows are too few for {classes} classes and {neighbours} neighbours.")
-    with torch.sparse.check_sparse_tensor_invariants(False):  # torch warns unless this is set explicitly
+    # torch warns unless this is set explicitly.
+    with torch.sparse.check_sparse_tensor_invariants(False):
         return _least_cut(rows, classes, neighbours, restarts, torch.Generator().manual_seed(seed))
 
 
@@ -88,7 +92,9 @@ def _graph(rows: Tensor, neighbours: int) -> Tensor:
 
 
 def _leading(graph: Tensor, degree: Tensor, count: int, generator: torch.Generator, rounds: int = 400) -> Tensor:
-    """The leading eigenvectors of the normalised graph, by subspace iteration with twice as many vectors."""
+    """The leading eigenvectors of the normalised graph, by subspace iteration with twice as many
+    vectors.
+    """
     scale, places = degree.clamp_min(1e-12).rsqrt(), graph.indices()
     values = graph.values() * scale[places[0]] * scale[places[1]]
     normal = torch.sparse_coo_tensor(places, values, graph.shape).coalesce()
@@ -96,14 +102,17 @@ def _leading(graph: Tensor, degree: Tensor, count: int, generator: torch.Generat
     for step in range(rounds):
         if step % 10 == 0:
             space = torch.linalg.qr(space)[0]
-        space = (space + normal @ space) / 2  # maps eigenvalues to [0, 1], so that the leading ones are the largest in magnitude
+        # This maps the eigenvalues to [0, 1], so that the leading ones are the largest in magnitude.
+        space = (space + normal @ space) / 2
     space = torch.linalg.qr(space)[0]
     rotation = torch.linalg.eigh(space.T @ (normal @ space))[1]
     return (space @ rotation).flip(1)[:, :count]
 
 
 def _k_means(rows: Tensor, classes: int, generator: torch.Generator, rounds: int = 60) -> Tensor:
-    """Lloyd's algorithm, started from greedy k-means++ (each centre is the best of a few candidates)."""
+    """Lloyd's algorithm, started from greedy k-means++ (each centre is the best of a few
+    candidates).
+    """
     centres = rows[torch.randint(len(rows), (1,), generator=generator)]
     for _ in range(classes - 1):
         near = torch.cdist(rows, centres).amin(1).square()
@@ -117,7 +126,9 @@ def _k_means(rows: Tensor, classes: int, generator: torch.Generator, rounds: int
 
 
 def _cut(graph: Tensor, degree: Tensor, labels: Tensor, classes: int) -> float:
-    """The normalised cut: the sum over classes of the share of a class's edge weight that leaves the class."""
+    """The normalised cut: the sum over classes of the share of a class's edge weight that leaves
+    the class.
+    """
     members = F.one_hot(labels, classes).to(degree.dtype)
     inside = (members * (graph @ members)).sum(0) / (members.T @ degree).clamp_min(1e-12)
     return float((1 - inside).sum())

@@ -23,12 +23,16 @@ MOST_MADE = 20  # tensors created while building, per tensor of weights and per 
 
 
 def from_declaration(declaration: Mapping[str, Any], custom: Iterable[type] = ()) -> Model:
-    """Build a new model from :meth:`aevb.Model.declaration`. ``custom`` holds your own classes that are not registered."""
+    """Build a new model from :meth:`aevb.Model.declaration`.
+
+    ``custom`` holds your own classes that are not registered.
+    """
     return Model(**deserialize(declaration, custom))
 
 
 def load(path: str | Path, custom: Iterable[type] = ()) -> Model:
-    """Load a model that :meth:`aevb.Model.save` wrote, after checking its files against their hashes.
+    """Load a model that :meth:`aevb.Model.save` wrote, after checking its files against their
+    hashes.
 
     ``custom`` holds your own classes that are not registered. Loading unpickles nothing and imports
     nothing. It raises ValueError if the folder holds no model or a damaged one.
@@ -53,7 +57,10 @@ def load(path: str | Path, custom: Iterable[type] = ()) -> Model:
 
 
 def read_model(path: Path, weights: Path, custom: Iterable[type] = ()) -> Model:
-    """Build a new model from its declaration file. Compare its sizes with the header of the weights file before allocating memory."""
+    """Build a new model from its declaration file.
+
+    Compare its sizes with the header of the weights file before allocating memory.
+    """
     where = path.parent
     try:
         declaration = read_json(path)
@@ -77,7 +84,9 @@ def read_model(path: Path, weights: Path, custom: Iterable[type] = ()) -> Model:
 
 
 class _Budget(TorchFunctionMode):
-    """Raise ValueError before building a declaration would create more tensors, or more numbers, than its weights justify."""
+    """Raise ValueError before building a declaration would create more tensors, or more numbers,
+    than its weights justify.
+    """
 
     MAKERS = frozenset(
         {"empty", "zeros", "ones", "full", "eye", "rand", "randn", "new_empty", "new_zeros", "new_ones", "new_full"}
@@ -109,7 +118,8 @@ class _Budget(TorchFunctionMode):
 
 
 def _check_counts(declaration: Any, tensors: int) -> int:
-    """Raise ValueError for more layers or parents than the file has tensors (each needs some), and for very long lists.
+    """Raise ValueError for more layers or parents than the file has tensors (each needs some), and
+    for very long lists.
 
     Return the number of factors.
     """

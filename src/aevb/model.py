@@ -30,7 +30,8 @@ from aevb.runtime.evaluation_mode import evaluating
 from aevb.runtime.seeding import seeded
 
 DIGESTED = 2**22  # no checksum of p's weights is computed for more parameters than this
-TEACHING = "aevb teaching"  # the metadata key, in the weights file, of the record which of q's factors were trained
+# The metadata key, in the weights file, of the record which of q's factors were trained.
+TEACHING = "aevb teaching"
 
 
 class Model(DeclaredModel):
@@ -64,7 +65,10 @@ class Model(DeclaredModel):
         self.teaching = Teaching(self)
 
     def _digest(self) -> int | None:
-        """A checksum of p's weights, the same in single and double precision; None for a large model or one on the meta device."""
+        """A checksum of p's weights, the same in single and double precision.
+
+        None for a large model or one on the meta device.
+        """
         theta = self.theta()
         if sum(parameter.numel() for parameter in theta) > DIGESTED or any(parameter.is_meta for parameter in theta):
             return None
@@ -77,10 +81,11 @@ class Model(DeclaredModel):
         """Whether p's weights are still the initial ones: not trained, loaded or set."""
         return self._initial is not None and self._initial == self._digest()
 
-    # Copies and explanations ----------------------------------------------------------------------------------------------
+    # Copies and explanations ----------------------------------------------------------------------
 
     def fresh(self, seed: int) -> Model:
-        """Build a new model with the same declaration, device and precision, initialised from a seed.
+        """Build a new model with the same declaration, device and precision, initialised from a
+        seed.
 
         Frozen parameters (``requires_grad_(False)``) are copied and frozen in the new model too.
         """
@@ -150,7 +155,8 @@ class Model(DeclaredModel):
         memory: float | str | None = None,
         **data: Any,
     ) -> Evidence:
-        """Compute log p(data | given), one number per example: exactly if the declaration allows it, otherwise estimated.
+        """Compute log p(data | given), one number per example: exactly if the declaration allows
+        it, otherwise estimated.
 
         ``method`` is one of
 
@@ -179,7 +185,8 @@ class Model(DeclaredModel):
         seed: int | None = None,
         **data: Any,
     ) -> Gap:
-        """Split log p(data | given) − ELBO into the approximation gap and the amortisation gap, per example.
+        """Split log p(data | given) − ELBO into the approximation gap and the amortisation gap, per
+        example.
 
         The approximation gap remains with the best member of q's family for each example. This member is
         found by ``iterations`` steps of gradient ascent from the encoder's output; the encoder's output is
@@ -206,13 +213,17 @@ class Model(DeclaredModel):
         return ancestral.sample(self, n, fixed, steps=steps, mean=mean, seed=seed)
 
     def untaught(self) -> dict[str, str]:
-        """The latents whose factors in q were not trained for this p, each with the reason; empty after a run that trained q."""
+        """The latents whose factors in q were not trained for this p, each with the reason.
+
+        Empty after a run that trained q.
+        """
         return self.teaching.untaught(self)
 
     def posterior(
         self, *, samples: int = 64, seed: int | None = None, method: str = "auto", steps: Any = None, lengths: Any = None, **data: Any
     ) -> Posterior:
-        """The posterior p(latents | data). ``["z"]`` is a distribution, ``.sample(S)`` draws jointly, ``.log_prob(z=…)`` is its log-density.
+        """The posterior p(latents | data). ``["z"]`` is a distribution, ``.sample(S)`` draws
+        jointly, ``.log_prob(z=…)`` is its log-density.
 
         With ``method="auto"`` it is q(latents | data) if q was trained. If q was not trained (for instance
         after ``mle()``), or if rows end in missing steps that q cannot forecast, it is the exact posterior;
@@ -225,7 +236,8 @@ class Model(DeclaredModel):
     def reconstruct(
         self, *, mean: bool = True, seed: int | None = None, method: str = "auto", steps: Any = None, lengths: Any = None, **data: Any
     ) -> dict[str, Tensor]:
-        """Reconstruct the observed variables: draw the latents once from the posterior, then take p's mean (or a draw).
+        """Reconstruct the observed variables: draw the latents once from the posterior, then take
+        p's mean (or a draw).
 
         To fill missing cells, use :meth:`impute`.
         """
@@ -235,7 +247,8 @@ class Model(DeclaredModel):
     def impute(
         self, *, samples: int = 50, seed: int | None = None, method: str = "auto", steps: Any = None, lengths: Any = None, **data: Any
     ) -> Imputation:
-        """Impute missing cells (NaN) of the observed variables: posterior mean, standard deviation and joint draws given the known cells.
+        """Impute missing cells (NaN) of the observed variables: posterior mean, standard deviation
+        and joint draws given the known cells.
 
         It uses the exact posterior if that is known (missing steps at the end of a series are then
         forecasts), otherwise ``samples`` draws of q. ``method`` is as in :meth:`posterior`.
@@ -254,7 +267,9 @@ class Model(DeclaredModel):
         return impute(posterior_of(self, self.teaching, batch, seed=seed, method=method, prefer_exact=True), samples)
 
     def log_prob(self, *, steps: Any = None, lengths: Any = None, **assignment: Any) -> Tensor:
-        """log p of a complete assignment (every stochastic and every given variable), one number per example."""
+        """log p of a complete assignment (every stochastic and every given variable), one number
+        per example.
+        """
         graph = self.graph
         need = (*graph.stochastic, *graph.given)
         batch = prepare(graph, assignment, like=self._parameter(), need=need, steps=steps, lengths=lengths, single=True)
@@ -268,7 +283,9 @@ class Model(DeclaredModel):
     # Saving ------------------------------------------------------------------------------------------------------------------------
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The weights, as in torch. torch's metadata also records which of q's factors were trained."""
+        """The weights, as in torch. torch's metadata also records which of q's factors were
+        trained.
+        """
         found = super().state_dict(*args, **kwargs)
         mine = getattr(found, "_metadata", {}).get(kwargs.get("prefix", "")[:-1])
         if mine is not None:
@@ -276,7 +293,9 @@ class Model(DeclaredModel):
         return found
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load weights, as in torch, and the record of which of q's factors were trained, if ``state_dict`` has one."""
+        """Load weights, as in torch, and the record of which of q's factors were trained, if
+        ``state_dict`` has one.
+        """
         result = super().load_state_dict(state_dict, strict, assign)
         teaching = getattr(state_dict, "_metadata", {}).get("", {}).get(TEACHING)
         if isinstance(teaching, Mapping):

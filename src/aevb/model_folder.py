@@ -1,4 +1,5 @@
-"""The folder of a saved model: ``model.json`` (the declaration), ``weights.safetensors``, and ``manifest.json`` with the hashes of both.
+"""The folder of a saved model: ``model.json`` (the declaration), ``weights.safetensors``, and
+``manifest.json`` with the hashes of both.
 
 A save first writes the new files as ``model.json.new`` and ``weights.safetensors.new``. Then one
 atomic rename replaces the manifest. Before it, the manifest's hashes match the old files; after it,
@@ -25,7 +26,8 @@ REMEDY = "Restore the file, or save the model again."
 
 
 def write_model(folder: Path, declaration: Mapping[str, Any], weights: Mapping[str, Tensor], notes: Mapping[str, str]) -> None:
-    """Write a model into a folder, which is created if necessary. ``notes`` become metadata of the weights file.
+    """Write a model into a folder, which is created if necessary. ``notes`` become metadata of the
+    weights file.
 
     Only an earlier saved model is replaced; other files raise ValueError.
     """
@@ -77,7 +79,10 @@ def _finish(folder: Path) -> None:
 
 
 def _records(folder: Path) -> dict[str, tuple[int, str]]:
-    """Read the length and the hash of each file from the manifest. Raise ValueError if the manifest is damaged."""
+    """Read the length and the hash of each file from the manifest.
+
+    Raise ValueError if the manifest is damaged.
+    """
     path = folder / "manifest.json"
     try:
         manifest = read_json(path)
@@ -98,7 +103,9 @@ def _is(path: Path, size: int, recorded: str) -> bool:
 
 
 def _refuse_others(folder: Path) -> None:
-    """Raise ValueError if the folder holds files that ``write_model`` did not write: a run's, or others with the same names."""
+    """Raise ValueError if the folder holds files that ``write_model`` did not write: a run's, or
+    others with the same names.
+    """
     if (folder / "checkpoints").is_dir() or (folder / ".lock").exists():
         raise ValueError(f"{folder} holds a run, whose model.json would be overwritten. Save the model elsewhere.")
     there = [name for name in (*FILES, "manifest.json") if (folder / name).exists()]

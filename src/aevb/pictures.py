@@ -1,4 +1,6 @@
-"""Pictures: a grid of images, learning curves, a trade-off between two costs, and histograms of replicated statistics."""
+"""Pictures: a grid of images, learning curves, a trade-off between two costs, and histograms of
+replicated statistics.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
 
 
 def grid(images: np.ndarray, columns: int, path: str | Path, labels: Sequence[str] = ()) -> None:
-    """Write images in [0, 1] as one PNG file, ``columns`` images per row, with ``labels`` to the left of the rows.
+    """Write images in [0, 1] as one PNG file, ``columns`` images per row, with ``labels`` to the
+    left of the rows.
 
     Images [N, height, width] are drawn as dark ink on white paper, images [N, 3, height, width] in
     colour. Small images are enlarged.
@@ -41,7 +44,10 @@ def grid(images: np.ndarray, columns: int, path: str | Path, labels: Sequence[st
 
 
 def _labelled(picture: Image.Image, labels: Sequence[str], line: int, top: int) -> Image.Image:
-    """Add a left margin with one label per row. Rows are ``line`` pixels high, and the first starts at ``top``."""
+    """Add a left margin with one label per row.
+
+    Rows are ``line`` pixels high, and the first starts at ``top``.
+    """
     from PIL import Image, ImageDraw, ImageFont
 
     font = ImageFont.load_default(16)
@@ -55,7 +61,8 @@ def _labelled(picture: Image.Image, labels: Sequence[str], line: int, top: int) 
 
 
 def curves(history: Mapping[str, np.ndarray], shaded: Sequence[tuple[int, int]] = ()) -> Figure:
-    """Plot the bound (and the evidence, if known) over the steps, and below it each term in its own panel.
+    """Plot the bound (and the evidence, if known) over the steps, and below it each term in its own
+    panel.
 
     ``history`` maps each name to its values, and ``<name>.step`` to the steps. "validation <name>" is
     drawn in the panel of <name>. ``shaded`` holds spans of steps that are drawn as bands: the E-steps of
@@ -90,7 +97,10 @@ def curves(history: Mapping[str, np.ndarray], shaded: Sequence[tuple[int, int]] 
 
 
 def _panel(axes: Axes, history: Mapping[str, np.ndarray], names: Sequence[str], shaded: Sequence[tuple[int, int]]) -> None:
-    """Plot training (thin) and validation (bold) curves over the bands. The limits ignore the first steps and outliers."""
+    """Plot training (thin) and validation (bold) curves over the bands.
+
+    The limits ignore the first steps and outliers.
+    """
     for i, (start, end) in enumerate(shaded):
         axes.axvspan(start, end, color="0.93", lw=0, zorder=0, label="_" if i else "E-steps")
     for i, name in enumerate(names):
@@ -122,7 +132,8 @@ def _limits(curves: Sequence[Any]) -> tuple[float, float]:
 
 
 def trade_off(panels: Mapping[str, Sequence[tuple[str, str, float, float, bool]]], xlabel: str, *, hollow: str) -> Figure:
-    """Scatter plot of two costs on logarithmic axes, with lines of constant x × y; one panel per title.
+    """Scatter plot of two costs on logarithmic axes, with lines of constant x × y; one panel per
+    title.
 
     A point is (series, label, x, y, hollow or not). Each label has a colour and each series a marker;
     the legend to the right lists both. ``hollow`` is the legend text of hollow points.
@@ -160,7 +171,9 @@ def trade_off(panels: Mapping[str, Sequence[tuple[str, str, float, float, bool]]
 
 
 def _same_product(axes: Axes) -> None:
-    """Draw thin lines of constant x × y behind the points, a factor of ten apart, without changing the limits."""
+    """Draw thin lines of constant x × y behind the points, a factor of ten apart, without changing
+    the limits.
+    """
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     for power in range(math.floor(math.log10(left * low)), math.ceil(math.log10(right * high)) + 1):
         axes.plot([left, right], [10.0**power / left, 10.0**power / right], color="0.88", lw=0.7, zorder=0)

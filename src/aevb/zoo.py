@@ -24,8 +24,12 @@ Choice = TypeVar("Choice")
 
 
 def fa(x: int = 3, z: int = 2, *, posterior: str = "full", scale: float = 0.5) -> Model:
-    """Factor analysis (5.2): x = W z + noise. The covariance of the posterior is "full", "diagonal", or "fixed" to one scale."""
-    start = linear(bias=False, init="zeros")  # from random weights, far from the posterior, an E-step would take thousands of steps
+    """Factor analysis (5.2): x = W z + noise.
+
+    The covariance of the posterior is "full", "diagonal", or "fixed" to one scale.
+    """
+    # From random weights, far from the posterior, an E-step would take thousands of steps.
+    start = linear(bias=False, init="zeros")
     families: dict[str, Conditional] = {
         "full": MultivariateNormal(net=start, covariance="shared"),
         "diagonal": Normal(net=start, scale="learned"),
@@ -59,7 +63,10 @@ def cvae(
     dropout: float = 0.1,
     likelihood: Likelihood = "ContinuousBernoulli",
 ) -> Model:
-    """Conditional VAE (5.4). The label y conditions "both" prior and likelihood, the "prior" only, or the "likelihood" only."""
+    """Conditional VAE (5.4).
+
+    The label y conditions "both" prior and likelihood, the "prior" only, or the "likelihood" only.
+    """
     net = mlp(*hidden, dropout=dropout)
     family = _family(likelihood, x, net)
     variants: dict[str, dict[str, Conditional]] = {
@@ -71,7 +78,10 @@ def cvae(
 
 
 def gmvae(x: int = 784, z: int = 64, y: int = 10, *, hidden: tuple[int, ...] = (512, 512), likelihood: Likelihood = "Bernoulli") -> Model:
-    """Gaussian mixture VAE (5.5): a cluster y, and a code z drawn around the centre of the cluster; by default for binary data."""
+    """Gaussian mixture VAE (5.5): a cluster y, and a code z drawn around the centre of the cluster.
+
+    By default for binary data.
+    """
     net = mlp(*hidden, init="glorot_normal")
     family = _family(likelihood, x, net)
     reading = _reading(family, net)
@@ -82,7 +92,9 @@ def gmvae(x: int = 784, z: int = 64, y: int = 10, *, hidden: tuple[int, ...] = (
 
 
 def m2(x: int = 784, z: int = 64, y: int = 10, *, hidden: tuple[int, ...] = (512, 512), likelihood: Likelihood = "Bernoulli") -> Model:
-    """The alternative mixture model M2 (5.5.1): class y and style z are independent, and the decoder reads both."""
+    """The alternative mixture model M2 (5.5.1): class y and style z are independent, and the
+    decoder reads both.
+    """
     net = mlp(*hidden, init="glorot_normal")
     family = _family(likelihood, x, net)
     reading = _reading(family, net)
@@ -102,7 +114,9 @@ def vrnn(
     layers: int = 2,
     likelihood: Likelihood = "Bernoulli",
 ) -> Model:
-    """Variational RNN (5.6) for sequences, by default binary. q reads x up to step t ("filtering") or all of x ("smoothing")."""
+    """Variational RNN (5.6) for sequences, by default binary. q reads x up to step t ("filtering")
+    or all of x ("smoothing").
+    """
     net = mlp(*hidden)
     family = _family(likelihood, x, net)
     posteriors: dict[str, dict[str, Conditional]] = {
@@ -126,7 +140,10 @@ zoo: dict[str, Callable[..., Model]] = {"fa": fa, "vae": vae, "cvae": cvae, "gmv
 
 
 def _family(likelihood: Likelihood, size: int, net: Network) -> Conditional:
-    """The conditional of the data, from a family's name or a conditional; it gets the model's size and network if it has none."""
+    """The conditional of the data, from a family's name or a conditional.
+
+    It gets the model's size and network if it has none.
+    """
     spec = _choose("likelihood", likelihood, FAMILIES)() if isinstance(likelihood, str) else likelihood
     if not isinstance(spec, Conditional):
         raise ValueError(f"likelihood is a family's name or a conditional, got {likelihood!r}.")
@@ -134,7 +151,10 @@ def _family(likelihood: Likelihood, size: int, net: Network) -> Conditional:
 
 
 def _reading(family: Conditional, net: mlp) -> mlp:
-    """The network for factors that read the data: it transforms counts to a log scale. (Recurrent states read raw counts.)"""
+    """The network for factors that read the data: it transforms counts to a log scale.
+
+    (Recurrent states read raw counts.)
+    """
     return replace(net, log=True) if family.support is constraints.nonnegative_integer and net.hidden else net
 
 

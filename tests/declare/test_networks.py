@@ -566,7 +566,7 @@ IMAGE = (1, 8, 8)
         (lambda: mlp(5, dropout=-0.1), "dropout is a probability below 1, got -0.1"),
         (lambda: mlp(5, activation="swish"), "Unknown activation 'swish'. Choose one of relu, tanh"),
         (lambda: mlp(5, init="he"), "Unknown initialiser 'he'. Choose one of default, glorot_normal"),
-        (lambda: mlp(5, bias=False), r"only linear\(bias=False\) goes without"),
+        (lambda: mlp(5, bias=False), r"only linear\(\) takes bias=False"),
         (lambda: conv(), r"conv needs at least one number of channels, e.g. conv\(32, 64\)"),
         (lambda: deconv(), r"deconv needs at least one number of channels, e.g. deconv\(32, 64\)"),
         (lambda: conv(4, hidden=0), "conv takes positive whole numbers, got 0"),

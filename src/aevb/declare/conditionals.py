@@ -11,7 +11,7 @@ To add a family, write one small class::
     @dataclass(frozen=True, repr=False)
     class Gamma(Conditional):
         support = constraints.positive
-        fill = 1.0                                   # any value of the support, a placeholder for missing entries
+        fill = 1.0                                   # any value of the support, used for missing entries
         pathwise = True                              # torch's own rsample is differentiable
 
         def heads(self, d):
@@ -39,7 +39,8 @@ from torch.distributions import constraints
 from aevb.declare.networks import Network, Shape, mlp
 
 TABLE_LIMIT = 2**16  # a finite variable with more values than this cannot be enumerated
-TABLE_KEPT = 2**8  # tables up to this size are built with the model: as many values as a plan enumerates by default
+# Tables up to this size are built with the model: as many values as a plan enumerates by default.
+TABLE_KEPT = 2**8
 Noise = tuple[str, int]  # the kind of noise (see noise.py), and how many numbers per example
 _FIXES: dict[Any, str] = {
     constraints.boolean: "Binarise them (x > 0.5), or use ContinuousBernoulli.",
@@ -53,11 +54,13 @@ _FIXES: dict[Any, str] = {
 class Degenerate(NamedTuple):
     """Columns of data for which the likelihood is unbounded."""
 
-    columns: Callable[[Tensor, Tensor], Tensor]  # a mask of these columns, from the minimum and maximum of every column
+    # A mask of these columns, from the minimum and maximum of every column.
+    columns: Callable[[Tensor, Tensor], Tensor]
     what: str  # completes "columns that are …"
     why: str  # completes "a Normal …": the setting that causes it; may be empty
     fix: str  # completes "or …": what to declare instead
-    narrows: bool = True  # whether the density can concentrate on any value, not only on an end of the support
+    # Whether the density can concentrate on any value, not only on an end of the support.
+    narrows: bool = True
 
 
 def constant_columns(why: str, fix: str) -> Degenerate:
@@ -84,11 +87,14 @@ class Conditional:
     stochastic: ClassVar[bool] = True
     has_parameters: ClassVar[bool] = True
     support: ClassVar[Any] = constraints.real
-    fill: ClassVar[float] = 0.0  # a value inside the support; replaces missing entries before log_prob
+    # A value inside the support; replaces missing entries before log_prob.
+    fill: ClassVar[float] = 0.0
     finite: ClassVar[bool] = False  # has finitely many values, so it may be enumerated
     has_entropy: ClassVar[bool] = False  # has a closed-form entropy
-    categorical: ClassVar[bool] = False  # a value is one of ``size`` classes, as a one-hot row; data may be class labels instead
-    gaussian: ClassVar[bool] = False  # a Gaussian with mean ``loc``, and a ``scale`` per entry or a Cholesky factor ``tril``
+    # A value is one of ``size`` classes, as a one-hot row; data may be class labels instead.
+    categorical: ClassVar[bool] = False
+    # A Gaussian with mean ``loc``, and a ``scale`` per entry or a Cholesky factor ``tril``.
+    gaussian: ClassVar[bool] = False
     full_moments: ClassVar[bool] = False  # its likelihood depends on products of different entries
     pure: ClassVar[bool] = False
 
@@ -102,7 +108,7 @@ class Conditional:
         if self.net is not None and not isinstance(self.net, Network):
             raise ValueError(f"{type(self).__name__}: net={self.net!r} is not a network. Use linear(), mlp(500, 500), conv(...), deconv(...).")
 
-    # What a family defines ---------------------------------------------------------------------------------------------
+    # What a family defines ------------------------------------------------------------------------
 
     def heads(self, d: int) -> dict[str, int]:
         """The outputs of the network for a variable with d entries: name → number of raw numbers."""
@@ -113,7 +119,10 @@ class Conditional:
         return {}
 
     def standard(self, d: int) -> dict[str, float]:
-        """The raw value of each head for a variable without parents; 0 for heads that are not listed."""
+        """The raw value of each head for a variable without parents.
+
+        0 for heads that are not listed.
+        """
         return {}
 
     def distribution(self, **heads: Tensor) -> td.Distribution:
@@ -121,7 +130,10 @@ class Conditional:
         raise TypeError(f"{type(self).__name__} has no distribution(...).")
 
     def noise(self, d: int) -> Noise | None:
-        """The noise that ``reparametrise`` turns into a sample; None to use torch's ``rsample`` or ``sample``."""
+        """The noise that ``reparametrise`` turns into a sample.
+
+        None to use torch's ``rsample`` or ``sample``.
+        """
         return None
 
     def reparametrise(self, dist: td.Distribution, noise: Tensor) -> Tensor:
@@ -140,7 +152,10 @@ class Conditional:
 
     @property
     def strata(self) -> int | None:
-        """The number of mixture components, each of which can be drawn once and weighted; None if it is not a mixture."""
+        """The number of mixture components, each of which can be drawn once and weighted.
+
+        None if it is not a mixture.
+        """
         return None
 
     @property
@@ -154,23 +169,32 @@ class Conditional:
         return False
 
     def spread_vectors(self, root: Tensor) -> dict[str, Tensor]:
-        """The learned vectors of a Gaussian with ``shared_scale`` for the covariance ``root`` ``root``ᵀ.
+        """The learned vectors of a Gaussian with ``shared_scale`` for the covariance ``root``
+        ``root``ᵀ.
 
         If the family cannot have this covariance, return those of the nearest member in KL(q ‖ p).
         """
         raise TypeError(f"{type(self).__name__} is not a Gaussian.")
 
     def degenerate(self) -> Degenerate | None:
-        """The columns of data for which the likelihood of the learned parameters is unbounded; None if there are none."""
+        """The columns of data for which the likelihood of the learned parameters is unbounded.
+
+        None if there are none.
+        """
         return None
 
     @property
     def preparation(self) -> str:
-        """The name of the function in :mod:`aevb.data` that converts grey levels to values of this family."""
+        """The name of the function in :mod:`aevb.data` that converts grey levels to values of this
+        family.
+        """
         return {constraints.boolean: "threshold", constraints.nonnegative_integer: "counts"}.get(self.support, "dequantise")
 
     def sample_formula(self, parents: str, component: str = "") -> str | None:
-        """The formula of a sample as a function of its parents and of noise ε; None if there is no simple one."""
+        """The formula of a sample as a function of its parents and of noise ε.
+
+        None if there is no simple one.
+        """
         return None
 
     def values(self, d: int) -> Tensor | None:
@@ -178,7 +202,8 @@ class Conditional:
         return None
 
     def most_likely(self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor) -> dict[str, Tensor] | None:
-        """The maximum-likelihood heads and vectors for data with these moments; None if no closed form is known.
+        """The maximum-likelihood heads and vectors for data with these moments; None if no closed
+        form is known.
 
         Each row is for one value of a parent: ``count`` is the weight of the data with that value ([C, d]),
         ``mean`` their mean ([C, d]), and ``second`` their second moments ([C, d], or [C, d, d] for a family
@@ -188,14 +213,15 @@ class Conditional:
         return None
 
     def polynomial(self, **heads: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-        """log p(v) as a quadratic polynomial in each entry of v: the constant and the coefficients of v and v².
+        """log p(v) as a quadratic polynomial in each entry of v: the constant and the coefficients
+        of v and v².
 
         Each has the shape of a head. Terms that depend on v only (−log v! of a Poisson) are left out.
         None if log p is not such a polynomial.
         """
         return None
 
-    # What follows from the definition ----------------------------------------------------------------------------------
+    # What follows from the definition -------------------------------------------------------------
 
     def log_prob(self, dist: td.Distribution, value: Tensor, present: Tensor | None = None) -> Tensor:
         """log p(value), summed over the ``present`` entries of the event (all entries by default)."""
@@ -207,7 +233,10 @@ class Conditional:
         return log_prob.sum(-1)
 
     def given_known(self, dist: td.Distribution, value: Tensor, present: Tensor) -> td.Distribution:
-        """The distribution of the missing entries given the ``present`` ones; unchanged if entries are independent."""
+        """The distribution of the missing entries given the ``present`` ones.
+
+        Unchanged if entries are independent.
+        """
         return dist
 
     def entropy(self, dist: td.Distribution) -> Tensor:
@@ -250,7 +279,8 @@ class Factor(nn.Module):
         self.sizes = spec.heads(d)
         self.vectors = nn.ParameterDict(spec.vectors(d))
         count = spec.count(d) if spec.finite else None
-        if count is not None and count <= TABLE_KEPT:  # a buffer moves to the device with the model, so no estimate copies it
+        # A buffer moves to the device with the model, so no estimate copies it.
+        if count is not None and count <= TABLE_KEPT:
             self.register_buffer("values", spec.values(d), persistent=False)
         if parents:
             self.net = (spec.net or mlp()).build(parents, list(self.sizes.values()), shape, masked)
@@ -264,14 +294,19 @@ class Factor(nn.Module):
                 self.register_buffer("root", root, persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Factor:
-        """Recompute a fixed root from double precision when the model is cast, so that it is not rounded twice."""
+        """Recompute a fixed root from double precision when the model is cast, so that it is not
+        rounded twice.
+        """
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if "root" in self._buffers:
             self.root = self.standard.to(self.root)  # type: ignore[assignment]
         return self
 
     def table(self) -> Tensor:
-        """All values of a finite variable, one per row; a large table is built at the first call."""
+        """All values of a finite variable, one per row.
+
+        A large table is built at the first call.
+        """
         if "values" not in self._buffers:
             count, values = self.spec.count(self.d) or 0, None
             if count <= TABLE_LIMIT:
@@ -295,7 +330,10 @@ class Factor(nn.Module):
         return self.rest(self.first(inputs, missing=missing), keep)
 
     def distribution(self, raw: Tensor, vectors: Callable[[Tensor], Tensor] | None = None) -> td.Distribution:
-        """The torch distribution with these raw heads. ``vectors`` is applied to the learned vectors, e.g. ``torch.detach``."""
+        """The torch distribution with these raw heads.
+
+        ``vectors`` is applied to the learned vectors, e.g. ``torch.detach``.
+        """
         heads = dict(zip(self.sizes, raw.split(list(self.sizes.values()), -1), strict=True))
         heads |= {name: vectors(vector) if vectors else vector for name, vector in self.vectors.items()}
         return self.spec.distribution(**heads)

@@ -47,7 +47,10 @@ class Function(Factor):
 
 @dataclass(frozen=True, repr=False)
 class Cell(Conditional):
-    """Base of LSTM and GRU. The node reads itself at [t-1] (forward) or [t+1] (backward); its other parents are its input."""
+    """Base of LSTM and GRU.
+
+    The node reads itself at [t-1] (forward) or [t+1] (backward); its other parents are its input.
+    """
 
     layers: int = 1
     stochastic: ClassVar[bool] = False
@@ -64,9 +67,9 @@ class Cell(Conditional):
 @register
 @dataclass(frozen=True, repr=False)
 class LSTM(Cell):
-    """A long short-term memory with ``size`` units: ``"h[t] | h[t-1], x[t-1]": LSTM(256, layers=2)``.
+    """A long short-term memory with ``size`` units.
 
-    Its value is the hidden state of the top layer.
+    Example: ``"h[t] | h[t-1], x[t-1]": LSTM(256, layers=2)``. Its value is the hidden state of the top layer.
     """
 
     gates: ClassVar[int] = 4
@@ -75,13 +78,18 @@ class LSTM(Cell):
 @register
 @dataclass(frozen=True, repr=False)
 class GRU(Cell):
-    """A gated recurrent unit with ``size`` units: ``"b[t] | b[t+1], x[t]": GRU(256)`` runs backwards in time."""
+    """A gated recurrent unit with ``size`` units: ``"b[t] | b[t+1], x[t]": GRU(256)`` runs
+    backwards in time.
+    """
 
     gates: ClassVar[int] = 3
 
 
 class Recurrence(nn.Module):
-    """The module of a cell. ``first`` computes the inputs' part of the bottom layer's gates, ``step`` advances the state."""
+    """The module of a cell.
+
+    ``first`` computes the inputs' part of the bottom layer's gates, ``step`` advances the state.
+    """
 
     def __init__(self, spec: Cell, size: int, parents: Mapping[str, Shape], masked: Sequence[str] = ()) -> None:
         super().__init__()
@@ -104,7 +112,9 @@ class Recurrence(nn.Module):
         return (zeros,) * (self.spec.layers * (2 if isinstance(self.spec, LSTM) else 1))
 
     def starting_from(self, value: Tensor) -> State:
-        """The state whose top layer is ``value`` and whose other parts are zero, for a declared first step."""
+        """The state whose top layer is ``value`` and whose other parts are zero, for a declared
+        first step.
+        """
         state = list(self.initial(value))
         state[self.spec.layers - 1] = value
         return tuple(state)

@@ -22,13 +22,18 @@ INVERSE_SOFTPLUS_ONE = math.log(math.expm1(1.0))
 
 
 def _inside(x: Tensor, radius: float) -> tuple[Tensor, Tensor]:
-    """Return the mask |x| < radius, and |x| with these entries replaced by 1 so that the far branch has finite gradients."""
+    """Return the mask |x| < radius, and |x| with these entries replaced by 1 so that the far branch
+    has finite gradients.
+    """
     near = x.abs() < radius
     return near, torch.where(near, torch.ones_like(x), x.abs())
 
 
 def continuous_bernoulli_log_normalizer(logits: Tensor) -> Tensor:
-    """The log-normaliser log C(η), C = η / tanh(η/2), of λˣ(1−λ)¹⁻ˣ on [0, 1]. Even in η, and exact for any η."""
+    """The log-normaliser log C(η), C = η / tanh(η/2), of λˣ(1−λ)¹⁻ˣ on [0, 1].
+
+    Even in η, and exact for any η.
+    """
     near, a = _inside(logits, 0.5)
     far = a.log() + torch.log1p(-torch.exp(-a)).neg() + torch.log1p(torch.exp(-a))
     s = torch.where(near, logits, torch.zeros_like(logits)).square()
@@ -97,7 +102,8 @@ class ContinuousBernoulli(td.Distribution):
         near, a = _inside(self.logits, 1e-2)
         u = torch.where(self.logits < 0, 1 - value, value)
         inner = u + (1 - u) * torch.exp(-a)
-        end = inner < torch.finfo(inner.dtype).tiny  # u is exactly 0 and e^−a underflows; then x = 0, and its gradient is set to 0
+        # u is exactly 0 and e^−a underflows; then x = 0, and its gradient is set to 0.
+        end = inner < torch.finfo(inner.dtype).tiny
         x = torch.where(end, torch.zeros_like(inner), 1 + torch.log(torch.where(end, torch.ones_like(inner), inner)) / a)
         far = torch.where(self.logits < 0, 1 - x, x)
         e = torch.where(near, self.logits, torch.zeros_like(self.logits))
@@ -129,7 +135,9 @@ class StudentT(td.StudentT):
 
 
 class MultivariateNormal(td.MultivariateNormal):
-    """torch's MultivariateNormal, but the inverse Cholesky factor is computed once for all rows that share it."""
+    """torch's MultivariateNormal, but the inverse Cholesky factor is computed once for all rows
+    that share it.
+    """
 
     def __init__(self, loc: Tensor, scale_tril: Tensor) -> None:
         super().__init__(loc, scale_tril=scale_tril, validate_args=False)
@@ -156,7 +164,10 @@ class MultivariateNormal(td.MultivariateNormal):
 
 
 class Categories(td.OneHotCategorical):
-    """torch's OneHotCategorical without validation (torch validates even with validate_args=False); log_prob is linear in the value."""
+    """torch's OneHotCategorical without validation (torch validates even with validate_args=False).
+
+    ``log_prob`` is linear in the value.
+    """
 
     def __init__(self, logits: Tensor) -> None:
         self._categorical = td.Categorical(logits=logits, validate_args=False)
@@ -175,7 +186,9 @@ class Categories(td.OneHotCategorical):
 
 
 class Values(td.Distribution):
-    """A distribution over finitely many vectors, the rows of ``table``, with probabilities ``probs``."""
+    """A distribution over finitely many vectors, the rows of ``table``, with probabilities
+    ``probs``.
+    """
 
     arg_constraints: ClassVar[dict] = {"probs": constraints.simplex}
 
@@ -200,7 +213,9 @@ class Values(td.Distribution):
 
 
 class Poisson(td.Poisson):
-    """torch's Poisson, parametrised by its log-rate: log p(k) = k log λ − λ − log k!, finite even if λ underflows."""
+    """torch's Poisson, parametrised by its log-rate: log p(k) = k log λ − λ − log k!, finite even
+    if λ underflows.
+    """
 
     def __init__(self, log_rate: Tensor) -> None:
         self.log_rate = log_rate
@@ -230,7 +245,11 @@ class GaussianMixture(td.MixtureSameFamily):
         return GaussianMixture(*(part.expand(*batch_shape, *part.shape[len(self.batch_shape) :]) for part in parts))
 
     def log_prob(self, x: Tensor, present: Tensor | None = None) -> Tensor:
-        """log p(x); entries that are not ``present`` are marginalised out of every component, and so of the mixture."""
+        """The log-density.
+
+        Entries that are not ``present`` are marginalised out of every component, and so of the
+        mixture.
+        """
         each = normal_log_prob(x.unsqueeze(-2), self.loc, self.scale)
         if present is not None:
             each = torch.where(present.unsqueeze(-2), each, torch.zeros_like(each))
@@ -238,7 +257,10 @@ class GaussianMixture(td.MixtureSameFamily):
 
 
 def matvec(matrix: Tensor, vector: Tensor) -> Tensor:
-    """matrix @ vector with broadcast leading axes; a single matrix product if all rows share the matrix."""
+    """matrix @ vector with broadcast leading axes.
+
+    A single matrix product if all rows share the matrix.
+    """
     if matrix.dim() == 2:
         return F.linear(vector, matrix)
     return (matrix @ vector.unsqueeze(-1)).squeeze(-1)

@@ -1,4 +1,5 @@
-"""The order in which nodes are computed: for all steps at once where possible, in a loop for recurrences.
+"""The order in which nodes are computed: for all steps at once where possible, in a loop for
+recurrences.
 
 Nodes that depend on each other across time form a strongly connected component, which runs step by
 step in one direction. All other nodes are computed for all steps at once, before or after the loops.
@@ -14,7 +15,8 @@ from aevb.declare.notation import Ref
 
 @dataclass(frozen=True)
 class Stage:
-    """One node computed for all steps at once (``direction`` 0), or a loop over t, forward (+1) or backward (−1).
+    """One node computed for all steps at once (``direction`` 0), or a loop over t, forward (+1) or
+    backward (−1).
 
     The nodes of a loop are in the order in which each step computes them.
     """
@@ -24,7 +26,8 @@ class Stage:
 
 
 def schedule(reads: Mapping[str, Sequence[Ref]], side: str) -> tuple[Stage, ...]:
-    """Order nodes into stages. ``reads`` holds the parents of each node; variables that it does not list are known.
+    """Order nodes into stages. ``reads`` holds the parents of each node; variables that it does not
+    list are known.
 
     Raise ValueError, with the names of the nodes, if no order can compute them.
     """

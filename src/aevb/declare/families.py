@@ -32,7 +32,10 @@ def _scale_setting(spec: Conditional, name: str, value: Any) -> None:
 
 @dataclass(frozen=True, repr=False)
 class LocationScale(Conditional):
-    """Base of Normal, Laplace and StudentT: loc from the network; scale from the network, learned, or fixed."""
+    """Base of Normal, Laplace and StudentT.
+
+    loc comes from the network; scale comes from the network, is learned, or is fixed.
+    """
 
     scale: str | float = "network"
     has_entropy: ClassVar[bool] = True
@@ -106,7 +109,8 @@ class Normal(LocationScale):
         return "normal", d
 
     def spread_vectors(self, root: Tensor) -> dict[str, Tensor]:
-        # In KL(q ‖ p), the nearest Gaussian with independent entries has the diagonal of the precision.
+        # In KL(q ‖ p), the nearest Gaussian with independent entries has the diagonal of the
+        # precision.
         return {"scale": ad.inverse_softplus(torch.cholesky_inverse(root).diagonal().rsqrt())} if self.scale == "learned" else {}
 
     def sample_formula(self, parents: str, component: str = "") -> str:
@@ -182,7 +186,8 @@ class MultivariateNormal(Conditional):
         covariance = second - mean.unsqueeze(-1) * mean.unsqueeze(-2)
         if self.covariance == "shared":
             covariance = (count[:, :1, None] * covariance).sum(0) / count[:, 0].sum()
-        size = floor.sqrt()  # in units of ``size``, the smallest allowed variance is 1 in every direction
+        # In units of ``size``, the smallest allowed variance is 1 in every direction.
+        size = floor.sqrt()
         values, vectors = torch.linalg.eigh(covariance / size.unsqueeze(-1) / size)
         root = size.unsqueeze(-1) * vectors * values.clamp_min(1.0).sqrt().unsqueeze(-2)
         return {"loc": mean, "tril": ad.vector_from_tril(torch.linalg.cholesky(root @ root.mT))}
@@ -213,7 +218,8 @@ class MultivariateNormal(Conditional):
     def log_prob(self, dist: td.Distribution, value: Tensor, present: Tensor | None = None) -> Tensor:
         if present is None:
             return dist.log_prob(value)
-        # Marginalise: give missing entries unit variance and no covariance, then subtract their known contribution.
+        # Marginalise: give missing entries unit variance and no covariance, then subtract their
+        # known contribution.
         keep = present.to(value.dtype)
         factor = dist._unbroadcasted_scale_tril  # type: ignore[attr-defined]
         covariance = (factor @ factor.mT) * keep.unsqueeze(-1) * keep.unsqueeze(-2) + torch.diag_embed(1 - keep)
@@ -319,7 +325,8 @@ class Bernoulli(Conditional):
         return -F.softplus(logits), logits, torch.zeros_like(logits)
 
     def count(self, d: int) -> int:
-        return 2 ** min(d, 1024)  # already too many to enumerate; 2**d for a d of billions would take minutes
+        # Already too many to enumerate; 2**d for a d of billions would take minutes.
+        return 2 ** min(d, 1024)
 
     def values(self, d: int) -> Tensor:
         return (torch.arange(2**d).unsqueeze(-1) >> torch.arange(d - 1, -1, -1)).bitwise_and(1).to(torch.get_default_dtype())
@@ -503,7 +510,8 @@ class NegativeBinomial(Conditional):
 @register
 @dataclass(frozen=True, repr=False)
 class Exact(Conditional):
-    """The exact conditional of an enumerable latent, for use in q: computed from p by Bayes' rule, without parameters.
+    """The exact conditional of an enumerable latent, for use in q: computed from p by Bayes' rule,
+    without parameters.
 
     q(y | ·) is proportional to the product of p's factors that contain y, normalised over y's values.
     """

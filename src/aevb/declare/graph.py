@@ -25,7 +25,8 @@ class Entry:
     side: str
     key: Key
     spec: Conditional
-    id: str = field(init=False)  # the entry's name in printed models, error messages and the weights file
+    # The entry's name in printed models, error messages and the weights file.
+    id: str = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "id", f"{self.side}({str(self.key).replace(' | ', '|')})")
@@ -45,7 +46,8 @@ class Graph:
         self.p, self.q = _read("p", p), _read("q", q)
         if not isinstance(given, Mapping):
             raise ValueError(f"given is a dictionary from a variable to its size, got {type(given).__name__}.")
-        # If p and q both declare a name, p decides whether it is deterministic; the checks below refuse a contradiction.
+        # If p and q both declare a name, p decides whether it is deterministic; the checks below
+        # refuse a contradiction.
         self.functions = frozenset(name for name, ats in (self.q | self.p).items() if not next(iter(ats.values())).spec.stochastic)
         self.timed: dict[str, bool] = {}
         self.shapes: dict[str, Shape] = {}
@@ -66,13 +68,15 @@ class Graph:
         """Return the same graph: it is immutable, so copies of a model share it."""
         return self
 
-    # Contents -----------------------------------------------------------------------------------------------------------
+    # Contents -------------------------------------------------------------------------------------
 
     def entries(self) -> list[Entry]:
         return [entry for rules in (self.p, self.q) for ats in rules.values() for entry in ats.values()]
 
     def main(self, name: str) -> At:
-        """The time index of the variable's main rule: "t" for sequences, "static" for other variables."""
+        """The time index of the variable's main rule: "t" for sequences, "static" for other
+        variables.
+        """
         return "t" if self.timed[name] else "static"
 
     def rule(self, side: str, name: str) -> Entry:
@@ -80,7 +84,10 @@ class Graph:
         return (self.p if side == "p" else self.q)[name][self.main(name)]
 
     def reads(self, side: str, name: str) -> list[Ref]:
-        """All parents of a variable in p or q, at any step. In the rule for [0] or [T], a parent at that step counts as [t]."""
+        """All parents of a variable in p or q, at any step.
+
+        In the rule for [0] or [T], a parent at that step counts as [t].
+        """
         rules = self.p if side == "p" else self.q
         refs: dict[Ref, None] = {}
         for at, entry in rules.get(name, {}).items():
@@ -243,7 +250,9 @@ class Graph:
         return [name for name in self.q if name in self.p]
 
     def value_reads(self, drawn: tuple[str, ...]) -> dict[str, list[Ref]]:
-        """The parents of all nodes that are computed when q draws these latents: the latents and every deterministic node."""
+        """The parents of all nodes that are computed when q draws these latents: the latents and
+        every deterministic node.
+        """
         reads = {name: self.reads("p" if name in self.p else "q", name) for name in self.deterministic}
         return reads | {name: self.reads("q", name) for name in drawn}
 
@@ -254,7 +263,10 @@ class Graph:
 
     @cached_property
     def place(self) -> dict[str, int]:
-        """The number of the inference stage that computes each node. A node depends on no node of a later stage."""
+        """The number of the inference stage that computes each node.
+
+        A node depends on no node of a later stage.
+        """
         return {node: i for i, stage in enumerate(self.inference) for node in stage.nodes}
 
     @cached_property
@@ -284,7 +296,10 @@ class Graph:
         return schedule(reads, "p and q together")
 
     def latent_behind(self, name: str) -> str | None:
-        """A latent that q's factor of a variable reads, directly or through deterministic nodes; None if it reads only data."""
+        """A latent that q's factor of a variable reads, directly or through deterministic nodes.
+
+        None if it reads only data.
+        """
         frontier, seen = [ref.name for ref in self.reads("q", name)], set()
         while frontier:
             parent = frontier.pop()
@@ -296,7 +311,9 @@ class Graph:
         return None
 
     def factors_containing(self, name: str) -> list[str]:
-        """The stochastic variables whose factor in p contains ``name``, directly or through deterministic nodes; ``name`` first."""
+        """The stochastic variables whose factor in p contains ``name``, directly or through
+        deterministic nodes; ``name`` first.
+        """
         reached, frontier = {name}, [name]
         while frontier:
             node = frontier.pop()
@@ -308,7 +325,8 @@ class Graph:
         return [name] + [other for other in self.stochastic if other in reached and other != name]
 
     def _stochastic_reads(self, factor: str) -> list[tuple[str, bool]]:
-        """The stochastic and given variables that p's factor reads, directly or through deterministic nodes.
+        """The stochastic and given variables that p's factor reads, directly or through
+        deterministic nodes.
 
         Each comes with a flag: whether the factor reads it at another step.
         """
@@ -323,7 +341,9 @@ class Graph:
         return [(node, elsewhere) for node, elsewhere in found if not self.is_deterministic(node)]
 
     def _check_exact(self, name: str) -> None:
-        """Raise ValueError if Bayes' rule cannot give q's factor of ``name``, or if its key has other parents."""
+        """Raise ValueError if Bayes' rule cannot give q's factor of ``name``, or if its key has
+        other parents.
+        """
         entry = self.rule("q", name)
         family = type(self.rule("p", name).spec).__name__
         needed: dict[str, None] = {}

@@ -45,7 +45,10 @@ def _sizes(what: str, sizes: Sequence[int]) -> None:
 
 
 def initialise(weight: Tensor, bias: Tensor | None, how: str, fan_in: int, fan_out: int | None = None) -> None:
-    """Initialise one layer in place. ``fan_in`` counts the inputs from all parents, even if ``weight`` is one block."""
+    """Initialise one layer in place.
+
+    ``fan_in`` counts the inputs from all parents, even if ``weight`` is one block.
+    """
     with torch.no_grad():
         if how == "default":  # as torch initialises nn.Linear
             bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
@@ -75,7 +78,10 @@ TAKEN = frozenset(dir(nn.ParameterDict()))
 
 
 class Blocks(nn.Module):
-    """The first layer: one weight block per parent, and one bias. ``heads`` splits the output rows for initialisation only."""
+    """The first layer: one weight block per parent, and one bias.
+
+    ``heads`` splits the output rows for initialisation only.
+    """
 
     def __init__(self, parents: Mapping[str, int], out: int, *, bias: bool, init: str, heads: Sequence[int] = (), masked: Sequence[str] = ()) -> None:
         super().__init__()
@@ -125,7 +131,8 @@ def _layer(fan_in: int, out: int, init: str, heads: Sequence[int] = ()) -> nn.Li
 
 @dataclass(frozen=True, repr=False)
 class Network:
-    """The specification of a network: an immutable value that builds a new module each time it is used.
+    """The specification of a network: an immutable value that builds a new module each time it is
+    used.
 
     A subclass may set ``pure = True`` if its modules have no side effects. A training step can then be
     recorded and replayed without calling their Python code again.
@@ -141,11 +148,14 @@ class Network:
         return f"{name}({', '.join(shown)})"
 
     def dropouts(self) -> tuple[tuple[float, int], ...]:
-        """The dropout masks that ``rest`` takes in training: pairs (probability of dropping a unit, width of the layer)."""
+        """The dropout masks that ``rest`` takes in training: pairs (probability of dropping a unit,
+        width of the layer).
+        """
         return ()
 
     def build(self, parents: Mapping[str, Shape], heads: Sequence[int], shape: Shape, masked: Sequence[str]) -> nn.Module:
-        """Build a module that maps the parents to ``sum(heads)`` raw numbers; ``shape`` is the shape of the variable.
+        """Build a module that maps the parents to ``sum(heads)`` raw numbers; ``shape`` is the
+        shape of the variable.
 
         The module has two methods. ``first(inputs, *, bias, missing)`` sums the contributions of some of
         the parents (by label) to the first layer. ``rest(h, keep)`` computes the remaining layers; ``keep``
@@ -237,7 +247,10 @@ class MLP(nn.Module):
         return self.blocks(inputs, bias=bias, missing=missing, full=self.heads is None)
 
     def rest(self, h: Tensor, keep: Sequence[Tensor] = ()) -> Tensor:
-        """Compute the remaining layers. ``keep`` holds one dropout mask per hidden layer (1 keeps a unit); empty: no dropout."""
+        """Compute the remaining layers.
+
+        ``keep`` holds one dropout mask per hidden layer (1 keeps a unit); empty: no dropout.
+        """
         if self.heads is None:
             return h
         h, relu = self._drop(self.activation(h), 0, keep), self.spec.activation == "relu"
@@ -253,7 +266,9 @@ class MLP(nn.Module):
 @register
 @dataclass(frozen=True, repr=False)
 class conv(Network):
-    """Convolutions for image-shaped parents, then one dense layer with all parents as input: ``conv(32, 64, hidden=256)``."""
+    """Convolutions for image-shaped parents, then one dense layer with all parents as input:
+    ``conv(32, 64, hidden=256)``.
+    """
 
     channels: Shape = ()
     hidden: int = 256
@@ -374,7 +389,8 @@ class Decoder(nn.Module):
     def rest(self, h: Tensor, keep: Sequence[Tensor] = ()) -> Tensor:
         image = self.activation(self.grow(self.activation(h))).reshape(-1, *self.seed)
         for i, (layer, (height, width)) in enumerate(zip(self.layers, self.sizes[1:], strict=True)):
-            image = layer(image)[..., :height, :width]  # for an odd size, doubling gives one pixel too many
+            # For an odd size, doubling gives one pixel too many.
+            image = layer(image)[..., :height, :width]
             image = self.activation(image) if i + 1 < len(self.layers) else image
         return image.reshape(*h.shape[:-1], -1).to(self.grow.weight.dtype)
 
@@ -382,7 +398,8 @@ class Decoder(nn.Module):
 @register
 @dataclass(frozen=True, repr=False)
 class table(Network):
-    """A lookup table with one row of free parameters per example: the non-amortised q of classic EM.
+    """A lookup table with one row of free parameters per example: the non-amortised q of classic
+    EM.
 
     Declare ``q={"z | i": Normal(net=table(1000))}, given={"i": 1}``. In the data, ``i`` is the row of each
     example, 0 … rows−1.

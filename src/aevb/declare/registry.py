@@ -19,7 +19,8 @@ C = TypeVar("C", bound=type)
 
 
 def register(cls: C) -> C:
-    """Register a conditional or network class by its name, so that models that use it can be saved and loaded.
+    """Register a conditional or network class by its name, so that models that use it can be saved
+    and loaded.
 
     The class must be a frozen dataclass: put ``@dataclass(frozen=True)`` below ``@register``.
     """
@@ -56,7 +57,10 @@ def to_record(spec: Any) -> Any:
 
 
 def from_record(record: Any, custom: Iterable[type] = ()) -> Any:
-    """Build the specification that a record describes. ``custom`` holds classes of the caller that are not registered."""
+    """Build the specification that a record describes.
+
+    ``custom`` holds classes of the caller that are not registered.
+    """
     known = _known | {cls.__name__: cls for cls in custom}
     return _read(record, known)
 
@@ -91,7 +95,10 @@ def _short(value: Any) -> str:
 
 @lru_cache(maxsize=128)
 def _kinds(cls: type) -> dict[str, Any]:
-    """The type hints of a class's settings; empty if they cannot be resolved, e.g. for a class defined inside a function."""
+    """The type hints of a class's settings.
+
+    Empty if they cannot be resolved, e.g. for a class defined inside a function.
+    """
     try:
         return typing.get_type_hints(cls)
     except NameError:
@@ -99,7 +106,9 @@ def _kinds(cls: type) -> dict[str, Any]:
 
 
 def _is(value: Any, kind: Any) -> bool:
-    """Whether a value has a type, for the types that declarations use: numbers, strings, tuples, specifications, and unions."""
+    """Whether a value has a type, for the types that declarations use: numbers, strings, tuples,
+    specifications, and unions.
+    """
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return any(_is(value, one) for one in inner)

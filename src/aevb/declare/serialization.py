@@ -11,7 +11,8 @@ from aevb.declare.networks import Shape
 from aevb.declare.registry import from_record, to_record
 
 FORMAT = 1
-MOST_FACTORS = 10_000  # limit on the factors of a declaration from a file, and on the length of a list in it
+# Limit on the factors of a declaration from a file, and on the length of a list in it.
+MOST_FACTORS = 10_000
 
 
 class Parts(TypedDict):
@@ -31,7 +32,10 @@ def serialize(graph: Graph, missing: str) -> dict[str, Any]:
 
 
 def deserialize(declaration: Mapping[str, Any], custom: Iterable[type] = ()) -> Parts:
-    """Read a declaration from JSON-ready data. ``custom`` holds the user's classes that are not registered."""
+    """Read a declaration from JSON-ready data.
+
+    ``custom`` holds the user's classes that are not registered.
+    """
     if not isinstance(declaration, Mapping) or declaration.get("format") != "aevb model":
         raise ValueError("This is not an aevb model's declaration.")
     version = declaration.get("version")

@@ -17,7 +17,10 @@ TIME, SAMPLES, FIRST_SLOT = -3, -4, -5  # enumeration axes extend from the first
 
 
 def steps_of(value: Tensor, count: int) -> Sequence[Tensor]:
-    """Split a value into slices with T = 1. (With indexing, the backward pass would fill a whole tensor for each step.)"""
+    """Split a value into slices with T = 1.
+
+    (With indexing, the backward pass would fill a whole tensor for each step.)
+    """
     return value.split(1, TIME) if value.shape[TIME] > 1 else [value] * count
 
 
@@ -43,7 +46,10 @@ def swap(value: Tensor, a: int, b: int) -> Tensor:
 
 
 def on_axis(vector: Tensor, slot: int) -> Tensor:
-    """Move the event axis to an enumeration axis. The result is contiguous, because strided weights slow down the gradients."""
+    """Move the event axis to an enumeration axis.
+
+    The result is contiguous, because strided weights slow down the gradients.
+    """
     return swap(vector, slot, -1).contiguous()
 
 
@@ -58,7 +64,9 @@ def size(value: Tensor, axis: int) -> int:
 
 
 def alike(value: Tensor, like: Tensor) -> Tensor:
-    """Add leading axes until the value has as many as ``like``, so that the gradient of their sum needs no reduction."""
+    """Add leading axes until the value has as many as ``like``, so that the gradient of their sum
+    needs no reduction.
+    """
     return value.reshape(*[1] * (like.dim() - value.dim()), *value.shape) if value.dim() < like.dim() else value
 
 
@@ -72,5 +80,8 @@ def expand_axis(value: Tensor, axis: int, count: int) -> Tensor:
 
 
 def contract(term: Tensor, weight: Tensor, axis: int) -> Tensor:
-    """The weighted sum over an axis. A term that does not depend on the axis is returned unchanged, since the weights sum to one."""
+    """The weighted sum over an axis.
+
+    A term that does not depend on the axis is returned unchanged, since the weights sum to one.
+    """
     return (weight * term).sum(axis, keepdim=True) if size(term, axis) > 1 else term

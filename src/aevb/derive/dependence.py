@@ -1,4 +1,6 @@
-"""Dependence analysis: the axes that every value depends on, and the descendants of a latent under q."""
+"""Dependence analysis: the axes that every value depends on, and the descendants of a latent under
+q.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def _shifted(axes: frozenset[Axis], ref: Ref, reader: str, graph: Graph) -> froz
 
 
 def find_axes(graph: Graph, draws: dict, stages: tuple[Stage, ...], clamped: frozenset[str]) -> tuple[dict, dict]:
-    """Compute the axes of every variable's value and of every factor's raw numbers, by fixed-point iteration over the graph."""
+    """Compute the axes of every variable's value and of every factor's raw numbers, by fixed-point
+    iteration over the graph.
+    """
     none: frozenset[Axis] = frozenset()
     values: dict[str, frozenset[Axis]] = {}
     for name in (*graph.observed, *graph.given, *clamped):
@@ -115,7 +119,10 @@ def _descends(graph: Graph, target: tuple[str, Step], name: str, clamped: frozen
 
 
 def conflict(graph: Graph, name: str, clamped: frozenset[str]) -> str | None:
-    """Describe a parent of ``name`` in p that depends on ``name`` under q; None if there is none."""
+    """Describe a parent of ``name`` in p that depends on ``name`` under q.
+
+    None if there is none.
+    """
     for entry in graph.p[name].values():
         for ref in entry.key.parents:
             steps: list[Step] = [None] if ref.at == "static" else [ref.lag if ref.at == "t" else 0, None]

@@ -1,4 +1,5 @@
-"""The choices of a plan: how to compute a latent's expectation (:class:`Draw`) and its KL term (:class:`Term`).
+"""The choices of a plan: how to compute a latent's expectation (:class:`Draw`) and its KL term
+(:class:`Term`).
 
 Both are string enums. A request such as ``how={"y": "gumbel"}`` uses their values.
 """
@@ -48,7 +49,9 @@ class Draw(StrEnum):
         return _BIASES.get(self)
 
     def check(self, name: str, q: Conditional, p: Conditional, samples: int, bound: str) -> None:
-        """Raise ValueError, with the alternatives, if the latent ``name`` cannot be drawn like this from its factor of q."""
+        """Raise ValueError, with the alternatives, if the latent ``name`` cannot be drawn like this
+        from its factor of q.
+        """
         family, where = type(q).__name__, f"how={{{name!r}: {self!r}}}"
         if self.enumerates and not p.finite:
             raise ValueError(f'{where}: {name} is a {family} with infinitely many values. Use "pathwise".')
@@ -87,7 +90,8 @@ class Term(StrEnum):
     ENTROPY = "entropy"  # log p at the sample, q's entropy in closed form
     SAMPLED = "sampled"  # log p and log q at the sample
     SUMMED = "summed"  # over all values of an enumerated latent; a request cannot ask for it
-    RELAXED = "relaxed"  # both densities of the relaxation at the relaxed sample, for the draw of the same name
+    # Both densities of the relaxation at the relaxed sample, for the draw of the same name.
+    RELAXED = "relaxed"
 
     __repr__ = str.__repr__
 

@@ -26,7 +26,9 @@ class Explanation(str):
 
 
 def describe(graph: Graph, counts: Mapping[str, int]) -> str:
-    """The printed form of a model: the factorizations, then every entry with its size and number of parameters."""
+    """The printed form of a model: the factorizations, then every entry with its size and number of
+    parameters.
+    """
     lines = []
     width = max(len(str(entry.key)) for entry in graph.entries())
     for side, symbol in (("p", "θ"), ("q", "φ")):
@@ -103,7 +105,9 @@ class Writer:
         return text.replace(self._pick("exp log ", r"\exp \log "), "")
 
     def _reduction(self, name: str) -> str:
-        """The symbol of one reduction: a mean over samples, or a sum over a static latent's values or mixture components."""
+        """The symbol of one reduction: a mean over samples, or a sum over a static latent's values
+        or mixture components.
+        """
         plan, k = self.plan, self.plan.samples
         if name == S[0]:
             text = self._pick(f"1/{k} Σₛ ", rf"\tfrac{{1}}{{{k}}} \sum_{{s=1}}^{{{k}}} ") if k > 1 else ""
@@ -118,7 +122,10 @@ class Writer:
         return self._pick(f"log {text}exp ", rf"\log {text}\exp ") if inside else text
 
     def component(self, name: str) -> str:
-        """The index of a mixture's components; it includes the latent's name if there are several mixtures."""
+        """The index of a mixture's components.
+
+        It includes the latent's name if there are several mixtures.
+        """
         alone = [choice.draw for choice in self.plan.choices.values()].count(Draw.STRATIFY) < 2
         return self._pick("ₖ", "k") if alone else self._pick(f"_k_{name}", f"k_{name}")
 
@@ -182,7 +189,9 @@ def _sample(choice: Choice, plan: Plan) -> str:
 
 
 def explain(plan: Plan) -> Explanation:
-    """Explain a plan: the estimator, how each latent is drawn and each term computed, the reasons, biases and cost."""
+    """Explain a plan: the estimator, how each latent is drawn and each term computed, the reasons,
+    biases and cost.
+    """
     graph = plan.graph
     data = ", ".join(f"{n}" for n in (*graph.observed, *(n for n in graph.latents if n in plan.clamped)))
     given = " | " + ", ".join(graph.given) if graph.given else ""

@@ -1,4 +1,5 @@
-"""The derivation: from the two factorizations to an estimator of the bound, with a reason for every choice.
+"""The derivation: from the two factorizations to an estimator of the bound, with a reason for every
+choice.
 
 For each latent v, the plan chooses how to compute the expectation over v (enumerated, pathwise,
 relaxed, score function) and the term E[log p(v|·) − log q(v|·)] (in closed form, or on samples).
@@ -39,7 +40,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Plan:
-    """A derived estimator. It is plain data, and with parameters, batch and noise it determines the estimate."""
+    """A derived estimator.
+
+    It is plain data, and with parameters, batch and noise it determines the estimate.
+    """
 
     graph: Graph = field(repr=False)
     choices: dict[str, Choice]
@@ -52,7 +56,8 @@ class Plan:
     slots: dict[str, tuple[int, int | None]] = field(repr=False)
     axes: dict[str, frozenset[Axis]] = field(repr=False)  # of each entry's raw numbers
     values: dict[str, frozenset[Axis]] = field(repr=False)  # of each variable's value
-    noise_keys: dict[str, str] = field(repr=False)  # of each entry that is drawn; see ``_noise_keys``
+    # The noise of each entry that is drawn; see ``_noise_keys``.
+    noise_keys: dict[str, str] = field(repr=False)
 
     @property
     def drawn(self) -> tuple[str, ...]:
@@ -65,7 +70,9 @@ class Plan:
         return tuple(name for name, choice in self.choices.items() if choice.draw.enumerates)
 
     def weights_read(self, name: str) -> frozenset[str]:
-        """The axes (latents, and "#S" for samples) that a latent's weights depend on, directly or through other weights."""
+        """The axes (latents, and "#S" for samples) that a latent's weights depend on, directly or
+        through other weights.
+        """
         found: set[str] = set()
         frontier = {name}
         while frontier:
@@ -77,18 +84,22 @@ class Plan:
 
     @property
     def inner(self) -> tuple[str, ...]:
-        """Static latents with an axis whose weights depend on samples: their expectation precedes the mean over samples."""
+        """Static latents with an axis whose weights depend on samples: their expectation precedes
+        the mean over samples.
+        """
         return tuple(name for name in self.slots if not self.graph.timed[name] and S[0] in self.weights_read(name))
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The order of the expectations, innermost first: latents with an axis, and "#S" for the mean over samples.
+        """The order of the expectations, innermost first: latents with an axis, and "#S" for the
+        mean over samples.
 
         A latent comes before all axes that its weights depend on. A sum inside a logarithm comes before
         the other expectations where possible: log Σ exp E ≤ E log Σ exp, so this order gives the tighter
         bound. Of several such sums, the one that must follow the fewest expectations comes first.
         """
-        latents = [name for name in reversed(self.slots) if not self.graph.timed[name]]  # weights depend only on later latents of this list
+        # Weights depend only on later latents of this list.
+        latents = [name for name in reversed(self.slots) if not self.graph.timed[name]]
         read = {name: self.weights_read(name) for name in latents}
         precede = {name: [other for other in latents if name in read[other]] for name in (*latents, S[0])}
         early = [name for name in precede if name == S[0] or self.reduction(name) != "expectation"]
@@ -96,7 +107,9 @@ class Plan:
         return tuple(dict.fromkeys([*(each for name in early for each in (*precede[name], name)), *latents]))
 
     def reduction(self, name: str) -> str:
-        """How to reduce an axis of ``order``: "mean", "expectation", "log mean exp", "log expectation exp" or "log sum exp"."""
+        """How to reduce an axis of ``order``: "mean", "expectation", "log mean exp", "log
+        expectation exp" or "log sum exp".
+        """
         inside = self.bound == "iwae"
         if name == S[0]:
             return "log mean exp" if inside else "mean"
@@ -126,7 +139,9 @@ class Plan:
         return math.prod(self.size(axis) for axis in self.axes[self.graph.rule("p", name).id])
 
     def direction(self, side: str, name: str) -> int:
-        """−1 (+1) if log p or log q of a variable depends on an enumerated latent at the previous (next) step, else 0."""
+        """−1 (+1) if log p or log q of a variable depends on an enumerated latent at the previous
+        (next) step, else 0.
+        """
         rules = self.graph.p if side == "p" else self.graph.q
         offsets = {offset for entry in rules[name].values() for _, offset in self.axes[entry.id] | self.values[name] if offset}
         if len(offsets) > 1:
@@ -136,7 +151,9 @@ class Plan:
         return offsets.pop() if offsets else 0
 
     def ends(self, entry: Entry) -> list[str]:
-        """The ends of the sequence ("first", "last") where a static factor reads a value that depends on an enumerated sequence."""
+        """The ends of the sequence ("first", "last") where a static factor reads a value that
+        depends on an enumerated sequence.
+        """
         enumerated = {name for name in self.slots if self.graph.timed[name]}
         return sorted({ref.at for ref in entry.key.parents if any(name in enumerated for name, _ in self.values.get(ref.name, ()))})
 
@@ -235,7 +252,10 @@ def derive(
 
 
 def _words(name: str, text: str) -> tuple[Draw | None, Term | None]:
-    """Parse a request such as ``"pathwise sampled"`` into a draw and a term; None leaves the choice to the plan."""
+    """Parse a request such as ``"pathwise sampled"`` into a draw and a term.
+
+    None leaves the choice to the plan.
+    """
     draw = term = None
     for word in text.replace(",", " ").split():
         if word in DRAWS and draw is None:
@@ -287,7 +307,7 @@ def _draws(graph: Graph, latents: list[str], requests: dict, samples: int, bound
     return draws
 
 
-# Axes and noise -----------------------------------------------------------------------------------------------------------
+# Axes and noise -----------------------------------------------------------------------------------
 
 
 def _noise_keys(graph: Graph, drawn: tuple[str, ...]) -> dict[str, str]:
@@ -304,7 +324,9 @@ def _noise_keys(graph: Graph, drawn: tuple[str, ...]) -> dict[str, str]:
 
 
 def _slots(choices: dict[str, Choice], axes: dict, values: dict) -> dict[str, tuple[int, int | None]]:
-    """Assign each latent with an axis its position, and a second one for its neighbour in time if that is read."""
+    """Assign each latent with an axis its position, and a second one for its neighbour in time if
+    that is read.
+    """
     slots: dict[str, tuple[int, int | None]] = {}
     position = FIRST_SLOT
     used = frozenset().union(*axes.values(), *values.values())
@@ -317,7 +339,7 @@ def _slots(choices: dict[str, Choice], axes: dict, values: dict) -> dict[str, tu
     return slots
 
 
-# How each term is computed ------------------------------------------------------------------------------------------------
+# How each term is computed ------------------------------------------------------------------------
 
 
 def _term(
@@ -362,7 +384,7 @@ def _term(
     return Term.SAMPLED, (f"{reason}; " if reason and asked is None else "") + ("as asked, " if asked else "") + "log p and log q at the sample"
 
 
-# Which choices can be combined -----------------------------------------------------------------------------------------------
+# Which choices can be combined --------------------------------------------------------------------
 
 
 def _check_combinations(plan: Plan) -> None:
@@ -383,7 +405,8 @@ def _check_combinations(plan: Plan) -> None:
                 f"how={{{chain!r}: 'gumbel'}} draws it (or 'score', with samples=2 or more)."
             )
     late = next((name for name in plan.order[plan.order.index(S[0]) + 1 :] if choices[name].draw is Draw.SUM), None)
-    if late and Draw.SCORE in drawn.values():  # the log of that sum is not linear in the samples' bounds, so the score function is biased
+    # The log of that sum is not linear in the samples' bounds, so the score function is biased.
+    if late and Draw.SCORE in drawn.values():
         waiting = next(name for name in plan.enumerated if (late, 0) in plan.axes[graph.rule("q", name).id])
         raise ValueError(
             f'how={{{late!r}: "sum"}}: q({waiting}|·) reads {late}, which is therefore summed after the samples, where the score function is biased. '
@@ -394,7 +417,8 @@ def _check_combinations(plan: Plan) -> None:
             raise ValueError('gradient="stl" is biased for iwae with samples > 1. Use gradient="dreg", or bound="elbo".')
         if Draw.PATHWISE not in drawn.values():
             raise ValueError('gradient="stl" needs a pathwise latent; this plan has none. Use gradient="plain".')
-        for name in plan.drawn:  # if the weight of −log q(v) depends on v, the mean of its gradient at fixed v is not zero
+        # If the weight of −log q(v) depends on v, the mean of its gradient at fixed v is not zero.
+        for name in plan.drawn:
             own = {axis for axis, _ in plan.values[name] if axis in plan.slots}
             own = own.union(*(plan.weights_read(axis) for axis in own)) - {S[0]}
             inside = sorted(axis for axis in own if choices[axis].draw in (Draw.SUM, Draw.STRATIFY))

@@ -50,7 +50,10 @@ def sample(
 
 
 def fixed_values(model: DeclaredModel, n: int, steps: int, fixed: Mapping[str, Any]) -> Batch:
-    """Expand fixed values to n rows and check them. A value is a label or a number, one row, or n rows."""
+    """Expand fixed values to n rows and check them.
+
+    A value is a label or a number, one row, or n rows.
+    """
     graph, full = model.graph, {}
     for name, value in fixed.items():
         if name not in graph.shapes or graph.is_deterministic(name):
@@ -95,7 +98,9 @@ def _check_fixed(graph: Graph, name: str, fixed: set[str]) -> None:
 
 
 def ancestral_draw(model: DeclaredModel, n: int, steps: int) -> Callable[[str, Entry, Tensor, int | None], Tensor]:
-    """Return the function by which a program draws n rows of a variable of p from its factor's raw numbers."""
+    """Return the function by which a program draws n rows of a variable of p from its factor's raw
+    numbers.
+    """
     like = model._parameter()
 
     def draw(name: str, entry: Entry, raw: Tensor, t: int | None) -> Tensor:

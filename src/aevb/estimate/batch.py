@@ -24,7 +24,8 @@ from aevb.estimate.places import INDICES, Places
 
 Batch = dict[str, Tensor]
 
-MANY = 20  # from this many short sequences on, a step whose values count them is taken for a column of times
+# From this many short sequences on, a step whose values count them is taken for a column of times.
+MANY = 20
 
 
 def prepare(
@@ -118,7 +119,10 @@ def lay_out(graph: Graph, data: Mapping[str, Any], *, like: Tensor, masks: Itera
 
 
 def raw_on_axes(graph: Graph, name: str, value: Any, like: Tensor) -> Tensor:
-    """Convert values to [T or 1, N, d] on the model's device; integers keep their type, and missing values become zeros."""
+    """Convert values to [T or 1, N, d] on the model's device.
+
+    Integers keep their type, and missing values become zeros.
+    """
     tensor = numbers(name, value)
     kind = torch.empty((), dtype=like.dtype if tensor.is_floating_point() else tensor.dtype, device=like.device)
     found = _on_axes(graph, name, tensor, kind)
@@ -157,7 +161,10 @@ def pad(graph: Graph, data: Mapping[str, Any], steps: Any = None, lengths: Any =
 
 
 def _ragged(value: Any) -> list[np.ndarray] | None:
-    """Return the rows of a list (or object array) whose first axes differ in length; None if the value is a regular array."""
+    """Return the rows of a list (or object array) whose first axes differ in length.
+
+    None if the value is a regular array.
+    """
     if not isinstance(value, list | tuple) and not (isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 1):
         return None
     try:
@@ -186,7 +193,9 @@ def _padded(name: str, rows: list[np.ndarray]) -> tuple[np.ndarray, list[int]]:
 
 
 def split_latents(graph: Graph, batch: Mapping[str, Tensor]) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the latents that are known in every row, and the variables that are known in some rows only."""
+    """Return the latents that are known in every row, and the variables that are known in some rows
+    only.
+    """
     clamped = frozenset(name for name in graph.latents if name in batch and mask_of(name) not in batch)
     return clamped, frozenset(variable_of(name) for name in batch if is_mask(name))
 
@@ -204,7 +213,10 @@ def _lacking(graph: Graph, name: str) -> str:
 
 
 def unmasked(x: Any) -> Any:
-    """Replace the masked entries of a NumPy masked array, or of a list of them, by NaN; integers become floats."""
+    """Replace the masked entries of a NumPy masked array, or of a list of them, by NaN.
+
+    Integers become floats.
+    """
     if isinstance(x, list | tuple):
         return [unmasked(row) for row in x] if any(isinstance(row, np.ma.MaskedArray) for row in x) else x
     if not isinstance(x, np.ma.MaskedArray):
@@ -215,7 +227,10 @@ def unmasked(x: Any) -> Any:
 
 
 def numbers(name: str, value: Any) -> Tensor:
-    """Convert a value to a tensor. Raise ValueError, naming what the value holds, if it does not hold numbers."""
+    """Convert a value to a tensor.
+
+    Raise ValueError, naming what the value holds, if it does not hold numbers.
+    """
     if isinstance(value, Tensor):
         return _plain_tensor(name, value)
     try:
@@ -226,7 +241,8 @@ def numbers(name: str, value: Any) -> Tensor:
         raise ValueError(_no_numbers(name, value, array))
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         array = array.astype(np.float64)
-    if array.dtype.kind == "u" and array.dtype.itemsize > 1:  # torch supports few operations on these types
+    # torch supports few operations on these types.
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(np.float64 if array.size and array.max() >= 2**63 else np.int64)
     if not array.dtype.isnative or not array.flags.writeable or not array.flags.aligned or any(stride < 0 for stride in array.strides):
         array = array.astype(array.dtype.newbyteorder("="), order="C", copy=True)  # torch cannot share such memory
@@ -234,7 +250,10 @@ def numbers(name: str, value: Any) -> Tensor:
 
 
 def _plain_tensor(name: str, value: Tensor) -> Tensor:
-    """Return a detached dense tensor of real numbers; raise ValueError for sparse, nested, complex, quantised or meta tensors."""
+    """Return a detached dense tensor of real numbers.
+
+    Raise ValueError for sparse, nested, complex, quantised or meta tensors.
+    """
     kinds = {"complex numbers": value.is_complex(), "no numbers (a meta tensor)": value.is_meta, "quantised numbers": value.is_quantized}
     what = next((what for what, there in kinds.items() if there), None)
     if what is not None:
@@ -244,13 +263,16 @@ def _plain_tensor(name: str, value: Tensor) -> Tensor:
         raise ValueError(
             f"{name} is a {'nested' if value.is_nested else 'sparse'} tensor. Pass a dense one ({name}.to_dense()), or a list of sequences."
         )
-    if value.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch supports few operations on these types
+    # torch supports few operations on these types.
+    if value.dtype in (torch.uint16, torch.uint32, torch.uint64):
         return numbers(name, value.detach().cpu().numpy()).to(value.device)
     return value.detach()
 
 
 def _no_numbers(name: str, value: Any, array: np.ndarray) -> str:
-    """The error message for an array that does not hold numbers: the first such entry, its place, and the fix."""
+    """The error message for an array that does not hold numbers: the first such entry, its place,
+    and the fix.
+    """
     if not array.shape and array.dtype == object:
         fix = f" Pass {name}.toarray()." if hasattr(value, "toarray") else ""
         return f"{name} is a {type(value).__name__}, not an array of numbers.{fix}"
@@ -294,14 +316,18 @@ def _layout(graph: Graph, name: str, value: Any, like: Tensor, first_row: int, p
 
 
 def _on_axes(graph: Graph, name: str, tensor: Tensor, like: Tensor) -> Tensor:
-    """Reshape [N, *shape] or [N, T, *shape] to [T or 1, N, d], on the model's device and in its precision."""
+    """Reshape [N, *shape] or [N, T, *shape] to [T or 1, N, d], on the model's device and in its
+    precision.
+    """
     time = 1 if graph.timed[name] else 0
     tensor = tensor.reshape(*tensor.shape[: 1 + time], graph.size(name)).to(like.device).to(like.dtype)
     return tensor.transpose(0, 1) if time else tensor.unsqueeze(0)
 
 
 def are_labels(graph: Graph, name: str, tensor: Tensor) -> bool:
-    """Whether the tensor gives a categorical (or given) variable by class labels instead of one-hot vectors."""
+    """Whether the tensor gives a categorical (or given) variable by class labels instead of one-hot
+    vectors.
+    """
     time = 1 if graph.timed[name] else 0
     return graph.size(name) > 1 and tensor.dim() == 1 + time and (name in graph.given or graph.rule("p", name).spec.categorical)
 
@@ -319,7 +345,10 @@ def _check_labels(name: str, labels: Tensor, count: int, first_row: int, places:
 
 
 def _vectors(labels: Tensor, count: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Convert labels 0 … C−1 (−1 or NaN: unknown) to one-hot vectors. Return them and a mask of the known ones."""
+    """Convert labels 0 … C−1 (−1 or NaN: unknown) to one-hot vectors.
+
+    Return them and a mask of the known ones.
+    """
     whole = (labels.nan_to_num(-1.0) if labels.is_floating_point() else labels).long()
     known = (whole >= 0).unsqueeze(-1)
     vectors = torch.nn.functional.one_hot(whole.clamp_min(0), count).to(like.dtype) * known.to(like.dtype)
@@ -337,7 +366,8 @@ def _check_lengths(graph: Graph, batch: Batch) -> None:
 
 
 def _check_steps(graph: Graph, batch: Batch, length: Any, single: bool) -> None:
-    """Raise ValueError for data that look like one series whose time points are on the axis of the examples.
+    """Raise ValueError for data that look like one series whose time points are on the axis of the
+    examples.
 
     Such data are many sequences of one step, or many short sequences of which one step is a column of
     times. ``length``, if given, must be the number of steps; it says that the user wants such sequences.
@@ -393,7 +423,10 @@ def _real_steps(graph: Graph, batch: Batch, steps: Any, lengths: Any, *, check: 
 
 
 def _check_missing(graph: Graph, name: str, mask: Tensor, *, padded: bool) -> None:
-    """Raise ValueError for missing entries that p cannot marginalise out. ``padded``: the lengths of the rows are known."""
+    """Raise ValueError for missing entries that p cannot marginalise out.
+
+    ``padded``: the lengths of the rows are known.
+    """
     if name in graph.latents:
         if bool((mask.any(-1) != mask.all(-1)).any()):
             raise ValueError(f"{name!r} is latent, and in some row only part of its entries are known. Give the whole row, or none of it (NaN).")
@@ -407,7 +440,8 @@ def _check_missing(graph: Graph, name: str, mask: Tensor, *, padded: bool) -> No
         return
     for entry in graph.p[name].values():
         spec, d = entry.spec, graph.size(name)
-        if type(spec).log_prob is Conditional.log_prob and not spec.categorical:  # the family defines no marginals
+        # The family defines no marginals.
+        if type(spec).log_prob is Conditional.log_prob and not spec.categorical:
             raw = {head: torch.zeros(size) for head, size in spec.heads(d).items()} | spec.vectors(d)
             if spec.distribution(**raw).event_shape:
                 family = type(spec).__name__
@@ -423,7 +457,9 @@ def _perhaps_padding(graph: Graph, name: str, mask: Tensor) -> str:
 
 
 class FamilyError(ValueError):
-    """The data of an observed ``variable`` do not fit its family in p (wrong support, or degenerate); another family may fit."""
+    """The data of an observed ``variable`` do not fit its family in p (wrong support, or
+    degenerate); another family may fit.
+    """
 
     def __init__(self, text: str, variable: str = "") -> None:
         super().__init__(text)
@@ -436,7 +472,8 @@ def _check_support(graph: Graph, name: str, value: Tensor, mask: Tensor | None, 
     if name in graph.given:
         bad, what, fix = infinite, "not finite", "Replace them."
         if rows is not None:
-            unknown = torch.zeros_like(infinite) if mask is None else ~mask  # a missing index is stored as 0 and would select row 0
+            # A missing index is stored as 0 and would select row 0.
+            unknown = torch.zeros_like(infinite) if mask is None else ~mask
             bad, mask = unknown | infinite | (value != value.round()) | (value < 0) | (value >= rows), None
             what = f"outside the rows of table({rows})"
             fix = f"Rows are numbered 0 … {rows - 1}."
@@ -454,11 +491,15 @@ def _check_support(graph: Graph, name: str, value: Tensor, mask: Tensor | None, 
             count = int(bad.any(-1).sum()) if name not in graph.given and graph.rule("p", name).spec.categorical else int(bad.sum())
             text = text.replace("that are", "that is", 1) if count == 1 else text
             message = f"{name} has {_counted(count, 'value')} {text}. {_grey_levels(graph, name, value) or fix}"
-            raise FamilyError(message, name) if i else ValueError(message)  # no family accepts what the first check refuses
+            # No family accepts what the first check refuses.
+            raise FamilyError(message, name) if i else ValueError(message)
 
 
 def _grey_levels(graph: Graph, name: str, value: Tensor) -> str | None:
-    """The fix for grey levels passed to a family on {0, 1} or [0, 1]; None if the values do not look like grey levels."""
+    """The fix for grey levels passed to a family on {0, 1} or [0, 1].
+
+    None if the values do not look like grey levels.
+    """
     family = None if name in graph.given else graph.rule("p", name).spec
     high = float(value.max())
     if family is None or family.support not in (constraints.boolean, constraints.unit_interval) or not 1 < high <= 255:
@@ -472,14 +513,17 @@ def _grey_levels(graph: Graph, name: str, value: Tensor) -> str | None:
 
 
 def _outside(graph: Graph, entry: Entry, value: Tensor, where: Tensor | None) -> tuple[Tensor, str, str]:
-    """Return a mask of the values outside the support of a rule of p (at the rule's steps), a description, and the fix."""
+    """Return a mask of the values outside the support of a rule of p (at the rule's steps), a
+    description, and the fix.
+    """
     spec, target = entry.spec, entry.key.name if len(graph.p[entry.key.name]) == 1 else str(entry.key.target)
     bad, what, fix = spec.outside(value)
     return bad if where is None else bad & where, f"{what} ({{first}}), but p gives {target} a {type(spec).__name__}", fix
 
 
 def _steps_of_rule(graph: Graph, entry: Entry, value: Tensor, real: Tensor | None) -> Tensor | None:
-    """Return a mask [T, N or 1, 1] of the steps at which this rule of p holds; None if it holds at all steps.
+    """Return a mask [T, N or 1, 1] of the steps at which this rule of p holds; None if it holds at
+    all steps.
 
     In a row of one step, the rule for the last step takes precedence over the rule for the first.
     """
@@ -503,7 +547,9 @@ def _counted(n: int, noun: str) -> str:
 
 
 def public(graph: Graph, name: str, value: Tensor, n: int, steps: int) -> Tensor:
-    """Convert an internal value […, T, N, d] to the user's layout, […, N, *shape] or […, N, T, *shape]."""
+    """Convert an internal value […, T, N, d] to the user's layout, […, N, *shape] or […, N, T,
+    *shape].
+    """
     lead = value.shape[:-3]
     value = value.expand(*lead, steps if graph.timed[name] else 1, n, value.shape[-1]).transpose(-3, -2)
     return value.reshape(*lead, n, *([steps] if graph.timed[name] else []), *graph.shapes[name])

@@ -12,7 +12,8 @@ from aevb.derive.plan import Plan
 
 
 class Chain:
-    """q's marginals of the latents enumerated at every step, and the pairwise marginals if a factor reads a neighbour.
+    """q's marginals of the latents enumerated at every step, and the pairwise marginals if a factor
+    reads a neighbour.
 
     If q's factors read their neighbour in time, a recursion computes the marginals at cost T·C²
     instead of summing over C^T paths.
@@ -40,7 +41,10 @@ class Chain:
         return 1 / math.prod([count for count, (_, slot) in zip(self.sizes, self.slots, strict=True) if slot is not None])
 
     def _to_neighbour(self, value: Tensor) -> Tensor:
-        """Move each latent from its own axis to its neighbour's axis; sum out latents that have no neighbour's axis."""
+        """Move each latent from its own axis to its neighbour's axis.
+
+        Sum out latents that have no neighbour's axis.
+        """
         for current, slot in self.slots:
             if slot is not None:
                 value = swap(value, current, slot)
@@ -64,13 +68,17 @@ class Chain:
         return join(pairs), join(singles)
 
     def weights(self, direction: int) -> Tensor:
-        """The joint weights of (present, neighbour at t + direction); the weights of the present alone for direction 0."""
+        """The joint weights of (present, neighbour at t + direction).
+
+        The weights of the present alone for direction 0.
+        """
         if not direction:
             return self.single
         if direction == self.direction:
             assert self.pair is not None
             return self.pair
-        # q runs the other way: use the neighbour's conditional given the present. Outside the sequence the weights are uniform.
+        # q runs the other way: use the neighbour's conditional given the present. Outside the
+        # sequence the weights are uniform.
         edge = self.single.narrow(TIME, 0 if direction < 0 else self.steps - 1, 1) * self._uniform()
         start = 0 if direction < 0 else 1
         here = self.single.narrow(TIME, 1 - start, self.steps - 1)

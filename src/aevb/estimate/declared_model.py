@@ -30,7 +30,9 @@ RESERVED = (
 
 
 class DeclaredModel(nn.Module):
-    """The graph of p and q, one module per factor, and the derived plans. :class:`aevb.Model` adds the user's methods."""
+    """The graph of p and q, one module per factor, and the derived plans. :class:`aevb.Model` adds
+    the user's methods.
+    """
 
     def __init__(
         self,
@@ -67,7 +69,10 @@ class DeclaredModel(nn.Module):
             raise ValueError(f"{entry.where}: {error}") from None
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Move to a device or a precision, as in torch. Raise ValueError if there is no such GPU."""
+        """Move to a device or a precision, as in torch.
+
+        Raise ValueError if there is no such GPU.
+        """
         wanted = [str(value) for value in (*args[:1], kwargs.get("device")) if isinstance(value, str | torch.device)]
         if any(name.startswith("cuda") for name in wanted) and not torch.cuda.is_available():
             raise ValueError(
@@ -80,7 +85,9 @@ class DeclaredModel(nn.Module):
         return self.to("cuda" if device is None else torch.device("cuda", device) if isinstance(device, int) else device)
 
     def theta(self) -> list[nn.Parameter]:
-        """The generative parameters θ: all parameters of p, including those of nodes that q reads too."""
+        """The generative parameters θ: all parameters of p, including those of nodes that q reads
+        too.
+        """
         return [parameter for entry in self.graph.entries() if entry.side == "p" for parameter in self.factors[entry.id].parameters()]
 
     def phi(self) -> list[nn.Parameter]:
@@ -126,7 +133,9 @@ class DeclaredModel(nn.Module):
 
     @contextmanager
     def _in_its_precision(self) -> Iterator[None]:
-        """Raise a readable ValueError if torch does not implement an operation in the model's (half) precision."""
+        """Raise a readable ValueError if torch does not implement an operation in the model's
+        (half) precision.
+        """
         try:
             yield
         except NotImplementedError as error:

@@ -32,7 +32,8 @@ from aevb.runtime.seeding import draw_from, seeded
 
 @dataclass(frozen=True)
 class Bound:
-    """An estimate of a bound, one number per example. For the ELBO, value = Σ likelihood terms − Σ KL terms, exactly.
+    """An estimate of a bound, one number per example. For the ELBO, value = Σ likelihood terms − Σ
+    KL terms, exactly.
 
     ``terms`` holds ``"x"`` for log p(x|·) and ``"kl(z)"`` for E[log q(z|·) − log p(z|·)], which is
     −log p(z|·) in rows where z is known. Under iwae the terms are diagnostics: averages with the
@@ -53,7 +54,9 @@ def scale_gradient(value: Tensor, factor: Tensor) -> Tensor:
 
 
 class Estimate:
-    """The computation of one estimate: draw all values, then compute log-probabilities, weights, terms and the bound."""
+    """The computation of one estimate: draw all values, then compute log-probabilities, weights,
+    terms and the bound.
+    """
 
     def __init__(
         self,
@@ -91,7 +94,8 @@ class Estimate:
     # Drawing --------------------------------------------------------------------------------------------------------------
 
     def _unscale(self, entry: Entry, ref: Ref, value: Tensor) -> Tensor:
-        """Undo DReG's gradient weight on the inputs of a draw, so that gradients to earlier draws are not weighted twice.
+        """Undo DReG's gradient weight on the inputs of a draw, so that gradients to earlier draws
+        are not weighted twice.
 
         The plan decides whether a parent has a sample axis. Its tensor cannot decide: at the first step
         of a recurrence, the state may not have that axis yet.
@@ -120,7 +124,8 @@ class Estimate:
         draw, spec = self.plan.choices[name].draw, factor.spec
         scaled = self._scaled if self.scale is not None else None
         raw = scaled(raw) if scaled else raw
-        if noise.dim() == 0:  # a seed: torch draws the sample, so the parameters need all axes of the value
+        # A seed: torch draws the sample, so the parameters need all axes of the value.
+        if noise.dim() == 0:
             raw = raw.expand(torch.broadcast_shapes(raw.shape, (*self._value_shape(name, t)[:-1], 1)))
         whole = t is None and scaled is None and noise.dim() and entry.key.at in ("t", "static")
         dist = self.program.distribution("q", name)[1] if whole else factor.distribution(raw, scaled)
@@ -155,7 +160,9 @@ class Estimate:
     # Log-probabilities and weights -----------------------------------------------------------------------------------------------
 
     def _detached(self, side: str, name: str, region: str) -> tuple[Conditional, td.Distribution]:
-        """Return a factor's distribution with its weights and all inputs detached, except the inputs that are samples."""
+        """Return a factor's distribution with its weights and all inputs detached, except the
+        inputs that are samples.
+        """
         entry = self.program.entry(side, name, region)
         factor, program = self.factors[entry.id], self.program
         assert isinstance(factor, Factor)
@@ -176,12 +183,17 @@ class Estimate:
         return self._log_p[name]
 
     def log_q(self, name: str) -> Tensor:
-        """log q(v | ·) at v's sample; for the gradients "stl" and "dreg", q's parameters are detached."""
+        """log q(v | ·) at v's sample.
+
+        For the gradients "stl" and "dreg", q's parameters are detached.
+        """
         fixed = self.plan.gradient in ("stl", "dreg") and self.plan.choices[name].draw is Draw.PATHWISE
         return self.program.log_prob("q", name, self.program.values[name], distribution=self._detached if fixed else None)
 
     def log_w(self, name: str) -> Tensor:
-        """log q of every value of an enumerated latent (or log π of every mixture component), on the latent's axis."""
+        """log q of every value of an enumerated latent (or log π of every mixture component), on
+        the latent's axis.
+        """
         if name not in self._log_w:
             self._log_w[name] = self._bayes(name) if isinstance(self.graph.rule("q", name).spec, Exact) else self._weights_of(name)
         return self._log_w[name]
@@ -222,7 +234,9 @@ class Estimate:
         return term.sum(TIME, keepdim=True)
 
     def finish(self, name: str, term: Tensor, side: str) -> Tensor:
-        """Sum a term over time, and over the values of the latents enumerated at each step, weighted by their probabilities."""
+        """Sum a term over time, and over the values of the latents enumerated at each step,
+        weighted by their probabilities.
+        """
         timed = self.graph.timed[name]
         slots = [slot for latent in self.plan.slots if self.graph.timed[latent] for slot in self.plan.slots[latent] if slot]
         if any(size(term, slot) > 1 for slot in slots):
@@ -240,19 +254,23 @@ class Estimate:
         return self._chain
 
     def weight(self, name: str) -> Tensor:
-        """The weight of every value of an enumerated latent: its probability under q, or one-hot where the value is known."""
+        """The weight of every value of an enumerated latent: its probability under q, or one-hot
+        where the value is known.
+        """
         weight = self.log_w(name).exp()
         seen = self.batch.get(mask_of(name))
         if seen is None or self.plan.choices[name].draw is Draw.STRATIFY:
             return weight
         table = self.program.values[name]
         if self.program.real is not None and self.graph.timed[name]:
-            seen = seen & self.program.real  # padded steps have no known value, but their weights must still sum to one
+            # Padded steps have no known value, but their weights must still sum to one.
+            seen = seen & self.program.real
         here = (table == self.batch[name]).all(-1, keepdim=True).to(weight.dtype)
         return torch.where(seen[..., :1], here, weight)
 
     def kl(self, name: str) -> Tensor:
-        """E[log q(v|·) − log p(v|·)] as the plan computes it, summed over time, not yet averaged over the other latents.
+        """E[log q(v|·) − log p(v|·)] as the plan computes it, summed over time, not yet averaged
+        over the other latents.
 
         The term is zero where v is known: log p(v|·) is then a likelihood term.
         """
@@ -261,7 +279,8 @@ class Estimate:
             log_q, log_p = self.log_w(name), self.log_p(name)
             if choice.draw is Draw.SUM:
                 return -self.finish(name, self._where_unknown(name, log_p), "p")
-            log_q = torch.where(torch.isneginf(log_q), torch.zeros_like(log_q), log_q)  # this value has weight zero, and 0 · −∞ is NaN
+            # This value has weight zero, and 0 · −∞ is NaN.
+            log_q = torch.where(torch.isneginf(log_q), torch.zeros_like(log_q), log_q)
         elif choice.term is Term.CLOSED:
 
             def at(region: str) -> Tensor:
@@ -293,7 +312,9 @@ class Estimate:
         return term if seen is None else torch.where(seen[..., :1], torch.zeros_like(term), term)
 
     def _relaxed_value(self, name: str, region: str) -> Tensor:
-        """The relaxed sample in the space of its density: its logarithm (OneHot) or its logit (Bernoulli)."""
+        """The relaxed sample in the space of its density: its logarithm (OneHot) or its logit
+        (Bernoulli).
+        """
         spec, dist = self.program.distribution("q", name, region)
         return spec.relax(dist, self.program.select(self.noise[name], region), self.temperature)[1]  # type: ignore[attr-defined]
 
@@ -314,11 +335,15 @@ class Estimate:
     # The bound -----------------------------------------------------------------------------------------------------------------
 
     def sequence(self) -> list[tuple[str, int]]:
-        """The expectations that remain after the sum over time, innermost first: pairs (latent or "#S", axis)."""
+        """The expectations that remain after the sum over time, innermost first: pairs (latent or
+        "#S", axis).
+        """
         return [(name, SAMPLES if name == S[0] else self.plan.slots[name][0]) for name in self.plan.order]
 
     def terms(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The likelihood terms and the KL terms, summed over time, not yet averaged over latents and samples."""
+        """The likelihood terms and the KL terms, summed over time, not yet averaged over latents
+        and samples.
+        """
         latents = (name for name in self.graph.latents if name in self.plan.clamped or mask_of(name) in self.batch)
         known = (*self.graph.observed, *latents)
         return {name: self.likelihood(name) for name in known}, {f"kl({name})": self.kl(name) for name in self.plan.choices}
@@ -332,7 +357,8 @@ class Estimate:
         return torch.where(seen[..., :1] & ~here, torch.full_like(total, -math.inf), total)
 
     def gradient_scale(self, kl_weight: float | Tensor = 1.0) -> Tensor:
-        """DReG's factor on the gradient of each draw: 1 − β + βw̃, where w̃ is the sample's normalised importance weight.
+        """DReG's factor on the gradient of each draw: 1 − β + βw̃, where w̃ is the sample's
+        normalised importance weight.
 
         The bound weights each sample's gradient by w̃. The log-weight contains −β log q(z). Its gradient
         with respect to q's parameters at fixed z has the same mean as −β(w̃ − w̃²) times the gradient of
@@ -345,7 +371,8 @@ class Estimate:
                 break
             total = contract(total, self.weight(name), axis)
         scale = 1 - kl_weight + kl_weight * expand_axis(total, SAMPLES, self.plan.samples).softmax(SAMPLES)
-        return torch.where(scale.abs() < 1e-12, torch.full_like(scale, 1e-12), scale)  # ``_unscale`` divides by it
+        # ``_unscale`` divides by it.
+        return torch.where(scale.abs() < 1e-12, torch.full_like(scale, 1e-12), scale)
 
     def bound(self, kl_weight: float | Tensor = 1.0) -> Bound:
         """The bound and its terms per example: all remaining expectations, innermost first."""
@@ -395,12 +422,14 @@ class Estimate:
             value = _integrand({key: shown[key] for key in terms}, {key: shown[key] for key in kls}, kl_weight)
         if surrogate is not None:
             value = value + (surrogate - surrogate.detach()).reshape(-1)
-        for name in [name for name in terms if name in plan.choices]:  # a latent known in some rows has one term, "kl(…)"
+        # A latent known in some rows has one term, "kl(…)".
+        for name in [name for name in terms if name in plan.choices]:
             shown[f"kl({name})"] = shown[f"kl({name})"] - shown.pop(name)
         return Bound(value, shown, log_weights)
 
     def _score_surrogate(self, total: Tensor, names: list[str], summed: Sequence[int]) -> Tensor:
-        """A term whose gradient is the score-function gradient, with a leave-one-out baseline (VIMCO under iwae).
+        """A term whose gradient is the score-function gradient, with a leave-one-out baseline
+        (VIMCO under iwae).
 
         ``summed`` are the axes (mixture components, values of a latent) that ``total`` is already summed
         over. All draws along these axes belong to one sample, so their log q are summed too.
@@ -418,7 +447,8 @@ class Estimate:
         others = (f.sum(SAMPLES, keepdim=True) - f) / (k - 1)
         if self.plan.bound == "elbo":
             return ((f - others) * log_q).mean(SAMPLES, keepdim=True)
-        # VIMCO's baseline for sample k: the bound with f_k replaced by the mean of the other f (a geometric mean of weights).
+        # VIMCO's baseline for sample k: the bound with f_k replaced by the mean of the other f (a
+        # geometric mean of weights).
         replaced = torch.where(
             torch.eye(k, dtype=torch.bool, device=f.device)[..., None, None, None], others.unsqueeze(SAMPLES), f.unsqueeze(SAMPLES - 1)
         )
@@ -448,7 +478,9 @@ def _component_axis(value: Tensor, slot: int) -> Tensor:
 
 
 def sample_with_seed(dist: td.Distribution, seed: Tensor) -> Tensor:
-    """Draw torch's own sample (``rsample`` if available) from a seed, for families that define no ``noise``."""
+    """Draw torch's own sample (``rsample`` if available) from a seed, for families that define no
+    ``noise``.
+    """
     with seeded(int(seed)):
         return draw_from(dist, pathwise=True)
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 
 def mask_of(name: str) -> str:
-    """The key of a variable's mask. A batch has it if some values are missing. No variable can have such a name."""
+    """The key of a variable's mask.
+
+    A batch has it if some values are missing. No variable can have such a name.
+    """
     return f"{name}?"
 
 

@@ -43,7 +43,9 @@ def fork(seed: Tensor, position: int) -> Tensor:
 
 
 def draw_one(kind: str, shape: tuple[int, ...], generator: torch.Generator | None, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Draw one tensor of a kind: normal, uniform, gumbel, logistic, laplace, ``student DF``, ``keep P`` (a dropout mask), or seed."""
+    """Draw one tensor of a kind: normal, uniform, gumbel, logistic, laplace, ``student DF``, ``keep
+    P`` (a dropout mask), or seed.
+    """
     generator = seeding.generator(device) if generator is None else generator
     name, _, argument = kind.partition(" ")
     if name == "normal":

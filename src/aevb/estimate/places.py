@@ -44,7 +44,10 @@ class Places:
         return f"first: line {line if np.ndim(line) == 0 else line[step or 0]}" + (f", column {names[at]!r}" if at < len(names) else "")
 
     def rows(self, rows: Sequence[int]) -> str:
-        """Describe rows by index or line; for sequences with one line per step, by their first line."""
+        """Describe rows by index or line.
+
+        For sequences with one line per step, by their first line.
+        """
         numbers = rows if self.lines is None else [int(np.min(self.lines[row])) for row in rows]
         shown = ", ".join(map(str, numbers[:SHOWN])) + (f", … ({len(rows)} rows)" if len(rows) > SHOWN else "")
         return f"rows {shown} (from 0)" if self.lines is None else f"lines {shown}"

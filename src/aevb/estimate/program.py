@@ -57,7 +57,9 @@ class Program:
     # Reading -----------------------------------------------------------------------------------------------------------
 
     def read(self, ref: Ref, entry: Entry | None = None) -> Tensor:
-        """The value of a parent as an entry reads it: shifted in time, with zeros outside the sequence."""
+        """The value of a parent as an entry reads it: shifted in time, with zeros outside the
+        sequence.
+        """
         value = self._at(self.values[ref.name], ref, masked=True)
         return self.hook(entry, ref, value) if self.hook and entry else value
 
@@ -70,7 +72,8 @@ class Program:
             return value
         for current, neighbour in self.slots.values():
             if neighbour is not None and value.dim() >= -neighbour:
-                value = swap(value, current, neighbour)  # after the shift, the latent's present is its neighbour
+                # After the shift, the latent's present is its neighbour.
+                value = swap(value, current, neighbour)
         value = over_time(value, self.count)
         if masked and self.real is not None:
             value = torch.where(self.real, value, torch.zeros_like(value))
@@ -105,7 +108,9 @@ class Program:
         return next(iter(self.batch.values())).device if self.batch else torch.device("cpu")
 
     def inputs(self, entry: Entry, names: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
-        """The values of an entry's parents by label, for the parents whose name satisfies ``names``."""
+        """The values of an entry's parents by label, for the parents whose name satisfies
+        ``names``.
+        """
         own = entry.key.name if isinstance(self.factors[entry.id], Recurrence) else None
         return {ref.label: self.read(ref, entry) for ref in entry.key.parents if ref.name != own and names(ref.name)}
 
@@ -120,12 +125,14 @@ class Program:
         return found
 
     def keep(self, entry: Entry) -> list[Tensor]:
-        """The dropout masks in the noise, then the per-example offset, if any (:mod:`aevb.evidence.per_example_q`)."""
+        """The dropout masks in the noise, then the per-example offset, if any
+        (:mod:`aevb.evidence.per_example_q`).
+        """
         count = len(entry.spec.net.dropouts()) if entry.spec.net else 0
         names = [*(f"{entry.id} dropout {i}" for i in range(count)), f"{entry.id} offset"]
         return [self.noise[name] for name in names if name in self.noise]
 
-    # Factors outside loops -------------------------------------------------------------------------------------------------
+    # Factors outside loops ------------------------------------------------------------------------
 
     def raw(self, entry: Entry) -> Tensor:
         """The output of a factor's network (raw numbers) for all steps at once, cached."""
@@ -137,7 +144,8 @@ class Program:
     # Quantities of a variable, step by step ------------------------------------------------------------------------------------
 
     def regions(self, name: str, sides: Sequence[str]) -> list[str]:
-        """The regions of a sequence with different rules: "all", then "first" and "last" if one side has an entry for them.
+        """The regions of a sequence with different rules: "all", then "first" and "last" if one
+        side has an entry for them.
 
         A row of one step is both first and last. The region "only" covers such rows if one side declares
         the first step and the other side the last.
@@ -148,13 +156,18 @@ class Program:
         return ["all", *found, *(["only"] if one_step and len(found) > 1 and {"first"} in ends else [])]
 
     def entry(self, side: str, name: str, region: str) -> Entry:
-        """The rule of a region; for a step that is both first and last ("only"), the last step's rule takes precedence."""
+        """The rule of a region.
+
+        For a step that is both first and last ("only"), the last step's rule takes precedence.
+        """
         entries = (self.graph.p if side == "p" else self.graph.q)[name]
         ends = {"all": (), "only": ("last", "first")}.get(region, (region,))
         return next((entries[at] for at in ends if at in entries), entries[self.graph.main(name)])  # type: ignore[index]
 
     def select(self, value: Tensor, region: str) -> Tensor:
-        """The part of a value that belongs to a region: all steps, or the first or last step as T = 1."""
+        """The part of a value that belongs to a region: all steps, or the first or last step as T =
+        1.
+        """
         if region == "all" or value.shape[TIME] == 1:
             return value
         return self.last_step(value) if region == "last" else value.narrow(TIME, 0, 1)
@@ -186,7 +199,8 @@ class Program:
         return result
 
     def log_prob(self, side: str, name: str, value: Tensor, present: Tensor | None = None, distribution: Distributions | None = None) -> Tensor:
-        """log p or log q of a variable's ``present`` entries at every step, by the rule of that step; [.., T, N, 1].
+        """log p or log q of a variable's ``present`` entries at every step, by the rule of that
+        step; [.., T, N, 1].
 
         A rule ignores missing entries, padded steps and steps of other rules. These entries are first set
         to the family's ``fill``, a value inside its support. They already hold 0, so a ``fill`` of 0 needs
@@ -223,7 +237,10 @@ class Program:
         return self.piecewise(name, "p", lambda region: self.distribution("p", name, region)[1].mean)
 
     def draw(self, name: str, draw: Draw) -> Tensor:
-        """Draw a variable from p's conditional, all steps at once; no other variable may read it."""
+        """Draw a variable from p's conditional, all steps at once.
+
+        No other variable may read it.
+        """
 
         def at(region: str) -> Tensor:
             entry = self.entry("p", name, region)
@@ -243,7 +260,9 @@ class Program:
                 self.values[stage.nodes[0]] = self._batched(stage.nodes[0], draw)
 
     def entries(self, name: str) -> dict[At, Entry]:
-        """The rules that produce a node's value in this program: q's if q draws it or only q declares it, otherwise p's."""
+        """The rules that produce a node's value in this program: q's if q draws it or only q
+        declares it, otherwise p's.
+        """
         graph = self.graph
         return graph.q[name] if name in self.q_draws or name not in graph.p else graph.p[name]
 
@@ -268,12 +287,17 @@ class Program:
         return value
 
     def _zero_outside(self, value: Tensor, entry: Entry) -> Tensor:
-        """Set a deterministic node to zero at the steps where all its parents lie outside the sequence."""
+        """Set a deterministic node to zero at the steps where all its parents lie outside the
+        sequence.
+        """
         inside = self._inside(entry)
         return value if inside is None else torch.where(inside, over_time(value, self.count), torch.zeros_like(value))
 
     def _inside(self, entry: Entry) -> Tensor | None:
-        """A mask [T, N or 1, 1] of the steps at which some parent lies inside the sequence; None if one always does."""
+        """A mask [T, N or 1, 1] of the steps at which some parent lies inside the sequence.
+
+        None if one always does.
+        """
         lags = {ref.lag for ref in entry.key.parents}
         if 0 in lags:
             return None
@@ -283,7 +307,10 @@ class Program:
         return parts[0] if len(parts) == 1 else parts[0] | parts[1]
 
     def _loop(self, stage: Stage, draw: Draw) -> None:
-        """Run a recurrence step by step. The first-layer blocks of parents outside the loop are computed before it, for all steps."""
+        """Run a recurrence step by step.
+
+        The first-layer blocks of parents outside the loop are computed before it, for all steps.
+        """
         graph, count = self.graph, self.count
         inside = set(stage.nodes)
         ready = {entry.id: self._prepare(entry, inside) for name in stage.nodes for entry in self.entries(name).values()}
@@ -332,7 +359,8 @@ class Program:
             for name in stage.nodes:
                 entries = self.entries(name)
                 factor, outside = self.factors[entries["t"].id], within.get(name)
-                skip = outside is not None and real is None and t == order[0]  # all parents lie outside the sequence
+                # All parents lie outside the sequence.
+                skip = outside is not None and real is None and t == order[0]
                 if isinstance(factor, Recurrence):
                     state = states.get(name) or factor.initial(self._parameter().new_zeros(1, 1, 1))
                     if "first" in entries and t == 0:
@@ -375,7 +403,9 @@ class Program:
         return torch.zeros(())
 
     def _prepare(self, entry: Entry, inside: set[str]) -> tuple[Sequence[Tensor] | None, list[Sequence[Tensor]]]:
-        """The parts of an entry that can be computed before the loop, by step: the sum of the outer parents' blocks, and dropout masks."""
+        """The parts of an entry that can be computed before the loop, by step: the sum of the outer
+        parents' blocks, and dropout masks.
+        """
         outer = self.inputs(entry, lambda name: name not in inside)
         keep = [steps_of(mask, self.count) for mask in self.keep(entry)]
         if not outer:
