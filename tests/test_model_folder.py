@@ -300,7 +300,7 @@ def test_a_full_disk_leaves_the_old_model(tmp_path, monkeypatch):
 def test_a_file_is_no_folder_to_save_into(tmp_path):
     (tmp_path / "file").write_text("kept")
     for path in (tmp_path / "file", tmp_path / "file" / "model"):
-        with pytest.raises(ValueError, match=re.escape(f"{path} cannot be a folder: there is a file of that name, or on the way to it.")):
+        with pytest.raises(ValueError, match=re.escape(f"{path} cannot be a folder: it or one of its parents is a file.")):
             zoo["fa"]().save(path)
     assert (tmp_path / "file").read_text() == "kept"
 
@@ -364,7 +364,7 @@ def test_a_class_of_ones_own_is_saved_by_name(build, custom, tmp_path):
     loaded = aevb.load(tmp_path, custom=custom)
     assert torch.equal(model.elbo(x=x, seed=0).value, loaded.elbo(x=x, seed=0).value)
     for cls in custom:  # handing a class over registers nothing
-        message = f"The saved model uses {cls.__name__!r}, which is not a known conditional or network. Hand its class over: load(path, custom=["
+        message = f"The saved model uses {cls.__name__!r}, which is not a known conditional or network. Pass its class: load(path, custom=["
         with pytest.raises(ValueError, match=re.escape(message)):
             aevb.load(tmp_path)
 
@@ -384,7 +384,7 @@ def test_what_can_be_registered():
     class Mutable:
         a: int = 0
 
-    with pytest.raises(TypeError, match=re.escape("Mutable can change after it was declared. Write @dataclass(frozen=True).")):
+    with pytest.raises(TypeError, match=re.escape("Mutable is a mutable dataclass. Write @dataclass(frozen=True).")):
         aevb.register(Mutable)
 
 
@@ -471,7 +471,7 @@ DAMAGE = {
     "type is a list": (edit(lambda data: data | {"p": data["p"] | {"y": {"type": ["OneHot"]}}}), "The saved model uses ['OneHot'], which is not"),
     "unknown class": (
         edit(lambda data: data | {"p": data["p"] | {"z | y": {"type": "Wishart", "size": 2}}}),
-        "The saved model uses 'Wishart', which is not a known conditional or network. Hand its class over: load(path, custom=[Wishart]).",
+        "The saved model uses 'Wishart', which is not a known conditional or network. Pass its class: load(path, custom=[Wishart]).",
     ),
     "a path to code": (
         edit(lambda data: data | {"p": data["p"] | {"z | y": {"type": "os.system", "size": 2}}}),
@@ -541,7 +541,9 @@ def test_a_model_that_an_earlier_version_saved_is_read_with_a_warning(saved, tmp
 @pytest.mark.parametrize("name", ["model.json", "weights.safetensors", "manifest.json"])
 def test_saving_overwrites_no_file_of_anybody_else(name, tmp_path):
     (tmp_path / name).write_text('{"name": "my site"}')
-    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / name} is not a saved model's and would be overwritten. Save the model elsewhere")):
+    with pytest.raises(
+        ValueError, match=re.escape(f"{tmp_path / name} does not belong to a saved model and would be overwritten. Save the model elsewhere")
+    ):
         zoo["fa"]().save(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text() == '{"name": "my site"}'
@@ -581,28 +583,28 @@ HOSTILE = {
     "nested": (text("[" * 100_000 + "]" * 100_000), "model.json is damaged: it is nested too deeply"),
     "nested a little": (text("[" * 40 + "]" * 40), "model.json is damaged: it is nested more than 32 levels deep"),
     "long": (text(" " * (2**22 + 1)), "model.json is damaged: it has 4,194,305 bytes, more than the 4,194,304 that are read"),
-    "a huge size": (factor("p", "x | z", size=10**12), "the declaration has sizes for which there are not as many weights"),
-    "a huge root": (factor("p", "y", size=10**12), "the declaration has sizes for which there are not as many weights"),
-    "a huge layer": (network(hidden=[10**12]), "the declaration has sizes for which there are not as many weights"),
-    "a huge shape": (factor("p", "x | z", size=[10**6, 10**6, 10**6]), "the declaration has sizes for which there are not as many weights"),
-    "more digits than memory": (factor("p", "x | z", size=10**30), "the declaration has sizes for which there are not as many weights"),
+    "a huge size": (factor("p", "x | z", size=10**12), "the sizes in the declaration are larger than the weights in the file"),
+    "a huge root": (factor("p", "y", size=10**12), "the sizes in the declaration are larger than the weights in the file"),
+    "a huge layer": (network(hidden=[10**12]), "the sizes in the declaration are larger than the weights in the file"),
+    "a huge shape": (factor("p", "x | z", size=[10**6, 10**6, 10**6]), "the sizes in the declaration are larger than the weights in the file"),
+    "more digits than memory": (factor("p", "x | z", size=10**30), "the sizes in the declaration are larger than the weights in the file"),
     "many factors": (edit(lambda data: data | {"p": {f"x{i}": {"type": "Normal", "size": 1} for i in range(10_001)}}), "at most 10000 are read"),
     "many layers": (
         edit(lambda data: data | {"p": data["p"] | {"h[t] | h[t-1], x": {"type": "LSTM", "size": 1, "layers": 10**9}}}),
         "a recurrence of 1000000000 layers, but there are only",
     ),
-    "hidden a number": (network(hidden=5), "gives mlp the setting hidden=5, which is not of its kind"),
-    "hidden of words": (network(hidden=["5"]), "gives mlp the setting hidden=('5',), which is not of its kind"),
-    "dropout a word": (network(dropout="much"), "gives mlp the setting dropout='much', which is not of its kind"),
-    "activation a number": (network(activation=3), "gives mlp the setting activation=3, which is not of its kind"),
-    "net a number": (factor("q", "y | x", net=3), "gives OneHot the setting net=3, which is not of its kind"),
-    "net a conditional": (factor("q", "y | x", net={"type": "Normal", "size": 2}), "which is not of its kind"),
-    "learned a word": (factor("p", "y", learned="no"), "gives OneHot the setting learned='no', which is not of its kind"),
-    "size a word": (factor("p", "y", size="three"), "gives OneHot the setting size='three', which is not of its kind"),
+    "hidden a number": (network(hidden=5), "gives mlp the setting hidden=5, which has the wrong type"),
+    "hidden of words": (network(hidden=["5"]), "gives mlp the setting hidden=('5',), which has the wrong type"),
+    "dropout a word": (network(dropout="much"), "gives mlp the setting dropout='much', which has the wrong type"),
+    "activation a number": (network(activation=3), "gives mlp the setting activation=3, which has the wrong type"),
+    "net a number": (factor("q", "y | x", net=3), "gives OneHot the setting net=3, which has the wrong type"),
+    "net a conditional": (factor("q", "y | x", net={"type": "Normal", "size": 2}), "which has the wrong type"),
+    "learned a word": (factor("p", "y", learned="no"), "gives OneHot the setting learned='no', which has the wrong type"),
+    "size a word": (factor("p", "y", size="three"), "gives OneHot the setting size='three', which has the wrong type"),
     "a factor a number": (edit(lambda data: data | {"p": data["p"] | {"y": 3}}), "p gives 'y' the value 3, which is not a conditional"),
     "a key that is none": (edit(lambda data: data | {"p": data["p"] | {"": {"type": "Normal", "size": 1}}}), "Cannot read '' in ''"),
-    "given a number": (edit(lambda data: data | {"given": {"u": 5}}), "given has a shape for each variable"),
-    "missing a list": (edit(lambda data: data | {"missing": ["zeros"]}), "missing is a word"),
+    "given a number": (edit(lambda data: data | {"given": {"u": 5}}), "given must map each variable to a shape"),
+    "missing a list": (edit(lambda data: data | {"missing": ["zeros"]}), "missing must be a string"),
     "a header longer than the file": (lambda folder: (folder / "weights.safetensors").write_bytes(b"\xff" * 8 + b"{}"), "its header would have"),
     "a header of words": (header(b"words"), "its header is no JSON"),
     "a nested header": (header(b"[" * 100_000), "its header is no JSON"),

@@ -8,7 +8,7 @@ log p(x) ≥ E of this estimator (ELBO):
   log p(x|zˢ) − KL(q(z|x) ‖ p(z))
 ...
 
-What is named here is imported when it is asked for: who asks for none of it, such as ``aevb --help``, need not wait for torch.
+Public names are imported lazily, at their first use, so that ``aevb --help`` does not wait for torch.
 """
 
 from importlib import import_module as _import
@@ -16,7 +16,7 @@ from importlib import util as _util
 
 from aevb.version import __version__
 
-_FROM = {  # the same, for those who check types, is in __init__.pyi
+_FROM = {  # keep in step with __init__.pyi, which type checkers read
     "declare.conditionals": ("Conditional",),
     "declare.deterministic": ("GRU", "LSTM", "Deterministic"),
     "diagnostics": ("Diagnosis", "diagnose"),
@@ -56,7 +56,7 @@ __all__ = [*_HOME, "__version__"]
 
 
 def __getattr__(name: str) -> object:
-    """A public name, or a module of this package; a module inside one of its packages has to be imported by its full name."""
+    """Import a public name or a top-level module of this package at its first use."""
     if name in _HOME:
         found = globals()[name] = getattr(_import(f"aevb.{_HOME[name]}"), name)
         return found

@@ -1,8 +1,9 @@
-"""Clusters to start from: a partition of the graph of nearest neighbours, without labels.
+"""Initial classes of a mixture without labels, by spectral clustering of the neighbour graph.
 
-A mixture trained from random weights settles where it happens to; which rows it puts together is decided in its first epochs. Rows that
-are neighbours of neighbours belong together more reliably, and that can be known before any training: cut the graph of nearest
-neighbours where it is thinnest (normalised cut, by its leading eigenvectors), and let the model begin with these classes.
+A mixture trained from random weights decides in its first epochs which rows form a class, and the
+result depends on the initial weights. Classes from the graph of nearest neighbours are more reliable
+and need no training. This module computes a partition of that graph with a small normalised cut,
+from its leading eigenvectors. The model then starts from these classes.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK = 2000  # rows whose distances to all others are taken at a time
+CHUNK = 2000  # compute the distances of this many rows to all others at a time, to limit memory
 
 
 def deskew(images: Tensor) -> Tensor:
-    """Images [N, height, width] of ink on nothing, each centred on its mass and sheared until it stands upright (second moment xy = 0)."""
+    """Centre images [N, height, width] (0 is background) on their mass, and shear each until its
+    second moment xy is 0.
+    """
     n, height, width = images.shape
     y = torch.arange(height, device=images.device, dtype=images.dtype) - (height - 1) / 2
     x = torch.arange(width, device=images.device, dtype=images.dtype) - (width - 1) / 2
@@ -32,21 +35,24 @@ def deskew(images: Tensor) -> Tensor:
 
 
 def principal(rows: Tensor, components: int) -> Tensor:
-    """The leading principal components of rows [N, d]."""
+    """Project rows [N, d] onto their leading principal components."""
     centred = rows - rows.mean(0)
     vectors = torch.linalg.eigh((centred.T @ centred).double())[1]
     return centred @ vectors[:, -min(components, rows.shape[1]) :].to(rows.dtype)
 
 
 def graph_partition(rows: Tensor, classes: int, *, neighbours: int = 10, restarts: int = 3, seed: int = 0) -> tuple[Tensor, float]:
-    """A class for each row of [N, d], and the normalised cut of the partition: of several tried, that of the least cut.
+    """Partition rows [N, d] into classes. Return a class for each row, and the normalised cut of
+    the partition.
 
-    The graph joins each row with its nearest neighbours, weighted by exp(−d²/σᵢσⱼ) with σ a row's own scale. Its leading
-    eigenvectors, a few more each time, are clustered by k-means.
+    The graph joins each row with its nearest neighbours, with weights exp(−d²/σᵢσⱼ), where σ is a local
+    scale of each row. k-means clusters the leading eigenvectors of the graph, for several numbers of
+    eigenvectors and several restarts. The partition with the smallest cut is returned.
     """
     if len(rows) <= max(classes, neighbours):
         raise ValueError(f"{len(rows)} rows are too few for {classes} classes and {neighbours} neighbours.")
-    with torch.sparse.check_sparse_tensor_invariants(False):  # said aloud, or torch warns
+    # torch warns unless this is set explicitly.
+    with torch.sparse.check_sparse_tensor_invariants(False):
         return _least_cut(rows, classes, neighbours, restarts, torch.Generator().manual_seed(seed))
 
 
@@ -86,7 +92,9 @@ def _graph(rows: Tensor, neighbours: int) -> Tensor:
 
 
 def _leading(graph: Tensor, degree: Tensor, count: int, generator: torch.Generator, rounds: int = 400) -> Tensor:
-    """The leading eigenvectors of the normalised graph, by iterating a subspace of twice their number."""
+    """The leading eigenvectors of the normalised graph, by subspace iteration with twice as many
+    vectors.
+    """
     scale, places = degree.clamp_min(1e-12).rsqrt(), graph.indices()
     values = graph.values() * scale[places[0]] * scale[places[1]]
     normal = torch.sparse_coo_tensor(places, values, graph.shape).coalesce()
@@ -94,14 +102,17 @@ def _leading(graph: Tensor, degree: Tensor, count: int, generator: torch.Generat
     for step in range(rounds):
         if step % 10 == 0:
             space = torch.linalg.qr(space)[0]
-        space = (space + normal @ space) / 2  # half-shifted, so that the leading ones are also the largest
+        # This maps the eigenvalues to [0, 1], so that the leading ones are the largest in magnitude.
+        space = (space + normal @ space) / 2
     space = torch.linalg.qr(space)[0]
     rotation = torch.linalg.eigh(space.T @ (normal @ space))[1]
     return (space @ rotation).flip(1)[:, :count]
 
 
 def _k_means(rows: Tensor, classes: int, generator: torch.Generator, rounds: int = 60) -> Tensor:
-    """Lloyd's algorithm from centres spread by k-means++, the best of a few candidates each."""
+    """Lloyd's algorithm, started from greedy k-means++ (each centre is the best of a few
+    candidates).
+    """
     centres = rows[torch.randint(len(rows), (1,), generator=generator)]
     for _ in range(classes - 1):
         near = torch.cdist(rows, centres).amin(1).square()
@@ -115,7 +126,9 @@ def _k_means(rows: Tensor, classes: int, generator: torch.Generator, rounds: int
 
 
 def _cut(graph: Tensor, degree: Tensor, labels: Tensor, classes: int) -> float:
-    """The normalised cut: over the classes, the share of a class's weight that leads out of it."""
+    """The normalised cut: the sum over classes of the share of a class's edge weight that leaves
+    the class.
+    """
     members = F.one_hot(labels, classes).to(degree.dtype)
     inside = (members * (graph @ members)).sum(0) / (members.T @ degree).clamp_min(1e-12)
     return float((1 - inside).sum())

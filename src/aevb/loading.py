@@ -1,4 +1,4 @@
-"""Read a saved model: its declaration and its weights, neither of which is trusted."""
+"""Load a saved model. Its declaration and its weights are both untrusted input."""
 
 from __future__ import annotations
 
@@ -16,18 +16,27 @@ from aevb.model import TEACHING, Model
 from aevb.model_folder import checked_files
 from aevb.runtime.checked_files import read_json, tensor_shapes
 
-MOST_FIXED = 2**24  # numbers of a model that is read from a file that are not among its weights
-MOST_UNWEIGHTED = 1000  # parents, or given variables, that no weight belongs to
-MOST_MADE = 20  # tensors that are made on the way, for each tensor of weights and each factor
+# Limits on a declaration from a file, so that a hostile one cannot exhaust memory or time.
+MOST_FIXED = 2**24  # numbers that are not among the weights (buffers, temporary tensors)
+MOST_UNWEIGHTED = 1000  # parents, or given variables, without weights
+MOST_MADE = 20  # tensors created while building, per tensor of weights and per factor
 
 
 def from_declaration(declaration: Mapping[str, Any], custom: Iterable[type] = ()) -> Model:
-    """A fresh model from its declaration as data. ``custom`` are your own classes, if they are not registered."""
+    """Build a new model from :meth:`aevb.Model.declaration`.
+
+    ``custom`` holds your own classes that are not registered.
+    """
     return Model(**deserialize(declaration, custom))
 
 
 def load(path: str | Path, custom: Iterable[type] = ()) -> Model:
-    """Read a model that ``save`` wrote, after comparing its files with their hashes. Nothing is unpickled and nothing is imported."""
+    """Load a model that :meth:`aevb.Model.save` wrote, after checking its files against their
+    hashes.
+
+    ``custom`` holds your own classes that are not registered. Loading unpickles nothing and imports
+    nothing. It raises ValueError if the folder holds no model or a damaged one.
+    """
     from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file
 
@@ -48,7 +57,10 @@ def load(path: str | Path, custom: Iterable[type] = ()) -> Model:
 
 
 def read_model(path: Path, weights: Path, custom: Iterable[type] = ()) -> Model:
-    """A fresh model from the file of its declaration. Its sizes are compared with the header of its weights before memory is taken for it."""
+    """Build a new model from its declaration file.
+
+    Compare its sizes with the header of the weights file before allocating memory.
+    """
     where = path.parent
     try:
         declaration = read_json(path)
@@ -72,7 +84,9 @@ def read_model(path: Path, weights: Path, custom: Iterable[type] = ()) -> Model:
 
 
 class _Budget(TorchFunctionMode):
-    """Refuse to make more tensors, or tensors of more numbers taken together, than there are weights for, before memory is taken for them."""
+    """Raise ValueError before building a declaration would create more tensors, or more numbers,
+    than its weights justify.
+    """
 
     MAKERS = frozenset(
         {"empty", "zeros", "ones", "full", "eye", "rand", "randn", "new_empty", "new_zeros", "new_ones", "new_full"}
@@ -88,12 +102,12 @@ class _Budget(TorchFunctionMode):
             self.left -= self._numbers(func.__name__, args)
             self.tensors -= 1
             if self.left < 0 or self.tensors < 0:
-                raise ValueError("the declaration has sizes for which there are not as many weights")
+                raise ValueError("the sizes in the declaration are larger than the weights in the file")
         return func(*args, **kwargs or {})
 
     @staticmethod
     def _numbers(maker: str, args: Any) -> int:
-        """How many numbers a call will make."""
+        """How many numbers a call will create."""
         sizes = [size for size in args if not isinstance(size, Tensor)]
         shape = sizes[0] if sizes and isinstance(sizes[0], tuple | list) else [size for size in sizes if type(size) is int]
         if maker in ("arange", "linspace"):
@@ -104,7 +118,11 @@ class _Budget(TorchFunctionMode):
 
 
 def _check_counts(declaration: Any, tensors: int) -> int:
-    """Refuse more layers or parents than the file has tensors, since each has some, and lists without end. Returns the number of factors."""
+    """Raise ValueError for more layers or parents than the file has tensors (each needs some), and
+    for very long lists.
+
+    Return the number of factors.
+    """
     parts = declaration if isinstance(declaration, Mapping) else {}
     sides = [side for side in (parts.get("p"), parts.get("q")) if isinstance(side, Mapping)]
     given = parts.get("given")

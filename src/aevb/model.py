@@ -1,4 +1,4 @@
-"""Model: a declaration with its weights, and everything a user does with it."""
+"""Model: a declaration with its weights, and all methods of the user."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ from aevb.runtime.contention import sharing_cores
 from aevb.runtime.evaluation_mode import evaluating
 from aevb.runtime.seeding import seeded
 
-DIGESTED = 2**22  # parameters of p of which a checksum is taken
-TEACHING = "aevb teaching"  # the weights file's word for which of q's factors were trained
+DIGESTED = 2**22  # no checksum of p's weights is computed for more parameters than this
+# The metadata key, in the weights file, of the record which of q's factors were trained.
+TEACHING = "aevb teaching"
 
 
 class Model(DeclaredModel):
@@ -46,8 +47,9 @@ class Model(DeclaredModel):
     >>> vae.elbo(x=torch.zeros(3, 784)).value.shape
     torch.Size([3])
 
-    ``given`` holds the sizes of variables that are only conditioned on. ``missing="mask"`` lets q's networks see which
-    entries are missing, through inputs whose weights start at zero; by default it reads them as zeros.
+    ``given`` maps variables that are only conditioned on to their sizes. With ``missing="mask"``, q's
+    networks also read a mask of the missing entries, through weights that start at zero. By default
+    they read missing entries as zeros only.
     """
 
     def __init__(
@@ -63,7 +65,10 @@ class Model(DeclaredModel):
         self.teaching = Teaching(self)
 
     def _digest(self) -> int | None:
-        """A checksum of p's weights, the same in single and in double precision; None where they are many, or have no values."""
+        """A checksum of p's weights, the same in single and double precision.
+
+        None for a large model or one on the meta device.
+        """
         theta = self.theta()
         if sum(parameter.numel() for parameter in theta) > DIGESTED or any(parameter.is_meta for parameter in theta):
             return None
@@ -73,15 +78,16 @@ class Model(DeclaredModel):
         return digest
 
     def untouched(self) -> bool:
-        """Whether p's weights are still those that the model was initialised with: not trained, loaded or set."""
+        """Whether p's weights are still the initial ones: not trained, loaded or set."""
         return self._initial is not None and self._initial == self._digest()
 
-    # Looking at it --------------------------------------------------------------------------------------------------------
+    # Copies and explanations ----------------------------------------------------------------------
 
     def fresh(self, seed: int) -> Model:
-        """A new model of the same declaration, initialised from a seed, where this one is and in its precision.
+        """Build a new model with the same declaration, device and precision, initialised from a
+        seed.
 
-        What is frozen here (``requires_grad_(False)``) is the same there, frozen too.
+        Frozen parameters (``requires_grad_(False)``) are copied and frozen in the new model too.
         """
         like = self._parameter()
         parts = {type(part) for entry in self.graph.entries() for part in (entry.spec, getattr(entry.spec, "net", None)) if part is not None}
@@ -90,13 +96,17 @@ class Model(DeclaredModel):
         theirs = dict(model.named_parameters())
         for name, mine in self.named_parameters():
             if name not in theirs:
-                raise ValueError(f"This model has a parameter {name} that its declaration does not make, so that a fresh one would lack it.")
+                raise ValueError(f"This model has a parameter {name} that its declaration does not create, so a fresh model would lack it.")
             if not mine.requires_grad:
                 theirs[name].requires_grad_(False).copy_(mine)
         return model
 
     def explain(self, **choices: Any) -> Explanation:
-        """The estimator as mathematics, and for each term how it is taken and why; ``.latex`` holds it for a document."""
+        """Explain the estimator: its formula, and for each latent how its term is computed and why.
+
+        ``choices`` are ``how``, ``bound``, ``samples`` and ``gradient``, as in :meth:`elbo`. The result is a
+        string; its attribute ``latex`` holds the formula in LaTeX.
+        """
         return explain(self.plan(**choices))
 
     # The bound ---------------------------------------------------------------------------------------------------------------
@@ -116,11 +126,12 @@ class Model(DeclaredModel):
         lengths: Any = None,
         **data: Any,
     ) -> Bound:
-        """An estimate of a lower bound on log p(data | given), one number an example.
+        """Estimate a lower bound on log p(data | given), one number per example.
 
-        ``how`` overrides the plan a latent at a time; ``bound="iwae"`` with ``samples=K`` is the importance-weighted bound;
-        ``gradient`` is "plain", "stl" or "dreg". The same ``noise`` (or ``seed``) gives the same numbers. A latent may be
-        passed too, for all rows or some (−1 or NaN elsewhere): it is clamped there.
+        ``how`` overrides the plan for single latents, e.g. ``how={"y": "gumbel"}``. ``bound="iwae"`` with
+        ``samples=K`` is the importance-weighted bound. ``gradient`` is "plain", "stl" or "dreg". The same
+        ``noise`` (or ``seed``) gives the same numbers. The data may contain a latent too, for all rows or
+        some of them (−1 or NaN elsewhere); it is then clamped in these rows.
         """
         if not isinstance(temperature, Tensor) and not temperature > 0:
             raise ValueError(f"temperature must be positive, got {temperature}.")
@@ -144,13 +155,22 @@ class Model(DeclaredModel):
         memory: float | str | None = None,
         **data: Any,
     ) -> Evidence:
-        """log p(data | given), one number an example: exact where the declaration allows it, otherwise estimated.
+        """Compute log p(data | given), one number per example: exactly if the declaration allows
+        it, otherwise estimated.
 
-        ``method`` is "exact", "importance" (q proposes; ``samples`` draws, 1000), "ais" (annealed chains; ``samples`` of them, 16),
-        "particles" (a filter for sequences; ``samples`` particles, 1000), "prior" (plain Monte Carlo, to see why it fails), or settings
-        of one, such as ``AIS(temperatures=5000)``. "auto" is exact where that is possible, else importance. ``memory`` bounds what tensors
-        hold at once: bytes, or a text such as "2 GiB"; on a GPU torch reserves more than tensors hold. What is returned prints
-        itself, with notes where it should not be trusted.
+        ``method`` is one of
+
+        - "exact";
+        - "importance": importance sampling with q as proposal (``samples`` draws, default 1000);
+        - "ais": annealed importance sampling (``samples`` chains, default 16);
+        - "particles": a particle filter for sequences (``samples`` particles, default 1000);
+        - "prior": plain Monte Carlo with draws from the prior, to show why it fails;
+        - "auto": exact if possible, otherwise importance sampling;
+        - or settings of a method, such as ``AIS(temperatures=5000)``.
+
+        ``memory`` limits the memory of all tensors: a number of bytes, or a string such as "2 GiB". On a
+        GPU torch reserves more memory than the tensors need. The result prints itself, with notes if it
+        is unreliable.
         """
         return log_evidence(self, self.prepare(**data), method=method, samples=samples, seed=seed, memory=memory)
 
@@ -165,36 +185,50 @@ class Model(DeclaredModel):
         seed: int | None = None,
         **data: Any,
     ) -> Gap:
-        """log p(data | given) − ELBO, split into what q's family cannot reach and what amortisation costs, one number an example each.
+        """Split log p(data | given) − ELBO into the approximation gap and the amortisation gap, per
+        example.
 
-        The best q of each example's own is found by ``iterations`` of gradient ascent from the encoder's, which stays where the ascent does
-        not clearly improve on it; both bounds are then taken with ``samples`` fresh draws. ``method`` is how :meth:`log_evidence` finds the
-        evidence, ``how`` overrides the plan as in :meth:`elbo`.
+        The approximation gap remains with the best member of q's family for each example. This member is
+        found by ``iterations`` steps of gradient ascent from the encoder's output; the encoder's output is
+        kept if the ascent does not clearly improve it. Both bounds are then estimated with ``samples``
+        fresh draws. ``method`` is the method of :meth:`log_evidence`, and ``how`` overrides the plan as in
+        :meth:`elbo`.
         """
         return split_gap(self, data, iterations=iterations, samples=samples, method=method, how=how, seed=seed)
 
     # Use after training -----------------------------------------------------------------------------------------------------------
 
     def sample(self, n: int = 1, *, steps: int | None = None, mean: bool = False, seed: int | None = None, **fixed: Any) -> dict[str, Tensor]:
-        """Ancestral samples of all variables, [n, size] or [n, steps, size] each.
+        """Draw ancestral samples of all variables, each [n, size] or [n, steps, size].
 
-        A variable may be fixed if it is given, a root of p, or all its parents are fixed; anything else would be an
-        intervention. ``mean=True`` returns observed variables as the mean of their conditional instead of a draw from it.
+        ``fixed`` holds values of variables that are not drawn. A variable may be fixed if it is given or a
+        root of p, or if all its parents are fixed; otherwise fixing it would be an intervention. With
+        ``mean=True`` an observed variable is the mean of its conditional instead of a draw.
+
+        >>> from aevb import Normal
+        >>> model = Model(p={"z": Normal(2), "x | z": Normal(3)}, q={"z | x": Normal()})
+        >>> model.sample(5, seed=0)["x"].shape
+        torch.Size([5, 3])
         """
         return ancestral.sample(self, n, fixed, steps=steps, mean=mean, seed=seed)
 
     def untaught(self) -> dict[str, str]:
-        """The latents whose factors in q were not trained for this p, and why; none after a run that trained q."""
+        """The latents whose factors in q were not trained for this p, each with the reason.
+
+        Empty after a run that trained q.
+        """
         return self.teaching.untaught(self)
 
     def posterior(
         self, *, samples: int = 64, seed: int | None = None, method: str = "auto", steps: Any = None, lengths: Any = None, **data: Any
     ) -> Posterior:
-        """p(latents | data): ``["z"]`` is a distribution, ``.sample(S)`` draws jointly, ``.log_prob(z=…)`` scores.
+        """The posterior p(latents | data). ``["z"]`` is a distribution, ``.sample(S)`` draws
+        jointly, ``.log_prob(z=…)`` is its log-density.
 
-        It is q(latents | data) where q was trained. Where it was not (after ``mle()``, for instance), or where rows end in missing steps that q
-        cannot forecast, it is the exact posterior if that is known, and otherwise refused. ``method`` is "auto", "q" (as it is) or "exact"; what is
-        returned says in its ``method`` which one it is.
+        With ``method="auto"`` it is q(latents | data) if q was trained. If q was not trained (for instance
+        after ``mle()``), or if rows end in missing steps that q cannot forecast, it is the exact posterior;
+        if that is unknown, this raises an error. ``method`` "q" or "exact" chooses one of the two. The
+        attribute ``method`` of the result says which one it is.
         """
         batch = self.prepare(steps=steps, lengths=lengths, **data)
         return posterior_of(self, self.teaching, batch, samples=samples, seed=seed, method=method)
@@ -202,17 +236,22 @@ class Model(DeclaredModel):
     def reconstruct(
         self, *, mean: bool = True, seed: int | None = None, method: str = "auto", steps: Any = None, lengths: Any = None, **data: Any
     ) -> dict[str, Tensor]:
-        """Observed variables through the posterior and back: latents drawn once, then p's mean (or a draw). To fill cells, use :meth:`impute`."""
+        """Reconstruct the observed variables: draw the latents once from the posterior, then take
+        p's mean (or a draw).
+
+        To fill missing cells, use :meth:`impute`.
+        """
         return self.posterior(seed=seed, method=method, steps=steps, lengths=lengths, **data).reconstruct(mean=mean)
 
     @sharing_cores()
     def impute(
         self, *, samples: int = 50, seed: int | None = None, method: str = "auto", steps: Any = None, lengths: Any = None, **data: Any
     ) -> Imputation:
-        """Fill missing cells (NaN) of the observed variables: their posterior mean, standard deviation and joint draws given all known cells.
+        """Impute missing cells (NaN) of the observed variables: posterior mean, standard deviation
+        and joint draws given the known cells.
 
-        By the exact posterior where it is known (a series' missing end is then its forecast), otherwise by ``samples`` draws of q. ``method`` is as
-        in :meth:`posterior`.
+        It uses the exact posterior if that is known (missing steps at the end of a series are then
+        forecasts), otherwise ``samples`` draws of q. ``method`` is as in :meth:`posterior`.
 
         >>> from aevb import Normal, fit, mle
         >>> x = torch.randn(200, 1, generator=torch.Generator().manual_seed(0)) + 0.1 * torch.randn(200, 2)
@@ -228,7 +267,9 @@ class Model(DeclaredModel):
         return impute(posterior_of(self, self.teaching, batch, seed=seed, method=method, prefer_exact=True), samples)
 
     def log_prob(self, *, steps: Any = None, lengths: Any = None, **assignment: Any) -> Tensor:
-        """log p of a complete assignment (every stochastic variable and every given one), one number an example."""
+        """log p of a complete assignment (every stochastic and every given variable), one number
+        per example.
+        """
         graph = self.graph
         need = (*graph.stochastic, *graph.given)
         batch = prepare(graph, assignment, like=self._parameter(), need=need, steps=steps, lengths=lengths, single=True)
@@ -242,7 +283,9 @@ class Model(DeclaredModel):
     # Saving ------------------------------------------------------------------------------------------------------------------------
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The weights, as torch has them; which of q's factors were trained goes with them in torch's own metadata."""
+        """The weights, as in torch. torch's metadata also records which of q's factors were
+        trained.
+        """
         found = super().state_dict(*args, **kwargs)
         mine = getattr(found, "_metadata", {}).get(kwargs.get("prefix", "")[:-1])
         if mine is not None:
@@ -250,7 +293,9 @@ class Model(DeclaredModel):
         return found
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Take over weights, as torch does, and which of q's factors were trained, where ``state_dict`` of a model says so."""
+        """Load weights, as in torch, and the record of which of q's factors were trained, if
+        ``state_dict`` has one.
+        """
         result = super().load_state_dict(state_dict, strict, assign)
         teaching = getattr(state_dict, "_metadata", {}).get("", {}).get(TEACHING)
         if isinstance(teaching, Mapping):
@@ -258,12 +303,12 @@ class Model(DeclaredModel):
         return result
 
     def declaration(self) -> dict[str, Any]:
-        """The declaration as JSON-ready data."""
+        """The declaration as JSON-ready data; :func:`aevb.from_declaration` reads it."""
         return serialize(self.graph, self.missing)
 
     def save(self, path: str | Path) -> None:
         """Write ``model.json`` (the declaration), ``weights.safetensors`` and ``manifest.json`` (their hashes) into a folder."""
         if str(path) == "":
-            raise ValueError('save("") names no folder. Say where the model is to be saved.')
+            raise ValueError('save("") names no folder. Pass the folder to save the model in, e.g. save("model").')
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
         write_model(Path(path), self.declaration(), weights, {TEACHING: json.dumps(self.teaching.state(self))})

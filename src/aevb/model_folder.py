@@ -1,8 +1,10 @@
-"""A saved model's folder: ``model.json`` (the declaration), ``weights.safetensors``, and ``manifest.json`` with the hashes of both.
+"""The folder of a saved model: ``model.json`` (the declaration), ``weights.safetensors``, and
+``manifest.json`` with the hashes of both.
 
-A model that replaces another is first written beside it, as ``model.json.new`` and ``weights.safetensors.new``. The one rename that replaces
-the manifest decides: before it the old files are those of the manifest, after it the new ones are, under either name. So a kill at any moment
-leaves a folder from which the old or the new model is read, and the next save finishes what was interrupted.
+A save first writes the new files as ``model.json.new`` and ``weights.safetensors.new``. Then one
+atomic rename replaces the manifest. Before it, the manifest's hashes match the old files; after it,
+they match the new files, with or without ``.new``. If the process is killed at any moment, the
+folder still holds the old or the new model, and the next save completes the interrupted one.
 """
 
 from __future__ import annotations
@@ -24,19 +26,23 @@ REMEDY = "Restore the file, or save the model again."
 
 
 def write_model(folder: Path, declaration: Mapping[str, Any], weights: Mapping[str, Tensor], notes: Mapping[str, str]) -> None:
-    """Write a model into a folder, made if it is not there; ``notes`` go beside the weights. Only a model saved there before is replaced."""
+    """Write a model into a folder, which is created if necessary. ``notes`` become metadata of the
+    weights file.
+
+    Only an earlier saved model is replaced; other files raise ValueError.
+    """
     from safetensors.torch import save_file
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise ValueError(f"{folder} cannot be a folder: there is a file of that name, or on the way to it. Save the model elsewhere.") from None
+        raise ValueError(f"{folder} cannot be a folder: it or one of its parents is a file. Save the model elsewhere.") from None
     _finish(folder)
     _refuse_others(folder)
-    new = {name: _beside(folder / name) for name in FILES}
+    new = {name: _unfinished(folder / name) for name in FILES}
     try:
         for path in new.values():
-            path.unlink(missing_ok=True)  # of a save that was interrupted, or a link to somebody else's file
+            path.unlink(missing_ok=True)  # left by an interrupted save, or a link to another file
         write_synced(new["model.json"], (json.dumps(declaration, indent=2, ensure_ascii=False) + "\n").encode())
         save_file(dict(weights), new["weights.safetensors"], metadata=dict(notes))
         with new["weights.safetensors"].open("rb") as file:
@@ -45,7 +51,7 @@ def write_model(folder: Path, declaration: Mapping[str, Any], weights: Mapping[s
         files = {name: {"sha256": file_sha256(path), "bytes": path.stat().st_size} for name, path in new.items()}
         replace(folder / "manifest.json", json.dumps({"format": FORMAT, "version": 1, "files": files}, indent=2) + "\n")
     except BaseException:
-        _finish(folder)  # an interrupt may come after the manifest was replaced
+        _finish(folder)  # the interrupt may have come after the manifest was replaced
         for path in new.values():
             path.unlink(missing_ok=True)
         raise
@@ -53,27 +59,30 @@ def write_model(folder: Path, declaration: Mapping[str, Any], weights: Mapping[s
     _finish(folder)
 
 
-def _beside(path: Path) -> Path:
-    """Where a file is written before the manifest names it."""
+def _unfinished(path: Path) -> Path:
+    """The path of a file until the manifest has its hash: its name with ``.new``."""
     return path.with_name(f"{path.name}.new")
 
 
 def _finish(folder: Path) -> None:
-    """Give the files that the manifest has the hashes of their names, if a save was interrupted before it did."""
-    if not any(_beside(folder / name).exists() for name in FILES):
+    """Complete an interrupted save: rename the ``.new`` files whose hashes are in the manifest."""
+    if not any(_unfinished(folder / name).exists() for name in FILES):
         return
     try:
         records = _records(folder)
-    except ValueError:  # there is no manifest, or another program's
+    except ValueError:  # no manifest, or that of another program
         return
     for name, (size, recorded) in records.items():
-        if _is(_beside(folder / name), size, recorded):
-            _beside(folder / name).replace(folder / name)
+        if _is(_unfinished(folder / name), size, recorded):
+            _unfinished(folder / name).replace(folder / name)
     sync_folder(folder)
 
 
 def _records(folder: Path) -> dict[str, tuple[int, str]]:
-    """The length and the hash of each file, from the manifest. A ValueError says what is wrong with it."""
+    """Read the length and the hash of each file from the manifest.
+
+    Raise ValueError if the manifest is damaged.
+    """
     path = folder / "manifest.json"
     try:
         manifest = read_json(path)
@@ -82,7 +91,7 @@ def _records(folder: Path) -> dict[str, tuple[int, str]]:
     except (OSError, ValueError, KeyError, TypeError):
         fine = False
     if not fine:
-        raise ValueError(f"{path} is damaged: it is not what a saved model has. {REMEDY} If the model is known to be whole, delete {path}.")
+        raise ValueError(f"{path} is damaged: it is not the manifest of a saved model. {REMEDY} If the model is known to be intact, delete {path}.")
     if manifest["version"] > 1:
         raise ValueError(f"{path} has format version {manifest['version']}, newer than this version's 1. Update aevb.")
     return records
@@ -94,17 +103,21 @@ def _is(path: Path, size: int, recorded: str) -> bool:
 
 
 def _refuse_others(folder: Path) -> None:
-    """Refuse to overwrite what ``write_model`` did not write: the files of a run, or somebody else's of the same names."""
+    """Raise ValueError if the folder holds files that ``write_model`` did not write: a run's, or
+    others with the same names.
+    """
     if (folder / "checkpoints").is_dir() or (folder / ".lock").exists():
         raise ValueError(f"{folder} holds a run, whose model.json would be overwritten. Save the model elsewhere.")
     there = [name for name in (*FILES, "manifest.json") if (folder / name).exists()]
     saved = _format(folder / "model.json") == "aevb model" and _format(folder / "manifest.json") in (None, FORMAT)
     if there and not saved:
-        raise ValueError(f"{folder / there[0]} is not a saved model's and would be overwritten. Save the model elsewhere, or move that file away.")
+        raise ValueError(
+            f"{folder / there[0]} does not belong to a saved model and would be overwritten. Save the model elsewhere, or move that file away."
+        )
 
 
 def _format(path: Path) -> str | None:
-    """What a JSON file says it is; None if it is not there, and "" if it does not say."""
+    """The "format" of a JSON file; None if there is no file, and "" if it has no format."""
     try:
         found = read_json(path)
     except FileNotFoundError:
@@ -115,13 +128,16 @@ def _format(path: Path) -> str | None:
 
 
 def checked_files(folder: Path) -> dict[str, Path]:
-    """Where the files of a saved model are. Files that are not those of the manifest's hashes are refused; without a manifest a warning tells so."""
+    """Return the paths of a saved model's files, by name.
+
+    Raise ValueError if the files do not match the hashes in the manifest. Warn if there is no manifest.
+    """
     if (folder / "checkpoints").is_dir():
         raise ValueError(f"{folder} holds a run, not a saved model. Read its model by aevb.load_run({str(folder)!r}).")
     path = folder / "manifest.json"
     found = {name: folder / name for name in FILES}
     for name, place in found.items():
-        if not place.is_file() and not (path.exists() and _beside(place).is_file()):
+        if not place.is_file() and not (path.exists() and _unfinished(place).is_file()):
             raise ValueError(f"{folder} holds no saved model: {name} is missing.")
     if not path.exists():
         warnings.warn(
@@ -135,8 +151,8 @@ def checked_files(folder: Path) -> dict[str, Path]:
         place = found[name]
         if _is(place, size, recorded):
             continue
-        if _is(_beside(place), size, recorded):
-            found[name] = _beside(place)
+        if _is(_unfinished(place), size, recorded):
+            found[name] = _unfinished(place)
         elif not place.is_file():
             raise ValueError(f"{folder} holds no saved model: {name} is missing.")
         elif place.stat().st_size != size:

@@ -1,4 +1,6 @@
-"""Pictures: a grid of images, learning curves, a trade-off of two costs."""
+"""Pictures: a grid of images, learning curves, a trade-off between two costs, and histograms of
+replicated statistics.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,11 @@ if TYPE_CHECKING:
 
 
 def grid(images: np.ndarray, columns: int, path: str | Path, labels: Sequence[str] = ()) -> None:
-    """Write images [N, height, width] in [0, 1] as one PNG, ``columns`` a row, each enlarged to be seen; ``labels`` stand left of the rows.
+    """Write images in [0, 1] as one PNG file, ``columns`` images per row, with ``labels`` to the
+    left of the rows.
 
-    Images [N, 3, height, width] are in colour.
+    Images [N, height, width] are drawn as dark ink on white paper, images [N, 3, height, width] in
+    colour. Small images are enlarged.
     """
     from PIL import Image
 
@@ -40,7 +44,10 @@ def grid(images: np.ndarray, columns: int, path: str | Path, labels: Sequence[st
 
 
 def _labelled(picture: Image.Image, labels: Sequence[str], line: int, top: int) -> Image.Image:
-    """A picture with a margin on its left, and there a label in the middle of every line, of which the first begins at ``top``."""
+    """Add a left margin with one label per row.
+
+    Rows are ``line`` pixels high, and the first starts at ``top``.
+    """
     from PIL import Image, ImageDraw, ImageFont
 
     font = ImageFont.load_default(16)
@@ -54,19 +61,21 @@ def _labelled(picture: Image.Image, labels: Sequence[str], line: int, top: int) 
 
 
 def curves(history: Mapping[str, np.ndarray], shaded: Sequence[tuple[int, int]] = ()) -> Figure:
-    """The bound (and the evidence, where known) over the steps, and below it each term on an axis of its own.
+    """Plot the bound (and the evidence, if known) over the steps, and below it each term in its own
+    panel.
 
-    ``history`` has, for every name, the values, and in ``<name>.step`` the steps; a name that starts with "validation " is drawn
-    with the name itself. ``shaded`` are spans of steps, drawn as bands: the E-steps of alternating training.
+    ``history`` maps each name to its values, and ``<name>.step`` to the steps. "validation <name>" is
+    drawn in the panel of <name>. ``shaded`` holds spans of steps that are drawn as bands: the E-steps of
+    alternating training.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     bounds = [name for name in ("elbo", "iwae", "expected", "evidence") if name in history or f"validation {name}" in history]
-    besides = (*bounds, "epoch", "lr", "gradient", "kl weight", "seconds")
+    not_terms = (*bounds, "epoch", "lr", "gradient", "kl weight", "seconds")
     names = dict.fromkeys(name.removeprefix("validation ") for name in history if not name.endswith(".step"))
-    terms = sorted((name for name in names if name not in besides), key=lambda name: (name == "gap", name.startswith("kl(")))
+    terms = sorted((name for name in names if name not in not_terms), key=lambda name: (name == "gap", name.startswith("kl(")))
     columns = max(1, min(3, len(terms)))
     lines = math.ceil(len(terms) / columns)
     figure = Figure(figsize=(8, 3.6 + 1.7 * lines), layout="constrained")
@@ -75,7 +84,7 @@ def curves(history: Mapping[str, np.ndarray], shaded: Sequence[tuple[int, int]] 
     top = figure.add_subplot(layout[0, :])
     _panel(top, history, bounds, shaded)
     top.xaxis.set_major_locator(MaxNLocator(5 if lines else 8))  # shared with the small panels below
-    top.set_ylabel("nats an example")
+    top.set_ylabel("nats per example")
     for i, name in enumerate(terms):
         axes = figure.add_subplot(layout[1 + i // columns, i % columns], sharex=top)
         _panel(axes, history, [name], shaded)
@@ -88,7 +97,10 @@ def curves(history: Mapping[str, np.ndarray], shaded: Sequence[tuple[int, int]] 
 
 
 def _panel(axes: Axes, history: Mapping[str, np.ndarray], names: Sequence[str], shaded: Sequence[tuple[int, int]]) -> None:
-    """Names in training (thin) and validation (strong), over bands, with limits that the first steps and outliers do not set."""
+    """Plot training (thin) and validation (bold) curves over the bands.
+
+    The limits ignore the first steps and outliers.
+    """
     for i, (start, end) in enumerate(shaded):
         axes.axvspan(start, end, color="0.93", lw=0, zorder=0, label="_" if i else "E-steps")
     for i, name in enumerate(names):
@@ -105,7 +117,7 @@ def _panel(axes: Axes, history: Mapping[str, np.ndarray], names: Sequence[str], 
 
 
 def _limits(curves: Sequence[Any]) -> tuple[float, float]:
-    """The range of the curves without their first tenth, and without what lies far outside the middle of the rest."""
+    """The range of the curves without their first tenth and without outliers."""
     late = [np.asarray(curve, float)[len(curve) // 10 :] for curve in curves]
     values = np.concatenate([*late, np.zeros(0)])
     values = values[np.isfinite(values)]
@@ -120,9 +132,11 @@ def _limits(curves: Sequence[Any]) -> tuple[float, float]:
 
 
 def trade_off(panels: Mapping[str, Sequence[tuple[str, str, float, float, bool]]], xlabel: str, *, hollow: str) -> Figure:
-    """Points (series, label, x, y, hollow or not) on logarithmic axes, a panel a title; along the thin lines x × y is the same.
+    """Scatter plot of two costs on logarithmic axes, with lines of constant x × y; one panel per
+    title.
 
-    Labels are numbered in the order of their first appearance and listed beside the panels, a colour for each, a marker for each series.
+    A point is (series, label, x, y, hollow or not). Each label has a colour and each series a marker;
+    the legend to the right lists both. ``hollow`` is the legend text of hollow points.
     """
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -157,7 +171,9 @@ def trade_off(panels: Mapping[str, Sequence[tuple[str, str, float, float, bool]]
 
 
 def _same_product(axes: Axes) -> None:
-    """Thin lines of constant x × y behind the points of a panel, a factor of ten apart; limits stay."""
+    """Draw thin lines of constant x × y behind the points, a factor of ten apart, without changing
+    the limits.
+    """
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     for power in range(math.floor(math.log10(left * low)), math.ceil(math.log10(right * high)) + 1):
         axes.plot([left, right], [10.0**power / left, 10.0**power / right], color="0.88", lw=0.7, zorder=0)
@@ -165,7 +181,10 @@ def _same_product(axes: Axes) -> None:
 
 
 def replicated(panels: Sequence[tuple[str, float, np.ndarray, float]]) -> Figure:
-    """A histogram of replicated statistics in every panel (label, of the data, of the replicates, p-value), the data as a line."""
+    """Histograms of replicated statistics, with a line for the statistic of the data.
+
+    A panel is (label, statistic of the data, statistics of the replicates, p-value).
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator

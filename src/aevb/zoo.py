@@ -1,7 +1,8 @@
-"""The tutorial's models, each a short declaration with the tutorial's sizes as defaults.
+"""The models of the tutorial, each a short declaration with the tutorial's sizes as defaults.
 
-``zoo["gmvae"]()`` builds one; its arguments are the sizes and variants that the tutorial names. ``likelihood`` is the family of x, by
-its name ("Normal", "Poisson", …) or as a conditional (``Normal(scale=0.1)``), with the model's own network unless it has one.
+``zoo["gmvae"]()`` builds one. Its arguments are the sizes and variants of the tutorial. ``likelihood``
+is the family of x, as a name ("Normal", "Poisson", …) or as a conditional (``Normal(scale=0.1)``). A
+conditional without a network gets the network of the model.
 """
 
 from __future__ import annotations
@@ -23,8 +24,12 @@ Choice = TypeVar("Choice")
 
 
 def fa(x: int = 3, z: int = 2, *, posterior: str = "full", scale: float = 0.5) -> Model:
-    """Factor analysis (5.2): x = W z + noise, with the posterior "full", "diagonal", or "fixed" at one scale."""
-    start = linear(bias=False, init="zeros")  # a random V starts far from any posterior: an E-step then takes thousands of steps
+    """Factor analysis (5.2): x = W z + noise.
+
+    The covariance of the posterior is "full", "diagonal", or "fixed" to one scale.
+    """
+    # From random weights, far from the posterior, an E-step would take thousands of steps.
+    start = linear(bias=False, init="zeros")
     families: dict[str, Conditional] = {
         "full": MultivariateNormal(net=start, covariance="shared"),
         "diagonal": Normal(net=start, scale="learned"),
@@ -39,7 +44,7 @@ def fa(x: int = 3, z: int = 2, *, posterior: str = "full", scale: float = 0.5) -
 def vae(
     x: int = 784, z: int = 20, *, hidden: tuple[int, ...] = (500, 500), dropout: float = 0.1, likelihood: Likelihood = "ContinuousBernoulli"
 ) -> Model:
-    """Variational auto-encoder (5.3), by default for data in [0, 1], with the continuous Bernoulli."""
+    """Variational auto-encoder (5.3), by default with the continuous Bernoulli for data in [0, 1]."""
     net = mlp(*hidden, dropout=dropout)
     family = _family(likelihood, x, net)
     return Model(
@@ -58,7 +63,10 @@ def cvae(
     dropout: float = 0.1,
     likelihood: Likelihood = "ContinuousBernoulli",
 ) -> Model:
-    """Conditional VAE (5.4): the label conditions "both" prior and likelihood, the "prior" only, or the "likelihood" only."""
+    """Conditional VAE (5.4).
+
+    The label y conditions "both" prior and likelihood, the "prior" only, or the "likelihood" only.
+    """
     net = mlp(*hidden, dropout=dropout)
     family = _family(likelihood, x, net)
     variants: dict[str, dict[str, Conditional]] = {
@@ -70,7 +78,10 @@ def cvae(
 
 
 def gmvae(x: int = 784, z: int = 64, y: int = 10, *, hidden: tuple[int, ...] = (512, 512), likelihood: Likelihood = "Bernoulli") -> Model:
-    """Gaussian mixture VAE (5.5): clusters y, codes z drawn around each cluster's centre; by default for binary data."""
+    """Gaussian mixture VAE (5.5): a cluster y, and a code z drawn around the centre of the cluster.
+
+    By default for binary data.
+    """
     net = mlp(*hidden, init="glorot_normal")
     family = _family(likelihood, x, net)
     reading = _reading(family, net)
@@ -81,7 +92,9 @@ def gmvae(x: int = 784, z: int = 64, y: int = 10, *, hidden: tuple[int, ...] = (
 
 
 def m2(x: int = 784, z: int = 64, y: int = 10, *, hidden: tuple[int, ...] = (512, 512), likelihood: Likelihood = "Bernoulli") -> Model:
-    """The alternative mixture (5.5.1), M2: class y and style z are independent, and the decoder reads both."""
+    """The alternative mixture model M2 (5.5.1): class y and style z are independent, and the
+    decoder reads both.
+    """
     net = mlp(*hidden, init="glorot_normal")
     family = _family(likelihood, x, net)
     reading = _reading(family, net)
@@ -101,7 +114,9 @@ def vrnn(
     layers: int = 2,
     likelihood: Likelihood = "Bernoulli",
 ) -> Model:
-    """Variational RNN (5.6) for sequences, by default binary; q sees the past and present ("filtering"), or all of x ("smoothing")."""
+    """Variational RNN (5.6) for sequences, by default binary. q reads x up to step t ("filtering")
+    or all of x ("smoothing").
+    """
     net = mlp(*hidden)
     family = _family(likelihood, x, net)
     posteriors: dict[str, dict[str, Conditional]] = {
@@ -118,14 +133,17 @@ def vrnn(
     )
 
 
-# How each is best trained, where the general defaults of fit are not.
+# Settings of fit for models that train better with them than with the general defaults.
 recipes: dict[str, dict[str, float | int]] = {"fa": {"lr": 0.1, "batch": 32}}
 
 zoo: dict[str, Callable[..., Model]] = {"fa": fa, "vae": vae, "cvae": cvae, "gmvae": gmvae, "m2": m2, "vrnn": vrnn}
 
 
 def _family(likelihood: Likelihood, size: int, net: Network) -> Conditional:
-    """The conditional of the data: a family by its name, or a conditional, with the model's size and network where it has none."""
+    """The conditional of the data, from a family's name or a conditional.
+
+    It gets the model's size and network if it has none.
+    """
     spec = _choose("likelihood", likelihood, FAMILIES)() if isinstance(likelihood, str) else likelihood
     if not isinstance(spec, Conditional):
         raise ValueError(f"likelihood is a family's name or a conditional, got {likelihood!r}.")
@@ -133,7 +151,10 @@ def _family(likelihood: Likelihood, size: int, net: Network) -> Conditional:
 
 
 def _reading(family: Conditional, net: mlp) -> mlp:
-    """The network of what reads the data: counts by their logarithms. (A recurrent state reads them as they are.)"""
+    """The network for factors that read the data: it transforms counts to a log scale.
+
+    (Recurrent states read raw counts.)
+    """
     return replace(net, log=True) if family.support is constraints.nonnegative_integer and net.hidden else net
 
 

@@ -329,7 +329,8 @@ def test_where_missing_steps_may_be_padding_the_lengths_are_asked_for(tmp_path, 
     np.savez(tmp_path / "x.npz", x=x)
     data = {"array": {"x": x}, "tensor": {"x": torch.tensor(x)}, "file": tmp_path / "x.npz"}[kind]
     told = (
-        "x has missing entries but p reads it .* If the NaN at the end of rows only pad them, say how long each row is, in an array lengths beside x."
+        "x has missing entries but p reads it .* If the NaN at the end of the rows are only padding, "
+        "pass the length of each row too, in an array lengths next to x."
     )
     with pytest.raises(ValueError, match=told):
         open_source(state().graph, data, torch.zeros(()).double())

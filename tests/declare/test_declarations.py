@@ -339,7 +339,7 @@ SETTINGS = {
     "hidden size": (lambda: mlp(500, 0), "mlp takes positive whole numbers, got 0."),
     "hidden sizes as a tuple": (lambda: mlp((500, 500)), "mlp takes positive whole numbers, got (500, 500)."),
     "dropout": (lambda: mlp(5, dropout=1.0), "dropout is a probability below 1, got 1.0."),
-    "mlp without bias": (lambda: mlp(5, bias=False), "mlp has biases; only linear(bias=False) goes without."),
+    "mlp without bias": (lambda: mlp(5, bias=False), "mlp with hidden layers always has biases; only linear() takes bias=False."),
     "conv of nothing": (lambda: conv(), "conv needs at least one number of channels, e.g. conv(32, 64)."),
 }
 

@@ -151,7 +151,7 @@ def test_dreg_is_refused_where_it_has_no_weights():
     )
     with pytest.raises(ValueError, match="w is drawn for each value of b, whose weights depend on samples"):
         model.plan(bound="iwae", samples=3, gradient="dreg")
-    with pytest.raises(ValueError, match="no weights for samples of every value of a"):
+    with pytest.raises(ValueError, match='gradient="dreg" is not defined with how=.*a.*: "sum"'):
         model.plan(bound="iwae", samples=3, gradient="dreg", how={"a": "sum"})
 
 
@@ -311,7 +311,7 @@ def test_every_chain_is_captured_whole():
 
 
 CLASSES = {"y": OneHot(3), "z": Normal(1), "x | z, y": Normal(2)}
-UNKNOWN = "but it is unknown in row {row}, from 0 (−1 or NaN). What is fixed has to be known: give its value"
+UNKNOWN = "but its value in row {row} (from 0) is unknown (−1 or NaN). Give its value there"
 
 
 @pytest.mark.parametrize(("value", "row"), [(-1, 0), (math.nan, 0), ([2, -1], 1), (torch.tensor([[1.0, 0, 0], [math.nan] * 3]), 1)])
@@ -337,7 +337,7 @@ def test_a_sample_has_a_whole_number_of_rows_and_steps(n):
     if n is not None:
         with pytest.raises(ValueError, match=re.escape(f"sample(steps=…) is how many steps to draw, a whole number from 1 on. Got {n!r}.")):
             chain.sample(2, steps=n)
-    with pytest.raises(ValueError, match=re.escape("No variable of this model has [t], so that a sample has no steps. Leave out steps=.")):
+    with pytest.raises(ValueError, match=re.escape("No variable of this model has [t], so a sample has no steps. Leave out steps=.")):
         model.sample(2, steps=3)
     assert model.sample(np.int64(2))["x"].shape == (2, 2)
     assert chain.sample(2, steps=np.int64(3))["x"].shape == (2, 3, 2)

@@ -57,9 +57,9 @@ BAD = {
     ),
     "soft labels": (mixture, {"x": X, "y": np.full((5, 3), 1 / 3)}, "but p gives y a OneHot. Pass labels 0 … C−1, or one-hot rows."),
     "two classes at once": (mixture, {"x": X, "y": np.ones((5, 3))}, "y has 5 values outside OneHot's support (first, from 0: row 0, column 0: 1.0)"),
-    "row of a table": (by_row, {"x": X[:3], "i": [0, 1, 3]}, "i has 1 value that is no row of table(3)"),
-    "unknown row of a table": (by_row, {"x": X[:3], "i": [0, 1, -1]}, "i has 1 value that is no row of table(3)"),
-    "half a row of a table": (by_row, {"x": X[:3], "i": [0, 0.5, 1]}, "i has 1 value that is no row of table(3)"),
+    "row of a table": (by_row, {"x": X[:3], "i": [0, 1, 3]}, "i has 1 value outside the rows of table(3)"),
+    "unknown row of a table": (by_row, {"x": X[:3], "i": [0, 1, -1]}, "i has 1 value outside the rows of table(3)"),
+    "half a row of a table": (by_row, {"x": X[:3], "i": [0, 0.5, 1]}, "i has 1 value outside the rows of table(3)"),
     "missing row of a table": (by_row, {"x": X[:3], "i": [0, NAN, 1]}, "i has "),
     # supports
     "grey under Bernoulli": (
@@ -96,7 +96,7 @@ BAD = {
     "missing in a vector without marginals": (lambda: vae(Sphere(4)), {"x": put(X, NAN, 2, 1)}, "x has missing entries, but Sphere has no marginal"),
     "half a latent": (
         vae, {"x": X, "z": put(np.zeros((5, 2)), NAN, 2, 1)},
-        "'z' is latent and known in part of its entries in some row. Give the whole row, or none of it (NaN).",
+        "'z' is latent, and in some row only part of its entries are known. Give the whole row, or none of it (NaN).",
     ),
     # steps and lengths
     "length 0": (state, {"x": SEQUENCE, "lengths": [0, 1, 2, 3, 3]}, "lengths holds one number for each of the 5 rows, from 1 to 3."),
@@ -223,5 +223,5 @@ def test_masked_entries_are_missing():
     sequence = Model(p={"z[t]": Normal(2), "x[t] | z[t]": Normal(3)}, q={"z[t] | x[t]": Normal()})
     found, wanted = (sequence.elbo(x=value, seed=0).value for value in (rows, [row.filled(np.nan) for row in rows]))
     assert torch.equal(found, wanted)
-    with pytest.raises(ValueError, match="sample fixes y, but it is unknown in row 0"):
+    with pytest.raises(ValueError, match=r"sample fixes y, but its value in row 0 \(from 0\) is unknown"):
         mixture().sample(3, y=np.ma.array([0, 1, 2], mask=[1, 0, 0]))

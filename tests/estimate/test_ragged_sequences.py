@@ -72,7 +72,7 @@ def test_sequences_of_numbers_and_of_labels_may_be_ragged():
 
 U = [np.zeros((length, 2)) for length in LENGTHS]
 BAD_RAGGED = {
-    "lengths besides": (state, {"x": RAGGED, "lengths": LENGTHS}, "which say how long each is. Leave out lengths=."),
+    "lengths besides": (state, {"x": RAGGED, "lengths": LENGTHS}, "so the lengths are already known. Leave out lengths=."),
     "steps besides": (state, {"x": RAGGED, "steps": REAL}, "Leave out steps=."),
     "another sequence disagrees": (controlled, {"x": RAGGED, "u": [*U[:2], np.zeros((3, 2)), *U[3:]]}, "Row 2 (from 0) has 2 steps of x but 3 of u."),
     "another sequence is whole": (controlled, {"x": RAGGED, "u": np.zeros((5, 3, 2))}, "Row 1 (from 0) has 1 step of x but 3 of u."),

@@ -137,7 +137,7 @@ def test_a_switching_chain_is_told_the_way_that_works():
         model.gap(x=S)
     with pytest.raises(ValueError, match=re.escape("less so at low temperature. Use how={'s': 'score'}.")):
         model.gap(x=S, how={"s": "gumbel"})
-    with pytest.raises(ValueError, match=re.escape("reaches q: its gradient is biased. Use how={'s': 'score'}.")):
+    with pytest.raises(ValueError, match=re.escape("reaches q, so the gradient of q is biased. Use how={'s': 'score'}.")):
         model.gap(x=S, how={"s": "score", "z": "detached"})
     assert model.gap(x=S, how={"s": "score"}, iterations=2, samples=20, seed=0).total.isfinite().all()
 

@@ -1,16 +1,17 @@
-"""Conditionals: what stands right of the colon in a declaration.
+"""Conditionals: the distributions to the right of the colon in a declaration.
 
-A conditional is a frozen specification; a model builds a :class:`Factor` from it, the module that holds its weights. A family
-says which raw numbers it needs (``heads``), how they become a torch distribution, and, where it can, how noise becomes a
-sample. The rest (networks, learned vectors, missing entries, enumeration, time) is the same for all families and written once.
+A conditional is a frozen specification. A model builds a :class:`Factor` from it, the module that
+holds its weights. A family defines the raw numbers that it needs (``heads``), how to make a torch
+distribution of them, and, if possible, how to turn noise into a sample. Everything else (networks,
+learned vectors, missing entries, enumeration, time) is shared by all families.
 
-A family of your own is one small class::
+To add a family, write one small class::
 
     @register
     @dataclass(frozen=True, repr=False)
     class Gamma(Conditional):
         support = constraints.positive
-        fill = 1.0                                   # any value of the support, put where data are missing
+        fill = 1.0                                   # any value of the support, used for missing entries
         pathwise = True                              # torch's own rsample is differentiable
 
         def heads(self, d):
@@ -19,7 +20,8 @@ A family of your own is one small class::
         def distribution(self, concentration, rate):
             return td.Gamma(softplus(concentration), softplus(rate), validate_args=False)
 
-A scalar distribution (as here) is taken entry by entry and summed; one over vectors keeps its own event.
+A scalar distribution (as here) applies to each entry, and its log-probabilities are summed. A
+distribution over vectors keeps its own event.
 """
 
 from __future__ import annotations
@@ -36,9 +38,10 @@ from torch.distributions import constraints
 
 from aevb.declare.networks import Network, Shape, mlp
 
-TABLE_LIMIT = 2**16  # values of a finite variable that are listed
-TABLE_KEPT = 2**8  # those that are listed before anyone asks: as many as a plan enumerates of its own accord
-Noise = tuple[str, int]  # what to draw (see noise.py) and how many numbers an example
+TABLE_LIMIT = 2**16  # a finite variable with more values than this cannot be enumerated
+# Tables up to this size are built with the model: as many values as a plan enumerates by default.
+TABLE_KEPT = 2**8
+Noise = tuple[str, int]  # the kind of noise (see noise.py), and how many numbers per example
 _FIXES: dict[Any, str] = {
     constraints.boolean: "Binarise them (x > 0.5), or use ContinuousBernoulli.",
     constraints.unit_interval: "Divide by 256, or use Normal.",
@@ -49,26 +52,32 @@ _FIXES: dict[Any, str] = {
 
 
 class Degenerate(NamedTuple):
-    """The columns on which a density has no greatest value."""
+    """Columns of data for which the likelihood is unbounded."""
 
-    columns: Callable[[Tensor, Tensor], Tensor]  # which they are, given the least and the greatest value of every column
-    what: str  # "columns that are …"
-    why: str  # "a Normal …": the setting to blame, or nothing
-    fix: str  # "or …": what to declare instead
-    narrows: bool = True  # whether the density can narrow onto any value, not only onto an end of the support
+    # A mask of these columns, from the minimum and maximum of every column.
+    columns: Callable[[Tensor, Tensor], Tensor]
+    what: str  # completes "columns that are …"
+    why: str  # completes "a Normal …": the setting that causes it; may be empty
+    fix: str  # completes "or …": what to declare instead
+    # Whether the density can concentrate on any value, not only on an end of the support.
+    narrows: bool = True
 
 
 def constant_columns(why: str, fix: str) -> Degenerate:
-    """Columns with one value, onto which a density with a scale to learn narrows without bound."""
+    """Constant columns: a density with a learned scale concentrates on their value without bound."""
     return Degenerate(torch.eq, "constant", why, fix)
 
 
 @dataclass(frozen=True)
 class Conditional:
-    """The base of all conditionals: a size, a network, and whether a root is learned.
+    """The base class of all conditionals.
 
-    ``size`` is stated once, in p: an int, or a shape such as (1, 28, 28). ``net`` maps the parents to the distribution's
-    parameters (default: affine). Without parents the distribution is fixed and standard unless ``learned=True``.
+    ``size`` is an int, or a shape such as (1, 28, 28); declare it once, in p. ``net`` maps the parents
+    to the distribution's parameters (default: affine). A variable without parents has a fixed standard
+    distribution unless ``learned=True``.
+
+    A subclass may set ``pure = True`` if its methods have no side effects. A training step can then be
+    recorded and replayed without calling its Python code again.
     """
 
     size: int | Shape | None = None
@@ -78,13 +87,16 @@ class Conditional:
     stochastic: ClassVar[bool] = True
     has_parameters: ClassVar[bool] = True
     support: ClassVar[Any] = constraints.real
-    fill: ClassVar[float] = 0.0  # a value inside the support, put where data are missing before log_prob
-    finite: ClassVar[bool] = False  # has a finite list of values: may be enumerated
-    has_entropy: ClassVar[bool] = False
-    categorical: ClassVar[bool] = False  # a value is one of ``size`` classes, as a one-hot row; data may give its number instead
-    gaussian: ClassVar[bool] = False  # a Gaussian of mean ``loc``, with a ``scale`` for each entry or a Cholesky factor ``tril``
+    # A value inside the support; replaces missing entries before log_prob.
+    fill: ClassVar[float] = 0.0
+    finite: ClassVar[bool] = False  # has finitely many values, so it may be enumerated
+    has_entropy: ClassVar[bool] = False  # has a closed-form entropy
+    # A value is one of ``size`` classes, as a one-hot row; data may be class labels instead.
+    categorical: ClassVar[bool] = False
+    # A Gaussian with mean ``loc``, and a ``scale`` per entry or a Cholesky factor ``tril``.
+    gaussian: ClassVar[bool] = False
     full_moments: ClassVar[bool] = False  # its likelihood depends on products of different entries
-    pure: ClassVar[bool] = False  # of a class of your own: all it does is in its tensors, so that a step may be recorded and need not call it again
+    pure: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if isinstance(self.size, list):
@@ -96,29 +108,36 @@ class Conditional:
         if self.net is not None and not isinstance(self.net, Network):
             raise ValueError(f"{type(self).__name__}: net={self.net!r} is not a network. Use linear(), mlp(500, 500), conv(...), deconv(...).")
 
-    # What a family says ------------------------------------------------------------------------------------------------
+    # What a family defines ------------------------------------------------------------------------
 
     def heads(self, d: int) -> dict[str, int]:
-        """The raw numbers the network gives for a variable of d entries, by name."""
+        """The outputs of the network for a variable with d entries: name → number of raw numbers."""
         raise TypeError(f"{type(self).__name__} has no heads(d).")
 
     def vectors(self, d: int) -> dict[str, Tensor]:
-        """Raw numbers that are free parameters instead, with their initial values."""
+        """Raw numbers that are free parameters instead of network outputs: name → initial values."""
         return {}
 
     def standard(self, d: int) -> dict[str, float]:
-        """The raw value of each head for a fixed root; 0 where not named."""
+        """The raw value of each head for a variable without parents.
+
+        0 for heads that are not listed.
+        """
         return {}
 
     def distribution(self, **heads: Tensor) -> td.Distribution:
-        """The distribution these raw numbers stand for."""
+        """The torch distribution with these raw parameters."""
         raise TypeError(f"{type(self).__name__} has no distribution(...).")
 
     def noise(self, d: int) -> Noise | None:
-        """The noise that ``reparametrise`` turns into a sample; None: torch's own (r)sample is used."""
+        """The noise that ``reparametrise`` turns into a sample.
+
+        None to use torch's ``rsample`` or ``sample``.
+        """
         return None
 
     def reparametrise(self, dist: td.Distribution, noise: Tensor) -> Tensor:
+        """Turn noise into a sample."""
         raise TypeError(f"{type(self).__name__} cannot turn noise into a sample.")
 
     @property
@@ -133,7 +152,10 @@ class Conditional:
 
     @property
     def strata(self) -> int | None:
-        """How many components can each be drawn once and weighted; None if it is no mixture."""
+        """The number of mixture components, each of which can be drawn once and weighted.
+
+        None if it is not a mixture.
+        """
         return None
 
     @property
@@ -147,46 +169,62 @@ class Conditional:
         return False
 
     def spread_vectors(self, root: Tensor) -> dict[str, Tensor]:
-        """The learned vectors for which a Gaussian with ``shared_scale`` has the covariance ``root`` ``root``ᵀ, or is nearest to it in KL(q ‖ p)."""
+        """The learned vectors of a Gaussian with ``shared_scale`` for the covariance ``root``
+        ``root``ᵀ.
+
+        If the family cannot have this covariance, return those of the nearest member in KL(q ‖ p).
+        """
         raise TypeError(f"{type(self).__name__} is not a Gaussian.")
 
     def degenerate(self) -> Degenerate | None:
-        """The columns on which its density has no greatest value, if it has parameters to learn; None if there are none."""
+        """The columns of data for which the likelihood of the learned parameters is unbounded.
+
+        None if there are none.
+        """
         return None
 
     @property
     def preparation(self) -> str:
-        """How grey levels become its values: a function of :mod:`aevb.data`."""
+        """The name of the function in :mod:`aevb.data` that converts grey levels to values of this
+        family.
+        """
         return {constraints.boolean: "threshold", constraints.nonnegative_integer: "counts"}.get(self.support, "dequantise")
 
     def sample_formula(self, parents: str, component: str = "") -> str | None:
-        """A sample as a function of its parents and of noise ε, in symbols; None if they would say nothing."""
+        """The formula of a sample as a function of its parents and of noise ε.
+
+        None if there is no simple one.
+        """
         return None
 
     def values(self, d: int) -> Tensor | None:
-        """All values of a finite variable, one a row."""
+        """All values of a finite variable, one per row."""
         return None
 
     def most_likely(self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor) -> dict[str, Tensor] | None:
-        """The raw heads and vectors of greatest likelihood for values with these moments; None if no closed form is known.
+        """The maximum-likelihood heads and vectors for data with these moments; None if no closed
+        form is known.
 
-        Each row stands for one value of a parent: how much of the data has it ([C, d]), their mean ([C, d]) and their second
-        moments ([C, d], or [C, d, d] for a family with ``full_moments``). Heads have a row each, vectors are one for all. No variance is
-        to be less than ``floor`` ([d]).
+        Each row is for one value of a parent: ``count`` is the weight of the data with that value ([C, d]),
+        ``mean`` their mean ([C, d]), and ``second`` their second moments ([C, d], or [C, d, d] for a family
+        with ``full_moments``). The heads have one row per value; the vectors are shared. No variance may
+        be below ``floor`` ([d]).
         """
         return None
 
     def polynomial(self, **heads: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-        """log p(v) as a polynomial in each entry of v: constant, coefficient of v and of v², each like a head; None if it is none.
+        """log p(v) as a quadratic polynomial in each entry of v: the constant and the coefficients
+        of v and v².
 
-        A term that depends on v alone (−log v! of a Poisson) is left out.
+        Each has the shape of a head. Terms that depend on v only (−log v! of a Poisson) are left out.
+        None if log p is not such a polynomial.
         """
         return None
 
-    # What follows from it ----------------------------------------------------------------------------------------------
+    # What follows from the definition -------------------------------------------------------------
 
     def log_prob(self, dist: td.Distribution, value: Tensor, present: Tensor | None = None) -> Tensor:
-        """log p(value), summed over the event's entries, of which only the ``present`` ones count."""
+        """log p(value), summed over the ``present`` entries of the event (all entries by default)."""
         log_prob = dist.log_prob(value)
         if dist.event_shape:
             return log_prob if present is None else torch.where(present.all(-1), log_prob, 0.0)
@@ -195,7 +233,10 @@ class Conditional:
         return log_prob.sum(-1)
 
     def given_known(self, dist: td.Distribution, value: Tensor, present: Tensor) -> td.Distribution:
-        """The distribution of the entries that are missing, given those that are ``present``; the same where entries are independent."""
+        """The distribution of the missing entries given the ``present`` ones.
+
+        Unchanged if entries are independent.
+        """
         return dist
 
     def entropy(self, dist: td.Distribution) -> Tensor:
@@ -203,7 +244,7 @@ class Conditional:
         return entropy if dist.event_shape else entropy.sum(-1)
 
     def outside(self, value: Tensor) -> tuple[Tensor, str, str]:
-        """Which entries of a value lie outside the support, what they are in words, and the fix."""
+        """Return a mask of the entries outside the support, a description of them, and the fix."""
         check = self.support.check(value)
         bad = ~(check.unsqueeze(-1).expand(value.shape) if check.dim() < value.dim() else check)
         interval = {constraints.boolean: "that are not 0 or 1", constraints.unit_interval: "outside [0, 1]"}
@@ -224,10 +265,11 @@ class Conditional:
 
 
 class Factor(nn.Module):
-    """A conditional with its weights: parents → raw numbers → distribution.
+    """A conditional with its weights: a map from parents to raw numbers to a distribution.
 
-    ``first`` sums the first-layer blocks of some parents, ``rest`` gives the raw heads as one tensor, ``distribution`` reads
-    them. All are maps over the last axis; whatever axes stand before it are broadcast.
+    ``first`` sums the first-layer blocks of some parents, ``rest`` computes the raw heads as one tensor,
+    and ``distribution`` makes a torch distribution of them. All act on the last axis and broadcast over
+    the axes before it.
     """
 
     def __init__(self, spec: Conditional, shape: Shape, parents: Mapping[str, Shape], masked: Sequence[str] = ()) -> None:
@@ -237,7 +279,8 @@ class Factor(nn.Module):
         self.sizes = spec.heads(d)
         self.vectors = nn.ParameterDict(spec.vectors(d))
         count = spec.count(d) if spec.finite else None
-        if count is not None and count <= TABLE_KEPT:  # on the device from the start: an estimate copies nothing
+        # A buffer moves to the device with the model, so no estimate copies it.
+        if count is not None and count <= TABLE_KEPT:
             self.register_buffer("values", spec.values(d), persistent=False)
         if parents:
             self.net = (spec.net or mlp()).build(parents, list(self.sizes.values()), shape, masked)
@@ -251,14 +294,19 @@ class Factor(nn.Module):
                 self.register_buffer("root", root, persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Factor:
-        """A fixed root is standard in any precision: made anew when the model is cast, not rounded twice."""
+        """Recompute a fixed root from double precision when the model is cast, so that it is not
+        rounded twice.
+        """
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if "root" in self._buffers:
             self.root = self.standard.to(self.root)  # type: ignore[assignment]
         return self
 
     def table(self) -> Tensor:
-        """All values of a finite variable, one a row; of one with many, listed (d numbers each) when they are first asked for."""
+        """All values of a finite variable, one per row.
+
+        A large table is built at the first call.
+        """
         if "values" not in self._buffers:
             count, values = self.spec.count(self.d) or 0, None
             if count <= TABLE_LIMIT:
@@ -276,13 +324,16 @@ class Factor(nn.Module):
         return self.net.rest(h, keep)  # type: ignore[union-attr,operator]
 
     def forward(self, inputs: Mapping[str, Tensor], keep: Sequence[Tensor] = (), missing: Mapping[str, Tensor] | None = None) -> Tensor:
-        """All parents at once: the raw heads, [..., sum of the heads' sizes]."""
+        """Compute the raw heads from all parents: [..., sum of the heads' sizes]."""
         if not inputs:
             return self.root.reshape(1, 1, -1)  # type: ignore[union-attr,operator]
         return self.rest(self.first(inputs, missing=missing), keep)
 
     def distribution(self, raw: Tensor, vectors: Callable[[Tensor], Tensor] | None = None) -> td.Distribution:
-        """The torch distribution; ``vectors`` is applied to the learned vectors as the caller did to ``raw``, e.g. detached."""
+        """The torch distribution with these raw heads.
+
+        ``vectors`` is applied to the learned vectors, e.g. ``torch.detach``.
+        """
         heads = dict(zip(self.sizes, raw.split(list(self.sizes.values()), -1), strict=True))
         heads |= {name: vectors(vector) if vectors else vector for name, vector in self.vectors.items()}
         return self.spec.distribution(**heads)

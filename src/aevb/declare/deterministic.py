@@ -1,6 +1,7 @@
-"""Deterministic nodes: shared features and recurrent states, entries of a declaration like any other.
+"""Deterministic nodes of a declaration: shared features and recurrent states.
 
-They carry no probability; a parent reads their value. Sharing between factors is by naming such a node in both.
+They have no probability; their children read their value. Factors share features if they name the
+same node as a parent.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ class Function(Factor):
 
 @dataclass(frozen=True, repr=False)
 class Cell(Conditional):
-    """What LSTM and GRU share. The node reads itself at [t-1] (forward) or [t+1] (backward), and its other parents as input."""
+    """Base of LSTM and GRU.
+
+    The node reads itself at [t-1] (forward) or [t+1] (backward); its other parents are its input.
+    """
 
     layers: int = 1
     stochastic: ClassVar[bool] = False
@@ -63,7 +67,10 @@ class Cell(Conditional):
 @register
 @dataclass(frozen=True, repr=False)
 class LSTM(Cell):
-    """A long short-term memory of ``size`` units: ``"h[t] | h[t-1], x[t-1]": LSTM(256, layers=2)``. Its value is the top layer."""
+    """A long short-term memory with ``size`` units.
+
+    Example: ``"h[t] | h[t-1], x[t-1]": LSTM(256, layers=2)``. Its value is the hidden state of the top layer.
+    """
 
     gates: ClassVar[int] = 4
 
@@ -71,13 +78,18 @@ class LSTM(Cell):
 @register
 @dataclass(frozen=True, repr=False)
 class GRU(Cell):
-    """A gated recurrent unit of ``size`` units: ``"b[t] | b[t+1], x[t]": GRU(256)`` runs backwards."""
+    """A gated recurrent unit with ``size`` units: ``"b[t] | b[t+1], x[t]": GRU(256)`` runs
+    backwards in time.
+    """
 
     gates: ClassVar[int] = 3
 
 
 class Recurrence(nn.Module):
-    """The module of a cell. ``first`` sums the inputs' blocks of the bottom layer's gates, ``step`` advances the state."""
+    """The module of a cell.
+
+    ``first`` computes the inputs' part of the bottom layer's gates, ``step`` advances the state.
+    """
 
     def __init__(self, spec: Cell, size: int, parents: Mapping[str, Shape], masked: Sequence[str] = ()) -> None:
         super().__init__()
@@ -100,7 +112,9 @@ class Recurrence(nn.Module):
         return (zeros,) * (self.spec.layers * (2 if isinstance(self.spec, LSTM) else 1))
 
     def starting_from(self, value: Tensor) -> State:
-        """The state whose top layer is ``value``, the rest zeros: for a declared first step."""
+        """The state whose top layer is ``value`` and whose other parts are zero, for a declared
+        first step.
+        """
         state = list(self.initial(value))
         state[self.spec.layers - 1] = value
         return tuple(state)

@@ -1,7 +1,7 @@
-"""Distributions that torch lacks or gets wrong, and the arithmetic they share.
+"""Distributions that torch lacks or computes inaccurately, and the functions they share.
 
-Everything here is a plain function of its parameters: no validation (data are checked once, before training), nothing that
-waits for the device.
+Nothing here validates its arguments (data are checked once, before training), and nothing
+synchronises with the device.
 """
 
 from __future__ import annotations
@@ -22,13 +22,18 @@ INVERSE_SOFTPLUS_ONE = math.log(math.expm1(1.0))
 
 
 def _inside(x: Tensor, radius: float) -> tuple[Tensor, Tensor]:
-    """Where |x| < radius, and |x| with those entries replaced, so that the other branch has finite gradients there."""
+    """Return the mask |x| < radius, and |x| with these entries replaced by 1 so that the far branch
+    has finite gradients.
+    """
     near = x.abs() < radius
     return near, torch.where(near, torch.ones_like(x), x.abs())
 
 
 def continuous_bernoulli_log_normalizer(logits: Tensor) -> Tensor:
-    """log C(η) with C = η / tanh(η/2): what makes λˣ(1−λ)¹⁻ˣ integrate to one over [0, 1]. Even in η, exact for any η."""
+    """The log-normaliser log C(η), C = η / tanh(η/2), of λˣ(1−λ)¹⁻ˣ on [0, 1].
+
+    Even in η, and exact for any η.
+    """
     near, a = _inside(logits, 0.5)
     far = a.log() + torch.log1p(-torch.exp(-a)).neg() + torch.log1p(torch.exp(-a))
     s = torch.where(near, logits, torch.zeros_like(logits)).square()
@@ -38,7 +43,7 @@ def continuous_bernoulli_log_normalizer(logits: Tensor) -> Tensor:
 
 
 def continuous_bernoulli_mean(logits: Tensor) -> Tensor:
-    """1/(1−e^{−η}) − 1/η, by its series near 0 and by symmetry on the negative side."""
+    """The mean 1/(1−e^{−η}) − 1/η, computed by its series near 0 and by symmetry for negative η."""
     near, a = _inside(logits, 0.5)
     positive = -1 / torch.expm1(-a) - 1 / a
     far = torch.where(logits < 0, 1 - positive, positive)
@@ -49,7 +54,7 @@ def continuous_bernoulli_mean(logits: Tensor) -> Tensor:
 
 
 def continuous_bernoulli_variance(logits: Tensor) -> Tensor:
-    """1/η² − 1/(4 sinh²(η/2)), by its series near 0."""
+    """The variance 1/η² − 1/(4 sinh²(η/2)), computed by its series near 0."""
     near, a = _inside(logits, 0.5)
     far = a.pow(-2) - torch.exp(-a) / torch.expm1(-a).square()
     s = torch.where(near, logits, torch.zeros_like(logits)).square()
@@ -87,7 +92,7 @@ class ContinuousBernoulli(td.Distribution):
         return ContinuousBernoulli(self.logits.expand(batch_shape))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        # xη − softplus(η), written so that nothing cancels at large positive η
+        # xη − softplus(η), in a form without cancellation at large positive η
         positive = self.logits > 0
         decay = F.softplus(torch.where(positive, -self.logits, self.logits))
         return (value - positive.to(value.dtype)) * self.logits - decay + continuous_bernoulli_log_normalizer(self.logits)
@@ -97,11 +102,12 @@ class ContinuousBernoulli(td.Distribution):
         near, a = _inside(self.logits, 1e-2)
         u = torch.where(self.logits < 0, 1 - value, value)
         inner = u + (1 - u) * torch.exp(-a)
-        end = inner < torch.finfo(inner.dtype).tiny  # u is exactly 0 and e^−a underflows: x is 0, without a gradient
+        # u is exactly 0 and e^−a underflows; then x = 0, and its gradient is set to 0.
+        end = inner < torch.finfo(inner.dtype).tiny
         x = torch.where(end, torch.zeros_like(inner), 1 + torch.log(torch.where(end, torch.ones_like(inner), inner)) / a)
         far = torch.where(self.logits < 0, 1 - x, x)
         e = torch.where(near, self.logits, torch.zeros_like(self.logits))
-        v = value * (1 - value)  # the series' terms are the cumulants of a Bernoulli variable
+        v = value * (1 - value)  # the terms of the series are the cumulants of a Bernoulli variable
         series = value + v * e * (0.5 + e * ((1 - 2 * value) / 6 + e * ((1 - 6 * v) / 24 + e * (1 - 2 * value) * (1 - 12 * v) / 120)))
         return torch.where(near, series, far).clamp(0, 1)
 
@@ -111,7 +117,10 @@ class ContinuousBernoulli(td.Distribution):
 
 
 class StudentT(td.StudentT):
-    """torch's, without the χ² of its own sampler, which is built, and checked, before anyone samples: a check waits for the device."""
+    """torch's StudentT, but the χ² distribution of its sampler is built only when it samples.
+
+    torch builds and validates the χ² in the constructor, and the validation synchronises with the device.
+    """
 
     def __init__(self, df: Tensor, loc: Tensor, scale: Tensor) -> None:
         self.df, self.loc, self.scale = broadcast_all(df, loc, scale)
@@ -126,7 +135,9 @@ class StudentT(td.StudentT):
 
 
 class MultivariateNormal(td.MultivariateNormal):
-    """torch's, with the inverse Cholesky factor computed once for all rows that share it."""
+    """torch's MultivariateNormal, but the inverse Cholesky factor is computed once for all rows
+    that share it.
+    """
 
     def __init__(self, loc: Tensor, scale_tril: Tensor) -> None:
         super().__init__(loc, scale_tril=scale_tril, validate_args=False)
@@ -153,7 +164,10 @@ class MultivariateNormal(td.MultivariateNormal):
 
 
 class Categories(td.OneHotCategorical):
-    """torch's OneHotCategorical without the checks it makes even when told not to; log_prob is linear in the value."""
+    """torch's OneHotCategorical without validation (torch validates even with validate_args=False).
+
+    ``log_prob`` is linear in the value.
+    """
 
     def __init__(self, logits: Tensor) -> None:
         self._categorical = td.Categorical(logits=logits, validate_args=False)
@@ -172,7 +186,9 @@ class Categories(td.OneHotCategorical):
 
 
 class Values(td.Distribution):
-    """A distribution over a list of vectors, one a row of ``table``, with probabilities ``probs``."""
+    """A distribution over finitely many vectors, the rows of ``table``, with probabilities
+    ``probs``.
+    """
 
     arg_constraints: ClassVar[dict] = {"probs": constraints.simplex}
 
@@ -197,7 +213,9 @@ class Values(td.Distribution):
 
 
 class Poisson(td.Poisson):
-    """torch's, by its log-rate: log p(k) = k log λ − λ − log k!, finite where λ underflows."""
+    """torch's Poisson, parametrised by its log-rate: log p(k) = k log λ − λ − log k!, finite even
+    if λ underflows.
+    """
 
     def __init__(self, log_rate: Tensor) -> None:
         self.log_rate = log_rate
@@ -227,7 +245,11 @@ class GaussianMixture(td.MixtureSameFamily):
         return GaussianMixture(*(part.expand(*batch_shape, *part.shape[len(self.batch_shape) :]) for part in parts))
 
     def log_prob(self, x: Tensor, present: Tensor | None = None) -> Tensor:
-        """Entries that are not ``present`` leave every component, and so the mixture, exactly."""
+        """The log-density.
+
+        Entries that are not ``present`` are marginalised out of every component, and so of the
+        mixture.
+        """
         each = normal_log_prob(x.unsqueeze(-2), self.loc, self.scale)
         if present is not None:
             each = torch.where(present.unsqueeze(-2), each, torch.zeros_like(each))
@@ -235,7 +257,10 @@ class GaussianMixture(td.MixtureSameFamily):
 
 
 def matvec(matrix: Tensor, vector: Tensor) -> Tensor:
-    """matrix @ vector over any leading axes; one product when all rows share the matrix."""
+    """matrix @ vector with broadcast leading axes.
+
+    A single matrix product if all rows share the matrix.
+    """
     if matrix.dim() == 2:
         return F.linear(vector, matrix)
     return (matrix @ vector.unsqueeze(-1)).squeeze(-1)
@@ -246,7 +271,7 @@ def normal_log_prob(value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
 
 
 def inverse_softplus(value: Tensor) -> Tensor:
-    """The x with log(1 + eˣ) = value."""
+    """The inverse of softplus: the x with log(1 + eˣ) = value."""
     return value + torch.log(-torch.expm1(-value))
 
 
@@ -263,7 +288,7 @@ def tril_from_vector(entries: Tensor, d: int) -> Tensor:
     rows, columns = torch.tril_indices(d, d, device=entries.device).unbind(0)
     position = torch.full((d, d), entries.shape[-1], dtype=torch.long, device=entries.device)
     position[rows, columns] = torch.arange(entries.shape[-1], device=entries.device)
-    padded = F.pad(entries, (0, 1))  # the last entry, zero, stands above the diagonal
+    padded = F.pad(entries, (0, 1))  # the appended zero fills the places above the diagonal
     matrix = padded[..., position.flatten()].unflatten(-1, (d, d))
     eye = torch.eye(d, dtype=torch.bool, device=entries.device)
     return torch.where(eye, F.softplus(matrix), matrix)

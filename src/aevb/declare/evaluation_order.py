@@ -1,7 +1,8 @@
-"""The order in which nodes are computed: batches over all of time where possible, loops where a recurrence asks for one.
+"""The order in which nodes are computed: for all steps at once where possible, in a loop for
+recurrences.
 
-Nodes that need each other across time form a strongly connected group, which runs step by step in one direction; everything
-else is computed for all steps at once, before or after the loops.
+Nodes that depend on each other across time form a strongly connected component, which runs step by
+step in one direction. All other nodes are computed for all steps at once, before or after the loops.
 """
 
 from __future__ import annotations
@@ -14,16 +15,21 @@ from aevb.declare.notation import Ref
 
 @dataclass(frozen=True)
 class Stage:
-    """One batch (``direction`` 0, one node) or one loop over t, forward (+1) or backward (−1), nodes in their inner order."""
+    """One node computed for all steps at once (``direction`` 0), or a loop over t, forward (+1) or
+    backward (−1).
+
+    The nodes of a loop are in the order in which each step computes them.
+    """
 
     nodes: tuple[str, ...]
     direction: int = 0
 
 
 def schedule(reads: Mapping[str, Sequence[Ref]], side: str) -> tuple[Stage, ...]:
-    """Stages for nodes that read each other as ``reads`` says; names it does not list are known beforehand.
+    """Order nodes into stages. ``reads`` holds the parents of each node; variables that it does not
+    list are known.
 
-    A :class:`ValueError` names the nodes that no order can compute.
+    Raise ValueError, with the names of the nodes, if no order can compute them.
     """
     stages = []
     for group in _strongly_connected(reads):
@@ -68,11 +74,14 @@ def _strongly_connected(reads: Mapping[str, Sequence[Ref]]) -> list[list[str]]:
 
 
 def _components(edges: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """Strongly connected components, those read before those that read them (Tarjan, without recursion: a chain may be thousands deep)."""
+    """Strongly connected components, parents first.
+
+    Tarjan's algorithm without recursion, because a chain of nodes may be thousands deep.
+    """
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
-    waiting: set[str] = set()  # what is on the stack
+    waiting: set[str] = set()  # the nodes on the stack
     found: list[list[str]] = []
     for root in edges:
         path = [] if root in index else [(root, iter(edges[root]))]

@@ -1,4 +1,4 @@
-"""The families: which distributions a variable may have."""
+"""The families of distributions that a variable may have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from aevb.declare import distributions as ad
 from aevb.declare.conditionals import Conditional, Degenerate, Noise, constant_columns
 from aevb.declare.registry import register, registered
 
-# Where the most likely value lies at infinity (a cluster of equal rows, a column of zeros), a closed form stops here.
+# Closed-form estimates clamp probabilities and rates here, because the maximum-likelihood logit of
+# constant data (a column of zeros, a cluster of equal rows) is infinite.
 SMALLEST_PROBABILITY = 1e-6
 
 
@@ -31,7 +32,10 @@ def _scale_setting(spec: Conditional, name: str, value: Any) -> None:
 
 @dataclass(frozen=True, repr=False)
 class LocationScale(Conditional):
-    """What Normal, Laplace and StudentT share: loc from the network, scale from it, learned, or fixed."""
+    """Base of Normal, Laplace and StudentT.
+
+    loc comes from the network; scale comes from the network, is learned, or is fixed.
+    """
 
     scale: str | float = "network"
     has_entropy: ClassVar[bool] = True
@@ -71,7 +75,14 @@ class LocationScale(Conditional):
 @register
 @dataclass(frozen=True, repr=False)
 class Normal(LocationScale):
-    """Independent Gaussians, N(μ, diag σ²). σ is softplus of a head, one ``"learned"`` vector (initially 1), or a number."""
+    """Independent Gaussians, N(μ, diag σ²).
+
+    ``scale`` says where σ comes from: "network" (softplus of a head), "learned" (one vector for all
+    examples, initially 1), or a fixed number.
+
+    >>> Normal(20, scale=0.1)
+    Normal(20, scale=0.1)
+    """
 
     gaussian: ClassVar[bool] = True
 
@@ -84,7 +95,7 @@ class Normal(LocationScale):
 
     def most_likely(self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor) -> dict[str, Tensor]:
         variance = second - mean.square()
-        if self.scale == "learned":  # one for all rows
+        if self.scale == "learned":  # one scale for all rows
             variance = (count * variance).sum(0) / count.sum(0).clamp_min(torch.finfo(count.dtype).tiny)
         found = {"scale": ad.inverse_softplus(variance.maximum(floor).sqrt())}
         return {"loc": mean} | (found if isinstance(self.scale, str) else {})
@@ -98,7 +109,8 @@ class Normal(LocationScale):
         return "normal", d
 
     def spread_vectors(self, root: Tensor) -> dict[str, Tensor]:
-        # The nearest independent Gaussian has the diagonal of the precision.
+        # In KL(q ‖ p), the nearest Gaussian with independent entries has the diagonal of the
+        # precision.
         return {"scale": ad.inverse_softplus(torch.cholesky_inverse(root).diagonal().rsqrt())} if self.scale == "learned" else {}
 
     def sample_formula(self, parents: str, component: str = "") -> str:
@@ -139,7 +151,10 @@ class StudentT(LocationScale):
 @register
 @dataclass(frozen=True, repr=False)
 class MultivariateNormal(Conditional):
-    """A Gaussian with full covariance, through its Cholesky factor: from the network, or one learned and ``"shared"``."""
+    """A Gaussian with full covariance, parametrised by its Cholesky factor.
+
+    ``covariance`` is "network" (a head) or "shared" (one learned factor for all examples).
+    """
 
     covariance: str = "network"
     has_entropy: ClassVar[bool] = True
@@ -171,7 +186,8 @@ class MultivariateNormal(Conditional):
         covariance = second - mean.unsqueeze(-1) * mean.unsqueeze(-2)
         if self.covariance == "shared":
             covariance = (count[:, :1, None] * covariance).sum(0) / count[:, 0].sum()
-        size = floor.sqrt()  # in these units every direction has its least variance at 1
+        # In units of ``size``, the smallest allowed variance is 1 in every direction.
+        size = floor.sqrt()
         values, vectors = torch.linalg.eigh(covariance / size.unsqueeze(-1) / size)
         root = size.unsqueeze(-1) * vectors * values.clamp_min(1.0).sqrt().unsqueeze(-2)
         return {"loc": mean, "tril": ad.vector_from_tril(torch.linalg.cholesky(root @ root.mT))}
@@ -202,7 +218,8 @@ class MultivariateNormal(Conditional):
     def log_prob(self, dist: td.Distribution, value: Tensor, present: Tensor | None = None) -> Tensor:
         if present is None:
             return dist.log_prob(value)
-        # Marginalise: give missing entries unit variance and no covariance, then take their known share out again.
+        # Marginalise: give missing entries unit variance and no covariance, then subtract their
+        # known contribution.
         keep = present.to(value.dtype)
         factor = dist._unbroadcasted_scale_tril  # type: ignore[attr-defined]
         covariance = (factor @ factor.mT) * keep.unsqueeze(-1) * keep.unsqueeze(-2) + torch.diag_embed(1 - keep)
@@ -212,7 +229,11 @@ class MultivariateNormal(Conditional):
         return marginal.log_prob(torch.where(present, value, loc)) + 0.5 * math.log(2 * math.pi) * missing
 
     def given_known(self, dist: td.Distribution, value: Tensor, present: Tensor) -> td.Distribution:
-        """N(μ + C S⁻¹ (x − μ), Σ − C S⁻¹ Cᵀ) with S the covariance of what is present and C that with it; unit variance at what is present."""
+        """The conditional Gaussian N(μ + C S⁻¹ (x − μ), Σ − C S⁻¹ Cᵀ) of the missing entries.
+
+        S is the covariance of the present entries, and C the covariance of all entries with them. The
+        present entries get their value as mean, and unit variance.
+        """
         keep, factor = present.to(value.dtype), dist._unbroadcasted_scale_tril  # type: ignore[attr-defined]
         covariance = factor @ factor.mT
         cross = covariance * keep.unsqueeze(-2)
@@ -227,9 +248,9 @@ class MultivariateNormal(Conditional):
 @register
 @dataclass(frozen=True, repr=False)
 class Mixture(Conditional):
-    """A mixture of ``components`` diagonal Gaussians: a multi-modal posterior.
+    """A mixture of ``components`` diagonal Gaussians, e.g. for a multi-modal posterior.
 
-    As a latent's q it is stratified: every component is drawn once, and the results are weighted by π(x).
+    As a latent's q it is stratified: one draw from every component, weighted by the component's π(x).
     """
 
     components: int = 2
@@ -267,7 +288,7 @@ class Mixture(Conditional):
         return dist.log_prob(value, present)  # type: ignore[call-arg]
 
     def given_known(self, dist: td.Distribution, value: Tensor, present: Tensor) -> td.Distribution:
-        """The same components, weighted by how well they explain what is present."""
+        """The same components, reweighted by their likelihood of the present entries."""
         assert isinstance(dist, ad.GaussianMixture)
         each = ad.normal_log_prob(value.unsqueeze(-2), dist.loc, dist.scale)
         each = torch.where(present.unsqueeze(-2), each, torch.zeros_like(each)).sum(-1)
@@ -278,7 +299,7 @@ class Mixture(Conditional):
 @register
 @dataclass(frozen=True, repr=False)
 class Bernoulli(Conditional):
-    """Independent binary entries, by their logits."""
+    """Independent binary entries, parametrised by logits."""
 
     support = constraints.boolean
     finite: ClassVar[bool] = True
@@ -304,7 +325,8 @@ class Bernoulli(Conditional):
         return -F.softplus(logits), logits, torch.zeros_like(logits)
 
     def count(self, d: int) -> int:
-        return 2 ** min(d, 1024)  # too many in any case; of a d of billions the power itself would take minutes
+        # Already too many to enumerate; 2**d for a d of billions would take minutes.
+        return 2 ** min(d, 1024)
 
     def values(self, d: int) -> Tensor:
         return (torch.arange(2**d).unsqueeze(-1) >> torch.arange(d - 1, -1, -1)).bitwise_and(1).to(torch.get_default_dtype())
@@ -316,7 +338,7 @@ class Bernoulli(Conditional):
         return (dist.logits + noise > 0).to(noise.dtype)  # type: ignore[attr-defined]
 
     def relax(self, dist: td.Distribution, noise: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
-        """The relaxed sample, and its logit, in which densities are taken."""
+        """The relaxed sample and its logit, the space of its density."""
         logit = (dist.logits + noise) / temperature  # type: ignore[attr-defined]
         return logit.sigmoid(), logit
 
@@ -329,7 +351,7 @@ class Bernoulli(Conditional):
 class ContinuousBernoulli(Conditional):
     """Independent entries in [0, 1] with density ∝ λˣ(1−λ)¹⁻ˣ, exact for any logit.
 
-    ``clamped=True`` reproduces torch's version, which clamps λ and so caps the density, for comparison.
+    ``clamped=True`` reproduces torch's version for comparison; it clamps λ and therefore caps the density.
     """
 
     clamped: bool = False
@@ -360,7 +382,7 @@ class ContinuousBernoulli(Conditional):
 @register
 @dataclass(frozen=True, repr=False)
 class OneHot(Conditional):
-    """A categorical variable of ``size`` classes, as a one-hot vector."""
+    """A categorical variable with ``size`` classes, represented as a one-hot vector."""
 
     support = constraints.one_hot
     categorical: ClassVar[bool] = True
@@ -398,7 +420,7 @@ class OneHot(Conditional):
         return torch.zeros_like(perturbed).scatter_(-1, perturbed.argmax(-1, keepdim=True), 1.0)
 
     def relax(self, dist: td.Distribution, noise: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
-        """The relaxed sample, and its logarithm, in which densities are taken."""
+        """The relaxed sample and its logarithm, the space of its density."""
         log_value = ((dist.logits + noise) / temperature).log_softmax(-1)  # type: ignore[attr-defined]
         return log_value.exp(), log_value
 
@@ -426,20 +448,20 @@ class Beta(Conditional):
 
     @property
     def pathwise(self) -> bool:
-        return True  # torch's rsample differentiates implicitly
+        return True  # torch's rsample has implicit reparametrisation gradients
 
     def degenerate(self) -> Degenerate:
         return constant_columns("", "use ContinuousBernoulli")
 
     def outside(self, value: Tensor) -> tuple[Tensor, str, str]:
-        """The ends of the interval too: the density is 0 or infinite there."""
+        """As in the base class, but 0 and 1 also lie outside: the density is 0 or infinite there."""
         return (value <= 0) | (value >= 1), "outside (0, 1)", "Squeeze them inside, or use ContinuousBernoulli."
 
 
 @register
 @dataclass(frozen=True, repr=False)
 class Poisson(Conditional):
-    """Independent counts, by their log-rates."""
+    """Independent counts, parametrised by log-rates."""
 
     support = constraints.nonnegative_integer
 
@@ -488,9 +510,10 @@ class NegativeBinomial(Conditional):
 @register
 @dataclass(frozen=True, repr=False)
 class Exact(Conditional):
-    """In q: p's own conditional of an enumerable latent, by Bayes. It has no parameters.
+    """The exact conditional of an enumerable latent, for use in q: computed from p by Bayes' rule,
+    without parameters.
 
-    q(y | ·) ∝ Π of p's factors that contain y, over y's values.
+    q(y | ·) is proportional to the product of p's factors that contain y, normalised over y's values.
     """
 
     finite: ClassVar[bool] = True
@@ -504,5 +527,5 @@ class Exact(Conditional):
             raise ValueError("Exact has nothing to learn; it is computed from p by Bayes' rule. Drop learned=True.")
 
 
-# The families with parameters of their own, by name.
+# All families by name, except Exact, which has no parameters.
 FAMILIES: dict[str, type[Conditional]] = {name: cls for name, cls in registered(__name__).items() if cls.has_parameters}

@@ -1,6 +1,6 @@
-"""The declaration: which variables there are, what each reads, and whether that makes sense. No weights, no numbers.
+"""The graph of a declaration: its variables, their parents, and all checks. It holds no weights.
 
-Every check of a declaration is made here, when the model is declared; each message names the entry and the fix.
+All checks run here, when the model is declared. Each message names the entry and the fix.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from aevb.declare.notation import At, Key, Ref, parse_key
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of a declaration."""
+    """One entry of a declaration: a key and its conditional, in p or q."""
 
     side: str
     key: Key
     spec: Conditional
-    id: str = field(init=False)  # its name everywhere: in printed models, in error messages, in the weights' file
+    # The entry's name in printed models, error messages and the weights file.
+    id: str = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "id", f"{self.side}({str(self.key).replace(' | ', '|')})")
@@ -35,17 +36,18 @@ class Entry:
         return f'{self.side} has "{self.key}": {self.spec!r}'
 
 
-Rules = dict[str, dict[At, Entry]]  # variable → place in time → entry
+Rules = dict[str, dict[At, Entry]]  # variable → time index → entry
 
 
 class Graph:
-    """p, q and given, read and checked."""
+    """The parsed and checked p, q and given."""
 
     def __init__(self, p: Mapping[str, Conditional], q: Mapping[str, Conditional], given: Mapping[str, int | Shape]) -> None:
         self.p, self.q = _read("p", p), _read("q", q)
         if not isinstance(given, Mapping):
             raise ValueError(f"given is a dictionary from a variable to its size, got {type(given).__name__}.")
-        # A name that both declare is p's to judge; the checks below refuse a mixture.
+        # If p and q both declare a name, p decides whether it is deterministic; the checks below
+        # refuse a contradiction.
         self.functions = frozenset(name for name, ats in (self.q | self.p).items() if not next(iter(ats.values())).spec.stochastic)
         self.timed: dict[str, bool] = {}
         self.shapes: dict[str, Shape] = {}
@@ -63,23 +65,29 @@ class Graph:
                 self._check_exact(name)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Graph:
-        """Return the same graph: nothing changes one, so that copies of a model share it."""
+        """Return the same graph: it is immutable, so copies of a model share it."""
         return self
 
-    # What it holds ------------------------------------------------------------------------------------------------------
+    # Contents -------------------------------------------------------------------------------------
 
     def entries(self) -> list[Entry]:
         return [entry for rules in (self.p, self.q) for ats in rules.values() for entry in ats.values()]
 
     def main(self, name: str) -> At:
-        """Where the variable's own rule stands: at every t, or nowhere in time."""
+        """The time index of the variable's main rule: "t" for sequences, "static" for other
+        variables.
+        """
         return "t" if self.timed[name] else "static"
 
     def rule(self, side: str, name: str) -> Entry:
+        """The main rule of a variable in p or q (not that of its first or last step)."""
         return (self.p if side == "p" else self.q)[name][self.main(name)]
 
     def reads(self, side: str, name: str) -> list[Ref]:
-        """Everything the variable reads in p or q, at any step; an end read inside its own step counts as the present."""
+        """All parents of a variable in p or q, at any step.
+
+        In the rule for [0] or [T], a parent at that step counts as [t].
+        """
         rules = self.p if side == "p" else self.q
         refs: dict[Ref, None] = {}
         for at, entry in rules.get(name, {}).items():
@@ -96,7 +104,7 @@ class Graph:
 
     @cached_property
     def latents(self) -> tuple[str, ...]:
-        """In the order in which q draws them."""
+        """The latents, in the order in which q draws them."""
         return tuple(node for stage in self.inference for node in stage.nodes if not self.is_deterministic(node))
 
     @cached_property
@@ -242,23 +250,28 @@ class Graph:
         return [name for name in self.q if name in self.p]
 
     def value_reads(self, drawn: tuple[str, ...]) -> dict[str, list[Ref]]:
-        """What produces values when these latents are drawn: q's factors for them and every deterministic node."""
+        """The parents of all nodes that are computed when q draws these latents: the latents and
+        every deterministic node.
+        """
         reads = {name: self.reads("p" if name in self.p else "q", name) for name in self.deterministic}
         return reads | {name: self.reads("q", name) for name in drawn}
 
     @cached_property
     def reads_of_values(self) -> dict[str, list[Ref]]:
-        """What every deterministic node reads, and every latent under q."""
+        """The parents of every deterministic node, and of every latent under q."""
         return self.value_reads(tuple(self.latents_declared()))
 
     @cached_property
     def place(self) -> dict[str, int]:
-        """The number of the stage of inference at which a node is computed: it depends on no node with a greater one."""
+        """The number of the inference stage that computes each node.
+
+        A node depends on no node of a later stage.
+        """
         return {node: i for i, stage in enumerate(self.inference) for node in stage.nodes}
 
     @cached_property
     def _readers(self) -> dict[str, list[str]]:
-        """The variables of p that read a variable."""
+        """The children of each variable in p."""
         found: dict[str, list[str]] = {}
         for name in self.p:
             for ref in self.reads("p", name):
@@ -269,7 +282,7 @@ class Graph:
         return schedule(self.value_reads(drawn), "p and q together")
 
     def function_stages(self, known: Collection[str]) -> tuple[Stage, ...]:
-        """The deterministic nodes that are functions of these variables alone, in the order in which they are computed."""
+        """The stages of the deterministic nodes that depend only on these variables."""
         reads = self.value_reads(())
         readers: dict[str, list[str]] = {}
         for name, refs in reads.items():
@@ -283,7 +296,10 @@ class Graph:
         return schedule(reads, "p and q together")
 
     def latent_behind(self, name: str) -> str | None:
-        """A latent that q's factor of a variable reads, directly or through deterministic nodes; None if it is a function of the data alone."""
+        """A latent that q's factor of a variable reads, directly or through deterministic nodes.
+
+        None if it reads only data.
+        """
         frontier, seen = [ref.name for ref in self.reads("q", name)], set()
         while frontier:
             parent = frontier.pop()
@@ -295,7 +311,9 @@ class Graph:
         return None
 
     def factors_containing(self, name: str) -> list[str]:
-        """The stochastic variables of p whose factor involves ``name``, directly or through deterministic nodes; itself first."""
+        """The stochastic variables whose factor in p contains ``name``, directly or through
+        deterministic nodes; ``name`` first.
+        """
         reached, frontier = {name}, [name]
         while frontier:
             node = frontier.pop()
@@ -307,7 +325,11 @@ class Graph:
         return [name] + [other for other in self.stochastic if other in reached and other != name]
 
     def _stochastic_reads(self, factor: str) -> list[tuple[str, bool]]:
-        """What p's factor reads, directly or through deterministic nodes: (stochastic or given variable, at another step?)."""
+        """The stochastic and given variables that p's factor reads, directly or through
+        deterministic nodes.
+
+        Each comes with a flag: whether the factor reads it at another step.
+        """
         found: dict[tuple[str, bool], None] = {}
         frontier = [(ref.name, ref.lag != 0) for ref in self.reads("p", factor)]
         while frontier:
@@ -319,6 +341,9 @@ class Graph:
         return [(node, elsewhere) for node, elsewhere in found if not self.is_deterministic(node)]
 
     def _check_exact(self, name: str) -> None:
+        """Raise ValueError if Bayes' rule cannot give q's factor of ``name``, or if its key has
+        other parents.
+        """
         entry = self.rule("q", name)
         family = type(self.rule("p", name).spec).__name__
         needed: dict[str, None] = {}

@@ -1,11 +1,13 @@
-"""Networks of several named parents.
+"""Networks with several named parents.
 
-A network gives each parent its own block of first-layer weights and adds the results, instead of concatenating the parents.
-The sum is the same function, but a parent that is constant over some axis (a class being enumerated, a static variable in a
-sequence) is multiplied once and broadcast. It also splits the work of a recurrence: the blocks of parents known in advance
-run for all steps at once, and only the others inside the loop.
+A network has a block of first-layer weights for each parent and adds the results, instead of
+concatenating the parents. The sum is the same function. But a parent that is constant over some axis
+(a static variable in a sequence, a class that is enumerated) is multiplied once and then broadcast.
+The blocks also split the work of a recurrence: those of parents known in advance run for all steps
+at once, and only the others run inside the loop.
 
-A built network therefore has two calls: ``first`` sums the blocks of some of the parents, ``rest`` does what follows.
+A built network therefore has two methods: ``first`` sums the blocks of some of the parents, and
+``rest`` computes the remaining layers.
 """
 
 from __future__ import annotations
@@ -43,9 +45,12 @@ def _sizes(what: str, sizes: Sequence[int]) -> None:
 
 
 def initialise(weight: Tensor, bias: Tensor | None, how: str, fan_in: int, fan_out: int | None = None) -> None:
-    """Fill one layer; ``fan_in`` counts all parents, of which ``weight`` may be one block."""
+    """Initialise one layer in place.
+
+    ``fan_in`` counts the inputs from all parents, even if ``weight`` is one block.
+    """
     with torch.no_grad():
-        if how == "default":  # torch's own for nn.Linear
+        if how == "default":  # as torch initialises nn.Linear
             bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
             weight.uniform_(-bound, bound)
             if bias is not None:
@@ -63,7 +68,7 @@ def initialise(weight: Tensor, bias: Tensor | None, how: str, fan_in: int, fan_o
 
 
 class Named(nn.ParameterDict):
-    """Parameters by the names of variables, which may be those of a container's own attributes ("values", "type")."""
+    """A ParameterDict whose keys may equal the names of its own attributes ("values", "type")."""
 
     def _key_to_attr(self, key: str) -> str:
         return f"[{key}]" if key in TAKEN else key
@@ -73,7 +78,10 @@ TAKEN = frozenset(dir(nn.ParameterDict()))
 
 
 class Blocks(nn.Module):
-    """The first layer: one weight block a parent, one bias. ``heads`` splits the output rows for initialisation only."""
+    """The first layer: one weight block per parent, and one bias.
+
+    ``heads`` splits the output rows for initialisation only.
+    """
 
     def __init__(self, parents: Mapping[str, int], out: int, *, bias: bool, init: str, heads: Sequence[int] = (), masked: Sequence[str] = ()) -> None:
         super().__init__()
@@ -83,7 +91,7 @@ class Blocks(nn.Module):
         _initialise_heads(whole, self.bias, init, fan_in, heads or [out])
         blocks = zip(parents, whole.split(list(parents.values()), -1), strict=True)
         self.weights = Named({name: nn.Parameter(block.clone()) for name, block in blocks})
-        # What q knows about missing entries: extra inputs whose weights start at zero.
+        # Masks of missing entries are extra inputs of q. Their weights start at zero.
         self.missing = Named({name: nn.Parameter(torch.zeros(out, parents[name])) for name in masked})
 
     def forward(self, inputs: Mapping[str, Tensor], *, bias: bool = True, missing: Mapping[str, Tensor] | None = None, full: bool = False) -> Tensor:
@@ -109,7 +117,10 @@ def _initialise_heads(weight: Tensor, bias: Tensor | None, init: str, fan_in: in
 
 
 def _layer(fan_in: int, out: int, init: str, heads: Sequence[int] = ()) -> nn.Linear:
-    """As ``nn.utils.skip_init`` makes it, which draws no numbers, but without the part of torch that it loads."""
+    """Make an nn.Linear without drawing torch's default initial weights first.
+
+    ``nn.utils.skip_init`` does the same, but loads a large part of torch.
+    """
     layer = nn.Linear.__new__(nn.Linear)
     nn.Module.__init__(layer)
     layer.in_features, layer.out_features = fan_in, out
@@ -120,9 +131,14 @@ def _layer(fan_in: int, out: int, init: str, heads: Sequence[int] = ()) -> nn.Li
 
 @dataclass(frozen=True, repr=False)
 class Network:
-    """A specification: a value that builds a fresh module each time it is used."""
+    """The specification of a network: an immutable value that builds a new module each time it is
+    used.
 
-    pure: ClassVar[bool] = False  # of a class of your own: its modules only compute, so that a step may be recorded and need not call them again
+    A subclass may set ``pure = True`` if its modules have no side effects. A training step can then be
+    recorded and replayed without calling their Python code again.
+    """
+
+    pure: ClassVar[bool] = False
 
     def __repr__(self) -> str:
         shown = [repr(n) for n in getattr(self, fields(self)[0].name)] if fields(self)[0].type == "Shape" else []
@@ -132,26 +148,35 @@ class Network:
         return f"{name}({', '.join(shown)})"
 
     def dropouts(self) -> tuple[tuple[float, int], ...]:
-        """The masks that ``rest`` takes in training: the probability to drop a unit, and the layer's width."""
+        """The dropout masks that ``rest`` takes in training: pairs (probability of dropping a unit,
+        width of the layer).
+        """
         return ()
 
     def build(self, parents: Mapping[str, Shape], heads: Sequence[int], shape: Shape, masked: Sequence[str]) -> nn.Module:
-        """A module from the parents' shapes to ``sum(heads)`` raw numbers; ``shape`` is the variable's own.
+        """Build a module that maps the parents to ``sum(heads)`` raw numbers; ``shape`` is the
+        shape of the variable.
 
-        It has ``first(inputs, *, bias, missing)``, the sum over some of the parents (by label) of what each contributes to the
-        first layer, and ``rest(h, keep)``, what follows, with the masks that ``dropouts`` asks for (none outside training).
-        ``masked`` are the labels of parents whose missing entries it is told.
+        The module has two methods. ``first(inputs, *, bias, missing)`` sums the contributions of some of
+        the parents (by label) to the first layer. ``rest(h, keep)`` computes the remaining layers; ``keep``
+        holds the masks that ``dropouts`` lists (empty outside training). ``masked`` lists the labels of the
+        parents for which ``first`` gets a mask of missing entries in ``missing``.
         """
-        raise TypeError(f"{type(self).__name__} does not say how to build itself; give it a method build(parents, heads, shape, masked).")
+        raise TypeError(f"{type(self).__name__} has no method build. Define build(parents, heads, shape, masked).")
 
 
 @register
 @dataclass(frozen=True, repr=False)
 class mlp(Network):
-    """A multi-layer perceptron: ``mlp(500, 500, dropout=0.1)``; with no sizes it is ``linear()``.
+    """A multi-layer perceptron: ``mlp(500, 500, dropout=0.1)``. Without sizes it is ``linear()``.
 
-    ``log=True`` reads v as asinh(v), about log 2v where v is large, for counts: in the thousands, as they are, they would make the first
-    outputs as large.
+    ``log=True`` transforms inputs v to asinh(v), about log 2v for large v. Use it for counts: inputs in
+    the thousands would make the first outputs just as large.
+
+    >>> mlp(500, 500, dropout=0.1)
+    mlp(500, 500, dropout=0.1)
+    >>> mlp()
+    linear()
     """
 
     hidden: Shape = ()
@@ -186,9 +211,9 @@ class mlp(Network):
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout is a probability below 1, got {dropout}.")
         if self.hidden and not bias:
-            raise ValueError("mlp has biases; only linear(bias=False) goes without.")
+            raise ValueError("mlp with hidden layers always has biases; only linear() takes bias=False.")
         if log and not self.hidden:
-            raise ValueError("linear() reads its parents as they are; log=True needs a hidden layer, e.g. mlp(32, log=True).")
+            raise ValueError("linear() does not transform its parents; log=True needs a hidden layer, e.g. mlp(32, log=True).")
 
     def dropouts(self) -> tuple[tuple[float, int], ...]:
         return tuple((self.dropout, width) for width in self.hidden) if self.dropout else ()
@@ -222,7 +247,10 @@ class MLP(nn.Module):
         return self.blocks(inputs, bias=bias, missing=missing, full=self.heads is None)
 
     def rest(self, h: Tensor, keep: Sequence[Tensor] = ()) -> Tensor:
-        """``keep`` holds one dropout mask a hidden layer, 1 where the unit stays; empty means no dropout."""
+        """Compute the remaining layers.
+
+        ``keep`` holds one dropout mask per hidden layer (1 keeps a unit); empty: no dropout.
+        """
         if self.heads is None:
             return h
         h, relu = self._drop(self.activation(h), 0, keep), self.spec.activation == "relu"
@@ -238,7 +266,9 @@ class MLP(nn.Module):
 @register
 @dataclass(frozen=True, repr=False)
 class conv(Network):
-    """Convolutions for image-shaped parents, then one dense layer that all parents feed: ``conv(32, 64, hidden=256)``."""
+    """Convolutions for image-shaped parents, then one dense layer with all parents as input:
+    ``conv(32, 64, hidden=256)``.
+    """
 
     channels: Shape = ()
     hidden: int = 256
@@ -359,7 +389,8 @@ class Decoder(nn.Module):
     def rest(self, h: Tensor, keep: Sequence[Tensor] = ()) -> Tensor:
         image = self.activation(self.grow(self.activation(h))).reshape(-1, *self.seed)
         for i, (layer, (height, width)) in enumerate(zip(self.layers, self.sizes[1:], strict=True)):
-            image = layer(image)[..., :height, :width]  # doubling overshoots an odd size by one
+            # For an odd size, doubling gives one pixel too many.
+            image = layer(image)[..., :height, :width]
             image = self.activation(image) if i + 1 < len(self.layers) else image
         return image.reshape(*h.shape[:-1], -1).to(self.grow.weight.dtype)
 
@@ -367,9 +398,11 @@ class Decoder(nn.Module):
 @register
 @dataclass(frozen=True, repr=False)
 class table(Network):
-    """A free row of parameters for each example, looked up by the parent's index: the non-amortised q of classic EM.
+    """A lookup table with one row of free parameters per example: the non-amortised q of classic
+    EM.
 
-    ``q={"z | i": Normal(net=table(1000))}, given={"i": 1}``; the data's ``i`` is each example's row, 0 … rows−1.
+    Declare ``q={"z | i": Normal(net=table(1000))}, given={"i": 1}``. In the data, ``i`` is the row of each
+    example, 0 … rows−1.
     """
 
     rows: int = 0

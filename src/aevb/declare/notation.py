@@ -1,7 +1,8 @@
-"""The notation: ``"z[t] | h[t], x[t-1]"`` is read into a :class:`Key`.
+"""The notation: parse ``"z[t] | h[t], x[t-1]"`` into a :class:`Key`.
 
-Left of the bar stands one variable, right of it the variables it is conditioned on. A variable is static (``z``) or lives
-in time: ``z[t]`` is the rule for every step, ``z[0]`` and ``z[T]`` are the first and the last one.
+Left of the bar is one variable, right of it are its parents. A variable is static (``z``) or a
+sequence. ``z[t]`` declares the rule for every step, ``z[0]`` and ``z[T]`` those for the first and
+the last step.
 
 >>> parse_key("z[t] | h[t], x[t-1]")
 Key('z[t] | h[t], x[t-1]')
@@ -24,7 +25,7 @@ _LAG = re.compile(r"^t\s*(?:([+-])\s*(\d+))?$")
 
 @dataclass(frozen=True)
 class Ref:
-    """One variable at one place in time: ``x``, ``x[t]``, ``x[t-1]``, ``x[0]`` or ``x[T]``."""
+    """A reference to a variable at a time index: ``x``, ``x[t]``, ``x[t-1]``, ``x[0]`` or ``x[T]``."""
 
     name: str
     at: At = "static"
@@ -45,7 +46,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class Key:
-    """``variable | parents``: the left-hand side of a declaration's entry."""
+    """The key of an entry in a declaration: ``variable | parents``."""
 
     target: Ref
     parents: tuple[Ref, ...] = ()
@@ -67,7 +68,7 @@ class Key:
 
 
 def parse_key(text: str) -> Key:
-    """Read one key; a :class:`ValueError` names the key and what is wrong with it."""
+    """Parse one key. Raise ValueError, with the key and the problem, if it is malformed."""
     if not isinstance(text, str) or text.count("|") > 1:
         raise ValueError(f'{text!r} is not a key. Write "variable | parent, parent", e.g. "x | z".')
     left, bar, right = text.partition("|")

@@ -1,7 +1,8 @@
-"""The registry through which a declaration becomes data and comes back: name → class, nothing else.
+"""The registry of conditionals and networks (name → class), for saving and loading declarations.
 
-A specification (a conditional or a network) is a frozen dataclass; its record holds its registered name and the fields that
-differ from their defaults. Reading a record never imports anything and never runs anything but the registered constructor.
+A specification (a conditional or a network) is a frozen dataclass. Its record holds its registered
+name and the fields that differ from their defaults. Reading a record imports nothing, and runs no
+code except the registered constructor.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ C = TypeVar("C", bound=type)
 
 
 def register(cls: C) -> C:
-    """Make a conditional or network class known by its name, so that models that use it can be saved and loaded."""
+    """Register a conditional or network class by its name, so that models that use it can be saved
+    and loaded.
+
+    The class must be a frozen dataclass: put ``@dataclass(frozen=True)`` below ``@register``.
+    """
     if not dataclasses.is_dataclass(cls):
         raise TypeError(f"{cls.__name__} is not a dataclass. Put @dataclass(frozen=True) below @register.")
     if not cls.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-        raise TypeError(f"{cls.__name__} can change after it was declared. Write @dataclass(frozen=True).")
+        raise TypeError(f"{cls.__name__} is a mutable dataclass. Write @dataclass(frozen=True).")
     other = _known.get(cls.__name__)
     if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ValueError(f"The name {cls.__name__!r} is taken by {other.__module__}.{other.__qualname__}. Rename the class.")
@@ -31,12 +36,12 @@ def register(cls: C) -> C:
 
 
 def registered(module: str) -> dict[str, Any]:
-    """The classes that a module has registered, by name, in the order of their definition."""
+    """The classes that a module registered, by name, in the order of their definition."""
     return {name: cls for name, cls in _known.items() if cls.__module__ == module}
 
 
 def to_record(spec: Any) -> Any:
-    """A specification as JSON-ready data."""
+    """Convert a specification to JSON-ready data."""
     if dataclasses.is_dataclass(spec) and not isinstance(spec, type):
         record: dict[str, Any] = {"type": type(spec).__name__}
         for field in dataclasses.fields(spec):
@@ -52,7 +57,10 @@ def to_record(spec: Any) -> Any:
 
 
 def from_record(record: Any, custom: Iterable[type] = ()) -> Any:
-    """The specification a record describes; ``custom`` are classes known to the caller but not registered."""
+    """Build the specification that a record describes.
+
+    ``custom`` holds classes of the caller that are not registered.
+    """
     known = _known | {cls.__name__: cls for cls in custom}
     return _read(record, known)
 
@@ -62,7 +70,7 @@ def _read(record: Any, known: dict[str, type]) -> Any:
         name = record.get("type")
         if not isinstance(name, str) or name not in known:
             raise ValueError(
-                f"The saved model uses {name!r}, which is not a known conditional or network. Hand its class over: load(path, custom=[{name}])."
+                f"The saved model uses {name!r}, which is not a known conditional or network. Pass its class: load(path, custom=[{name}])."
             )
         fields = {field.name for field in dataclasses.fields(known[name])}
         unknown = sorted(set(record) - fields - {"type"})
@@ -72,7 +80,7 @@ def _read(record: Any, known: dict[str, type]) -> Any:
         kinds = _kinds(known[name])
         for key, value in settings.items():
             if not _is(value, kinds.get(key, Any)):
-                raise ValueError(f"The saved model gives {name} the setting {key}={_short(value)}, which is not of its kind ({kinds[key]}).")
+                raise ValueError(f"The saved model gives {name} the setting {key}={_short(value)}, which has the wrong type (expected {kinds[key]}).")
         return known[name](**settings)
     if isinstance(record, list):
         return tuple(_read(item, known) for item in record)
@@ -80,14 +88,17 @@ def _read(record: Any, known: dict[str, type]) -> Any:
 
 
 def _short(value: Any) -> str:
-    """A value as it is written, or the beginning of it."""
+    """The repr of a value, cut at 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 
 @lru_cache(maxsize=128)
 def _kinds(cls: type) -> dict[str, Any]:
-    """The types of a class's settings; none where they are not known here, as of a class that was made inside a function."""
+    """The type hints of a class's settings.
+
+    Empty if they cannot be resolved, e.g. for a class defined inside a function.
+    """
     try:
         return typing.get_type_hints(cls)
     except NameError:
@@ -95,7 +106,9 @@ def _kinds(cls: type) -> dict[str, Any]:
 
 
 def _is(value: Any, kind: Any) -> bool:
-    """Whether a value is of a type, as far as declarations use types: numbers, words, tuples, specifications, and unions of them."""
+    """Whether a value has a type, for the types that declarations use: numbers, strings, tuples,
+    specifications, and unions.
+    """
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return any(_is(value, one) for one in inner)

@@ -1,4 +1,4 @@
-"""A whole declaration as JSON-ready data, and back."""
+"""Convert a declaration to JSON-ready data and back."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from aevb.declare.networks import Shape
 from aevb.declare.registry import from_record, to_record
 
 FORMAT = 1
-MOST_FACTORS = 10_000  # of a declaration that is read from a file, and entries of a list in it
+# Limit on the factors of a declaration from a file, and on the length of a list in it.
+MOST_FACTORS = 10_000
 
 
 class Parts(TypedDict):
-    """The arguments from which a model is made."""
+    """The arguments of :class:`aevb.Model`."""
 
     p: dict[str, Conditional]
     q: dict[str, Conditional]
@@ -24,24 +25,27 @@ class Parts(TypedDict):
 
 
 def serialize(graph: Graph, missing: str) -> dict[str, Any]:
-    """The declaration as JSON-ready data."""
+    """Convert the declaration to JSON-ready data."""
     sides = {side: {str(entry.key): to_record(entry.spec) for entry in graph.entries() if entry.side == side} for side in "pq"}
     given = {name: list(shape) for name, shape in graph.given.items()}
     return {"format": "aevb model", "version": FORMAT, **sides, "given": given, "missing": missing}
 
 
 def deserialize(declaration: Mapping[str, Any], custom: Iterable[type] = ()) -> Parts:
-    """The parts of a declaration from JSON-ready data. ``custom`` are a user's classes that are not registered."""
+    """Read a declaration from JSON-ready data.
+
+    ``custom`` holds the user's classes that are not registered.
+    """
     if not isinstance(declaration, Mapping) or declaration.get("format") != "aevb model":
         raise ValueError("This is not an aevb model's declaration.")
     version = declaration.get("version")
     if isinstance(version, int) and version > FORMAT:
         raise ValueError(f"The model was saved in format {version}, newer than this version's {FORMAT}. Update aevb.")
     if not isinstance(version, int) or not all(isinstance(declaration.get(part), Mapping) for part in ("p", "q", "given")):
-        raise ValueError("This is not an aevb model's declaration: version, p, q or given is missing, or not what it should be.")
+        raise ValueError("This is not an aevb model's declaration: version, p, q or given is missing or has the wrong type.")
     given, missing = declaration["given"], declaration.get("missing", "zeros")
     if not all(isinstance(shape, list | tuple) for shape in given.values()) or not isinstance(missing, str):
-        raise ValueError("This is not an aevb model's declaration: given has a shape for each variable, and missing is a word.")
+        raise ValueError("This is not an aevb model's declaration: given must map each variable to a shape, and missing must be a string.")
     if len(declaration["p"]) + len(declaration["q"]) > MOST_FACTORS:
         raise ValueError(f"The declaration has {len(declaration['p']) + len(declaration['q'])} factors; at most {MOST_FACTORS} are read.")
     custom = tuple(custom)

@@ -1,1 +1,3 @@
-"""The derivation: from the graphs of p and q to a plan of the estimator, with the reason for every choice."""
+"""The derivation: from the graphs of p and q to a plan of the estimator, with a reason for every
+choice.
+"""

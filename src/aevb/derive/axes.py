@@ -1,8 +1,9 @@
-"""The layout of every value, and the arithmetic of its axes.
+"""The axes of every value, and operations on them.
 
-From the right: event, N (examples), T (steps; 1 for what is static), S (samples), then one axis for each enumerated latent (two
-for one whose neighbour in time is read). An axis that a value does not depend on has size 1 or is absent, so that broadcasting
-does the enumeration and nothing is ever repeated in memory.
+From the right, the axes are: event, N (examples), T (steps; size 1 for static values), S (samples),
+then one axis for each enumerated latent (two if a factor reads its neighbour in time). An axis that
+a value does not depend on has size 1 or is absent. Broadcasting therefore does the enumeration, and
+no value is repeated in memory.
 """
 
 from __future__ import annotations
@@ -12,16 +13,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-TIME, SAMPLES, FIRST_SLOT = -3, -4, -5  # enumeration axes stand from the first slot leftwards
+TIME, SAMPLES, FIRST_SLOT = -3, -4, -5  # enumeration axes extend from the first slot to the left
 
 
 def steps_of(value: Tensor, count: int) -> Sequence[Tensor]:
-    """The T = 1 slices of a value. (Indexing instead would fill a whole tensor for each step in the backward pass.)"""
+    """Split a value into slices with T = 1.
+
+    (With indexing, the backward pass would fill a whole tensor for each step.)
+    """
     return value.split(1, TIME) if value.shape[TIME] > 1 else [value] * count
 
 
 def join(parts: Sequence[Tensor]) -> Tensor:
-    """One after the other in time; all other axes are broadcast."""
+    """Concatenate parts along time; all other axes are broadcast."""
     if len(parts) == 1:
         return parts[0]
     shape = torch.broadcast_shapes(*((*part.shape[:TIME], 1, *part.shape[TIME + 1 :]) for part in parts))
@@ -29,7 +33,7 @@ def join(parts: Sequence[Tensor]) -> Tensor:
 
 
 def over_time(value: Tensor, count: int) -> Tensor:
-    """The value with a T axis of full length."""
+    """Expand the T axis of a value to full length."""
     shape = list(value.shape)
     shape[TIME] = count
     return value.expand(shape)
@@ -42,26 +46,32 @@ def swap(value: Tensor, a: int, b: int) -> Tensor:
 
 
 def on_axis(vector: Tensor, slot: int) -> Tensor:
-    """Move the event axis to an enumeration axis. Contiguous: strided weights slow every gradient behind them."""
+    """Move the event axis to an enumeration axis.
+
+    The result is contiguous, because strided weights slow down the gradients.
+    """
     return swap(vector, slot, -1).contiguous()
 
 
 def place(values: Tensor, slot: int) -> Tensor:
-    """A table of values, one a row, on an enumeration axis: [V, 1, …, 1, d]."""
+    """Put a table of values [V, d] on an enumeration axis: [V, 1, …, 1, d]."""
     return values.reshape(values.shape[0], *[1] * (-slot - 2), values.shape[1])
 
 
 def size(value: Tensor, axis: int) -> int:
+    """The length of an axis; 1 if it is absent."""
     return value.shape[axis] if value.dim() >= -axis else 1
 
 
 def alike(value: Tensor, like: Tensor) -> Tensor:
-    """The value with as many axes as another, so that the gradient of their sum need not be reduced to fit."""
+    """Add leading axes until the value has as many as ``like``, so that the gradient of their sum
+    needs no reduction.
+    """
     return value.reshape(*[1] * (like.dim() - value.dim()), *value.shape) if value.dim() < like.dim() else value
 
 
 def expand_axis(value: Tensor, axis: int, count: int) -> Tensor:
-    """The value with an axis of full size, added on the left if absent."""
+    """Expand an axis to full size; add it on the left if it is absent."""
     if value.dim() < -axis:
         value = value.reshape(*[1] * (-axis - value.dim()), *value.shape)
     shape = list(value.shape)
@@ -70,5 +80,8 @@ def expand_axis(value: Tensor, axis: int, count: int) -> Tensor:
 
 
 def contract(term: Tensor, weight: Tensor, axis: int) -> Tensor:
-    """The weighted sum over an axis; what does not depend on the axis stays, since weights sum to one."""
+    """The weighted sum over an axis.
+
+    A term that does not depend on the axis is returned unchanged, since the weights sum to one.
+    """
     return (weight * term).sum(axis, keepdim=True) if size(term, axis) > 1 else term

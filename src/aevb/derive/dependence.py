@@ -1,4 +1,6 @@
-"""What depends on what: the axes every value has, and what descends from a latent under q."""
+"""Dependence analysis: the axes that every value depends on, and the descendants of a latent under
+q.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ S, T, N = ("#S", 0), ("#T", 0), ("#N", 0)  # no variable can have such a name
 
 
 def _shifted(axes: frozenset[Axis], ref: Ref, reader: str, graph: Graph) -> frozenset[Axis]:
+    """The axes of a parent's value as ``reader`` reads it, at another step if ``ref`` has a lag."""
     if ref.at in ("first", "last"):
         return axes - {T}
     if not ref.lag:
@@ -36,7 +39,9 @@ def _shifted(axes: frozenset[Axis], ref: Ref, reader: str, graph: Graph) -> froz
 
 
 def find_axes(graph: Graph, draws: dict, stages: tuple[Stage, ...], clamped: frozenset[str]) -> tuple[dict, dict]:
-    """The axes of every variable's value and of every factor's raw numbers: a fixpoint over the graph."""
+    """Compute the axes of every variable's value and of every factor's raw numbers, by fixed-point
+    iteration over the graph.
+    """
     none: frozenset[Axis] = frozenset()
     values: dict[str, frozenset[Axis]] = {}
     for name in (*graph.observed, *graph.given, *clamped):
@@ -84,8 +89,9 @@ Step = int | None | Literal["any"]
 def _descends(graph: Graph, target: tuple[str, Step], name: str, clamped: frozenset[str]) -> bool:
     """Whether a node at a step depends on ``name`` at step 0 in the unrolled graph of q's factors and all deterministic nodes.
 
-    The step is None for static nodes, and for nodes that a static one makes depend on ``name`` at every step. Data cut paths. The search
-    goes from the target to what it reads, and leaves out what is computed before ``name``.
+    The step is None for static nodes, and for nodes that depend on ``name`` at every step through a
+    static node. Observed variables block paths. The search goes backwards from the target to its
+    parents, and skips nodes that are computed before ``name``.
     """
     reads, place = graph.reads_of_values, graph.place
     reach = 2 * len(reads) + 2
@@ -113,7 +119,10 @@ def _descends(graph: Graph, target: tuple[str, Step], name: str, clamped: frozen
 
 
 def conflict(graph: Graph, name: str, clamped: frozenset[str]) -> str | None:
-    """The parent of ``name`` in p that depends on it under q, if any, in words."""
+    """Describe a parent of ``name`` in p that depends on ``name`` under q.
+
+    None if there is none.
+    """
     for entry in graph.p[name].values():
         for ref in entry.key.parents:
             steps: list[Step] = [None] if ref.at == "static" else [ref.lag if ref.at == "t" else 0, None]

@@ -1,4 +1,7 @@
-"""Closed-form KL divergences between families: what lets a plan take a term without sampling it."""
+"""Closed-form KL divergences between families.
+
+With one, a plan computes a KL term without sampling.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ _KL: dict[tuple[type, type], Callable[[Any, Any], Tensor]] = {}
 
 
 def register_kl(q: type[Conditional], p: type[Conditional]) -> Callable[[Callable[[Any, Any], Tensor]], Callable[[Any, Any], Tensor]]:
-    """Declare KL(q‖p) for two families: a function of the two torch distributions, summed over the event."""
+    """Register KL(q‖p) for two families: decorate a function of the two torch distributions that
+    sums over the event.
+    """
 
     def add(function: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
         _KL[q, p] = function
@@ -28,7 +33,7 @@ def register_kl(q: type[Conditional], p: type[Conditional]) -> Callable[[Callabl
 
 
 def closed_form_kl(q: Conditional, p: Conditional) -> Callable[[Any, Any], Tensor] | None:
-    """KL(q‖p) as a function of the two distributions, or None where no closed form is known."""
+    """KL(q‖p) as a function of the two distributions, or None if no closed form is known."""
     return _KL.get((type(q), type(p)))
 
 

@@ -1,6 +1,7 @@
-"""The words of a plan: how a latent's expectation is taken (:class:`Draw`), and how its term is (:class:`Term`).
+"""The choices of a plan: how to compute a latent's expectation (:class:`Draw`) and its KL term
+(:class:`Term`).
 
-Both are strings: a request such as ``how={"y": "gumbel"}`` names their values.
+Both are string enums. A request such as ``how={"y": "gumbel"}`` uses their values.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from aevb.declare.families import Exact
 
 
 class Draw(StrEnum):
-    """How the expectation over a latent is taken."""
+    """How the plan computes the expectation over a latent."""
 
     ENUMERATE = "enumerate"  # a sum over all values, weighted by q
     SUM = "sum"  # a sum over all values inside the logarithm, in which q cancels
@@ -23,18 +24,18 @@ class Draw(StrEnum):
     STRAIGHT_THROUGH = "straight-through"  # a discrete sample with the gradient of a relaxed one
     SCORE = "score"  # a sample with the score function's gradient
     DETACHED = "detached"  # a sample without gradient
-    SAMPLE = "sample"  # a sample of q after training; no request can name it
+    SAMPLE = "sample"  # a sample of q after training; a request cannot ask for it
 
     __repr__ = str.__repr__
 
     @property
     def enumerates(self) -> bool:
-        """Whether it takes all values of the latent instead of a sample."""
+        """Whether it sums over all values of the latent instead of sampling."""
         return self in (Draw.ENUMERATE, Draw.SUM)
 
     @property
     def has_axis(self) -> bool:
-        """Whether the latent's values, or its components, lie side by side on an axis of their own."""
+        """Whether the latent's values or mixture components have an axis of their own."""
         return self.enumerates or self is Draw.STRATIFY
 
     @property
@@ -44,11 +45,13 @@ class Draw(StrEnum):
 
     @property
     def bias(self) -> str | None:
-        """How the estimator is biased, in words; None if it is not."""
+        """A description of the estimator's bias; None if it is unbiased."""
         return _BIASES.get(self)
 
     def check(self, name: str, q: Conditional, p: Conditional, samples: int, bound: str) -> None:
-        """Refuse to draw the latent ``name`` like this from a factor of q, in words that say what to ask for instead."""
+        """Raise ValueError, with the alternatives, if the latent ``name`` cannot be drawn like this
+        from its factor of q.
+        """
         family, where = type(q).__name__, f"how={{{name!r}: {self!r}}}"
         if self.enumerates and not p.finite:
             raise ValueError(f'{where}: {name} is a {family} with infinitely many values. Use "pathwise".')
@@ -64,10 +67,10 @@ class Draw(StrEnum):
         if self is Draw.SCORE and samples < 2:
             raise ValueError(f"{where}: the leave-one-out baseline compares samples. Ask for samples=2 or more.")
         if self is Draw.SUM and bound != "iwae":
-            raise ValueError(f'{where} sums inside the logarithm, which is a bound of its own. Ask for bound="iwae" too, or use "enumerate".')
+            raise ValueError(f'{where} sums inside the logarithm, which is a different bound. Ask for bound="iwae" too, or use "enumerate".')
         if self is Draw.GUMBEL and bound == "iwae":
             raise ValueError(
-                f"{where}: iwae needs log-weights of what was drawn, and the relaxed sample has none under the categorical. "
+                f"{where}: iwae needs the log-weight of each sample, but a relaxed sample has no probability under the categorical. "
                 'Use "relaxed" or "straight-through".'
             )
 
@@ -76,23 +79,24 @@ _BIASES = {
     Draw.GUMBEL: "value and gradient are biased by the relaxation, less so at low temperature",
     Draw.RELAXED: "an unbiased bound, but of the relaxed model",
     Draw.STRAIGHT_THROUGH: "the value is unbiased, the gradient is not",
-    Draw.DETACHED: "no gradient of the reconstruction reaches q: its gradient is biased",
+    Draw.DETACHED: "no gradient of the reconstruction reaches q, so the gradient of q is biased",
 }
 
 
 class Term(StrEnum):
-    """How E[log p(v|·) − log q(v|·)] of a latent v is taken."""
+    """How the plan computes E[log p(v|·) − log q(v|·)] of a latent v."""
 
     CLOSED = "closed"  # a KL divergence in closed form
     ENTROPY = "entropy"  # log p at the sample, q's entropy in closed form
     SAMPLED = "sampled"  # log p and log q at the sample
-    SUMMED = "summed"  # over all values of an enumerated latent; no request can name it
-    RELAXED = "relaxed"  # both densities of the relaxation at the relaxed sample; it goes with the draw of that name
+    SUMMED = "summed"  # over all values of an enumerated latent; a request cannot ask for it
+    # Both densities of the relaxation at the relaxed sample, for the draw of the same name.
+    RELAXED = "relaxed"
 
     __repr__ = str.__repr__
 
     def check(self, name: str, draw: Draw) -> None:
-        """Refuse to take the term of the latent ``name`` like this where the draw settles it."""
+        """Raise ValueError if the draw of the latent ``name`` does not allow this term."""
         where = f"how={{{name!r}: {self!r}}}"
         if draw.enumerates and self is not Term.CLOSED:
             raise ValueError(
@@ -104,6 +108,6 @@ class Term(StrEnum):
             raise ValueError(f'{where}: a relaxed sample has no probability under the categorical. Use "relaxed".')
 
 
-# The words that a request may use.
+# The values that a request may use.
 DRAWS = tuple(draw for draw in Draw if draw is not Draw.SAMPLE)
 TERMS = (Term.CLOSED, Term.ENTROPY, Term.SAMPLED)

@@ -1,4 +1,4 @@
-"""A plan in words and mathematics."""
+"""Explain a plan in words and formulas, as text or LaTeX."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aevb.derive.plan import Choice, Plan
 
 
 class Explanation(str):
-    """The text; ``latex`` is the estimator for a document."""
+    """The explanation as text; ``latex`` holds the estimator in LaTeX."""
 
     latex: str
 
@@ -26,7 +26,9 @@ class Explanation(str):
 
 
 def describe(graph: Graph, counts: Mapping[str, int]) -> str:
-    """A model as it is printed: the factorizations, then every entry with its size and number of parameters."""
+    """The printed form of a model: the factorizations, then every entry with its size and number of
+    parameters.
+    """
     lines = []
     width = max(len(str(entry.key)) for entry in graph.entries())
     for side, symbol in (("p", "θ"), ("q", "φ")):
@@ -56,7 +58,7 @@ class Writer:
         return tex if self.tex else text
 
     def symbol(self, ref: Ref) -> str:
-        """A variable inside the estimator: ˢ marks a sample, a tilde a relaxed one."""
+        """The symbol of a variable in the estimator: ˢ marks a sample, a tilde a relaxed sample."""
         choice = self.plan.choices.get(ref.name)
         sampled = choice is not None and not choice.draw.enumerates
         relaxed = choice is not None and choice.draw in (Draw.GUMBEL, Draw.RELAXED)
@@ -68,7 +70,7 @@ class Writer:
         return ref.name + ("\u0303" if relaxed else "") + below + ("ˢ" if sampled else "")
 
     def bare(self, ref: Ref) -> str:
-        """The variable itself, as the argument of a density."""
+        """The symbol of a variable as the argument of a density, without a sample mark."""
         return ref.name + (self._pick("ₜ", "_{t}") if ref.timed else "")
 
     def factor(self, entry: Entry, *, sampled: bool) -> str:
@@ -98,12 +100,14 @@ class Writer:
         return choice.draw is Draw.ENUMERATE and not q.key.target.timed and closed_form_kl(q.spec, p.spec) is not None and axes <= {N}
 
     def expectations(self) -> str:
-        """What stands before the braces: the plan's reductions, outermost first."""
+        """The expectations in front of the braces, outermost first."""
         text = "".join(self._reduction(name) for name in reversed(self.plan.order))
         return text.replace(self._pick("exp log ", r"\exp \log "), "")
 
     def _reduction(self, name: str) -> str:
-        """The mean over samples, or the sum over a static latent's values or the components of its mixture."""
+        """The symbol of one reduction: a mean over samples, or a sum over a static latent's values
+        or mixture components.
+        """
         plan, k = self.plan, self.plan.samples
         if name == S[0]:
             text = self._pick(f"1/{k} Σₛ ", rf"\tfrac{{1}}{{{k}}} \sum_{{s=1}}^{{{k}}} ") if k > 1 else ""
@@ -118,16 +122,20 @@ class Writer:
         return self._pick(f"log {text}exp ", rf"\log {text}\exp ") if inside else text
 
     def component(self, name: str) -> str:
-        """The index of a mixture's components, with the latent's name where there are several mixtures."""
+        """The index of a mixture's components.
+
+        It includes the latent's name if there are several mixtures.
+        """
         alone = [choice.draw for choice in self.plan.choices.values()].count(Draw.STRATIFY) < 2
         return self._pick("ₖ", "k") if alone else self._pick(f"_k_{name}", f"k_{name}")
 
     def arguments(self, entry: Entry) -> str:
-        """What a parameter of a factor is a function of: (x, y), nothing for a root."""
+        """The arguments of a factor's parameters, such as (x, y); empty for a root."""
         parents = ", ".join(map(self.symbol, entry.key.parents))
         return f"({parents})" if parents else ""
 
     def estimator(self) -> str:
+        """The formula of the whole estimator."""
         graph, plan = self.plan.graph, self.plan
         log = self._pick("log ", r"\log ")
         static, timed, after = "", "", ""
@@ -159,7 +167,7 @@ _NOISE = {"normal": "N(0, I)", "uniform": "U(0, 1)", "gumbel": "Gumbel(0, 1)", "
 
 
 def _sample(choice: Choice, plan: Plan) -> str:
-    """How the sample is made from noise, in words."""
+    """The formula that turns noise into a latent's sample."""
     entry = plan.graph.rule("q", choice.name)
     write = Writer(plan, tex=False)
     parents = ", ".join(map(write.symbol, entry.key.parents))
@@ -181,6 +189,9 @@ def _sample(choice: Choice, plan: Plan) -> str:
 
 
 def explain(plan: Plan) -> Explanation:
+    """Explain a plan: the estimator, how each latent is drawn and each term computed, the reasons,
+    biases and cost.
+    """
     graph = plan.graph
     data = ", ".join(f"{n}" for n in (*graph.observed, *(n for n in graph.latents if n in plan.clamped)))
     given = " | " + ", ".join(graph.given) if graph.given else ""
@@ -201,13 +212,13 @@ def explain(plan: Plan) -> Explanation:
         lines.append(f"{' ' * len(choice.name)}  term {choice.term}: {choice.why_term}.")
     for entry in graph.entries():
         if entry.key.at in ("first", "last") and entry.spec.stochastic:
-            lines.append(f"at the {entry.key.at} step {entry.id} stands for {graph.rule(entry.side, entry.key.name).id}.")
+            lines.append(f"at the {entry.key.at} step {entry.id} replaces {graph.rule(entry.side, entry.key.name).id}.")
     for latent in sorted(plan.partial & set(graph.latents)):
-        lines.append(f"{latent}: where it is known it is clamped: log p({latent}) there, no −log q({latent}).")
+        lines.append(f"{latent}: clamped in rows where it is known: these have log p({latent}) and no −log q({latent}).")
     for latent, note in plan.biased.items():
         lines.append(f"{latent}: biased: {note}." if plan.choices[latent].draw is not Draw.RELAXED else f"{latent}: {note}.")
     for latent in plan.untrained:
-        lines.append(f"{latent}: q({latent}) cancels from this bound: it evaluates, but cannot train q({latent}).")
+        lines.append(f"{latent}: q({latent}) cancels from this bound, so the bound cannot train q({latent}).")
     if plan.gradient != "plain":
         lines.append(
             {
@@ -219,10 +230,11 @@ def explain(plan: Plan) -> Explanation:
         n for n in graph.deterministic if n in graph.p and any(ref.name == n for e in graph.entries() if e.side == "q" for ref in e.key.parents)
     ]
     for node in shared:
-        lines.append(f"{node} is p's, and q reads it: an M-step on θ also moves q.")
+        lines.append(f"q reads {node}, a node of p: an M-step on θ also changes q.")
     for choice in plan.choices.values():
         if isinstance(graph.rule("q", choice.name).spec, Exact):
-            lines.append(f"q({choice.name}) is computed from θ: an M-step on θ also moves q.")
+            lines.append(f"q({choice.name}) is computed from θ: an M-step on θ also changes q.")
     costs = [f"{name}'s network {plan.passes(name)}×" for name in graph.observed]
-    lines.append(f"cost: an example passes {', '.join(costs)}" + (" a step." if any(graph.timed[name] for name in graph.observed) else "."))
+    per_step = " per step" if any(graph.timed[name] for name in graph.observed) else ""
+    lines.append(f"cost: each example passes through {', '.join(costs)}{per_step}.")
     return Explanation("\n".join(lines), Writer(plan, tex=True).estimator())

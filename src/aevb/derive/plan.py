@@ -1,9 +1,11 @@
-"""The derivation: from the two factorizations to an estimator of the bound, with the reason for every choice.
+"""The derivation: from the two factorizations to an estimator of the bound, with a reason for every
+choice.
 
-For each latent the plan says how its expectation is taken (enumerated, pathwise, relaxed, score function) and how its term
-E[log p(v|·) − log q(v|·)] is (in closed form, or on samples). A closed form is valid if a KL is known for the two families
-and no parent of v in p is a descendant of v in the graph made of q's factors and all deterministic nodes, unrolled over time:
-only then does the inner expectation over v leave p's parameters fixed.
+For each latent v, the plan chooses how to compute the expectation over v (enumerated, pathwise,
+relaxed, score function) and the term E[log p(v|·) − log q(v|·)] (in closed form, or on samples).
+A closed form is valid under two conditions. A KL divergence is known for the two families, and no
+parent of v in p is a descendant of v in the graph of q's factors and all deterministic nodes,
+unrolled over time. Only then are p's parameters constant inside the expectation over v.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ from aevb.derive.draws import DRAWS, TERMS, Draw, Term
 
 BOUNDS = ("elbo", "iwae")
 GRADIENTS = ("plain", "stl", "dreg")
-LIMIT = 256
+LIMIT = 256  # the plan enumerates at most this many joint values unless the user asks for more
 
 
 @dataclass(frozen=True)
 class Choice:
-    """How one latent is handled."""
+    """How the plan handles one latent: its draw, its term, and the reasons."""
 
     name: str
     draw: Draw
@@ -38,7 +40,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Plan:
-    """A derived estimator: data, printable, and all that ``estimate`` needs besides numbers."""
+    """A derived estimator.
+
+    It is plain data, and with parameters, batch and noise it determines the estimate.
+    """
 
     graph: Graph = field(repr=False)
     choices: dict[str, Choice]
@@ -51,19 +56,23 @@ class Plan:
     slots: dict[str, tuple[int, int | None]] = field(repr=False)
     axes: dict[str, frozenset[Axis]] = field(repr=False)  # of each entry's raw numbers
     values: dict[str, frozenset[Axis]] = field(repr=False)  # of each variable's value
-    noise_keys: dict[str, str] = field(repr=False)  # of each entry that is drawn: an end whose family needs another kind has its own
+    # The noise of each entry that is drawn; see ``_noise_keys``.
+    noise_keys: dict[str, str] = field(repr=False)
 
     @property
     def drawn(self) -> tuple[str, ...]:
-        """Latents whose value is sampled."""
+        """The latents whose value is sampled."""
         return tuple(name for name, choice in self.choices.items() if not choice.draw.enumerates)
 
     @property
     def enumerated(self) -> tuple[str, ...]:
+        """The latents whose values are all summed over."""
         return tuple(name for name, choice in self.choices.items() if choice.draw.enumerates)
 
     def weights_read(self, name: str) -> frozenset[str]:
-        """The latents with an axis, and "#S", that the weights of one depend on, directly or through each other's weights."""
+        """The axes (latents, and "#S" for samples) that a latent's weights depend on, directly or
+        through other weights.
+        """
         found: set[str] = set()
         frontier = {name}
         while frontier:
@@ -75,17 +84,22 @@ class Plan:
 
     @property
     def inner(self) -> tuple[str, ...]:
-        """Static latents with an axis whose weights depend on samples: taken before the samples' mean."""
+        """Static latents with an axis whose weights depend on samples: their expectation precedes
+        the mean over samples.
+        """
         return tuple(name for name in self.slots if not self.graph.timed[name] and S[0] in self.weights_read(name))
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The order in which expectations are taken, innermost first: latents with an axis, and "#S", the mean over samples.
+        """The order of the expectations, innermost first: latents with an axis, and "#S" for the
+        mean over samples.
 
-        A latent comes before all that its weights depend on. A sum inside a logarithm comes before every other expectation if it can, since
-        log Σ exp E ≤ E log Σ exp: those that fewer expectations must precede come first.
+        A latent comes before all axes that its weights depend on. A sum inside a logarithm comes before
+        the other expectations where possible: log Σ exp E ≤ E log Σ exp, so this order gives the tighter
+        bound. Of several such sums, the one that must follow the fewest expectations comes first.
         """
-        latents = [name for name in reversed(self.slots) if not self.graph.timed[name]]  # no latent's weights depend on one before it
+        # Weights depend only on later latents of this list.
+        latents = [name for name in reversed(self.slots) if not self.graph.timed[name]]
         read = {name: self.weights_read(name) for name in latents}
         precede = {name: [other for other in latents if name in read[other]] for name in (*latents, S[0])}
         early = [name for name in precede if name == S[0] or self.reduction(name) != "expectation"]
@@ -93,7 +107,9 @@ class Plan:
         return tuple(dict.fromkeys([*(each for name in early for each in (*precede[name], name)), *latents]))
 
     def reduction(self, name: str) -> str:
-        """How an axis of ``order`` is reduced: "mean" or "expectation", each also inside a logarithm ("log mean exp"), or "log sum exp"."""
+        """How to reduce an axis of ``order``: "mean", "expectation", "log mean exp", "log
+        expectation exp" or "log sum exp".
+        """
         inside = self.bound == "iwae"
         if name == S[0]:
             return "log mean exp" if inside else "mean"
@@ -102,15 +118,16 @@ class Plan:
 
     @property
     def untrained(self) -> tuple[str, ...]:
-        """Latents whose q cancels from this bound, so that it cannot be trained by it."""
+        """Latents whose q cancels from this bound, so the bound cannot train it."""
         return tuple(name for name, choice in self.choices.items() if choice.draw is Draw.SUM)
 
     @property
     def biased(self) -> dict[str, str]:
-        """Latents whose estimator is biased, and how."""
+        """Latents whose estimator is biased, each with a description of the bias."""
         return {name: bias for name, choice in self.choices.items() if (bias := choice.draw.bias)}
 
     def size(self, axis: Axis) -> int:
+        """The length of an enumeration axis, or of the sample axis."""
         name = axis[0]
         if axis in (S, T, N):
             return self.samples if axis == S else 1
@@ -118,11 +135,13 @@ class Plan:
         return spec.strata or self.graph.rule("p", name).spec.count(self.graph.size(name)) or 1
 
     def passes(self, name: str) -> int:
-        """How often an example goes through p's network of this variable."""
+        """How often each example passes through p's network for this variable."""
         return math.prod(self.size(axis) for axis in self.axes[self.graph.rule("p", name).id])
 
     def direction(self, side: str, name: str) -> int:
-        """−1 or +1 where log p or log q of a variable depends on an enumerated latent's step before or after, else 0."""
+        """−1 (+1) if log p or log q of a variable depends on an enumerated latent at the previous
+        (next) step, else 0.
+        """
         rules = self.graph.p if side == "p" else self.graph.q
         offsets = {offset for entry in rules[name].values() for _, offset in self.axes[entry.id] | self.values[name] if offset}
         if len(offsets) > 1:
@@ -132,12 +151,14 @@ class Plan:
         return offsets.pop() if offsets else 0
 
     def ends(self, entry: Entry) -> list[str]:
-        """The ends of the sequence at which a static factor reads what depends on a latent enumerated in time."""
+        """The ends of the sequence ("first", "last") where a static factor reads a value that
+        depends on an enumerated sequence.
+        """
         enumerated = {name for name in self.slots if self.graph.timed[name]}
         return sorted({ref.at for ref in entry.key.parents if any(name in enumerated for name, _ in self.values.get(ref.name, ()))})
 
     def layout(self, n: int, steps: int, *, dropout: bool) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """The noise one estimate needs: what to draw, and its shape."""
+        """The noise that one estimate needs: name → (kind, shape)."""
         noise: dict[str, tuple[str, tuple[int, ...]]] = {}
         for name in self.drawn:
             d = self.graph.size(name)
@@ -186,9 +207,10 @@ def derive(
     partial: frozenset[str] = frozenset(),
     sampling: bool = False,
 ) -> Plan:
-    """Derive the estimator; a :class:`ValueError` says why a request cannot be had.
+    """Derive the estimator. Raise ValueError, with the reason, if a request is impossible.
 
-    ``sampling`` derives a plan that draws every latent from q as it is, for use after training; it estimates nothing.
+    With ``sampling`` the plan only draws every latent from q, for use after training; it cannot
+    estimate a bound.
     """
     how = dict(how or {})
     if bound not in BOUNDS:
@@ -230,7 +252,10 @@ def derive(
 
 
 def _words(name: str, text: str) -> tuple[Draw | None, Term | None]:
-    """``"pathwise sampled"`` → how it is drawn and how its term is taken; either may be left to the plan."""
+    """Parse a request such as ``"pathwise sampled"`` into a draw and a term.
+
+    None leaves the choice to the plan.
+    """
     draw = term = None
     for word in text.replace(",", " ").split():
         if word in DRAWS and draw is None:
@@ -282,11 +307,14 @@ def _draws(graph: Graph, latents: list[str], requests: dict, samples: int, bound
     return draws
 
 
-# Which axis is where ------------------------------------------------------------------------------------------------------
+# Axes and noise -----------------------------------------------------------------------------------
 
 
 def _noise_keys(graph: Graph, drawn: tuple[str, ...]) -> dict[str, str]:
-    """One noise a latent, by its name; an end whose family needs another kind has its own, ``z[0]`` or ``z[T]``."""
+    """The key of each drawn entry's noise: the latent's name.
+
+    An entry for the first or last step whose family needs another kind of noise has the key ``z[0]`` or ``z[T]``.
+    """
     keys = {}
     for name in drawn:
         usual, d = graph.rule("q", name).spec.noise(graph.size(name)), graph.size(name)
@@ -296,6 +324,9 @@ def _noise_keys(graph: Graph, drawn: tuple[str, ...]) -> dict[str, str]:
 
 
 def _slots(choices: dict[str, Choice], axes: dict, values: dict) -> dict[str, tuple[int, int | None]]:
+    """Assign each latent with an axis its position, and a second one for its neighbour in time if
+    that is read.
+    """
     slots: dict[str, tuple[int, int | None]] = {}
     position = FIRST_SLOT
     used = frozenset().union(*axes.values(), *values.values())
@@ -308,7 +339,7 @@ def _slots(choices: dict[str, Choice], axes: dict, values: dict) -> dict[str, tu
     return slots
 
 
-# How each term is taken ---------------------------------------------------------------------------------------------------
+# How each term is computed ------------------------------------------------------------------------
 
 
 def _term(
@@ -353,7 +384,7 @@ def _term(
     return Term.SAMPLED, (f"{reason}; " if reason and asked is None else "") + ("as asked, " if asked else "") + "log p and log q at the sample"
 
 
-# Which choices go together ---------------------------------------------------------------------------------------------------
+# Which choices can be combined --------------------------------------------------------------------
 
 
 def _check_combinations(plan: Plan) -> None:
@@ -374,7 +405,8 @@ def _check_combinations(plan: Plan) -> None:
                 f"how={{{chain!r}: 'gumbel'}} draws it (or 'score', with samples=2 or more)."
             )
     late = next((name for name in plan.order[plan.order.index(S[0]) + 1 :] if choices[name].draw is Draw.SUM), None)
-    if late and Draw.SCORE in drawn.values():  # the logarithm of that sum is not linear in the samples' bounds
+    # The log of that sum is not linear in the samples' bounds, so the score function is biased.
+    if late and Draw.SCORE in drawn.values():
         waiting = next(name for name in plan.enumerated if (late, 0) in plan.axes[graph.rule("q", name).id])
         raise ValueError(
             f'how={{{late!r}: "sum"}}: q({waiting}|·) reads {late}, which is therefore summed after the samples, where the score function is biased. '
@@ -385,7 +417,8 @@ def _check_combinations(plan: Plan) -> None:
             raise ValueError('gradient="stl" is biased for iwae with samples > 1. Use gradient="dreg", or bound="elbo".')
         if Draw.PATHWISE not in drawn.values():
             raise ValueError('gradient="stl" needs a pathwise latent; this plan has none. Use gradient="plain".')
-        for name in plan.drawn:  # −log q(v) then has a weight that depends on v: its gradient at fixed v does not vanish in the mean
+        # If the weight of −log q(v) depends on v, the mean of its gradient at fixed v is not zero.
+        for name in plan.drawn:
             own = {axis for axis, _ in plan.values[name] if axis in plan.slots}
             own = own.union(*(plan.weights_read(axis) for axis in own)) - {S[0]}
             inside = sorted(axis for axis in own if choices[axis].draw in (Draw.SUM, Draw.STRATIFY))
@@ -402,7 +435,9 @@ def _check_combinations(plan: Plan) -> None:
             what = f"{other} is drawn by {drawn[other]!r}" if other else "this plan draws nothing"
             raise ValueError(f'gradient="dreg" needs every latent that is not enumerated to be pathwise, but {what}.')
         if plan.untrained:
-            raise ValueError(f'gradient="dreg" has no weights for samples of every value of {plan.untrained[0]} ("sum"). Use "enumerate".')
+            raise ValueError(
+                f'gradient="dreg" is not defined with how={{{plan.untrained[0]!r}: "sum"}}, which sums inside the logarithm. Use "enumerate".'
+            )
     for name, draw in drawn.items():
         mixed = {axis for axis, _ in plan.values[name] if axis in timed_axes and axis != name}
         inner = {axis for axis in plan.inner if axis != name and (axis, 0) in plan.values[name]}
@@ -421,7 +456,7 @@ def _check_combinations(plan: Plan) -> None:
             raise ValueError(f"{name} is drawn by the score function for each value of the enumerated {other}. Draw {other} by it too.")
         if draw is Draw.STRATIFY and graph.timed[name]:
             raise ValueError(
-                f"{name} is a mixture at every step: its components cannot be drawn side by side (K^T paths). "
+                f"{name} is a mixture at every step, so drawing each of its components once would take K^T paths. "
                 f'how={{{name!r}: "score"}} draws it, with samples=2 or more.'
             )
     directions = {plan.direction("q", name): name for name in plan.enumerated if graph.timed[name]}
@@ -432,4 +467,4 @@ def _check_combinations(plan: Plan) -> None:
         )
     for name, choice in choices.items():
         if choice.draw is Draw.SUM and graph.timed[name]:
-            raise ValueError(f'how={{{name!r}: "sum"}}: {name}[t] lives in time, where the sum does not factor. Use "enumerate".')
+            raise ValueError(f'how={{{name!r}: "sum"}}: {name}[t] is a sequence, over which the sum does not factor. Use "enumerate".')

@@ -1,1 +1,1 @@
-"""The estimate: data, noise, values and log-probabilities, and the bound that a plan makes of them."""
+"""The estimate: from data and noise to values, log-probabilities and the bound of a plan."""

@@ -1,4 +1,4 @@
-"""Ancestral sampling: draw the variables of p in their order, some of them fixed."""
+"""Ancestral sampling: draw the variables of p in topological order, with some of them fixed."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from aevb.runtime.seeding import draw_from
 def sample(
     model: DeclaredModel, n: int, fixed: Mapping[str, Any], *, steps: int | None = None, mean: bool = False, seed: int | None = None
 ) -> dict[str, Tensor]:
-    """Ancestral samples of all variables; see :meth:`aevb.Model.sample`."""
+    """Draw ancestral samples of all variables; see :meth:`aevb.Model.sample`."""
     graph = model.graph
     timed = [name for name in graph.stochastic if graph.timed[name]]
     n, steps = _count("n", "rows", n), None if steps is None else _count("steps", "steps", steps)
     if steps is not None and not timed:
-        raise ValueError("No variable of this model has [t], so that a sample has no steps. Leave out steps=.")
+        raise ValueError("No variable of this model has [t], so a sample has no steps. Leave out steps=.")
     if timed and steps is None:
-        raise ValueError(f"{timed[0]}[t] lives in time: say how many steps to draw, e.g. sample({n}, steps=28).")
+        raise ValueError(f"{timed[0]}[t] is a sequence: say how many steps to draw, e.g. sample({n}, steps=28).")
     for name in graph.given:
         if name not in fixed and any(ref.name == name for other in graph.p for ref in graph.reads("p", other)):
             raise ValueError(f"{name!r} is given: p is conditioned on it. Pass {name}=…, e.g. sample({n}, {name}=…).")
@@ -50,7 +50,10 @@ def sample(
 
 
 def fixed_values(model: DeclaredModel, n: int, steps: int, fixed: Mapping[str, Any]) -> Batch:
-    """Fixed values for all n rows: a label or a number, one row, or n of them."""
+    """Expand fixed values to n rows and check them.
+
+    A value is a label or a number, one row, or n rows.
+    """
     graph, full = model.graph, {}
     for name, value in fixed.items():
         if name not in graph.shapes or graph.is_deterministic(name):
@@ -63,24 +66,23 @@ def fixed_values(model: DeclaredModel, n: int, steps: int, fixed: Mapping[str, A
         elif tensor.shape in ((*time, *graph.shapes[name]), labels) and (time or labels is None or tensor.shape != (n,)):
             tensor = tensor.expand(n, *tensor.shape)
         if tensor.shape[0] != n:
-            raise ValueError(f"{name} has {tensor.shape[0]} rows, but {n} samples were asked for. Fix one row, or one for each sample.")
+            raise ValueError(f"{name} has {tensor.shape[0]} rows, but {n} samples were asked for. Pass one row, or one for each sample.")
         _check_known(graph, name, tensor)
         full[name] = tensor
     return prepare(graph, full, like=model._parameter(), need=tuple(full), single=True) if full else {}
 
 
 def _check_known(graph: Graph, name: str, value: Tensor) -> None:
-    """Refuse a fixed value with something unknown in it: NaN, or the label −1."""
+    """Raise ValueError if a fixed value has unknown entries: NaN, or the label −1."""
     unknown = value.isnan() | (value == -1) if are_labels(graph, name, value) else value.isnan()
     if bool(unknown.any()):
         row = int(unknown.nonzero()[0, 0])
         fix = "" if name in graph.given else f", or leave {name} out to draw it"
-        raise ValueError(
-            f"sample fixes {name}, but it is unknown in row {row}, from 0 (−1 or NaN). What is fixed has to be known: give its value{fix}."
-        )
+        raise ValueError(f"sample fixes {name}, but its value in row {row} (from 0) is unknown (−1 or NaN). Give its value there{fix}.")
 
 
 def _check_fixed(graph: Graph, name: str, fixed: set[str]) -> None:
+    """Raise ValueError if p draws a fixed variable given one that is not fixed."""
     if name in graph.given:
         return
     frontier = [ref.name for ref in graph.reads("p", name)]
@@ -96,7 +98,9 @@ def _check_fixed(graph: Graph, name: str, fixed: set[str]) -> None:
 
 
 def ancestral_draw(model: DeclaredModel, n: int, steps: int) -> Callable[[str, Entry, Tensor, int | None], Tensor]:
-    """How a program draws n rows of a variable of p from its factor's raw numbers."""
+    """Return the function by which a program draws n rows of a variable of p from its factor's raw
+    numbers.
+    """
     like = model._parameter()
 
     def draw(name: str, entry: Entry, raw: Tensor, t: int | None) -> Tensor:

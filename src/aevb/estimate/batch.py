@@ -1,7 +1,8 @@
-"""From what a user has (arrays, labels, NaNs, lengths, ragged lists) to what an estimate reads, with everything checked on the way.
+"""Check a user's data (arrays, labels, NaNs, lengths, ragged lists) and convert them to a batch.
 
-A batch is a flat dictionary of [T or 1, N, d] tensors: ``x`` the values, ``x?`` which of them are known (only where some are
-not), ``steps`` which steps are real (only for ragged sequences). The examples are always axis −2.
+A batch is a flat dictionary of [T or 1, N, d] tensors. ``x`` holds the values. ``x?`` is a mask of
+the known values; it exists only if some values are missing. ``steps`` is a mask of the real steps;
+it exists only for ragged sequences. The examples are always on axis −2.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from aevb.estimate.places import INDICES, Places
 
 Batch = dict[str, Tensor]
 
-MANY = 20  # sequences, of two or three steps, of which one step counts them: a table with a column of times
+# From this many short sequences on, a step whose values count them is taken for a column of times.
+MANY = 20
 
 
 def prepare(
@@ -38,20 +40,23 @@ def prepare(
     places: Places = INDICES,
     single: bool = False,
 ) -> Batch:
-    """Check the data against the declaration and lay them out.
+    """Check the data against the declaration and convert them to a batch.
 
-    ``need`` are the variables that must be there; ``first_row`` is the number of the first row, and ``places`` what rows and columns are
-    called, for messages. Several sequences of one step each are refused, since they are usually one sequence on the wrong axis: ``lengths=1``
-    asks for them, ``single`` too. A single number as ``lengths`` is the length of every row.
+    ``need`` names the variables that the data must contain. ``first_row`` (the number of the first
+    row) and ``places`` (the names of rows and columns) are used in messages. Several sequences of
+    one step each raise an error, because they are usually one sequence on the wrong axis;
+    ``lengths=1`` or ``single`` allows them. A single number as ``lengths`` is the length of every row.
+
+    Raises ValueError if the data do not fit the declaration.
     """
     need = (*graph.observed, *graph.given) if need is None else need
     known = (*graph.stochastic, *graph.given)
     for name in data:
         if name not in known:
             what = "deterministic, so it is computed" if name in graph.deterministic else f"not a variable of this model ({', '.join(known)})"
-            alike = next((other for other in known if other.lower() == str(name).lower() and other not in data), None)
-            alike = alike or next(iter(get_close_matches(str(name), [other for other in known if other not in data], 1)), None)
-            raise ValueError(f"The data have {name!r}, which is {what}. " + (f"Did you mean {alike!r}?" if alike else "Leave it out."))
+            similar = next((other for other in known if other.lower() == str(name).lower() and other not in data), None)
+            similar = similar or next(iter(get_close_matches(str(name), [other for other in known if other not in data], 1)), None)
+            raise ValueError(f"The data have {name!r}, which is {what}. " + (f"Did you mean {similar!r}?" if similar else "Leave it out."))
     for name in need:
         if data.get(name) is None:
             raise ValueError(_lacking(graph, name))
@@ -85,9 +90,9 @@ def prepare(
 
 
 def lay_out(graph: Graph, data: Mapping[str, Any], *, like: Tensor, masks: Iterable[str] = (), steps: Any = None, lengths: Any = None) -> Batch:
-    """The batch of rows that ``prepare`` has seen before: nothing is checked again.
+    """Convert rows that ``prepare`` has already checked to a batch, without checking them again.
 
-    ``masks`` are the masks (``x?``) that the whole data need, so that every batch has the same ones.
+    ``masks`` names the masks (``x?``) that the whole dataset needs, so that all batches have the same keys.
     """
     batch: Batch = {}
     for name, value in data.items():
@@ -114,7 +119,10 @@ def lay_out(graph: Graph, data: Mapping[str, Any], *, like: Tensor, masks: Itera
 
 
 def raw_on_axes(graph: Graph, name: str, value: Any, like: Tensor) -> Tensor:
-    """Values as [T or 1, N, d] on the model's device, whole numbers in the type they came in; missing ones are zeros."""
+    """Convert values to [T or 1, N, d] on the model's device.
+
+    Integers keep their type, and missing values become zeros.
+    """
     tensor = numbers(name, value)
     kind = torch.empty((), dtype=like.dtype if tensor.is_floating_point() else tensor.dtype, device=like.device)
     found = _on_axes(graph, name, tensor, kind)
@@ -122,14 +130,15 @@ def raw_on_axes(graph: Graph, name: str, value: Any, like: Tensor) -> Tensor:
 
 
 def pad(graph: Graph, data: Mapping[str, Any], steps: Any = None, lengths: Any = None) -> tuple[dict[str, Any], Any]:
-    """Lists of sequences of different lengths as padded arrays, and the lengths that they say."""
-    data = {name: value.values if isinstance(getattr(value, "raw", None), list) else value for name, value in data.items()}  # standardised ones
+    """Pad lists of sequences of different lengths to arrays. Return the data and the lengths."""
+    # A standardised list of sequences keeps its numbers in ``values``.
+    data = {name: value.values if isinstance(getattr(value, "raw", None), list) else value for name, value in data.items()}
     ragged = {name: rows for name, value in data.items() if graph.timed.get(name) and (rows := _ragged(value)) is not None}
     if not ragged:
         return dict(data), lengths
     if steps is not None or lengths is not None:
         word = "steps" if lengths is None else "lengths"
-        raise ValueError(f"{next(iter(ragged))} is a list of sequences of different lengths, which say how long each is. Leave out {word}=.")
+        raise ValueError(f"{next(iter(ragged))} is a list of sequences of different lengths, so the lengths are already known. Leave out {word}=.")
     found: dict[str, list[int]] = {}
     padded = dict(data)
     for name, value in data.items():
@@ -152,7 +161,10 @@ def pad(graph: Graph, data: Mapping[str, Any], steps: Any = None, lengths: Any =
 
 
 def _ragged(value: Any) -> list[np.ndarray] | None:
-    """The rows of a list (or object array) whose first axes differ; None for anything that is an array as it is."""
+    """Return the rows of a list (or object array) whose first axes differ in length.
+
+    None if the value is a regular array.
+    """
     if not isinstance(value, list | tuple) and not (isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 1):
         return None
     try:
@@ -181,12 +193,15 @@ def _padded(name: str, rows: list[np.ndarray]) -> tuple[np.ndarray, list[int]]:
 
 
 def split_latents(graph: Graph, batch: Mapping[str, Tensor]) -> tuple[frozenset[str], frozenset[str]]:
-    """The latents known in every row, and the variables known in some."""
+    """Return the latents that are known in every row, and the variables that are known in some rows
+    only.
+    """
     clamped = frozenset(name for name in graph.latents if name in batch and mask_of(name) not in batch)
     return clamped, frozenset(variable_of(name) for name in batch if is_mask(name))
 
 
 def _lacking(graph: Graph, name: str) -> str:
+    """The error message for a variable that the data lack."""
     if name in graph.given:
         return f"{name!r} is given: p or q is conditioned on it, but the data lack it. Pass {name}=…."
     family = type(graph.rule("p", name).spec).__name__
@@ -198,7 +213,10 @@ def _lacking(graph: Graph, name: str) -> str:
 
 
 def unmasked(x: Any) -> Any:
-    """The entries that NumPy has masked as missing ones, NaN, which whole numbers cannot be; of a list, those of its rows."""
+    """Replace the masked entries of a NumPy masked array, or of a list of them, by NaN.
+
+    Integers become floats.
+    """
     if isinstance(x, list | tuple):
         return [unmasked(row) for row in x] if any(isinstance(row, np.ma.MaskedArray) for row in x) else x
     if not isinstance(x, np.ma.MaskedArray):
@@ -209,18 +227,22 @@ def unmasked(x: Any) -> Any:
 
 
 def numbers(name: str, value: Any) -> Tensor:
-    """A value as a tensor; refused by what it is where it holds no numbers."""
+    """Convert a value to a tensor.
+
+    Raise ValueError, naming what the value holds, if it does not hold numbers.
+    """
     if isinstance(value, Tensor):
         return _plain_tensor(name, value)
     try:
         array = np.asarray(unmasked(value))
     except ValueError:
-        raise ValueError(f"{name} is no array: its rows have different lengths, which only a sequence may have ({name}[t]).") from None
+        raise ValueError(f"{name} is not an array: its rows have different lengths, which only a sequence may have ({name}[t]).") from None
     if array.dtype.kind not in "biuf":
         raise ValueError(_no_numbers(name, value, array))
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         array = array.astype(np.float64)
-    if array.dtype.kind == "u" and array.dtype.itemsize > 1:  # torch hardly computes with these
+    # torch supports few operations on these types.
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(np.float64 if array.size and array.max() >= 2**63 else np.int64)
     if not array.dtype.isnative or not array.flags.writeable or not array.flags.aligned or any(stride < 0 for stride in array.strides):
         array = array.astype(array.dtype.newbyteorder("="), order="C", copy=True)  # torch cannot share such memory
@@ -228,7 +250,10 @@ def numbers(name: str, value: Any) -> Tensor:
 
 
 def _plain_tensor(name: str, value: Tensor) -> Tensor:
-    """A tensor of numbers that lie in memory one by one."""
+    """Return a detached dense tensor of real numbers.
+
+    Raise ValueError for sparse, nested, complex, quantised or meta tensors.
+    """
     kinds = {"complex numbers": value.is_complex(), "no numbers (a meta tensor)": value.is_meta, "quantised numbers": value.is_quantized}
     what = next((what for what, there in kinds.items() if there), None)
     if what is not None:
@@ -238,13 +263,16 @@ def _plain_tensor(name: str, value: Tensor) -> Tensor:
         raise ValueError(
             f"{name} is a {'nested' if value.is_nested else 'sparse'} tensor. Pass a dense one ({name}.to_dense()), or a list of sequences."
         )
-    if value.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch hardly computes with these
+    # torch supports few operations on these types.
+    if value.dtype in (torch.uint16, torch.uint32, torch.uint64):
         return numbers(name, value.detach().cpu().numpy()).to(value.device)
     return value.detach()
 
 
 def _no_numbers(name: str, value: Any, array: np.ndarray) -> str:
-    """What an array holds that is no number, where, and what to do about it."""
+    """The error message for an array that does not hold numbers: the first such entry, its place,
+    and the fix.
+    """
     if not array.shape and array.dtype == object:
         fix = f" Pass {name}.toarray()." if hasattr(value, "toarray") else ""
         return f"{name} is a {type(value).__name__}, not an array of numbers.{fix}"
@@ -288,13 +316,18 @@ def _layout(graph: Graph, name: str, value: Any, like: Tensor, first_row: int, p
 
 
 def _on_axes(graph: Graph, name: str, tensor: Tensor, like: Tensor) -> Tensor:
-    """[N, *shape] or [N, T, *shape] → [T or 1, N, d], on the model's device and in its precision."""
+    """Reshape [N, *shape] or [N, T, *shape] to [T or 1, N, d], on the model's device and in its
+    precision.
+    """
     time = 1 if graph.timed[name] else 0
     tensor = tensor.reshape(*tensor.shape[: 1 + time], graph.size(name)).to(like.device).to(like.dtype)
     return tensor.transpose(0, 1) if time else tensor.unsqueeze(0)
 
 
 def are_labels(graph: Graph, name: str, tensor: Tensor) -> bool:
+    """Whether the tensor gives a categorical (or given) variable by class labels instead of one-hot
+    vectors.
+    """
     time = 1 if graph.timed[name] else 0
     return graph.size(name) > 1 and tensor.dim() == 1 + time and (name in graph.given or graph.rule("p", name).spec.categorical)
 
@@ -312,7 +345,10 @@ def _check_labels(name: str, labels: Tensor, count: int, first_row: int, places:
 
 
 def _vectors(labels: Tensor, count: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Labels 0 … C−1, −1 or NaN where unknown, as one-hot vectors, and which are known."""
+    """Convert labels 0 … C−1 (−1 or NaN: unknown) to one-hot vectors.
+
+    Return them and a mask of the known ones.
+    """
     whole = (labels.nan_to_num(-1.0) if labels.is_floating_point() else labels).long()
     known = (whole >= 0).unsqueeze(-1)
     vectors = torch.nn.functional.one_hot(whole.clamp_min(0), count).to(like.dtype) * known.to(like.dtype)
@@ -330,8 +366,12 @@ def _check_lengths(graph: Graph, batch: Batch) -> None:
 
 
 def _check_steps(graph: Graph, batch: Batch, length: Any, single: bool) -> None:
-    """Refuse another number of steps than ``length``, and several sequences of one step that nobody asked for: a series looks like that
-    whose time points stand on the axis of the examples."""
+    """Raise ValueError for data that look like one series whose time points are on the axis of the
+    examples.
+
+    Such data are many sequences of one step, or many short sequences of which one step is a column of
+    times. ``length``, if given, must be the number of steps; it says that the user wants such sequences.
+    """
     name = next(name for name in batch if graph.timed[name])
     count, n = batch[name].shape[:2]
     if length is not None and length != count:
@@ -350,12 +390,13 @@ def _check_steps(graph: Graph, batch: Batch, length: Any, single: bool) -> None:
                 shown = f"{float(column[0]):g}, {float(column[1]):g}, …"
                 raise ValueError(
                     f"{name} holds {n} sequences of {count} steps, of which step {t} counts the sequences ({shown}), as a "
-                    f"column of times does; the axes are [N, T, …]. If the {n} lines are the steps of one sequence, take their values alone, "
+                    f"column of times does; the axes are [N, T, …]. If the {n} lines are the steps of one sequence, pass only their values, "
                     f"[1, {n}, 1]. If {n} sequences are meant, say so: lengths={count}."
                 )
 
 
 def _real_steps(graph: Graph, batch: Batch, steps: Any, lengths: Any, *, check: bool = True) -> Tensor | None:
+    """The mask of real (not padded) steps, [T, N, 1]; None if all steps are real."""
     if steps is None and lengths is None:
         return None
     if steps is not None and lengths is not None:
@@ -382,10 +423,13 @@ def _real_steps(graph: Graph, batch: Batch, steps: Any, lengths: Any, *, check: 
 
 
 def _check_missing(graph: Graph, name: str, mask: Tensor, *, padded: bool) -> None:
-    """Refuse missing entries that p cannot do without; ``padded``: how long the rows are is known."""
+    """Raise ValueError for missing entries that p cannot marginalise out.
+
+    ``padded``: the lengths of the rows are known.
+    """
     if name in graph.latents:
         if bool((mask.any(-1) != mask.all(-1)).any()):
-            raise ValueError(f"{name!r} is latent and known in part of its entries in some row. Give the whole row, or none of it (NaN).")
+            raise ValueError(f"{name!r} is latent, and in some row only part of its entries are known. Give the whole row, or none of it (NaN).")
         return
     perhaps = "" if padded else _perhaps_padding(graph, name, mask)
     reader = next((entry for entry in graph.entries() if entry.side == "p" and any(ref.name == name for ref in entry.key.parents)), None)
@@ -396,7 +440,8 @@ def _check_missing(graph: Graph, name: str, mask: Tensor, *, padded: bool) -> No
         return
     for entry in graph.p[name].values():
         spec, d = entry.spec, graph.size(name)
-        if type(spec).log_prob is Conditional.log_prob and not spec.categorical:  # it does not say what its marginals are
+        # The family defines no marginals.
+        if type(spec).log_prob is Conditional.log_prob and not spec.categorical:
             raw = {head: torch.zeros(size) for head, size in spec.heads(d).items()} | spec.vectors(d)
             if spec.distribution(**raw).event_shape:
                 family = type(spec).__name__
@@ -405,14 +450,16 @@ def _check_missing(graph: Graph, name: str, mask: Tensor, *, padded: bool) -> No
 
 
 def _perhaps_padding(graph: Graph, name: str, mask: Tensor) -> str:
-    """A further fix where rows of a sequence end in missing steps."""
+    """An additional hint for sequences whose rows end in missing steps; empty for other data."""
     if not graph.timed[name] or bool(mask[-1].any(-1).all()):
         return ""
-    return f" If the NaN at the end of rows only pad them, say how long each row is, in an array lengths beside {name}."
+    return f" If the NaN at the end of the rows are only padding, pass the length of each row too, in an array lengths next to {name}."
 
 
 class FamilyError(ValueError):
-    """Data that p's family of an observed ``variable`` does not take, or cannot be fitted to: another family may."""
+    """The data of an observed ``variable`` do not fit its family in p (wrong support, or
+    degenerate); another family may fit.
+    """
 
     def __init__(self, text: str, variable: str = "") -> None:
         super().__init__(text)
@@ -425,9 +472,10 @@ def _check_support(graph: Graph, name: str, value: Tensor, mask: Tensor | None, 
     if name in graph.given:
         bad, what, fix = infinite, "not finite", "Replace them."
         if rows is not None:
-            unknown = torch.zeros_like(infinite) if mask is None else ~mask  # read as zeros, it would be row 0
+            # A missing index is stored as 0 and would select row 0.
+            unknown = torch.zeros_like(infinite) if mask is None else ~mask
             bad, mask = unknown | infinite | (value != value.round()) | (value < 0) | (value >= rows), None
-            what = f"that are no row of table({rows})"
+            what = f"outside the rows of table({rows})"
             fix = f"Rows are numbered 0 … {rows - 1}."
         found = [(bad, what, fix)]
     else:
@@ -442,12 +490,16 @@ def _check_support(graph: Graph, name: str, value: Tensor, mask: Tensor | None, 
             text = what.format(first=place) if "{first}" in what else f"{what} ({place})"
             count = int(bad.any(-1).sum()) if name not in graph.given and graph.rule("p", name).spec.categorical else int(bad.sum())
             text = text.replace("that are", "that is", 1) if count == 1 else text
-            told = f"{name} has {_counted(count, 'value')} {text}. {_grey_levels(graph, name, value) or fix}"
-            raise FamilyError(told, name) if i else ValueError(told)  # the first is about any family
+            message = f"{name} has {_counted(count, 'value')} {text}. {_grey_levels(graph, name, value) or fix}"
+            # No family accepts what the first check refuses.
+            raise FamilyError(message, name) if i else ValueError(message)
 
 
 def _grey_levels(graph: Graph, name: str, value: Tensor) -> str | None:
-    """What to do with grey levels where binary values or a share are expected; None for other numbers."""
+    """The fix for grey levels passed to a family on {0, 1} or [0, 1].
+
+    None if the values do not look like grey levels.
+    """
     family = None if name in graph.given else graph.rule("p", name).spec
     high = float(value.max())
     if family is None or family.support not in (constraints.boolean, constraints.unit_interval) or not 1 < high <= 255:
@@ -461,14 +513,20 @@ def _grey_levels(graph: Graph, name: str, value: Tensor) -> str | None:
 
 
 def _outside(graph: Graph, entry: Entry, value: Tensor, where: Tensor | None) -> tuple[Tensor, str, str]:
-    """The values outside the support of a rule of p at the steps where it holds, what they are, and the fix."""
+    """Return a mask of the values outside the support of a rule of p (at the rule's steps), a
+    description, and the fix.
+    """
     spec, target = entry.spec, entry.key.name if len(graph.p[entry.key.name]) == 1 else str(entry.key.target)
     bad, what, fix = spec.outside(value)
     return bad if where is None else bad & where, f"{what} ({{first}}), but p gives {target} a {type(spec).__name__}", fix
 
 
 def _steps_of_rule(graph: Graph, entry: Entry, value: Tensor, real: Tensor | None) -> Tensor | None:
-    """[T, N or 1, 1]: the steps at which this rule of p holds, the last step's before the first one's; None: all."""
+    """Return a mask [T, N or 1, 1] of the steps at which this rule of p holds; None if it holds at
+    all steps.
+
+    In a row of one step, the rule for the last step takes precedence over the rule for the first.
+    """
     rules = graph.p[entry.key.name]
     if len(rules) == 1:
         return None
@@ -489,7 +547,9 @@ def _counted(n: int, noun: str) -> str:
 
 
 def public(graph: Graph, name: str, value: Tensor, n: int, steps: int) -> Tensor:
-    """[…, T, N, d] → […, N, *shape] or […, N, T, *shape]."""
+    """Convert an internal value […, T, N, d] to the user's layout, […, N, *shape] or […, N, T,
+    *shape].
+    """
     lead = value.shape[:-3]
     value = value.expand(*lead, steps if graph.timed[name] else 1, n, value.shape[-1]).transpose(-3, -2)
     return value.reshape(*lead, n, *([steps] if graph.timed[name] else []), *graph.shapes[name])

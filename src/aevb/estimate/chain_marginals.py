@@ -1,4 +1,4 @@
-"""Discrete latents enumerated at every step: the weights of their values, and of neighbouring pairs."""
+"""Marginals and pairwise marginals of discrete latents that are enumerated at every step."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from aevb.derive.plan import Plan
 
 
 class Chain:
-    """Weights of the latents enumerated at every step: q's marginals, and its pairwise marginals where a neighbour is read.
+    """q's marginals of the latents enumerated at every step, and the pairwise marginals if a factor
+    reads a neighbour.
 
-    If q's factors read their neighbour, the marginals follow by a recursion, T·C² instead of C^T paths.
+    If q's factors read their neighbour in time, a recursion computes the marginals at cost T·C²
+    instead of summing over C^T paths.
     """
 
     def __init__(self, plan: Plan, weights: Callable[[str], Tensor], steps: int) -> None:
@@ -39,7 +41,10 @@ class Chain:
         return 1 / math.prod([count for count, (_, slot) in zip(self.sizes, self.slots, strict=True) if slot is not None])
 
     def _to_neighbour(self, value: Tensor) -> Tensor:
-        """Rename the present to the neighbour, after summing out what no neighbour's axis stands for."""
+        """Move each latent from its own axis to its neighbour's axis.
+
+        Sum out latents that have no neighbour's axis.
+        """
         for current, slot in self.slots:
             if slot is not None:
                 value = swap(value, current, slot)
@@ -63,13 +68,17 @@ class Chain:
         return join(pairs), join(singles)
 
     def weights(self, direction: int) -> Tensor:
-        """The weights of (present, neighbour at t + direction); of the present alone for 0."""
+        """The joint weights of (present, neighbour at t + direction).
+
+        The weights of the present alone for direction 0.
+        """
         if not direction:
             return self.single
         if direction == self.direction:
             assert self.pair is not None
             return self.pair
-        # The other neighbour's conditional, given the present; outside the sequence all values weigh the same.
+        # q runs the other way: use the neighbour's conditional given the present. Outside the
+        # sequence the weights are uniform.
         edge = self.single.narrow(TIME, 0 if direction < 0 else self.steps - 1, 1) * self._uniform()
         start = 0 if direction < 0 else 1
         here = self.single.narrow(TIME, 1 - start, self.steps - 1)

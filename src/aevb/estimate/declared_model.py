@@ -1,4 +1,4 @@
-"""A declaration with its weights: what every estimate, evidence and posterior reads of a model."""
+"""A declaration with its weights: the part of a model that estimates, evidence and posteriors read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ RESERVED = (
 
 
 class DeclaredModel(nn.Module):
-    """The graph of p and q and a module for each factor, with the plans derived from them; :class:`aevb.Model` adds what users ask of it."""
+    """The graph of p and q, one module per factor, and the derived plans. :class:`aevb.Model` adds
+    the user's methods.
+    """
 
     def __init__(
         self,
@@ -55,8 +57,8 @@ class DeclaredModel(nn.Module):
         spec, shape = entry.spec, self.graph.shapes[entry.key.name]
         own = entry.key.name if isinstance(spec, Cell) else None
         parents = {str(ref): self.graph.shapes[ref.name] for ref in entry.key.parents if ref.name != own}
-        told = self.missing == "mask" and entry.side == "q"
-        masked = [str(ref) for ref in entry.key.parents if told and ref.name in self.graph.observed]
+        reads_masks = self.missing == "mask" and entry.side == "q"
+        masked = [str(ref) for ref in entry.key.parents if reads_masks and ref.name in self.graph.observed]
         try:
             if isinstance(spec, Cell):
                 return Recurrence(spec, shape[0], parents, masked)
@@ -67,7 +69,10 @@ class DeclaredModel(nn.Module):
             raise ValueError(f"{entry.where}: {error}") from None
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Move to a device or a precision, as torch does; a GPU that is not there is refused."""
+        """Move to a device or a precision, as in torch.
+
+        Raise ValueError if there is no such GPU.
+        """
         wanted = [str(value) for value in (*args[:1], kwargs.get("device")) if isinstance(value, str | torch.device)]
         if any(name.startswith("cuda") for name in wanted) and not torch.cuda.is_available():
             raise ValueError(
@@ -80,11 +85,13 @@ class DeclaredModel(nn.Module):
         return self.to("cuda" if device is None else torch.device("cuda", device) if isinstance(device, int) else device)
 
     def theta(self) -> list[nn.Parameter]:
-        """The generative parameters: everything reached from a factor of p, even if q uses it too."""
+        """The generative parameters θ: all parameters of p, including those of nodes that q reads
+        too.
+        """
         return [parameter for entry in self.graph.entries() if entry.side == "p" for parameter in self.factors[entry.id].parameters()]
 
     def phi(self) -> list[nn.Parameter]:
-        """The inference parameters: what only q reaches."""
+        """The inference parameters φ: the parameters of q's entries."""
         return [parameter for entry in self.graph.entries() if entry.side == "q" for parameter in self.factors[entry.id].parameters()]
 
     def __repr__(self) -> str:
@@ -103,7 +110,11 @@ class DeclaredModel(nn.Module):
         clamped: Iterable[str] = (),
         partial: Iterable[str] = (),
     ) -> Plan:
-        """The estimator derived for these choices (cached). ``clamped`` latents are known in every row, ``partial`` in some."""
+        """Derive the estimator for these choices (cached).
+
+        ``clamped`` names the latents that are known in every row, ``partial`` the variables that are
+        known in some rows or entries only.
+        """
         key = (tuple(sorted((how or {}).items())), bound, samples, gradient, frozenset(clamped), frozenset(partial))
         if key not in self._plans:
             self._plans[key] = derive(
@@ -112,31 +123,33 @@ class DeclaredModel(nn.Module):
         return self._plans[key]
 
     def _parameter(self) -> Tensor:
-        """A tensor whose device and precision are the model's."""
+        """A tensor with the device and precision of the model."""
         for tensor in chain(self.parameters(), self.buffers()):
             if tensor.is_meta:
-                raise ValueError('This model has no weights: it is on the meta device. Make it elsewhere (.to_empty(device="cpu")), and load some.')
+                raise ValueError('This model is on the meta device and has no weights. Use .to_empty(device="cpu"), then load weights.')
             if tensor.is_floating_point():
                 return tensor
         return torch.zeros(())
 
     @contextmanager
     def _in_its_precision(self) -> Iterator[None]:
-        """Say in words that torch lacks an operation in the model's precision."""
+        """Raise a readable ValueError if torch does not implement an operation in the model's
+        (half) precision.
+        """
         try:
             yield
         except NotImplementedError as error:
             dtype = self._parameter().dtype
             if dtype not in (torch.bfloat16, torch.float16):
                 raise
-            raise ValueError(f"torch cannot compute this in {str(dtype)[6:]}, which the model is in ({error}). Use model.float().") from error
+            raise ValueError(f"torch cannot compute this in the model's precision, {str(dtype)[6:]} ({error}). Use model.float().") from error
 
     def prepare(self, *, steps: Any = None, lengths: Any = None, **data: Any) -> Batch:
-        """Check data against the declaration and lay them out as estimates read them."""
+        """Check data against the declaration and convert them to a batch."""
         return prepare(self.graph, data, like=self._parameter(), steps=steps, lengths=lengths)
 
     def draw_noise(self, plan: Plan, batch: Mapping[str, Tensor], *, seed: int | None = None) -> dict[str, Tensor]:
-        """All random numbers of one estimate; the global generator's, or those of a seed."""
+        """Draw all random numbers of one estimate, from the global generator or from a seed."""
         like = self._parameter()
         n, steps = self._extent(batch)
         generator = None if seed is None else torch.Generator(like.device).manual_seed(seed)
@@ -150,16 +163,17 @@ class DeclaredModel(nn.Module):
                 raise ValueError(f"The noise of {name} {found}; this estimate needs {list(shape)}. Draw it with draw_noise(plan, batch).")
 
     def _extent(self, batch: Mapping[str, Tensor]) -> tuple[int, int]:
+        """The numbers of examples and of steps."""
         timed = [value.shape[TIME] for name, value in batch.items() if self.graph.timed.get(name)]
         return next(iter(batch.values())).shape[-2], timed[0] if timed else 1
 
     @contextmanager
     def _evaluating(self, seed: int | None) -> Iterator[None]:
-        """No gradients, no dropout, and a seed of its own if one is given, for this thread alone."""
+        """Disable gradients and dropout, and use the seed if one is given, in this thread only."""
         with self._in_its_precision(), torch.no_grad(), evaluating(self), seeded(seed, all_code=seed is not None and self._has_own_code()):
             yield
 
     def _has_own_code(self) -> bool:
-        """Whether a part of the model is a user's, which may draw numbers itself."""
+        """Whether the model uses a class of the user, whose code may draw random numbers."""
         specs = (part for entry in self.graph.entries() for part in (entry.spec, getattr(entry.spec, "net", None)) if part is not None)
         return any(not type(part).__module__.startswith(("aevb.", "torch.nn.modules.")) for part in chain(specs, self.modules()))

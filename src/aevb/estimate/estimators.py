@@ -1,7 +1,8 @@
-"""Estimating a bound by a plan: one pure function of parameters, batch and noise.
+"""Estimate the bound of a plan: a pure function of parameters, batch and noise.
 
-Terms are tensors laid out as in :mod:`aevb.derive.axes`, with an event axis of size 1. An expectation over an enumerated latent
-is a weighted sum over its axis, one over samples a mean over S; both are taken here, innermost latent first.
+Terms are tensors with the axes of :mod:`aevb.derive.axes` and an event axis of size 1. The
+expectation over an enumerated latent is a weighted sum over its axis. The expectation over samples
+is a mean over S. Both are computed here, innermost latent first.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ from aevb.runtime.seeding import draw_from, seeded
 
 @dataclass(frozen=True)
 class Bound:
-    """An estimate, one number an example. For the ELBO, value = Σ likelihood terms − Σ KL terms, exactly.
+    """An estimate of a bound, one number per example. For the ELBO, value = Σ likelihood terms − Σ
+    KL terms, exactly.
 
-    ``terms`` holds ``"x"`` for log p(x|·) and ``"kl(z)"`` for E[log q(z|·) − log p(z|·)], −log p(z|·) where z is known; under iwae they are
-    diagnostics, averaged with the normalised weights. ``log_weights`` are iwae's, [K, N], where no latent is enumerated outside them.
-    Where the KL terms were given a weight, ``value`` has it (log p of a known latent keeps weight 1), and ``unweighted`` is the bound itself,
-    without gradient.
+    ``terms`` holds ``"x"`` for log p(x|·) and ``"kl(z)"`` for E[log q(z|·) − log p(z|·)], which is
+    −log p(z|·) in rows where z is known. Under iwae the terms are diagnostics: averages with the
+    normalised importance weights. ``log_weights`` are iwae's log-weights, [K, N]; None if a latent is
+    enumerated outside them. If the KL terms have a weight (``kl_weight``), ``value`` includes it, but
+    log p of a known latent keeps weight 1; ``unweighted`` is then the bound itself, without gradient.
     """
 
     value: Tensor
@@ -46,12 +49,14 @@ class Bound:
 
 
 def scale_gradient(value: Tensor, factor: Tensor) -> Tensor:
-    """The same value, its gradient multiplied."""
+    """Return the same value with its gradient multiplied by ``factor``."""
     return value.detach() + factor * (value - value.detach())
 
 
 class Estimate:
-    """The working of one estimate: draws values, then answers log-probabilities, weights and terms."""
+    """The computation of one estimate: draw all values, then compute log-probabilities, weights,
+    terms and the bound.
+    """
 
     def __init__(
         self,
@@ -89,16 +94,18 @@ class Estimate:
     # Drawing --------------------------------------------------------------------------------------------------------------
 
     def _unscale(self, entry: Entry, ref: Ref, value: Tensor) -> Tensor:
-        """DReG weights the gradient of each draw once: what flows on to earlier draws must not be weighted again.
+        """Undo DReG's gradient weight on the inputs of a draw, so that gradients to earlier draws
+        are not weighted twice.
 
-        Whether a parent carries samples is the plan's word, not the tensor's: a state's first step may not have them yet.
+        The plan decides whether a parent has a sample axis. Its tensor cannot decide: at the first step
+        of a recurrence, the state may not have that axis yet.
         """
         if entry.side == "p" or entry.key.name not in self.plan.drawn or S not in self.plan.values[ref.name] or self.scale is None:
             return value
         return scale_gradient(value, 1 / self.scale)
 
     def _scaled(self, raw: Tensor) -> Tensor:
-        """A draw's parameters, with each sample's gradient weighted."""
+        """Weight the gradient of a draw's parameters separately for each sample (DReG)."""
         assert self.scale is not None
         return scale_gradient(raw.expand(torch.broadcast_shapes(raw.shape, (*self.scale.shape[:-1], 1))), self.scale)
 
@@ -117,7 +124,8 @@ class Estimate:
         draw, spec = self.plan.choices[name].draw, factor.spec
         scaled = self._scaled if self.scale is not None else None
         raw = scaled(raw) if scaled else raw
-        if noise.dim() == 0:  # a seed: torch draws, for every axis the value has
+        # A seed: torch draws the sample, so the parameters need all axes of the value.
+        if noise.dim() == 0:
             raw = raw.expand(torch.broadcast_shapes(raw.shape, (*self._value_shape(name, t)[:-1], 1)))
         whole = t is None and scaled is None and noise.dim() and entry.key.at in ("t", "static")
         dist = self.program.distribution("q", name)[1] if whole else factor.distribution(raw, scaled)
@@ -152,7 +160,9 @@ class Estimate:
     # Log-probabilities and weights -----------------------------------------------------------------------------------------------
 
     def _detached(self, side: str, name: str, region: str) -> tuple[Conditional, td.Distribution]:
-        """A factor with its parameters, and whatever is not sampled, held fixed; only samples carry gradients."""
+        """Return a factor's distribution with its weights and all inputs detached, except the
+        inputs that are samples.
+        """
         entry = self.program.entry(side, name, region)
         factor, program = self.factors[entry.id], self.program
         assert isinstance(factor, Factor)
@@ -166,19 +176,24 @@ class Estimate:
         return factor.spec, factor.distribution(self.program.select(raw, region), torch.detach)
 
     def log_p(self, name: str) -> Tensor:
-        """log p(v | ·) at v's value, missing entries left out."""
+        """log p(v | ·) at v's value; missing entries are marginalised out."""
         if name not in self._log_p:
             present = self.batch.get(mask_of(name)) if name in self.graph.observed else None
             self._log_p[name] = self.program.log_prob("p", name, self.program.values[name], present)
         return self._log_p[name]
 
     def log_q(self, name: str) -> Tensor:
-        """log q(v | ·) at v's sample; q's parameters held fixed for the gradients that ask for it."""
+        """log q(v | ·) at v's sample.
+
+        For the gradients "stl" and "dreg", q's parameters are detached.
+        """
         fixed = self.plan.gradient in ("stl", "dreg") and self.plan.choices[name].draw is Draw.PATHWISE
         return self.program.log_prob("q", name, self.program.values[name], distribution=self._detached if fixed else None)
 
     def log_w(self, name: str) -> Tensor:
-        """log q of every value of an enumerated latent (log π of every component of a mixture), on its axis."""
+        """log q of every value of an enumerated latent (or log π of every mixture component), on
+        the latent's axis.
+        """
         if name not in self._log_w:
             self._log_w[name] = self._bayes(name) if isinstance(self.graph.rule("q", name).spec, Exact) else self._weights_of(name)
         return self._log_w[name]
@@ -197,9 +212,9 @@ class Estimate:
         return self.program.piecewise(name, "q", at)
 
     def _bayes(self, name: str) -> Tensor:
-        """Bayes' rule: log q(y|·) = Σ log p of the factors that contain y, normalised over y.
+        """Apply Bayes' rule: log q(y|·) = Σ log p of the factors that contain y, normalised over y.
 
-        A static factor that reads an end of the sequence contains y at that step alone.
+        A static factor that reads the first or last step contains y only at that step.
         """
         total: Tensor | None = None
         for factor in self.graph.factors_containing(name):
@@ -213,18 +228,20 @@ class Estimate:
     # Terms -------------------------------------------------------------------------------------------------------------------
 
     def over_steps(self, term: Tensor) -> Tensor:
-        """The sum over the real steps."""
+        """Sum a term over the real (not padded) steps."""
         if self.program.real is not None:
             term = torch.where(self.program.real, term, torch.zeros_like(term))
         return term.sum(TIME, keepdim=True)
 
     def finish(self, name: str, term: Tensor, side: str) -> Tensor:
-        """Sum a term over time, and over the latents enumerated at each step, with their weights there."""
+        """Sum a term over time, and over the values of the latents enumerated at each step,
+        weighted by their probabilities.
+        """
         timed = self.graph.timed[name]
         slots = [slot for latent in self.plan.slots if self.graph.timed[latent] for slot in self.plan.slots[latent] if slot]
         if any(size(term, slot) > 1 for slot in slots):
             weights = self.chain.weights(self.plan.direction(side, name))
-            if not timed:  # it reads an end of the sequence
+            if not timed:  # a static factor that reads the first or last step
                 weights = self.program.select(weights, self.plan.ends(self.graph.rule(side, name))[0])
             weighted = weights * term
             term = weighted.sum([slot for slot in slots if weighted.dim() >= -slot], keepdim=True)
@@ -237,28 +254,33 @@ class Estimate:
         return self._chain
 
     def weight(self, name: str) -> Tensor:
-        """The weight of every value: q's, or one-hot where the value is known."""
+        """The weight of every value of an enumerated latent: its probability under q, or one-hot
+        where the value is known.
+        """
         weight = self.log_w(name).exp()
         seen = self.batch.get(mask_of(name))
         if seen is None or self.plan.choices[name].draw is Draw.STRATIFY:
             return weight
         table = self.program.values[name]
         if self.program.real is not None and self.graph.timed[name]:
-            seen = seen & self.program.real  # beyond a row's end nothing is known; the weights there must still sum to one
+            # Padded steps have no known value, but their weights must still sum to one.
+            seen = seen & self.program.real
         here = (table == self.batch[name]).all(-1, keepdim=True).to(weight.dtype)
         return torch.where(seen[..., :1], here, weight)
 
     def kl(self, name: str) -> Tensor:
-        """E[log q(v|·) − log p(v|·)] as the plan takes it, not yet averaged over what it depends on; summed over time.
+        """E[log q(v|·) − log p(v|·)] as the plan computes it, summed over time, not yet averaged
+        over the other latents.
 
-        Where v is known there is none: log p(v|·) is a likelihood term there.
+        The term is zero where v is known: log p(v|·) is then a likelihood term.
         """
         choice = self.plan.choices[name]
         if choice.term is Term.SUMMED:
             log_q, log_p = self.log_w(name), self.log_p(name)
             if choice.draw is Draw.SUM:
                 return -self.finish(name, self._where_unknown(name, log_p), "p")
-            log_q = torch.where(torch.isneginf(log_q), torch.zeros_like(log_q), log_q)  # such a value has weight zero
+            # This value has weight zero, and 0 · −∞ is NaN.
+            log_q = torch.where(torch.isneginf(log_q), torch.zeros_like(log_q), log_q)
         elif choice.term is Term.CLOSED:
 
             def at(region: str) -> Tensor:
@@ -285,12 +307,14 @@ class Estimate:
         return self.finish(name, log_q, "q") - self.finish(name, log_p, "p")
 
     def _where_unknown(self, name: str, term: Tensor) -> Tensor:
-        """A latent's term, zero where its value is known."""
+        """Set a latent's term to zero where its value is known."""
         seen = self.batch.get(mask_of(name))
         return term if seen is None else torch.where(seen[..., :1], torch.zeros_like(term), term)
 
     def _relaxed_value(self, name: str, region: str) -> Tensor:
-        """What densities of the relaxed sample are taken of: its logarithm, or its logit."""
+        """The relaxed sample in the space of its density: its logarithm (OneHot) or its logit
+        (Bernoulli).
+        """
         spec, dist = self.program.distribution("q", name, region)
         return spec.relax(dist, self.program.select(self.noise[name], region), self.temperature)[1]  # type: ignore[attr-defined]
 
@@ -302,7 +326,7 @@ class Estimate:
         return self.program.piecewise(name, side, at)
 
     def likelihood(self, name: str) -> Tensor:
-        """log p(v|·) of what is known; of a latent that is known in some rows, there."""
+        """log p(v|·) of an observed variable, or of a latent in the rows where its value is known."""
         log_p, seen = self.log_p(name), self.batch.get(mask_of(name))
         if seen is not None and name in self.plan.choices:
             log_p = torch.where(seen[..., :1], log_p, torch.zeros_like(log_p))
@@ -311,17 +335,21 @@ class Estimate:
     # The bound -----------------------------------------------------------------------------------------------------------------
 
     def sequence(self) -> list[tuple[str, int]]:
-        """The expectations left after time, innermost first: (latent or "#S", axis)."""
+        """The expectations that remain after the sum over time, innermost first: pairs (latent or
+        "#S", axis).
+        """
         return [(name, SAMPLES if name == S[0] else self.plan.slots[name][0]) for name in self.plan.order]
 
     def terms(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Likelihood and KL terms, summed over time, not yet averaged."""
+        """The likelihood terms and the KL terms, summed over time, not yet averaged over latents
+        and samples.
+        """
         latents = (name for name in self.graph.latents if name in self.plan.clamped or mask_of(name) in self.batch)
         known = (*self.graph.observed, *latents)
         return {name: self.likelihood(name) for name in known}, {f"kl({name})": self.kl(name) for name in self.plan.choices}
 
     def only_known(self, name: str, total: Tensor) -> Tensor:
-        """−∞ at the other values where a latent's value is known."""
+        """In rows where a latent's value is known, set the total of all other values to −∞."""
         seen = self.batch.get(mask_of(name))
         if seen is None:
             return total
@@ -329,10 +357,12 @@ class Estimate:
         return torch.where(seen[..., :1] & ~here, torch.full_like(total, -math.inf), total)
 
     def gradient_scale(self, kl_weight: float | Tensor = 1.0) -> Tensor:
-        """By what DReG multiplies the gradient of each draw: 1 − β + βw̃, with w̃ the sample's normalised importance weight.
+        """DReG's factor on the gradient of each draw: 1 − β + βw̃, where w̃ is the sample's
+        normalised importance weight.
 
-        The bound weights each sample's gradient by w̃. Its log-weight has −β log q(z), whose gradient with respect to q's parameters at fixed z
-        has the same mean as −β(w̃ − w̃²) times the gradient of the log-weight along the path of z: w̃(1 − β + βw̃) in all.
+        The bound weights each sample's gradient by w̃. The log-weight contains −β log q(z). Its gradient
+        with respect to q's parameters at fixed z has the same mean as −β(w̃ − w̃²) times the gradient of
+        the log-weight along the path of z. The total factor is therefore w̃(1 − β + βw̃).
         """
         terms, kls = self.terms()
         total = _integrand(terms, kls, kl_weight)
@@ -341,9 +371,11 @@ class Estimate:
                 break
             total = contract(total, self.weight(name), axis)
         scale = 1 - kl_weight + kl_weight * expand_axis(total, SAMPLES, self.plan.samples).softmax(SAMPLES)
-        return torch.where(scale.abs() < 1e-12, torch.full_like(scale, 1e-12), scale)  # what an earlier draw reads is divided by it
+        # ``_unscale`` divides by it.
+        return torch.where(scale.abs() < 1e-12, torch.full_like(scale, 1e-12), scale)
 
     def bound(self, kl_weight: float | Tensor = 1.0) -> Bound:
+        """The bound and its terms per example: all remaining expectations, innermost first."""
         plan = self.plan
         terms, kls = self.terms()
         score = [name for name, choice in plan.choices.items() if choice.draw is Draw.SCORE]
@@ -352,7 +384,7 @@ class Estimate:
         if weighted or score:
             total = _integrand(terms, kls, kl_weight)
         every = terms | kls
-        summed: list[int] = []  # the axes that the integrand of a sample is summed over
+        summed: list[int] = []  # axes already reduced inside the mean over samples
         for name, axis in self.sequence():
             if name == S[0]:
                 if score:
@@ -390,14 +422,17 @@ class Estimate:
             value = _integrand({key: shown[key] for key in terms}, {key: shown[key] for key in kls}, kl_weight)
         if surrogate is not None:
             value = value + (surrogate - surrogate.detach()).reshape(-1)
-        for name in [name for name in terms if name in plan.choices]:  # known in some rows: shown with the others' KL
+        # A latent known in some rows has one term, "kl(…)".
+        for name in [name for name in terms if name in plan.choices]:
             shown[f"kl({name})"] = shown[f"kl({name})"] - shown.pop(name)
         return Bound(value, shown, log_weights)
 
     def _score_surrogate(self, total: Tensor, names: list[str], summed: Sequence[int]) -> Tensor:
-        """A zero whose gradient is the score function's, with a leave-one-out baseline (VIMCO under iwae).
+        """A term whose gradient is the score-function gradient, with a leave-one-out baseline
+        (VIMCO under iwae).
 
-        Draws made for each component of a mixture, or each value of a latent, that ``total`` has ``summed`` over are all part of one sample.
+        ``summed`` are the axes (mixture components, values of a latent) that ``total`` is already summed
+        over. All draws along these axes belong to one sample, so their log q are summed too.
         """
         log_q: Tensor | None = None
         for name in names:
@@ -412,7 +447,8 @@ class Estimate:
         others = (f.sum(SAMPLES, keepdim=True) - f) / (k - 1)
         if self.plan.bound == "elbo":
             return ((f - others) * log_q).mean(SAMPLES, keepdim=True)
-        # The bound had sample k been the geometric mean of the others: replace each f in turn.
+        # VIMCO's baseline for sample k: the bound with f_k replaced by the mean of the other f (a
+        # geometric mean of weights).
         replaced = torch.where(
             torch.eye(k, dtype=torch.bool, device=f.device)[..., None, None, None], others.unsqueeze(SAMPLES), f.unsqueeze(SAMPLES - 1)
         )
@@ -421,11 +457,11 @@ class Estimate:
 
 
 def _integrand(terms: Mapping[str, Tensor], kls: Mapping[str, Tensor], kl_weight: float | Tensor) -> Tensor:
-    """Σ likelihood terms − Σ KL terms."""
+    """Σ likelihood terms − ``kl_weight`` · Σ KL terms."""
     total: Tensor | None = None
     for term in terms.values():
         total = term if total is None else total + term
-    assert total is not None  # a model has data
+    assert total is not None  # every model has an observed variable
     for kl in kls.values():
         total = total - (kl if _one(kl_weight) else kl_weight * kl)
     return total
@@ -436,13 +472,15 @@ def _one(kl_weight: float | Tensor) -> bool:
 
 
 def _component_axis(value: Tensor, slot: int) -> Tensor:
-    """[.., N, k, d] → components on their axis, [k, …, N, d]."""
+    """Move the components of a mixture, [.., N, k, d], to their enumeration axis, [k, …, N, d]."""
     value = value.movedim(-2, 0)
     return value.reshape(value.shape[0], *[1] * (-slot - value.dim()), *value.shape[1:]) if value.dim() < -slot else value
 
 
 def sample_with_seed(dist: td.Distribution, seed: Tensor) -> Tensor:
-    """torch's own (where possible differentiable) sample, from a seed: for families without a noise of their own."""
+    """Draw torch's own sample (``rsample`` if available) from a seed, for families that define no
+    ``noise``.
+    """
     with seeded(int(seed)):
         return draw_from(dist, pathwise=True)
 
@@ -456,9 +494,9 @@ def estimate(
     temperature: float | Tensor = 0.5,
     kl_weight: float | Tensor = 1.0,
 ) -> Bound:
-    """The bound that the plan derives, for this batch and noise."""
+    """Estimate the plan's bound for this batch and noise, one number per example."""
     scale = None
-    if plan.gradient == "dreg":  # a first pass finds the weights of the samples
+    if plan.gradient == "dreg":  # a first pass without gradient computes the importance weights
         with torch.no_grad():
             scale = Estimate(plan, factors, batch, noise, temperature=temperature).gradient_scale(kl_weight)
     estimated = Estimate(plan, factors, batch, noise, temperature=temperature, scale=scale)

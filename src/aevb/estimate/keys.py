@@ -1,10 +1,13 @@
-"""Keys of a batch: a variable's name holds its values, and a key beside it the mask of those that are known."""
+"""Keys of a batch: ``x`` holds the values of variable x, and ``x?`` the mask of its known values."""
 
 from __future__ import annotations
 
 
 def mask_of(name: str) -> str:
-    """The key of a variable's mask, which is there if some of its values are missing; no variable can have such a name."""
+    """The key of a variable's mask.
+
+    A batch has it if some values are missing. No variable can have such a name.
+    """
     return f"{name}?"
 
 

@@ -1,7 +1,8 @@
-"""Noise: every random number of an estimate, drawn before it and handed over.
+"""Draw all random numbers of an estimate (its noise) before the estimate.
 
-An estimate is then a pure function of (parameters, batch, noise), so that two ways of computing it can be compared on the
-same noise, and a run on many processes gives each example the noise that its position in the global batch had on one.
+An estimate is then a pure function of (parameters, batch, noise). Two ways of computing it can be
+compared on the same noise. In distributed training each example gets the same noise as in a run
+with one process, because the noise depends only on its position in the global batch.
 """
 
 from __future__ import annotations
@@ -13,32 +14,38 @@ from torch import Tensor
 
 from aevb.runtime import private_torch, seeding
 
-Layout = dict[str, tuple[str, tuple[int, ...]]]  # name → what to draw, shape
+Layout = dict[str, tuple[str, tuple[int, ...]]]  # name → kind of noise, shape
 
 
 def draw(layout: Layout, *, generator: torch.Generator | None, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The masks of dropout are drawn all at once: on a GPU each draw costs a kernel, however few its numbers."""
+    """Draw the noise of a layout, by name.
+
+    All dropout masks with the same probability are drawn in one call, because on a GPU each call
+    launches a kernel.
+    """
     found: dict[str, Tensor] = {}
     for name, (kind, shape) in layout.items():
         if name in found:
             continue
-        alike = {other: form for other, (sort, form) in layout.items() if sort == kind} if kind.startswith("keep ") else {name: shape}
-        if len(alike) == 1:
+        same_kind = {other: form for other, (sort, form) in layout.items() if sort == kind} if kind.startswith("keep ") else {name: shape}
+        if len(same_kind) == 1:
             found[name] = draw_one(kind, shape, generator, device, dtype)
             continue
-        sizes = [math.prod(form) for form in alike.values()]
+        sizes = [math.prod(form) for form in same_kind.values()]
         parts = draw_one(kind, (sum(sizes),), generator, device, dtype).split(sizes)
-        found |= {other: part.view(form) for (other, form), part in zip(alike.items(), parts, strict=True)}
+        found |= {other: part.view(form) for (other, form), part in zip(same_kind.items(), parts, strict=True)}
     return found
 
 
 def fork(seed: Tensor, position: int) -> Tensor:
-    """The seed of the rows that begin at a position of the batch; those at its beginning keep the batch's own."""
+    """The seed for the rows from a position of the batch on; position 0 keeps the batch's seed."""
     return (seed + position) % 2**62
 
 
 def draw_one(kind: str, shape: tuple[int, ...], generator: torch.Generator | None, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """One tensor: normal, uniform, gumbel, logistic, laplace, ``student DF``, ``keep P`` (a dropout mask), or a seed."""
+    """Draw one tensor of a kind: normal, uniform, gumbel, logistic, laplace, ``student DF``, ``keep
+    P`` (a dropout mask), or seed.
+    """
     generator = seeding.generator(device) if generator is None else generator
     name, _, argument = kind.partition(" ")
     if name == "normal":

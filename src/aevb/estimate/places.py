@@ -1,4 +1,4 @@
-"""How messages name rows and columns: those of arrays by their indices, from 0; those of a table by its lines and its header."""
+"""How messages name rows and columns: by index from 0 for arrays, by line and header for tables."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 
-SHOWN = 8  # rows or columns that are named
+SHOWN = 8  # a message names at most this many rows or columns
 
 
 @dataclass(frozen=True)
 class Places:
-    """``lines`` has the line of each row, or of each of its steps where a line is a step; None for arrays.
+    """The position of rows and columns in their file.
 
-    ``columns`` are the columns of a table by variable. Those of the variables in ``wide`` are the steps of a sequence.
+    ``lines`` holds the line number of each row; in a table with one line per step, the line numbers of
+    the row's steps. It is None for arrays. ``columns`` maps a variable to its columns in the table. The
+    columns of a variable in ``wide`` are the steps of a sequence.
     """
 
     lines: Sequence[Any] | None = None
@@ -27,7 +29,7 @@ class Places:
         return self if self.lines is None else replace(self, lines=[self.lines[row] for row in rows])
 
     def first(self, row: int, name: str | None = None, step: int | None = None, column: int | None = None) -> str:
-        """Where the first entry of a kind stands.
+        """Describe the position of an entry, as the first of its kind.
 
         >>> Places().first(17, "x", column=4)
         'first, from 0: row 17, column 4'
@@ -42,13 +44,16 @@ class Places:
         return f"first: line {line if np.ndim(line) == 0 else line[step or 0]}" + (f", column {names[at]!r}" if at < len(names) else "")
 
     def rows(self, rows: Sequence[int]) -> str:
-        """Rows, in words: their lines, or of sequences with a line a step their first ones."""
+        """Describe rows by index or line.
+
+        For sequences with one line per step, by their first line.
+        """
         numbers = rows if self.lines is None else [int(np.min(self.lines[row])) for row in rows]
         shown = ", ".join(map(str, numbers[:SHOWN])) + (f", … ({len(rows)} rows)" if len(rows) > SHOWN else "")
         return f"rows {shown} (from 0)" if self.lines is None else f"lines {shown}"
 
     def among(self, name: str, columns: Sequence[int]) -> str:
-        """Some columns of a variable, in words."""
+        """Describe some columns of a variable."""
         names = () if name in self.wide else self.columns.get(name, ())
         known = all(column < len(names) for column in columns)
         shown = ", ".join(repr(names[column]) if known else str(column) for column in columns[:SHOWN]) + ", …" * (len(columns) > SHOWN)
@@ -59,7 +64,7 @@ INDICES = Places()
 
 
 class Placed(dict[str, Any]):
-    """Arrays by variable that remember where in a file they stood."""
+    """Arrays by variable, with their positions in the file they were read from."""
 
     def __init__(self, arrays: Mapping[str, Any], places: Places) -> None:
         super().__init__(arrays)
@@ -70,5 +75,5 @@ class Placed(dict[str, Any]):
 
 
 def places_of(data: Any) -> Places:
-    """Where the rows and columns of data stood, as messages name them."""
+    """The positions of the data in their file, for messages; array indices if there is no file."""
     return data.places if isinstance(data, Placed) else INDICES

@@ -1,7 +1,7 @@
-"""Computing the values of a declaration's nodes, stage by stage, over time too.
+"""Compute the values of a declaration's nodes stage by stage, in batches or in loops over time.
 
-Values are laid out as in :mod:`aevb.derive.axes`. A step inside a loop is a batch with T = 1: a factor never knows whether it runs
-inside one.
+Values have the axes of :mod:`aevb.derive.axes`. A step inside a loop is a batch with T = 1, so a
+factor runs the same code inside and outside a loop.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aevb.declare.notation import At, Ref
 from aevb.derive.axes import TIME, alike, join, over_time, steps_of, swap
 from aevb.estimate.keys import mask_of
 
-# What a node's factor is turned into: (node, entry, raw numbers, step or None for all steps at once) → value
+# How to draw a node's value: (node, entry, raw numbers, step or None for all steps at once) → value
 Draw = Callable[[str, Entry, Tensor, int | None], Tensor]
 Distributions = Callable[[str, str, str], tuple[Conditional, td.Distribution]]  # (side, variable, region) → its distribution there
 
@@ -29,8 +29,9 @@ Distributions = Callable[[str, str, str], tuple[Conditional, td.Distribution]]  
 class Program:
     """One evaluation: the values of all nodes for one batch.
 
-    ``batch`` holds [T or 1, N, d] tensors: data by name, ``name?`` a mask of the entries that are known, ``steps`` a mask of
-    the real steps. ``slots`` gives each enumerated latent its axis and, if its neighbour in time is read, that one's.
+    ``batch`` holds [T or 1, N, d] tensors: data by name, ``name?`` a mask of the known entries,
+    ``steps`` a mask of the real steps. ``slots`` maps each enumerated latent to its axis and, if a
+    factor reads its neighbour in time, to the neighbour's axis.
     """
 
     def __init__(
@@ -56,7 +57,9 @@ class Program:
     # Reading -----------------------------------------------------------------------------------------------------------
 
     def read(self, ref: Ref, entry: Entry | None = None) -> Tensor:
-        """A parent's value as an entry sees it: shifted in time, zeros outside the sequence."""
+        """The value of a parent as an entry reads it: shifted in time, with zeros outside the
+        sequence.
+        """
         value = self._at(self.values[ref.name], ref, masked=True)
         return self.hook(entry, ref, value) if self.hook and entry else value
 
@@ -69,7 +72,8 @@ class Program:
             return value
         for current, neighbour in self.slots.values():
             if neighbour is not None and value.dim() >= -neighbour:
-                value = swap(value, current, neighbour)  # what was on the present is now on the neighbour's axis
+                # After the shift, the latent's present is its neighbour.
+                value = swap(value, current, neighbour)
         value = over_time(value, self.count)
         if masked and self.real is not None:
             value = torch.where(self.real, value, torch.zeros_like(value))
@@ -78,21 +82,21 @@ class Program:
         return torch.cat([zeros, kept] if ref.lag < 0 else [kept, zeros], TIME)
 
     def last_step(self, value: Tensor) -> Tensor:
-        """Each row's own last real step, as T = 1."""
+        """The value at the last real step of each row, with T = 1."""
         value = over_time(value, self.count)
         if self.real is None:
             return value.narrow(TIME, self.count - 1, 1)
         return (value * self.is_last().to(value.dtype)).sum(TIME, keepdim=True)
 
     def is_last(self) -> Tensor:
-        """[T, N or 1, 1]: whether the step is the row's last."""
+        """A mask [T, N or 1, 1] of the last real step of each row."""
         if self.real is None:
             return self._is_step(-1)
         after = torch.cat([self.real[1:], torch.zeros_like(self.real[:1])], 0)
         return self.real & ~after
 
     def is_end(self, end: str) -> Tensor:
-        """[T, N or 1, 1]: whether the step is the row's "first" or "last"."""
+        """A mask [T, N or 1, 1] of the "first" or the "last" step of each row."""
         return self.is_last() if end == "last" else self._is_step(0)
 
     def _is_step(self, t: int) -> Tensor:
@@ -104,12 +108,14 @@ class Program:
         return next(iter(self.batch.values())).device if self.batch else torch.device("cpu")
 
     def inputs(self, entry: Entry, names: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
-        """The values an entry's parents have, by their label, for the parents whose name passes."""
+        """The values of an entry's parents by label, for the parents whose name satisfies
+        ``names``.
+        """
         own = entry.key.name if isinstance(self.factors[entry.id], Recurrence) else None
         return {ref.label: self.read(ref, entry) for ref in entry.key.parents if ref.name != own and names(ref.name)}
 
     def missing(self, entry: Entry, labels: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Where the inputs are missing, for factors of q that are told so."""
+        """Masks of the missing entries of an entry's inputs; only factors of q read them."""
         found = {}
         for ref in entry.key.parents:
             mask = self.batch.get(mask_of(ref.name))
@@ -119,15 +125,17 @@ class Program:
         return found
 
     def keep(self, entry: Entry) -> list[Tensor]:
-        """Dropout masks, where the noise has them; after them the offset of a factor that was set free (:mod:`aevb.evidence.per_example_q`)."""
+        """The dropout masks in the noise, then the per-example offset, if any
+        (:mod:`aevb.evidence.per_example_q`).
+        """
         count = len(entry.spec.net.dropouts()) if entry.spec.net else 0
         names = [*(f"{entry.id} dropout {i}" for i in range(count)), f"{entry.id} offset"]
         return [self.noise[name] for name in names if name in self.noise]
 
-    # Factors that nothing waits for ----------------------------------------------------------------------------------------
+    # Factors outside loops ------------------------------------------------------------------------
 
     def raw(self, entry: Entry) -> Tensor:
-        """A factor's raw numbers for all steps at once."""
+        """The output of a factor's network (raw numbers) for all steps at once, cached."""
         if entry.id not in self.raws:
             inputs = self.inputs(entry)
             self.raws[entry.id] = self.factors[entry.id](inputs, self.keep(entry), self.missing(entry, inputs))
@@ -136,9 +144,11 @@ class Program:
     # Quantities of a variable, step by step ------------------------------------------------------------------------------------
 
     def regions(self, name: str, sides: Sequence[str]) -> list[str]:
-        """The whole sequence, then its ends where one side has an entry of its own for them.
+        """The regions of a sequence with different rules: "all", then "first" and "last" if one
+        side has an entry for them.
 
-        Rows of one step begin and end there. They are a region "only" where one side declares the first step and another the last.
+        A row of one step is both first and last. The region "only" covers such rows if one side declares
+        the first step and the other side the last.
         """
         ends = [set((self.graph.p if side == "p" else self.graph.q)[name]) - {"t", "static"} for side in sides]
         found = [at for at in ("first", "last") if any(at in ats for ats in ends)]
@@ -146,17 +156,24 @@ class Program:
         return ["all", *found, *(["only"] if one_step and len(found) > 1 and {"first"} in ends else [])]
 
     def entry(self, side: str, name: str, region: str) -> Entry:
-        """The rule of a region; of a step that is the first and the last, the last one's before the first one's."""
+        """The rule of a region.
+
+        For a step that is both first and last ("only"), the last step's rule takes precedence.
+        """
         entries = (self.graph.p if side == "p" else self.graph.q)[name]
         ends = {"all": (), "only": ("last", "first")}.get(region, (region,))
         return next((entries[at] for at in ends if at in entries), entries[self.graph.main(name)])  # type: ignore[index]
 
     def select(self, value: Tensor, region: str) -> Tensor:
+        """The part of a value that belongs to a region: all steps, or the first or last step as T =
+        1.
+        """
         if region == "all" or value.shape[TIME] == 1:
             return value
         return self.last_step(value) if region == "last" else value.narrow(TIME, 0, 1)
 
     def distribution(self, side: str, name: str, region: str = "all") -> tuple[Conditional, td.Distribution]:
+        """A variable's conditional and its torch distribution in a region, cached."""
         entry = self.entry(side, name, region)
         factor = self.factors[entry.id]
         assert isinstance(factor, Factor)
@@ -165,7 +182,7 @@ class Program:
         return factor.spec, self._distributions[entry.id, region]
 
     def piecewise(self, name: str, sides: Sequence[str], function: Callable[[str], Tensor]) -> Tensor:
-        """Put together a quantity of each step from the regions' own; [.., T, N, 1]."""
+        """Assemble a quantity per step, [.., T, N, 1], from its values in the regions."""
         regions = self.regions(name, sides)
         result = function("all")
         if not self.graph.timed[name]:
@@ -182,10 +199,12 @@ class Program:
         return result
 
     def log_prob(self, side: str, name: str, value: Tensor, present: Tensor | None = None, distribution: Distributions | None = None) -> Tensor:
-        """log p or log q of a variable's value at every step, each by the step's own rule, of the ``present`` entries; [.., T, N, 1].
+        """log p or log q of a variable's ``present`` entries at every step, by the rule of that
+        step; [.., T, N, 1].
 
-        Entries that do not count under a rule (missing, beyond a row's end, another rule's) are given a value of its support first: 0, which
-        they hold already, where its ``fill`` is.
+        A rule ignores missing entries, padded steps and steps of other rules. These entries are first set
+        to the family's ``fill``, a value inside its support. They already hold 0, so a ``fill`` of 0 needs
+        no work.
         """
         distribution = distribution or self.distribution
 
@@ -200,7 +219,10 @@ class Program:
         return self.piecewise(name, side, at)
 
     def _own_steps(self, side: str, name: str, region: str) -> Tensor | None:
-        """[T or 1, N or 1, 1]: the real steps at which a region's rule is the one that holds; None where no other value could harm it."""
+        """A mask [T or 1, N or 1, 1] of the real steps at which the region's rule holds.
+
+        None if the values at other steps are also inside the support of the rule.
+        """
         entries = (self.graph.p if side == "p" else self.graph.q)[name]
         harmless = len(entries) == 1 or len({(str(entry.spec.support), entry.spec.fill) for entry in entries.values()}) == 1
         own = self.real if region == "all" and self.graph.timed[name] and self.entry(side, name, region).spec.fill else None
@@ -215,7 +237,10 @@ class Program:
         return self.piecewise(name, "p", lambda region: self.distribution("p", name, region)[1].mean)
 
     def draw(self, name: str, draw: Draw) -> Tensor:
-        """A draw from p's conditional of a variable nothing else waits for."""
+        """Draw a variable from p's conditional, all steps at once.
+
+        No other variable may read it.
+        """
 
         def at(region: str) -> Tensor:
             entry = self.entry("p", name, region)
@@ -226,6 +251,7 @@ class Program:
     # Running ------------------------------------------------------------------------------------------------------------
 
     def run(self, stages: Sequence[Stage], draw: Draw) -> None:
+        """Compute the values of all stages in order, with ``draw`` for the stochastic nodes."""
         for stage in stages:
             if stage.direction:
                 with deferred():
@@ -234,7 +260,9 @@ class Program:
                 self.values[stage.nodes[0]] = self._batched(stage.nodes[0], draw)
 
     def entries(self, name: str) -> dict[At, Entry]:
-        """The rules by which a node gets its value here: q's if q draws it, otherwise p's (or its own, if deterministic)."""
+        """The rules that produce a node's value in this program: q's if q draws it or only q
+        declares it, otherwise p's.
+        """
         graph = self.graph
         return graph.q[name] if name in self.q_draws or name not in graph.p else graph.p[name]
 
@@ -259,12 +287,17 @@ class Program:
         return value
 
     def _zero_outside(self, value: Tensor, entry: Entry) -> Tensor:
-        """A deterministic node all of whose parents lie outside the sequence is zeros."""
+        """Set a deterministic node to zero at the steps where all its parents lie outside the
+        sequence.
+        """
         inside = self._inside(entry)
         return value if inside is None else torch.where(inside, over_time(value, self.count), torch.zeros_like(value))
 
     def _inside(self, entry: Entry) -> Tensor | None:
-        """[T, N or 1, 1]: whether any parent lies inside the sequence; None: always."""
+        """A mask [T, N or 1, 1] of the steps at which some parent lies inside the sequence.
+
+        None if one always does.
+        """
         lags = {ref.lag for ref in entry.key.parents}
         if 0 in lags:
             return None
@@ -274,7 +307,10 @@ class Program:
         return parts[0] if len(parts) == 1 else parts[0] | parts[1]
 
     def _loop(self, stage: Stage, draw: Draw) -> None:
-        """Only what the recurrence needs runs here; the blocks of parents known beforehand were summed for all steps."""
+        """Run a recurrence step by step.
+
+        The first-layer blocks of parents outside the loop are computed before it, for all steps.
+        """
         graph, count = self.graph, self.count
         inside = set(stage.nodes)
         ready = {entry.id: self._prepare(entry, inside) for name in stage.nodes for entry in self.entries(name).values()}
@@ -323,7 +359,8 @@ class Program:
             for name in stage.nodes:
                 entries = self.entries(name)
                 factor, outside = self.factors[entries["t"].id], within.get(name)
-                skip = outside is not None and real is None and t == order[0]  # all parents lie outside: zeros
+                # All parents lie outside the sequence.
+                skip = outside is not None and real is None and t == order[0]
                 if isinstance(factor, Recurrence):
                     state = states.get(name) or factor.initial(self._parameter().new_zeros(1, 1, 1))
                     if "first" in entries and t == 0:
@@ -366,7 +403,9 @@ class Program:
         return torch.zeros(())
 
     def _prepare(self, entry: Entry, inside: set[str]) -> tuple[Sequence[Tensor] | None, list[Sequence[Tensor]]]:
-        """What of an entry is known before the loop, by step: the sum of the outer parents' blocks, and dropout masks."""
+        """The parts of an entry that can be computed before the loop, by step: the sum of the outer
+        parents' blocks, and dropout masks.
+        """
         outer = self.inputs(entry, lambda name: name not in inside)
         keep = [steps_of(mask, self.count) for mask in self.keep(entry)]
         if not outer:
