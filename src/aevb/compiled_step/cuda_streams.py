@@ -89,7 +89,7 @@ class ConcurrentRun(fx.Interpreter):
         side = self._side(node)
         if side is None:
             return super().run_node(node)
-        self.kept += [self.env[argument] for argument in node.all_input_nodes if self._side(argument) is not side]  # a stream frees its own tensors in order
+        self.kept += [self.env[argument] for argument in node.all_input_nodes if self._side(argument) is not side]  # its own are freed in order
         self.begun.add(side)
         side.wait_stream(here)
         with torch.cuda.stream(side):

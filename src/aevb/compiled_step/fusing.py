@@ -28,7 +28,7 @@ EXTERN = {
     *(private.overloadpacket for private in (private_torch.ADDMM_ACTIVATION, LINEAR) if private is not private_torch.NOTHING),
 }  # fmt: skip
 PARTS = (*VIEWS, aten.split.Tensor, aten.split_with_sizes.default, aten.select.int, aten.transpose.int, aten.permute.default, getitem)
-CUTS = {aten.slice.Tensor: 1, aten.select.int: 1, aten.split.Tensor: 2, aten.split_with_sizes.default: 2}  # position of the argument that names the axis
+CUTS = {aten.slice.Tensor: 1, aten.select.int: 1, aten.split.Tensor: 2, aten.split_with_sizes.default: 2}  # position of the axis argument
 OPTIONS: dict[str, Any] = {
     "realize_reads_threshold": 32, "realize_opcount_threshold": 256,  # recompute a value rather than store it
     "size_asserts": False,  # the sizes in a recorded step never change

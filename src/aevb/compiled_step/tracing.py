@@ -36,7 +36,7 @@ def traced(function: Callable[..., Any], *tensors: Tensor, fold: bool = False) -
     (``tolist``, ``numpy``, ``.data``) or new objects (``nn.Parameter``): the graph then replays the
     values of this call.
     """
-    tensors = tuple(tensor.detach() if any(tensor is other for other in tensors[:i]) else tensor for i, tensor in enumerate(tensors))  # no tensor twice
+    tensors = tuple(tensor.detach() if any(tensor is other for other in tensors[:i]) else tensor for i, tensor in enumerate(tensors))  # no duplicates
     if private_torch.DispatchMode is None:
         raise RuntimeError("this version of torch has no TorchDispatchMode")
     with _Tracer(tensors, fold) as tracer:

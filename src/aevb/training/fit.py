@@ -183,7 +183,9 @@ def fit(
     every = [replace(Settings(**settings), seed=seed) for seed in _several(seeds)]
     _refuse_shared(model)
     if (what := added(model)) is not None:
-        raise ValueError(f"seeds= trains fresh models made from the declaration, which does not include this: {what}. Train this model without seeds=.")
+        raise ValueError(
+            f"seeds= trains fresh models made from the declaration, which does not include this: {what}. Train this model without seeds=."
+        )
     with ExitStack() as closing, sharing_cores():
         trainings: list[Training] = []
         for one in every:

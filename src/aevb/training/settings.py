@@ -66,7 +66,7 @@ class Settings:
     log_every: int | None = _setting("Steps between entries of the history. By default about 200 entries per run.", None)
     checkpoint_every: int | None = _setting("Steps between checkpoints. By default at validations, at least half a minute apart.", None)
     precision: str = _setting("float32, or bf16: matrix products run in bfloat16; the weights and everything else stay in float32.", "float32")
-    compile: bool = _setting("Fuse the operations of a step with torch's compiler. It takes about a minute at the start, so it pays for long runs.", False)
+    compile: bool = _setting("Fuse the operations of a step with torch's compiler. Compiling takes about a minute: for long runs.", False)
     skip: int = _setting("Maximum number of batches with a non-finite loss or gradient to skip before the run stops with an error.", 0)
 
     def __post_init__(self) -> None:

@@ -59,6 +59,6 @@ class SettingsOptions(TypedDict, total=False):
     precision: str
     """float32, or bf16: matrix products run in bfloat16; the weights and everything else stay in float32. Default: "float32"."""
     compile: bool
-    """Fuse the operations of a step with torch's compiler. It takes about a minute at the start, so it pays for long runs. Default: False."""
+    """Fuse the operations of a step with torch's compiler. Compiling takes about a minute: for long runs. Default: False."""
     skip: int
     """Maximum number of batches with a non-finite loss or gradient to skip before the run stops with an error. Default: 0."""
