@@ -69,7 +69,7 @@ def test_a_part_of_ones_own_runs_as_it_was_written_unless_it_is_pure(soon):
     assert len(often) >= 12 > len(seldom) > 0
     for a, b in zip(called.parameters(), recorded.parameters(), strict=True):
         assert torch.equal(a, b)
-    with pytest.raises(ValueError, match=r"compile=True .*Counting is a part of your own, .* \(pure = True in its class says that it does not\)"):
+    with pytest.raises(ValueError, match=r"compile=True .*Counting is a part of your own, .* \(set pure = True in its class if it has none\)"):
         fit(with_counting([], False), {"x": data()}, steps=1, compile=True)
 
 
@@ -130,7 +130,7 @@ def test_a_phase_that_nothing_teaches_is_refused(schedule, compiled):
     model = Model({"y": OneHot(3), "x | y": Bernoulli(16)}, {"y | x": OneHot()})
     for parameter in model.theta() if schedule == joint() else ():
         parameter.requires_grad_(False)
-    with pytest.raises(ValueError, match="The objective depends on no parameter that this phase may move"):
+    with pytest.raises(ValueError, match="The objective depends on no parameter that this phase may train"):
         fit(model, {"x": data(), "y": np.arange(60) % 3}, steps=4, schedule=schedule, compile=compiled)
 
 
@@ -264,7 +264,7 @@ def test_seeds_share_the_rows_and_keep_their_notes(monkeypatch):
         ({"seeds": [1, 1]}, "different seeds"),
         ({"seeds": [-1]}, "0 or more"),
         ({"seeds": 2, "seed": 1}, "not both"),
-        ({"seeds": 2, "resume": True}, "say where they are"),
+        ({"seeds": 2, "resume": True}, "give their folder"),
     ],
 )
 def test_bad_seeds_are_refused(choice, message):

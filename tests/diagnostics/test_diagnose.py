@@ -357,7 +357,7 @@ def test_importance_weights_that_rest_on_one_sample_are_told():
         x = model.sample(60, seed=0)["x"]
         run = fit(model, {"x": x}, steps=2, lr=1e-6, bound="iwae", samples=30, seed=0)
         notes = [row["note"] for row in run.rows if "note" in row]
-        assert any(note.startswith("The importance weights rest on one sample: of a row's 30 weights 1.") for note in notes) == expected
+        assert any(note.startswith("The importance weights rest on one sample: the effective sample size is 1.") for note in notes) == expected
         found = diagnose(model, {"x": x}, run=run, calibrate=False)
         assert bool(found.of("one weight")) == expected
 

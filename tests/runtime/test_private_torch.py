@@ -46,7 +46,7 @@ MISSING = {  # what is patched away → what the run says, if it says anything
     "will_execute": None,
     "addmm_activation": None,
     "lstm_cell": None,
-    "DispatchMode": "Steps run as they are written, since they could not be recorded: this torch has no mode that sees every operation",
+    "DispatchMode": "Steps run as they are written, since they could not be recorded: this version of torch has no TorchDispatchMode",
 }
 
 

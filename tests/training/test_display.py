@@ -308,7 +308,7 @@ def test_tensorboard_reads_what_the_history_says_and_no_step_twice(tmp_path, mon
 
 
 def test_tensorboard_is_refused_where_it_cannot_work(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="tensorboard=True writes into the run's folder; say where that is with out="):
+    with pytest.raises(ValueError, match="tensorboard=True writes into the run's folder; give that folder with out="):
         train(tensorboard=True)
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
     with pytest.raises(ValueError, match=r"pip install 'aevb\[tensorboard\]'"):
@@ -407,6 +407,6 @@ def test_what_a_run_prepares_in_its_first_steps_says_nothing_of_its_pace(monkeyp
 
 def test_of_several_runs_it_is_said_which_one_is_shown(capsys):
     fit(small_gmvae(), {"x": X}, validation={"x": X}, seeds=[4, 7], progress=True, **SETTINGS)
-    assert "2 runs together; what is shown is seed 4." in capsys.readouterr().out
+    assert "2 runs together; the display shows seed 4." in capsys.readouterr().out
     fit(small_gmvae(), {"x": X}, validation={"x": X}, seeds=[4], progress=True, **SETTINGS)
     assert "runs together" not in capsys.readouterr().out

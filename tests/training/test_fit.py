@@ -203,7 +203,7 @@ def test_some_bad_batches_may_be_skipped(monkeypatch):
 
 
 WRONG = [
-    ({"epochs": 1, "steps": 1}, "Say epochs= or steps=, not both"),
+    ({"epochs": 1, "steps": 1}, "Pass epochs= or steps=, not both"),
     ({"steps": 10, "kl_warmup": 10}, "kl_warmup=10 does not end before training does"),
     ({"steps": 10, "warmup": 11}, "warmup=11 does not end before training does"),
     ({"patience": 3}, "pass validation= data"),
@@ -548,7 +548,7 @@ def test_a_latent_that_every_row_knows_leaves_q_untaught_and_the_run_says_so():
     assert [row["note"].partition(":")[0] for row in run.rows if "note" in row] == ["y is known in every row"]
     assert {name for name, value in weights(model).items() if torch.equal(value, before[name])} == {n for n in before if "q(y|x)" in n}
     found = diagnose(model, rows, run=run, calibrate=False)
-    remedy = "To learn it too, add classify=1 (--classify 1); to find it without labels, leave y out."
+    remedy = "To train q(y|·) too, add classify=1 (--classify 1); to infer y without labels, leave y out of the data."
     assert [(finding.about, finding.remedy) for finding in found.of("untaught q")] == [("y", remedy)]
     assert [(finding.about, finding.remedy) for finding in found.of("collapse")] == [("y", remedy)]
     for taught in ({"classify": 1.0}, {"schedule": alternate(2, 2), "classify": 1.0}):
@@ -567,9 +567,9 @@ def test_advice_on_what_nothing_teaches_is_advice_that_works():
         return [row["note"].partition("|·). ")[2] for row in fit(model, {"x": bits(), **more}, steps=3, **choices).rows if "note" in row]
 
     code = Model(p={"z": Normal(2), "x | z": Bernoulli(6)}, q={"z | x": Normal()})
-    assert notes(code, z=np.zeros((90, 2))) == ["To find it without labels, leave z out."]
+    assert notes(code, z=np.zeros((90, 2))) == ["To infer z without labels, leave z out of the data."]
     after = Model(p={"z": Normal(2), "y": OneHot(3), "x | y, z": Bernoulli(6)}, q={"z | x": Normal(), "y | x, z": OneHot()})
-    assert notes(after, y=np.arange(90) % 3) == ["To find it without labels, leave y out."]
+    assert notes(after, y=np.arange(90) % 3) == ["To infer y without labels, leave y out of the data."]
     assert notes(mixture(), y=np.arange(90) % 3, agree=1.0, distort={"x": Affine((2, 3))}) == []
 
 
@@ -589,19 +589,19 @@ def test_seeds_are_refused_where_a_fresh_model_would_lack_something():
 @pytest.mark.parametrize(("idle", "value"), [("bound", "iwae"), ("samples", 3), ("kl_warmup", 2), ("temperature", 0.7)])
 @pytest.mark.parametrize("schedule", [em(), mle()], ids=str)
 def test_what_exact_answers_would_not_use_is_refused(schedule, idle, value):
-    with pytest.raises(ValueError, match=rf"^{idle}= is about q and estimates of the bound; {type(schedule).__name__}\("):
+    with pytest.raises(ValueError, match=rf"^{idle}= configures q or the estimate of the bound, but {type(schedule).__name__}\("):
         fit(fa(), {"x": np.random.default_rng(0).normal(size=(20, 3))}, steps=5, schedule=schedule, **{idle: value})
 
 
 @pytest.mark.parametrize("schedule", [em(), mle()], ids=str)
 def test_exact_answers_teach_no_q(schedule):
-    with pytest.raises(ValueError, match=r"^classify= is about q"):
+    with pytest.raises(ValueError, match=r"^classify= configures q"):
         fit(mixture(), {"x": bits(), "y": np.arange(90) % 3}, steps=2, schedule=schedule, classify=1.0)
 
 
 def test_what_is_exact_is_not_trained_to_classify():
     model = Model(p={"y": OneHot(3, learned=True), "x | y": Bernoulli(6)}, q={"y | x": Exact()})
-    with pytest.raises(ValueError, match=r"classify= trains q\(y\|·\), but that is Exact\(\)"):
+    with pytest.raises(ValueError, match=r"classify= trains q\(y\|·\), but q\(y\|·\) is Exact\(\)"):
         fit(model, {"x": bits(), "y": np.arange(90) % 3}, steps=2, classify=1.0)
 
 

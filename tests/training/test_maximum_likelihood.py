@@ -92,7 +92,9 @@ def test_what_ended_or_replaced_lbfgs_is_told():
     cut = fit(local_level(), data, schedule=mle(), steps=2)
     assert any("as asked, before it converged" in row.get("note", "") for row in cut.rows)
     stepwise = fit(local_level(), data, schedule=mle(), steps=2, lr=0.1)
-    assert any("mle() takes Adam's steps on batches, not L-BFGS on all rows: lr= is about them." in row.get("note", "") for row in stepwise.rows)
+    assert any(
+        "mle() takes Adam's steps on batches instead of L-BFGS on all rows: lr= is a setting of Adam." in row.get("note", "") for row in stepwise.rows
+    )
     with pytest.raises(ValueError, match="optimiser is 'auto', 'lbfgs' or 'adam'"):
         mle(optimiser="sgd")
     with pytest.raises(ValueError, match="tol is a gain of the mean evidence"):

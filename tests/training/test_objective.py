@@ -162,7 +162,7 @@ def test_a_run_with_distortions_resumes_bit_for_bit(tmp_path):
     [
         ({"agree": 1.0}, "Set both, or neither"),
         ({"distort": {"x": Affine((8, 8))}}, "Set both, or neither"),
-        ({"agree": 1.0, "distort": {"x": Affine((4, 4))}}, r"images of \(4, 4\) for 'x', which is no observed variable of that size"),
+        ({"agree": 1.0, "distort": {"x": Affine((4, 4))}}, r"images of shape \(4, 4\) for 'x', which is no observed variable of that size"),
         ({"agree": 1.0, "distort": {"z": Affine((1, 2))}}, "for 'z', which is no observed variable"),
         ({"agree": -1.0}, "agree is a weight, 0 or more"),
         ({"agree": 1.0, "distort": {"x": "affine"}}, "distort is a dictionary from variable to distortion"),
@@ -174,5 +174,5 @@ def test_distortions_that_cannot_be_are_refused(settings, message):
 
 
 def test_agreement_needs_a_class():
-    with pytest.raises(ValueError, match="no latent without time is a OneHot that q reads off the data alone"):
+    with pytest.raises(ValueError, match=r"agree= needs q\(y\|x\) of a OneHot latent without a time index"):
         fit(small_vae(), {"x": bits()}, steps=1, agree=1.0, distort={"x": Affine((2, 3))})

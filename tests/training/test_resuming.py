@@ -53,14 +53,14 @@ def test_resuming_with_other_settings_or_over_another_run_is_refused(tmp_path):
         fit(small_vae(), {"x": bits()}, steps=9, lr=0.1, out=tmp_path, resume=True)
     with pytest.raises(CheckpointError, match="its weights are not this model's"):
         fit(fa(x=6), {"x": bits()}, steps=9, lr=0.002, out=tmp_path, resume=True)
-    with pytest.raises(ValueError, match="say where they are with out="):
+    with pytest.raises(ValueError, match="give their folder with out="):
         fit(small_vae(), {"x": bits()}, steps=5, resume=True)
 
 
 def test_a_run_whose_seed_meant_other_numbers_is_not_resumed(tmp_path, monkeypatch):
     fit(small_vae(), {"x": bits()}, steps=3, seed=0, out=tmp_path)
     monkeypatch.setattr(loop, "NUMBERS", loop.NUMBERS + 1)
-    with pytest.raises(CheckpointError, match="by another version, whose random numbers for a seed were others"):
+    with pytest.raises(CheckpointError, match="by another version of aevb, in which a seed gave other random numbers"):
         fit(small_vae(), {"x": bits()}, steps=6, seed=0, out=tmp_path, resume=True)
 
 

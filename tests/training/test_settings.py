@@ -139,10 +139,10 @@ def test_a_file_written_by_hand_may_name_a_schedule_alone(tmp_path):
 
 
 WRONG = {
-    "unknown": ("stpes = 3\nlearning_rate = 1", "has what is no setting: stpes, learning_rate. The settings are epochs, steps, batch, lr"),
+    "unknown": ("stpes = 3\nlearning_rate = 1", "has unknown settings: stpes, learning_rate. The settings are epochs, steps, batch, lr"),
     "value": ("batch = 0", "batch is a whole number, 1 or more, got 0."),
-    "both": ("epochs = 2\nsteps = 5", "Say epochs= or steps=, not both."),
-    "no TOML": ("steps 3", "is no TOML that can be read"),
+    "both": ("epochs = 2\nsteps = 5", "Pass epochs= or steps=, not both."),
+    "no TOML": ("steps 3", "is no valid TOML"),
     "unknown schedule": ('schedule = "slow"', "Unknown schedule 'slow'. Choose one of joint, alternate, em, mle"),
     "schedule without a name": ("[schedule]\ne_steps = 3", "Unknown schedule None."),
     "schedule of another kind": ("schedule = 3", 'schedule is a text, e.g. "alternate:500,500", or a table with a name, got 3.'),
@@ -238,4 +238,4 @@ def test_a_short_recipe_leaves_the_models_usual_rate(tmp_path, monkeypatch, caps
     assert (found.steps, found.lr, found.batch) == (3, 0.1, 32)
     (tmp_path / "run.toml").write_text("stpes = 3\n")
     assert train(monkeypatch, tmp_path, "fa", "--data", "x.csv", "--config", "run.toml", "--out", "wrong") == 2
-    assert "run.toml has what is no setting: stpes. The settings are epochs, steps, batch" in capsys.readouterr().err
+    assert "run.toml has unknown settings: stpes. The settings are epochs, steps, batch" in capsys.readouterr().err

@@ -1,9 +1,13 @@
-"""The step compiler: from a function of tensors to a step that costs little more than its kernels.
+"""The step compiler: turns a function of tensors into a training step with little overhead.
 
-:func:`compile_step` is the door. It records the operations of a function and of its gradients (``tracing.py``, ``recording.py``), rewrites them into
-fewer and larger ones (``rewriting.py``), hands what lies between matrix products to torch's compiler (``fusing.py``, ``array_bounds.py``), and runs
-them on several CUDA streams (``cuda_streams.py``). Beside it stand the end of a step, Adam (``adam.py``, compiled: ``fused_adam.py``), steps as CUDA
-graphs (``cuda_graphs.py``), and functions whose gradients are written by hand (``gradients.py``). Nothing here knows of models, schedules or metrics.
+The entry point is :func:`compile_step`. It records the operations of a function and of its gradients
+(``tracing.py``, ``recording.py``) and rewrites them into fewer and larger ones (``rewriting.py``). It
+compiles the operations between matrix products with torch's compiler (``fusing.py``,
+``array_bounds.py``), and runs the result on several CUDA streams (``cuda_streams.py``).
+
+Other modules hold the optimiser (``adam.py``, compiled: ``fused_adam.py``), CUDA graphs of several
+steps (``cuda_graphs.py``), and functions with hand-written gradients (``gradients.py``). This package
+does not depend on models, schedules or metrics.
 """
 
 from aevb.compiled_step.recording import CompiledStep, compile_step

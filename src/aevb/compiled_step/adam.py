@@ -1,7 +1,7 @@
-"""Adam: its state, and its step, by torch's fused kernel on a CPU and on CUDA.
+"""The Adam optimiser: its state, and its step by torch's fused kernel on CPU and CUDA.
 
-torch's own optimiser loads torch's compiler as soon as it is made, which takes as long as to load torch, and what it does around its kernel costs as
-much as a layer.
+It replaces ``torch.optim.Adam`` for two reasons. Constructing torch's optimiser imports torch's
+compiler, which takes as long as importing torch. Its overhead per step costs as much as a layer.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from torch import Tensor, nn
 from aevb.runtime import private_torch
 
 BETAS, EPS = (0.9, 0.999), 1e-8
-FUSED = ("cpu", "cuda")  # devices whose kernel was tried; elsewhere the formula
+FUSED = ("cpu", "cuda")  # devices on which the fused kernel was tested; others use the formula
 
 
 class Adam:
-    """``state`` has, of every parameter that has moved, the means of its gradients and of their squares, and the number of its steps."""
+    """Adam. ``state`` has the moments and the step count of every parameter that was updated."""
 
     def __init__(self, rate: float | Tensor) -> None:
         self.rate = rate
         self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
-        self.sharing: dict[Tensor, int] = {}  # by tensor that counts steps: of how many parameters, when it was made
+        self.sharing: dict[Tensor, int] = {}  # for each shared step counter, the number of its parameters
 
     @torch.no_grad()
     def update(self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor], failed: Tensor | None = None) -> None:
-        """Move these parameters. Where the tensor ``failed`` is 1 they stay as they are; the host does not look at it."""
+        """Update the parameters, unless the tensor ``failed`` is 1; no device synchronisation."""
         if not parameters:
             return
         states = [self._of(parameter) for parameter in parameters]
@@ -51,12 +51,15 @@ class Adam:
 
     def _of(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         if parameter not in self.state:
-            step = torch.zeros((), dtype=torch.float32, device=parameter.device)  # as the kernel counts
+            step = torch.zeros((), dtype=torch.float32, device=parameter.device)  # the dtype that the fused kernel expects
             self.state[parameter] = {"step": step, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
         return self.state[parameter]
 
     def _count(self, states: Sequence[dict[str, Tensor]]) -> None:
-        """Count a step of some parameters. Those that move together share the tensor that counts: one each costs as much as a layer."""
+        """Increment the step counts. Parameters updated together share one counter tensor.
+
+        One counter per parameter would cost as much as a layer.
+        """
         step = states[0]["step"]
         if self.sharing.get(step) == len(states) and all(state["step"] is step for state in states):
             step.add_(1)
@@ -70,7 +73,7 @@ class Adam:
                 state["step"] = step
 
     def tensors(self, names: Mapping[Any, str]) -> dict[str, Tensor]:
-        """The state by parameter name; what parameters share (how many steps they have taken) once for each."""
+        """Return the state by parameter name. A shared step counter is copied for each parameter."""
         return {
             f"{names[parameter]}/{key}": value if value.dim() else value.clone()
             for parameter, state in self.state.items()
@@ -82,18 +85,18 @@ class Adam:
             parameter_name, _, key = name.rpartition("/")
             parameter = parameters[parameter_name]
             there = tensor.to(parameter.device)
-            value = torch.empty_like(parameter).copy_(there) if tensor.dim() else there.clone()  # as the parameter lies
+            value = torch.empty_like(parameter).copy_(there) if tensor.dim() else there.clone()  # in the parameter's memory layout
             self.state.setdefault(parameter, {})[key] = value.detach()
 
 
 def lengths(step: Tensor, rate: float | Tensor) -> tuple[Tensor, Tensor]:
-    """What :func:`move` needs to know of a step, the moments' bias taken out: how far, and the scale of the squares."""
+    """Return the bias-corrected step size, and the scale of the square root of the second moment."""
     first, second = (-torch.expm1(step * math.log(beta)) for beta in BETAS)  # 1 − βᵗ, exact also where βᵗ is almost 1
     return rate / first, second.rsqrt()
 
 
 def move(value: Tensor, mean: Tensor, square: Tensor, gradient: Tensor, live: Tensor, length: Tensor, scale: Tensor) -> None:
-    """Adam's formula, in place; nothing where ``live`` is false."""
+    """Apply Adam's update in place; change nothing where ``live`` is false."""
     new_mean = mean + (1 - BETAS[0]) * (gradient - mean)
     new_square = BETAS[1] * square + (1 - BETAS[1]) * gradient.square()
     new_value = value - length * new_mean / (new_square.sqrt() * scale + EPS)

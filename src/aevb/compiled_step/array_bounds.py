@@ -1,9 +1,12 @@
-"""Keep the code that torch compiles for a CPU inside its arrays: a known mistake of the compiler is corrected, others are noticed.
+"""Prevent out-of-bounds writes of code that torch compiles for the CPU.
 
-A sum may be vectorised over an axis that it keeps, eight numbers at a time. Where that axis has no multiple of eight, the last vector is
-stored in part, by code of its own. Up to torch 2.14 the compiler chooses that code only if the axis that is summed comes right after the one
-that is vectorised. With an axis between them it stores the whole vector: into the next row, and past the end of the result, which damages
-the heap (pytorch issue 196681).
+A known bug of the compiler is corrected; compiled code with any other out-of-bounds write is rejected.
+
+The bug (pytorch issue 196681): a sum may be vectorised over an axis that it keeps, eight numbers at a
+time. If the length of that axis is no multiple of eight, the last vector must be stored partially. Up
+to torch 2.14, the compiler does so only if the summed axis directly follows the vectorised axis. With
+an axis between them, it stores the whole vector, into the next row and past the end of the result,
+and corrupts the heap.
 """
 
 from __future__ import annotations
@@ -19,15 +22,15 @@ from torch import Tensor
 
 from aevb.runtime import private_torch
 
-ZONE = 64  # numbers behind an array, more than a vector has
-_alone = Lock()  # the correction is a method of a class of torch's, which all threads see
+ZONE = 64  # length of the guard zone behind an array, longer than a vector
+_alone = Lock()  # the correction patches a class of torch, which all threads share
 
 
 @contextmanager
 def corrected() -> Iterator[None]:
-    """Inside, the compiler stores the last vector of a sum in part wherever a summed axis lies beneath the vectorised one."""
+    """Patch the compiler, inside the context, to store the last vector of every such sum partially."""
     proxy = private_torch.cpp_kernels()
-    if proxy is None:  # another compiler, perhaps without the mistake: code that writes past an array is noticed by :func:`stays_inside`
+    if proxy is None:  # another version of the compiler; :func:`stays_inside` still detects out-of-bounds writes
         yield
         return
     original = proxy.aggregate_reduction_buffers
@@ -41,7 +44,10 @@ def corrected() -> Iterator[None]:
 
 
 def stays_inside(code: Callable[[list[Tensor]], Any], arguments: Sequence[Tensor]) -> bool:
-    """Whether compiled code leaves alone what lies behind its arrays, the arguments' copies and those that it makes itself."""
+    """Return whether compiled code writes only inside its arrays.
+
+    It is run on copies of the arguments; these, and the arrays that it allocates, have guard zones.
+    """
     zones: list[Tensor] = []
 
     def allocate(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -52,7 +58,7 @@ def stays_inside(code: Callable[[list[Tensor]], Any], arguments: Sequence[Tensor
 
     def copied(argument: Tensor) -> Tensor:
         copy, whole = allocate(argument.shape, argument.stride(), argument.dtype), ((_length(argument.shape, argument.stride()),), (1,))
-        copy.as_strided(*whole).copy_(argument.detach().as_strided(*whole))  # as it lies: of an expanded one some numbers are many
+        copy.as_strided(*whole).copy_(argument.detach().as_strided(*whole))  # the memory, not the elements: an expanded tensor shares some
         return copy
 
     copies = [copied(argument) for argument in arguments]
@@ -62,5 +68,5 @@ def stays_inside(code: Callable[[list[Tensor]], Any], arguments: Sequence[Tensor
 
 
 def _length(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """Numbers from the first to the last of a tensor in memory."""
+    """Return the number of memory elements from the first to the last element of a tensor."""
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if all(shape) else 0

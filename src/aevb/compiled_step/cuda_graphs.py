@@ -12,7 +12,7 @@ from aevb.compiled_step.cuda_streams import CudaStreams
 
 
 class Capturable(Protocol):
-    """Steps that can be captured: each reads only inputs that it draws itself, and writes only tensors that stay where they are."""
+    """Steps that can be captured: they draw their own inputs and write only tensors at fixed addresses."""
 
     @property
     def device(self) -> torch.device: ...
@@ -24,17 +24,20 @@ class Capturable(Protocol):
     def generators(self) -> list[torch.Generator]: ...
 
     def settle(self) -> None:
-        """Wait for whatever other threads do on the device."""
+        """Wait until no other thread uses the device."""
 
     def inputs(self, place: int) -> Mapping[str, Tensor]:
-        """Everything that the step at this place reads besides the parameters."""
+        """Return everything that the step with this index reads, besides the parameters."""
 
     def advance(self, phase: Any, place: int, inputs: Mapping[str, Tensor]) -> None:
-        """Take that step."""
+        """Take the step with this index."""
 
 
 def captured(models: Sequence[tuple[Capturable, Any]], count: int) -> torch.cuda.CUDAGraph:
-    """``count`` steps as one graph, of one model or of several side by side, since one does not fill a GPU."""
+    """Capture ``count`` steps as one CUDA graph.
+
+    Several models run concurrently in the graph, because one small model does not fill a GPU.
+    """
     device, graph = models[0][0].device, torch.cuda.CUDAGraph()
     for model, _ in models:
         model.settle()
@@ -55,7 +58,7 @@ def captured(models: Sequence[tuple[Capturable, Any]], count: int) -> torch.cuda
 
 
 def _advance(model: Capturable, phase: Any, count: int) -> None:
-    """Steps in turn; the rows and the noise of the next are made ready beside each."""
+    """Take steps one after another, and prepare the inputs of the next one on another stream."""
     chain, ahead = model.streams.chain, model.streams.ahead
     inputs = model.inputs(0)
     for place in range(count):

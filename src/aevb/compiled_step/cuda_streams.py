@@ -1,4 +1,4 @@
-"""CUDA streams of a step, and running a recorded step on several of them at once."""
+"""Run a recorded step on several CUDA streams."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ MODELS, BRANCHES = 8, 3
 
 @dataclass(frozen=True)
 class CudaStreams:
-    """The streams of a model: one for its steps, one for what can be computed at the same time, one for the rows and noise of the next step, some for
-    what nobody waits for.
+    """The CUDA streams of a model.
 
-    Memory goes back to the stream that it was taken on, which may use it again as soon as it waits for the chain. That is safe as long as nobody
-    else is on these streams: they belong together, and to one model, or to several in turn.
+    ``chain`` runs its steps, ``concurrent`` independent matrix products, ``ahead`` the rows and noise
+    of the next step, and ``branches`` operations whose results are needed only at the end of the step.
+
+    torch returns freed memory to the stream on which it was allocated, and that stream may reuse it as
+    soon as it has waited for ``chain``. This is safe only if nothing else runs on these streams. They
+    must therefore be used together, by one model at a time.
     """
 
     chain: torch.cuda.Stream
@@ -33,28 +36,33 @@ _streams: dict[torch.device, list[CudaStreams]] = {}
 
 
 def streams_of(device: torch.device, number: int) -> CudaStreams:
-    """torch has 32 streams of each priority and deals them out in turn: all are taken at once, so that none is two."""
+    """Return the streams of the model with this number.
+
+    torch has 32 streams of each priority and hands them out in turn. All are requested at once, so that
+    no stream has two roles.
+    """
     if device not in _streams:
         others = [torch.cuda.Stream(device) for _ in range(MODELS * (1 + BRANCHES))]
         chains, concurrent = ([torch.cuda.Stream(device, priority=-1) for _ in range(MODELS)] for _ in range(2))
         parts = [others[i::MODELS] for i in range(MODELS)]
         streams = zip(chains, concurrent, parts, strict=True)
-        _streams[device] = [CudaStreams(chain, beside, part[0], tuple(part[1:])) for chain, beside, part in streams]
+        _streams[device] = [CudaStreams(chain, other, part[0], tuple(part[1:])) for chain, other, part in streams]
     return _streams[device][number % MODELS]
 
 
 class ConcurrentRun(fx.Interpreter):
-    """Runs a recorded step on a GPU: what is marked, on streams of its own.
+    """Run a recorded step on a GPU, with marked operations on other streams.
 
-    Whatever is DEFERRED has until the end of the step. What runs CONCURRENT has until the next operation that is not one of the same products.
+    The step waits for DEFERRED operations at its end. It waits for a group of CONCURRENT products
+    before the next operation outside the group.
     """
 
     def __init__(self, graph: fx.GraphModule, streams: CudaStreams) -> None:
         super().__init__(graph)
         self.streams = streams
-        self.kept: list[Any] = []  # what another stream may still read
-        self.waiting: list[Any] = []  # what the stream ``concurrent`` may still read, until the chain has waited for it
-        self.products: int | None = None  # which products run there
+        self.kept: list[Any] = []  # tensors that a branch may still read
+        self.waiting: list[Any] = []  # tensors that ``concurrent`` may still read, until the chain has waited for it
+        self.products: int | None = None  # the group of products that runs on ``concurrent``
         self.outputs: list[Any] = list(next(node for node in graph.graph.nodes if node.op == "output").args[0])
         self.into: dict[Node, torch.Tensor] = {}
 
@@ -81,7 +89,7 @@ class ConcurrentRun(fx.Interpreter):
         side = self._side(node)
         if side is None:
             return super().run_node(node)
-        self.kept += [self.env[argument] for argument in node.all_input_nodes if self._side(argument) is not side]  # its own it uses in order
+        self.kept += [self.env[argument] for argument in node.all_input_nodes if self._side(argument) is not side]  # its own are freed in order
         self.begun.add(side)
         side.wait_stream(here)
         with torch.cuda.stream(side):

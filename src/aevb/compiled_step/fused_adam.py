@@ -1,8 +1,8 @@
-"""Adam as one function of all that moves, compiled, as is what is asked before it: how large the gradient is, and whether it is finite.
+"""The end of a step as two compiled functions: the check of the gradient, and Adam's update.
 
-On a GPU a group's parameters stand side by side in memory, so that a step is one kernel that fills it: torch's fused optimiser gives each
-block of 65,536 numbers to one multiprocessor, so that a model of a million parameters keeps a few of them busy and the others waiting.
-On a CPU they stay where they are.
+On a GPU, the parameters of a group become views of one vector, so that the update is one kernel that
+fills the GPU. torch's fused optimiser gives each block of 65,536 numbers to one multiprocessor; with a
+million parameters, only a few multiprocessors have work. On a CPU, the parameters stay where they are.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from aevb.compiled_step.adam import Adam, lengths, move
 from aevb.compiled_step.fusing import compiled, or_plain
 
-ALIGNED = 4  # numbers: where a row, or an argument of a kernel, may begin
-MOST = 48  # tensors that one function moves: about a third of a second each to compile
+ALIGNED = 4  # alignment of rows and kernel arguments, in numbers
+MOST = 48  # most tensors in one compiled update: each takes about a third of a second to compile
 
 
 class MovedTogether(ABC):
-    """What moves together, and Adam's state of it, as tensors; one tensor counts the steps."""
+    """Parameters that are updated together, and their Adam state with one step counter."""
 
     values: list[Tensor]
     means: list[Tensor]
@@ -32,19 +32,20 @@ class MovedTogether(ABC):
     _move: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
 
     def __init__(self, remarks: list[str]) -> None:
-        self.remarks = remarks  # gets what could not be compiled, and why
+        self.remarks = remarks  # receives what could not be compiled, and why
 
     @abstractmethod
     def gather(self, found: Mapping[nn.Parameter, Tensor | None]) -> list[Tensor]:
-        """The gradients of ``values``, each as its value lies in memory."""
+        """Return the gradients of ``values``, in the memory layout of the values."""
 
     @torch.no_grad()
     def finish(
         self, found: Mapping[nn.Parameter, Tensor | None], rate: Tensor, clip: float | None, total: Tensor, measured: Tensor, counts: Sequence[Tensor]
     ) -> None:
-        """All that follows a gradient; ``counts`` are those of :func:`judge`.
+        """Check the gradients, clip them and update the parameters; ``counts`` are those of :func:`judge`.
 
-        Two functions: of the first the second needs a few numbers, which torch's compiler would else compute anew for every number that moves.
+        These are two compiled functions. In a single one, torch's compiler would recompute the few
+        numbers that the update needs (e.g. the norm) for every parameter value.
         """
         gradients = self.gather(found)
         given = [*gradients, self.step, rate, total, measured, *counts]
@@ -57,7 +58,7 @@ class MovedTogether(ABC):
 
 
 class Parts(MovedTogether):
-    """Parameters where they lie."""
+    """Parameters that keep their own memory."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], adam: Adam, remarks: list[str]) -> None:
         super().__init__(remarks)
@@ -73,16 +74,18 @@ class Parts(MovedTogether):
 
 
 class Vector(MovedTogether):
-    """Parameters as views of one vector; their gradients, and the optimiser's state of each, as views of others.
+    """Parameters as views of one vector; their gradients and Adam state as views of other vectors.
 
-    Several models of one declaration have a row each: ``weights`` and ``gradients`` have them by the first one's parameters, an axis of models
-    in front; of one model alone there is no such axis.
+    Several models of one declaration have one row each. ``weights`` and ``gradients`` are then indexed
+    by the parameters of the first model and have a leading axis of models. A single model has no such
+    axis.
     """
 
     def __init__(self, *models: tuple[Sequence[nn.Parameter], Adam], remarks: list[str]) -> None:
         super().__init__(remarks)
         first = models[0][0]
-        # Matrix products want rows that begin at multiples of 16 bytes: what would shift the others stands last.
+        # Matrix products are fast if rows begin at multiples of 16 bytes. Parameters that would break the
+        # alignment of the following ones therefore come last.
         order = sorted(range(len(first)), key=lambda i: first[i].numel() % ALIGNED != 0)
         width = -(-sum(parameter.numel() for parameter in first) // ALIGNED) * ALIGNED
         shape = (len(models), width) if len(models) > 1 else (width,)
@@ -106,7 +109,7 @@ class Vector(MovedTogether):
             start = stop
 
     def gather(self, found: Mapping[nn.Parameter, Tensor | None]) -> list[Tensor]:
-        """Those that were not put there are now, and zero where there is none."""
+        """Return the vector of gradients, after copying into it those that are not there yet."""
         for parameter, place in self.gradients.items():
             gradient = found[parameter]
             if gradient is None:
@@ -117,23 +120,27 @@ class Vector(MovedTogether):
 
 
 def laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:
-    """A gradient as its parameter lies in memory, in its precision: the kernels of the optimiser read both from beginning to end."""
-    alike = gradient.stride() == parameter.stride() and gradient.dtype == parameter.dtype
-    return gradient if alike else torch.empty_like(parameter).copy_(gradient)
+    """Return a gradient in its parameter's memory layout and dtype, as the optimiser's kernels require."""
+    matches = gradient.stride() == parameter.stride() and gradient.dtype == parameter.dtype
+    return gradient if matches else torch.empty_like(parameter).copy_(gradient)
 
 
 def _as_it_lies(gradient: Tensor, parameter: Tensor) -> Tensor:
-    """The same, but in its own precision: a compiled function widens it as it reads."""
+    """Return a gradient in its parameter's memory layout; compiled code converts the dtype itself."""
     return gradient if gradient.stride() == parameter.stride() else laid_out(gradient, parameter)
 
 
-# Of one model, or of several at once: what is a number of one has then an axis of models, and what is a tensor has it in front.
+# The functions below work for one model or for several at once. With several models, every scalar and
+# every tensor has a leading axis of models.
 
 
 def judge(total: Tensor, norm: Tensor, measured: Tensor, bad: Tensor, sums: Tensor, taken: Tensor, moved: Tensor) -> None:
-    """Whether this step, or one before it that the host has not seen, failed; if none did, add what was measured, and count."""
+    """Set ``bad`` if this step failed, or an earlier one since the host last checked; otherwise count it.
+
+    To count a step is to add its metrics to ``sums`` and 1 to ``taken`` and ``moved``.
+    """
     size = total + norm
-    failed = (size - size) != bad  # 0 where it is finite, else no number; few operations, since uncompiled each is a kernel
+    failed = (size - size) != bad  # size − size is 0 if size is finite, else NaN; few kernels when not compiled
     bad.copy_(failed)
     sums.add_(torch.cat([measured, norm.unsqueeze(-1)], -1).masked_fill_(failed.unsqueeze(-1), 0.0))
     live = 1 - bad
@@ -142,7 +149,10 @@ def judge(total: Tensor, norm: Tensor, measured: Tensor, bad: Tensor, sums: Tens
 
 
 def _judged(clip: float | None, *given: Tensor) -> tuple[Tensor, ...]:
-    """The judgement of a step, and what Adam needs to know of it: whether it moves, how far, the scale of the squares, and how much is clipped."""
+    """Check a step, and return what Adam's update needs.
+
+    That is: whether to update, the step size, the scale of the second moment, and the clipping factor.
+    """
     *gradients, step, rate, total, measured, bad, sums, taken, moved = given
     wide = [gradient.to(total.dtype) for gradient in gradients]
     rows = [_rows(gradient, bad.dim()).square().sum(-1).reshape((*bad.shape, -1)) for gradient in wide]
@@ -154,12 +164,12 @@ def _judged(clip: float | None, *given: Tensor) -> tuple[Tensor, ...]:
 
 
 def _rows(gradient: Tensor, models: int) -> Tensor:
-    """As a matrix, whose rows are as long as can be and yet many: then threads share them, and each is summed at once."""
+    """Flatten a gradient to long rows, several of them: threads share the rows, and each row is one sum."""
     return gradient.flatten(models + 1) if gradient.dim() > models + 1 else gradient
 
 
 def _moved(count: int, *moving: Tensor) -> tuple[()]:
-    """Adam's step of ``count`` tensors, in place; nothing where a step was bad."""
+    """Apply Adam's update to ``count`` tensors in place; change nothing where the step failed."""
     numbers = moving[4 * count :]
     for value, mean, square, gradient in zip(*(moving[i * count : (i + 1) * count] for i in range(4)), strict=True):
         live, length, scale, *clipped = (number.reshape((*number.shape, *[1] * (value.dim() - number.dim()))) for number in numbers)

@@ -1,8 +1,9 @@
-"""What lies between the products of a recorded step, compiled: a kernel or a few where the recording has dozens of operations.
+"""Compile the operations between the matrix products of a recorded step into a few kernels.
 
-A step is products and what lies between them. The products are best left to the libraries that are made for them; everything else that can be
-computed before the next product (its *level*) is one function for torch's compiler. The steps of a sequence ask for the same functions
-again and again, and each is compiled once: a loop over 28 steps compiles as fast as a loop over six.
+Matrix products stay with the libraries made for them. The other operations are grouped by *level*: the
+number of products that must come before them. The operations of one level form a cluster, which
+torch's compiler compiles as one function. The time steps of a sequence need the same functions again
+and again; each function is compiled once, so a loop over 28 steps compiles as fast as one over six.
 """
 
 from __future__ import annotations
@@ -27,18 +28,23 @@ EXTERN = {
     *(private.overloadpacket for private in (private_torch.ADDMM_ACTIVATION, LINEAR) if private is not private_torch.NOTHING),
 }  # fmt: skip
 PARTS = (*VIEWS, aten.split.Tensor, aten.split_with_sizes.default, aten.select.int, aten.transpose.int, aten.permute.default, getitem)
-CUTS = {aten.slice.Tensor: 1, aten.select.int: 1, aten.split.Tensor: 2, aten.split_with_sizes.default: 2}  # where the axis stands
+CUTS = {aten.slice.Tensor: 1, aten.select.int: 1, aten.split.Tensor: 2, aten.split_with_sizes.default: 2}  # position of the axis argument
 OPTIONS: dict[str, Any] = {
-    "realize_reads_threshold": 32, "realize_opcount_threshold": 256,  # compute a value again rather than write it down
-    "size_asserts": False,  # what a recorded step calls has the same arguments at every call
+    "realize_reads_threshold": 32, "realize_opcount_threshold": 256,  # recompute a value rather than store it
+    "size_asserts": False,  # the sizes in a recorded step never change
 }  # fmt: skip
-ON_GPU = {"unroll_reductions_threshold": 33}  # a sum over a few classes is so many additions
-NARROW, SMALL = 4, 512  # a product over so few, or to twice so few of not many rows, is no work for a product's routine
-WIDER = 16  # in place of both on a GPU for the products of several pairs at once, whose routines there are slow with what is narrow
+ON_GPU = {"unroll_reductions_threshold": 33}  # unroll sums over a few classes
+# A product becomes a fused sum if it has at most NARROW terms, or at most 2 · NARROW columns and SMALL
+# rows. Batched products on a GPU use WIDER for both, because their routines are slow for narrow matrices.
+NARROW, SMALL = 4, 512
+WIDER = 16
 
 
 def fused(graph: fx.GraphModule, remarks: list[str] | None = None, *, on_gpu: bool = False) -> fx.GraphModule:
-    """The same step with each cluster as one call of a compiled function; ``remarks`` gets what could not be compiled, and why."""
+    """Return the step with each cluster replaced by one call of a compiled function.
+
+    ``remarks`` receives what could not be compiled, and why.
+    """
     _spread(graph.graph, on_gpu)
     levels: dict[Node, int] = {}
     clustered: set[Node] = set()
@@ -56,7 +62,7 @@ def _product(node: Node) -> bool:
 
 
 def _cheap(graph: fx.Graph, clustered: set[Node]) -> set[Node]:
-    """What every cluster that reads it makes for itself, and nobody writes down: what comes of the arguments alone, number by number, and views."""
+    """Return values that each cluster recomputes instead of storing: views, and elementwise functions of the inputs."""
     given: set[Node] = set()
     found: list[Node] = []
     for node in graph.nodes:
@@ -78,7 +84,7 @@ def _cheap(graph: fx.Graph, clustered: set[Node]) -> set[Node]:
 
 
 def _same_view(node: Node) -> bool:
-    """Whether it is a view, and one that every step of a sequence would take: what is cut along another axis than the last differs."""
+    """Whether a node is a view that is the same at every time step: slices along other axes than the last differ."""
     if node.target not in PARTS or node.target is getitem:
         return False
     place = CUTS.get(node.target)
@@ -87,7 +93,7 @@ def _same_view(node: Node) -> bool:
 
 
 def _spread(graph: fx.Graph, on_gpu: bool) -> None:
-    """Products over a few numbers, or to a few, as sums, which join what lies around them."""
+    """Replace narrow matrix products by sums, which can be fused with the operations around them."""
     for node in list(graph.nodes):
         several = on_gpu and node.target is aten.bmm.default
         if not (several or node.target in PRODUCTS) or node.kwargs or DEFERRED in node.meta:
@@ -118,14 +124,14 @@ def _outer(graph: fx.Graph, a: Node, b: Node, terms: int) -> Node:
 
 
 class _Assembly:
-    """The new graph: units (a cluster, or a node of its own) in an order in which each finds its inputs, level by level."""
+    """Assemble the new graph from units (clusters and single nodes), in topological order by level."""
 
     def __init__(self, old: fx.GraphModule, levels: Mapping[Node, int], clustered: set[Node], cheap: set[Node], remarks: list[str]) -> None:
         self.remarks = remarks
         self.places, self.cheap = {node: i for i, node in enumerate(old.graph.nodes)}, cheap
         self.new = fx.Graph()
         self.known: dict[Node, Node] = {}
-        self.functions: dict[Any, tuple[fx.GraphModule, dict[Any, Any]]] = {}  # and how they were compiled
+        self.functions: dict[Any, tuple[fx.GraphModule, dict[Any, Any]]] = {}  # each with its cache of compiled versions
         members: dict[Any, list[Node]] = defaultdict(list)
         for node in old.graph.nodes:
             if node not in cheap:
@@ -151,14 +157,14 @@ class _Assembly:
                 needs[user].discard(key)
                 if not needs[user]:
                     heappush(ready, (ranks[user], user))
-        for level, group in products.items():  # none needs another of its level
+        for level, group in products.items():  # products of one level are independent
             for node in group if len(group) > 1 else ():
                 self.known[node].meta[CONCURRENT] = level, node is not group[-1]
         constants = {node.target: getattr(old, node.target) for node in old.graph.nodes if node.op == "get_attr"}
         self.graph = fx.GraphModule(constants, self.new)
 
     def _whole(self, nodes: Sequence[Node]) -> list[Node]:
-        """The nodes of a unit, with the cheap ones that they need."""
+        """Return the nodes of a unit, and the recomputed nodes that they need."""
         found, waiting = set(nodes), list(nodes)
         while waiting:
             more = [source for source in waiting.pop().all_input_nodes if source in self.cheap and source not in found]
@@ -198,15 +204,16 @@ def _function(inputs: Sequence[Node], nodes: Sequence[Node], outputs: Sequence[N
 
 
 class Compiled:
-    """A call of a function, which is compiled for how its arguments lie in memory, unless that was done for another call of it.
+    """A call of a function that is compiled for the memory layout of its arguments.
 
-    By torch's compiler itself, without what watches over Python code, which costs at every call.
+    Calls of the same function share the compiled versions. It calls torch's Inductor directly, without
+    Dynamo, whose guards cost time at every call.
     """
 
     def __init__(self, function: fx.GraphModule, known: dict[Any, Any], remarks: list[str]) -> None:
         self.function, self.known, self.remarks = function, known, remarks
         self.run: Any = None
-        self.__name__ = "compiled"  # as a function that a graph calls
+        self.__name__ = "compiled"  # fx requires a name of functions that a graph calls
 
     def __call__(self, *arguments: Tensor) -> Any:
         if self.run is None:
@@ -221,14 +228,14 @@ Code = Callable[[list[Tensor]], Sequence[Tensor]]
 
 
 def or_plain(compile: Callable[[Any, Sequence[Tensor]], Code], function: Any, arguments: Sequence[Tensor], remarks: list[str]) -> Code:
-    """The function compiled; as it is where torch cannot compile it, with a remark that says why."""
+    """Return the compiled function; if torch cannot compile it, the function itself, and add a remark."""
     try:
         return compile(function, arguments)
-    except Exception as error:  # whatever a compiler, or a torch that has none, may raise: no run dies of an optimisation
+    except Exception as error:  # a compiler may raise anything, and a failed optimisation must not stop a run
         cause = str(error).partition("\n")[0] or type(error).__name__
         remark = (
-            f"torch could not compile a part of the step ({cause}), which therefore runs uncompiled. On a CPU torch needs a C++ compiler "
-            "(g++, or the one that CXX names), on a GPU Triton and a C compiler"
+            f"torch could not compile a part of the step ({cause}), which therefore runs uncompiled. On a CPU, torch needs a C++ compiler "
+            "(g++, or the one named by CXX); on a GPU, it needs Triton and a C compiler"
         )
         if remark not in remarks:
             remarks.append(remark)
@@ -236,12 +243,12 @@ def or_plain(compile: Callable[[Any, Sequence[Tensor]], Code], function: Any, ar
 
 
 def _compiled(function: fx.GraphModule, arguments: Sequence[Tensor]) -> Code:
-    """What torch's compiler makes of a function: the code itself, where what torch wraps around it gives back the same tensors."""
+    """Compile a function with torch; return the bare code if it gives the same tensors as torch's wrapper."""
     wrapped, code = _both(function, arguments)
     expected = wrapped(*arguments)
     results: Any = function.graph.output_node().args[0]
     places = [value.data_ptr() for value, node in zip(expected, results, strict=True) if node.target not in PARTS and value.numel()]
-    if len(set(places)) < len(places):  # two results as one: but what follows may write into each
+    if len(set(places)) < len(places):  # two results share memory, but later operations may write into each
         return lambda inputs: [value.clone() for value in wrapped(*inputs)]
     if code is not None and _same(code(list(arguments)), expected):
         return code  # type: ignore[no-any-return]
@@ -249,7 +256,10 @@ def _compiled(function: fx.GraphModule, arguments: Sequence[Tensor]) -> Code:
 
 
 def compiled(function: Callable[..., Sequence[Tensor]], arguments: Sequence[Tensor]) -> Code:
-    """A function that writes into some of its arguments, for arguments that lie in memory as these do; these it leaves as they are."""
+    """Compile a function that writes into its arguments, for arguments with this memory layout.
+
+    The given arguments themselves stay unchanged.
+    """
     from torch.fx.experimental.proxy_tensor import make_fx
 
     wrapped, code = _both(make_fx(function, tracing_mode="fake")(*arguments), arguments)
@@ -261,9 +271,9 @@ def compiled(function: Callable[..., Sequence[Tensor]], arguments: Sequence[Tens
 
 
 def _both(function: fx.GraphModule, arguments: Sequence[Tensor]) -> tuple[Callable[..., Sequence[Tensor]], Any]:
-    """What torch's compiler makes of a function, with what torch wraps around it, and the code itself, if there is anything to compute.
+    """Compile a function; return it with torch's wrapper, and the bare code (None if there is none).
 
-    The function as it is where the compiled code would write past the end of an array.
+    Return the function itself if the compiled code writes past the end of an array.
     """
     inductor, made = private_torch.inductor(), list[Any]()
 
@@ -273,10 +283,10 @@ def _both(function: fx.GraphModule, arguments: Sequence[Tensor]) -> tuple[Callab
 
     on_gpu = any(argument.is_cuda for argument in arguments)
     options = OPTIONS | (ON_GPU if on_gpu else {})
-    mode = inductor.FakeTensorMode(shape_env=inductor.ShapeEnv())  # where there is none, torch does not look for what was compiled before
+    mode = inductor.FakeTensorMode(shape_env=inductor.ShapeEnv())  # torch's cache of compiled code needs a ShapeEnv
     with (
         inductor.tracing(inductor.TracingContext(mode)),
-        inductor.config.patch(enable_autograd_cache=False),  # which would keep the code to itself
+        inductor.config.patch(enable_autograd_cache=False),  # this cache would hide the bare code
         nullcontext() if on_gpu else corrected(),
     ):
         fixed = [mode.from_tensor(argument, static_shapes=True) for argument in arguments]
@@ -292,11 +302,11 @@ def _copy(value: Tensor) -> Tensor:
 
 
 def _same(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-    return len(found) == len(expected) and all(map(_alike, found, expected))
+    return len(found) == len(expected) and all(map(_equal, found, expected))
 
 
-def _alike(a: Tensor, b: Tensor) -> bool:
-    """The same numbers in the same form; one that is not a number is as good as another."""
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have equal values, shapes, strides and dtypes; NaN equals NaN."""
     if (a.shape, a.stride(), a.dtype) != (b.shape, b.stride(), b.dtype):
         return False
     return torch.equal(a, b) or (a.is_floating_point() and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True))

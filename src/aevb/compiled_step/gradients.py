@@ -1,11 +1,12 @@
-"""Differentiable building blocks whose gradients are written by hand, because autograd's own would cost more.
+"""Differentiable functions with hand-written gradients that are cheaper than autograd's.
 
-Two things are saved. A weight's gradient comes out in the weight's own layout, so that nothing is copied to store it. And inside a loop over
-time a weight's gradient is not a sum of one small product a step, but one product of all steps, taken when the last of them is known
-(:func:`deferred`).
+Two costs are avoided. A weight's gradient is computed in the weight's own memory layout, so it need not
+be copied. In a loop over time, a weight's gradient is one product over all time steps instead of a sum
+of one small product per step (:func:`deferred`).
 
-Under ``torch.autocast`` a product runs in the lower precision; ``full`` asks for a result in the weight's own, where it is a distribution's
-parameter. Every gradient is itself a differentiable function, so second derivatives exist.
+Under ``torch.autocast``, products run in the lower precision. ``full`` converts the result to the
+weight's dtype, for parameters of distributions. Every gradient is itself differentiable, so second
+derivatives exist.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ _fixed: ContextVar[bool] = ContextVar("weights ask for no gradient in this threa
 
 @contextmanager
 def weights_fixed() -> Iterator[None]:
-    """Inside, in this thread, :func:`affine` computes no gradients of weights: it would compute them for whoever asks for another gradient."""
+    """Treat weights as constants in :func:`affine`, inside the context and in this thread.
+
+    Otherwise :func:`affine` computes the gradients of the weights even if only others are needed.
+    """
     token = _fixed.set(True)
     try:
         yield
@@ -59,7 +63,7 @@ def weights_fixed() -> Iterator[None]:
 
 @contextmanager
 def held_fixed(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Inside, these ask for no gradient: a layer that autograd asks for its weight's gradient computes it, wanted or not."""
+    """Set ``requires_grad=False`` inside the context, so that no layer computes unused weight gradients."""
     learning = [parameter for parameter in parameters if parameter.requires_grad]
     try:
         for parameter in learning:
@@ -83,7 +87,10 @@ _ONEDNN = torch.backends.mkldnn.is_available() and private_torch.onednn_linear i
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False) -> Tensor:
-    """x Wᵀ + b for a matrix x. On the CPU oneDNN is faster at it than the BLAS behind torch.mm, and takes the ReLU along, as a GPU's does."""
+    """Return x Wᵀ + b for a matrix x, with an optional ReLU.
+
+    On the CPU, oneDNN is faster than the BLAS of torch.mm. oneDNN and the GPU's routine fuse the ReLU.
+    """
     if _for_onednn(x, weight):
         return private_torch.onednn_linear(x, weight, bias, "relu" if relu else "none", [], "")
     if relu and bias is not None and x.device.type == "cuda" and not torch.is_grad_enabled():
@@ -93,7 +100,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: boo
 
 
 def _of_weight(g: Tensor, x: Tensor) -> Tensor:
-    """gᵀ x, in the weight's layout. oneDNN wants its first matrix as it lies in memory, which pays for a copy of g."""
+    """Return gᵀ x in the weight's layout. oneDNN needs a contiguous first matrix, and is worth the copy of g."""
     if _for_onednn(g, x.t()):
         return _product(g.t().contiguous(), x.t())
     return torch.mm(g.t(), x)
@@ -122,13 +129,14 @@ class _Affine(Function):
         return of_x, of_weight, g.sum(0) if ctx.needs_input_grad[2] else None, None
 
 
-# A weight that every step of a loop uses -------------------------------------------------------------------------------------------------
+# Weights used at every time step of a loop -----------------------------------------------------------------------------------------------
 
 
 class _Waiting:
-    """What a weight's gradient will be made of: (input, gradient of the output), a pair a step.
+    """The pairs (input, gradient of the output), one per time step, that make up a weight's gradient.
 
-    The graph holds it, so it holds nothing of the graph beyond a pass: neither the weight, nor pairs that nobody will ask for.
+    The autograd graph refers to this object. To avoid reference cycles, it does not refer to the weight,
+    and it keeps the pairs only during one backward pass.
     """
 
     def __init__(self) -> None:
@@ -136,7 +144,7 @@ class _Waiting:
         self.pass_ = -1
 
     def of_this_pass(self) -> list[tuple[Tensor, Tensor]]:
-        """What an earlier pass left, because it failed, is not this one's."""
+        """Return the pairs of the current backward pass, without those that a failed pass left behind."""
         current = private_torch.graph_task()
         if current != self.pass_:
             self.pairs, self.pass_ = [], current
@@ -144,7 +152,7 @@ class _Waiting:
 
 
 class _Anchored:
-    """A weight and its bias as a loop sees them. It keeps the originals, whose identities are its key."""
+    """A weight and its bias as a loop uses them. It keeps the originals alive, because their ids are its key."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, precision: torch.dtype) -> None:
         self.originals, self.waiting = (weight, bias), _Waiting()
@@ -157,7 +165,7 @@ _loop: ContextVar[dict[tuple[int, int], _Anchored] | None] = ContextVar("loop", 
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Inside, :func:`affine` leaves the gradients of its weights until all its uses have theirs."""
+    """Defer the weight gradients of :func:`affine`: one product over all uses inside the context."""
     if is_transformed() or not torch.is_grad_enabled() or not private_torch.can_defer():
         yield
         return
@@ -169,7 +177,7 @@ def deferred() -> Iterator[None]:
 
 
 class _Anchor(Function):
-    """The weight itself. Autograd asks for its gradient once, after all steps have put down their share of it."""
+    """Identity on a weight. Autograd calls its backward once, after those of all time steps."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, bias: Tensor | None, waiting: _Waiting) -> tuple[Tensor, Tensor | None]:
@@ -179,7 +187,7 @@ class _Anchor(Function):
 
     @staticmethod
     def backward(ctx: Any, of_weight: Tensor | None, of_bias: Tensor | None) -> Any:
-        """What arrives is the share of second derivatives, which are not put down."""
+        """Add the product over all pairs to the incoming gradients, which come from second derivatives."""
         if pairs := ctx.waiting.of_this_pass():
             x, g = (torch.cat([pair[i] for pair in pairs]) for i in (0, 1))
             ctx.waiting.pairs = []
@@ -203,7 +211,7 @@ class _Step(Function):
         x, weight, *y = ctx.saved_tensors
         if y:
             gradient = torch.ops.aten.threshold_backward(gradient, y[0], 0)
-        if private_torch.will_execute(ctx.next_functions[1][0]):  # the weight's gradient is asked for
+        if private_torch.will_execute(ctx.next_functions[1][0]):  # the weight's gradient is needed
             ctx.waiting.of_this_pass().append((_flat(x), _flat(gradient)))
         return _product(_flat(gradient), weight.t()).reshape(x.shape) if ctx.needs_input_grad[0] else None, None, None, None, None
 
@@ -212,7 +220,7 @@ class _Step(Function):
 
 
 def bernoulli_log_prob(logits: Tensor, x: Tensor) -> Tensor:
-    """Σ x η − softplus(η) over the last axis; its gradient with respect to η is x − sigmoid(η)."""
+    """Return Σ x η − softplus(η) over the last axis; its gradient with respect to η is x − sigmoid(η)."""
     if is_transformed():
         return (x * logits - F.softplus(logits)).sum(-1)
     return _Bernoulli.apply(logits, x)  # type: ignore[no-untyped-call,no-any-return]
@@ -236,7 +244,7 @@ class _Bernoulli(Function):
 
 
 def _multiplied(size: int) -> int:
-    """How many factors 1 + exp(−|η|), none above 2, are multiplied before a logarithm is taken, since on a CPU logarithms cost the most."""
+    """Return how many factors 1 + exp(−|η|) ≤ 2 to multiply per logarithm, the costliest operation on a CPU."""
     return next((many for many in range(64, 1, -1) if size % many == 0 and size // many >= 16), 1)
 
 
@@ -245,7 +253,7 @@ _elementary: ContextVar[bool] = ContextVar("elementary", default=False)
 
 @contextmanager
 def elementary() -> Iterator[None]:
-    """Inside, a cell is the operations that it consists of, which a compiler can join with those around it."""
+    """Use elementary operations for LSTM cells and Bernoulli likelihoods, so that a compiler can fuse them."""
     token = _elementary.set(True)
     try:
         yield
@@ -254,7 +262,11 @@ def elementary() -> Iterator[None]:
 
 
 def lstm_cell(inputs: Tensor, recurrent: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-    """The new hidden state and cell from the two sums of gates (input, forget, candidate, output); on a GPU one kernel, and one back."""
+    """Return the new hidden state and cell of an LSTM.
+
+    ``inputs`` and ``recurrent`` are the two parts of the gates (input, forget, candidate, output). On a
+    GPU, forward and backward are one kernel each.
+    """
     fused = inputs.device.type == "cuda" and private_torch.lstm_cell is not None
     if not is_transformed() and (fused or _elementary.get()):
         shape = torch.broadcast_shapes(inputs.shape[:-1], recurrent.shape[:-1], cell.shape[:-1])
@@ -267,7 +279,7 @@ def lstm_cell(inputs: Tensor, recurrent: Tensor, cell: Tensor) -> tuple[Tensor, 
 
 
 class _Cell(Function):
-    """Elementary operations; all gradients stand side by side, so that a compiler makes one kernel of them."""
+    """An LSTM cell of elementary operations. Its gradients are concatenated, so that they fuse into one kernel."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, recurrent: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,10 @@
-"""Record the operations of a step once and replay them: the operations alone, without the Python that chose them.
+"""Record the operations of a step once, and replay them without the Python code that chose them.
 
-An estimate is a pure function of parameters, batch and noise, and every step of a run makes the same choices. So the operations of one
-step, gradients included, are written down as a list and run as that list. The numbers are the same to the last bit. With ``streams``, for a
-CUDA graph, the list is rewritten, and with ``fuse`` torch compiles what lies between its products: then the numbers differ in rounding.
+An estimate is a pure function of parameters, batch and noise, and every step of a run executes the
+same operations. The operations of one step, including its gradients, are therefore recorded as a graph
+and replayed. The results are the same bit for bit. With ``streams``, for a CUDA graph, the operations
+are also rewritten; with ``fuse``, torch compiles those between matrix products. The results then differ
+by rounding.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ from aevb.compiled_step.tracing import memory_of, traced, written
 from aevb.runtime import private_torch
 
 aten = torch.ops.aten
-SAME = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)  # what they give is what they are given
-Function = Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor]]  # of the inputs: the objective, and what is measured
-Found = tuple[Tensor, Tensor, list[Tensor | None]]  # the objective, what is measured, a gradient of −objective a parameter
+SAME = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)  # operations that return their argument
+Function = Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor]]  # from inputs to objective and metrics
+Found = tuple[Tensor, Tensor, list[Tensor | None]]  # objective, metrics, gradients of −objective
 
 
 class _With(nn.Module):
-    """A function of a module, as a module: torch can then put other tensors in the place of its parameters."""
+    """A function wrapped as a module, so that ``functional_call`` can replace the parameters it uses."""
 
     def __init__(self, module: nn.Module, function: Function) -> None:
         super().__init__()
@@ -39,9 +41,9 @@ class _With(nn.Module):
 
 
 class CompiledStep:
-    """A step as :func:`compile_step` made it: from its inputs to the objective, what is measured, and the gradients of the active parameters.
+    """A compiled step: maps inputs to the objective, the metrics and the gradients of the active parameters.
 
-    ``remarks`` says what was asked for and could not be done, and why; the step then runs without it.
+    ``remarks`` lists the optimisations that failed, and why; the step then runs without them.
     """
 
     def __init__(
@@ -51,16 +53,16 @@ class CompiledStep:
         self._concurrent = None if streams is None else ConcurrentRun(graph, streams)
         self.run: Callable[..., Any] = graph if self._concurrent is None else self._concurrent.run
         self.active: list[Tensor] = []
-        self.order: list[int] = []  # where the gradient of each active parameter stands among the results
+        self.order: list[int] = []  # index of each active parameter's gradient among the results
 
     def write_into(self, places: Mapping[Any, Tensor]) -> None:
-        """Where the gradients belong, by parameter: those that are the last of their branch are put there as they come."""
+        """Write gradients directly into these tensors, if they are computed last on their CUDA stream."""
         if self._concurrent is not None:
             outputs = self._concurrent.outputs[len(self._concurrent.outputs) - len(self.order) :]
             self._concurrent.into = {outputs[i]: places[parameter] for i, parameter in zip(self.order, self.active, strict=True)}
 
     def fits(self, inputs: Mapping[str, Tensor]) -> bool:
-        """Whether the step was compiled for inputs like these."""
+        """Whether the step was compiled for inputs with these names, shapes and strides."""
         return self.shapes == shapes(inputs)
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> Found:
@@ -79,12 +81,21 @@ def compile_step(
     streams: CudaStreams | None = None,
     copies: Sequence[Tensor] | None = None,
 ) -> CompiledStep:
-    """Record what ``function`` computes of these inputs and of the module's parameters, and its gradients by the active ones.
+    """Compile a step: record ``function`` and its gradients, then rewrite and fuse the operations.
 
-    ``fuse`` compiles what lies between matrix products. ``streams`` are those that a step on a GPU may use beside its own. With ``copies``, the
-    parameters of several modules of one kind (each with an axis in front, and so have the inputs), the result is the step of all of them at once.
-    A step that cannot be rewritten or fused runs as it was recorded, and ``remarks`` says why. A function that cannot be recorded at all
-    (it asks for the value of a tensor, say) is a RuntimeError.
+    Arguments:
+        function: Maps the inputs to the objective and the metrics, and reads the module's parameters.
+        module: The module whose parameters ``function`` reads.
+        inputs: Example inputs. The compiled step accepts inputs with the same shapes and strides.
+        active: The parameters to differentiate with respect to.
+        fuse: Compile the operations between matrix products.
+        streams: Additional CUDA streams that a step on a GPU may use.
+        copies: The stacked parameters of several modules of one kind. They have a leading axis of
+            modules, and so have the inputs. The result is then one step of all modules at once.
+
+    A step that cannot be rewritten or fused is replayed as recorded, and its ``remarks`` give the
+    reason. A RuntimeError says that the function cannot be recorded at all, for example because it reads
+    the value of a tensor.
     """
     named = dict(module.named_parameters())
     wanted = {id(parameter) for parameter in active}
@@ -113,7 +124,7 @@ def compile_step(
         if fuse:
             graph = fused(graph, remarks, on_gpu=streams is not None)
     except UnchangeableError as reason:
-        remarks.append(f"the arithmetic of a step stays as it was written: {reason}")
+        remarks.append(f"the operations of a step run as recorded, without optimisation: {reason}")
     step = CompiledStep(graph, parameters, inputs, streams, remarks)
     places = {id(parameter): i for i, parameter in enumerate(parameter for parameter in named.values() if id(parameter) in wanted)}
     step.active, step.order = list(active), [places[id(parameter)] for parameter in active]
@@ -121,25 +132,25 @@ def compile_step(
 
 
 def gradients_of(objective: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
-    """Of −objective; there is one of one parameter at least, or nothing could be trained."""
+    """Return the gradients of −objective; a ValueError if it depends on none of the parameters."""
     found: list[Tensor | None] = []
     if objective.requires_grad:
         found += torch.autograd.grad(-objective, parameters, allow_unused=True)
     if all(gradient is None for gradient in found):
         raise ValueError(
-            "The objective depends on no parameter that this phase may move: all that it reads is frozen, or known from the data. "
-            "Unfreeze some, use another schedule, or leave labels out."
+            "The objective depends on no parameter that this phase may train: those that it uses are frozen, or their variable is known "
+            "from the data. Unfreeze some parameters, use another schedule, or leave labels out."
         )
     return found
 
 
 def shapes(inputs: Mapping[str, Tensor]) -> tuple[Any, ...]:
-    """What a recording is made for."""
+    """Return the names, shapes and strides that a recording is valid for."""
     return tuple((name, value.shape, value.stride()) for name, value in inputs.items())
 
 
 def _trim(graph: fx.GraphModule) -> fx.GraphModule:
-    """Without the operations that change nothing: detaching, factors and powers of 1, sums of one term, views of views or of what has their shape."""
+    """Remove operations without effect: detach, factors and powers of 1, sums of one term, redundant views."""
     reshaping = (aten.view.default, private_torch.UNSAFE_VIEW)
     changed = {memory_of(argument) for node in graph.graph.nodes for argument in written(node.target, node.args, node.kwargs)}
     for node in list(graph.graph.nodes):
@@ -165,7 +176,7 @@ def _trim(graph: fx.GraphModule) -> fx.GraphModule:
 
 
 def _as_they_come(graph: fx.GraphModule, count: int) -> None:
-    """The last ``count`` results, the gradients, in the precision in which they were computed: what reads them next widens them on the way."""
+    """Return the last ``count`` results, the gradients, in bfloat16 if so computed: compiled code converts them."""
     output = next(node for node in graph.graph.nodes if node.op == "output")
     results = list(output.args[0])  # type: ignore[arg-type]
     for i in range(len(results) - count, len(results)):
@@ -178,12 +189,12 @@ def _as_they_come(graph: fx.GraphModule, count: int) -> None:
 
 
 def _copies(node: fx.Node) -> bool:
-    """Whether all that it computes is what was there, where it has the form of that."""
+    """Whether an operation returns a copy of its argument, provided that the shapes are equal."""
     if node.target in (aten.mul.Scalar, aten.pow.Tensor_Scalar):
         return bool(node.args[1] == 1)
     if node.target is aten.cat.default:
         return len(node.all_input_nodes) == 1 == len(node.args[0])  # type: ignore[arg-type]
-    return node.target is aten.sum.dim_IntList and len(node.args) == 3  # over axes that stay, of size one then; but −0.0 stays −0.0
+    return node.target is aten.sum.dim_IntList and len(node.args) == 3  # keepdim: with equal shapes, a sum over axes of size one
 
 
 def _form(node: fx.Node) -> tuple[Any, ...]:

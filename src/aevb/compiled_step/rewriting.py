@@ -1,9 +1,10 @@
-"""A recorded step, rewritten: fewer and larger operations that say the same.
+"""Rewrite a recorded step into fewer and larger operations.
 
-What a small model costs on a GPU is the number of its operations, one after another, more than what they compute; a loop over time is nothing
-else. So products of one and the same input become one product, with the weights side by side; a product that is added to something is
-added by the routine that multiplies; and what nobody waits for, as what only the gradients of weights are made of, runs beside the chain.
-The results differ from the recording's in rounding alone.
+On a GPU, the time of a small model, or of a loop over time, depends on the number of sequential
+operations more than on their size. Three rewrites reduce it. Products of the same input become one
+product with concatenated weights. A sum with a product becomes one multiply-add. Operations whose results
+are needed only at the end of the step, such as the gradients of weights, run on other streams. The
+results differ from the recording's only by rounding.
 """
 
 from __future__ import annotations
@@ -24,24 +25,28 @@ Node = Any  # an fx.Node: its arguments may be anything
 LINEAR = private_torch.ONEDNN_LINEAR
 PRODUCTS = (aten.mm.default, aten.addmm.default)
 SHAPED = (aten.view.default, private_torch.UNSAFE_VIEW, aten.reshape.default)
-RESHAPES = (*SHAPED, aten.unsqueeze.default, aten.squeeze.dim)  # the same numbers in the same order
+RESHAPES = (*SHAPED, aten.unsqueeze.default, aten.squeeze.dim)  # views with the same elements in the same order
 VIEWS = (*RESHAPES, aten.t.default, aten.slice.Tensor, aten.expand.default)
 CAST = private_torch.TO_COPY
 ENDS = (aten.mm.default, aten.bmm.default, aten.sum.dim_IntList, CAST)
-DEFERRED = "deferred"  # marks a node that runs beside the chain, with a number for those that belong together
-CONCURRENT = "concurrent"  # marks products that can run at the same time, by a number, and whether it leaves the chain: one of them stays
-VALUES = 2  # results of a step before its gradients: the objective, and what is measured
-OFTEN = 4  # uses of the same weights that are worth a copy of them side by side
-ALIGNED = 8  # numbers: rows of a matrix begin where the fast routines want them
+DEFERRED = "deferred"  # marks a node that runs on a branch stream; the value is the number of its group
+CONCURRENT = "concurrent"  # marks independent products: (number of the group, whether it leaves the main stream)
+VALUES = 2  # results of a step before its gradients: the objective and the metrics
+OFTEN = 4  # fewest uses of the same weights for which concatenating them pays
+ALIGNED = 8  # alignment of matrix rows, in numbers, that fast routines need
 
 
 class UnchangeableError(Exception):
-    """A step in which the order of operations matters: it stays as it was recorded."""
+    """A step cannot be rewritten, because the order of its operations matters."""
 
 
 def rewritten(graph: fx.GraphModule, parameters: int, *, defer: bool = True, values: bool = False) -> fx.GraphModule:
-    """The first ``parameters`` arguments are the weights. ``defer``: what nobody waits for is marked, to run elsewhere; with ``values`` that is
-    also what no gradient is made of, such as the bound itself: worth it where every operation costs a kernel of its own."""
+    """Return the rewritten step. The first ``parameters`` arguments of the graph are the weights.
+
+    ``defer`` marks operations that are needed only at the end of the step. With ``values``, these include
+    the operations that only the objective and the metrics need, not the gradients. That pays if every
+    operation is a kernel of its own.
+    """
     _join(graph, parameters)
     _accumulate(graph.graph)
     _activate(graph.graph)
@@ -54,7 +59,7 @@ def rewritten(graph: fx.GraphModule, parameters: int, *, defer: bool = True, val
 
 
 def elemental(graph: fx.GraphModule, parameters: int) -> fx.GraphModule:
-    """The same with nothing but operations that can be mapped over an axis: none writes in place, none does two things at once."""
+    """Return the step in operations that ``torch.vmap`` supports: none in place, none fused."""
     _join(graph, parameters)
     for node in _calls(graph.graph):
         if node.target is private_torch.ADDMM_ACTIVATION:
@@ -74,14 +79,14 @@ def _join(graph: fx.GraphModule, parameters: int) -> None:
 
 
 def _anew(graph: fx.GraphModule) -> fx.GraphModule:
-    """The same, written down again: where nodes were moved, torch takes a wrong one for the last that uses a value."""
+    """Return a copy of the graph. After moving nodes, fx frees values too early, because it mistakes their last user."""
     copy = fx.Graph()
     known: dict[Node, Node] = {}
     result = copy.graph_copy(graph.graph, known)
     copy.output(result)
     for before, after in known.items():
         after.meta = before.meta
-        if after.target in SHAPED:  # a part of a wider product may have no such view
+        if after.target in SHAPED:  # a slice of a wider product may not be viewable in this shape
             after.target = aten.reshape.default
     return fx.GraphModule(graph, copy)
 
@@ -91,7 +96,10 @@ def _calls(graph: fx.Graph) -> Iterator[Node]:
 
 
 def _without_side_effects(graph: fx.Graph) -> None:
-    """What writes into a value that nothing else reads makes a new one instead. Nothing else may write: the order of things will change."""
+    """Replace in-place operations by ordinary ones, if nothing else reads the value that they overwrite.
+
+    Raise UnchangeableError for any other write, because rewriting changes the order of operations.
+    """
     for node in _calls(graph):
         if not isinstance(node.target, private_torch.Operation) or not node.target._schema.is_mutable:
             continue
@@ -100,12 +108,12 @@ def _without_side_effects(graph: fx.Graph) -> None:
         alone = into == [node.args[0]] and into[0].op == "call_function" and len(into[0].users) == 1
         part = alone and is_view(into[0]) and not written(into[0].target, into[0].args, into[0].kwargs)
         if not alone or part or not hasattr(aten, packet[:-1]):
-            raise UnchangeableError(f"{node.target} writes into a value that others may read")
+            raise UnchangeableError(f"{node.target} writes into a value that other operations may read")
         node.target = getattr(getattr(aten, packet[:-1]), overload)
 
 
 def _share(graph: fx.Graph) -> None:
-    """What was viewed or put together before is not again; a transposed transpose is what it was."""
+    """Remove repeated views and concatenations, and double transposes."""
     known: dict[tuple[Any, ...], Node] = {}
     for node in _calls(graph):
         if node.target is aten.t.default and node.args[0].target is aten.t.default:
@@ -121,7 +129,7 @@ def _share(graph: fx.Graph) -> None:
 
 
 def _hoist(graph: fx.Graph, parameters: int) -> tuple[set[Node], Node]:
-    """What is a view of weights comes first; returns weights and views, and the last of them."""
+    """Move views of weights to the front; return weights and views, and the last of them."""
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     found, last = set(placeholders[:parameters]), placeholders[-1]
     for node in _calls(graph):
@@ -163,7 +171,7 @@ def _merge(graph: fx.Graph, weights: set[Node], last: Node) -> None:
 
 
 def _kind(nodes: list[Node]) -> tuple[Any, ...]:
-    """Which weights and biases one input is multiplied by, in what order."""
+    """Return the weights and biases that one input is multiplied by, after sorting the nodes."""
     nodes.sort(key=lambda node: (-node.meta["val"].shape[1], node.args[-1].name))
     return tuple((node.args[-1], _bias(node)) for node in nodes)
 
@@ -213,7 +221,7 @@ def _accumulate(graph: fx.Graph) -> None:
 
 
 def _activate(graph: fx.Graph) -> None:
-    """A ReLU of a product alone is taken along by the routine that multiplies."""
+    """Fuse a ReLU into the matrix product before it, if nothing else reads the product."""
     for node in _calls(graph):
         if node.target is not aten.relu.default or not _alone(node.args[0]):
             continue
@@ -234,7 +242,7 @@ def _activate(graph: fx.Graph) -> None:
 
 
 def _reshape_once(graph: fx.Graph) -> None:
-    """A shape of another shape is one of what was there first."""
+    """Replace chains of reshapes by one reshape."""
     for node in _calls(graph):
         if node.target in SHAPED:
             node.update_arg(0, _root(node.args[0]))
@@ -244,21 +252,21 @@ def _reshape_once(graph: fx.Graph) -> None:
 
 
 def _root(node: Node) -> Node:
-    """What this is another shape of."""
+    """Return the node before all reshapes."""
     while node.target in RESHAPES:
         node = node.args[0]
     return node
 
 
 def _alone(node: Node) -> bool:
-    """Whether nothing else looks at it, nor at what it is another shape of."""
+    """Whether a node, and what it is a reshape of, have only one user."""
     while len(node.users) == 1 and node.target in RESHAPES:
         node = node.args[0]
     return len(node.users) == 1
 
 
 def _own(node: Node) -> bool:
-    """Whether it may be written over: it was computed for this use alone, or is a part of such a thing that no other part overlaps."""
+    """Whether a node may be overwritten: this is its only use, and no other slice of its memory overlaps it."""
     while len(node.users) == 1 and node.target in VIEWS:
         if node.target is aten.slice.Tensor and len(node.args[0].users) > 1:
             return _computed(node.args[0]) and _disjoint(list(node.args[0].users))
@@ -269,7 +277,7 @@ def _own(node: Node) -> bool:
 
 
 def _computed(node: Node) -> bool:
-    """Whether its memory is its own: a product's is. A compiler may leave out an addition of nothing, and then hands on what was there."""
+    """Whether a node surely has memory of its own: true of products; a compiler may turn x + 0 into x itself."""
     return node.target in (aten.mm.default, aten.addmm.default, aten.addmm_.default)
 
 
@@ -287,13 +295,14 @@ def call(graph: fx.Graph, target: Any, *args: Any) -> Node:
     return node
 
 
-# What nothing else waits for ----------------------------------------------------------------------------------------------------
+# Operations that can be deferred ------------------------------------------------------------------------------------------------
 
 
 def _leaves(graph: fx.Graph, values: bool) -> list[set[Node]]:
-    """What only gradients are made of, at their very end: products, sums, and what is put together for them. Apart where independent.
+    """Return groups of operations that can be deferred: the last products and sums of the gradients.
 
-    With ``values`` also all that only the first two results, the objective and what is measured, are made of.
+    Independent groups are separate. With ``values``, one more group has the operations that only the
+    objective and the metrics need.
     """
     found: set[Node] = set()
     groups: list[set[Node]] = []

@@ -1,7 +1,8 @@
-"""The operations that a function of tensors carries out, as a graph, gradients included where it takes them.
+"""Trace a function of tensors into an fx graph, including the gradients that it computes.
 
-As torch's own tracer does it, but of what a step is: operations on tensors in one order, whatever their values. So it need not watch over Python,
-symbolic sizes or values that are not computed, and the tracing of a sequence takes a fraction of the time.
+This is a simpler version of torch's ``make_fx`` for training steps: a fixed sequence of operations that
+does not depend on the values of tensors. It needs no Python guards, symbolic sizes or fake tensors, and
+traces a loop over time in a fraction of the time.
 """
 
 from __future__ import annotations
@@ -19,22 +20,25 @@ from aevb.runtime import private_torch
 
 aten = torch.ops.aten
 Node = Any  # an fx.Node: its arguments may be anything
-UNSAFE = (private_torch.UNSAFE_VIEW, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)  # views that torch does not call so
+UNSAFE = (private_torch.UNSAFE_VIEW, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)  # views whose schema does not say so
 VALUE_DEPENDENT = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 FIXED = {aten.ones_like, aten.zeros_like, aten.full_like, aten.new_zeros, aten.new_ones, aten.new_full, aten.zeros, aten.ones, aten.full,
-         aten.scalar_tensor, aten.lift_fresh}  # fmt: skip  # the same every time, whatever the values of what they are given
+         aten.scalar_tensor, aten.lift_fresh}  # fmt: skip  # results independent of the values of the arguments
 
 
 def traced(function: Callable[..., Any], *tensors: Tensor, fold: bool = False) -> fx.GraphModule:
-    """What ``function`` does with these tensors, as a function of them. It is called once; other tensors that it uses become constants, and with
-    ``fold`` so does what is computed, one tensor at a time, of constants that it makes itself.
+    """Return the operations of ``function`` on these tensors, as a graph. It is called once.
 
-    All that it does has to be operations on tensors: what leaves them (``tolist``, ``numpy``, ``.data``), or is no operation (``nn.Parameter``), is
-    not seen, and stays what it was.
+    Other tensors that it uses become constants. With ``fold``, values computed only from constants that
+    it creates (``zeros``, ``full``, …) become constants as well.
+
+    The function may consist only of operations on tensors. The tracer does not see conversions
+    (``tolist``, ``numpy``, ``.data``) or new objects (``nn.Parameter``): the graph then replays the
+    values of this call.
     """
-    tensors = tuple(tensor.detach() if any(tensor is other for other in tensors[:i]) else tensor for i, tensor in enumerate(tensors))  # each its own
+    tensors = tuple(tensor.detach() if any(tensor is other for other in tensors[:i]) else tensor for i, tensor in enumerate(tensors))  # no duplicates
     if private_torch.DispatchMode is None:
-        raise RuntimeError("this torch has no mode that sees every operation")
+        raise RuntimeError("this version of torch has no TorchDispatchMode")
     with _Tracer(tensors, fold) as tracer:
         results = function(*tensors)
     tracer.finish(results)
@@ -42,22 +46,25 @@ def traced(function: Callable[..., Any], *tensors: Tensor, fold: bool = False) -
 
 
 class _Tracer(private_torch.DispatchMode or object):  # type: ignore[misc]
-    """Lets every operation happen, and writes it down, in order. A tensor's node is what made it, or what last wrote into it under its own name;
-    what is written through a view is seen because the graph runs in the same order."""
+    """Execute and record every operation in order.
+
+    The node of a tensor is the operation that created it, or the last one that wrote into it directly.
+    Writes through views need no extra treatment, because the graph replays operations in the same order.
+    """
 
     def __init__(self, tensors: Sequence[Tensor], fold: bool) -> None:
         super().__init__()
         self.graph, self.constants = fx.Graph(), dict[str, Tensor]()
         self.nodes: Any = WeakTensorKeyDictionary()
         self.folds = fold
-        self.same: dict[Node, Tensor] = {}  # what is the same every time, and what it is
-        self.places: dict[int, list[Node]] = defaultdict(list)  # those, by where they lie in memory
+        self.same: dict[Node, Tensor] = {}  # nodes with a constant result, and that result
+        self.places: dict[int, list[Node]] = defaultdict(list)  # these nodes by storage address
         for i, tensor in enumerate(tensors):
             self._made(self.graph.placeholder(f"x{i}"), tensor)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch loads its compiler, to keep it away from here
+        return False  # the default, True, makes torch import its compiler
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -80,7 +87,7 @@ class _Tracer(private_torch.DispatchMode or object):  # type: ignore[misc]
                 if isinstance(part, Tensor):
                     self._made(self.graph.call_function(getitem, (node, i)), part)
         elif result is not None:
-            raise RuntimeError(f"{operation} gives a {type(result).__name__}, which may differ from step to step.")
+            raise RuntimeError(f"{operation} returns a {type(result).__name__}, which may differ from step to step.")
         return result
 
     def _made(self, node: Node, tensor: Tensor) -> None:
@@ -88,7 +95,7 @@ class _Tracer(private_torch.DispatchMode or object):  # type: ignore[misc]
         self.nodes[tensor] = node
 
     def named(self, values: Any) -> Any:
-        """The nodes in the place of the tensors."""
+        """Return the values with every tensor replaced by its node."""
         return fx.node.map_aggregate(values, lambda value: self._node(value) if isinstance(value, Tensor) else value)
 
     def _node(self, tensor: Tensor) -> Node:
@@ -102,7 +109,7 @@ class _Tracer(private_torch.DispatchMode or object):  # type: ignore[misc]
         return node
 
     def _keep(self, written: Node) -> None:
-        """What writes into a constant, or a part of it, writes into a copy, made anew every time."""
+        """Replace a constant that is written into by a copy, made anew at every replay."""
         root = memory_of(written)
         if root.op == "get_attr":
             self.constants[root.target] = self.constants[root.target].clone()
@@ -121,7 +128,10 @@ class _Tracer(private_torch.DispatchMode or object):  # type: ignore[misc]
         return operation.overloadpacket in FIXED or (bool(sources) and all(source in self.same for source in sources))
 
     def finish(self, results: Any) -> None:
-        """Name the results. What is the same every time is not computed again; whoever gets a constant may write into it, and gets a copy."""
+        """Set the outputs, and replace constant results by constants.
+
+        An output that is a constant becomes a copy, because the caller may write into it.
+        """
         for node, tensor in self.same.items():
             with self.graph.inserting_before(node):
                 node.replace_all_uses_with(self._constant(tensor))
@@ -140,7 +150,7 @@ class _Tracer(private_torch.DispatchMode or object):  # type: ignore[misc]
 
 
 def memory_of(node: Node) -> Node:
-    """The node that made the memory in which this one lies: itself, or what it is a view of, or writes into."""
+    """Return the node that allocated this node's memory: itself, or the base of a view or in-place write."""
     while node.op == "call_function" and node.all_input_nodes and is_view(node):
         into = written(node.target, node.args, node.kwargs)
         node = into[0] if into else node.all_input_nodes[0]
@@ -148,19 +158,19 @@ def memory_of(node: Node) -> Node:
 
 
 def is_view(node: Node) -> bool:
-    """Whether its result lies in the memory of an argument."""
+    """Whether the node's result shares memory with an argument."""
     if node.target is getitem or node.target in UNSAFE:
         return True
     return any(returned.alias_info is not None for returned in node.target._schema.returns)
 
 
 def _by_numbers(operation: Any, args: Sequence[Any]) -> bool:
-    """Whether it takes elements by their numbers, not by a mask: then their number is known."""
+    """Whether the operation indexes by integers, not by a mask: the size of its result is then fixed."""
     return operation is aten.index.Tensor and all(index is None or index.dtype not in (torch.bool, torch.uint8) for index in args[1])
 
 
 def written(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Which of its arguments an operation writes into."""
+    """Return the arguments that an operation writes into."""
     schema = getattr(operation, "_schema", None)
     if schema is None or not schema.is_mutable:
         return []

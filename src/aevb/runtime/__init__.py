@@ -1,1 +1,1 @@
-"""What the library needs of the process it runs in: seeded generators, evaluation mode, shared cores, files that are checked."""
+"""Services for the whole process: seeded generators, evaluation mode, shared cores, checked files."""

@@ -1,4 +1,4 @@
-"""Files that show whether they are whole: hashes, reading within limits, and writing that a kill cannot leave half done."""
+"""Safe files: hashes, reading with size limits, and atomic writing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_AXES = 64  # of a tensor; torch has no more
 
 
 class DataWarning(UserWarning):
-    """Data that are not used, or may not be what they seem: the message names them. ``for_commands`` is what the command line says instead."""
+    """Data that are unused or suspicious; the message names them. ``for_commands`` is the command line's message."""
 
     for_commands: str
 
@@ -31,14 +31,15 @@ class DataWarning(UserWarning):
 
 
 class IntegrityWarning(UserWarning):
-    """What was read cannot be vouched for: the message says what is missing or damaged, and what follows from it."""
+    """A file cannot be fully verified: the message says what is missing or damaged, and the consequence."""
 
 
 @contextmanager
 def whole_file(out: Path) -> Iterator[Path]:
-    """A place to write a file at, which becomes ``out`` when it is complete: a full disk leaves what was there before.
+    """Yield a temporary path to write to, which replaces ``out`` when complete.
 
-    The place has the same ending. A link stays one, and what is no plain file (a pipe) is written as it is.
+    If writing fails, e.g. on a full disk, ``out`` stays as it was. The temporary path has the same suffix.
+    A symbolic link stays a link. Anything but a plain file (e.g. a pipe) is written directly.
     """
     real = out.resolve()
     place = out if out.exists() and not out.is_file() else real.with_name(f".{os.getpid()}.part.{real.name}")

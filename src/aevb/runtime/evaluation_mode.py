@@ -1,8 +1,8 @@
-"""Evaluation without dropout, thread by thread.
+"""Evaluation mode (no dropout) per thread.
 
-Whether a model drops units is not asked of ``model.training`` alone: a thread that evaluates says so in a variable of its own, and another that
-trains the same model is not disturbed. Only modules that are not the library's read ``training`` themselves; those are switched, once for all
-threads that evaluate at the time.
+``model.training`` alone does not decide about dropout. A thread that evaluates sets a context variable of
+its own, so it does not disturb a thread that trains the same model. Modules that are not the library's
+read ``training`` themselves; for these it is switched off while any thread evaluates.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Every private torch API that the library uses, each with what happens where a torch release has it no more.
+"""All private torch APIs that the library uses, each with a fallback for releases of torch without it.
 
-A name below is None where this torch lacks it. The functions beside it then take the public way, which is slower; what has no public way is not
-done (no step is recorded, fused, or mapped over several models), and whoever asked for it says so. Training goes on in every case.
+A name below is None if this torch lacks it. The functions in this module then use public, slower APIs.
+Features without a public alternative are switched off (recording, fusing or mapping a step over several
+models), and the caller reports it. Training works in every case.
 """
 
 from __future__ import annotations

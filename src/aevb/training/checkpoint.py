@@ -1,8 +1,9 @@
-"""Checkpoints: safetensors and JSON with hashes, written so that a kill at any moment loses nothing.
+"""Checkpoints: safetensors and JSON files with hashes, written so that a kill at any moment loses nothing.
 
-A checkpoint is written into a temporary folder, synced, renamed into place, and read back; only then does an older one go. Its manifest
-has the hashes of the checkpoint's files, of the run's ``model.json`` and ``data.json``, of the history so far, and of itself.
-Nothing is pickled. What is random in training is a function of (seed, step), so the step is all the state that randomness has.
+A checkpoint is written into a temporary folder, synced, renamed and read back; only then are older ones
+deleted. Its manifest has the hashes of the checkpoint's files, of the run's ``model.json`` and
+``data.json``, of the history so far, and of itself. Nothing is pickled. Randomness is a function of
+(seed, step), so no state of random generators needs to be saved.
 """
 
 from __future__ import annotations
@@ -37,23 +38,24 @@ class Checkpoint:
     step: int
     weights: dict[str, Tensor]
     optimizer: dict[str, Tensor]
-    state: dict[str, Any]  # what the loop needs besides: best value, patience used, the settings it ran with
-    beside: dict[str, str] = field(default_factory=dict)  # seals of the run's own JSON files
+    state: dict[str, Any]  # state of the training loop: best validation, patience used, settings, …
+    beside: dict[str, str] = field(default_factory=dict)  # hashes of the run's own JSON files
 
 
 def folders(out: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first."""
+    """Return the checkpoint folders of a run, oldest first."""
     found = [path for path in (out / "checkpoints").glob("step-*") if path.name[5:].isascii() and path.name[5:].isdecimal()]
     return sorted(found, key=_step)
 
 
 def write(out: Path, checkpoint: Checkpoint, *, keep: frozenset[int] = frozenset(), allowed: Callable[[], None] = lambda: None) -> Path:
-    """Write a checkpoint, check it by reading it back, then drop all others but those of the steps to ``keep``.
+    """Write a checkpoint, verify it by reading it back, then delete all others except the steps in ``keep``.
 
-    ``allowed`` is asked before anything there is replaced or dropped, and raises if the folder is another run's by now.
+    ``allowed`` is called before anything is replaced or deleted. It raises if the folder now belongs to
+    another run.
     """
     root = out / "checkpoints"
-    root.mkdir(exist_ok=True)  # not its parents: a run's folder that was removed is missed, not made again
+    root.mkdir(exist_ok=True)  # without parents: if the run's folder was removed, this must fail
     for stale in root.glob("writing-*"):
         shutil.rmtree(stale, ignore_errors=True)
     target, temporary = root / f"step-{checkpoint.step}", root / f"writing-{os.getpid()}"
@@ -85,14 +87,14 @@ def write(out: Path, checkpoint: Checkpoint, *, keep: frozenset[int] = frozenset
 
 
 def read(folder: Path) -> Checkpoint:
-    """Read and verify; a :class:`CheckpointError` names what is wrong."""
+    """Read and verify a checkpoint; a :class:`CheckpointError` says what is wrong."""
     manifest = read_manifest(folder)
     weights, optimizer = (_read_verified(folder / name, manifest["files"][name]) for name in FILES)
     return Checkpoint(manifest["step"], weights, optimizer, manifest["state"], manifest.get("beside", {}))
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself, verified, without its tensors."""
+    """Read and verify the manifest of a checkpoint, without its tensors."""
     path = folder / "manifest.json"
     try:
         manifest = read_json(path)
@@ -111,14 +113,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is damaged: {wrong} is missing, or not what it should be. {_advice(folder)}")
     if folder.name.startswith("step-") and manifest["step"] != _step(folder):
         raise CheckpointError(f"{folder} holds the checkpoint of step {manifest['step']}. Rename it to step-{manifest['step']}, or delete it.")
-    told = {name: value for name, value in manifest.items() if name != "sha256"}
-    if ("sha256" in manifest or "beside" in manifest) and seal(told) != manifest.get("sha256"):  # earlier versions have neither
+    content = {name: value for name, value in manifest.items() if name != "sha256"}
+    if ("sha256" in manifest or "beside" in manifest) and seal(content) != manifest.get("sha256"):  # earlier versions have neither
         raise CheckpointError(f"{path} was changed: its SHA-256 is not the one recorded. {_advice(folder)}")
     return manifest
 
 
 def check_beside(out: Path, name: str, manifest: Mapping[str, Any]) -> None:
-    """Refuse a JSON file of a run that is not the one that a checkpoint recorded; earlier versions recorded none."""
+    """Raise if a run's JSON file differs from the one that a checkpoint recorded; earlier versions recorded none."""
     recorded = manifest.get("beside", {}).get(name)
     path, remedy = out / name, "Resuming the run with its model and its data writes it again."
     try:
@@ -132,19 +134,19 @@ def check_beside(out: Path, name: str, manifest: Mapping[str, Any]) -> None:
 
 
 def latest(out: Path) -> Checkpoint | None:
-    """The newest checkpoint of a run, verified."""
+    """Return the newest checkpoint of a run, verified, or None."""
     found = folders(out)
     return read(found[-1]) if found else None
 
 
 def latest_manifest(out: Path) -> dict[str, Any] | None:
-    """The newest checkpoint's manifest, verified."""
+    """Return the manifest of the newest checkpoint, verified, or None."""
     found = folders(out)
     return read_manifest(found[-1]) if found else None
 
 
 def check_fit(checkpoint: Checkpoint, expected: Mapping[str, Tensor], where: Path) -> None:
-    """Refuse weights that are not this model's."""
+    """Raise if the names, shapes or dtypes of a checkpoint's tensors do not match the model."""
     for name in sorted(checkpoint.weights.keys() ^ expected.keys()):
         raise CheckpointError(f"{where}: its weights are not this model's: {name} is in only one of them. Resume with the model it was trained with.")
     moments = {name: tensor for name, tensor in checkpoint.optimizer.items() if tensor.dim() and not name.startswith(("em/", "mle/"))}
@@ -170,13 +172,13 @@ def _step(folder: Path) -> int:
 
 
 def _drop(folder: Path) -> None:
-    """Remove a checkpoint; renamed first, so that a kill leaves no half of it under its name."""
+    """Delete a checkpoint. It is renamed first, so that a kill leaves no partial checkpoint under its name."""
     doomed = folder.rename(folder.with_name(f"writing-{folder.name}"))
     shutil.rmtree(doomed)
 
 
 def _wrong(manifest: Mapping[str, Any]) -> str | None:
-    """The first entry of a manifest that is not what it should be."""
+    """Return the first invalid entry of a manifest, or None."""
     kinds = {"version": int, "step": int, "files": dict, "state": dict}
     wrong = [name for name, kind in kinds.items() if not isinstance(manifest.get(name), kind)]
     if wrong:
@@ -211,7 +213,7 @@ def _are_numbers(values: Any) -> bool:
 
 
 def _read_verified(path: Path, record: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a file, whose size is compared before it is read."""
+    """Read the tensors of a file, after comparing its size with the record; verify its hash."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -238,7 +240,7 @@ def _read_verified(path: Path, record: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _advice(folder: Path) -> str:
-    """What to do about a damaged checkpoint: what is left without it."""
+    """Return the remedy for a damaged checkpoint."""
     if not folder.name.startswith("step-"):
         return "Choose another checkpoint."
     others = [path for path in folders(folder.parents[1]) if path != folder]

@@ -1,7 +1,8 @@
-"""Coordinates in which mle() searches: p's parameters in units of the data, so that neither units nor offsets of the columns matter to it.
+"""Coordinates for the search of mle(): p's parameters, invariant to units and offsets of the columns.
 
-A location is measured in spreads of its variable, a weight in spreads of its variable by spreads of the parent, and a bias where the parents are at
-their means. A learned scale is measured by its logarithm. All coordinates are 0 where the search begins.
+The unit of a location is the standard deviation of its variable. The unit of a weight is the standard
+deviation of its variable divided by that of the parent. A bias is measured with the parents at their
+means, and a learned scale on the log scale. All coordinates are 0 at the start of the search.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from aevb.training.distributed import World
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Places = np.ndarray[Any, np.dtype[np.int64]]
-OTHER, LOCATION, SCALE, BESIDE = range(4)  # kinds of raw numbers; a scale is a softplus, and beside it stands the rest of a Cholesky factor
+OTHER, LOCATION, SCALE, BESIDE = range(4)  # kinds of raw numbers; SCALE passes through a softplus, BESIDE is off the diagonal of a Cholesky factor
 
 
 class Columns:
-    """The mean and the spread of every column of the continuous variables in the data, over the entries that are known."""
+    """The mean and standard deviation of every column of the continuous data, over the observed entries."""
 
     def __init__(self, model: Model, names: Sequence[str], parts: Sequence[Mapping[str, Tensor]], world: World, rows: int) -> None:
         finite = {name for name in model.graph.latents if model.graph.rule("p", name).spec.finite}
@@ -50,7 +51,7 @@ class Columns:
 
 
 class Layer(NamedTuple):
-    """Numbers of a factor, or of a hidden layer of it: a constant, and weights by what they read (a variable, or None for an earlier layer)."""
+    """A layer of a factor: a constant, and weights with their parent (None for an earlier layer)."""
 
     variable: str
     kind: Places  # of each number
@@ -60,7 +61,7 @@ class Layer(NamedTuple):
 
 
 class Coordinates:
-    """Parameters as a function of the coordinates that a search moves, and gradients back. The parameters are now at the origin."""
+    """Map coordinates to parameters, and gradients back. The current parameters are the origin."""
 
     def __init__(self, model: Model, free: Sequence[nn.Parameter], columns: Columns) -> None:
         self.columns, self.layers, start = columns, list(_layers(model)), 0
@@ -76,7 +77,7 @@ class Coordinates:
         self.scales = _softplus(self.origin[self.logarithmic])
 
     def at(self, x: Array) -> Array:
-        """The parameters at these coordinates."""
+        """Return the parameters at these coordinates."""
         found = self.unit * x
         for weights, biases, mean in self.shifts:
             found[biases] -= found[weights] @ mean
@@ -84,7 +85,7 @@ class Coordinates:
         return self.origin + found
 
     def back(self, parameters: Array, gradient: Array) -> Array:
-        """The gradient by the coordinates, from that by the parameters."""
+        """Return the gradient with respect to the coordinates, from that with respect to the parameters."""
         found = gradient.copy()
         for weights, biases, mean in self.shifts:
             found[weights] -= gradient[biases][:, None] * mean
@@ -93,7 +94,7 @@ class Coordinates:
         return found
 
     def centred(self) -> Array:
-        """The parameters with the means of the data: every variable in the data has its own where its parents have theirs."""
+        """Return parameters with shifted biases: a variable has its data mean if its parents have theirs."""
         found = self.origin.copy()
         for layer in self.layers:
             biases = self._place(layer.constant)
@@ -104,7 +105,7 @@ class Coordinates:
         return found
 
     def rescaled(self) -> Array:
-        """The parameters that mean for the data what those at the origin mean for data with mean 0 and spread 1."""
+        """Return the origin's parameters, converted from standardised data to the units of the data."""
         found = self.origin.copy()
         for layer in self.layers:
             kind, biases = layer.kind, self._place(layer.constant)
@@ -146,7 +147,7 @@ class Coordinates:
                     self.shifts.append((place, biases, self.columns.mean[parent]))
 
     def _read(self, layer: Layer, parameters: Array) -> Array:
-        """What a layer's weights add where all that they read of the data is at its mean."""
+        """Return what a layer's weights contribute if the data that they read are at their means."""
         total = np.zeros(len(layer.kind))
         for weight, parent in layer.weights:
             if parent in self.columns.mean:
@@ -155,7 +156,7 @@ class Coordinates:
         return total
 
     def _moments(self, name: str, count: int) -> list[tuple[Array | None, Array]]:
-        """The mean and the spread of a variable of the data, each with what it is for another."""
+        """Return the mean and standard deviation of a variable, each with its default for other variables."""
         return [(self.columns.mean.get(name), np.zeros(count)), (self.columns.spread.get(name), np.ones(count))]
 
     def _place(self, parameter: Tensor | None) -> Places | None:
@@ -163,7 +164,7 @@ class Coordinates:
 
 
 def _layers(model: Model) -> Iterator[Layer]:
-    """p's layers. A network of another kind has none: its parameters are their own coordinates."""
+    """Yield p's layers. Other kinds of networks have none: their parameters are used as coordinates directly."""
     for entry in model.graph.entries():
         factor = model.factors[entry.id]
         if entry.side != "p" or not isinstance(factor, Factor):
@@ -220,10 +221,10 @@ def _softplus(raw: Array) -> Array:
 
 
 def _raw(scale: Array) -> Array:
-    """The number whose softplus this is."""
+    """Return the inverse of softplus."""
     return scale + np.log(-np.expm1(-scale))
 
 
 def _slope(raw: Array) -> Array:
-    """By how much a raw scale changes with the logarithm of the scale."""
+    """Return the derivative of the raw scale with respect to the logarithm of the scale."""
     return _softplus(raw) * (1 + np.exp(-raw))

@@ -1,7 +1,7 @@
-"""Seeing a run as it goes: a live panel on a terminal, plain lines elsewhere, scalars for TensorBoard.
+"""Display the progress of a run: a live panel on a terminal, plain lines elsewhere, and TensorBoard.
 
-A watcher is told of every step (a number, nothing from the device), of every recorded row and of every note. It reads only what
-the loop has recorded already, so that watching costs no synchronisation.
+The loop calls a watcher for every step, every recorded row and every note. A watcher reads only numbers
+that are already on the host, so it causes no device synchronisation.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 BOUNDS = ("elbo", "iwae", "expected", "evidence")
-BESIDES = ("step", "epoch", "lr", "phase", "gradient", "kl weight", "seconds", "note")  # of a row, what is neither the bound nor a term
+BESIDES = ("step", "epoch", "lr", "phase", "gradient", "kl weight", "seconds", "note")  # entries of a row that are neither the bound nor its terms
 
 
-PREPARING = 20  # steps in which a run may compile and capture: they say nothing of its pace
+PREPARING = 20  # first steps, which may compile and capture; the measured pace excludes them
 
 
 class Watcher:
-    """What is told of a run. The base hears and says nothing."""
+    """Base class of displays: the loop calls its methods, which do nothing here."""
 
     def step(self, step: int) -> None:
-        """One more step was taken."""
+        """Called after every step."""
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """A row was recorded."""
+        """Called for every recorded row of numbers."""
 
     def note(self, text: str) -> None:
-        """Something happened that is no number."""
+        """Called for every note."""
 
     def close(self) -> None:
-        """The run is over, or failed."""
+        """Called when the run ends or fails."""
 
 
 class Display(Watcher):
-    """What the live panel and the plain lines share: the newest numbers, and the time that is left."""
+    """Base class of the live panel and the plain lines: the newest numbers, and the remaining time."""
 
     def __init__(self, start: int, total: int, epochs: float, bound: str = "elbo", best: Mapping[str, Any] | None = None) -> None:
         self.at, self.total, self.epochs, self.bound = start, total, epochs, bound
@@ -74,12 +74,12 @@ class Display(Watcher):
             self.best = value, row["step"]
 
     def terms(self) -> list[str]:
-        """The bound, the likelihoods and the divergences, in this order."""
+        """Return the names of the bound, the likelihoods and the KL terms, in this order."""
         names = [name for name in dict.fromkeys((*self.train, *self.validation)) if name not in BESIDES]
         return sorted(names, key=lambda name: (BOUNDS.index(name) if name in BOUNDS else len(BOUNDS), name.startswith("kl(")))
 
     def pace(self) -> tuple[float, float]:
-        """Steps a second over the last half minute, and the seconds left at that pace."""
+        """Return the steps per second over the last half minute, and the remaining seconds at that pace."""
         now = time.perf_counter()
         if now - self.marks[-1][0] > 0.5:
             self.marks.append((now, self.at))
@@ -91,9 +91,9 @@ class Display(Watcher):
 
 
 class Lines(Display):
-    """A table that grows by a line at every validation, and between them at most every five seconds.
+    """A table with one line per validation, and between validations at most one line every five seconds.
 
-    A line that is due waits until its step is over: the step's validation may come yet, and belongs to the same line.
+    A line is printed only after its step is complete, because the validation of the step belongs to it.
     """
 
     EVERY = 5.0
@@ -147,10 +147,10 @@ class Lines(Display):
 
 
 class Live(Display):
-    """A panel that stays in its place: a bar, the bound and its terms in training and validation, the pace."""
+    """A live panel: progress bar, the bound and its terms in training and validation, and the pace."""
 
     EVERY = 0.2  # a frame takes about two milliseconds
-    MOST = 12  # terms shown
+    MOST = 12  # most terms shown
 
     def __init__(self, start: int, total: int, epochs: float, bound: str = "elbo", best: Mapping[str, Any] | None = None) -> None:
         from rich.console import Console
@@ -225,7 +225,7 @@ class Live(Display):
 
 
 class TensorBoard(Watcher):
-    """Scalars for TensorBoard, in a file of the run. A resumed run writes the file anew from its rows, so that no step is there twice."""
+    """Scalars for TensorBoard. A resumed run rewrites the file from its rows, so that no step appears twice."""
 
     def __init__(self, run: Folder, rows: list[dict[str, Any]]) -> None:
         try:
@@ -255,7 +255,7 @@ class TensorBoard(Watcher):
         return self._event(row["step"], row.get("seconds", 0.0), summary=summary)
 
     def _event(self, step: int, seconds: float, **content: Any) -> bytes:
-        """One record: an event with its length and checksums."""
+        """Return one record: an event with its length and checksums."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -265,9 +265,10 @@ class TensorBoard(Watcher):
 
 
 class Checking:
-    """How far the check of a large file has come: nothing for the first two seconds, then a line that stays in its place on a terminal.
+    """Progress of checking large data files. It prints nothing for the first two seconds.
 
-    Elsewhere it is a line every five seconds, if ``progress`` is True.
+    On a terminal, it then updates one line in place. Elsewhere, it prints a line every five seconds if
+    ``progress`` is True.
     """
 
     PATIENCE = 2.0
@@ -290,7 +291,7 @@ class Checking:
 
 
 def display(progress: bool | None, start: int, total: int, epochs: float, bound: str = "elbo", best: Mapping[str, Any] | None = None) -> Watcher:
-    """A panel on a terminal, unless ``progress`` is False; elsewhere plain lines if it is True."""
+    """Return a live panel on a terminal, unless ``progress`` is False; elsewhere plain lines if it is True."""
     if progress is not False and _on_terminal():
         return Live(start, total, epochs, bound, best)
     return Lines(start, total, epochs, bound, best) if progress else Watcher()
@@ -303,7 +304,7 @@ def _on_terminal() -> bool:
 
 
 def number(value: float | None) -> str:
-    """Four digits that matter, in a form that keeps its width."""
+    """Format a number with about four significant digits and a nearly constant width."""
     if value is None:
         return "·"
     if not math.isfinite(value):
@@ -323,7 +324,7 @@ def pace(rate: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """0:07, 12:34, 1:02:03, or 3 d 4 h."""
+    """Format a duration: 0:07, 12:34, 1:02:03, or 3 d 4 h."""
     if not math.isfinite(seconds):
         return "–"
     whole = round(seconds)

@@ -1,11 +1,13 @@
-"""Many processes: each takes its share of every batch, and the active group's gradients are summed.
+"""Training with several processes: each takes its share of every batch, and gradients are summed.
 
-Started by ``torchrun``; without it there is one process and nothing here does anything. The noise of a step is drawn for the whole
-batch and each process keeps its rows' part, so that any number of processes trains the same weights. Only what torch itself samples
-from a seed (Beta, Poisson and NegativeBinomial as latents) differs with their number.
+``torchrun`` starts the processes; without it there is one process, and this module does nothing. The
+noise of a step is drawn for the whole batch, and each process keeps the part of its rows. The result
+therefore does not depend on the number of processes. The exceptions are latents that torch's own
+samplers draw (Beta, Poisson, NegativeBinomial).
 
-Where one process is killed the others hear it at once; one that hangs is waited for ten minutes, or as many seconds as ``AEVB_WAIT`` says. All then
-end with a sentence, and the last checkpoint is there to resume from. (On GPUs NCCL ends the processes itself, after the same time.)
+If a process is killed, the others notice at once. If one hangs, the others wait for ten minutes, or for
+``AEVB_WAIT`` seconds. All then end with an error, and the run can be resumed from its last checkpoint.
+On GPUs, NCCL itself ends the processes after the same time.
 """
 
 from __future__ import annotations
@@ -29,20 +31,20 @@ WAIT = 600.0  # seconds that a process waits for the others
 
 
 def waiting_time() -> float:
-    """How many seconds a process waits for the others."""
+    """Return how many seconds a process waits for the others (``AEVB_WAIT``)."""
     text = os.environ.get("AEVB_WAIT", "")
     try:
         found = float(text or WAIT)
     except ValueError:
         found = 0.0
     if not 0 < found < 1e9:
-        raise ValueError(f"AEVB_WAIT is how many seconds a process waits for the others, got {text!r}.")
+        raise ValueError(f"AEVB_WAIT is the number of seconds that a process waits for the others, got {text!r}.")
     return found
 
 
 @contextmanager
 def _together() -> Iterator[None]:
-    """What all processes do at once; where another has ended or hangs, say so."""
+    """Run a collective operation; raise TrainingError if another process has ended or hangs."""
     try:
         yield
     except RuntimeError as error:
@@ -59,21 +61,21 @@ class World:
     rank: int = 0
     size: int = 1
     device: torch.device | None = None
-    joined: bool = False  # whether it was this library that joined them
+    joined: bool = False  # whether this library initialised the process group
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes files and speaks."""
+        """Whether this is the process that writes files and displays progress."""
         return self.rank == 0
 
     def share(self, n: int) -> slice:
-        """This process's part of n rows."""
+        """Return this process's part of n rows."""
         return slice(self.rank * n // self.size, (self.rank + 1) * n // self.size)
 
     def rows_of(self, noise: Mapping[str, Tensor], n: int) -> dict[str, Tensor]:
-        """The part of a step's noise that belongs to this process's rows.
+        """Return the part of a step's noise that belongs to this process's rows.
 
-        A seed has no parts: each process draws by one of its own, so that its rows are not drawn like those of the others.
+        A seed cannot be split: each process derives a seed of its own, so that their draws differ.
         """
         if self.size == 1:
             return dict(noise)
@@ -87,7 +89,7 @@ class World:
         return {name: mine(value) for name, value in noise.items()}
 
     def sum(self, tensors: list[Tensor]) -> None:
-        """Add up tensors over all processes, in place, as one message."""
+        """Sum tensors over all processes, in place, with one all-reduce."""
         if self.size == 1 or not tensors:
             return
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
@@ -106,14 +108,14 @@ class World:
         return bool(count.item())
 
     def copy_first(self, tensors: list[Tensor]) -> None:
-        """Give every process the first one's values."""
+        """Broadcast the first process's values to all processes."""
         if self.size > 1:
             with _together():
                 for tensor in tensors:
                     dist.broadcast(tensor, 0)
 
     def gather(self, found: T) -> list[T]:
-        """What every process found, in the order of their ranks."""
+        """Return the values of all processes, in the order of their ranks."""
         if self.size == 1:
             return [found]
         everything: list[Any] = [None] * self.size
@@ -127,7 +129,7 @@ class World:
                 dist.barrier()
 
     def leave(self) -> None:
-        """Part in order, before the interpreter goes: a connection still open then can abort the process."""
+        """Close the process group before the interpreter exits: an open connection can abort the process."""
         if self.size > 1 and dist.is_initialized():
             self.wait()
             if self.joined:
@@ -135,7 +137,7 @@ class World:
 
 
 def join(device: torch.device) -> World:
-    """Join the processes that torchrun started; alone if there are none."""
+    """Join the process group that torchrun started, or return a world of one process."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return World()

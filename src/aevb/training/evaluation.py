@@ -30,18 +30,20 @@ Part = tuple[Batch, Plan, dict[str, Tensor]]  # rows, how to estimate them, and 
 def evaluate(
     model: Model, source: Source, *, how: Mapping[str, str] | None = None, bound: str = "elbo", samples: int = 1, seed: int = 0
 ) -> dict[str, float]:
-    """The mean bound and its terms over all rows of a source, in nats an example.
+    """Return the mean bound and its terms over all rows of a source, in nats per example.
 
-    The expectations are taken in the plan's own ways, which are exact where they can be; ``how`` is for models that have none.
-    Where the posterior is known exactly, so are the evidence and the gap, the mean KL(q ‖ p(z|x)); neither is sampled.
+    Expectations are taken in the plan's default way, which is exact if possible; ``how`` is used only if
+    the model has no default. If the posterior is known exactly, the result includes the exact evidence and
+    the gap, the mean KL(q ‖ p(z|x)).
     """
     return Evaluation(model, source, how=how, bound=bound, samples=samples, seed=seed)()
 
 
 def evaluate_precisely(model: Model, source: Source, *, seed: int = 0, error: float = 0.01, most: int = 64) -> dict[str, tuple[float, float]]:
-    """The mean bound and its terms, each with its standard error: :func:`evaluate` with other noise, until the bound's error is small.
+    """Return the mean bound and its terms, each with its standard error.
 
-    At least 8 times where the estimate is random, at most ``most`` times. What is exact has the error 0.
+    :func:`evaluate` is repeated with new noise until the standard error of the bound is at most ``error``:
+    at least 8 times if the estimate is random, and at most ``most`` times. Exact quantities have error 0.
     """
     found: list[dict[str, float]] = []
     while len(found) < most:
@@ -58,10 +60,11 @@ def evaluate_precisely(model: Model, source: Source, *, seed: int = 0, error: fl
 
 
 class Evaluation:
-    """What :func:`evaluate` finds, for whoever asks again and again as the model is trained.
+    """A repeated :func:`evaluate` of a model that is being trained.
 
-    The rows and the noise are the same every time. So on a GPU, unless they would take much of its memory, they stay there, and from the second
-    time on the whole pass is a graph: a pass of small operations takes ten times longer to launch than to run.
+    The rows and the noise are the same every time. On a GPU they stay in its memory, unless they are too
+    large, and from the second call on the whole pass is a CUDA graph: small operations take ten times longer
+    to launch than to run.
     """
 
     def __init__(
@@ -123,7 +126,7 @@ class Evaluation:
         return self.found
 
     def _captured(self, held: Sequence[Part]) -> torch.cuda.CUDAGraph | None:
-        """None where there is no memory for it, or a part looks at its numbers on the host."""
+        """Capture a CUDA graph; None if memory is short or a part synchronises with the host."""
         graph, device = torch.cuda.CUDAGraph(), self.source.like.device
         pool = next((other.graph.pool() for other in _sharing if other.graph is not None and other.source.like.device == device), None)
         try:
@@ -151,7 +154,7 @@ def _seeded(part: Part) -> bool:
 
 
 def _exactly(model: Model, batch: Batch) -> dict[str, Tensor]:
-    """The evidence and, where it is known, the gap; NaN where a covariance of p, or of the posterior, is none any more."""
+    """Return the exact evidence and, if known, the gap; NaN if a covariance is no longer positive definite."""
     nan = model._parameter().new_full((next(iter(batch.values())).shape[-2],), torch.nan)
     found: dict[str, Tensor] = {}
     for name, way in (("evidence", exact_evidence), ("gap", gap)):

@@ -1,4 +1,4 @@
-"""Events of a run: what happened besides its numbers, for a program to tell apart and for a person to read."""
+"""Events of a run: notes with a machine-readable kind and a text for people."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# What an event is about. A kind is part of a run's file format: programs tell events apart by it, never by the text.
-SKIPPED = "step skipped"  # a step whose loss or gradient was not finite was left out
-UNTAUGHT = "q untaught"  # a latent that every row knows, so that nothing trains q's factor of it
+# Kinds of events. They are part of the file format: programs distinguish events by kind, never by text.
+SKIPPED = "step skipped"  # a batch with a non-finite loss or gradient was skipped
+UNTAUGHT = "q untaught"  # a latent is observed in every row, so that its q is not trained
 LABELS = "labels do not teach q"
 CONVERGED = "converged"
 NOT_CONVERGED = "not converged"
@@ -26,7 +26,7 @@ TOGETHER = "several runs"
 
 @dataclass(frozen=True)
 class Event:
-    """Something that a run has to say: of what ``kind`` it is, what it is ``about`` (a variable, or the run), a sentence, and what to do."""
+    """A note of a run: its ``kind``, what it is ``about`` (a variable, or "run"), a text and a remedy."""
 
     kind: str
     about: str
@@ -37,12 +37,15 @@ class Event:
         return f"{self.text} {self.remedy}".strip()
 
     def row(self, step: int) -> dict[str, Any]:
-        """A line of ``metrics.jsonl``."""
+        """Return the event as a line of ``metrics.jsonl``."""
         return {"step": step, "note": str(self), "kind": self.kind, "about": self.about} | ({"remedy": self.remedy} if self.remedy else {})
 
 
 def events(rows: Iterable[Mapping[str, Any]], kind: str | None = None) -> list[Event]:
-    """The events among a run's rows, all or those of a kind. Rows of versions that wrote sentences alone have the kind ""."""
+    """Return the events among a run's rows, all of them or those of one kind.
+
+    Rows of earlier versions have only a text; their kind is "".
+    """
     found = []
     for row in rows:
         if "note" in row and kind in (None, row.get("kind", "")):

@@ -1,4 +1,4 @@
-"""Steps that iterate over all rows by exact answers: EM in closed form, and L-BFGS on the exact evidence."""
+"""Iterations over all rows with an exact objective: closed-form EM, and L-BFGS on the exact evidence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from aevb.training.schedules import Phase
 from aevb.training.step import Job, Stepper
 from aevb.training.trouble import what_failed
 
-MLE = "mle/"  # in a checkpoint, before the names of what L-BFGS remembers
+MLE = "mle/"  # prefix of the names of L-BFGS's state in a checkpoint
 
 
 def left_alone(reason: str) -> Event:
@@ -33,10 +33,10 @@ class ExactSteps(Stepper):
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
-        self.not_recorded = f"{job.settings.schedule} takes exact answers, not an estimate of the bound"
+        self.not_recorded = f"{job.settings.schedule} computes the objective exactly, without an estimate of the bound"
 
     def what_failed(self, step: int, phase: Phase) -> str:
-        """Which rows have no finite evidence."""
+        """Name the rows whose evidence is not finite."""
         job = self.job
         rows = torch.arange(job.source.n)[job.world.share(job.source.n)]
         inputs = {f"batch {name}": value for name, value in job.source.take(rows).items()}
@@ -45,15 +45,15 @@ class ExactSteps(Stepper):
 
 
 class EMSteps(ExactSteps):
-    """Iterations of exact EM: the posterior's statistics over all rows, then every factor of p in closed form."""
+    """Exact EM: compute the posterior's statistics over all rows, then set every factor of p in closed form."""
 
     def __init__(self, job: Job, em: Regressions | Responsibilities) -> None:
         super().__init__(job)
         assert isinstance(job.settings.schedule, schedules.em)
         self.em, self.schedule = em, job.settings.schedule
-        self.iterations: Iterations | None = None  # once they have begun
-        self.kept: dict[str, Tensor] = {}  # what a checkpoint knew of them
-        self.lost: str | None = None  # why there are no next parameters
+        self.iterations: Iterations | None = None  # None before the first step
+        self.kept: dict[str, Tensor] = {}  # their state from a checkpoint
+        self.lost: str | None = None  # why an iteration failed
 
     def step(self, step: int, phase: Phase, rate: float) -> None:
         self.tally.begin(step)
@@ -85,12 +85,15 @@ class EMSteps(ExactSteps):
             text = f"em() converged after {taken} iterations: the last ones raised the mean evidence by less than tol={tol:g} nats."
             found.append(Event(CONVERGED, "run", text))
         elif taken == total and tol > 0:
-            text = f"em() ended after {taken} iterations, as asked, before it converged (tol={tol:g}); more steps= would raise the evidence."
+            text = f"em() ended after {taken} iterations, as asked, before it converged (tol={tol:g}); a larger steps= would raise the evidence."
             found.append(Event(NOT_CONVERGED, "run", text))
         return found
 
     def settle_model(self) -> None:
-        """Give the model what the iterations have found, and set q to the posterior where it can be. A reader calls for it, not every iteration."""
+        """Write the current parameters into the model, and set q to the posterior if possible.
+
+        This is called before the model is read, not after every iteration.
+        """
         if self.iterations is not None:
             with torch.no_grad():
                 self.iterations.write()
@@ -113,12 +116,12 @@ class EMSteps(ExactSteps):
 
 
 class LikelihoodSteps(ExactSteps):
-    """Iterations of L-BFGS on the exact evidence of all rows."""
+    """L-BFGS on the exact evidence of all rows."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
-        self.likelihood: Likelihood | None = None  # once it has begun
-        self.known: dict[str, Tensor] = {}  # what a checkpoint knew of it
+        self.likelihood: Likelihood | None = None  # None before the first step
+        self.known: dict[str, Tensor] = {}  # its state from a checkpoint
 
     @property
     def tol(self) -> float:

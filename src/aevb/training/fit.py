@@ -1,7 +1,8 @@
-"""fit: one training loop, read top to bottom.
+"""The training loop behind :func:`fit`.
 
-What is random is a function of (seed, step): the order of the rows, the noise of the estimate. So a run's whole state is its
-weights, its optimiser, and its step; a resumed run is the uninterrupted one, bit for bit on the CPU.
+All randomness (the order of the rows, the noise of the estimate) is a function of (seed, step).
+The state of a run is therefore its weights, its optimiser state and its step number. On the CPU, a
+resumed run equals the uninterrupted run bit for bit.
 """
 
 from __future__ import annotations
@@ -66,10 +67,11 @@ from aevb.training.warning_signs import FEW, ROWS, effective_weights, fall, told
 
 __all__ = ["Training", "TrainingError", "fit"]
 
-LEAST_SHARE = 10  # steps of p for one of q, beyond which q counts as not trained
-ITERATIONS = 1000  # over all rows, where none are asked for: they end when the evidence does not rise any more
+LEAST_SHARE = 10  # q counts as untrained if p took more than this many steps per step of q
+ITERATIONS = 1000  # default limit for iterations over all rows; they usually converge earlier
 ESTIMATES = ("bound", "samples", "gradient", "temperature", "kl_warmup", "classify", "agree")  # settings that exact answers do not use
-# What a resumed run may set anew: none of it changes the steps that were taken. A longer run stretches what is left of the learning rate.
+# Settings that a resumed run may change, because they do not affect the steps already taken. If the
+# run becomes longer, the rest of the learning rate schedule is stretched.
 MAY_CHANGE = ("epochs", "steps", "patience", "validate_every", "log_every", "checkpoint_every", "skip")
 
 
@@ -117,29 +119,56 @@ def fit(
     recipe: Recipe | None = None,
     **settings: Unpack[SettingsOptions],
 ) -> Run | list[Run]:
-    """Train a model and return the run.
+    """Train a model in place and return the run.
 
-    ``data`` is a dictionary of arrays (or files) by variable; ``validation`` likewise. ``settings`` are those of
-    :class:`Settings`, whose documentation lists them: epochs or steps, batch, lr, schedule, how, bound, …. With ``out`` the run's files go there, and
-    ``resume=True`` continues one that was interrupted, or starts it where there is none yet. The model is left with the weights of
-    the last step, or of the best validation if ``patience`` is set; :func:`load_run` reads either from the files.
+    Afterwards the model has the weights of the last step or, if ``patience`` is set, those of the
+    best validation. :func:`load_run` reads either from the run's files.
 
-    ``progress`` shows the run as it goes: on a terminal unless it is False, elsewhere as plain lines if it is True.
-    ``tensorboard=True`` writes scalars for TensorBoard into ``out/tensorboard``. ``after(step, model)`` is called
-    after every validation; numbers that it returns, by name, are recorded with it.
+    Arguments:
+        model: The model to train.
+        data: A dictionary from variable to array or file.
+        validation: Validation data, in the same form. Required by ``patience``.
+        out: Folder for the run's files. It must be empty or not exist yet; with ``resume=True`` it
+            may hold the run to continue.
+        resume: Continue the run in ``out`` from its last checkpoint. If there is no checkpoint yet,
+            the run starts at step 0.
+        progress: Display of the progress. By default a live panel on a terminal and nothing
+            elsewhere; True also prints plain lines elsewhere; False prints nothing.
+        tensorboard: Write scalars for TensorBoard into ``out/tensorboard``.
+        after: A function ``after(step, model)``, called after every validation. It may return a
+            dictionary of numbers, which are recorded in the history.
+        seeds: A number of runs or a list of seeds. ``seeds=8`` trains eight fresh models of the same
+            declaration and leaves ``model`` unchanged. Their files go into ``out/seed-N``. Each run
+            equals ``fit(model.fresh(seed), …, seed=seed)``; with ``compile=True`` on a GPU, up to
+            rounding. Several models share a GPU, which is much faster than training one by one.
+        recipe: Where the rows came from and how they were prepared. It is saved as ``out/data.json``,
+            so that the command line can prepare other rows in the same way.
+        **settings: The fields of :class:`Settings`: epochs or steps, batch, lr, schedule, how,
+            bound, ….
 
-    ``seeds=8`` (or a list of seeds) trains that many fresh models of the same declaration together and returns their runs; the model
-    itself stays as it is. Each run is the one that its seed would give alone (``fresh(seed)``, then ``fit(…, seed=seed)``; compiled for a
-    GPU, but for rounding), in ``out/seed-N``; on a GPU they share it, step by step, and cost much less than one after the other.
+    Returns:
+        The :class:`Run`; with ``seeds``, a list of runs in the order of the seeds.
 
-    ``out`` is a folder that is empty or does not exist yet, or with ``resume=True`` a run's own. ``recipe`` says where the rows came from
-    and what was done to them; it is kept there as ``data.json``, by which the commands prepare other rows in the same way.
+    Raises:
+        TypeError: A keyword is not a setting.
+        ValueError: A setting, the data or ``out`` does not fit the model or the schedule. No step is
+            taken.
+        CheckpointError: With ``resume=True``, the checkpoint is damaged or belongs to another model,
+            other data or other settings.
+        TrainingError: A loss, gradient or weight became non-finite, or a file could not be written.
+        KeyboardInterrupt: The run was interrupted (Ctrl-C, SIGTERM). It saves a checkpoint first if
+            ``out`` is set.
+
+    Example::
+
+        run = fit(model, {"x": x}, validation={"x": held_out}, epochs=50, out="runs/first")
+        run.history["elbo"]
     """
     unknown = sorted(set(settings) - {f.name for f in fields(Settings)})
     if unknown:
         raise TypeError(f"fit has no setting {unknown[0]!r}. Its settings are {', '.join(f.name for f in fields(Settings))}.")
     if out is not None and str(out) == "":
-        raise ValueError('out="" names no folder. Say where the run\'s files are to go.')
+        raise ValueError('out="" names no folder. Give the folder for the run\'s files, or leave out= out.')
     folder = Path(out) if out is not None else None
     if seeds is None:
         with ExitStack() as closing, sharing_cores():
@@ -148,13 +177,15 @@ def fit(
             training.after = after
             return training.run()
     if "seed" in settings:
-        raise ValueError("Say seed= for one run or seeds= for several, not both.")
+        raise ValueError("Pass seed= for one run or seeds= for several runs, not both.")
     if folder is not None and (folder / "model.json").exists():
         raise ValueError(f"{folder} holds a model or a run of its own. Choose another folder for the runs of several seeds.")
     every = [replace(Settings(**settings), seed=seed) for seed in _several(seeds)]
     _refuse_shared(model)
     if (what := added(model)) is not None:
-        raise ValueError(f"seeds= trains fresh models of the declaration, which would not have what this one has: {what}. Train it alone.")
+        raise ValueError(
+            f"seeds= trains fresh models made from the declaration, which does not include this: {what}. Train this model without seeds=."
+        )
     with ExitStack() as closing, sharing_cores():
         trainings: list[Training] = []
         for one in every:
@@ -165,20 +196,23 @@ def fit(
             training.after = after
             trainings.append(training)
         for watcher in trainings[0].watchers if len(trainings) > 1 else ():
-            watcher.note(f"{len(trainings)} runs together; what is shown is seed {every[0].seed}.")
+            watcher.note(f"{len(trainings)} runs together; the display shows seed {every[0].seed}.")
         return _train_together(trainings)
 
 
 def _several(seeds: int | Sequence[int]) -> list[int]:
-    """The seeds that were asked for: so many, or these."""
+    """Return the list of seeds for ``seeds=``: 0, 1, … for a number, or the given list."""
     chosen = list(range(seeds)) if isinstance(seeds, int | np.integer) else list(seeds)
     if isinstance(seeds, bool) or not chosen or len(set(chosen)) < len(chosen):
-        raise ValueError(f"seeds is a number of runs, or a list of different seeds, got {seeds!r}.")
+        raise ValueError(f"seeds is a positive number of runs, or a list of different seeds, got {seeds!r}.")
     return chosen
 
 
 def _train_together(trainings: Sequence[Training]) -> list[Run]:
-    """Several runs, a step of each at a time. Where one is stopped, or fails, all are; the others save first."""
+    """Train several runs, one step of each in turn.
+
+    If one run is interrupted or fails, all of them stop, and the others save a checkpoint first.
+    """
     together, stopped, failed = StepQueue(), False, None
     with threads(trainings[0].threads), interruptible() as interrupted:
         loops = {training: training.loop(interrupted) for training in trainings}
@@ -209,7 +243,7 @@ def _train_together(trainings: Sequence[Training]) -> list[Run]:
 
 
 class Stopped(KeyboardInterrupt):
-    """A run was asked to end, and has saved. ``for_commands`` is what the command line says instead."""
+    """A run was interrupted and has saved a checkpoint. ``for_commands`` is the command line's message."""
 
     def __init__(self, text: str, for_commands: str = "") -> None:
         super().__init__(text)
@@ -224,13 +258,13 @@ def _stopped(text: str, what: str, where: Path | None) -> Stopped:
 
 
 class NoValidationError(ValueError):
-    """A setting counts validations, but there are no data for them. ``for_commands`` is what the command line says instead."""
+    """A setting needs validation data. ``for_commands`` is the command line's message."""
 
     for_commands = "patience counts validations; add --validation FILE, or --hold-out 0.1."
 
 
 class Training:
-    """One run in the making."""
+    """The state of one run while it trains."""
 
     def __init__(
         self,
@@ -253,18 +287,19 @@ class Training:
         self.device, self.dtype = like.device, like.dtype
         if self.dtype not in (torch.float32, torch.float64):
             raise ValueError(
-                f'The model is in {str(self.dtype)[6:]}, too coarse to train in. Train model.float(); precision="bf16" takes products in bfloat16.'
+                f"The model is in {str(self.dtype)[6:]}, too coarse to train in. Train model.float(); "
+                'precision="bf16" then computes matrix products in bfloat16.'
             )
         self.world = join(self.device)
         self.world.copy_first(list(model.state_dict().values()))
-        told = progress if self.world.first else False
-        self.source = open_source(model.graph, data, like, Checking(told))
+        shown = progress if self.world.first else False
+        self.source = open_source(model.graph, data, like, Checking(shown))
         self.markers = array_warnings(data, model.graph.observed) if recipe is None and isinstance(data, Mapping) else []
         refuse_degenerate(model.graph, self.source)
         self.recorded = settings.record() | {"fresh": {name: repr(fresh) for name, fresh in self.source.fresh.items()} or None}
         self.recorded |= {"data": _fingerprint(self.source) if out is not None else None, "numbers": NUMBERS}
         self.recorded["frozen"] = _frozen(model)
-        self.validation = None if validation is None else open_source(model.graph, validation, like, Checking(told, "validation"))
+        self.validation = None if validation is None else open_source(model.graph, validation, like, Checking(shown, "validation"))
         self.evaluation: Evaluation | None = None  # on the validation data
         self.em = exact_em(model) if settings.schedule.objective == "em" else None
         exact = settings.schedule.objective == "evidence" and why_not_exact(model) is None
@@ -294,13 +329,13 @@ class Training:
         self.best: dict[str, Any] | None = None
         self.best_checkpoint: Checkpoint | None = None
         self.folder: Folder | None = None
-        self.anew = False  # whether a run was to be continued, and there was none
+        self.anew = False  # whether resume=True found no checkpoint
         self.watchers: list[Watcher] = []
         self.after: Callable[[int, Model], Mapping[str, float] | None] | None = None
         if out is not None:
             self._open(out, resume, closing)
         elif resume:
-            raise ValueError("resume=True continues a run from its files; say where they are with out=….")
+            raise ValueError("resume=True continues a run from its files; give their folder with out=….")
         self._check_weights()
 
     # Before the first step ----------------------------------------------------------------------------------------------------
@@ -314,8 +349,8 @@ class Training:
         s = self.settings
         if self.order.batch < self.world.size:
             raise ValueError(
-                f"A step takes {self.order.batch} rows, so that of {self.world.size} processes some would have none. Start no more than "
-                f"{self.order.batch} (torchrun --nproc-per-node)" + (", or raise batch=." if self.order.batch < self.source.n else ".")
+                f"A step takes {self.order.batch} rows, so some of the {self.world.size} processes would have none. Start at most "
+                f"{self.order.batch} processes (torchrun --nproc-per-node)" + (", or raise batch=." if self.order.batch < self.source.n else ".")
             )
         if s.kl_warmup >= self.total:
             raise ValueError(
@@ -336,25 +371,31 @@ class Training:
             )
         exact = [name for name in self.labelled if isinstance(self.model.graph.rule("q", name).spec, Exact)]
         if s.classify and exact:
-            raise ValueError(f"classify= trains q({exact[0]}|·), but that is Exact(): p's own conditional. Leave it out; labels teach p.")
+            raise ValueError(
+                f"classify= trains q({exact[0]}|·), but q({exact[0]}|·) is Exact(): it has no parameters of its own. "
+                "Leave classify= out; the labels train p."
+            )
         if s.schedule.objective != "bound":
             defaults = Settings()
             idle = next((name for name in ESTIMATES if getattr(s, name) != getattr(defaults, name)), None)
             if idle is not None:
-                raise ValueError(f"{idle}= is about q and estimates of the bound; {s.schedule} takes exact answers. Leave it out, or use joint().")
+                raise ValueError(
+                    f"{idle}= configures q or the estimate of the bound, but {s.schedule} computes the objective exactly. "
+                    f"Leave {idle}= out, or use joint()."
+                )
         if self.em is not None and self.em.closed:
             held = [name for name in self.recorded["frozen"] if dict(self.model.named_parameters())[name] in set(self.model.theta())]
             if held:
                 raise ValueError(f"em() sets all of p's parameters in closed form, but {held[0]} is frozen. Use mle() or joint().")
         elif self.em is not None and s.schedule.start == "data":  # type: ignore[attr-defined]
-            raise ValueError('em(start="data") is for models whose M-step has a closed form, which this one has not. Leave start= out.')
+            raise ValueError('em(start="data") needs a closed-form M-step, which this model does not have. Leave start= out.')
         if bool(s.agree) != bool(s.distort):
-            raise ValueError("agree= is the weight of a class staying the same, distort= says under what. Set both, or neither.")
+            raise ValueError("agree= weights the agreement of q(y|x) under distortions, and distort= defines the distortions. Set both, or neither.")
         if s.agree and not self._classes():
-            raise ValueError("agree= is about q(y|x), but no latent without time is a OneHot that q reads off the data alone.")
+            raise ValueError("agree= needs q(y|x) of a OneHot latent without a time index whose parents in q are data, but the model has none.")
         for name in s.distort:
             if name not in self.model.graph.observed or math.prod(s.distort[name].shape) != self.model.graph.size(name):
-                raise ValueError(f"distort= has images of {s.distort[name].shape} for {name!r}, which is no observed variable of that size.")
+                raise ValueError(f"distort= gives images of shape {s.distort[name].shape} for {name!r}, which is no observed variable of that size.")
         for name in self.labelled if s.classify else ():
             if unknown := self.model.graph.latent_behind(name):
                 raise ValueError(f"classify= needs q({name}|·) as a function of the data alone, but it reads {unknown!r}.")
@@ -364,17 +405,20 @@ class Training:
             raise NoValidationError("patience counts validations; pass validation= data.")
 
     def _untaught(self) -> list[str]:
-        """Latents that every row knows, so that no term of the objective has q's factor of them."""
+        """Return the latents that are observed in every row: no term of the objective uses their q."""
         s = self.settings
         if s.schedule.objective == "evidence":
-            return []  # mle() says of all of q that it stays
+            return []  # mle() has its own note: it trains no factor of q
         taught = {*(self.labelled if s.classify else ()), *(self._classes() if s.agree else ())}
         known = [name for name in self.model.graph.latents if name in self.plan.clamped and name not in taught]
         factors = {name: [self.model.factors[entry.id] for entry in self.model.graph.q[name].values()] for name in known}
         return [name for name in known if any(p.requires_grad for factor in factors[name] for p in factor.parameters())]
 
     def _taught_apart(self) -> list[str]:
-        """Discrete latents that some rows know, whose labels do not reach q's factor, though ``classify`` could let them."""
+        """Return the partly labelled discrete latents whose q is not trained on the labels.
+
+        ``classify`` would train it on them.
+        """
         if self.settings.schedule.objective != "bound" or self.settings.classify:
             return []
         graph = self.model.graph
@@ -385,28 +429,31 @@ class Training:
         ]
 
     def _repeats(self) -> list[str]:
-        """What is to be said of values that repeat under a density, and of columns that number the rows, from some of the rows."""
+        """Return notes about the data, from a sample of rows.
+
+        They report repeated values under a density, and columns that look like row numbers.
+        """
         graph, n, fresh = self.model.graph, self.source.n, self.source.fresh
         notes = note_repeats(graph, self.source.read(torch.linspace(0, n - 1, min(LOOK, n)).long()), fresh, self.source.places)
         notes += [str(warning) for warning in self.markers]
         return notes + note_numbering(graph, self.source.read(torch.arange(min(LOOK, n))), fresh, self.source.places)
 
     def _classes(self) -> list[str]:
-        """Discrete latents whose q is a function of the data."""
+        """Return the discrete latents without a time index whose q depends on data alone."""
         graph = self.model.graph
         return [
             name for name in graph.latents if graph.rule("q", name).spec.categorical and not graph.timed[name] and graph.latent_behind(name) is None
         ]
 
     def _check_weights(self) -> None:
-        """A ReLU may make a 0 of what is no number, and then nobody would see it."""
+        """Refuse weights that are not finite: a ReLU can turn NaN into 0 and hide the error."""
         _refuse_shared(self.model)
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad and not bool(parameter.isfinite().all()):
-                raise ValueError(f"The parameter {name} holds numbers that are not finite. Begin with a fresh model, or with weights that are.")
+                raise ValueError(f"The parameter {name} holds numbers that are not finite. Start with a fresh model, or load finite weights.")
 
     def _check_groups(self) -> None:
-        """Every phase must have something to move."""
+        """Refuse a schedule with a phase that has no parameters to train."""
         schedule = self.settings.schedule
         phases = {phase.name: phase for phase in (schedule.phase(step, self.total) for step in range(min(self.total, schedule.cycle)))}
         for phase in phases.values():
@@ -418,35 +465,39 @@ class Training:
         folder = Folder(out)
         if self.world.first:
             closing.enter_context(folder.held())
-            refuse_taken(out, resume)  # again: another process may have trained here before the lock was ours
+            refuse_taken(out, resume)  # again: another process may have trained here before this one got the lock
         found = latest(out) if resume else None
         if found is not None:
             folder.beside = found.beside
             folder.notes += self._continue(out, found)
         self.anew = resume and found is None
         if self.world.first:
-            # Iterations over all rows have no learning rate. Where none was asked for, config.toml gives none, as mle() would take one for a wish.
+            # Iterations over all rows have no learning rate. config.toml therefore records only an lr
+            # that the user set, because mle() switches to Adam if lr is set.
             config = self.recorded | ({"lr": self.asked_lr} if self.on_all_rows else {})
             folder.begin(self.model.declaration(), toml_text(config), self.rows, self.recipe)
             self.folder = folder
 
     def _continue(self, out: Path, found: Checkpoint) -> list[str]:
-        """Go on from a checkpoint; what the run should know of it is returned."""
+        """Restore the state of a checkpoint, and return notes for the run to record."""
         there = Settings().record() | {"numbers": 1} | found.state["settings"]  # a setting that did not exist then had its default
         if there["numbers"] != NUMBERS:
             raise CheckpointError(
-                f"{out} was trained by another version, whose random numbers for a seed were others: resumed, it would not be the run that it was. "
-                "Train further from its weights (aevb.load_run), or start anew."
+                f"{out} was trained by another version of aevb, in which a seed gave other random numbers. Resuming it would not reproduce the "
+                "uninterrupted run. Start a new run from its weights (aevb.load_run), or from scratch."
             )
         if self.recipe is not None:
             check_recipe(out, self.recipe, found.beside.get("data.json"))
         notes = []
         if _is_partial(there["data"]):
             there["data"] = self.recorded["data"] if there["data"] == _partial_fingerprint(self.source) else there["data"]
-            notes.append("The version that began this run recorded some of its rows only. Those are the same; the others could not be compared.")
+            notes.append(
+                "The version of aevb that began this run recorded a hash of only some of the rows. Those rows are the same; the others "
+                "could not be compared."
+            )
         changed = sorted(key for key in self.recorded.keys() & there.keys() - set(MAY_CHANGE) if self.recorded[key] != there[key])
         if changed == ["data"]:
-            raise CheckpointError(f"{out} was trained on other data ({there['data']}, not {self.recorded['data']}). Resume with the same.")
+            raise CheckpointError(f"{out} was trained on other data ({there['data']}, not {self.recorded['data']}). Resume with the same data.")
         changed = [key for key in changed if key != "data"]
         if changed:
             raise CheckpointError(
@@ -463,9 +514,9 @@ class Training:
         return notes if wrong is None else [*notes, wrong]
 
     def watch(self, progress: bool | None, tensorboard: bool, closing: ExitStack) -> None:
-        """Show the run as it goes; of several processes, the first does."""
+        """Attach the progress display and TensorBoard. Only the first process has them."""
         if tensorboard and self.out is None:
-            raise ValueError("tensorboard=True writes into the run's folder; say where that is with out=….")
+            raise ValueError("tensorboard=True writes into the run's folder; give that folder with out=….")
         if not self.world.first:
             return
         if tensorboard and self.folder is not None:
@@ -474,7 +525,7 @@ class Training:
         self.watchers.append(display(progress, self.step, self.total, epochs, self.settings.judge, self.best))
         for watcher in self.watchers:
             closing.callback(watcher.close)
-            if self.anew:  # shown, not recorded: the history is that of a run which was not interrupted
+            if self.anew:  # not recorded, so that the history equals that of an uninterrupted run
                 watcher.note(f"There is no checkpoint in {self.out} yet that resume=True could continue: the run starts at step 0.")
 
     # The loop ---------------------------------------------------------------------------------------------------------------------
@@ -486,33 +537,34 @@ class Training:
         return self.finished()
 
     def loop(self, interrupted: Flag) -> Iterator[Phase]:
-        """The run, but for the steps themselves: yields the phase of each, and expects it to have been taken."""
+        """Run everything except the steps: yield the phase of each step, which the caller then takes."""
         s = self.settings
         began = time.perf_counter()
         validate = s.validate_every or self.per_epoch
         log = 1 if self.on_all_rows and self.total <= ITERATIONS else max(1, self.total // 200)
-        log = -(-log // AT_ONCE) * AT_ONCE if self.stepper.captures else log  # a GPU takes so many steps at once
+        log = -(-log // AT_ONCE) * AT_ONCE if self.stepper.captures else log  # a CUDA graph holds AT_ONCE steps
         intervals = {"log": s.log_every or log, "validate": validate, "checkpoint": s.checkpoint_every or validate}
         self.saved = began
         was = self.model.training
         self.model.train()
         for name in self._untaught():
             alone = name in self.labelled and self.model.graph.latent_behind(name) is None and self.em is None
-            remedy = "To learn it too, add classify=1 (--classify 1); to find it" if alone else "To find it"
+            remedy = f"To train q({name}|·) too, add classify=1 (--classify 1); to infer {name}" if alone else f"To infer {name}"
             text = f"{name} is known in every row: nothing teaches q({name}|·)."
-            self._note_once(Event(events.UNTAUGHT, name, text, f"{remedy} without labels, leave {name} out."))
+            self._note_once(Event(events.UNTAUGHT, name, text, f"{remedy} without labels, leave {name} out of the data."))
         self._note_folder()
         for name in self._taught_apart():
-            text = f"{name} is known in some rows, where the bound has no term with q({name}|·): these labels do not teach it."
-            self._note_once(Event(events.LABELS, name, text, f"If q is to predict {name}, add classify=1 (--classify 1)."))
+            text = f"{name} is known in some rows. The bound of these rows has no term with q({name}|·), so their labels do not train it."
+            self._note_once(Event(events.LABELS, name, text, f"To train q to predict {name}, add classify=1 (--classify 1)."))
         for note in self._repeats():
             self._note_once(Event(events.REPEATED, "data", note))
         stop = self._out_of_patience() or self.stepper.converged
         if s.schedule.objective == "evidence" and with_weights(self.model):
             text = "mle() trains p alone."
-            self._note_once(Event(events.P_ALONE, "q", text, "Read the evidence: the elbo, its terms and the gap are those of q as it was before."))
+            remedy = "Judge the run by the evidence: the elbo, its terms and the gap use q as it was before the run."
+            self._note_once(Event(events.P_ALONE, "q", text, remedy))
         if self.in_batches is not None:
-            text = f"mle() takes Adam's steps on batches, not L-BFGS on all rows: {self.in_batches}."
+            text = f"mle() takes Adam's steps on batches instead of L-BFGS on all rows: {self.in_batches}."
             self._note_once(Event(events.IN_BATCHES, "run", text))
         try:
             while self.step < self.total and not stop:
@@ -523,10 +575,10 @@ class Training:
                     watcher.step(self.step)
                 stop = self.stepper.converged
                 due = {name: self.step % every == 0 or self.step == self.total or stop for name, every in intervals.items()}
-                ask = self.world.size == 1 or any(due.values()) or self.step % 20 == 0  # the same in every process
+                ask = self.world.size == 1 or any(due.values()) or self.step % 20 == 0  # world.any() is collective: same answer on every rank
                 stopped = ask and self.world.any(interrupted.set)
                 if self.stepper.waits and not (any(due.values()) or stopped):
-                    continue  # a GPU works on; the host looks when there is something to do
+                    continue  # do not synchronise with the GPU unless there is something to do
                 if self.stepper.failed():
                     reached = self.step
                     self._trouble()
@@ -549,7 +601,7 @@ class Training:
                 self._restore_best()
         finally:
             self.stepper.close()
-            self.evaluation = None  # and its graph
+            self.evaluation = None  # frees its CUDA graph
             self.model.train(was)
             self._note_teaching()
             self.seconds = self.before + time.perf_counter() - began
@@ -563,12 +615,12 @@ class Training:
         self.note_what_stays()
 
     def note_what_stays(self) -> None:
-        """Record what the steps have to say."""
+        """Record the events that the stepper reports."""
         for event in self.stepper.remarks(self.step + 1, self.total):
             self._note_once(event)
 
     def _note_course(self) -> None:
-        """Say at the end of a run that its bound fell back, or that its importance weights rest on one sample."""
+        """Record at the end of a run if its bound fell back, or its importance weights rest on one sample."""
         if (found := fall(Run(self.model, self.settings, self.rows, self.out, self.step, 0.0))) is not None:
             self._note(Event(events.FELL_BACK, "run", *told_fall(found)))
         if self.settings.schedule.objective != "bound":
@@ -580,7 +632,7 @@ class Training:
             self._note(Event(events.ONE_SAMPLE, "run", *told_weights(effective, self.plan.samples)))
 
     def _place(self, phase: Phase) -> dict[str, Any]:
-        """Where in the schedule a step stands; an iteration in closed form has no learning rate."""
+        """Return a step's phase, learning rate and KL weight. Iterations over all rows have only a phase."""
         if self.on_all_rows:
             return {"phase": "EM" if self.em is not None else phase.name}
         s = self.settings
@@ -594,7 +646,7 @@ class Training:
             rate *= 0.5 * (1 + math.cos(math.pi * phase.position / phase.length))
         return rate
 
-    # Seeing it ------------------------------------------------------------------------------------------------------------------------
+    # History and validation ----------------------------------------------------------------------------------------------------------
 
     def _record(self, values: dict[str, Any], began: float) -> None:
         row = {
@@ -611,45 +663,55 @@ class Training:
         self._note_folder()
 
     def _validate(self, began: float) -> None:
-        """Record the bound (and the evidence, where exact) on the validation data, and whether it is the best so far."""
+        """Record the bound (and the exact evidence, if known) on the validation data.
+
+        Keep the weights if the value is the best so far.
+        """
         assert self.validation is not None
         s = self.settings
         self.stepper.settle_model()
         if self.evaluation is None:
             self.evaluation = Evaluation(self.model, self.validation, how=s.how, bound=s.bound, samples=s.samples, seed=s.seed)
-        with threads(self.all_threads):  # rows are many here, and what is called is not ours
+        with threads(self.all_threads):  # large batches, and after= is the user's code
             values = self.evaluation()
             found = self._asked()
         self._record({f"validation {name}": value for name, value in values.items()} | found, began)
         value = values[s.judge]
         if math.isfinite(value) and (self.best is None or value > self.best["value"]):
             self.best, self.waited = {"value": value, "step": self.step}, 0
-            self.best_checkpoint = self._checkpoint(copied=True)  # on disk with the next one that is written
+            self.best_checkpoint = self._checkpoint(copied=True)  # written to disk with the next checkpoint
         else:
             self.waited += 1
 
     def _asked(self) -> dict[str, float]:
-        """What ``after`` says. It may change the weights, but not how they lie in memory, nor, for a graph, where: a step knows them there.
-        Nor may it freeze some, or add a hook: what a step does is settled when the run begins."""
+        """Call ``after`` and return the numbers that it gives.
+
+        ``after`` may change the values of the weights, but not their layout, nor their address if
+        steps are CUDA graphs: a compiled step reads them where they were. It may not freeze
+        parameters or add hooks either, because the steps are fixed when the run begins.
+        """
         if self.after is None:
             return {}
         before = self._forms()
-        self._note_teaching()  # it may ask for a posterior
+        self._note_teaching()  # ``after`` may compute a posterior, which reads this record
         found = dict(self.after(self.step, self.model) or {})
         changed = next((name for name, form in self._forms().items() if before.get(name) != form), None)
         if changed is not None:
             raise TrainingError(
-                f"after= put another tensor in the place of {changed} at step {self.step}; the run would not see it, or take its numbers for others. "
-                "Write the new numbers into the parameter (parameter.copy_(…) under torch.no_grad(), or load_state_dict)."
+                f"after= put another tensor in the place of {changed} at step {self.step}, but the run keeps using the old one. "
+                "Write the new values into the parameter (parameter.copy_(…) under torch.no_grad(), or load_state_dict)."
             )
         frozen, was = _frozen(self.model), self.recorded["frozen"]
         if frozen != was:
             name = min(set(frozen).symmetric_difference(was))
             done = "froze" if name in frozen else "unfroze"
-            raise TrainingError(f"after= {done} {name} at step {self.step}, but what a run trains is settled when it begins. Train in two runs.")
+            raise TrainingError(f"after= {done} {name} at step {self.step}, but a run cannot change which parameters it trains. Train in two runs.")
         own = own_part(self.model) if self.stepper.not_recorded is None else None
         if own is not None:
-            raise TrainingError(f"After after= at step {self.step}, {own}, but the run has recorded its steps and would not. Add it before the run.")
+            raise TrainingError(
+                f"after= changed the model at step {self.step}: {own}. This run replays recorded steps, so the change would have no effect. "
+                "Make it before fit()."
+            )
         return found
 
     def _forms(self) -> dict[str, tuple[Any, ...]]:
@@ -659,25 +721,29 @@ class Training:
     def _out_of_patience(self) -> bool:
         return self.settings.patience is not None and self.waited >= self.settings.patience
 
-    # Keeping it --------------------------------------------------------------------------------------------------------------------------
+    # Checkpoints -------------------------------------------------------------------------------------------------------------------------
 
     def _time_to_save(self) -> bool:
-        """Unless an interval was asked for, checkpoints are half a minute apart: on small data writing them would take longer than training."""
+        """Return whether a due checkpoint is written now.
+
+        Unless ``checkpoint_every`` is set, checkpoints are at least half a minute apart: on small data,
+        writing them would take longer than training.
+        """
         return self.settings.checkpoint_every is not None or self.world.any(self.world.first and time.perf_counter() - self.saved > 30)
 
     @cached_property
     def open_ends(self) -> bool:
-        """Whether rows end in steps without data, as the first 1,000 show."""
+        """Whether sequences end in time steps without data, judged by the first 1,000 rows."""
         graph = self.model.graph
         return any(graph.timed[name] for name in graph.observed) and open_ended(graph, self.source.take(torch.arange(min(1000, self.source.n))))
 
     def _note_teaching(self) -> None:
-        """Put on the model's record which of q's factors this run has trained, and which it leaves behind p."""
+        """Record in the model which factors of q this run trained, and which it left untrained, and why."""
         model, schedule = self.model, self.settings.schedule
         if not self.step:
             return
         names, known = with_weights(model), self._untaught()
-        told = {name: f"{name} was known in every training row, so that q({name}|·) was not trained" for name in known}
+        untrained = {name: f"{name} was known in every training row, so that q({name}|·) was not trained" for name in known}
         if schedule.objective == "bound":
             e_steps, m_steps = self._counted()
             trained = [name for name in trainable_latents(model) if name not in known]
@@ -685,7 +751,7 @@ class Training:
                 model.teaching.record(model, dict.fromkeys(trained, f"q was trained in {e_steps} of {self.step} steps"))
             elif e_steps:
                 model.teaching.taught(model, trained, lacked=self.source.lacking, open_ends=self.open_ends)
-                model.teaching.record(model, told)
+                model.teaching.record(model, untrained)
             return
         behind = (
             "mle() trains p alone"
@@ -693,15 +759,15 @@ class Training:
             else self.stepper.left_alone and f"em() left q as it is: {self.stepper.left_alone}"
         )
         if behind:
-            model.teaching.record(model, dict.fromkeys(names, behind) | told)
+            model.teaching.record(model, dict.fromkeys(names, behind) | untrained)
             return
-        model.teaching.record(model, told)
+        model.teaching.record(model, untrained)
         if names := [name for name in names if name not in self.plan.clamped]:
-            model.teaching.lacked = None  # q has been replaced, by a formula for rows that have all entries
+            model.teaching.lacked = None  # EM replaced q by the exact posterior of complete rows
             model.teaching.taught(model, names, lacked={})
 
     def _counted(self) -> tuple[int, int]:
-        """How many of the steps so far trained q, and how many p."""
+        """Return how many of the steps so far trained q, and how many trained p."""
         schedule = self.settings.schedule
         cycles, rest = divmod(self.step, schedule.cycle)
         phases = [schedule.phase(step, self.total) for step in range(schedule.cycle if cycles else rest)]
@@ -727,7 +793,7 @@ class Training:
             known = {int(path.name[5:]) for path in folders(self.out)}
             if best is not None and best.step != newest.step and best.step not in known:
                 self.folder.save(best, keep=frozenset(known))
-            before = max((step for step in known if step < newest.step), default=newest.step)  # should the newest be damaged one day
+            before = max((step for step in known if step < newest.step), default=newest.step)  # a fallback if the newest gets damaged
             self.folder.save(newest, keep=frozenset({before} | ({self.best["step"]} if self.best else set())))
         self.saved = time.perf_counter()
         self.world.wait()
@@ -742,10 +808,13 @@ class Training:
             self.model.load_state_dict(best.weights)
             self.model.teaching.restore(self.model, best.state.get("teaching"))
 
-    # Trouble -----------------------------------------------------------------------------------------------------------------------------
+    # Failed steps ------------------------------------------------------------------------------------------------------------------------
 
     def _trouble(self) -> None:
-        """A non-finite loss or gradient: nothing has moved since the step that failed; name what it was, and stop unless skipping is allowed."""
+        """Handle a non-finite loss or gradient: name its cause, and raise unless it may be skipped.
+
+        The weights are those from before the failed step.
+        """
         self.step = self.stepper.at
         message = f"Step {self.step}: {self.stepper.what_failed(self.step, self.settings.schedule.phase(self.step, self.total))} No step was taken."
         self.skipped += 1
@@ -753,8 +822,8 @@ class Training:
             advice = " Look at these rows; a new run may do better with a lower lr, or clip=."
             if self.step == 0 and (name := self._large()) is not None:
                 advice = (
-                    f" Nothing has been learned yet, so that it is the numbers that networks are given: {name} is large. Let them read counts "
-                    "by their logarithms, net=mlp(…, log=True); standardise others (aevb.data.standardise)."
+                    f" Nothing has been learned yet, so the cause is probably the networks' inputs: {name} is large. For counts, let the "
+                    "networks read logarithms, net=mlp(…, log=True); standardise other data (aevb.data.standardise)."
                 )
             if self.em is not None and self.em.closed:
                 advice = " Standardise the data (aevb.data.standardise), or use mle()."
@@ -764,9 +833,10 @@ class Training:
         self.stepper.go_on()
 
     def _refuse_broken(self) -> None:
-        """Weights at which the objective is not finite are neither kept nor the result of a run.
+        """Raise if the objective is not finite at the current weights, so that they are never saved.
 
-        They are judged by the rows of the last step, whose objective was finite before it; where steps may be skipped, by those of the next few too.
+        The test uses the rows of the last step, whose objective was finite before it. If steps may be
+        skipped, it also uses the rows of the next few steps, and one finite objective is enough.
         """
         last = self.step - 1
         if not self.stepper.sound(range(last, self.step + min(self.settings.skip, 9))):
@@ -777,22 +847,22 @@ class Training:
             )
 
     def _last_good(self) -> str:
-        """Every checkpoint is one: its weights were judged before they were saved."""
+        """Return a sentence that names the newest checkpoint; every checkpoint was tested before it was saved."""
         return f" The last good checkpoint is {folders(self.out)[-1]}." if self.out is not None and folders(self.out) else ""
 
     def _large(self) -> str | None:
-        """A variable that q reads with numbers in the hundreds, if there is one."""
+        """Return a variable that q reads and that has values above 100, or None."""
         batch = self.source.take(self.order.rows(0).cpu())
         read = {ref.name for name in self.model.graph.latents for ref in self.model.graph.reads("q", name)}
         return next((name for name in batch if name in read and float(batch[name].abs().max()) > 100), None)
 
     def _note_once(self, event: Event) -> None:
-        """Record an event that holds for the whole run, also where it was resumed."""
+        """Record an event unless the run, or the run that it resumes, has recorded it already."""
         if event not in events.events(self.rows, event.kind):
             self._note(event)
 
     def _note_folder(self) -> None:
-        """Record what the run's folder has to say."""
+        """Record the notes of the run's folder."""
         while self.folder is not None and self.folder.notes:
             self._note_once(Event(events.FOLDER, "run", self.folder.notes.pop(0)))
 
@@ -806,29 +876,29 @@ class Training:
 
 
 def _refuse_shared(model: Model) -> None:
-    """What is one parameter under two names would move twice."""
+    """Refuse a parameter under two names: each step would update it twice."""
     names: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         first = names.setdefault(id(parameter), name)
         if first != name:
             raise ValueError(
-                f"{first} and {name} are one parameter. A model is what its declaration says, where factors have parameters of their own: "
-                "what both compute can be a variable that both read."
+                f"{first} and {name} are one parameter, but in a declaration every factor has its own parameters. "
+                "To share a computation, declare it as a variable that both factors read."
             )
 
 
 def _frozen(model: Model) -> list[str]:
-    """The parameters that a run leaves as they are."""
+    """Return the names of the frozen parameters."""
     return [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
 
 
 def _fingerprint(source: Source) -> str:
-    """The number of rows and a digest of all of them, by which a resumed run knows its data again."""
+    """Return the number of rows and a hash of all of them; a resumed run compares it with its data."""
     return f"{source.n} rows, {source.digest()}"
 
 
 def _is_partial(fingerprint: Any) -> bool:
-    """Whether it is of the first and the last rows only, as earlier versions recorded it: with 16 digits."""
+    """Whether a fingerprint has 16 digits: earlier versions hashed only the first and last rows."""
     return isinstance(fingerprint, str) and len(fingerprint.rpartition(" ")[2]) == 16
 
 
@@ -841,7 +911,7 @@ def _partial_fingerprint(source: Source) -> str:
 
 
 def _usual_rate(model: Model) -> float:
-    """The learning rate where none is asked for: a model of linear maps takes much larger steps than one with networks."""
+    """Return the default learning rate: larger for linear models than for models with networks."""
     linear = all(not isinstance(module, MLP) or not module.spec.hidden for module in model.modules())
     plain = all(not isinstance(module, torch.nn.Conv2d | torch.nn.ConvTranspose2d | Recurrence) for module in model.modules())
     return 0.05 if linear and plain else 2e-3

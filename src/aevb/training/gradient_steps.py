@@ -1,8 +1,9 @@
-"""Steps of Adam on batches: the objective's gradient, computed as it is written, or from a recording of its operations.
+"""Steps of Adam on batches, run eagerly or from a recording of their operations.
 
-What a step needs from the host (its rows, the seeds of what it draws, the learning rate, the weight of the KL terms) is put into tensors first; the
-rest is a function of tensors alone. A step whose loss or gradient is not finite changes nothing. On a GPU nor does any step after it, until
-the host has looked: it looks when it reads the metrics, not at every step, and then goes back to the step that failed.
+The host first writes the inputs of a step (rows, random seeds, learning rate, KL weight) into tensors.
+The rest of the step is a function of tensors alone. A step with a non-finite loss or gradient changes
+nothing. On a GPU, the steps after it change nothing either, until the host checks for failures. It does
+so when it reads the metrics, not after every step, and then returns to the failed step.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ from aevb.training.staging import Gathered, Staged
 from aevb.training.step import Job, Stepper
 from aevb.training.trouble import finite, what_failed
 
-RECORD_AFTER, RECORD_FOR = 10, 1000  # steps of a phase before its arithmetic is recorded, and steps to come that make it worth the seconds
+RECORD_AFTER, RECORD_FOR = 10, 1000  # record a phase after this many steps, if at least this many remain
 
 
 class GradientSteps(Stepper):
-    """Takes steps of Adam. What they keep is the optimiser, and the posterior that an M-step holds fixed."""
+    """Take steps of Adam. The state is the optimiser's, and the posterior that an M-step holds fixed."""
 
-    streams: CudaStreams | None = None  # those of a GPU, for steps that are captured
+    streams: CudaStreams | None = None  # only for steps that are captured as CUDA graphs
 
     def __init__(self, job: Job, places: int = 1) -> None:
-        """``places`` is the number of steps whose rows and numbers the host puts down at a time."""
+        """``places`` is the number of steps whose inputs the host loads at a time."""
         super().__init__(job)
         settings, order = job.settings, job.order
         self.objective = Objective(job.model, job.plan, job.source, order.batch, settings, job.labelled, job.classes, job.em)
@@ -59,17 +60,17 @@ class GradientSteps(Stepper):
         self.noise, self.drawing = torch.Generator(self.device), torch.Generator(self.device)
         self.rows = torch.zeros(places, order.batch, dtype=torch.long, device=self.device)
         self.kl_weights = torch.ones(places, ALIGNED, device=self.device, dtype=self.dtype)
-        self.layouts: dict[int, noises.Layout] = {}  # by the number of steps of a batch
-        self.staged: Staged | Gathered | None = self._staging()  # what holds the batches of some steps
+        self.layouts: dict[int, noises.Layout] = {}  # by the number of time steps in a batch
+        self.staged: Staged | Gathered | None = self._staging()  # prefetched batches
         self.not_recorded = why_not_recorded(job.model, settings, seeded(job))
         self.compiled: dict[str, CompiledStep | None] = {}  # by phase; None where a step could not be recorded
-        self.told: list[Event] = []  # what could not be recorded or compiled
+        self.not_compiled: list[Event] = []  # what could not be recorded or compiled
         self.ends_compiled = settings.compile and job.world.size == 1 and self.not_recorded is None and self.device.type in ("cpu", "cuda")
-        self.moving: dict[str, MovedTogether | None] = {}  # by phase; None where Adam's step is no one function
-        self.uncompiled: list[str] = []  # what of Adam's step could not be compiled, and why
-        self.alone = True  # whether its steps are its own, not those of a bundle
-        self.left = 0  # steps to come
-        self.draws = bool(job.source.fresh or settings.distort)  # whether the data of a step are drawn
+        self.moving: dict[str, MovedTogether | None] = {}  # by phase; None if Adam's update is not one function
+        self.uncompiled: list[str] = []  # parts of Adam's update that could not be compiled, and why
+        self.alone = True  # whether the model is trained by itself, not in a bundle
+        self.left = 0  # remaining steps
+        self.draws = bool(job.source.fresh or settings.distort)  # whether the data of a step are random
         self.seen: dict[str, int] = {}  # steps of each phase that were taken one by one
 
     def _staging(self) -> Staged | Gathered | None:
@@ -90,7 +91,7 @@ class GradientSteps(Stepper):
         self.advance(phase)
 
     def load(self, step: int, rates: Sequence[float]) -> None:
-        """What the next steps need from the host: one for each rate."""
+        """Load the inputs of the next steps from the host, one step per learning rate."""
         s, count = self.settings, len(rates)
         self.tally.begin(step)
         self.left = s.total(self.source.n, self.order.batch) - step
@@ -113,11 +114,11 @@ class GradientSteps(Stepper):
         self.rows = rows
 
     def _seed(self, generator: torch.Generator, word: str, step: int) -> None:
-        """What a step draws is a function of (seed, step)."""
+        """Seed a generator from (seed, step)."""
         generator.manual_seed(seed_of(self.settings.seed, word, step))
 
     def inputs(self, place: int) -> dict[str, Tensor]:
-        """All that a step's arithmetic reads besides the parameters: the batch, its noise, its distorted copy, the weight of the KL terms."""
+        """Return all inputs of a step besides the parameters: batch, noise, distorted copy, KL weight."""
         s, n = self.settings, self.order.batch
         if self.staged is not None:
             batch = self.staged.batch(place)
@@ -136,7 +137,7 @@ class GradientSteps(Stepper):
         return inputs | ({"weight": self.kl_weights[place, 0]} if s.kl_warmup else {})
 
     def _distorted(self, batch: Batch) -> Batch:
-        """x̃, a little turned, sheared, scaled and shifted."""
+        """Return x̃: x with a small random rotation, shear, scale and shift."""
         graph, n, moved = self.model.graph, self.order.batch, {}
         for name, distortion in self.settings.distort.items():
             draws = distortion.draws(n, self.drawing, batch[name])[self.world.share(n)]
@@ -144,7 +145,7 @@ class GradientSteps(Stepper):
         return moved
 
     def _arithmetic(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The objective, and what is measured (the tally has its names): a function of tensors alone."""
+        """Return the objective and the metrics (named in the tally), as a function of tensors alone."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16", cache_enabled=False):
             objective, bound = self.objective(inputs)
         name = {"evidence": "evidence", "em": "expected"}.get(self.settings.schedule.objective, self.settings.bound)
@@ -153,7 +154,7 @@ class GradientSteps(Stepper):
         return objective, torch.stack([value.detach() for value in values.values()]).sum(-1) / self.order.batch
 
     def _evaluate(self, phase: Phase, inputs: Mapping[str, Tensor]) -> Found:
-        """The objective, what is measured, and the gradients of the active parameters."""
+        """Return the objective, the metrics, and the gradients of the active parameters."""
         if phase.name not in self.compiled and self._worth_recording(phase):
             self.compiled[phase.name] = self._recorded(phase, inputs)
         recorded = self.compiled.get(phase.name)
@@ -164,18 +165,18 @@ class GradientSteps(Stepper):
             return objective.detach(), measured, gradients_of(objective, self.active(phase))
 
     def _recorded(self, phase: Phase, inputs: Mapping[str, Tensor]) -> CompiledStep | None:
-        """A step of this phase; None, with a remark, where it cannot be recorded: it then runs as it was written."""
+        """Return the recorded step of a phase; None, with a note, if it cannot be recorded and runs eagerly."""
         try:
             return self.record(phase, inputs)
         except RuntimeError as error:
             cause = str(error).partition("\n")[0]
-            self.told.append(Event(NOT_COMPILED, "run", f"Steps run as they are written, since they could not be recorded: {cause}"))
+            self.not_compiled.append(Event(NOT_COMPILED, "run", f"Steps run as they are written, since they could not be recorded: {cause}"))
             return None
 
     def record(
         self, phase: Phase, inputs: Mapping[str, Tensor], copies: Sequence[Tensor] | None = None, streams: CudaStreams | None = None
     ) -> CompiledStep:
-        """A step of this model, or with their stacked parameters and inputs of several, which have streams of their own."""
+        """Record a step of this model, or of several models, given their stacked parameters (``copies``)."""
         fuse, streams = self.settings.compile, self.streams if streams is None else streams
         return compile_step(self._arithmetic, self.model, inputs, self.active(phase), fuse=fuse, streams=streams, copies=copies)
 
@@ -188,7 +189,11 @@ class GradientSteps(Stepper):
         return self.seen[phase.name] >= RECORD_AFTER
 
     def _attempt(self, phase: Phase, inputs: Mapping[str, Tensor]) -> Found | None:
-        """What a step finds; None on every rank if the evidence is undefined on any of them (a covariance is no longer positive definite)."""
+        """Return the objective, metrics and gradients of a step.
+
+        Return None on every rank if any rank's evidence is undefined (a covariance is no longer positive
+        definite).
+        """
         if self.settings.schedule.objective != "evidence":
             return self._evaluate(phase, inputs)
         try:
@@ -198,7 +203,7 @@ class GradientSteps(Stepper):
         return None if self.world.any(found is None) else found
 
     def advance(self, phase: Phase, place: int = 0, inputs: Mapping[str, Tensor] | None = None) -> None:
-        """Take the step for which the host has loaded this place."""
+        """Take the step whose inputs the host has loaded at this place."""
         active, tally = self.active(phase), self.tally
         attempt = self._attempt(phase, self.inputs(place) if inputs is None else inputs)
         if attempt is None:
@@ -232,7 +237,10 @@ class GradientSteps(Stepper):
         self.adam.update([parameter for parameter, _ in pairs], gradients, tally.failed if self.waits else None)
 
     def _moving(self, phase: Phase, active: Sequence[nn.Parameter]) -> MovedTogether | None:
-        """What a phase moves, for the end of a step as one function; None until Adam has begun with all of it, or where not all at the same step."""
+        """Return a phase's parameters for the compiled update.
+
+        None until Adam has state for all of them, or if their step counts differ.
+        """
         if phase.name not in self.moving:
             states = [self.adam.state[parameter] for parameter in active if parameter in self.adam.state]
             if len(states) < len(active):
@@ -247,14 +255,14 @@ class GradientSteps(Stepper):
     def remarks(self, taken: int, total: int) -> list[Event]:
         found = [] if self.left_alone is None else [left_alone(self.left_alone)]
         unfused = [remark for step in self.compiled.values() if step is not None for remark in step.remarks] + self.uncompiled
-        return found + self.told + [Event(NOT_COMPILED, "run", f"compile=True: {remark}.") for remark in dict.fromkeys(unfused)]
+        return found + self.not_compiled + [Event(NOT_COMPILED, "run", f"compile=True: {remark}.") for remark in dict.fromkeys(unfused)]
 
     def adopt(self, phase: Phase, step: CompiledStep) -> None:
-        """Take the compiled step of a bundle for this phase's."""
+        """Use the compiled step of a bundle for this phase."""
         self.compiled[phase.name] = step
 
     def close(self) -> None:
-        """Let go of graphs and threads; every parameter has memory of its own again."""
+        """Release graphs and threads, and give every parameter memory of its own again."""
         if self.staged is not None:
             self.staged.close()
         if not self.alone or any(isinstance(moving, Vector) for moving in self.moving.values()):
@@ -264,7 +272,7 @@ class GradientSteps(Stepper):
     # State --------------------------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Tensor]:
-        """The optimiser's moments, and the weights that an M-step's posterior belongs to."""
+        """Return the optimiser's moments, and the weights of the posterior that an M-step holds fixed."""
         held = self.objective.reference
         reference = {} if held is None else {f"{name}/reference": tensor for name, tensor in held.state_dict().items()}
         return self.adam.tensors(self.names) | reference
@@ -286,32 +294,32 @@ class GradientSteps(Stepper):
     def _finite(self, step: int) -> bool:
         origin = self.tally.origin
         self.load(step, [0.0])
-        self.tally.origin = origin  # no step is asked for
+        self.tally.origin = origin  # this is a test, not a step
         return finite(self.objective, self.inputs(0))
 
     def what_failed(self, step: int, phase: Phase) -> str:
-        """Take a failed step again, without the optimiser, and name the factor and the rows."""
+        """Repeat a failed step without the optimiser, and name the term and the rows that are not finite."""
         self.load(step, [0.0])
         rows = self.order.rows(step)[self.world.share(self.order.batch)].cpu()
         return what_failed(self.job, self.objective, self.inputs(0), rows, self.active(phase), self._broken())
 
 
 def seeded(job: Job) -> list[str]:
-    """Latents that are drawn by a sampler of torch's own, from a seed."""
+    """Return the latents that torch's own samplers draw from a seed."""
     return [name for name, (kind, _) in job.plan.layout(job.order.batch, 1, dropout=True).items() if kind == "seed"]
 
 
 def why_not_recorded(model: Model, settings: Settings, seeded: Sequence[str]) -> str | None:
-    """Why a step runs as it was written, in words; None where its operations can be recorded, since nothing else happens in it."""
+    """Return why a step cannot be recorded and runs eagerly; None if it can."""
     if settings.schedule.objective != "bound":
-        return f"{settings.schedule} takes exact answers, not an estimate of the bound"
+        return f"{settings.schedule} computes the objective exactly, without an estimate of the bound"
     if seeded:
         return f"{seeded[0]} is drawn by a sampler of torch's own"
     return own_part(model)
 
 
 def _norm(gradients: list[Tensor]) -> Tensor:
-    """The norm of all gradients together."""
+    """Return the norm of all gradients together."""
     if gradients[0].device.type == "cpu":  # a dot product runs on all cores; torch's norm of a tensor does not
         return torch.stack([torch.dot(flat, flat) for flat in (gradient.reshape(-1) for gradient in gradients)]).sum().sqrt()
     return torch.nn.utils.get_total_norm(gradients)

@@ -1,4 +1,4 @@
-"""Steps on a GPU, ten at a time and for each phase of the schedule, replayed as CUDA graphs, so that a step costs what its kernels cost."""
+"""Steps on a GPU, replayed as CUDA graphs of ten steps each, so that kernel launches cost almost nothing."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from aevb.training.schedules import Phase
 from aevb.training.staging import Gathered, Staged
 from aevb.training.step import Job
 
-WARM_UP = 3  # steps of a phase that run before it is captured: libraries initialise themselves, the optimiser makes its state
-AT_ONCE = 10  # steps in a graph
+WARM_UP = 3  # steps of a phase before it is captured: libraries initialise, and the optimiser creates its state
+AT_ONCE = 10  # steps per graph
 
 
 def can_capture(job: Job) -> bool:
-    """Whether a step is operations on a GPU alone, the same at every call, and of one process."""
+    """Whether a step runs only on a GPU, in one process, with the same operations at every call."""
     on_gpu = job.model._parameter().device.type == "cuda"
     return on_gpu and job.world.size == 1 and job.settings.schedule.objective == "bound" and not seeded(job) and own_part(job.model) is None
 
 
 class GraphSteps(GradientSteps):
-    """Steps that a queue (``step_queue.py``) captures and replays. Until they are warm they run one by one, on streams of their own."""
+    """Steps that a queue (``step_queue.py``) captures and replays. During warm-up they run one by one."""
 
     captures = True
 
     def __init__(self, job: Job) -> None:
         super().__init__(job, AT_ONCE)
-        self.number = 0  # among models that are trained together: each has streams of its own
-        self.drawn: dict[str, int] = {}  # how far a step moves its generators
+        self.number = 0  # index among models that are trained together; each has its own streams
+        self.drawn: dict[str, int] = {}  # how far a step advances each generator
         self._take: Callable[[], None] | None = None
 
     def _staging(self) -> Staged | Gathered | None:
@@ -45,11 +45,11 @@ class GraphSteps(GradientSteps):
     # The queue ----------------------------------------------------------------------------------------------------------------------
 
     def join(self, number: int, take: Callable[[], None], *, alone: bool) -> None:
-        """Stand in a queue, which takes the steps that wait when it is asked to; ``alone``: not as a part of a bundle."""
+        """Join a queue; ``take`` makes it take the waiting steps. ``alone`` means: not in a bundle."""
         self.number, self._take, self.alone = number, take, alone
 
     def begin_again(self) -> None:
-        """Take steps alone from now on, as if none of them had been taken here."""
+        """Train alone from now on, and start the warm-up again."""
         self.alone, self.seen, self.compiled = True, {}, {}
 
     def take(self) -> None:
@@ -64,7 +64,7 @@ class GraphSteps(GradientSteps):
 
     @property
     def generators(self) -> list[torch.Generator]:
-        """What a graph of its steps draws from."""
+        """The random generators that a graph of its steps uses."""
         return [self.noise, *([self.drawing] if self.draws else [])]
 
     def settle(self) -> None:
@@ -88,7 +88,7 @@ class GraphSteps(GradientSteps):
         self.rows[: len(rows)].copy_(rows, non_blocking=True)
 
     def _seed(self, generator: torch.Generator, word: str, step: int) -> None:
-        """What a step draws has a place in one stream of numbers, so that steps can follow each other in one graph."""
+        """Set the generator to the step's offset in one random stream, so that one graph can hold several steps."""
         if word not in self.drawn:
             self.noise.manual_seed(0), self.drawing.manual_seed(0)
             self.inputs(0)

@@ -1,4 +1,4 @@
-"""A request to end, as a run hears it."""
+"""Handle Ctrl-C and termination signals during a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import FrameType
 
 
 class Flag:
-    """Whether a run was asked to end."""
+    """Whether the run was interrupted."""
 
     def __init__(self) -> None:
         self.set = False
@@ -20,9 +20,9 @@ class Flag:
 
 @contextmanager
 def interruptible() -> Iterator[Flag]:
-    """Ctrl-C, or a request to end (SIGTERM, or SIGHUP when a terminal closes), finishes the step and saves; a second one stops at once.
+    """Set a flag on Ctrl-C, SIGTERM or SIGHUP, so that the run finishes its step and saves.
 
-    SIGHUP stays ignored where it is (``nohup``).
+    A second signal stops the run at once. SIGHUP stays ignored if it was ignored before (``nohup``).
     """
     flag = Flag()
 

@@ -1,7 +1,7 @@
-"""Maximum likelihood on all rows: the exact evidence in float64, ascended by L-BFGS.
+"""Maximum likelihood on all rows: L-BFGS on the exact evidence in float64.
 
-The parameters live in a float64 copy of the model, so that a search sees differences of the evidence that float32 would round away; the model
-itself gets them after each iteration.
+The search works on a float64 copy of the model, because float32 would round away small differences of
+the evidence. The parameters are copied back to the model after each iteration.
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ class Likelihood:
         self._write()
 
     def step(self, tol: float) -> tuple[float, float] | None:
-        """One iteration; the mean evidence where it ends, and the norm of its gradient. None if there is no evidence where it begins."""
+        """Take one iteration; return the mean evidence and the norm of its gradient.
+
+        Return None if the evidence is undefined at the start of the iteration.
+        """
         if self._changed():
             self._begin()
         elif self.search.stale(tol):  # in the units of where it is now, with nothing remembered
@@ -77,7 +80,7 @@ class Likelihood:
         return self.search.converged(tol) or (self.search.stuck and not self.search.stale(tol))
 
     def _changed(self) -> bool:
-        """Whether someone else has written into the model; the copy then has the same."""
+        """Return whether other code has changed the model's parameters, and copy them if so."""
         changed = False
         with torch.no_grad():
             for mine, theirs in self.pairs:
@@ -87,7 +90,7 @@ class Likelihood:
         return changed
 
     def _begin(self) -> None:
-        """Search from the model's parameters. Where Gaussians with the columns' moments explain the data better, try others made of both."""
+        """Start from the model's parameters; if Gaussians with the columns' moments fit better, try other starts."""
         own = Coordinates(self.twin, self.free, self.columns)
         found = own, self._search_from(own)
         for start in (own.centred(), own.rescaled()) if -self.search.value < self.columns.evidence else ():
@@ -115,7 +118,7 @@ class Likelihood:
         return self.search.tensors() | {"origin": torch.from_numpy(self.coordinates.origin)}
 
     def _loss(self, x: Array) -> tuple[float, Array]:
-        """−log p of a row in the mean and its gradient by the coordinates; infinite where a covariance of p is none."""
+        """Return the mean of −log p per row and its gradient; infinite if a covariance is not positive definite."""
         parameters = self.coordinates.at(x)
         if not np.isfinite(parameters).all():
             return math.inf, np.zeros_like(x)
@@ -145,15 +148,15 @@ class Likelihood:
 
 
 def why_in_batches(model: Model, source: Source, settings: Settings) -> str | None:
-    """Why mle() takes Adam's steps on batches, in words; None where it takes L-BFGS on all rows."""
+    """Return why mle() uses Adam on batches; None if it uses L-BFGS on all rows."""
     asked: str | None = getattr(settings.schedule, "optimiser", None)
     if asked == "lbfgs":
         return None
     if asked == "adam":
-        return "mle(optimiser='adam') asks for them"
+        return "mle(optimiser='adam') asks for Adam"
     given = next((name for name in ("lr", "warmup", "clip") if getattr(settings, name)), None)
     if given is not None:
-        return f"{given}= is about them"
+        return f"{given}= is a setting of Adam"
     count = sum(parameter.numel() for parameter in model.theta() if parameter.requires_grad)
     if count > PARAMETERS:
         return f"p has {count:,} parameters, more than {PARAMETERS:,}"

@@ -1,7 +1,8 @@
-"""Models of one declaration, trained as one: one small model does not fill a GPU.
+"""Train several models of one declaration as one batch of models, because one small model does not fill a GPU.
 
-Their weights are rows of one tensor, and a step of all of them is the recorded step of one, mapped over the rows: no more operations than
-one model has, each on all models at once. Every model keeps its own data, noise, optimiser and judgement, and is read and saved as ever.
+Their weights are rows of one tensor, and the recorded step of one model is mapped over the rows with
+``torch.vmap``. The step has no more operations than that of one model. Every model keeps its own data,
+noise, optimiser state and failure flag, and is read and saved as usual.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from aevb.compiled_step.rewriting import UnchangeableError
 from aevb.training.graph_steps import GraphSteps
 from aevb.training.schedules import Phase
 
-MOST = 16  # models in a bundle: of a mixture on an H200 sixteen as one take 86 µs each, as twice eight side by side 95
+MOST = 16  # models per bundle; for a mixture on an H200, one bundle of 16 takes 86 µs per model, two of 8 take 95 µs
 
 
 class Bundle:
-    """Takes the steps of several models. Those whose runs have ended stay as they are; their rows are computed for nothing."""
+    """Take steps of several models at once. Models whose runs have ended stay unchanged but are still computed."""
 
     def __init__(self, steppers: Sequence[GraphSteps], phase: Phase, step: CompiledStep, number: int = 0) -> None:
         self.steppers, self.compiled, self.number = steppers, step, number
@@ -57,7 +58,7 @@ class Bundle:
             stepper.settle()
 
     def only(self, going_on: Sequence[GraphSteps]) -> None:
-        """A model whose run has ended moves no more."""
+        """Stop updating the models whose runs have ended."""
         for stepper in self.steppers:
             if stepper not in going_on:
                 stepper.tally.failed.fill_(1.0)
@@ -74,7 +75,7 @@ class Bundle:
         self.vector.finish(found, self.rates[:, place, 0], first.settings.clip, total, measured, counts)
 
     def run(self, phase: Phase, count: int, here: torch.cuda.Stream) -> None:
-        """Take steps without a graph, on the bundle's own stream."""
+        """Take steps without a CUDA graph, on the bundle's own stream."""
         self.streams.chain.wait_stream(here)
         with torch.cuda.stream(self.streams.chain):
             for place in range(count):
@@ -84,7 +85,7 @@ class Bundle:
 
 
 def _as_rows(tensors: Sequence[Tensor]) -> Tensor:
-    """One tensor, of which these are the rows from now on."""
+    """Stack tensors, and make each of them a view of its row."""
     rows = torch.stack([tensor.detach() for tensor in tensors])
     for tensor, row in zip(tensors, rows.unbind(), strict=True):
         tensor.data = row
@@ -97,7 +98,7 @@ def stacked_inputs(steppers: Sequence[GraphSteps], place: int) -> dict[str, Tens
 
 
 def bundles(steppers: Sequence[GraphSteps], phase: Phase) -> list[Bundle]:
-    """The models as one, or as a few; none where they cannot be."""
+    """Return the models as one bundle or a few; an empty list if they cannot be bundled."""
     if len(steppers) < 2:
         return []
     count = -(-len(steppers) // MOST)
@@ -107,9 +108,10 @@ def bundles(steppers: Sequence[GraphSteps], phase: Phase) -> list[Bundle]:
 
 
 def bundled(steppers: Sequence[GraphSteps], phase: Phase, number: int = 0) -> Bundle | None:
-    """The models as one; None where torch has no rule for an operation on several at once, or not everything that might move does.
+    """Return the models as one bundle.
 
-    ``number`` says which streams the bundle runs on.
+    Return None if ``torch.vmap`` does not support an operation, or if Adam has no state yet for an active
+    parameter. ``number`` selects the CUDA streams of the bundle.
     """
     if not all(parameter in stepper.adam.state for stepper in steppers for parameter in stepper.active(phase)):
         return None
@@ -123,7 +125,10 @@ def bundled(steppers: Sequence[GraphSteps], phase: Phase, number: int = 0) -> Bu
 
 
 def can_bundle(steppers: Sequence[GraphSteps], phases: Sequence[Phase]) -> bool:
-    """Whether models can be trained as one: compiled on a GPU, all that can move moves at every step, and but for their weights they are the same."""
+    """Whether models can form a bundle.
+
+    They must be compiled on a GPU, train all parameters at every step, and have equal buffers.
+    """
     phase = phases[0]
     if len(steppers) < 2 or not all(stepper.ends_compiled and stepper.captures for stepper in steppers):
         return False

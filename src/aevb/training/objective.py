@@ -1,4 +1,4 @@
-"""What a step raises, as a function of tensors alone."""
+"""The objective of a training step, as a function of tensors alone."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from aevb.training.settings import Settings
 
 
 class Objective:
-    """The bound, the exact evidence, or EM's E[log p(x, z)], as the schedule says, and what the settings add to it.
+    """The schedule's objective (bound, exact evidence or EM's E[log p(x, z)]) plus the settings' terms.
 
-    Its inputs are tensors by kind and name ("batch x", "noise z", …). Of a batch of ``rows`` it is the mean; a process that has a part of them gets
-    its part of the mean.
+    The inputs are tensors by kind and name ("batch x", "noise z", …). The objective is the sum over the
+    given rows divided by ``rows``, the size of the whole batch: a process with a part of the batch gets its
+    part of the mean.
     """
 
     def __init__(

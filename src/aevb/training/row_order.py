@@ -7,7 +7,7 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
-NUMBERS = 2  # goes up when a seed comes to mean other random numbers: an older run can then not be resumed
+NUMBERS = 2  # version of the random numbers of a seed; a run of another version cannot be resumed
 
 
 def seed_of(*parts: int | str) -> int:

@@ -1,4 +1,4 @@
-"""A run: what a training left behind, in memory and on disk."""
+"""The result of a training run, in memory and on disk."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ class Best(NamedTuple):
 
 @dataclass
 class Run:
-    """What a training left behind: ``history`` as arrays by name, the model, and where its files are.
+    """The result of :func:`fit`: the trained model, its settings, its history and its folder.
 
-    The model has the weights of the last step; of the best validation if ``patience`` was set. On disk are both: see :func:`load_run`.
+    The model has the weights of the last step or, if ``patience`` was set, of the best validation. Both
+    are on disk; see :func:`load_run`.
     """
 
     model: Model
@@ -45,7 +46,7 @@ class Run:
 
     @classmethod
     def load(cls, out: str | Path) -> Run:
-        """A run from its files, as it stands: the model at its last checkpoint, the history up to there."""
+        """Read a run from its folder: the model at the last checkpoint, and the history up to it."""
         folder = Path(out)
         model, found, rows = _load(folder, "last")
         seconds = max((row.get("seconds", 0.0) for row in rows), default=0.0)
@@ -53,16 +54,17 @@ class Run:
 
     @property
     def best(self) -> Best | None:
-        """The step and the bound of the best validation, the first of equals; None without validation data."""
+        """The step and value of the best validation (the first, if several tie); None without validation."""
         name = f"validation {self.settings.judge}"
         found = [Best(row["step"], row[name]) for row in self.rows if np.isfinite(row.get(name, np.nan))]
         return max(found, key=lambda best: best.value) if found else None
 
     @property
     def history(self) -> dict[str, np.ndarray]:
-        """Every recorded quantity as an array over the steps it was recorded at, those in ``<name>.step``.
+        """Every recorded quantity as an array; the array ``<name>.step`` has the steps of its values.
 
-        ``gap`` is KL(q ‖ the exact posterior) where that is known: as recorded, or the evidence less the ELBO.
+        ``gap`` is KL(q ‖ exact posterior), if the posterior is known: the recorded value, or else the
+        evidence minus the ELBO.
         """
         found: dict[str, list[tuple[int, Any]]] = {}
         for row in self.rows:
@@ -79,7 +81,10 @@ class Run:
 
     @property
     def phases(self) -> list[tuple[str, int, int]]:
-        """The phases of the schedule that were trained, in order: name ("E", "M", "joint", …), first step, and the step after the last."""
+        """The phases trained so far, in order, as (name, first step, step after the last).
+
+        Names are "E", "M", "joint" and "mle".
+        """
         found: list[tuple[str, int, int]] = []
         start = 0
         while start < self.step:
@@ -90,7 +95,7 @@ class Run:
         return found
 
     def plot(self, path: str | Path | None = None) -> Figure:
-        """Draw the bound (and the evidence, where it is known) and its terms over the steps; written as a PNG if a path is given."""
+        """Plot the bound, its terms and the evidence (if known) over the steps. ``path`` saves a PNG."""
         figure = curves(self.history, [(start, end) for name, start, end in self.phases if name == "E"])
         if path is not None:
             figure.savefig(path, dpi=130)
@@ -98,11 +103,14 @@ class Run:
 
 
 def load_run(out: str | Path, which: str = "best") -> Model:
-    """The model of a run, from its files.
+    """Read the model of a run from its folder.
 
-    ``which="best"``, the default, has the weights of the best validation, or of the last checkpoint if there was no validation:
-    what one wants to use. ``which="last"`` has those of the last checkpoint, where ``resume=True`` would go on; that is also what
-    ``fit`` leaves in the model, unless ``patience`` was set.
+    ``which="best"``, the default, loads the weights of the best validation, or of the last checkpoint if
+    there was no validation. ``which="last"`` loads the last checkpoint, from which ``resume=True``
+    continues; these are also the weights that ``fit`` leaves in the model, unless ``patience`` was set.
+
+    A ValueError says that the folder holds no run, and a :class:`CheckpointError` that its files are
+    missing or damaged.
     """
     if which not in ("best", "last"):
         raise ValueError(f'which is "best" or "last", got {which!r}.')
@@ -110,7 +118,10 @@ def load_run(out: str | Path, which: str = "best") -> Model:
 
 
 def _load(folder: Path, which: str) -> tuple[Model, Checkpoint, list[dict[str, Any]]]:
-    """The model, its checkpoint, and the history up to there; a warning says if the history is not that of this checkpoint and the last one."""
+    """Return the model, its checkpoint, and the history up to it.
+
+    An :class:`IntegrityWarning` reports a history that does not match the checkpoints.
+    """
     path = folder / "model.json"
     if not path.is_file():
         raise ValueError(f"{folder} holds no run: model.json is missing.")
@@ -142,14 +153,14 @@ def _load(folder: Path, which: str) -> tuple[Model, Checkpoint, list[dict[str, A
 
 
 def _older(model: Model, settings: dict[str, Any]) -> dict[str, Any]:
-    """What a run that was saved without a word about q says of it: exact schedules leave q behind p."""
+    """Return the training record of q for a checkpoint without one: mle() and em() train p only."""
     schedule = settings.get("schedule")
     name = schedule.get("name") if isinstance(schedule, dict) else None
     return {"untaught": dict.fromkeys(with_weights(model), f"{name}() trains p")} if name in ("mle", "em") else {}
 
 
 def _settings(record: dict[str, Any]) -> Settings:
-    """The settings that a record was made from."""
+    """Return the settings of a checkpoint's record."""
     try:
         return Settings.from_record(record)
     except ValueError as error:

@@ -1,7 +1,8 @@
-"""A run's folder: what is written beside its checkpoints, the lock on it, and what to do when the disk refuses.
+"""The folder of a run: its files besides the checkpoints, its lock, and errors of the disk.
 
-One process trains in a folder at a time. The lock is the kernel's (``flock``), so one that was killed leaves none behind. Before every write
-the lock file is compared with the one that was locked: a run whose folder was removed, or made again by another run, writes nothing there.
+Only one process trains in a folder at a time. The lock is an ``flock``, which the kernel releases when
+the process dies. Before every write, the lock file is compared with the one that was locked. A run
+whose folder was removed, or was recreated by another run, writes nothing there.
 """
 
 from __future__ import annotations
@@ -39,26 +40,26 @@ _REMEDIES = {
 }
 
 
-LONGEST_LINE = 2**20  # bytes of a line of metrics.jsonl
+LONGEST_LINE = 2**20  # most bytes of a line of metrics.jsonl
 
 
 class Folder:
-    """The files of a run in training. ``notes`` are sentences that the run is to record."""
+    """The folder of a run that is being trained. ``notes`` are sentences for the run to record."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.metrics = path, path / "metrics.jsonl"
         self.notes: list[str] = []
         self.beside: dict[str, str] = {}  # seals of the JSON files, for the checkpoints
         self._id = uuid.uuid4().hex
-        self._file: IO[str] | None = None  # of the lock, while it is held
-        self._place: tuple[int, int] | None = None  # the folder itself, as the system knows it
+        self._file: IO[str] | None = None  # the lock file, while the lock is held
+        self._place: tuple[int, int] | None = None  # device and inode of the folder
         self._lines, self._hash = 0, hashlib.sha256()  # of metrics.jsonl so far
 
     # The lock ---------------------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the folder, made if it is not there, against other processes that would train in it."""
+        """Create the folder if it does not exist, and lock it against other processes."""
         with self.writing(self.path, None):
             self.path.mkdir(parents=True, exist_ok=True)
             if (self.path / ".lock").is_symlink():
@@ -74,8 +75,11 @@ class Folder:
             self._file = None
 
     def _lock(self, file: IO[str]) -> IO[str]:
-        """Lock a file and write into it whose it is. Where the system has no locks, a new file takes the place of the old one, so that a process
-        that held that one finds out and stops."""
+        """Lock a file and write the id of this process and run into it.
+
+        On a file system without locks, a new file replaces the old one, so that a process that used the
+        old one notices and stops.
+        """
         try:
             if fcntl is None:
                 raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
@@ -99,7 +103,7 @@ class Folder:
         return file
 
     def _check(self) -> None:
-        """Refuse to write into a folder that is no longer this run's. A lock file that was removed is made again, and noted."""
+        """Raise if the folder no longer belongs to this run. Recreate a removed lock file, and note it."""
         if self._file is None:
             return
         try:
@@ -113,7 +117,7 @@ class Folder:
             except FileExistsError:
                 raise self._taken() from None
             self._file.close()
-            self._file = None  # nothing to compare with, until the new one is locked
+            self._file = None  # so that _lock's own writes are not checked against the old file
             self._file = self._lock(file)
             self.notes.append(f"{self.path / '.lock'} was removed while the run trained. It was made again, so that no second process trains here.")
             return
@@ -129,7 +133,7 @@ class Folder:
     # Writing ----------------------------------------------------------------------------------------------------------------------
 
     def begin(self, declaration: Mapping[str, Any], config: str, rows: list[dict[str, Any]], recipe: Recipe | None = None) -> None:
-        """Write what a run starts with, or starts again with."""
+        """Write the files of a run that starts or resumes."""
         texts = {
             "model.json": json.dumps(declaration, indent=2, ensure_ascii=False) + "\n",
             "config.toml": config,
@@ -150,20 +154,20 @@ class Folder:
         self._hash.update(line.encode())
 
     def history(self) -> dict[str, Any]:
-        """How much of ``metrics.jsonl`` there is so far, and its hash."""
+        """Return the number of lines of ``metrics.jsonl`` so far, and their hash."""
         return {"lines": self._lines, "sha256": self._hash.hexdigest()}
 
     def save(self, checkpoint: Checkpoint, keep: frozenset[int]) -> None:
         with self.writing(self.path / "checkpoints", checkpoint.step):
             with self.metrics.open("a", encoding="utf-8") as file:
-                os.fsync(file.fileno())  # no checkpoint without the record of how it came about
+                os.fsync(file.fileno())  # the history must be on disk before the checkpoint that refers to it
             write(self.path, altered(checkpoint, beside=self.beside), keep=keep, allowed=self._check)
 
     @contextmanager
     def writing(self, path: Path, step: int | None) -> Iterator[None]:
-        """Write only if the folder is still this run's, and turn the disk's refusal into an error that says what to do.
+        """Check that the folder still belongs to this run, and turn an OSError into a TrainingError.
 
-        ``step`` is None before the first.
+        ``step`` is None before the first step.
         """
         try:
             self._check()
@@ -172,7 +176,7 @@ class Folder:
             raise self._refusal(error, path, step) from error
 
     def _refusal(self, error: OSError, path: Path, step: int | None) -> TrainingError:
-        """What to say when the disk refuses: the place, the system's words, the remedy, and what is left."""
+        """Return the error for a failed write: the path, the system's message, the remedy and the last checkpoint."""
         where = "" if step is None else f"Step {step}: "
         text = f"{where}{path} could not be written: {error.strerror or error}."
         if step is not None and not self.path.is_dir():
@@ -191,7 +195,7 @@ def _identity(found: os.stat_result) -> tuple[int, int]:
 
 
 def _holder(path: Path) -> str:
-    """The process that the lock file names."""
+    """Return the process id in the lock file."""
     try:
         with (path / ".lock").open(encoding="utf-8", errors="replace") as file:
             return file.read(200).split()[0]
@@ -200,7 +204,7 @@ def _holder(path: Path) -> str:
 
 
 def refuse_taken(path: Path, resume: bool) -> None:
-    """A run takes a folder that is empty, or that a run began in before; what others put into a folder is not overwritten."""
+    """Raise if a folder holds a run (without ``resume``) or files that are not a run's."""
     if folders(path):
         if not resume:
             raise ValueError(f"{path} holds a run already. Continue it with resume=True, or choose another folder.")
@@ -213,7 +217,7 @@ def refuse_taken(path: Path, resume: bool) -> None:
 
 
 def _began_here(path: Path, names: list[str]) -> bool:
-    """Whether a run began in a folder: by what its lock says, or, if a kill left that empty, by the names of all files."""
+    """Whether a run began in a folder: by the content of its lock or, if a kill left that empty, by its files."""
     if ".lock" not in names:
         return False
     try:
@@ -228,7 +232,7 @@ def _began_here(path: Path, names: list[str]) -> bool:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a declaration is one, or not there."""
+    """Whether model.json is a declaration of this library, or does not exist."""
     try:
         found = read_json(path)
     except FileNotFoundError:
@@ -239,9 +243,9 @@ def _is_ours(path: Path) -> bool:
 
 
 def check_declaration(path: Path, declaration: Mapping[str, Any], recorded: str | None) -> None:
-    """Refuse to continue a run with a model that is declared otherwise; a damaged model.json is written again.
+    """Refuse to resume a run with a different model. A damaged model.json is rewritten later.
 
-    ``recorded`` is the seal of the declaration in the checkpoint; earlier versions have none.
+    ``recorded`` is the hash of the declaration in the checkpoint; earlier versions recorded none.
     """
     here = json.loads(json.dumps(declaration))
     if recorded is not None and seal(here) == recorded:
@@ -258,10 +262,10 @@ def check_declaration(path: Path, declaration: Mapping[str, Any], recorded: str 
 
 
 def check_recipe(path: Path, recipe: Recipe, recorded: str | None) -> None:
-    """Refuse to continue a run with rows that were prepared otherwise; a damaged data.json is written again."""
+    """Refuse to resume a run with differently prepared rows. A damaged data.json is rewritten later."""
     from aevb.data.datasets import Recipe
 
-    if recorded in {seal(json.loads(one.text())) for one in (recipe, altered(recipe, known=None))}:  # older runs do not say what was known
+    if recorded in {seal(json.loads(one.text())) for one in (recipe, altered(recipe, known=None))}:  # older runs did not record ``known``
         return
     try:
         there = Recipe.read(path)
@@ -269,22 +273,22 @@ def check_recipe(path: Path, recipe: Recipe, recorded: str | None) -> None:
         if recorded is None:
             raise
         there = None
-    asked = ("data", "missing", "validation", "hold_out", "prepare", "seed")  # what the others follow from
+    asked = ("data", "missing", "validation", "hold_out", "prepare", "seed")  # the causes first; the other entries follow from them
     changed = [key for key in (*asked, *vars(recipe)) if getattr(there, key) != getattr(recipe, key)] if there is not None else []
     changed = [key for key in changed if key != "known" or (there is not None and there.known is not None)]
     if changed:
         raise ValueError(
             f"{path} was trained with {changed[0]}={getattr(there, changed[0])!r}, not {getattr(recipe, changed[0])!r} (data.json). "
-            "Resume with the same data; if they are, another version prepared them otherwise: start anew."
+            "Resume with the same data. If they are the same, another version of aevb prepared them differently: start a new run."
         )
     if recorded is not None:
-        raise ValueError(f"{path} was trained on rows prepared otherwise than these, and its data.json is damaged. Resume with the same data.")
+        raise ValueError(f"{path} was trained on differently prepared rows, and its data.json is damaged. Resume with the same data.")
 
 
 def read_rows(path: Path, state: Mapping[str, Any], step: int) -> tuple[list[dict[str, Any]], str | None]:
-    """The rows of a run's ``metrics.jsonl`` up to a checkpoint, and a sentence on what is wrong with them, if anything is.
+    """Return the rows of ``metrics.jsonl`` up to a checkpoint, and a sentence if the file is damaged.
 
-    What follows them in the file is of steps after the checkpoint, perhaps half written by a run that was killed.
+    Later lines belong to steps after the checkpoint, and may be incomplete if the run was killed.
     """
     metrics, record = path / "metrics.jsonl", state.get("history")
     lines = _lines(metrics, None if record is None else record["lines"])
@@ -305,7 +309,7 @@ def read_rows(path: Path, state: Mapping[str, Any], step: int) -> tuple[list[dic
 
 
 def note_later(path: Path, step: int) -> str | None:
-    """A sentence on a history that goes on after the last checkpoint, where one is gone or not written yet."""
+    """Return a sentence if the history continues after the last checkpoint, else None."""
     metrics = path / "metrics.jsonl"
     last = max((row["step"] for row in map(_row, _lines(metrics)[-100:]) if row is not None), default=0)
     if last <= step:
@@ -317,7 +321,7 @@ def note_later(path: Path, step: int) -> str | None:
 
 
 def _lines(path: Path, most: int | None = None) -> list[bytes]:
-    """The lines of a history, ``most`` of them, that end; up to one longer than any that is written."""
+    """Return the first ``most`` complete lines of a history; stop at a line that is too long."""
     found: list[bytes] = []
     if path.is_file():
         with path.open("rb") as file:
@@ -327,7 +331,11 @@ def _lines(path: Path, most: int | None = None) -> list[bytes]:
 
 
 def _row(line: bytes, strict: bool = True) -> dict[str, Any] | None:
-    """A line as a row: its step, numbers by name, and words of its phase or a note; unless ``strict``, also what else ``after=`` recorded."""
+    """Return a line as a row, or None if it is invalid.
+
+    ``strict`` allows only numbers, and text for "note" and "phase". Otherwise ``after=`` may have recorded
+    other values.
+    """
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,8 +1,8 @@
-"""Schedules as data: which parameters move at which step, and by what objective.
+"""Schedules: which parameters each step trains, and with which objective.
 
-``joint()`` is AEVB: θ and φ together. ``alternate(e, m)`` is approximate EM: φ alone for e steps (the E-step, which tightens the
-bound), then θ alone for m (the M-step, which raises it). ``em()`` takes the exact posterior for the E-step, where there is one;
-``mle()`` ascends the exact evidence itself.
+``joint()`` is AEVB: θ and φ together. ``alternate(e, m)`` is approximate EM: φ alone for e steps (the
+E-step, which tightens the bound), then θ alone for m steps (the M-step, which raises it). ``em()``
+uses the exact posterior in the E-step, for models that have one. ``mle()`` maximises the exact evidence.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OPTIMISERS = ("auto", "lbfgs", "adam")  # of mle()
 
 @dataclass(frozen=True)
 class Phase:
-    """What one step does: the groups it moves, and the position inside its phase, from 0 to ``length`` − 1."""
+    """The phase of one step: the parameter groups it trains, and its position in 0 … ``length`` − 1."""
 
     name: str
     theta: bool
@@ -30,13 +30,13 @@ class Phase:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The base: a schedule answers, for a step of so many, which phase it belongs to."""
+    """Base class of schedules: maps a step, and the total number of steps, to its phase."""
 
     objective = "bound"
 
     @property
     def cycle(self) -> int:
-        """After how many steps the phases repeat."""
+        """The number of steps after which the phases repeat."""
         return 1
 
     def phase(self, step: int, total: int) -> Phase:
@@ -45,12 +45,12 @@ class Schedule:
 
 @dataclass(frozen=True)
 class joint(Schedule):
-    """θ and φ move together at every step: AEVB."""
+    """Train θ and φ together at every step: AEVB."""
 
 
 @dataclass(frozen=True)
 class alternate(Schedule):
-    """φ alone for ``e_steps``, then θ alone for ``m_steps``, and again: approximate E- and M-steps."""
+    """Train φ alone for ``e_steps``, then θ alone for ``m_steps``, and repeat: approximate EM."""
 
     e_steps: int = 1000
     m_steps: int = 1000
@@ -73,17 +73,21 @@ class alternate(Schedule):
 
 @dataclass(frozen=True)
 class em(Schedule):
-    """Exact E-steps, for linear-Gaussian models and finite latents; without dropout.
+    """EM with exact E-steps, for linear-Gaussian models and finite latents; without dropout.
 
-    Where the M-step has a closed form, a step is one iteration over all rows, and ``steps=`` (1,000 by default) is the most that are taken: EM ends
-    when the last three raised the mean evidence by less than ``tol`` nats together (``tol=0``: never before ``steps``). ``accelerate``
-    extrapolates from earlier iterations wherever that does not lower the evidence; ``accelerate=False`` is the textbook's EM.
+    If the M-step has a closed form, a step is one iteration over all rows, and at most ``steps=``
+    (1,000 by default) iterations are taken. EM converges when the last three iterations together
+    raised the mean evidence by less than ``tol`` nats; with ``tol=0`` it always takes all steps.
+    ``accelerate`` extrapolates from earlier iterations if that does not lower the evidence;
+    ``accelerate=False`` is textbook EM.
 
-    ``start`` is where it begins: ``"data"`` at parameters made from the data (principal components, k-means++ by the run's seed), ``"keep"`` at
-    the model's own, biases moved to the data's means if that raises the evidence. ``"auto"`` is ``"data"`` for a model whose p is as it was
-    initialised, and ``"keep"`` for one that was trained, loaded or set.
+    ``start`` chooses the initial parameters. ``"data"`` computes them from the data (principal
+    components, k-means++ with the run's seed). ``"keep"`` takes the model's parameters, and moves the
+    biases to the means of the data if that raises the evidence. ``"auto"`` is ``"data"`` if p is as it
+    was initialised, and ``"keep"`` if it was trained, loaded or set.
 
-    Where the M-step has no closed form it is ``m_steps`` gradient steps on E[log p(x, z)] with the posterior frozen as the E-step found it.
+    If the M-step has no closed form, it is ``m_steps`` gradient steps on E[log p(x, z)] with the
+    posterior of the last E-step held fixed.
     """
 
     m_steps: int = 100
@@ -109,14 +113,21 @@ class em(Schedule):
 
 @dataclass(frozen=True)
 class mle(Schedule):
-    """θ ascends the exact evidence, without dropout; q stays as it is. For models whose evidence is known in closed form.
+    """Maximum likelihood: train θ on the exact evidence, without dropout, and leave q unchanged.
 
-    Where model and data are small, a step is one iteration of L-BFGS on all rows, in float64, and ``steps=`` (1,000 by default) is the most that are
-    taken: the ascent ends when the last iteration raised the mean evidence by less than ``tol`` nats and the next would too (``tol=0``: never before
-    ``steps``, unless no step raises it any more). It searches in units of the data and begins at the model's parameters. Where Gaussians with
-    the columns' means and spreads explain the data better, it reads them as those of standardised data, if that raises the evidence.
+    The evidence of the model must be known in closed form. If model and data are small, a step is one
+    iteration of L-BFGS on all rows, in float64, and at most ``steps=`` (1,000 by default) iterations
+    are taken. The run converges when the last iteration raised the mean evidence by less than ``tol``
+    nats and the next one is expected to as well. With ``tol=0`` it takes all steps, unless no step
+    raises the evidence.
 
-    Elsewhere, or where ``lr``, ``warmup`` or ``clip`` is set, a step is one of Adam's on a batch. ``optimiser="lbfgs"`` or ``"adam"`` decides it.
+    The search uses the units of the data and starts at the model's parameters. If independent
+    Gaussians with the means and standard deviations of the columns have a higher evidence, two other
+    starts are tried: one moves the biases to the means of the data, and the other interprets the
+    parameters as those of a model of standardised data. The best start is used.
+
+    For larger models or data, or if ``lr``, ``warmup`` or ``clip`` is set, a step is a step of Adam on
+    a batch. ``optimiser="lbfgs"`` or ``"adam"`` overrides this choice.
     """
 
     tol: float = 1e-5
@@ -134,7 +145,7 @@ class mle(Schedule):
 
 
 def parse_schedule(text: str) -> Schedule:
-    """A schedule from its name and its first arguments: ``joint``, ``alternate:500,500``."""
+    """Return a schedule from its name and first arguments, e.g. ``joint`` or ``alternate:500,500``."""
     name, _, numbers = text.partition(":")
     kind = _kind(name)
     try:
@@ -148,7 +159,10 @@ def parse_schedule(text: str) -> Schedule:
 
 
 def schedule_from(record: Any) -> Schedule:
-    """A schedule from its record, ``{"name": "alternate", "e_steps": 500}``, or from a text (:func:`parse_schedule`)."""
+    """Return a schedule from its record or its text (:func:`parse_schedule`).
+
+    A record is e.g. ``{"name": "alternate", "e_steps": 500}``.
+    """
     if isinstance(record, str):
         return parse_schedule(record)
     if not isinstance(record, Mapping):
@@ -164,7 +178,7 @@ def schedule_from(record: Any) -> Schedule:
 def _kind(name: Any) -> type[Schedule]:
     kinds = {kind.__name__: kind for kind in Schedule.__subclasses__()}
     if not isinstance(name, str) or name not in kinds:
-        raise ValueError(f"Unknown schedule {name!r}. Choose one of {', '.join(kinds)}; alternate:1000,1000 says how many steps.")
+        raise ValueError(f"Unknown schedule {name!r}. Choose one of {', '.join(kinds)}; alternate:1000,1000 sets the steps per phase.")
     return kinds[name]
 
 

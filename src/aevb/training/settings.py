@@ -1,8 +1,9 @@
-"""What decides a run besides the model and the data.
+"""The settings of a training run.
 
-:class:`Settings` is the one definition: each field has its type, its default and its documentation there. The keywords of :func:`fit`
-(``settings_options.py``, which ``python -m aevb.training.settings`` prints), the options of ``aevb train`` and ``config.toml`` are made from it.
-This module does not import torch, so that ``aevb train --help`` need not wait for it.
+:class:`Settings` is the only definition: each field has its type, default and documentation there.
+The keywords of :func:`fit` (``settings_options.py``, printed by ``python -m aevb.training.settings``),
+the options of ``aevb train`` and the keys of ``config.toml`` are made from it. This module does not
+import torch, so that ``aevb train --help`` is fast.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from aevb.training.schedules import Schedule, joint, schedule_from
 if TYPE_CHECKING:
     from aevb.data.preparation import Affine
 
-RECORDED = ("data", "fresh", "frozen", "numbers")  # what config.toml says besides the settings, for resuming: not settings themselves
+RECORDED = ("data", "fresh", "frozen", "numbers")  # keys of config.toml that are not settings; resuming compares them
 
 
 def _setting(documentation: str, default: Any = MISSING, *, make: Callable[[], Any] | None = None) -> Any:
-    """A field with its documentation and its default, or what makes the default."""
+    """Return a dataclass field with its documentation and its default (or ``make``, a default factory)."""
     if make is not None:
         return field(default_factory=make, metadata={"documentation": documentation})
     return field(default=default, metadata={"documentation": documentation})
@@ -33,43 +34,47 @@ def _setting(documentation: str, default: Any = MISSING, *, make: Callable[[], A
 
 @dataclass(frozen=True)
 class Settings:
-    """All that decides a run besides the model and the data; recorded with it.
+    """The settings of a training run: everything that determines it besides the model and the data.
 
-    ``fit(model, data, **vars(settings))`` trains with them. ``Settings.from_toml("run/config.toml")`` are those of a run.
+    ``fit(model, data, **vars(settings))`` trains with them. A run saves its settings;
+    ``Settings.from_toml("run/config.toml")`` reads them.
+
+        >>> Settings(epochs=5).total(n=1000, batch=100)
+        50
     """
 
-    epochs: float | None = _setting("Passes over the data, instead of steps. By default 20, or more (at most 200) to make 2,000 steps.", None)
-    steps: int | None = _setting("Steps of the optimiser, instead of epochs.", None)
+    epochs: float | None = _setting("Passes over the data; set this or steps. By default 20, or as many as make 2,000 steps (at most 200).", None)
+    steps: int | None = _setting("Steps of the optimiser; set this or epochs.", None)
     batch: int = _setting("Rows per step.", 100)
-    lr: float | None = _setting("Learning rate. By default 2e-3, and 0.05 where no factor has a hidden layer.", None)
+    lr: float | None = _setting("Learning rate. By default 2e-3, or 0.05 if no factor has a hidden layer.", None)
     warmup: int = _setting("Steps over which the learning rate rises from 0.", 0)
     decay: str = _setting("Learning rate within each phase of the schedule: cosine (falls to 0) or constant.", "cosine")
-    clip: float | None = _setting("Largest norm of the gradient; a longer gradient is scaled down to it.", None)
+    clip: float | None = _setting("Maximum norm of the gradient; a larger gradient is scaled down to it. By default no clipping.", None)
     kl_warmup: int = _setting("Steps over which the weight of the KL terms rises to 1.", 0)
     classify: float = _setting("Weight of log q(y|x) on rows whose label y is known.", 0.0)
-    agree: float = _setting("Weight of Σ q(y|x) log q(y|x̃): the class should stay the same when x is distorted a little, to x̃.", 0.0)
-    distort: Mapping[str, Affine] = _setting("How x̃ is made from x, by variable.", make=dict)
-    patience: int | None = _setting("Stop after this many validations without improvement, and keep the best weights.", None)
+    agree: float = _setting("Weight of Σ q(y|x) log q(y|x̃), a consistency term: q should predict the same class for x and its distorted copy x̃.", 0.0)
+    distort: Mapping[str, Affine] = _setting("Random distortion that makes x̃ from x, by variable.", make=dict)
+    patience: int | None = _setting("Early stopping: stop after this many validations without improvement, and keep the best weights.", None)
     seed: int = _setting("Seed of everything random.", 0)
     schedule: Schedule = _setting("joint (AEVB), alternate (E-steps of q, then M-steps of p), em (exact EM) or mle (exact evidence).", make=joint)  # noqa: RUF009
-    how: Mapping[str, str] = _setting("Choices by latent that override those of the plan.", make=dict)
-    bound: str = _setting("elbo or iwae.", "elbo")
+    how: Mapping[str, str] = _setting("How to take the expectation over each latent, by latent; overrides the plan's choice.", make=dict)
+    bound: str = _setting("Bound on the evidence: elbo or iwae.", "elbo")
     samples: int = _setting("Samples per example.", 1)
-    gradient: str = _setting("plain, stl or dreg.", "plain")
+    gradient: str = _setting("Gradient estimator: plain, stl (sticking the landing) or dreg (doubly reparameterised).", "plain")
     temperature: float = _setting("Temperature of relaxed samples (gumbel).", 0.5)
     validate_every: int | None = _setting("Steps between validations. By default one epoch.", None)
-    log_every: int | None = _setting("Steps between lines of the history. By default about 200 lines per run.", None)
+    log_every: int | None = _setting("Steps between entries of the history. By default about 200 entries per run.", None)
     checkpoint_every: int | None = _setting("Steps between checkpoints. By default at validations, at least half a minute apart.", None)
-    precision: str = _setting("float32, or bf16: matrix products in bfloat16, everything else, the weights too, as the model is.", "float32")
-    compile: bool = _setting("Fuse the operations of a step by torch's compiler. Takes about a minute at the start: for long runs.", False)
-    skip: int = _setting("Batches with a non-finite loss or gradient that may be skipped.", 0)
+    precision: str = _setting("float32, or bf16: matrix products run in bfloat16; the weights and everything else stay in float32.", "float32")
+    compile: bool = _setting("Fuse the operations of a step with torch's compiler. Compiling takes about a minute: for long runs.", False)
+    skip: int = _setting("Maximum number of batches with a non-finite loss or gradient to skip before the run stops with an error.", 0)
 
     def __post_init__(self) -> None:
         import numpy as np
 
         from aevb.data.preparation import Affine
 
-        for f in fields(self):  # numpy's numbers are numbers, but no JSON
+        for f in fields(self):  # JSON cannot store numpy's numbers
             if isinstance(value := getattr(self, f.name), np.generic):
                 object.__setattr__(self, f.name, value.item())
         for name in ("batch", "samples", "steps", "patience", "validate_every", "log_every", "checkpoint_every"):
@@ -85,7 +90,7 @@ class Settings:
         if not isinstance(self.distort, Mapping) or not all(isinstance(value, Affine) for value in self.distort.values()):
             raise ValueError(f'distort is a dictionary from variable to distortion, e.g. {{"x": Affine((28, 28))}}, got {self.distort!r}.')
         if self.epochs is not None and self.steps is not None:
-            raise ValueError("Say epochs= or steps=, not both.")
+            raise ValueError("Pass epochs= or steps=, not both.")
         if self.precision not in ("float32", "bf16"):
             raise ValueError(f'precision is "float32" or "bf16", got {self.precision!r}.')
         if not isinstance(self.compile, bool):
@@ -94,7 +99,7 @@ class Settings:
             raise ValueError(f'decay is "cosine" or "constant", got {self.decay!r}.')
         if not isinstance(self.schedule, Schedule):
             raise ValueError(f"schedule is joint(), alternate(…), em() or mle(), got {self.schedule!r}.")
-        for name in ("bound", "gradient"):  # the plan knows which there are
+        for name in ("bound", "gradient"):  # the plan checks the word itself
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"{name} is a word, got {getattr(self, name)!r}.")
         if not isinstance(self.how, Mapping) or not all(isinstance(choice, str) for choice in self.how.values()):
@@ -102,11 +107,11 @@ class Settings:
 
     @property
     def judge(self) -> str:
-        """What a validation is judged by: the bound, or the evidence where that alone is trained and q stays behind."""
+        """The quantity that compares validations: the bound, or the evidence for exact schedules."""
         return self.bound if self.schedule.objective == "bound" else "evidence"
 
     def total(self, n: int, batch: int) -> int:
-        """The number of steps; by default 20 epochs, but at least 2,000 steps and at most 200 epochs."""
+        """Return the number of steps; by default 20 epochs, but at least 2,000 steps and at most 200 epochs."""
         per_epoch = n / min(batch, n)
         if self.steps is not None:
             return self.steps
@@ -114,18 +119,18 @@ class Settings:
         return max(1, round(epochs * per_epoch))
 
     def kl_weight(self, step: int) -> float:
-        """The weight of the KL terms in a step."""
+        """Return the weight of the KL terms in a step."""
         return min(1.0, (step + 1) / self.kl_warmup) if self.kl_warmup else 1.0
 
     def record(self) -> dict[str, Any]:
-        """The settings as plain values, for JSON and TOML."""
+        """Return the settings as plain values, for JSON and TOML."""
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "schedule"}
         distort = {name: [*how.shape, how.rotate, how.shear, how.scale, how.shift] for name, how in self.distort.items()}
         return plain | {"how": dict(self.how), "distort": distort, "schedule": {"name": type(self.schedule).__name__, **asdict(self.schedule)}}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Settings:
-        """The settings that a record was made from; a field that it does not have gets its default, and what is no field is left aside."""
+        """Return the settings of a record. Missing fields get their defaults; unknown keys are ignored."""
         return cls(**_from_plain(record))
 
     def to_toml(self, path: str | Path) -> None:
@@ -134,15 +139,16 @@ class Settings:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Settings:
-        """The settings in a TOML file, e.g. a run's ``config.toml``; a field that it does not have gets its default.
+        """Read settings from a TOML file, e.g. a run's ``config.toml``. Missing fields get their defaults.
 
-        What a run records besides its settings (data, fresh, frozen, numbers) is ignored. Any other key that is no setting is an error.
+        The keys that a run records besides its settings (data, fresh, frozen, numbers) are ignored. Any
+        other unknown key raises a ValueError.
         """
         return cls(**read_toml(path))
 
 
 def documentation(one: Field[Any]) -> str:
-    """What a setting is, in a sentence."""
+    """Return the documentation of a setting, one or two sentences."""
     return str(one.metadata["documentation"])
 
 
@@ -151,7 +157,7 @@ def default_of(one: Field[Any]) -> Any:
 
 
 def _listed() -> str:
-    """Every setting with its type, default and documentation, for docstrings."""
+    """Return every setting with its type, default and documentation, for docstrings."""
     lines = [f"{one.name}: {one.type} = {default_of(one)!r}\n    {documentation(one)}" for one in fields(Settings)]
     return textwrap.indent("\n".join(lines), "    ")
 
@@ -160,7 +166,7 @@ Settings.__doc__ = f"{Settings.__doc__}\n{_listed()}\n    "
 
 
 def options_source() -> str:
-    """The module ``settings_options``: the fields of :class:`Settings` as keywords that editors and type checkers see."""
+    """Return the source of ``settings_options.py``: the fields of :class:`Settings` as a TypedDict."""
     keys = []
     for one in fields(Settings):
         default = default_of(one)
@@ -184,7 +190,7 @@ class SettingsOptions(TypedDict, total=False):
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """The settings that a TOML file gives, by name, as :class:`Settings` takes them."""
+    """Read a TOML file and return the keyword arguments for :class:`Settings`."""
     from aevb.runtime.checked_files import refuse_endless
 
     place = Path(path)
@@ -194,11 +200,11 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     except OSError as error:
         raise ValueError(f"{place} cannot be read: {error.strerror}.") from None
     except ValueError as error:
-        raise ValueError(f"{place} is no TOML that can be read: {str(error).rstrip('.')}.") from None
+        raise ValueError(f"{place} is no valid TOML: {str(error).rstrip('.')}.") from None
     known = [one.name for one in fields(Settings)]
     unknown = [key for key in record if key not in known and key not in RECORDED]
     if unknown:
-        raise ValueError(f"{place} has what is no setting: {', '.join(unknown)}. The settings are {', '.join(known)}.")
+        raise ValueError(f"{place} has unknown settings: {', '.join(unknown)}. The settings are {', '.join(known)}.")
     try:
         found = _from_plain(record)
         Settings(**found)
@@ -208,7 +214,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def _from_plain(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings in a record of plain values, as :class:`Settings` takes them."""
+    """Return the keyword arguments for :class:`Settings` from a record of plain values."""
     from aevb.data.preparation import Affine
 
     found = {one.name: record[one.name] for one in fields(Settings) if one.name in record}
@@ -236,7 +242,7 @@ def _positive(name: str, value: Any) -> None:
 
 
 def toml_text(record: Mapping[str, Any]) -> str:
-    """A flat record with tables one deep, as TOML; what is not set is left out."""
+    """Return a record as TOML, with tables at most one level deep. Values that are None are left out."""
     plain = {key: value for key, value in record.items() if not isinstance(value, Mapping) and value is not None}
     lines = [f"{key} = {_word(value)}" for key, value in plain.items()]
     for name, table in record.items():
@@ -246,7 +252,7 @@ def toml_text(record: Mapping[str, Any]) -> str:
 
 
 def _word(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which TOML wants escaped, and JSON does not
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML requires this escape, JSON does not
 
 
 if __name__ == "__main__":

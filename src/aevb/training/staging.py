@@ -1,8 +1,9 @@
-"""Rows that are brought before they are asked for.
+"""Prefetch the rows of coming steps.
 
-To a GPU, a thread reads the rows of the steps to come, in blocks, while the device works on those before. A block waits in page-locked memory, from
-which the device takes it without the host's help. So files, and data that are larger than the device, train as what lies there does.
-On a CPU small rows are taken for a few steps at once.
+For a GPU, a thread reads the rows of the next steps in blocks while the device works. A block waits in
+page-locked memory, from which the device copies it asynchronously. Files, and data larger than the
+device's memory, therefore train as fast as data on the device. On a CPU, small batches are gathered for
+a few steps at once.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from aevb.data.sources import Resident, Source
 from aevb.estimate.batch import Batch
 from aevb.training.row_order import Order
 
-TOGETHER, SMALL = 8, 2**20  # steps whose rows are taken together, and bytes of a batch up to which they are
-LINE = 64  # bytes: products round otherwise where rows begin elsewhere than memory that was asked for
-APART = 256  # bytes: every place begins where the fast kernels want their arguments
+TOGETHER, SMALL = 8, 2**20  # steps gathered at once on a CPU, and the largest batch in bytes for which this is done
+LINE = 64  # bytes; matrix products round differently if a batch is not aligned like freshly allocated memory
+APART = 256  # bytes; the alignment of each batch that fast kernels need
 
 
 class Staged:
-    """The batches of up to ``places`` steps, always in the same tensors on the device, so that a graph can read them.
+    """Batches of up to ``places`` steps, in fixed tensors on the device, so that a CUDA graph can read them.
 
-    ``steps`` is the number of steps of the run, beyond which nothing is read. At most three blocks of ``places`` batches are held, one on the device.
+    ``steps`` is the number of steps of the run; nothing is read beyond it. At most three blocks of
+    ``places`` batches are in memory, one of them on the device.
     """
 
     def __init__(self, source: Source, order: Order, places: int, steps: int, device: torch.device) -> None:
@@ -34,7 +36,7 @@ class Staged:
         self.here: Batch = {name: _apart(value, device) for name, value in self._block(0).items()}
 
     def load(self, step: int, count: int) -> None:
-        """Put the rows of ``count`` steps into the first places; those of the block that follows are read meanwhile."""
+        """Copy the rows of ``count`` steps into the first places, and start reading the next block."""
         done = 0
         while done < count:
             block, offset = divmod(step + done, self.places)
@@ -50,11 +52,11 @@ class Staged:
         return {name: value[place] for name, value in self.here.items()}
 
     def settle(self) -> None:
-        """Wait for what is being read: while a graph is captured no other thread may ask the device for memory."""
+        """Wait for the reader: during a graph capture, no other thread may allocate memory on the device."""
         wait(self.blocks.values())
 
     def close(self) -> None:
-        """Wait for what is being read, and read no more: another model's graph may be captured next."""
+        """Wait for the reader and stop it: another model's graph may be captured next."""
         self.reader.shutdown(cancel_futures=True)
         self.blocks = {}
 
@@ -63,7 +65,7 @@ class Staged:
         try:
             return self.blocks[block].result()
         except BaseException:
-            del self.blocks[block]  # whoever asks again has it read again
+            del self.blocks[block]  # so that the next request reads it again
             raise
 
     def _ask(self, block: int) -> None:
@@ -71,7 +73,7 @@ class Staged:
             self.blocks[block] = self.reader.submit(self._block, block)
 
     def _block(self, block: int) -> Batch:
-        """The batches of ``places`` steps, [places, T or 1, batch, d] each."""
+        """Read the batches of ``places`` steps; each variable has shape [places, T or 1, batch, d]."""
         rows = self.order.rows(block * self.places, self.places)
         return {name: self._laid_out(value) for name, value in self.source.on_host(rows).items()}
 
@@ -81,7 +83,7 @@ class Staged:
 
 
 class Gathered:
-    """The batches of a few steps that follow each other, taken from memory at once: on a CPU the calls around small rows cost more than the rows."""
+    """Batches of several successive steps, gathered at once: on a CPU, the calls cost more than small batches."""
 
     def __init__(self, source: Resident, order: Order) -> None:
         self.source, self.order = source, order
@@ -90,14 +92,14 @@ class Gathered:
 
     @staticmethod
     def pays(source: Source, order: Order) -> bool:
-        """Whether batches are small, and one step of rows: those of a sequence would have to be laid out anew."""
+        """Whether gathering pays: small batches without a time axis, which would need another memory layout."""
         if not isinstance(source, Resident) or source.like.device.type != "cpu":
             return False
         values = source.batch.values()
         return all(len(value) == 1 for value in values) and order.batch * sum(value[0, 0].nbytes for value in values) <= SMALL
 
     def load(self, step: int, count: int) -> None:
-        """Make the batch of a step ready; ``count`` is one."""
+        """Prepare the batch of a step; ``count`` is always 1."""
         block, self.offset = divmod(step, TOGETHER)
         if block != self.block:
             rows = self.order.rows(block * TOGETHER, TOGETHER)
@@ -109,14 +111,14 @@ class Gathered:
         return {name: value[self.offset + place] for name, value in self.here.items()}
 
     def settle(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: there is no reader thread."""
 
     def close(self) -> None:
         self.here, self.block = {}, None
 
 
 def _apart(value: Tensor, device: torch.device) -> Tensor:
-    """Memory for such a block, each place of it at a multiple of ``APART``."""
+    """Allocate memory for such a block, with each batch at a multiple of ``APART`` bytes."""
     places, numbers = len(value), value[0].numel()
     stride = -(-numbers * value.element_size() // APART) * APART // value.element_size()
     return torch.empty(places, stride, dtype=value.dtype, device=device)[:, :numbers].unflatten(1, value.shape[1:])

@@ -1,7 +1,7 @@
-"""What fit's loop knows of a step: one interface for every way of taking one, and the tally of what steps have measured.
+"""The interface between the training loop and its steps, and the metrics that steps accumulate.
 
-The ways are EM in closed form and L-BFGS, which iterate over all rows (``exact_steps.py``), and steps of Adam on batches (``gradient_steps.py``),
-which a GPU replays as CUDA graphs (``graph_steps.py``).
+Implementations: closed-form EM and L-BFGS, which iterate over all rows (``exact_steps.py``), and Adam on
+batches (``gradient_steps.py``), which a GPU replays as CUDA graphs (``graph_steps.py``).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from aevb.training.row_order import Order
 from aevb.training.schedules import Phase
 from aevb.training.settings import Settings
 
-Wanted = tuple["Stepper", int, Phase, float]  # a step: who takes it, its number, its phase, its learning rate
+Wanted = tuple["Stepper", int, Phase, float]  # a requested step: stepper, step number, phase, learning rate
 
 
 @dataclass(frozen=True)
 class Job:
-    """What steps are taken of: a model and its plan, rows and their order, settings, processes."""
+    """Everything that a stepper needs: model, plan, rows and their order, settings, processes."""
 
     model: Model
     plan: Plan
@@ -37,39 +37,39 @@ class Job:
     order: Order
     settings: Settings
     world: World
-    labelled: Sequence[str]  # discrete latents whose value some rows know
+    labelled: Sequence[str]  # discrete latents with labels in some rows
     classes: Sequence[str]  # discrete latents whose q is a function of the data
     em: Regressions | Responsibilities | None
 
 
 class Tally:
-    """What steps have measured since it was last read, and whether one of them failed, in tensors on the device.
+    """The metrics summed since the last reading, and whether a step failed, in tensors on the device.
 
-    A failed step changes nothing; the host learns of it when it looks, which on a GPU is not after every step.
+    A failed step changes nothing. On a GPU, the host does not check for failures after every step.
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype, world: World) -> None:
         self.world = world
         self.failed = torch.zeros((), device=device)  # 1 once a step has failed
-        self.moved = torch.zeros((), device=device)  # steps taken since the host last looked, the first of which was ``origin``
+        self.moved = torch.zeros((), device=device)  # steps since the host last checked; the first was ``origin``
         self.taken = torch.zeros((), device=device)  # steps whose metrics are in ``sums``
         self.sums = torch.zeros(0, device=device, dtype=dtype)
-        self.names: list[str] = []  # of what is measured
+        self.names: list[str] = []  # of the metrics
         self.origin: int | None = None
 
     def begin(self, step: int) -> None:
-        """The next step to be taken is this one, unless others wait to be looked at."""
+        """Set the first step since the last check to this one, if there is none yet."""
         self.origin = step if self.origin is None else self.origin
 
     def set(self, names: Sequence[str], values: Sequence[float]) -> None:
-        """Count a step after which these numbers stand alone, in float64: an iteration over all rows is not averaged with others."""
+        """Count a step and replace the metrics by its own, in float64: iterations over all rows are not averaged."""
         self.names = list(names)
         self.sums = torch.tensor(list(values), dtype=torch.float64, device=self.sums.device) / self.world.size
         self.taken.fill_(1)
         self.moved.add_(1)
 
     def add(self, values: Sequence[float]) -> None:
-        """Count a step and add what it measured."""
+        """Count a step and add its metrics."""
         self.sums.add_(torch.tensor(list(values), dtype=self.sums.dtype, device=self.sums.device))
         self.taken.add_(1)
         self.moved.add_(1)
@@ -84,7 +84,7 @@ class Tally:
             )
 
     def look(self) -> int | None:
-        """The number of the step that failed since the host last looked; None if none did, and the host has then seen all."""
+        """Check for failures: return the number of the failed step, or None."""
         assert self.origin is not None
         if bool(self.failed):
             return self.origin + int(self.moved)
@@ -93,19 +93,19 @@ class Tally:
         return None
 
     def pass_over(self) -> None:
-        """Go on behind the step that failed."""
+        """Clear the failure, so that training continues after the failed step."""
         self.failed.zero_()
         self.moved.zero_()
         self.origin = None
 
     def metrics(self) -> dict[str, Any]:
-        """What was added up since the last reading, over all processes."""
+        """Return the sums of the metrics since the last reading, over all processes."""
         sums = self.sums.clone()
         self.world.sum([sums])
         return {"taken": int(self.taken), "sums": dict(zip(self.names, sums.tolist(), strict=True))}
 
     def read(self) -> dict[str, float]:
-        """The means of the metrics over the steps since the last reading."""
+        """Return the means of the metrics over the steps since the last reading, and reset them."""
         found = self.metrics()
         self.sums.zero_()
         self.taken.zero_()
@@ -113,19 +113,19 @@ class Tally:
 
     def restore(self, metrics: Mapping[str, Any], dtype: torch.dtype) -> None:
         self.names = list(metrics["sums"])
-        mine = 1.0 if self.world.first else 0.0  # the sums are over all processes
+        mine = 1.0 if self.world.first else 0.0  # the sums are over all processes; the first one keeps them
         self.sums = mine * torch.tensor(list(metrics["sums"].values()), device=self.sums.device, dtype=dtype)
         self.taken.fill_(metrics["taken"])
 
 
 class Stepper(ABC):
-    """Takes the steps of one run, and keeps what they need from one to the next."""
+    """Base class: takes the steps of one run, and keeps their state."""
 
-    captures = False  # steps are replayed as CUDA graphs
-    waits = False  # the host need not look after every step
-    converged = False  # no further step is needed
+    captures = False  # whether steps are replayed as CUDA graphs
+    waits = False  # whether the host may leave steps unchecked for a while
+    converged = False  # whether no further step is needed
     left_alone: str | None = None  # why EM does not set q
-    not_recorded: str | None = None  # why steps run as they were written, every time
+    not_recorded: str | None = None  # why steps cannot be recorded
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -139,7 +139,7 @@ class Stepper(ABC):
         self.at = 0  # the step that failed
 
     def active(self, phase: Phase) -> list[nn.Parameter]:
-        """The parameters that a phase moves."""
+        """Return the parameters that a phase trains."""
         return [p for name in ("theta", "phi") if getattr(phase, name) for p in self.groups[name]]
 
     @abstractmethod
@@ -147,29 +147,29 @@ class Stepper(ABC):
         """Take a step."""
 
     def take(self) -> None:  # noqa: B027
-        """Take the steps that were asked for and not taken yet: none, where none wait."""
+        """Take the steps that were requested but are still waiting in a queue."""
 
     def remarks(self, taken: int, total: int) -> list[Any]:
-        """What is to be said after so many steps, as events; what was said before is not said again."""
+        """Return the events to record after ``taken`` steps; the loop drops those already recorded."""
         return []
 
     def settle_model(self) -> None:  # noqa: B027
-        """Give the model what the steps have found, so that others may read it."""
+        """Write the current parameters into the model, so that they can be read."""
 
     def close(self) -> None:  # noqa: B027
-        """Let go of what the steps held, after the last one."""
+        """Release resources after the last step."""
 
-    # What the host sees -------------------------------------------------------------------------------------------------------------
+    # Failures and metrics -----------------------------------------------------------------------------------------------------------
 
     def failed(self) -> bool:
-        """Whether a step failed since the host last looked; ``at`` is then that step."""
+        """Whether a step failed since the last check; ``at`` is then its number."""
         self.take()
         found = self.tally.look()
         self.at = self.at if found is None else found
         return found is not None
 
     def go_on(self) -> None:
-        """Pass over the step that failed."""
+        """Skip the step that failed."""
         self.tally.pass_over()
 
     def read(self) -> dict[str, float]:
@@ -184,26 +184,26 @@ class Stepper(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
-        """What the next step needs besides the weights."""
+        """Return the state that the next step needs besides the weights, for a checkpoint."""
 
     @abstractmethod
     def restore(self, tensors: Mapping[str, Tensor], metrics: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Restore the state of a checkpoint."""
 
-    # Trouble ------------------------------------------------------------------------------------------------------------------------
+    # Failed steps -------------------------------------------------------------------------------------------------------------------
 
     def sound(self, steps: Iterable[int]) -> bool:
-        """Whether the weights are finite, and the objective of the rows of one of these steps is too. Nothing moves."""
+        """Whether the weights, and the objective of at least one of these steps' batches, are finite."""
         return not self.world.any(bool(self._broken()) or not self._judged(steps))
 
     def _judged(self, steps: Iterable[int]) -> bool:
-        """Whether the objective is finite: an iteration over all rows has judged it itself."""
+        """Whether the objective is finite; an iteration over all rows has checked that already."""
         return True
 
     def _broken(self) -> list[str]:
-        """The factors that have parameters which are not finite."""
+        """Return the factors with non-finite parameters."""
         return [name for name, factor in self.model.factors.items() if any(not bool(p.isfinite().all()) for p in factor.parameters())]
 
     @abstractmethod
     def what_failed(self, step: int, phase: Phase) -> str:
-        """Why a step failed, in words."""
+        """Return a sentence that says why a step failed."""

@@ -1,4 +1,4 @@
-"""Steps that are asked for one by one and taken many at a time."""
+"""A queue that collects requested steps and takes them as one CUDA graph."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from aevb.training.step import Wanted
 
 
 class StepQueue:
-    """Steps of one model, or of several at once.
+    """A queue of steps of one model, or of several models.
 
-    On a GPU they wait until there are ten, or until someone looks at a model, and are taken as one graph: a graph's start costs as much as several
-    kernels, and so do the host's rows and rates, which are then copied for all of them together. Several models lie side by side in the graph and
-    get the numbers that they would get alone; compiled, they are one :class:`Bundle`, and their numbers differ from those in rounding.
+    On a GPU, steps wait until there are ten, or until a model is read, and then run as one CUDA graph.
+    Launching a graph costs as much as several kernels, and so does copying rows and learning rates; both
+    are then done once for ten steps. Several models run concurrently in one graph, with the same results as
+    alone. With ``compile=True`` they form a :class:`Bundle`, and their results differ by rounding.
     """
 
     def __init__(self) -> None:
@@ -29,7 +30,7 @@ class StepQueue:
         self.bundles: list[Bundle] = []
 
     def step(self, wanted: Sequence[Wanted]) -> None:
-        """Take a step of each, now or later."""
+        """Request these steps; they are taken now or later."""
         if not all(stepper.captures for stepper, *_ in wanted):
             for stepper, step, phase, rate in wanted:
                 stepper.step(step, phase, rate)
@@ -45,13 +46,13 @@ class StepQueue:
             self.take()
 
     def _stand(self, steppers: Sequence[Any], phases: Sequence[Phase]) -> None:
-        """The first steps decide who stands in the queue, and whether as one."""
+        """Register the models of the first steps, and decide whether they form a bundle."""
         self.steppers, apart = list(steppers), not can_bundle(steppers, phases)
         for number, stepper in enumerate(steppers):
             stepper.join(number, self.take, alone=apart)
 
     def take(self) -> None:
-        """Take the steps that were asked for."""
+        """Take the waiting steps."""
         waiting, self.waiting = self.waiting, []
         same = len(waiting) == AT_ONCE and all(_kind(wanted) == _kind(waiting[0]) for wanted in waiting)
         for part in [waiting] if same else [[wanted] for wanted in waiting]:
@@ -60,7 +61,7 @@ class StepQueue:
                 continue
             _load(part)
             if part[0][0][0].alone:
-                where = tuple(len(stepper.moving) for stepper, *_ in part[0])  # where weights lie in memory changes with it
+                where = tuple(len(stepper.moving) for stepper, *_ in part[0])  # the weights' addresses change with it
                 self._replay([(stepper, phase) for stepper, _, phase, _ in part[0]], len(part), where)
             else:
                 self._take_together(part)
@@ -69,17 +70,17 @@ class StepQueue:
         who = tuple(id(model) for model, _ in models)
         key = count, tuple(phase.name for _, phase in models), who, where
         if key not in self.graphs:
-            self.graphs = {other: graph for other, graph in self.graphs.items() if other[2:] == key[2:]}  # of other models or places: never again
+            self.graphs = {other: graph for other, graph in self.graphs.items() if other[2:] == key[2:]}  # others are outdated
             self.graphs[key] = captured(models, count)
         self.graphs[key].replay()
 
     def _take_together(self, part: Sequence[Sequence[Any]]) -> None:
-        """Steps for which the host has loaded the first places, of models that are one, or a few."""
+        """Take loaded steps of models that form one bundle or a few."""
         phase = part[0][0][2]
         if not self.bundles:
             self.bundles = bundles([stepper for stepper, *_ in part[0]], phase)
-            _load(part)  # to record a step, its noise was drawn
-        if not self.bundles:  # side by side, then, from the beginning
+            _load(part)  # again, because recording has advanced the generators
+        if not self.bundles:  # fall back to separate models, and start the warm-up again
             for stepper in self.steppers:
                 stepper.begin_again()
             _singly(part)
@@ -95,7 +96,7 @@ class StepQueue:
 
 
 def _warm(wanted: Any) -> bool:
-    """Whether a step can be captured: libraries and optimiser are ready."""
+    """Whether a step can be captured: the warm-up of its phase is over."""
     stepper, _, phase, _ = wanted
     return bool(stepper.seen.get(phase.name, 0) >= WARM_UP)
 

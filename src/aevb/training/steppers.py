@@ -1,4 +1,4 @@
-"""Which way of taking steps a run needs."""
+"""Choose the stepper of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aevb.training.step import Job, Stepper
 
 
 def stepper_for(job: Job, *, on_all_rows: bool) -> Stepper:
-    """``on_all_rows``: by iterations over all rows, of EM in closed form or of L-BFGS; otherwise by Adam on batches."""
+    """Return the stepper: closed-form EM or L-BFGS if ``on_all_rows``, else Adam on batches."""
     if on_all_rows:
         return LikelihoodSteps(job) if job.em is None else EMSteps(job, job.em)
     if can_capture(job):

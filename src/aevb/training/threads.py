@@ -1,4 +1,4 @@
-"""As many threads as a step is worth: to wake sixteen for a product of ten microseconds takes longer than the product."""
+"""Choose the number of CPU threads for a step: waking 16 threads takes longer than a product of 10 µs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ FEW = 2  # threads that are always worth it
 
 
 def worth(model: Model, plan: Plan, batch: int) -> int:
-    """How many of torch's threads a step of ``batch`` rows is given: all where the work is not known.
+    """Return how many of torch's threads to use for a step of ``batch`` rows; all if the work is unknown.
 
-    It depends on model, plan, batch and how many there are, not on a measurement. Of a sequence the rows of one time step count, as in the loop.
+    The number is computed from the model, the plan, the batch and the available threads, not measured. For
+    sequences, the rows of one time step count, because time steps run one after another.
     """
     everyone = torch.get_num_threads()
     matrices = [parameter.numel() for parameter in model.parameters() if parameter.dim() == 2]
@@ -34,7 +35,10 @@ def worth(model: Model, plan: Plan, batch: int) -> int:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """So many threads inside. Whoever else runs meanwhile sees it too, so that only the main thread of a process changes anything."""
+    """Set the number of torch threads inside the context.
+
+    The number is global to the process, so only the main thread changes it.
+    """
     before = torch.get_num_threads()
     if count == before or current_thread() is not main_thread():
         yield

@@ -1,4 +1,4 @@
-"""What made a step fail: the term, the factor and the rows that are not finite."""
+"""Diagnose a failed step: find the term, the factor and the rows that are not finite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the course of a run says against its end: a bound that fell back, importance weights that rest on one sample."""
+"""Warning signs of a finished run: a bound that fell back, importance weights that rest on one sample."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from aevb.estimate.estimators import estimate
 from aevb.model import Model
 from aevb.training.run import Run
 
-NATS, SHARE, SIGMAS = 0.5, 0.01, 5.0  # a fall is one of so many nats, of such a part of the whole rise, and beyond chance
-WINDOWS, LEAST = 10, 10  # a window is a tenth of the rows, and there must be that many
-FEW = 2.0  # weights that count: below, one sample has more than half of the sum
-ROWS = 200  # that are looked at
-MANY = 5  # samples, for so few of them to be a collapse
+NATS, SHARE, SIGMAS = 0.5, 0.01, 5.0  # a fall exceeds all three: nats, share of the whole rise, standard errors
+WINDOWS, LEAST = 10, 10  # windows per history, and the fewest recorded values that are tested
+FEW = 2.0  # effective sample size below which one sample has more than half of the weight
+ROWS = 200  # rows that the effective sample size is computed on
+MANY = 5  # fewest samples per example for which a small effective sample size is reported
 
 
 class Fall(NamedTuple):
-    """The bound of training: its best window of rows, and the last one."""
+    """A fall of the training bound: the mean and step of its best window, and the mean of the last."""
 
     best: float
     step: int
@@ -30,9 +30,10 @@ class Fall(NamedTuple):
 
 
 def fall(run: Run) -> Fall | None:
-    """How far the training bound fell back from its best, by means over windows of its record; None if it did not.
+    """Return how far the training bound fell from its best, by moving averages; None if it did not.
 
-    Where the objective has other terms, or other weights, than the bound, its fall says nothing.
+    Also None if the bound is not the whole objective (``classify``, ``agree``, exact schedules), or
+    if ``patience`` restores the best weights anyway.
     """
     settings, history = run.settings, run.history
     if (
@@ -52,14 +53,18 @@ def fall(run: Run) -> Fall | None:
     means = np.convolve(values, np.ones(width) / width, "valid")
     at = int(means.argmax())
     lost, rise = float(means[at] - means[-1]), float(means[at] - values[0])
-    chance = float(np.median(np.abs(np.diff(values)))) / 0.954 * (2 / width) ** 0.5  # 0.954: of a difference of two normals, in units of one's sd
+    # 0.954 is the median of |a − b| for standard normal a and b: the first factor estimates the noise sd.
+    chance = float(np.median(np.abs(np.diff(values)))) / 0.954 * (2 / width) ** 0.5
     if lost <= max(NATS, SHARE * rise, SIGMAS * chance):
         return None
     return Fall(float(means[at]), int(steps[at + width - 1]), float(means[-1]))
 
 
 def effective_weights(model: Model, plan: Plan, batch: Mapping[str, Tensor], seed: int) -> float | None:
-    """The median over rows of (Σw)²/Σw² of iwae's weights; None where the bound has no such weights, or few."""
+    """Return the median over rows of IWAE's effective sample size (Σw)²/Σw².
+
+    None if the bound has no importance weights, or fewer than ``MANY``.
+    """
     if plan.bound != "iwae" or plan.samples < MANY:
         return None
     with model._evaluating(None):
@@ -70,11 +75,15 @@ def effective_weights(model: Model, plan: Plan, batch: Mapping[str, Tensor], see
 
 
 def told_fall(found: Fall) -> tuple[str, str]:
-    """The sentence and its remedy."""
+    """Return the note on a fall, and the remedy."""
     text = f"The training bound fell back from {found.best:.2f} nats around step {found.step} to {found.last:.2f} at the end."
-    return text, "The steps are too large: take a lower lr=, or clip=. With validation rows, load_run reads the best checkpoint."
+    return text, "The steps are too large: use a lower lr=, or clip=. With validation= data, load_run reads the best checkpoint."
 
 
 def told_weights(effective: float, samples: int) -> tuple[str, str]:
-    text = f"The importance weights rest on one sample: of a row's {samples} weights {effective:.1f} count (median), which makes a noisy gradient."
-    return text, 'Take a lower lr=, train with bound="elbo" first, or give q a richer family; gradient="dreg" has less noise.'
+    """Return the note on collapsed importance weights, and the remedy."""
+    text = (
+        f"The importance weights rest on one sample: the effective sample size is {effective:.1f} of {samples} (median over rows), "
+        "which makes the gradient noisy."
+    )
+    return text, 'Use a lower lr=, train with bound="elbo" first, or give q a richer family; gradient="dreg" has less noise.'
