@@ -233,10 +233,9 @@ def or_plain(compile: Callable[[Any, Sequence[Tensor]], Code], function: Any, ar
         return compile(function, arguments)
     except Exception as error:  # a compiler may raise anything, and a failed optimisation must not stop a run
         cause = str(error).partition("\n")[0] or type(error).__name__
-        remark = (
-            f"torch could not compile a part of the step ({cause}), which therefore runs uncompiled. On a CPU, torch needs a C++ compiler "
-            "(g++, or the one named by CXX); on a GPU, it needs Triton and a C compiler"
-        )
+        remark = f"torch could not compile a part of the step ({cause}), which therefore runs uncompiled"
+        if isinstance(error, RuntimeError | OSError):  # torch's compiler raises these, also if there is no C++ compiler
+            remark += ". On a CPU, torch needs a C++ compiler (g++, or the one named by CXX); on a GPU, it needs Triton and a C compiler"
         if remark not in remarks:
             remarks.append(remark)
         return lambda inputs: function(*inputs)
@@ -292,6 +291,8 @@ def _both(function: fx.GraphModule, arguments: Sequence[Tensor]) -> tuple[Callab
         fixed = [mode.from_tensor(argument, static_shapes=True) for argument in arguments]
         wrapped: Any = inductor.compile_fx(function, fixed, inner_compile=inner, config_patches=options)
     code = getattr(made[0], "current_callable", None) if len(made) == 1 else None
+    if made and not on_gpu and code is None and private_torch.cpp_kernels() is None:
+        raise RuntimeError("its code can neither be corrected nor be checked for writes past the end of an array")
     if code is not None and not on_gpu and not stays_inside(code, arguments):
         return function, None
     return wrapped, code

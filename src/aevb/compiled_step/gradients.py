@@ -83,7 +83,7 @@ def _flat(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
-_ONEDNN = torch.backends.mkldnn.is_available() and private_torch.onednn_linear is not None
+_ONEDNN = torch.backends.mkldnn.is_available()
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False) -> Tensor:
@@ -108,7 +108,8 @@ def _of_weight(g: Tensor, x: Tensor) -> Tensor:
 
 def _for_onednn(x: Tensor, weight: Tensor) -> bool:
     large = x.numel() * weight.shape[0] >= 1 << 20
-    return large and x.device.type == "cpu" and x.dtype == torch.float32 and _ONEDNN and not torch.is_grad_enabled()
+    usable = _ONEDNN and private_torch.onednn_linear is not None and not torch.is_grad_enabled()
+    return large and x.device.type == "cpu" and x.dtype == torch.float32 and usable
 
 
 class _Affine(Function):

@@ -125,6 +125,11 @@ def compile_step(
             graph = fused(graph, remarks, on_gpu=streams is not None)
     except UnchangeableError as reason:
         remarks.append(f"the operations of a step run as recorded, without optimisation: {reason}")
+    except Exception as error:  # a failed optimisation must not stop a run; the graph may be half rewritten, so record again
+        cause = f"{type(error).__name__}: {error}".partition("\n")[0]
+        step = compile_step(function, module, inputs, active, copies=copies)
+        step.remarks.append(f"the operations of a step run as recorded, without optimisation ({cause})")
+        return step
     step = CompiledStep(graph, parameters, inputs, streams, remarks)
     places = {id(parameter): i for i, parameter in enumerate(parameter for parameter in named.values() if id(parameter) in wanted)}
     step.active, step.order = list(active), [places[id(parameter)] for parameter in active]

@@ -41,7 +41,8 @@ will_execute = _find("_C._will_engine_execute_node")
 onednn_linear = _find("ops.mkldnn._linear_pointwise")
 addmm_activation = _find("_addmm_activation")
 lstm_cell = _find("ops.aten._thnn_fused_lstm_cell")
-vmap_fallback = _find("_C._functorch")
+vmap_fallback_enabled = _find("_C._functorch._is_vmap_fallback_enabled")
+set_vmap_fallback = _find("_C._functorch._set_vmap_fallback_enabled")
 
 DispatchMode: Any = _module("torch.utils._python_dispatch", "TorchDispatchMode")  # a mode that sees every operation
 
@@ -51,6 +52,24 @@ TO_COPY = _find("ops.aten._to_copy.default") or NOTHING
 ADDMM_ACTIVATION = _find("ops.aten._addmm_activation.default") or NOTHING
 ONEDNN_LINEAR = _find("ops.mkldnn._linear_pointwise.default") or NOTHING
 Operation = type(torch.ops.aten.add.Tensor)
+
+
+SLOWER = {  # what is slower without an API
+    "foreach_mul": "gradient clipping",
+    "foreach_add": "Adam on a GPU",
+    "fused_adam": "Adam",
+    "transforms_active": "matrix products and their gradients",
+    "graph_task": "recurrent networks",
+    "will_execute": "recurrent networks",
+    "onednn_linear": "matrix products on a CPU",
+    "addmm_activation": "ReLU layers on a GPU",
+    "lstm_cell": "LSTMs on a GPU",
+}
+
+
+def slower() -> list[str]:
+    """Return what is slower with this torch, because a private API is missing."""
+    return sorted({what for name, what in SLOWER.items() if globals()[name] is None})
 
 
 # Arithmetic ------------------------------------------------------------------------------------------------------------------------------
@@ -74,10 +93,13 @@ def gamma(concentration: Tensor, generator: torch.Generator | None) -> Tensor:
     """Draws of Gamma(concentration, 1)."""
     if standard_gamma is not None:
         return standard_gamma(concentration, generator=generator)  # type: ignore[no-any-return]
-    with torch.random.fork_rng(devices=[concentration.device] if concentration.is_cuda else []):
-        if generator is not None:
-            torch.manual_seed(int(torch.randint(2**62, (), generator=generator, device=generator.device)))
-        return torch.distributions.Gamma(concentration, torch.ones_like(concentration)).sample()
+    distribution = torch.distributions.Gamma(concentration, torch.ones_like(concentration))
+    if generator is None:
+        return distribution.sample()
+    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return distribution.sample()
 
 
 def product_with_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -116,15 +138,15 @@ def tree_leaves(value: Any) -> Iterable[Any]:
 @contextmanager
 def vmap_without_loops() -> Iterator[None]:
     """Inside, ``torch.vmap`` refuses an operation that it cannot map over an axis, with a RuntimeError, instead of looping over it."""
-    if vmap_fallback is None:
+    if vmap_fallback_enabled is None or set_vmap_fallback is None:
         yield
         return
-    was = vmap_fallback._is_vmap_fallback_enabled()
-    vmap_fallback._set_vmap_fallback_enabled(False)
+    was = vmap_fallback_enabled()
+    set_vmap_fallback(False)
     try:
         yield
     finally:
-        vmap_fallback._set_vmap_fallback_enabled(was)
+        set_vmap_fallback(was)
 
 
 def inductor() -> Any:

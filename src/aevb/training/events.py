@@ -21,7 +21,6 @@ REPEATED = "repeated values"
 FELL_BACK = "bound fell back"
 ONE_SAMPLE = "one sample"
 FOLDER = "folder"
-TOGETHER = "several runs"
 
 
 @dataclass(frozen=True)
@@ -44,12 +43,29 @@ class Event:
 def events(rows: Iterable[Mapping[str, Any]], kind: str | None = None) -> list[Event]:
     """Return the events among a run's rows, all of them or those of one kind.
 
-    Rows of earlier versions have only a text; their kind is "".
+    Rows of earlier versions have only a text, from which :func:`_of_earlier_version` finds the kind.
     """
     found = []
     for row in rows:
-        if "note" in row and kind in (None, row.get("kind", "")):
-            remedy = str(row.get("remedy", ""))
-            text = str(row["note"]).removesuffix(remedy).rstrip() if remedy else str(row["note"])
-            found.append(Event(row.get("kind", ""), row.get("about", ""), text, remedy))
+        if "note" not in row:
+            continue
+        remedy = str(row.get("remedy", ""))
+        text = str(row["note"]).removesuffix(remedy).rstrip() if remedy else str(row["note"])
+        event = Event(row["kind"], row.get("about", ""), text, remedy) if "kind" in row else _of_earlier_version(text)
+        if kind in (None, event.kind):
+            found.append(event)
     return found
+
+
+def _of_earlier_version(text: str) -> Event:
+    """Return the event of a note that was recorded without a kind; "" is the kind of the others.
+
+    The sentences are those of that version and will not change.
+    """
+    if " Skipped (" in text:
+        return Event(SKIPPED, "run", text)
+    variable, known, rest = text.partition(" is known in every row: ")
+    if known:
+        head, _, remedy = rest.partition(". ")
+        return Event(UNTAUGHT, variable, f"{variable}{known}{head}.", remedy)
+    return Event("", "", text)

@@ -66,7 +66,7 @@ class EMSteps(ExactSteps):
                 evidence = self.iterations.step()
             except NoEvidenceError as error:
                 self.lost = str(error)
-                self.tally.failed.fill_(1.0)
+                self.tally.fail()
                 return
         self.tally.set(["evidence"], [evidence])
 
@@ -133,7 +133,7 @@ class LikelihoodSteps(ExactSteps):
             self.likelihood = Likelihood(self.model, self.source, self.world, self.active(phase), self.known)
         found = self.likelihood.step(self.tol)
         if found is None:
-            self.tally.failed.fill_(1.0)
+            self.tally.fail()
             return
         self.tally.set(["evidence", "gradient"], found)
 

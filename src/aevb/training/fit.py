@@ -33,6 +33,7 @@ from aevb.evidence.exact import why_not_exact
 from aevb.model import Model
 from aevb.posterior.choice import open_ended
 from aevb.posterior.training_record import trainable_latents, with_weights
+from aevb.runtime import private_torch
 from aevb.runtime.contention import sharing_cores
 from aevb.training import events
 from aevb.training.checkpoint import (
@@ -559,6 +560,9 @@ class Training:
         for note in self._repeats():
             self._note_once(Event(events.REPEATED, "data", note))
         stop = self._out_of_patience() or self.stepper.converged
+        if slower := private_torch.slower():
+            text = f"torch {torch.__version__} lacks private functions that aevb uses, so these are slower: {', '.join(slower)}."
+            self._note_once(Event(events.NOT_COMPILED, "run", text))
         if s.schedule.objective == "evidence" and with_weights(self.model):
             text = "mle() trains p alone."
             remedy = "Judge the run by the evidence: the elbo, its terms and the gap use q as it was before the run."
@@ -857,8 +861,8 @@ class Training:
         return next((name for name in batch if name in read and float(batch[name].abs().max()) > 100), None)
 
     def _note_once(self, event: Event) -> None:
-        """Record an event unless the run, or the run that it resumes, has recorded it already."""
-        if event not in events.events(self.rows, event.kind):
+        """Record an event unless the run, or the run that it resumes, has already recorded it."""
+        if not any(row.get("note") == str(event) and row.get("kind", event.kind) == event.kind for row in self.rows):
             self._note(event)
 
     def _note_folder(self) -> None:

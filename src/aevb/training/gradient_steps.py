@@ -167,9 +167,11 @@ class GradientSteps(Stepper):
     def _recorded(self, phase: Phase, inputs: Mapping[str, Tensor]) -> CompiledStep | None:
         """Return the recorded step of a phase; None, with a note, if it cannot be recorded and runs eagerly."""
         try:
-            return self.record(phase, inputs)
-        except RuntimeError as error:
-            cause = str(error).partition("\n")[0]
+            step = self.record(phase, inputs)
+            step(inputs)  # what fails in the first call is compiled there
+            return step
+        except Exception as error:  # a failed optimisation must not stop a run; a mistake of the model fails again in the eager step
+            cause = str(error).partition("\n")[0] or type(error).__name__
             self.not_compiled.append(Event(NOT_COMPILED, "run", f"Steps run as they are written, since they could not be recorded: {cause}"))
             return None
 
@@ -207,7 +209,7 @@ class GradientSteps(Stepper):
         active, tally = self.active(phase), self.tally
         attempt = self._attempt(phase, self.inputs(place) if inputs is None else inputs)
         if attempt is None:
-            tally.failed.fill_(1.0)
+            tally.fail()
             return
         total, measured, found = attempt
         moving = self._moving(phase, active) if self.ends_compiled and self.alone else None
@@ -228,7 +230,7 @@ class GradientSteps(Stepper):
         elif math.isfinite(float(norm) + float(total)):
             tally.add([*measured.tolist(), float(norm) / self.world.size])
         else:
-            tally.failed.fill_(1.0)
+            tally.fail()
             return
         if self.settings.clip is not None:
             gradients = private_torch.scaled(gradients, (self.settings.clip / (norm + 1e-6)).clamp(max=1.0))
@@ -254,8 +256,9 @@ class GradientSteps(Stepper):
 
     def remarks(self, taken: int, total: int) -> list[Event]:
         found = [] if self.left_alone is None else [left_alone(self.left_alone)]
+        prefix = "compile=True: " if self.settings.compile else "A step: "
         unfused = [remark for step in self.compiled.values() if step is not None for remark in step.remarks] + self.uncompiled
-        return found + self.not_compiled + [Event(NOT_COMPILED, "run", f"compile=True: {remark}.") for remark in dict.fromkeys(unfused)]
+        return found + self.not_compiled + [Event(NOT_COMPILED, "run", f"{prefix}{remark}.") for remark in dict.fromkeys(unfused)]
 
     def adopt(self, phase: Phase, step: CompiledStep) -> None:
         """Use the compiled step of a bundle for this phase."""

@@ -15,7 +15,6 @@ from torch import Tensor
 from aevb.compiled_step import CompiledStep
 from aevb.compiled_step.cuda_streams import CudaStreams, streams_of
 from aevb.compiled_step.fused_adam import Vector
-from aevb.compiled_step.rewriting import UnchangeableError
 from aevb.training.graph_steps import GraphSteps
 from aevb.training.schedules import Phase
 
@@ -61,7 +60,7 @@ class Bundle:
         """Stop updating the models whose runs have ended."""
         for stepper in self.steppers:
             if stepper not in going_on:
-                stepper.tally.failed.fill_(1.0)
+                stepper.tally.fail()
 
     def inputs(self, place: int) -> dict[str, Tensor]:
         return stacked_inputs(self.steppers, place)
@@ -119,7 +118,7 @@ def bundled(steppers: Sequence[GraphSteps], phase: Phase, number: int = 0) -> Bu
     try:
         streams = streams_of(steppers[0].device, number) if steppers[0].captures else None
         step = steppers[0].record(phase, stacked_inputs(steppers, 0), parameters, streams)
-    except (RuntimeError, UnchangeableError):
+    except Exception:  # torch may raise anything; the models then run separately
         return None
     return Bundle(steppers, phase, step, number)
 

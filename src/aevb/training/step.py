@@ -61,6 +61,10 @@ class Tally:
         """Set the first step since the last check to this one, if there is none yet."""
         self.origin = step if self.origin is None else self.origin
 
+    def fail(self) -> None:
+        """Note that a step failed."""
+        self.failed.fill_(1.0)
+
     def set(self, names: Sequence[str], values: Sequence[float]) -> None:
         """Count a step and replace the metrics by its own, in float64: iterations over all rows are not averaged."""
         self.names = list(names)

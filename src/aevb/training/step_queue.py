@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from aevb.compiled_step.cuda_graphs import Capturable, captured
+from aevb.training.events import NOT_COMPILED, Event
 from aevb.training.graph_steps import AT_ONCE, WARM_UP, GraphSteps
 from aevb.training.model_bundle import Bundle, bundles, can_bundle
 from aevb.training.schedules import Phase
@@ -28,6 +29,7 @@ class StepQueue:
         self.waiting: list[Sequence[Any]] = []
         self.graphs: dict[tuple[Any, ...], torch.cuda.CUDAGraph] = {}
         self.bundles: list[Bundle] = []
+        self.captures = True  # until a capture fails
 
     def step(self, wanted: Sequence[Wanted]) -> None:
         """Request these steps; they are taken now or later."""
@@ -37,7 +39,7 @@ class StepQueue:
             return
         if not self.steppers:
             self._stand([stepper for stepper, *_ in wanted], [phase for _, _, phase, _ in wanted])
-        if not all(map(_warm, wanted)):
+        if not all(map(_warm, wanted)) or (not self.captures and self.steppers[0].alone):
             self.take()
             _singly([wanted])
             return
@@ -62,17 +64,32 @@ class StepQueue:
             _load(part)
             if part[0][0][0].alone:
                 where = tuple(len(stepper.moving) for stepper, *_ in part[0])  # the weights' addresses change with it
-                self._replay([(stepper, phase) for stepper, _, phase, _ in part[0]], len(part), where)
+                if not self._replay([(stepper, phase) for stepper, _, phase, _ in part[0]], len(part), where):
+                    _singly(part)
             else:
                 self._take_together(part)
 
-    def _replay(self, models: Sequence[tuple[Capturable, Phase]], count: int, where: tuple[int, ...] = ()) -> None:
+    def _replay(self, models: Sequence[tuple[Capturable, Phase]], count: int, where: tuple[int, ...] = ()) -> bool:
+        """Replay the graph of these steps; False if it could not be captured."""
         who = tuple(id(model) for model, _ in models)
         key = count, tuple(phase.name for _, phase in models), who, where
         if key not in self.graphs:
             self.graphs = {other: graph for other, graph in self.graphs.items() if other[2:] == key[2:]}  # others are outdated
-            self.graphs[key] = captured(models, count)
+            try:
+                self.graphs[key] = captured(models, count)
+            except Exception as error:  # a failed optimisation must not stop a run
+                self._give_up(error)
+                return False
         self.graphs[key].replay()
+        return True
+
+    def _give_up(self, error: Exception) -> None:
+        """Take steps without CUDA graphs from now on, and say why."""
+        self.captures = False
+        cause = str(error).partition("\n")[0] or type(error).__name__
+        event = Event(NOT_COMPILED, "run", f"Steps run without a CUDA graph, since they could not be captured: {cause}")
+        for stepper in self.steppers:
+            stepper.not_compiled.append(event)
 
     def _take_together(self, part: Sequence[Sequence[Any]]) -> None:
         """Take loaded steps of models that form one bundle or a few."""
@@ -87,9 +104,10 @@ class StepQueue:
             return
         for bundle in self.bundles:
             bundle.only([stepper for stepper, *_ in part[0]])
-        if all(bundle.warm >= WARM_UP for bundle in self.bundles):
-            self._replay([(bundle, phase) for bundle in self.bundles], len(part))
-            return
+        if self.captures and all(bundle.warm >= WARM_UP for bundle in self.bundles):
+            if self._replay([(bundle, phase) for bundle in self.bundles], len(part)):
+                return
+            _load(part)  # again, because capturing has advanced the generators
         here = torch.cuda.current_stream(self.bundles[0].device)
         for bundle in self.bundles:
             bundle.run(phase, len(part), here)
