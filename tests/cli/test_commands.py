@@ -150,7 +150,7 @@ def test_labels_from_1_are_told(monkeypatch, capsys, tmp_path):
             monkeypatch, capsys, "train", "m2", "--data", "labels.csv", "--set", "likelihood=Normal", *SMALL, "--out", f"r{first}", "--steps", "2"
         )
         assert "x: 5 columns (id, a, b, c, …).\ny: 1 column (y)." in printed
-        assert ("y: the labels begin with 1, so that no row has class 0." in printed) == told
+        assert ("y: the labels begin with 1, so no row has class 0." in printed) == told
 
 
 def test_a_table_with_missing_cells_from_training_to_imputation(monkeypatch, capsys, table):
@@ -158,12 +158,12 @@ def test_a_table_with_missing_cells_from_training_to_imputation(monkeypatch, cap
     asked = ["gmvae", "--data", "table.csv", "--set", "likelihood=Normal", "--set", "y=3", *SMALL, "--prepare", "standardise", "--hold-out", "0.1"]
     printed = aevb(monkeypatch, capsys, "train", *asked, "--out", "run", "--steps", "300", "--lr", "0.01")
     assert "x | z            4" in printed  # as many as the table has columns
-    assert "Data: 360 rows of table.csv, standardised, 40 validate.\nx: 4 columns (" in printed
+    assert "Data: 360 rows of table.csv, standardised, 40 for validation.\nx: 4 columns (" in printed
     recipe = json.loads(Path("run/data.json").read_text())
     held = np.sort(np.random.default_rng(0).permutation(400)[:40])
     assert np.allclose(recipe["mean"], np.nanmean(np.delete(holes, held, 0), 0), rtol=1e-6)
     assert recipe["columns"] == {"x": NAMES.split(",")}
-    assert "40 rows of table.csv (held out), nats an example:" in aevb(monkeypatch, capsys, "evaluate", "run", "--samples", "0")
+    assert "40 rows of table.csv (held out), nats per example:" in aevb(monkeypatch, capsys, "evaluate", "run", "--samples", "0")
     assert "400 rows of table.csv, nats" not in aevb(monkeypatch, capsys, "evaluate", "run", "--data", "labelled.csv", "--samples", "0")
     aevb(monkeypatch, capsys, "sample", "run", "-n", "50")
     assert Path("run/samples.csv").read_text().splitlines()[0] == f"{NAMES},y"
@@ -225,7 +225,7 @@ def test_ragged_sequences(tmp_path, monkeypatch, capsys):
     np.savez("sequences.npz", x=random.normal(5, 2, (40, 6, 2)), lengths=lengths)
     asked = ["vrnn", "--data", "sequences.npz", "--set", "likelihood=Normal", *SMALL, "--set", "h=8", "--set", "layers=1", "--prepare", "standardise"]
     printed = aevb(monkeypatch, capsys, "train", *asked, "--out", "run", "--steps", "4", "--hold-out", "0.25", "--schedule", "alternate:2,2")
-    assert "Data: 30 sequences of 2 to 6 steps of sequences.npz, standardised, 10 validate." in printed
+    assert "Data: 30 sequences of 2 to 6 steps of sequences.npz, standardised, 10 for validation." in printed
     assert "10 sequences of 2 to 6 steps of sequences.npz (held out)" in aevb(monkeypatch, capsys, "evaluate", "run", "--samples", "0")
     aevb(monkeypatch, capsys, "sample", "run", "-n", "3")
     lines = Path("run/samples.csv").read_text().splitlines()
@@ -331,7 +331,7 @@ def write_lines(path):
 def test_a_table_with_a_line_a_step_is_trained_on_evaluated_encoded_and_filled(monkeypatch, capsys, models):
     lines = write_lines(Path("t.csv"))
     asked = ["models.py:steps", "--data", "t.csv", "--steps", "100", "--prepare", "standardise", "--hold-out", "0.2"]
-    assert "Data: 16 sequences of 2 to 5 steps (step 1 to 5) of t.csv, standardised, 4 validate." in aevb(
+    assert "Data: 16 sequences of 2 to 5 steps (step 1 to 5) of t.csv, standardised, 4 for validation." in aevb(
         monkeypatch, capsys, "train", *asked, "--out", "run"
     )
     assert "4 sequences of 3 to 5 steps (step 1 to 5) of t.csv (held out)" in aevb(monkeypatch, capsys, "evaluate", "run", "--samples", "0")
@@ -388,8 +388,8 @@ def test_what_cannot_be_asked_of_a_run_is_one_line(monkeypatch, capsys, models):
         assert told == "aevb: runs holds 2 runs, one for each seed. Name one of them: runs/seed-0, runs/seed-1.\n"
     assert "of the same kind" not in aevb(monkeypatch, capsys, "impute", "--help")
     for number in ("0", "-1"):
-        assert mistake(monkeypatch, capsys, "sample", "runs/seed-0", "-n", number) == f"aevb: -n is at least 1, got {number}.\n"
-        assert mistake(monkeypatch, capsys, "sample", "runs/seed-0", "--steps", number) == f"aevb: --steps is at least 1, got {number}.\n"
+        assert mistake(monkeypatch, capsys, "sample", "runs/seed-0", "-n", number) == f"aevb: -n must be at least 1, got {number}.\n"
+        assert mistake(monkeypatch, capsys, "sample", "runs/seed-0", "--steps", number) == f"aevb: --steps must be at least 1, got {number}.\n"
     for command in ("sample", "encode", "impute"):
         told = mistake(monkeypatch, capsys, command, "runs/seed-0", "--out", "f.parquet")
         assert told == "aevb: f.parquet: write a .csv or a .npz file, or a .npy of a single array.\n"
@@ -425,8 +425,8 @@ MISTAKES = [
     (["train", "gmvae", "--data", "digits", "--out", "run", "--set", "likelihood=Gauss"], 2, "Unknown likelihood 'Gauss'. Choose one of Normal"),
     (["train", "gmvae", "--data", "digits", "--out", "run", "--schedule", "slow"], 2, "Unknown schedule 'slow'. Choose one of joint, alternate"),
     (["train", "gmvae", "--data", "digits", "--out", "run", "--schedule", "alternate:0,1"], 2, "alternate takes positive numbers of steps"),
-    (["train", "gmvae", "--data", "digits", "--out", "run", "--hold-out", "0.1"], 2, "digits brings its test rows"),
-    (["train", "gmvae", "--data", "digits", "--out", "run", "--prepare", "scale"], 2, "Here: --set likelihood=Normal"),
+    (["train", "gmvae", "--data", "digits", "--out", "run", "--hold-out", "0.1"], 2, "digits has its own test rows"),
+    (["train", "gmvae", "--data", "digits", "--out", "run", "--prepare", "scale"], 2, "On the command line: --set likelihood=Normal"),
     (["evaluate", "nowhere", "--data", "digits"], 2, "holds no run: model.json is missing"),
     (["train", "gmvae", "--data", "digits", "--out", "/proc/run", "--epochs", "0.1"], 1, "/proc/run"),
 ]
@@ -482,7 +482,7 @@ def test_a_q_that_was_not_trained_is_told_and_not_used(tmp_path, monkeypatch, ca
     asked = ["train", "fa", "--set", "z=1", "--data", "full.csv", "--prepare", "standardise", "--schedule", "mle", "--out", "fa"]
     assert "iterations of L-BFGS on all rows" in aevb(monkeypatch, capsys, *asked)  # the model's usual rate and batch are about the bound
     printed = aevb(monkeypatch, capsys, "evaluate", "fa")
-    assert "mle() trains p alone: the bound of that q and its terms say nothing of p, and are left out" in printed
+    assert "mle() trains p alone: the bound of that q and its terms say nothing about p and are not printed" in printed
     assert "z [60, 1] in c.csv (by the exact posterior)" in aevb(monkeypatch, capsys, "encode", "fa", "--data", "holes.csv", "--out", "c.csv")
     assert "30 missing cells of 60 rows filled" in aevb(monkeypatch, capsys, "impute", "fa", "--data", "holes.csv", "--out", "f.csv")
     filled, lost = np.loadtxt("f.csv", delimiter=",", skiprows=1), np.isnan(holes)

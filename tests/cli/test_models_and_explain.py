@@ -29,7 +29,7 @@ def test_models_lists_the_zoo(run):
     code, out, err = run("models")
     listed, _, hint = out.strip().partition("\n\n")
     assert (code, err) == (0, "")
-    assert hint == "See one derived: aevb explain gmvae"
+    assert hint == "Show one model and its estimator: aevb explain gmvae"
     lines = listed.splitlines()
     assert [line.split()[0] for line in lines[::2]] == list(zoo)
     assert all(len(line.split()) > 3 for line in lines[::2])  # each with what it is

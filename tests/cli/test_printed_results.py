@@ -59,12 +59,12 @@ def test_evaluate_prints_the_density_of_the_data_in_their_own_units(aevb):
     write_csv("t.csv", x.tolist(), "a,b")
     told = aevb("train", "fa", "--set", "z=1", "--data", "t.csv", "--prepare", "standardise", "--schedule", "mle", "--out", "run")
     lower = np.log(x.std(0)).sum()
-    assert f"Bounds and log p are of standardised x. For the units of the data add {-lower:.3f} nats a row (x, no cell missing)." in told
+    assert f"Bounds and log p are of standardised x. For the units of the data add {-lower:.3f} nats per row (x, no cell missing)." in told
     exact = -0.5 * np.linalg.slogdet(2 * np.pi * np.e * np.cov(x.T, bias=True))[1]  # one factor fits two columns' covariance
     for more in ((), ("--evidence", "exact")):
         printed = aevb("evaluate", "run", *more)
         assert abs(figures(printed)["evidence"] - exact) < 2e-3
-        assert f"in the units of the data. For standardised x, as in training, add {lower:.3f} nats an example." in printed
+        assert f"in the units of the data. For standardised x, as in training, add {lower:.3f} nats per example." in printed
     assert f"log p = {figures(printed)['evidence']:.1f}" in printed
     assert "Bounds and log p are of standardised x." in aevb("doctor", "run", "--no-calibrate")
     assert "Statistics are of standardised x, not in the units of the data." in aevb("check", "run", "--replicates", "20")
@@ -99,15 +99,15 @@ def test_steps_beyond_the_end_of_a_sequence_and_other_variables_count_in_the_uni
     told = aevb("train", "m.py:m", "--data", "t.npz", "--prepare", "standardise", "--steps", "3", "--out", "run")
     recipe = json.loads(Path("run/data.json").read_text())
     step, row = np.log(recipe["scale"]).sum(), np.log(recipe["others"]["s"]["scale"]).sum()
-    assert f"add {-step:.3f} nats a step (x, no cell missing) and {-row:.3f} nats a row (s, no cell missing)." in told
-    assert f"add {2.5 * step + row:.3f} nats an example." in aevb("evaluate", "run", "--samples", "0")
+    assert f"add {-step:.3f} nats per step (x, no cell missing) and {-row:.3f} nats per row (s, no cell missing)." in told
+    assert f"add {2.5 * step + row:.3f} nats per example." in aevb("evaluate", "run", "--samples", "0")
 
 
 def test_grey_levels_between_0_and_1_are_told_with_what_to_add(aevb):
     told = aevb("train", "vae", "--data", "digits", *SMALL, "--steps", "3", "--out", "run")
     sentence = "Bounds and log p are of x with grey levels from 0 to 1 (dequantise)."
     assert sentence in told
-    assert f"{sentence} For grey levels add {-64 * math.log(17):.3f} nats an example." in aevb("evaluate", "run", "--samples", "0")
+    assert f"{sentence} For grey levels add {-64 * math.log(17):.3f} nats per example." in aevb("evaluate", "run", "--samples", "0")
     aevb("train", "vae", "--data", "digits", "--set", "likelihood=Bernoulli", *SMALL, "--steps", "3", "--out", "binary")
     assert "Bounds and log p" not in aevb("evaluate", "binary", "--samples", "0")  # a probability has no units
 
@@ -123,9 +123,9 @@ def test_the_bound_of_a_q_that_was_not_trained_is_left_out(aevb):
     assert "mle() trains p alone. Read the evidence: the elbo, its terms and the gap are those of q as it was before." in told
     printed = aevb("evaluate", "run")
     assert list(figures(printed)) == ["evidence"]
-    assert "mle() trains p alone: the bound of that q and its terms say nothing of p, and are left out" in printed
+    assert "mle() trains p alone: the bound of that q and its terms say nothing about p and are not printed" in printed
     told = aevb("doctor", "run", "--no-calibrate")
-    assert "that of a q which was not" in told
+    assert "but q was not trained" in told
     assert "ok       The ELBO" not in told
 
 
@@ -136,11 +136,11 @@ def test_a_q_that_the_bound_does_not_read_leaves_it_as_it_is(aevb):
     assert "y is known in every row" in aevb("train", "m2", *asked, "--out", "known")
     told = aevb("evaluate", "known", "--samples", "0")
     assert {"elbo", "x", "kl(z)"} <= figures(told).keys()  # of log p(x, y), which has no q(y|x)
-    assert "left out" not in told
+    assert "not printed" not in told
     write_csv("unknown.csv", [[*row, -1] for row in x.tolist()], "a,b,c,y")
     told = aevb("evaluate", "known", "--data", "unknown.csv", "--samples", "10")
-    assert "so that q(y|·) was not trained: the bound of that q and its terms say nothing of p, and are left out" in told
-    assert "from a q that was not trained it may be far too low: try --evidence prior or ais" in told
+    assert "so that q(y|·) was not trained: the bound of that q and its terms say nothing about p and are not printed" in told
+    assert "with an untrained q it may be far too low: try --evidence prior or ais" in told
     assert "elbo" not in figures(told)
 
 
@@ -153,7 +153,7 @@ def test_columns_that_are_not_used_are_named_whatever_they_hold(aevb):
     write_csv("more.csv", [[1.5, *row, "north", "2024-01-02"] for row in x.tolist()], "bmi,a,b,c,site,seen")
     asked = ["--data", "t.csv", "--set", "likelihood=Normal", *SMALL, "--prepare", "standardise", "--steps", "3"]
     aevb("train", "vae", *asked, "--out", "run")
-    sentence = "aevb: more.csv: the columns 'bmi', 'site', 'seen' are not used: the model was trained without.\n"
+    sentence = "aevb: more.csv: the columns 'bmi', 'site', 'seen' are not used, because the model was trained without them.\n"
     assert aevb("train", "vae", *asked, "--out", "validated", "--validation", "more.csv").count(sentence) == 1
     for command in (["evaluate"], ["encode", "--out", "c.csv"], ["impute", "--out", "f.csv"], ["doctor", "--no-calibrate"], ["check"]):
         assert aevb(command[0], "run", "--data", "more.csv", *command[1:]).count(sentence) == 1, command
@@ -172,7 +172,7 @@ def test_columns_of_parquet_that_are_not_used_are_named(aevb):
     asked = ["--data", "t.parquet", "--set", "likelihood=Normal", *SMALL, "--prepare", "standardise", "--steps", "3"]
     aevb("train", "vae", *asked, "--out", "run")
     told = aevb("evaluate", "run", "--data", "more.parquet")
-    assert "aevb: more.parquet: the columns 'site', 'path' are not used: the model was trained without." in told
+    assert "aevb: more.parquet: the columns 'site', 'path' are not used, because the model was trained without them." in told
     assert figures(told) == figures(aevb("evaluate", "run"))
 
 
@@ -180,7 +180,7 @@ def test_arrays_that_are_not_used_are_named(aevb):
     np.savez("t.npz", x=table(), age=np.zeros(120), bmi=np.zeros(120))
     asked = ["train", "vae", "--data", "t.npz", "--set", "likelihood=Normal", *SMALL, "--prepare", "standardise", "--steps", "3", "--out", "run"]
     for command in (asked, ["evaluate", "run"]):
-        assert aevb(*command).count("aevb: t.npz: the arrays 'age', 'bmi' are not used: no variable has that name.") == 1
+        assert aevb(*command).count("aevb: t.npz: the arrays 'age', 'bmi' are not used, because no variable has that name.") == 1
 
 
 @pytest.mark.parametrize("kind", ["csv", "npz"])
@@ -201,7 +201,7 @@ def test_labels_that_only_evaluate_is_given_judge_the_clusters(aevb, kind):
     assert "labels" not in aevb("evaluate", "run")
     told = aevb("evaluate", "run", "--data", f"labelled.{kind}")
     assert "clusters y: 1.000 of the rows match their label" in told
-    assert "The labels y were not in the training rows: they are compared with the clusters, and log p is without them" in told
+    assert "The training rows had no labels y: labels are only compared with the clusters, and log p does not include them" in told
     assert figures(told) == figures(aevb("evaluate", "run"))
     if kind == "csv":
         told = aevb("evaluate", "run", "--data", "words.csv", code=2)
@@ -280,7 +280,7 @@ def test_arrays_with_a_marker_are_named_and_mark_missing_declares_it(aevb):
         "the value -999 repeats far outside the others of its column: column 1 of x (from 0) (18 times). If it marks missing entries, write NaN"
     )
     assert told.count(f"aevb: t.npz: {sentence} there.\n") == 1
-    assert "--missing) are for tables. Write NaN in the arrays." in aevb(*asked, "--missing", "-999", "--out", "other", code=2)
+    assert "--missing) are for tables only. Write NaN in the arrays." in aevb(*asked, "--missing", "-999", "--out", "other", code=2)
     assert "digits has no missing cells" in aevb("train", "vae", "--data", "digits", "--missing", "-999", "--out", "other", code=2)
     for data, noted in ((marked, 1), (standardise(marked), 1), (torch.tensor(marked), 1), (mark_missing(marked, -999), 0), (holes, 0)):
         model = Model(p={"z": Normal(1), "x | z": Normal(3)}, q={"z | x": Normal(net=mlp(4, log=True))})
@@ -339,12 +339,12 @@ def test_in_python_resume_starts_where_there_is_no_run_and_says_so(tmp_path, cap
 def test_each_error_says_what_it_is_the_error_of(aevb):
     write_csv("t.csv", table().tolist(), "a,b,c")
     aevb("train", "fa", "--set", "z=1", "--data", "t.csv", "--prepare", "standardise", "--steps", "20", "--out", "run")
-    sentence = "± is the sampling error: the standard error of the estimate for these rows, not how far rows differ"
+    sentence = "± is the sampling error: the standard error of the estimate for these rows, not the variation between rows"
     for more in ((), ("--evidence", "importance"), ("--evidence", "exact")):
         told = aevb("evaluate", "run", *more)
         assert told.count(sentence) == 1
     told = aevb("doctor", "run", "--no-calibrate")
-    assert " nats an example (standard error over the rows 0." in told
+    assert " nats per example (standard error over the rows 0." in told
     assert "±" not in told
     assert "±: the standard error over the replicates." in aevb("estimators", "run", "--rows", "5", "--replicates", "16", "--samples", "1")
     Path("m.py").write_text('from aevb import Model, Normal, OneHot\nm = Model(p={"y": OneHot(2), "x | y": Normal(3)}, q={"y | x": OneHot()})\n')
@@ -375,7 +375,7 @@ def test_cells_of_a_table_are_named_by_line_and_column(aevb):
     Path("flat.csv").write_text("a,b\n" + "".join(f"{i},4\n" for i in range(9)))
     assert "x has 1 of 2 columns that are constant (column 'b')" in aevb("train", "m.py:n", "--data", "flat.csv", *asked, code=2)
     Path("lost.csv").write_text("a,b\n" + "".join(f",{i}\n" for i in range(9)))
-    assert "x is missing (NaN) in every row of column 'a': there" in aevb("train", "m.py:n", "--data", "lost.csv", *asked, code=2)
+    assert "x is missing (NaN) in every row of column 'a': p cannot learn it" in aevb("train", "m.py:n", "--data", "lost.csv", *asked, code=2)
     Path("large.csv").write_text("a,b\n" + "".join(f"{i},{i % 3}\n" for i in range(9)) + "1e30,1\n")
     assert "is not finite for lines 11." in aevb("train", "m.py:n", "--data", "large.csv", *asked, code=1)
 

@@ -88,8 +88,8 @@ def test_repeated_values_are_noted_where_a_scale_depends_on_parents(family):
 
 def test_what_is_missing_everywhere_is_refused():
     x = np.random.default_rng(0).normal(size=(30, 3))
-    with pytest.raises(ValueError, match=r"x is missing \(NaN\) in every row: there is nothing to learn it from"):
+    with pytest.raises(ValueError, match=r"x is missing \(NaN\) in every row: p cannot learn it"):
         fit(zoo.fa(), {"x": np.full((30, 3), np.nan)}, steps=2)
     x[:, 1] = np.nan
-    with pytest.raises(ValueError, match=r"x is missing \(NaN\) in every row of column 1, from 0: there is nothing to learn it from"):
+    with pytest.raises(ValueError, match=r"x is missing \(NaN\) in every row of column 1, from 0: p cannot learn it"):
         fit(zoo.fa(), {"x": x}, steps=2)

@@ -19,7 +19,7 @@ from aevb.runtime.checked_files import DataWarning
 def test_members_of_an_archive_are_mapped_where_they_are_stored_plainly(tmp_path):
     graph = vae().graph
     np.savez(tmp_path / "odd.npz", a_name_of_some_length=np.zeros(3, np.uint8), x=X.astype(">f4"))
-    with pytest.warns(DataWarning, match="odd.npz: the array 'a_name_of_some_length' is not used: no variable has that name"):
+    with pytest.warns(DataWarning, match="odd.npz: the array 'a_name_of_some_length' is not used, because no variable has that name"):
         found = read_file(tmp_path / "odd.npz", graph)
     assert isinstance(found["x"], np.memmap)
     assert np.array_equal(found["x"], X.astype(np.float32))
@@ -172,7 +172,7 @@ def test_an_array_of_objects_is_told_how_to_be_saved(tmp_path):
     np.savez(tmp_path / "x.npz", x=rows)
     np.savez_compressed(tmp_path / "packed.npz", x=rows)
     for name in ("x.npy", "x.npz", "packed.npz"):
-        with pytest.raises(ValueError, match=re.escape("holds Python objects, not an array of numbers. Sequences of different lengths are saved")):
+        with pytest.raises(ValueError, match=re.escape("holds Python objects, not an array of numbers. Save sequences of different lengths padded")):
             read_file(tmp_path / name, state().graph)
 
 
@@ -190,7 +190,7 @@ BAD_TABLES = {
     "no header": (vae, "1,2,3\n", "x needs 4 columns, but gets 3 (1, 2, 3). It has no header."),
     "no labels": (conditional, "a,b,c,d\n1,2,3,4\n", "y needs 3 columns, or one of labels, but gets none. Its columns are a, b, c, d."),
     "two of three": (conditional, "a,b,c,d,y0,y1\n1,2,3,4,0,1\n", "y needs 3 columns, or one of labels, but gets 2 (y0, y1)."),
-    "sequences of vectors": (state, "a,b\n1,2\n", "for more write a line a step (row,step,x0,x1,…), or use .npz."),
+    "sequences of vectors": (state, "a,b\n1,2\n", "for more, write one line per step (row,step,x0,x1,…), or use .npz."),
     "vectors in lines": (state, "row,step,a,b\n0,0,1,2\n", "x needs 4 columns, but gets 2 (a, b)."),
     "twice": (vae, "a,a,c,d\n1,2,3,4\n", "its header has the column 'a' twice"),
     "no rows": (vae, "a,b,c,d\n", "it has a header but no rows"),

@@ -38,9 +38,9 @@ def test_preparations_of_grey_levels():
     assert np.isnan(binarise(np.array([NAN, 3.0]), 17)).tolist() == [True, False]
     assert as_sequence(np.arange(24).reshape(2, 12), steps=4).shape == (2, 4, 3)
     for wrong in (lambda: dequantise(GREY, 16), lambda: threshold(np.array([-1.0]))):
-        with pytest.raises(ValueError, match="takes grey levels 0 … .* Say how many there are: levels="):
+        with pytest.raises(ValueError, match="takes grey levels 0 … .* Give the number of levels: levels="):
             wrong()
-    with pytest.raises(ValueError, match="12 columns are no square of rows"):
+    with pytest.raises(ValueError, match="12 columns cannot be split into a square of rows"):
         as_sequence(np.zeros((2, 12)))
 
 
@@ -77,7 +77,7 @@ def test_grey_levels_of_a_file_that_cannot_be_are_found_in_any_part(tmp_path, mo
     np.save(tmp_path / "x.npy", grey)
     prepared = prepare_levels(how, np.load(tmp_path / "x.npy", mmap_mode="r"), 17)
     model = Model({"z": Normal(2), "x | z": Normal(6, scale=1.0)}, {"z | x": Normal()})
-    message = rf"{how.partition('-')[0]} takes grey levels 0 … 16, but these go from 0 to 17 \(first, from 0: row 250\)\. Say how many"
+    message = rf"{how.partition('-')[0]} takes grey levels 0 … 16, but these go from 0 to 17 \(first, from 0: row 250\)\. Give the number"
     with pytest.raises(ValueError, match=message):
         open_source(model.graph, {"x": prepared}, model._parameter())
 
@@ -103,7 +103,7 @@ def test_sequences_of_different_lengths_are_prepared_step_by_step():
         found = PREPARATIONS[how](rows, 17, seed=1)
         assert [row.shape for row in found] == [(3, 6), (1, 6), (2, 6)]
         np.testing.assert_array_equal(np.concatenate(found), PREPARATIONS[how](GREY[:6], 17, seed=1))
-    with pytest.raises(ValueError, match="binarise-fresh takes an array; pad the sequences to one length and say lengths="):
+    with pytest.raises(ValueError, match="binarise-fresh takes an array; pad the sequences to one length and pass lengths="):
         prepare_levels("binarise-fresh", rows, 17)
 
 
@@ -116,7 +116,7 @@ def test_standardising_uses_known_entries_and_the_training_rows_numbers(tmp_path
     assert np.allclose(record.undo(record.values), x, rtol=0, atol=1e-12, equal_nan=True)
     test = standardise(x[:5] + 1, like=record)
     assert np.allclose(test.values, (x[:5] + 1 - record.mean) / record.scale, rtol=0, atol=1e-12, equal_nan=True)
-    with pytest.raises(ValueError, match="These rows have 2 columns, those that they are standardised like have 3"):
+    with pytest.raises(ValueError, match="The rows have 2 columns, but like= was standardised with 3"):
         standardise(x[:, :2], like=record)
     np.save(tmp_path / "x.npy", x)
     mapped = standardise(np.load(tmp_path / "x.npy", mmap_mode="r"))
@@ -143,7 +143,7 @@ def test_a_number_a_step_is_standardised_and_taken_back_on_any_axes():
         assert np.allclose(record.undo(values), x, rtol=0, atol=1e-12)
         assert np.allclose(record.undo(values[..., None]), x[..., None], rtol=0, atol=1e-12)
         np.testing.assert_array_equal(standardise(x[..., None], like=record).values[..., 0], values)
-    with pytest.raises(ValueError, match=r"These values have \[20, 4, 1\] entries, but the columns that were standardised are 3"):
+    with pytest.raises(ValueError, match=r"The values have shape \[20, 4, 1\], but 3 columns were standardised"):
         columns.undo(np.zeros((20, 4, 1)))
 
 

@@ -241,7 +241,7 @@ def test_what_a_loader_would_change_is_not_dropped_silently():
     assert open_source(graph, DataLoader(rows, batch_size=4, shuffle=True), like).n == 20
     with pytest.raises(ValueError, match="SubsetRandomSampler; training orders the rows itself"):
         open_source(graph, DataLoader(rows, sampler=SubsetRandomSampler([1, 2])), like)
-    with pytest.raises(ValueError, match="collate_fn of its own"):
+    with pytest.raises(ValueError, match="its own collate_fn"):
         open_source(graph, DataLoader(rows, collate_fn=lambda batch: batch), like)
 
 

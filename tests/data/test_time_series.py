@@ -76,21 +76,21 @@ REFUSED = {
     "a count of the lines": (table("when,volume", YEARS, VOLUME), "its column 'when' counts the lines (1871, 1872, …, 1880)"),
     "a count without a header": (table("", VOLUME, YEARS), "its column '2' counts the lines (1871, 1872, …, 1880)"),
     "an id a row": ("id,a\n0,1\n1,3\n", "its column 'id' numbers the lines one by one, and no column numbers the steps."),
-    "an id a line": (table("id,year,volume", np.arange(10), YEARS, VOLUME), "its column 'id' numbers the lines one by one, so that each would be a"),
-    "two times": ("year,month,x\n2000,1,1\n2000,2,1\n", "its columns 'year' and 'month' look like the time of a step. Call the one that is 'step'"),
+    "an id a line": (table("id,year,volume", np.arange(10), YEARS, VOLUME), "its column 'id' numbers the lines one by one, so each line would be a"),
+    "two times": ("year,month,x\n2000,1,1\n2000,2,1\n", "its columns 'year' and 'month' look like the time of a step. Rename the right one to"),
     "a gap": ("year,x\n1,1\n2,1\n3,1\n5,1\n", "goes from year 3 to 5, where steps are 1 apart. Add lines with empty cells"),
     "a gap in a row": ("id,t,x\n1,1,1\n1,2,1\n9,1,1\n9,2,1\n9,4,1\n", "row 9 goes from t 2 to 4"),
-    "two rows without numbers": ("year,x\n1,1\n2,1\n1,1\n2,1\n", "has the year 1 twice. If its lines are of several rows"),
+    "two rows without numbers": ("year,x\n1,1\n2,1\n1,1\n2,1\n", "has the year 1 twice. If its lines belong to several rows"),
     "a count in fractions": (table("", np.round(1871 + np.arange(10) / 12, 6), VOLUME), "its column '1' counts the lines (1871, 1871.08"),
     "years out of order": (table("ano,volume", np.roll(YEARS, 3), VOLUME), "its column 'ano' has every number from 1871 to 1880 once"),
     "uneven times": (table("zeit,volume", np.cumsum([1, 4, 2, 2, 1, 3, 5, 1, 2, 1]), VOLUME), "its column 'zeit' is in order (1, 5, …, 22)"),
     "months by number": (table("yyyymm,x", [*range(200010, 200013), *range(200101, 200108)], VOLUME), "its column 'yyyymm' is in order"),
-    "visits": (table("a,b,visit", VOLUME, VOLUME, np.arange(10) % 5), "its column 'visit' counts again and again from 0 (0, 1, 2, …)"),
+    "visits": (table("a,b,visit", VOLUME, VOLUME, np.arange(10) % 5), "its column 'visit' counts repeatedly from 0 (0, 1, 2, …)"),
     "ids in the middle": (table("a,person,b", VOLUME, np.arange(10) // 2, VOLUME), "its column 'person' is in order (0, 0, …, 4)"),
     "a name of its own beside another": (table("x,weight", VOLUME, VOLUME[::-1]), "its columns 'x' and 'weight' would be two steps of x"),
     "ids in words": ("subject,t,x\nA,0,1\nB,0,2\n", "the column 'subject' holds words (A, B), not numbers. Number the rows in it (A = 0, B = 1)"),
     "names in words": ("country,t,x\nA,0,1\nB,0,2\n", "If they name the sequences, number these in a column row."),
-    "months beside a year": ("year,jan,feb\n2000,1,2\n2001,3,4\n", "since its column 'year' numbers them; if a line is a whole row"),
+    "months beside a year": ("year,jan,feb\n2000,1,2\n2001,3,4\n", "because the column 'year' numbers them; if a line is a whole row"),
     "dates": ("date,x\n2001-01-31,1\n2001-02-28,2\n", "a date or a time, not a number. Number the steps 0, 1, 2, … in a column step"),
 }  # fmt: skip
 
@@ -104,8 +104,8 @@ def test_what_may_be_a_time_is_never_data(tmp_path, text, message):
 
 def test_vectors_with_a_count_among_them_are_refused(tmp_path):
     for text, message in (
-        (table("Jahr,a", YEARS, VOLUME), "its column 'Jahr' counts the lines (1871, 1872, …, 1880). If it numbers the steps, call it step"),
-        (table("subject,visit,score", np.arange(10) // 5, np.arange(10) % 5, VOLUME), "its column 'visit' counts again and again from 0"),
+        (table("Jahr,a", YEARS, VOLUME), "its column 'Jahr' counts the lines (1871, 1872, …, 1880). If it numbers the steps, rename it to step"),
+        (table("subject,visit,score", np.arange(10) // 5, np.arange(10) % 5, VOLUME), "its column 'visit' counts repeatedly from 0"),
     ):
         (tmp_path / "t.csv").write_text(text)
         with pytest.raises(ValueError, match=re.escape(message)):

@@ -226,7 +226,7 @@ def test_one_row_is_examined_and_none_is_refused():
     model, x, _ = mixture()
     assert "stderr" not in diagnose(model, {"x": x[:1]}).of("elbo")[0].figures
     for none in (0, -5):
-        with pytest.raises(ValueError, match="rows is how many rows to use at most"):
+        with pytest.raises(ValueError, match="rows is the largest number of rows to use"):
             diagnose(model, {"x": x}, rows=none)
 
 

@@ -208,7 +208,7 @@ def test_the_command_runs_tasks_in_processes_and_builds_a_report(tmp_path, monke
 def test_bad_requests_are_answered(monkeypatch, capsys, tmp_path):
     for arguments, message in (
         (["rnn"], "no section 'rnn'"),
-        (["--data", "cifar"], "digits or mnist, not on 'cifar'"),
+        (["--data", "cifar"], "digits or mnist, not 'cifar'"),
         (["--device", "tpu"], "no device 'tpu'"),
     ):
         monkeypatch.setattr("sys.argv", ["aevb", "reproduce", *arguments, "--out", str(tmp_path / "none")])

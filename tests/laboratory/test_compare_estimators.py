@@ -276,9 +276,9 @@ def test_a_model_without_an_unbiased_way_is_measured_without_biases():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"replicates": 5}, "ask for 16 replicates or more, got 5"),
+        ({"replicates": 5}, "use 16 replicates or more, got 5"),
         ({"temperatures": (0.5, 0.0)}, "temperatures are positive numbers, got 0.0"),
-        ({"rows": 0}, "rows and rounds are at least 1"),
+        ({"rows": 0}, "rows and rounds must be at least 1"),
         ({"bounds": ["iwae"], "samples": (1,)}, "Ask for bound iwae with samples=2 or more"),
         ({"how": [{"y": "pathwise"}]}, "not a differentiable function"),
         ({"how": [{}, {"y": "foo"}]}, "unknown word 'foo'"),
@@ -335,4 +335,4 @@ def test_the_command_measures_a_run_and_a_model_of_the_zoo(tmp_path, monkeypatch
     assert "gmvae is not the folder of a run, so it has no data of its own. Name them: --data digits." in err
     code, _, err = aevb(monkeypatch, capsys, "estimators", run, "--set", "z=3")
     assert code == 2
-    assert "--set gives arguments to a model of the zoo; a run has its own." in err
+    assert "--set gives arguments to a zoo model; a run already has its arguments." in err

@@ -162,8 +162,8 @@ def test_functions_of_ones_own_json_and_a_picture(tmp_path):
         ({"statistics": ["autocorrelation"]}, "no \\[t\\]"),
         ({"kind": "both"}, '"posterior" or "prior"'),
         ({"replicates": 3}, "20 or more"),
-        ({"rows": 0}, "rows is how many rows to use at most"),
-        ({"statistics": {"none": lambda x: np.nan}, "replicates": 20}, "None of the statistics is a finite number"),
+        ({"rows": 0}, "rows is the largest number of rows to use"),
+        ({"statistics": {"none": lambda x: np.nan}, "replicates": 20}, "No statistic is finite"),
     ],
 )
 def test_what_is_asked_wrongly_is_said(choices, message):

@@ -49,7 +49,7 @@ def test_a_run_without_a_private_api_has_the_same_numbers(name, build, monkeypat
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
     (event,) = events(run.rows, NOT_COMPILED)
     expected = private_torch.SLOWER.get(
-        name, "Steps run as they are written, since they could not be recorded: this torch has no mode that sees every operation"
+        name, "Steps run as they are written, since they could not be recorded: this version of torch has no TorchDispatchMode"
     )
     assert expected in event.text
 

@@ -215,7 +215,7 @@ def test_the_command_line_says_errors_of_the_library_in_its_own_words(tmp_path, 
     assert "aevb: patience counts validations; add --validation FILE, or --hold-out 0.1." in capsys.readouterr().err
     assert train(monkeypatch, tmp_path, "vae", *asked, "--set", "likelihood=Bernoulli") == 2
     assert "but p gives x a Bernoulli. " in (told := capsys.readouterr().err)
-    assert "Here: --set likelihood=Normal (or another family), or --prepare." in told
+    assert "On the command line: --set likelihood=Normal (or another family), or --prepare." in told
 
 
 def test_errors_of_a_family_name_the_variable():

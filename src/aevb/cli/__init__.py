@@ -1,4 +1,7 @@
-"""The command line: ``aevb train gmvae --data digits --out run``, then evaluate, sample, encode, impute; ``aevb explain gmvae``."""
+"""The command line ``aevb``: its commands, exit codes, and how errors and warnings are printed.
+
+Example: ``aevb train gmvae --data digits --out run``, then ``aevb evaluate run``.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    help="Latent variable models by auto-encoding variational Bayes: declare p and q, and the bound is derived.",
-    epilog="Begin with: aevb models; aevb train gmvae --data digits --out run",
+    help="Latent variable models by auto-encoding variational Bayes: you declare p and q, and aevb derives the bound.",
+    epilog="Start with: aevb models; aevb train gmvae --data digits --out run",
 )
 
 
@@ -51,7 +54,11 @@ app.command(rich_help_panel="Runs")(reproduce.reproduce)
 
 
 def main() -> None:
-    """Run the command line. Exit codes: 0, 1 if a run failed, 2 for a mistake in what was asked, 130 if it was interrupted."""
+    """Run the command line and exit with a code.
+
+    The code is 0 on success, 1 if a run failed, 2 for a wrong argument or wrong data, and 130 after an
+    interrupt (Ctrl-C).
+    """
     out, sys.stdout = sys.stdout, Output(sys.stdout)  # type: ignore[assignment]
     try:
         code = _run()
@@ -59,7 +66,8 @@ def main() -> None:
     finally:
         sys.stdout = out
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        # torch's gloo and autograd threads can abort a process that goes the usual way; everything is written by now.
+        # torch's gloo and autograd threads can abort a process during a normal exit. All files are
+        # written at this point, so skip the normal exit.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -67,7 +75,7 @@ def main() -> None:
 
 
 class Output:
-    """Standard output that a reader may leave (``| head``): what follows goes nowhere, and a run goes on."""
+    """Standard output that survives a closed pipe (``| head``): later text is discarded, the run continues."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -76,16 +84,16 @@ class Output:
         try:
             return self.stream.write(text)
         except BrokenPipeError:
-            self._nowhere()
+            self._discard()
             return len(text)
 
     def flush(self) -> None:
         try:
             self.stream.flush()
         except BrokenPipeError:
-            self._nowhere()
+            self._discard()
 
-    def _nowhere(self) -> None:
+    def _discard(self) -> None:
         with open(os.devnull, "wb") as nothing:
             os.dup2(nothing.fileno(), self.stream.fileno())
 
@@ -94,14 +102,14 @@ class Output:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """What ends a run; asked for when something was raised, so that help does not wait for torch."""
+    """Return the exceptions that mean a failed run. Imported late, so that ``--help`` does not load torch."""
     from aevb.training.checkpoint import TrainingError
 
     return TrainingError, OSError
 
 
-class _Told:
-    """Warnings as lines like every other message, each once."""
+class _WarningPrinter:
+    """Print each warning once, as one line in the form of every other message."""
 
     def __init__(self) -> None:
         self.lines: set[str] = set()
@@ -109,10 +117,10 @@ class _Told:
     def __call__(
         self, message: Warning | str, category: type[Warning], filename: str, lineno: int, file: object = None, line: str | None = None
     ) -> None:
-        told = f"aevb: {in_its_words(message)}"
-        if told not in self.lines:
-            print(told, file=sys.stderr)
-        self.lines.add(told)
+        text = f"aevb: {in_its_words(message)}"
+        if text not in self.lines:
+            print(text, file=sys.stderr)
+        self.lines.add(text)
 
 
 def _run() -> int:
@@ -121,7 +129,7 @@ def _run() -> int:
     with sharing_cores(), warnings.catch_warnings():
         for kind in (DataWarning, IntegrityWarning):
             warnings.simplefilter("always", kind)
-        warnings.showwarning = _Told()
+        warnings.showwarning = _WarningPrinter()
         return _exit_code()
 
 
@@ -130,7 +138,7 @@ def _exit_code() -> int:
         app()
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
-    except KeyboardInterrupt as error:  # which typer did not see
+    except KeyboardInterrupt as error:  # raised outside the part that typer handles
         print(f"aevb: {str(error) or 'interrupted'}", file=sys.stderr)
         return 130
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Writing arrays as files: .csv, .npz, .npy."""
+"""Write arrays to .csv, .npz and .npy files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def refuse_kind(out: Path) -> None:
-    """Refuse a kind of file that is not written, before anything is computed."""
+    """Refuse an output file of an unsupported type, before anything is computed."""
     if out.suffix not in (".csv", ".npz", ".npy"):
         raise ValueError(f"{out}: write a .csv or a .npz file, or a .npy of a single array.")
 
@@ -30,11 +30,13 @@ def write(
     lengths: np.ndarray | None = None,
     numbers: Lines | None = None,
 ) -> None:
-    """Arrays by variable: a .npz (or .npy) as they are, a .csv with a header, whose names are ``columns`` where they fit.
+    """Write one array per variable to a file.
 
-    A .csv has a line a row, or with ``timed`` variables a line a step, of which each row has as many as ``lengths`` says; rows and steps
-    are counted from 0, or are numbered as in another table. Six digits are written, or with ``exact`` as many as give every
-    number back.
+    A .npz or .npy file holds the arrays unchanged. A .csv file has a header; it takes the names from
+    ``columns`` if their number fits. It has one line per row, or, with ``timed`` variables, one line
+    per step, and ``lengths`` gives the number of steps of each row. Rows and steps are counted from 0,
+    or numbered as in the table ``numbers``. A .csv has six digits per number, or with ``exact=True`` as
+    many digits as reading the number back exactly needs.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""The rows that a command works on, prepared as those of the run were."""
+"""Load the rows that a command works on, prepared like the training rows of its run."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from aevb.data.datasets import Loaded, Recipe, Split
     from aevb.model import Model
 
-ROWS = 1000  # rows that are taken at a time after training
+ROWS = 1000  # rows per batch after training
 
 
 def recipe_of(run: Path) -> Recipe | None:
-    """What was done to a run's rows; None for a run that was trained without the command line."""
+    """Return how a run prepared its rows; None for a run that was not trained by the command line."""
     from aevb.data.datasets import Recipe
     from aevb.training.checkpoint import check_beside, latest_manifest
 
@@ -29,7 +29,7 @@ def recipe_of(run: Path) -> Recipe | None:
 
 
 def whole_of(recipe: Recipe | None) -> Recipe | None:
-    """The same, with no rows held out."""
+    """Return the recipe with no rows held out."""
     from dataclasses import replace
 
     return None if recipe is None else replace(recipe, hold_out=0.0, validation=None)
@@ -38,30 +38,36 @@ def whole_of(recipe: Recipe | None) -> Recipe | None:
 def load_rows(
     run: Path, model: Model, data: str | None, prepare: str | None, seed: int, *, missing: Sequence[float] | None = None, whole: bool = False
 ) -> Loaded:
-    """The rows that a command works on: those it names, or the run's own, prepared as in training; ``whole`` holds out none of a file."""
+    """Load the rows that a command names, or else those of the run, prepared as in training.
+
+    ``whole=True`` loads all rows of a file and holds out none.
+    """
     from aevb.data.datasets import load
 
     recipe = whole_of(recipe_of(run)) if whole else recipe_of(run)
     name = data or (recipe.data if recipe else None)
     if name is None:
-        raise ValueError(f"{run} does not say which data it was trained on. Name them: --data digits.")
+        raise ValueError(f"{run} does not record which data it was trained on. Name them, e.g. --data digits.")
     try:
         return load(name, model.graph, prepare=prepare, seed=seed, missing=missing, like=recipe)
     except ValueError as error:
         if data is None and not Path(name).exists():
-            raise ValueError(f"{error} {run} was trained on {name}, as its data.json says: go to the folder where it lies, or say --data.") from None
+            raise ValueError(f"{error} {run} was trained on {name}: change to the folder that holds this file, or use --data PATH.") from None
         raise
 
 
 def model_and_rows(
     text: str, data: str | None, prepare: str | None, seed: int, settings: Mapping[str, str], missing: Sequence[float] | None = None
 ) -> tuple[Model, Loaded]:
-    """The model that the command line names, trained if it names a run, and rows for it: those of ``--data``, or the run's own."""
+    """Return the model that the command line names and rows for it, from ``--data`` or from the run.
+
+    The model is the trained one if the text names a run.
+    """
     from aevb.data.datasets import load
 
     if is_run(text):
         if settings:
-            raise ValueError("--set gives arguments to a model of the zoo; a run has its own.")
+            raise ValueError("--set gives arguments to a zoo model; a run already has its arguments. Leave out --set.")
         model = open_run(Path(text))
         return model, load_rows(Path(text), model, data, prepare, seed, missing=missing)
     if data is None:
@@ -71,12 +77,12 @@ def model_and_rows(
 
 
 def which_rows(loaded: Loaded) -> str:
-    """Words for the rows that a command uses, if they are not all of them."""
+    """Describe the rows that a command uses, e.g. " (held out)"; empty if it uses all rows."""
     return "" if loaded.test is None else " (held out)" if loaded.recipe.hold_out else " (validation)" if loaded.recipe.validation else " (test)"
 
 
 def counted_rows(model: Model, loaded: Loaded, split: Split) -> str:
-    """How many rows there are, in words; of sequences also their lengths, and from when to when they are."""
+    """Describe the number of rows; for sequences also their lengths and their time span."""
     import numpy as np
 
     n = len(next(iter(split.raw.values())))
@@ -96,7 +102,7 @@ def counted_rows(model: Model, loaded: Loaded, split: Split) -> str:
 
 
 def batches(model: Model, data: Mapping[str, Any]) -> list[dict[str, Tensor]]:
-    """All rows in parts, laid out as estimates read them."""
+    """Return all rows as batches of at most :data:`ROWS` rows."""
     import torch
 
     from aevb.data.sources import open_source
@@ -106,16 +112,17 @@ def batches(model: Model, data: Mapping[str, Any]) -> list[dict[str, Tensor]]:
 
 
 def without_latents(model: Model, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the data without the known values of latents."""
     from aevb.estimate.places import Placed, places_of
 
     return Placed({name: value for name, value in data.items() if name not in model.graph.latents}, places_of(data))
 
 
 def known_rows(model: Model, data: Mapping[str, Any]) -> dict[str, int]:
-    """In how many rows the value of a latent is known, by latent."""
+    """Count, for each latent, the rows in which its value is known."""
     import numpy as np
 
-    def told(name: str, values: Any) -> np.ndarray:
+    def is_known(name: str, values: Any) -> np.ndarray:
         array = np.asarray(values, dtype=float)
         return array >= 0 if model.graph.rule("p", name).spec.finite else ~np.isnan(array)
 
@@ -123,6 +130,6 @@ def known_rows(model: Model, data: Mapping[str, Any]) -> dict[str, int]:
     for name in model.graph.latents:
         if name in data:
             value = data[name]
-            rows = [told(name, row).all() for row in value] if isinstance(value, list) else told(name, value).reshape(len(value), -1).all(1)
+            rows = [is_known(name, row).all() for row in value] if isinstance(value, list) else is_known(name, value).reshape(len(value), -1).all(1)
             found[name] = int(np.sum(rows))
     return found

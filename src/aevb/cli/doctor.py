@@ -1,4 +1,4 @@
-"""Examining a run: ``aevb doctor``, ``aevb check``."""
+"""The commands ``aevb doctor`` and ``aevb check``: examine a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aevb.cli.model_argument import open_run
 from aevb.cli.options import RunData, RunFolder, RunMissing, RunPrepare, Seed, path
 from aevb.cli.units import statistics_note, units_note
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON instead.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
 
 
 def doctor(
@@ -22,16 +22,16 @@ def doctor(
     data: RunData = None,
     prepare: RunPrepare = None,
     missing: RunMissing = None,
-    rows: Annotated[int, typer.Option(help="Rows to examine at most.")] = 1000,
+    rows: Annotated[int, typer.Option(help="Largest number of rows to examine.")] = 1000,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate/--no-calibrate", help="Rank p's own draws among q's (simulation-based calibration).")
+        bool, typer.Option("--calibrate/--no-calibrate", help="Check the calibration of q on data simulated from p (simulation-based calibration).")
     ] = True,
     as_json: AsJson = False,
     seed: Seed = 0,
 ) -> None:
-    """What is wrong with a trained model, from what cause, and what to do: dead latents and classes, calibration, over-fitting, runaway scales.
+    """Diagnose a trained model: what is wrong, why, and what to do (dead latents and classes, calibration, over-fitting, diverging scales).
 
-    On test rows where the data have some: those of a built-in set, or those held out.
+    Uses the test rows if there are any (of a built-in data set, --validation or --hold-out), otherwise the training rows.
 
     Example: aevb doctor run
     """
@@ -51,19 +51,19 @@ def check(
     data: RunData = None,
     prepare: RunPrepare = None,
     missing: RunMissing = None,
-    out: Annotated[Path | None, typer.Option(parser=path, help="A .png of every statistic; by default check.png in the run's folder.")] = None,
+    out: Annotated[Path | None, typer.Option(parser=path, help="A .png file for the plot; by default check.png in the run's folder.")] = None,
     statistic: Annotated[
         list[str] | None,
-        typer.Option(help="mean, sd, zeros, min, max, q05, q50, q95, correlation, autocorrelation; by default what suits the data."),
+        typer.Option(help="mean, sd, zeros, min, max, q05, q50, q95, correlation, autocorrelation; by default those that suit the data."),
     ] = None,
-    columns: Annotated[bool, typer.Option("--columns", help="Also of every column by itself.")] = False,
-    prior: Annotated[bool, typer.Option("--prior", help="Draw the latents from p instead of q: prior predictive.")] = False,
-    replicates: Annotated[int, typer.Option(help="How often the data are drawn anew.")] = 300,
-    rows: Annotated[int, typer.Option(help="Rows to use at most.")] = 2000,
+    columns: Annotated[bool, typer.Option("--columns", help="Compute the statistics of each column too.")] = False,
+    prior: Annotated[bool, typer.Option("--prior", help="Draw the latents from p, not from the posterior: a prior predictive check.")] = False,
+    replicates: Annotated[int, typer.Option(help="Number of simulated data sets.")] = 300,
+    rows: Annotated[int, typer.Option(help="Largest number of rows to use.")] = 2000,
     as_json: AsJson = False,
     seed: Seed = 0,
 ) -> None:
-    """Compare statistics of the data with those of data that the model draws in their place: a predictive check, as a table and a picture.
+    """Posterior predictive check: compare statistics of the data with those of data simulated from the model, as a table and a plot.
 
     Example: aevb check run --statistic sd --statistic max --columns
     """
@@ -80,4 +80,4 @@ def check(
     found.plot(out)
     for line in statistics_note(model, loaded):
         print(line, file=sys.stderr if as_json else sys.stdout)
-    print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else f"{found}\nThe picture{which_rows(loaded)}: {out}")
+    print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else f"{found}\nThe plot{which_rows(loaded)} is in {out}.")

@@ -1,4 +1,4 @@
-"""``aevb estimators run``: every way of estimating a model's bound, measured."""
+"""The command ``aevb estimators``: measure every valid estimator of a model's bound."""
 
 from __future__ import annotations
 
@@ -14,27 +14,35 @@ from aevb.cli.units import units_note
 
 
 def estimators(
-    model: Annotated[str, typer.Argument(help="A run's folder, a name from `aevb models`, file.py:name (the file is run), a saved model's folder.")],
+    model: Annotated[
+        str, typer.Argument(help="The folder of a run or saved model; a name from `aevb models`; or file.py:name (Python executes it).")
+    ],
     data: RunData = None,
     set_: Set = None,
     prepare: Prepare = None,
     missing: Missing = None,
     how: Annotated[
         list[str] | None,
-        typer.Option(metavar="LATENT=CHOICE", help="Compare only this with the plan's own way; may be repeated.", rich_help_panel="Estimator"),
+        typer.Option(metavar="LATENT=CHOICE", help="Measure only this choice and the default one. May be repeated.", rich_help_panel="Estimator"),
     ] = None,
-    bound: Annotated[list[str] | None, typer.Option(help="elbo or iwae; both by default.", rich_help_panel="Estimator")] = None,
-    samples: Annotated[list[int] | None, typer.Option(help="Samples an example; 1 and 10 by default.", rich_help_panel="Estimator")] = None,
-    temperature: Annotated[list[float] | None, typer.Option(help="Of relaxations; 0.1, 0.5, 1 by default.", rich_help_panel="Estimator")] = None,
-    rows: Annotated[int, typer.Option(help="Rows of the batch.")] = 50,
-    replicates: Annotated[int, typer.Option(help="Repetitions of every way with noise of its own.")] = 64,
-    out: Annotated[Path | None, typer.Option(parser=path, help="A folder for estimators.json and estimators.png; a run's own by default.")] = None,
+    bound: Annotated[list[str] | None, typer.Option(help="elbo or iwae; by default both. May be repeated.", rich_help_panel="Estimator")] = None,
+    samples: Annotated[
+        list[int] | None, typer.Option(help="Samples per example; by default 1 and 10. May be repeated.", rich_help_panel="Estimator")
+    ] = None,
+    temperature: Annotated[
+        list[float] | None, typer.Option(help="Temperature of relaxations; by default 0.1, 0.5 and 1.", rich_help_panel="Estimator")
+    ] = None,
+    rows: Annotated[int, typer.Option(help="Rows in the batch.")] = 50,
+    replicates: Annotated[int, typer.Option(help="Repetitions of every estimator, each with independent noise.")] = 64,
+    out: Annotated[
+        Path | None, typer.Option(parser=path, help="A folder for estimators.json and estimators.png; by default the run's folder.")
+    ] = None,
     seed: Seed = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
 ) -> None:
-    """Measure every valid way of estimating a model's bound: bias, variance of bound and gradients, time, memory; and recommend one.
+    """Measure every valid estimator of a model's bound (bias, variance of bound and gradients, time, memory) and recommend one.
 
-    Options that are lists are repeated. A run is measured with its trained weights on its own data; another model with fresh ones.
+    A run is measured with its trained weights on its own data. Any other model is measured with its initial weights on --data.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""Looking at a model before it is trained: ``aevb models``, ``aevb explain gmvae``."""
+"""The commands ``aevb models`` and ``aevb explain``: show a model before training."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from aevb.training.settings import Settings
 
 
 def models() -> None:
-    """List the models that come with the library, and their arguments."""
+    """List the models that come with the library (the zoo), with their arguments."""
     from aevb.zoo import zoo
 
     for name, build in zoo.items():
         print(f"{name:<8} {inspect.getdoc(build)}")
         print(f"{'':<8} " + " ".join(f"--set {argument(parameter)}" for parameter in inspect.signature(build).parameters.values()))
-    print("\nSee one derived: aevb explain gmvae")
+    print("\nShow one model and its estimator: aevb explain gmvae")
 
 
 def explain(
@@ -29,11 +29,11 @@ def explain(
     bound: BoundName = Settings.bound,
     samples: Samples = Settings.samples,
     gradient: Gradient = Settings.gradient,
-    latex: Annotated[bool, typer.Option("--latex", help="Print the estimator as LaTeX instead.")] = False,
+    latex: Annotated[bool, typer.Option("--latex", help="Print only the estimator, as LaTeX.")] = False,
 ) -> None:
     """Print a model, the estimator derived for it, and the reason for each choice.
 
-    file.py:name runs that file, as Python would: look into a file that you were given before you name it here.
+    file.py:name executes that file with Python. Read a file from someone else before you name it here.
 
     Example: aevb explain gmvae --how y=gumbel
     """

@@ -1,4 +1,4 @@
-"""From words to a model: a name of the zoo, file.py:name, or the folder of a saved model."""
+"""Find the model that a command names: a zoo model, file.py:name, or the folder of a saved model."""
 
 from __future__ import annotations
 
@@ -15,38 +15,41 @@ if TYPE_CHECKING:
 
 
 def resolve(text: str, data: str | None = None, settings: Mapping[str, str] | None = None, missing: Sequence[float] | None = None) -> Model:
-    """The model that the command line names; a zoo model takes its sizes from the data, where it is not told them."""
+    """Return the model that the command line names.
+
+    A zoo model takes the sizes that ``settings`` does not give from the data.
+    """
     from aevb.loading import load
     from aevb.model import Model
     from aevb.zoo import zoo
 
     if text in zoo:
-        told = _arguments(text, zoo[text], settings or {})
+        given = _arguments(text, zoo[text], settings or {})
         if data:
             from aevb.data.datasets import sizes
 
             known = sizes(data, zoo[text]().graph, missing or ())
-            told = {name: value for name, value in known.items() if name in inspect.signature(zoo[text]).parameters} | told
-        return _built(text, zoo[text], told)
+            given = {name: value for name, value in known.items() if name in inspect.signature(zoo[text]).parameters} | given
+        return _built(text, zoo[text], given)
     path, colon, name = text.rpartition(":")
     if colon and path.endswith(".py"):
         found = _from_file(Path(path), name)
         if inspect.isfunction(found):
             found = _built(text, found, _arguments(text, found, settings or {}))
         elif settings:
-            raise ValueError(f"--set gives arguments to a function, but {name!r} in {path} is none.")
+            raise ValueError(f"--set gives arguments to a function, but {name!r} in {path} is not a function.")
         if not isinstance(found, Model):
             raise ValueError(f"{name!r} in {path} is a {type(found).__name__}, not a Model or a function that returns one.")
         return found
     if is_run(text) or (Path(text) / "model.json").is_file():
         if settings:
-            raise ValueError("--set gives arguments to a model of the zoo; a saved model has its own.")
+            raise ValueError("--set gives arguments to a zoo model; a saved model already has its arguments. Leave out --set.")
         return open_run(Path(text)) if is_run(text) else load(text)
     raise ValueError(f"There is no model {text!r}. Name one of {', '.join(zoo)}, a file.py:name, or the folder of a run or a saved model.")
 
 
 def open_run(run: Path) -> Model:
-    """The model of a run; of a folder that holds the runs of several seeds one is to be named."""
+    """Return the model of a run. Refuse a folder that holds the runs of several seeds."""
     from aevb.training.run import load_run
 
     seeds = sorted((path.parent for path in run.glob("seed-*/model.json")), key=lambda path: (len(path.name), path.name))
@@ -57,17 +60,17 @@ def open_run(run: Path) -> Model:
 
 
 def is_run(text: str) -> bool:
-    """Whether a text names the folder of a run, or of the runs of several seeds."""
+    """Return whether the text names the folder of a run, or of the runs of several seeds."""
     return (Path(text) / "checkpoints").is_dir() or any(Path(text).glob("seed-*/checkpoints"))
 
 
 def _built(name: str, build: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """What a function makes of arguments from the command line, which may be of another kind than it expects."""
+    """Call a model function with arguments from the command line; a wrong type is a ValueError."""
     try:
         return build(**arguments)
     except (TypeError, AttributeError) as error:
-        told = " ".join(f"{key}={json.dumps(value)}" for key, value in arguments.items())
-        raise ValueError(f"{name} cannot be built with {told or 'no arguments'}: {str(error).rstrip('.')}.") from error
+        given = " ".join(f"{key}={json.dumps(value)}" for key, value in arguments.items())
+        raise ValueError(f"{name} cannot be built with {given or 'no arguments'}: {str(error).rstrip('.')}.") from error
 
 
 def _arguments(name: str, build: Callable[..., Any], settings: Mapping[str, str]) -> dict[str, Any]:
@@ -88,7 +91,7 @@ def argument(parameter: inspect.Parameter) -> str:
 
 
 def _value(text: str) -> Any:
-    """A number, a list, true or false as JSON; anything else is a word."""
+    """Parse a value as JSON (number, list, true, false); return anything else as a string."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -99,12 +102,12 @@ def _value(text: str) -> Any:
 def _from_file(path: Path, name: str) -> object:
     if not path.is_file():
         raise ValueError(f"There is no file {path}.")
-    module_name = f"aevb model file {path.stem}"  # no import can have this name, so none is shadowed
+    module_name = f"aevb model file {path.stem}"  # no importable module has such a name, so this shadows none
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # dataclasses look their module up
+    sys.modules[module_name] = module  # dataclasses look up their module in sys.modules
     spec.loader.exec_module(module)
     if not hasattr(module, name):
         from aevb.model import Model

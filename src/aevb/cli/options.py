@@ -1,4 +1,4 @@
-"""What the commands take: arguments and options that several share, and the words for them."""
+"""Arguments and options that several commands share, with their help texts."""
 
 from __future__ import annotations
 
@@ -17,25 +17,28 @@ from aevb.training.settings import Settings, default_of, documentation
 
 SEEDS = {"min": 0, "max": 2**63 - 1}
 SETTINGS = {one.name: one for one in fields(Settings)}
-FORMS: dict[str, dict[str, Any]] = {  # how the command line writes the value of a setting that is no number or word
+FORMS: dict[str, dict[str, Any]] = {  # the syntax of settings whose value is not a single number or word
     "how": {"metavar": "LATENT=CHOICE", "help": "Write --how y=gumbel; may be repeated."},
     "schedule": {"metavar": "NAME[:NUMBERS]", "help": "Write e.g. --schedule alternate:1000,1000."},
     "seed": SEEDS,
 }
 ESTIMATOR = ("how", "bound", "samples", "gradient", "temperature")
-FILE_ONLY = ("distort",)  # settings that a file gives and no option
+FILE_ONLY = ("distort",)  # settings that only a configuration file can give: they have no option
 
 
 def setting_option(name: str, *, shown: bool = False) -> Any:
-    """The option of a setting, with its documentation; ``shown`` says its default too, where the option itself has none."""
+    """Return the option of a setting, with its documentation as help text.
+
+    ``shown=True`` adds the setting's default to the help text, for an option whose own default is None.
+    """
     one, form = SETTINGS[name], FORMS.get(name, {})
-    told = f"{documentation(one)} {form.get('help', '')}".strip()
+    text = f"{documentation(one)} {form.get('help', '')}".strip()
     panel = "Estimator" if name in ESTIMATOR else None if name == "seed" else "Training"
-    return typer.Option(**form | {"help": told, "rich_help_panel": panel, "show_default": _default(one) if shown else True})
+    return typer.Option(**form | {"help": text, "rich_help_panel": panel, "show_default": _default(one) if shown else True})
 
 
 def _default(one: Field[Any]) -> str | bool:
-    """The default of a setting as it would be typed; False: there is nothing to show."""
+    """Return the default of a setting as a user would type it; False if there is nothing to show."""
     value = default_of(one)
     if value is None or isinstance(value, bool | Mapping):
         return False
@@ -43,7 +46,10 @@ def _default(one: Field[Any]) -> str | bool:
 
 
 def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command an option for every setting, in the place of its ``**settings``; an option that is not given is None, or empty."""
+    """Replace the ``**settings`` of a command by one option per setting.
+
+    An option that the user does not give is None, or an empty list.
+    """
     signature = inspect.signature(command, eval_str=True)
     hints = get_type_hints(Settings, localns={"Affine": object})
     options = [
@@ -57,17 +63,29 @@ def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _typed(hint: Any) -> Any:
-    """The type of a setting's option, which may be left out."""
+    """Return the type of a setting's option. It includes None, because every option is optional."""
     return (str if hint is Schedule else list[str] if get_origin(hint) is Mapping else hint) | None
 
 
-ModelName = Annotated[str, typer.Argument(help="A name from `aevb models`, file.py:name (the file is run), or the folder of a saved model or run.")]
+ModelName = Annotated[
+    str, typer.Argument(help="A name from `aevb models`; file.py:name (Python executes the file); or the folder of a saved model or run.")
+]
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a run (`aevb train … --out FOLDER`).")]
-Data = Annotated[str | None, typer.Option(help="digits, mnist, fashion, fa, or a file: .csv, .parquet, .npz, .npy.", rich_help_panel="Data")]
-RunData = Annotated[str | None, typer.Option(help="Other data than the run was trained on; prepared as those were.", rich_help_panel="Data")]
+Data = Annotated[
+    str | None,
+    typer.Option(help="A built-in data set (digits, mnist, fashion, fa) or a file (.csv, .tsv, .txt, .parquet, .npz, .npy).", rich_help_panel="Data"),
+]
+RunData = Annotated[
+    str | None, typer.Option(help="Other data than the training data. They are prepared like the training data.", rich_help_panel="Data")
+]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="An argument of the model, e.g. --set z=5 --set likelihood=Normal.", rich_help_panel="Model"),
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Set an argument of the model, e.g. --set z=5 --set likelihood=Normal. May be repeated.",
+        rich_help_panel="Model",
+    ),
 ]
 How = Annotated[list[str] | None, setting_option("how")]
 BoundName = Annotated[str, setting_option("bound")]
@@ -77,40 +95,42 @@ Seed = Annotated[int, setting_option("seed")]
 Prepare = Annotated[
     str | None,
     typer.Option(
-        help="standardise (tables); threshold, binarise, dequantise, scale, counts (grey levels), binarise-fresh and dequantise-fresh "
-        "(drawn anew each epoch); none. Built-in images get what the likelihood calls for.",
+        help="How to transform the data. Tables: standardise. Grey levels: threshold, binarise, dequantise, scale, counts; binarise-fresh and "
+        "dequantise-fresh draw again in each epoch. none: no change. Built-in images are prepared as the likelihood requires.",
         rich_help_panel="Data",
     ),
 ]
 Missing = Annotated[
     list[float] | None,
     typer.Option(
-        metavar="NUMBER", help="A number that marks missing cells of a table, e.g. --missing -999; may be repeated.", rich_help_panel="Data"
+        metavar="NUMBER", help="A number that marks missing cells of a table, e.g. --missing -999. May be repeated.", rich_help_panel="Data"
     ),
 ]
 RunMissing = Annotated[
     list[float] | None,
-    typer.Option(metavar="NUMBER", help="A number that marks missing cells; by default those of training. May be repeated.", rich_help_panel="Data"),
+    typer.Option(
+        metavar="NUMBER", help="A number that marks missing cells; by default the same as in training. May be repeated.", rich_help_panel="Data"
+    ),
 ]
-RunPrepare = Annotated[str | None, typer.Option(help="Prepare the rows otherwise than in training.", rich_help_panel="Data")]
+RunPrepare = Annotated[str | None, typer.Option(help="Prepare the rows differently from training (see aevb train --help).", rich_help_panel="Data")]
 
 
 def path(text: str) -> Path:
-    """The path of an ``--out``; an empty one would be the current folder."""
+    """Parse the path of ``--out``. Refuse an empty one, which would mean the current folder."""
     if not text:
-        raise typer.BadParameter("an empty path names nothing; say where to write, e.g. --out run")
+        raise typer.BadParameter("the path is empty; say where to write, e.g. --out run")
     return Path(text)
 
 
 def refuse_input(out: Path, *inputs: str | None) -> None:
-    """Refuse to write over a file that is read: a result would take the place of the data."""
+    """Refuse an output path that is one of the input files: writing would overwrite the data."""
     for name in inputs:
         if name is not None and out.exists() and Path(name).exists() and out.samefile(name):
-            raise ValueError(f"--out {out} is the file that the data are read from. Write to another one.")
+            raise ValueError(f"--out {out} is the file that the data are read from. Write to another file.")
 
 
 def pairs(option: str, items: list[str] | None) -> dict[str, str]:
-    """``NAME=VALUE`` of an option that may be repeated, by name."""
+    """Parse the ``NAME=VALUE`` items of a repeated option into a dictionary."""
     example = {"--how": "latent=choice, e.g. --how y=gumbel", "--set": "NAME=VALUE, e.g. --set z=5"}[option]
     choices = {}
     for item in items or []:
@@ -122,7 +142,7 @@ def pairs(option: str, items: list[str] | None) -> dict[str, str]:
 
 
 def device_of(name: str) -> str:
-    """Where to train; of several processes each has a GPU of its own."""
+    """Return the torch device for ``--device``. Of several processes, each gets its own GPU."""
     import torch
 
     if name not in ("auto", "cpu") and not (name.startswith("cuda") and torch.cuda.is_available()):
@@ -133,7 +153,7 @@ def device_of(name: str) -> str:
 
 
 def in_its_words(error: BaseException | str) -> str:
-    """A message of the library, with the command line's words for what to do."""
+    """Return a message of the library with Python arguments replaced by command-line options."""
     words = {
         "resume=True": "--resume",
         "clip=": "--clip",

@@ -1,4 +1,4 @@
-"""``aevb reproduce``: the tutorial's experiments and their report."""
+"""The command ``aevb reproduce``: run the tutorial's experiments and write their report."""
 
 from __future__ import annotations
 
@@ -13,17 +13,21 @@ from aevb.cli.options import device_of, path
 
 
 def reproduce(
-    sections: Annotated[list[str] | None, typer.Argument(help="fa, vae, cvae, gmvae, vrnn, or all.")] = None,
-    data: Annotated[str, typer.Option(help="digits (8×8, embedded: minutes on a laptop) or mnist (28×28, the tutorial's sizes: a GPU).")] = "digits",
-    out: Annotated[Path, typer.Option(parser=path, help="A folder for results and report.")] = Path("reproduction"),
-    jobs: Annotated[int | None, typer.Option(help="Experiments at a time, each in a process of its own; by default as suits the machine.")] = None,
+    sections: Annotated[list[str] | None, typer.Argument(help="Models to train: fa, vae, cvae, gmvae, vrnn, or all (the default).")] = None,
+    data: Annotated[
+        str, typer.Option(help="digits (8×8, included: minutes on a laptop) or mnist (28×28, the tutorial's sizes: needs a GPU).")
+    ] = "digits",
+    out: Annotated[Path, typer.Option(parser=path, help="A folder for the results and the report.")] = Path("reproduction"),
+    jobs: Annotated[
+        int | None, typer.Option(help="Number of parallel experiments, each in its own process; the default depends on the machine.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
-    quick: Annotated[bool, typer.Option("--quick", help="A few epochs of everything, to see it run.")] = False,
-    report_only: Annotated[bool, typer.Option("--report-only", help="Build the report from results that are there; train nothing.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Train only a few epochs per experiment, to test that everything runs.")] = False,
+    report_only: Annotated[bool, typer.Option("--report-only", help="Build the report from existing results, without training.")] = False,
 ) -> None:
-    """Train the tutorial's five models, with every experiment and figure, and write one report.
+    """Train the tutorial's five models, run every experiment, and write one report with all figures.
 
-    What was finished is not done again: the same command continues an interrupted reproduction.
+    Finished experiments are not repeated: run the same command again to continue an interrupted reproduction.
 
     Example: aevb reproduce --out reproduction
     """
@@ -36,9 +40,9 @@ def reproduce(
     chosen = experiments.SECTIONS if not sections or "all" in sections else tuple(sections)
     for section in chosen:
         if section not in experiments.SECTIONS:
-            raise ValueError(f"There is no section {section!r}. Choose of {', '.join(experiments.SECTIONS)}, or all.")
+            raise ValueError(f"There is no section {section!r}. Choose {', '.join(experiments.SECTIONS)}, or all.")
     if data not in ("digits", "mnist"):
-        raise ValueError(f"The experiments are on digits or mnist, not on {data!r}.")
+        raise ValueError(f"The experiments use digits or mnist, not {data!r}. Use --data digits.")
     lab = Lab(out, data, device_of(device), quick)
     failed = []
     if not report_only:
@@ -56,5 +60,5 @@ def reproduce(
             lab.took(time.perf_counter() - began)
     print(f"The report: {build(out)}")
     if failed:
-        print(f"aevb: {len(failed)} of the experiments failed: {', '.join(failed)}. The same command tries them again.", file=sys.stderr)
+        print(f"aevb: {len(failed)} of the experiments failed: {', '.join(failed)}. Run the same command to try them again.", file=sys.stderr)
         raise typer.Exit(1)

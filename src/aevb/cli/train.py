@@ -1,4 +1,4 @@
-"""``aevb train gmvae --data digits --out run``."""
+"""The command ``aevb train``: train a model on data, e.g. ``aevb train gmvae --data digits --out run``."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ if TYPE_CHECKING:
     from aevb.data.datasets import Loaded, Split
     from aevb.model import Model
 
-SHOWN = 4  # columns of a variable that are named
+SHOWN = 4  # columns of a variable to print
 
 
 @takes_settings
 def train(
     model: ModelName,
-    out: Annotated[Path, typer.Option(parser=path, help="A new folder for the run's files.")],
+    out: Annotated[Path, typer.Option(parser=path, help="A folder for the files of the run; it must be new or empty.")],
     data: Data = None,
     set_: Set = None,
     prepare: Prepare = None,
     missing: Missing = None,
     validation: Annotated[str | None, typer.Option(help="A file of validation rows.", rich_help_panel="Data")] = None,
-    hold_out: Annotated[float, typer.Option(help="The share of a file's rows to validate on, e.g. 0.1.", rich_help_panel="Data")] = 0.0,
+    hold_out: Annotated[float, typer.Option(help="Fraction of the file's rows to hold out for validation, e.g. 0.1.", rich_help_panel="Data")] = 0.0,
     split: Annotated[
-        int, typer.Option(help="Seed of the rows that --hold-out takes; --seed leaves them as they are.", rich_help_panel="Data", **SEEDS)
+        int, typer.Option(help="Seed that chooses the rows of --hold-out. --seed does not change them.", rich_help_panel="Data", **SEEDS)
     ] = 0,
     config: Annotated[
         Path | None,
         typer.Option(
-            help="A TOML file of settings, e.g. another run's config.toml; options given here override it. It gives settings alone: what a run "
-            "records besides them (data, fresh, frozen, numbers) is ignored.",
+            help="A TOML file of settings, e.g. another run's config.toml. Options override it. Only settings are read: other entries of a "
+            "run's config.toml (data, fresh, frozen, numbers) are ignored.",
             rich_help_panel="Training",
         ),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(help="Train so many models, with seeds 0, 1, …, in folders seed-0, seed-1, ….")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Train this many models, with seeds 0, 1, …, in the folders seed-0, seed-1, ….")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write scalars for TensorBoard into the run's folder.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run: the same command with this added.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run: repeat its command and add --resume.")] = False,
     **settings: Any,
 ) -> None:
     """Train a model on data and write everything about the run into a folder.
 
-    A model of the zoo takes its sizes from the data, and may have its own usual lr and batch. Built-in data bring test rows, which validate.
+    A zoo model takes its sizes from the data and may have its own defaults for --lr and --batch. Validation uses the test rows of built-in data sets.
 
     Examples:
 
@@ -68,11 +68,11 @@ def train(
 
     aevb train gmvae --data digits --seeds 8 --out runs
 
-    Where the model is the folder of a run, its weights are trained further, on its own data unless --data names others, prepared as they were:
+    If the model is the folder of a run, training continues from its weights, on its own data or on --data, prepared in the same way:
 
     aevb train run --lr 1e-4 --out further
 
-    A run's config.toml, or a file of such lines written by hand, gives its settings to another run:
+    To reuse the settings of a run, or settings that you wrote into a file:
 
     aevb train gmvae --data digits --config run/config.toml --seed 1 --out again
     """
@@ -85,24 +85,24 @@ def train(
 
     asked = _asked(settings)
     if seeds is not None and (seeds < 1 or asked.get("seed")):
-        raise ValueError(f"--seeds {seeds} is a number of runs, with seeds from 0 on; say --seed for one run with a seed of your own.")
+        raise ValueError(f"--seeds {seeds} is a number of runs, at least 1, with the seeds 0, 1, …. For one run with another seed use --seed alone.")
     places = [out] if seeds is None else [out / f"seed-{i}" for i in range(seeds)]
     if resume and not any(place.is_dir() and any(place.iterdir()) for place in places):
         raise ValueError(
             f"There is no run in {out} that --resume could continue. Name its folder by --out, or leave out --resume to start a new run."
         )
-    told = _over(read_toml(config) if config is not None else {}, asked)
+    given = _over(read_toml(config) if config is not None else {}, asked)
     if seeds is not None:
-        told.pop("seed", None)
-    seed: int = told.get("seed", Settings.seed)
+        given.pop("seed", None)
+    seed: int = given.get("seed", Settings.seed)
     torch.manual_seed(seed)
-    before = recipe_of(Path(model)) if is_run(model) else None  # what was done to the rows of the run that is trained further
-    before = before and replace(before, known=None)  # new rows may have labels that it had not
+    before = recipe_of(Path(model)) if is_run(model) else None  # how the run to continue from prepared its rows
+    before = before and replace(before, known=None)  # the new rows may have labels that its rows did not have
     data = data or (before.data if before else None)
     if data is None:
-        raise ValueError("Say which data to train on: --data digits, or a file.")
+        raise ValueError("Say which data to train on, e.g. --data digits or --data table.csv.")
     if is_run(model) and seeds is not None:
-        raise ValueError("--seeds trains fresh models; a run is trained further alone.")
+        raise ValueError("--seeds trains new models, but this command continues a run. Leave out --seeds.")
     found = resolve(model, data, pairs("--set", set_), missing)
     found = found.to(device_of(device))
     if before is not None and (validation or hold_out):
@@ -110,22 +110,23 @@ def train(
     loaded = load(
         data, found.graph, prepare=prepare, seed=seed, validation=validation, hold_out=hold_out, split=split, missing=missing, like=before
     )  # fmt: skip
-    speaks = os.environ.get("RANK", "0") == "0"  # of several processes, the first
+    speaks = os.environ.get("RANK", "0") == "0"  # of several processes, only the first one prints
     for place in places:
         refuse_taken(place, resume and place.exists())
-    choices = {name: told[name] for name in ("how", "bound", "samples", "gradient") if name in told}
+    choices = {name: given[name] for name in ("how", "bound", "samples", "gradient") if name in given}
     known = known_rows(found, loaded.train.data)
     if speaks:
         everywhere = {name for name, count in known.items() if count == _count(loaded.train)}
         print(f"{found}\n\n{found.explain(**choices, clamped=everywhere, partial=known.keys() - everywhere)}\n")
-        print("\n".join([_told(found, loaded, known), *_columns(loaded), *_unused_classes(loaded, known), *units_note(found, loaded)]) + "\n")
-    schedule = told.get("schedule")
-    usual: Mapping[str, Any] = recipes.get(model, {}) if schedule is None or schedule.objective == "bound" else {}  # rates are about the bound
+        print("\n".join([_data_line(found, loaded, known), *_columns(loaded), *_unused_classes(loaded, known), *units_note(found, loaded)]) + "\n")
+    schedule = given.get("schedule")
+    # The learning rates of the zoo's recipes are for training on the bound only.
+    usual: Mapping[str, Any] = recipes.get(model, {}) if schedule is None or schedule.objective == "bound" else {}
     files: dict[str, Any] = {"out": out, "resume": resume, "progress": True, "tensorboard": tensorboard}
     check = loaded.test.data if loaded.test else None
     try:
         with _advised(model):
-            made = fit(found, loaded.train.data, validation=check, seeds=seeds, recipe=loaded.recipe, **files, **{**usual, **told})
+            made = fit(found, loaded.train.data, validation=check, seeds=seeds, recipe=loaded.recipe, **files, **{**usual, **given})
     except KeyboardInterrupt as stop:  # typer would drop the message
         if speaks:
             print(f"aevb: {in_its_words(stop) or 'interrupted'}", file=sys.stderr)
@@ -148,7 +149,7 @@ def train(
 
 
 def _asked(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that options give, as :class:`Settings` takes them."""
+    """Return the settings that the user gave as options, in the form that :class:`Settings` takes."""
     given = {name: value for name, value in options.items() if value is not None and value != []}
     if "how" in given:
         given["how"] = pairs("--how", given["how"])
@@ -161,7 +162,10 @@ def _asked(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _over(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a file with those of options over them; epochs and steps say the same thing, so that one takes the other's place."""
+    """Override the settings of a file by those of options.
+
+    epochs and steps both set the length of training, so either of them overrides the other.
+    """
     same = {"epochs", "steps"}
     kept = {name: value for name, value in recorded.items() if not (name in same and same & asked.keys())}
     return kept | dict(asked)
@@ -171,8 +175,8 @@ def _count(split: Split) -> int:
     return len(next(iter(split.data.values())))
 
 
-def _told(model: Model, loaded: Loaded, known: Mapping[str, int]) -> str:
-    """One line on the data: how many rows (of how many steps), how prepared, what is known of latents, what validates."""
+def _data_line(model: Model, loaded: Loaded, known: Mapping[str, int]) -> str:
+    """Summarise the data in one line: rows, steps, known latents, preparation, validation rows."""
     recipe = loaded.recipe
     n = _count(loaded.train)
     parts = [f"{counted_rows(model, loaded, loaded.train)} of {recipe.data}"]
@@ -182,12 +186,12 @@ def _told(model: Model, loaded: Loaded, known: Mapping[str, int]) -> str:
         if recipe.prepare
         else []
     )
-    parts += [f"{_count(loaded.test)} validate"] if loaded.test else []
+    parts += [f"{_count(loaded.test)} for validation"] if loaded.test else []
     return "Data: " + ", ".join(parts) + "."
 
 
 def _columns(loaded: Loaded) -> list[str]:
-    """Which columns of a table each variable takes, so that an id among them is seen."""
+    """List the columns of each variable, so that the user notices an id among the measurements."""
     found = []
     for name, columns in (loaded.recipe.columns or {}).items():
         shown = ", ".join(columns[:SHOWN]) + (", …" if len(columns) > SHOWN else "")
@@ -196,19 +200,19 @@ def _columns(loaded: Loaded) -> list[str]:
 
 
 def _unused_classes(loaded: Loaded, known: Mapping[str, int]) -> list[str]:
-    """A sentence for labels that are numbered from 1."""
+    """Note labels that are numbered from 1."""
     import numpy as np
 
     found = []
     for name, count in known.items():
         labels = loaded.train.data[name]
         if count and not isinstance(labels, list) and (here := np.asarray(labels, dtype=float)).ndim == 1 and here[here >= 0].min(initial=2) == 1:
-            found.append(f"{name}: the labels begin with 1, so that no row has class 0. If the classes are numbered from 1, subtract 1.")
+            found.append(f"{name}: the labels begin with 1, so no row has class 0. If the classes are numbered from 1, subtract 1.")
     return found
 
 
 class _advised:
-    """Where a zoo model's likelihood does not take the data, say how to choose another here."""
+    """Add to an error about a zoo model's likelihood how to choose another one on the command line."""
 
     def __init__(self, model: str) -> None:
         self.model = model
@@ -223,4 +227,4 @@ class _advised:
         if not isinstance(error, FamilyError) or error.variable != "x" or self.model not in zoo:
             return
         if "likelihood" in inspect.signature(zoo[self.model]).parameters:
-            raise ValueError(f"{error} Here: --set likelihood=Normal (or another family), or --prepare.") from None
+            raise ValueError(f"{error} On the command line: --set likelihood=Normal (or another family), or --prepare.") from None

@@ -1,4 +1,4 @@
-"""The units of densities and statistics that commands print, where rows were prepared by a change of units."""
+"""Units of the densities and statistics that commands print, if the preparation changed the units."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 def units_note(model: Model, loaded: Loaded) -> list[str]:
-    """A sentence on the units of bounds and log p, where they are not those of the data, and what to add for those."""
+    """Say in which units bounds and log p are, and what to add for the units of the data.
+
+    The list is empty if they are in the units of the data already.
+    """
     from aevb.data.datasets import log_spreads
 
     graph, recipe = model.graph, loaded.recipe
@@ -24,14 +27,14 @@ def units_note(model: Model, loaded: Loaded) -> list[str]:
     if not spreads:
         return []
     terms = [
-        f"{-spread.sum():.3f} nats a {'step' if graph.timed[name] and spread.ndim == 1 else 'row'} ({name}, no cell missing)"
+        f"{-spread.sum():.3f} nats per {'step' if graph.timed[name] and spread.ndim == 1 else 'row'} ({name}, no cell missing)"
         for name, spread in spreads.items()
     ]
     return [f"Bounds and log p are of {_as_prepared(recipe, list(spreads))}. For the units of the data add {' and '.join(terms)}."]
 
 
 def statistics_note(model: Model, loaded: Loaded) -> list[str]:
-    """A sentence on the units of statistics of observed variables, where they are not those of the data."""
+    """Say in which units statistics of observed variables are, if not in those of the data."""
     from aevb.data.datasets import log_spreads
 
     names = list(log_spreads(loaded.recipe, model.graph))
@@ -45,13 +48,14 @@ def _as_prepared(recipe: Recipe, names: list[str]) -> str:
 
 @dataclass(frozen=True)
 class Units:
-    """The units of the densities that ``evaluate`` prints: those of the data where columns were standardised, else the model's.
+    """Units of the densities that ``evaluate`` prints: those of the data if columns were standardised.
 
-    ``rows`` is by how much log p of each row is lower there than in the model's units, by variable; ``told`` says which units they are.
+    Otherwise they are the units of the model. ``rows`` holds, per variable and row, what to subtract
+    from log p in the model's units. ``note`` is a sentence that names the units.
     """
 
     rows: dict[str, Tensor]
-    told: str = ""
+    note: str = ""
 
     @classmethod
     def of(cls, model: Model, loaded: Loaded, source: Source) -> Units:
@@ -68,16 +72,19 @@ class Units:
         mean = float(torch.stack(list(rows.values())).sum(0).mean())
         prepared, x = _as_prepared(recipe, names), ", ".join(names)
         if recipe.prepare != "standardise":
-            return cls({}, f"Bounds and log p are of {prepared}. For grey levels add {-mean:.3f} nats an example.")
-        return cls(rows, f"Bounds and log p are of {x} in the units of the data. For {prepared}, as in training, add {mean:.3f} nats an example.")
+            return cls({}, f"Bounds and log p are of {prepared}. For grey levels add {-mean:.3f} nats per example.")
+        return cls(rows, f"Bounds and log p are of {x} in the units of the data. For {prepared}, as in training, add {mean:.3f} nats per example.")
 
     def lower(self, name: str | None = None) -> float:
-        """What to subtract from the mean log p; or from a mean by name: the bound, the evidence, or the term of a variable."""
+        """Return what to subtract from the mean log p, or from the mean of one named term.
+
+        ``name`` is "elbo", "evidence" or a variable.
+        """
         whole = name in (None, "elbo", "evidence")
         return sum(float(value.mean()) for variable, value in self.rows.items() if whole or variable == name)
 
     def shift(self, value: Tensor) -> Tensor:
-        """Values of log p, [..., N], in these units."""
+        """Convert values of log p, [..., N], to these units."""
         for row in self.rows.values():
             value = value - row.to(value.device)
         return value

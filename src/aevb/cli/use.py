@@ -1,4 +1,4 @@
-"""Using a run: ``aevb evaluate``, ``sample``, ``encode``, ``impute``."""
+"""The commands that use a trained model: ``aevb evaluate``, ``sample``, ``encode``, ``impute``."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ def evaluate(
     data: RunData = None,
     prepare: RunPrepare = None,
     missing: RunMissing = None,
-    samples: Annotated[int, typer.Option(help="Importance samples for log p(x); 0 leaves it out.")] = 100,
+    samples: Annotated[int, typer.Option(help="Importance samples for log p(x); 0 skips it.")] = 100,
     evidence: Annotated[
-        str | None, typer.Option(help="log p(x) with its error: importance (and the bound for 1 to 1000 samples), ais, particles or prior.")
+        str | None,
+        typer.Option(help="Estimate log p(x) with its error: by importance (also prints the bound for 1 to 1000 samples), ais, particles or prior."),
     ] = None,
     seed: Seed = 0,
 ) -> None:
-    """The bound, its terms and log p(x) in nats an example; clusters against labels where there are both.
+    """Print the bound, its terms and log p(x) in nats per example; and the clustering accuracy if the data have labels.
 
-    On test rows where the data have some: those of a built-in set, or those held out.
+    Uses the test rows if there are any (of a built-in data set, --validation or --hold-out), otherwise the training rows.
 
     Example: aevb evaluate run
     """
@@ -59,17 +60,17 @@ def evaluate(
     source = open_source(model.graph, chosen.data, model._parameter())
     values = evaluation.evaluate_precisely(model, source, seed=seed)
     units = Units.of(model, loaded, source)
-    print(f"{counted_rows(model, loaded, chosen)} of {loaded.recipe.validation or loaded.recipe.data}{which_rows(loaded)}, nats an example:")
+    print(f"{counted_rows(model, loaded, chosen)} of {loaded.recipe.validation or loaded.recipe.data}{which_rows(loaded)}, nats per example:")
     n, known = source.n, known_rows(model, chosen.data)
     reasons = list(dict.fromkeys(reason for name, reason in model.untaught().items() if known.get(name) != n))
     for name, (value, error) in values.items():
         if not reasons or name == "evidence":
             print(f"  {name:<12} {value - units.lower(name):10.3f}" + (f" ± {error:.2g}" if error else ""))
     for reason in reasons:
-        print(f"  {reason}: the bound of that q and its terms say nothing of p, and are left out")
+        print(f"  {reason}: the bound of that q and its terms say nothing about p and are not printed")
     if samples and "evidence" not in values and evidence is None:
         found = evaluation.evaluate_evidence(model, source, samples=samples, seed=seed) - units.lower()
-        rises = "a bound that rises with their number" + "; from a q that was not trained it may be far too low: try --evidence prior or ais" * bool(
+        rises = "a lower bound that rises with their number" + "; with an untrained q it may be far too low: try --evidence prior or ais" * bool(
             reasons
         )
         print(f"  {_log_p(model, chosen.data):<12} {found:10.3f}   importance sampling, {samples} samples: {rises}")
@@ -77,9 +78,9 @@ def evaluate(
     if evidence:
         sampled |= _print_evidence(model, source, evidence, seed, units) != "exact"
     if sampled:
-        print("  ± is the sampling error: the standard error of the estimate for these rows, not how far rows differ")
-    if units.told:
-        print(f"  {units.told}")
+        print("  ± is the sampling error: the standard error of the estimate for these rows, not the variation between rows")
+    if units.note:
+        print(f"  {units.note}")
     labels = np.full(n, -1) if chosen.labels is None else chosen.labels
     labelled = labels >= 0
     for name in model.graph.latents:
@@ -87,31 +88,34 @@ def evaluate(
             try:
                 probs = _posterior_means(model, without_latents(model, chosen.data), seed)[0][name]
             except UntaughtError as error:
-                print(f"  clusters {name}: not judged. {in_its_words(error)}")
+                print(f"  clusters {name}: not evaluated. {in_its_words(error)}")
                 continue
             accuracy = clustering_accuracy(probs.argmax(-1)[labelled], labels[labelled].astype(int))
             entropy = -(probs * _log(probs)).sum(-1).mean()
             print(f"  clusters {name}: {accuracy:.3f} of the rows match their label (best matching), conditional entropy {entropy:.3f}")
     if chosen.labels_of is not None:
-        print(f"  The labels {chosen.labels_of} were not in the training rows: they are compared with the clusters, and log p is without them")
+        print(f"  The training rows had no labels {chosen.labels_of}: labels are only compared with the clusters, and log p does not include them")
 
 
 def _log_p(model: Model, data: Mapping[str, Any]) -> str:
-    """What the evidence is of: the data, and the latents whose values are among them, in all rows or in some."""
+    """Name the evidence, e.g. "log p(x, y where known)": the data and the latents with known values."""
     n = len(next(iter(data.values())))
     known = [f"{name}{'' if count == n else ' where known'}" for name, count in known_rows(model, data).items() if count]
     return f"log p({', '.join([*model.graph.observed, *known])})"
 
 
 def _print_evidence(model: Model, source: Source, method: str, seed: int, units: Units) -> str:
-    """log p(x) by a method, with what it says of itself; importance sampling also as a rising bound. The method is returned."""
+    """Print log p(x) with its diagnostics and return the method that estimated it.
+
+    Importance sampling also prints the bound for a rising number of samples.
+    """
     import torch
 
     from aevb.evidence import curve, log_evidence
 
     batch = source.take(torch.arange(source.n))
     if method in ("ais", "particles") and sys.stderr.isatty():
-        print(f"  {method}: many passes through the model for each of {source.n} rows …", file=sys.stderr)
+        print(f"  {method}: this takes many passes through the model for each of {source.n} rows …", file=sys.stderr)
     found = log_evidence(model, batch, method=method, seed=seed)
     found = replace(found, value=units.shift(found.value))
     if found.method == "importance":
@@ -123,13 +127,17 @@ def _print_evidence(model: Model, source: Source, method: str, seed: int, units:
 
 def sample(
     run: RunFolder,
-    out: Annotated[Path | None, typer.Option(parser=path, help="A .png for images, .csv or .npz otherwise; by default in the run's folder.")] = None,
-    n: Annotated[int, typer.Option("-n", help="How many (for each class of a discrete or given variable, if there is one).")] = 15,
-    steps: Annotated[int | None, typer.Option(help="Length of sequences; by default that of the longest training row.")] = None,
-    draw: Annotated[bool, typer.Option("--draw", help="Draw observed variables too, instead of their means.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(parser=path, help="A .png file for images, otherwise .csv or .npz; by default in the run's folder.")
+    ] = None,
+    n: Annotated[int, typer.Option("-n", help="Number of samples (per class, if the model has a discrete root latent or a given class).")] = 15,
+    steps: Annotated[int | None, typer.Option(help="Length of sequences; by default that of the longest training sequence.")] = None,
+    draw: Annotated[
+        bool, typer.Option("--draw", help="Sample the observed variables too. By default their means given the sampled latents are written.")
+    ] = False,
     seed: Seed = 0,
 ) -> None:
-    """Draw from a trained model: a grid of images, a row for each class, or a table of all observed variables in the units of the data.
+    """Sample from a trained model: a grid of images with one row per class, or a table of all observed variables in the units of the data.
 
     Example: aevb sample run --out samples.png
     """
@@ -139,7 +147,7 @@ def sample(
 
     for option, number in (("-n", n), ("--steps", steps)):
         if number is not None and number < 1:
-            raise ValueError(f"{option} is at least 1, got {number}.")
+            raise ValueError(f"{option} must be at least 1, got {number}.")
     model, recipe = open_run(run), recipe_of(run)
     graph = model.graph
     first = graph.observed[0]
@@ -162,26 +170,26 @@ def sample(
     what = first
     if out.suffix == ".png":
         if shape is None:
-            raise ValueError(f"{first} has {graph.size(first)} columns, which are no image. Write a table: --out samples.csv.")
+            raise ValueError(f"{first} has {graph.size(first)} columns, which do not form an image. Write a table: --out samples.csv.")
         x, named = drawn[first], [f"{classes} = {c}" for c in range(count)] if classes else []
         grid(np.clip(x.reshape(len(x), *(x.shape[1:] if graph.timed[first] else shape)), 0, 1), n, out, named)
     else:
         labels = {classes: np.repeat(np.arange(count), n)} if classes else {}
         arrays = {name: _as_data(graph, recipe, name, value) for name, value in drawn.items()} | labels
-        write(out, arrays, (recipe.columns if recipe else None) or {}, () if _a_line_a_row(recipe, timed, length) else timed)
+        write(out, arrays, (recipe.columns if recipe else None) or {}, () if _one_line_per_row(recipe, timed, length) else timed)
         what = ", ".join(graph.observed)
     print(f"{n * count} samples of {what}{f', {n} for each of the {count} values of {classes}' if classes else ''} in {out}")
 
 
 def encode(
     run: RunFolder,
-    out: Annotated[Path, typer.Option(parser=path, help="codes.npz, or codes.csv.")],
+    out: Annotated[Path, typer.Option(parser=path, help="A .csv or .npz file, or .npy for a single latent.")],
     data: RunData = None,
     prepare: RunPrepare = None,
     missing: RunMissing = None,
     seed: Seed = 0,
 ) -> None:
-    """Write the posterior means of the latents (probabilities for discrete ones): of every row of a file, of a built-in set's test rows.
+    """Write the posterior means of the latents (probabilities for discrete ones), for every row of a file or the test rows of a built-in data set.
 
     Example: aevb encode run --out codes.csv
     """
@@ -205,13 +213,13 @@ def encode(
 
 def impute(
     run: RunFolder,
-    out: Annotated[Path, typer.Option(parser=path, help="A .csv or .npz file, or a .npy of a single array. Parquet is read, not written.")],
-    data: Annotated[str | None, typer.Option(help="A file with missing cells; by default the run's own.", rich_help_panel="Data")] = None,
+    out: Annotated[Path, typer.Option(parser=path, help="A .csv or .npz file, or .npy for a single array. Parquet cannot be written.")],
+    data: Annotated[str | None, typer.Option(help="A file with missing cells; by default the training file.", rich_help_panel="Data")] = None,
     missing: RunMissing = None,
-    samples: Annotated[int, typer.Option(help="Draws of q to average over, where the posterior is not exact.")] = 50,
+    samples: Annotated[int, typer.Option(help="Number of draws from q to average over, if the posterior is not exact.")] = 50,
     seed: Seed = 0,
 ) -> None:
-    """Fill the missing cells of a file: the mean of p under the posterior given the cells that are there.
+    """Fill the missing cells of a file by their posterior mean given the known cells.
 
     Example: aevb impute run --data table.csv --out filled.csv
     """
@@ -225,7 +233,7 @@ def impute(
     graph = model.graph
     name = data or (recipe.data if recipe else None)
     if name is None:
-        raise ValueError("Say which file to fill: --data table.csv.")
+        raise ValueError("Say which file to fill, e.g. --data table.csv.")
     refuse_input(out, name)
     loaded = load(name, graph, missing=missing, like=whole_of(recipe))
     means, method = _imputed(model, loaded.train.data, samples, seed)
@@ -236,7 +244,7 @@ def impute(
         array = np.asarray(value)
         if variable in means:
             mean = in_units(recipe, graph, variable, means[variable])
-            labels = array.ndim < mean.ndim and array.size < mean.size  # rows of an image may lie flat
+            labels = array.ndim < mean.ndim and array.size < mean.size  # an image may be stored flat
             lost = _missing(array, labels) & _inside(raw, array, graph.timed[variable])
             count += int(lost.sum())
             array = np.where(lost, mean.argmax(-1) if labels else mean.reshape(array.shape), array)
@@ -246,11 +254,14 @@ def impute(
     print(f"{count} missing cells of {counted_rows(model, loaded, loaded.train)} filled, in {out} ({how})")
 
 
-# What they compute -----------------------------------------------------------------------------------------------------------------
+# Computations --------------------------------------------------------------------------------------------------------------------
 
 
 def _posterior_means(model: Model, data: Mapping[str, Any], seed: int) -> tuple[dict[str, np.ndarray], str]:
-    """The posterior mean of every latent, [N, size] or [N, T, size], NaN beyond a row's end; and by which posterior: "exact" or "q"."""
+    """Return the posterior mean of every latent, and which posterior gave it: "exact" or "q".
+
+    Means are [N, size] or [N, T, size], with NaN beyond the end of a sequence.
+    """
     import numpy as np
     import torch
 
@@ -259,7 +270,8 @@ def _posterior_means(model: Model, data: Mapping[str, Any], seed: int) -> tuple[
 
     found: dict[str, list[np.ndarray]] = {name: [] for name in model.graph.latents}
     parts_of_rows = batches(model, data)
-    exact = any(why_not_q(model, model.teaching, batch) is not None for batch in parts_of_rows)  # then for all rows, so that codes can be compared
+    # If q cannot answer for some rows, use the exact posterior for all, so that codes are comparable.
+    exact = any(why_not_q(model, model.teaching, batch) is not None for batch in parts_of_rows)
     method = "q"
     for i, batch in enumerate(parts_of_rows):
         posterior = posterior_of(model, model.teaching, batch, seed=seed + i, prefer_exact=exact, first_row=i * ROWS, places=places_of(data))
@@ -274,14 +286,14 @@ def _posterior_means(model: Model, data: Mapping[str, Any], seed: int) -> tuple[
 
 
 def _imputed(model: Model, data: Mapping[str, Any], samples: int, seed: int) -> tuple[dict[str, np.ndarray], str]:
-    """The observed variables with every missing cell's posterior mean, and by which posterior: "exact" or "q"."""
+    """Return the observed variables with missing cells filled by posterior means, and the posterior used."""
     import numpy as np
 
     from aevb.estimate.places import places_of
     from aevb.posterior import impute, posterior_of
 
     if samples < 1:
-        raise ValueError(f"--samples is at least 1, got {samples}.")
+        raise ValueError(f"--samples must be at least 1, got {samples}.")
     found = []
     for i, batch in enumerate(batches(model, data)):
         posterior = posterior_of(model, model.teaching, batch, seed=seed + i, prefer_exact=True, first_row=i * ROWS, places=places_of(data))
@@ -290,7 +302,10 @@ def _imputed(model: Model, data: Mapping[str, Any], samples: int, seed: int) -> 
 
 
 def _as_data(graph: Graph, recipe: Recipe | None, name: str, value: np.ndarray) -> np.ndarray:
-    """Samples of an observed variable as data hold them: classes by their numbers (of their probabilities, the greatest), the rest in its units."""
+    """Convert samples of an observed variable to the form of the data.
+
+    Classes become their numbers (the most probable class), other values the units of the data.
+    """
     import numpy as np
 
     from aevb.data.datasets import in_units
@@ -298,8 +313,8 @@ def _as_data(graph: Graph, recipe: Recipe | None, name: str, value: np.ndarray) 
     return np.asarray(value.argmax(-1)) if graph.rule("p", name).spec.categorical else in_units(recipe, graph, name, value)
 
 
-def _a_line_a_row(recipe: Recipe | None, timed: list[str], length: int | None) -> bool:
-    """Whether sequences of this length are written as the run's own table has them, with a column a step."""
+def _one_line_per_row(recipe: Recipe | None, timed: list[str], length: int | None) -> bool:
+    """Return whether sequences of this length fit the run's own table, which has one column per step."""
     from aevb.data.tables import TABLES
 
     if recipe is None or recipe.long or Path(recipe.data).suffix not in TABLES:
@@ -309,7 +324,10 @@ def _a_line_a_row(recipe: Recipe | None, timed: list[str], length: int | None) -
 
 
 def _write_filled(out: Path, filled: dict[str, np.ndarray], graph: Graph, recipe: Recipe, numbers: Lines | None) -> None:
-    """Filled arrays as their file had them; in a .csv a line a step where a line a row could not hold them."""
+    """Write filled arrays in the layout of their file.
+
+    A .csv has one line per row if that can hold the sequences, otherwise one line per step.
+    """
     import numpy as np
 
     from aevb.data.tables import TABLES
@@ -333,7 +351,7 @@ def _missing(array: np.ndarray, labels: bool) -> np.ndarray:
 
 
 def _inside(data: Mapping[str, Any], array: np.ndarray, timed: bool) -> np.ndarray:
-    """Which entries are real steps."""
+    """Return a mask of the entries at real steps, not padding."""
     import numpy as np
 
     if not timed or not ("lengths" in data or "steps" in data):
@@ -349,7 +367,10 @@ def _log(probs: np.ndarray) -> np.ndarray:
 
 
 def _image_shape(graph: Graph, name: str, recipe: Recipe | None) -> tuple[int, ...] | None:
-    """Height and width (before them 3 channels), if the variable is an image: as declared, as the data were, or a square where neither is known."""
+    """Return the image shape of a variable: (height, width) or (3, height, width); None if it is no image.
+
+    It is the declared shape, else the shape of the data, else a square if the size allows one.
+    """
     declared = graph.shapes[name]
     if len(declared) > 1 and not graph.timed[name]:
         shape = declared[1:] if len(declared) == 3 and declared[0] == 1 else declared
@@ -363,7 +384,7 @@ def _image_shape(graph: Graph, name: str, recipe: Recipe | None) -> tuple[int, .
 
 
 def _classes(graph: Any, name: str) -> int:
-    """How many classes a given or discrete root variable has, if sampling can fix it."""
+    """Return the number of classes of a given or discrete root variable that sampling can fix, else 0."""
     if name in graph.given:
         return graph.size(name) if graph.size(name) > 1 and not graph.timed[name] else 0
     spec = graph.rule("p", name).spec

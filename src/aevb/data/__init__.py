@@ -1,4 +1,4 @@
-"""Data: where rows come from, and how they are prepared."""
+"""Data: read rows from arrays and files, and prepare them for a likelihood."""
 
 from aevb.data.grey_levels import Fresh, Prepared, binarise, counts, dequantise, scale, threshold
 from aevb.data.markers import mark_missing

@@ -1,4 +1,4 @@
-"""Data sets that come with the library or are fetched and checked by it.
+"""Built-in data sets: included in the library, or downloaded and verified.
 
 ``digits`` (scikit-learn's 1,797 images of 8×8, embedded), ``mnist`` and ``fashion`` (from the folder ``AEVB_DATA``, the cache, or a
 download whose checksum is verified), ``fa`` (the tutorial's synthetic factor-analysis data).
@@ -23,7 +23,7 @@ _MIRRORS = {
     "mnist": ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
     "fashion": ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
 }
-# MD5 of the gzipped files as their publishers state it; a fetched file that differs is refused.
+# MD5 of the gzipped files, as published; a downloaded file with another checksum is refused.
 _PUBLISHED = {
     ("mnist", "train-images-idx3-ubyte"): "f68b3c2dcbeaaa9fbdd348bbdeb94873",
     ("mnist", "train-labels-idx1-ubyte"): "d53e105ee54ea40749a09fcbcd1e9432",
@@ -38,7 +38,7 @@ _PUBLISHED = {
 
 @dataclass(frozen=True)
 class Images:
-    """Grey levels 0 … ``levels`` − 1, [N, height, width], and their labels."""
+    """Images of grey levels 0 … ``levels`` − 1, [N, height, width], and their labels."""
 
     pixels: np.ndarray
     labels: np.ndarray
@@ -46,13 +46,13 @@ class Images:
 
 
 def factor_analysis(n: int = 1000, *, seed: int = 0) -> np.ndarray:
-    """The tutorial's synthetic data: x = W z + noise, three columns from two factors."""
+    """Draw the tutorial's synthetic data: x = W z + noise, three columns from two factors."""
     random = np.random.default_rng(seed)
     return random.normal(size=(n, 2)) @ FA_LOADINGS.T + FA_SCALE * random.normal(size=(n, 3))
 
 
 def digits() -> tuple[Images, Images]:
-    """scikit-learn's handwritten digits: every sixth row is for testing."""
+    """Return scikit-learn's handwritten digits as training and test images; every sixth row is a test row."""
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
     data = load_digits()
@@ -62,7 +62,7 @@ def digits() -> tuple[Images, Images]:
 
 
 def mnist(name: str = "mnist") -> tuple[Images, Images]:
-    """MNIST, or with ``name="fashion"`` Fashion-MNIST: training and test images."""
+    """Return the training and test images of MNIST, or of Fashion-MNIST with ``name="fashion"``."""
     train, test = (Images(_idx(name, files[0]), _idx(name, files[1]).astype(np.int64), 256) for files in (_IDX["train"], _IDX["test"]))
     return train, test
 
@@ -72,7 +72,7 @@ def cache_folder() -> Path:
 
 
 def at_hand(name: str) -> bool:
-    """Whether all files of a data set are on this machine."""
+    """Return whether all files of a data set are on this machine."""
     return all(_find(name, file) is not None for files in _IDX.values() for file in files)
 
 
@@ -86,7 +86,7 @@ def _find(name: str, file: str) -> Path | None:
 
 
 def _idx(name: str, file: str) -> np.ndarray:
-    """One file of the idx format, found, or fetched and checked."""
+    """Read one idx file from this machine, or download and verify it."""
     found = _find(name, file)
     if found is not None:
         return _parse(found.read_bytes(), found)
@@ -115,7 +115,7 @@ def _fetch(name: str, file: str, folder: Path) -> bytes:
             problems.append(f"{mirror}: {error}")
             continue
         if hashlib.md5(content, usedforsecurity=False).hexdigest() != _PUBLISHED[name, file]:
-            problems.append(f"{mirror}: the file has another checksum than published")
+            problems.append(f"{mirror}: the checksum of the file is not the published one")
             continue
         folder.mkdir(parents=True, exist_ok=True)
         temporary = folder / f"{file}.gz.part"
@@ -123,6 +123,6 @@ def _fetch(name: str, file: str, folder: Path) -> bytes:
         temporary.rename(folder / f"{file}.gz")
         return content
     raise ValueError(
-        f"{name} is not at hand and could not be fetched ({'; '.join(problems)}). "
+        f"{name} is not on this machine and could not be downloaded ({'; '.join(problems)}). "
         f"Put {file}.gz into a folder {name!r} and set AEVB_DATA to that folder's parent."
     )

@@ -1,7 +1,7 @@
-"""Data by name, as the command line asks for it: a built-in set or a file, prepared for one model.
+"""Load data by name for the command line: a built-in data set or a file, prepared for one model.
 
-What was done to the rows is a :class:`Recipe`, kept beside a run as ``data.json``: whatever is done with the run afterwards prepares
-its rows in the same way, with the same numbers.
+A :class:`Recipe` records how the rows were prepared. The run's folder keeps it as ``data.json``, so
+that later commands prepare rows in the same way, with the same means and scales.
 """
 
 from __future__ import annotations
@@ -37,43 +37,43 @@ NAMES = ("fa", *IMAGES)
 
 @dataclass(frozen=True)
 class Recipe:
-    """Where rows came from and what was done to them."""
+    """Record of where rows came from and how they were prepared."""
 
     data: str
-    prepare: str | None = None  # what was done to the first observed variable
-    levels: int | None = None  # how many grey levels it had
-    mean: list[float] | None = None  # what was subtracted from its columns,
-    scale: list[float] | None = None  # and what they were divided by
+    prepare: str | None = None  # the preparation of the first observed variable
+    levels: int | None = None  # its number of grey levels
+    mean: list[float] | None = None  # what standardise subtracted from its columns,
+    scale: list[float] | None = None  # and what it divided them by
     others: Mapping[str, Mapping[str, list[float]]] | None = None  # mean and scale of the other observed variables that were standardised
-    columns: Mapping[str, list[str]] | None = None  # the columns of a table that each variable has
-    long: bool | None = None  # whether that table had a line a step
+    columns: Mapping[str, list[str]] | None = None  # the columns of a table, per variable
+    long: bool | None = None  # whether that table had one line per step
     image: list[int] | None = None  # height and width, if rows were images
     steps: int | None = None  # the length of the longest sequence
-    validation: str | None = None  # a file of test rows,
-    hold_out: float = 0.0  # or the share of rows that are,
-    split: int = 0  # drawn by this seed
-    seed: int = 0  # of what is drawn in preparing the rows
+    validation: str | None = None  # a file of validation rows,
+    hold_out: float = 0.0  # or the fraction of rows held out for validation,
+    split: int = 0  # and the seed that chose them
+    seed: int = 0  # the seed of random preparations
     missing: list[float] | None = None  # numbers that mark missing cells of a table
-    known: list[str] | None = None  # the variables that the training rows have values of, latents among them
+    known: list[str] | None = None  # the variables, latents included, that the training rows have values of
 
     def text(self) -> str:
         return json.dumps({key: value for key, value in asdict(self).items() if value is not None}, indent=2, ensure_ascii=False) + "\n"
 
     @classmethod
     def read(cls, folder: Path) -> Recipe | None:
-        """The recipe of a run; None for one that was trained without the command line."""
+        """Read the recipe of a run; None for a run that was not trained by the command line."""
         path = folder / "data.json"
         if not path.is_file():
             return None
         try:
             record = read_json(path, LONGEST_BESIDE)
-            before = {"split": record.get("seed", 0)} | ({"known": list(record["columns"])} if record.get("columns") else {})  # of older runs
-            return cls(**before | record)._checked()  # before the split had a seed, it was drawn by the run's
+            before = {"split": record.get("seed", 0)} | ({"known": list(record["columns"])} if record.get("columns") else {})  # older runs
+            return cls(**before | record)._checked()  # older runs chose the held-out rows by the run's seed
         except (ValueError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is damaged: {str(error).rstrip('.')}. Delete it, and say --prepare yourself.") from None
+            raise ValueError(f"{path} is damaged: {str(error).rstrip('.')}. Delete it, and give --prepare.") from None
 
     def _checked(self) -> Recipe:
-        """The same; a field of another kind than it has is a ValueError."""
+        """Return the recipe itself; raise ValueError if a field has a wrong type or value."""
         for name, fits in _KINDS.items():
             value = getattr(self, name)
             if not (fits(value) if value is not None else name != "data"):
@@ -86,7 +86,7 @@ class Recipe:
         return self
 
     def undo(self, x: np.ndarray, other: str | None = None) -> np.ndarray:
-        """Values of the first observed variable, or of another, as a model has them, in the units of the data."""
+        """Convert values of the first observed variable, or of ``other``, back to the units of the data."""
         numbers, how = self.numbers(other), (self.prepare or "").partition("-")[0]
         if numbers is not None:
             return numbers.undo(x)
@@ -97,12 +97,15 @@ class Recipe:
         return x * ((self.levels or 256) - 1) if how in ("scale", "binarise", "threshold") else x
 
     def numbers(self, other: str | None = None) -> Standardised | None:
-        """The numbers that the first observed variable, or another, was standardised with."""
+        """Return the mean and scale that standardised the first observed variable, or ``other``."""
         found = {"mean": self.mean, "scale": self.scale} if other is None else (self.others or {}).get(other, {})
         return None if found.get("mean") is None else Standardised(np.empty(0), np.array(found["mean"]), np.array(found["scale"]))
 
     def spread(self, other: str | None = None) -> np.ndarray | None:
-        """How many units of the data are 1 in the values of the first observed variable, or of another, by column; None where they are its units."""
+        """Return, per column, how many units of the data equal 1 in the prepared values.
+
+        The variable is the first observed one, or ``other``. None if the units did not change.
+        """
         if self.prepare == "standardise":
             numbers = self.numbers(other)
             return None if numbers is None else numbers.scale
@@ -130,7 +133,7 @@ def _table_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, Mapping) and all(map(fits, value.values()))
 
 
-_KINDS: dict[str, Callable[[Any], bool]] = {  # what the fields of a recipe are
+_KINDS: dict[str, Callable[[Any], bool]] = {  # checks of a recipe's fields
     **dict.fromkeys(("data", "prepare", "validation"), _is(str)),
     **dict.fromkeys(("split", "seed"), _whole(0, 2**63 - 1)),
     "levels": _whole(2, 2**53),
@@ -148,25 +151,29 @@ _KINDS: dict[str, Callable[[Any], bool]] = {  # what the fields of a recipe are
 
 
 def in_units(recipe: Recipe | None, graph: Graph, name: str, value: np.ndarray) -> np.ndarray:
-    """Values of a variable as a model has them, in the units of the data."""
+    """Convert values of a variable from the model's units to the units of the data."""
     return value if recipe is None else recipe.undo(value, None if name == graph.observed[0] else name)
 
 
 def log_spreads(recipe: Recipe, graph: Graph) -> dict[str, np.ndarray]:
-    """Log of how many units of the data are 1, for every observed variable whose density is in other units than its data: [d], or [T, 1, 1]."""
+    """Return log spread for every observed variable whose density is not in the units of its data.
+
+    The spread is the number of data units that equal 1 in the model. Shape [d], or [T, 1, 1].
+    """
     found = {}
     for name in graph.observed:
         spread = recipe.spread(None if name == graph.observed[0] else name)
         if spread is not None and not any(entry.spec.support.is_discrete for entry in graph.p[name].values()):
-            each = graph.size(name) // spread.size  # 0 for a run of which every step had a spread of its own
+            each = graph.size(name) // spread.size  # 0 for a run in which each step has its own spread
             found[name] = np.log(np.tile(spread, each) if each else spread[:, None, None])
     return found
 
 
 def log_jacobian(recipe: Recipe, graph: Graph, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """By how much log p of each row's values in the units of the data is lower than in the model's, by variable, [N].
+    """Return, per variable and row, what to subtract from log p to get the units of the data, [N].
 
-    A variable x = mean + spread · x' has log p(x) = log p(x') − Σ log spread, a sum over the entries that are known, at real steps.
+    A variable x = mean + spread · x' has log p(x) = log p(x') − Σ log spread. The sum is over the known
+    entries at real steps.
     """
     found = {}
     for name, spread in log_spreads(recipe, graph).items():
@@ -179,26 +186,26 @@ def log_jacobian(recipe: Recipe, graph: Graph, batch: Mapping[str, Tensor]) -> d
 
 @dataclass(frozen=True)
 class Split:
-    """Rows for one model, and labels where the data have some (whether or not the model reads them)."""
+    """Rows for one model, and their labels if the data have any (whether or not the model reads them)."""
 
     data: dict[str, Any]
     labels: np.ndarray | None = None
-    labels_of: str | None = None  # the latent whose labels these are, where they are compared with and are no data
-    raw: dict[str, Any] = field(default_factory=dict)  # as they were before preparation
+    labels_of: str | None = None  # the latent of the labels, if they are for comparison only and not data
+    raw: dict[str, Any] = field(default_factory=dict)  # the rows before preparation
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """Training rows, test rows where there are some, and how they were prepared."""
+    """Training rows, test rows if there are any, and how they were prepared."""
 
     train: Split
     test: Split | None
     recipe: Recipe
-    lines: Lines | None = None  # of a table with a line a step: which of its lines are whose, held out or not
+    lines: Lines | None = None  # of a table with one line per step: which lines belong to which row, held out or not
 
 
 def sizes(name: str, graph: Graph, missing: Sequence[float] = ()) -> dict[str, int]:
-    """What data say about the sizes of a zoo model: x from the columns, y from the labels."""
+    """Return the sizes of a zoo model's variables from data: x from the columns, y from the labels."""
     if name == "fa":
         return {"x": 3}
     if name in IMAGES:
@@ -226,17 +233,19 @@ def load(
     missing: Sequence[float] | None = None,
     like: Recipe | None = None,
 ) -> Loaded:
-    """Rows of a built-in set, which has test rows, or of a file, which may be told some: ``validation`` is a file, ``hold_out`` a share.
+    """Load the rows of a built-in data set or of a file, prepared for a model.
 
-    ``missing`` are numbers that mark missing cells of a table.
-    Which rows are held out depends on ``split`` alone, so that runs of other seeds are judged on the same ones.
-    ``like`` is the recipe of a run: rows are then prepared as its training rows were. Values of a latent that these did not have are labels to
-    compare with, not data: in such a run the classes have numbers of their own.
+    A built-in data set has test rows. For a file, ``validation`` names a file of test rows, or
+    ``hold_out`` gives the fraction of rows to hold out. Which rows are held out depends on ``split``
+    only, so runs with different seeds are evaluated on the same rows. ``missing`` are numbers that mark
+    missing cells of a table. ``like`` is the recipe of a run: rows are then prepared like its training
+    rows. If these had no values of a latent, values in the new rows are labels for comparison, not
+    data, because the run numbered its classes itself.
     """
     if prepare is not None and prepare not in (*CHOICES, "none"):
         raise ValueError(f"Unknown preparation {prepare!r}. Choose one of {', '.join((*CHOICES, 'none'))}.")
     if not 0 <= hold_out < 1:
-        raise ValueError(f"A share of the rows is held out, from 0 to less than 1; got {hold_out}.")
+        raise ValueError(f"hold_out is a fraction of the rows, from 0 to less than 1; got {hold_out}.")
     x = graph.observed[0]
     recipe = Recipe(name, validation=validation, hold_out=hold_out, split=split, seed=seed)
     if like is not None:
@@ -246,7 +255,7 @@ def load(
     if recipe.missing and name in NAMES:
         raise ValueError(f"{name} has no missing cells; --missing is for tables.")
     if name in NAMES and (recipe.hold_out or recipe.validation):
-        raise ValueError(f"{name} brings its test rows; --validation and --hold-out are for files.")
+        raise ValueError(f"{name} has its own test rows; --validation and --hold-out are for files.")
     train, test, found, lines = (*_builtin(name, graph, recipe), None) if name in NAMES else _file(name, graph, recipe)
     recipe = replace(found, prepare=prepare or recipe.prepare, levels=recipe.levels or found.levels)
     if recipe.prepare is None and name in IMAGES:
@@ -271,7 +280,7 @@ def load(
 
 
 def _measured(recipe: Recipe, graph: Graph, data: Mapping[str, Any]) -> Recipe:
-    """The recipe with the mean and scale of every observed variable that may be any real number."""
+    """Add the mean and scale of every real-valued observed variable to the recipe."""
     found = {}
     for name in graph.observed:
         if name in data and all(entry.spec.support in (constraints.real, constraints.real_vector) for entry in graph.p[name].values()):
@@ -293,7 +302,7 @@ def _measured(recipe: Recipe, graph: Graph, data: Mapping[str, Any]) -> Recipe:
 
 
 def _standardised(recipe: Recipe, graph: Graph, data: Mapping[str, Any]) -> dict[str, Any]:
-    """The variables that a recipe standardises, with its numbers."""
+    """Standardise variables with the means and scales of a recipe."""
     records = {name: recipe.numbers(None if name == graph.observed[0] else name) for name in graph.observed if name in data}
     return {name: standardise(_steps(graph, name, data[name]), like=record) for name, record in records.items() if record is not None}
 
@@ -312,8 +321,8 @@ def _builtin(name: str, graph: Graph, recipe: Recipe) -> tuple[Split, Split, Rec
         return Split(data, images.labels)
 
     shape = both[0].pixels.shape
-    told = replace(recipe, levels=both[0].levels, image=list(shape[1:]), steps=shape[1] if graph.timed[x] else None, long=None)
-    return split(both[0]), split(both[1]), told
+    described = replace(recipe, levels=both[0].levels, image=list(shape[1:]), steps=shape[1] if graph.timed[x] else None, long=None)
+    return split(both[0]), split(both[1]), described
 
 
 def _file(name: str, graph: Graph, recipe: Recipe) -> tuple[Split, Split | None, Recipe, Lines | None]:
@@ -347,7 +356,11 @@ def _file(name: str, graph: Graph, recipe: Recipe) -> tuple[Split, Split | None,
 
 
 def _laid_out(path: Path, graph: Graph, recipe: Recipe) -> Recipe:
-    """The recipe with the columns of this table, which are those of training where that was laid out alike: a line a row, or a line a step."""
+    """Add the columns of this table to the recipe.
+
+    They are the columns of training if both tables have the same layout: one line per row, or one line
+    per step.
+    """
     columns, long = layout(path, graph)
     kept = columns is None or (recipe.columns and bool(recipe.long) == long)
     return replace(recipe, columns=recipe.columns if kept else columns, long=long or None)
@@ -361,7 +374,7 @@ def _read(path: Path, graph: Graph, columns: Mapping[str, list[str]] | None, mis
 
 
 def _flat(graph: Graph, x: str, data: dict[str, Any]) -> dict[str, Any]:
-    """Images [N, height, width] as rows, where the variable is flat."""
+    """Flatten images [N, height, width] to rows if the variable is declared flat."""
     value = data[x]
     flat = not graph.timed[x] and isinstance(value, np.ndarray) and value.ndim > 2 and len(graph.shapes[x]) == 1
     return data | {x: value.reshape(len(value), -1)} if flat else data
@@ -373,14 +386,14 @@ def _labelled(data: dict[str, Any], graph: Graph, recipe: Recipe) -> Split:
     new = [name for name in latents if name not in (recipe.known or ())]
     for name in new:
         if name not in labels:
-            warnings.warn(f"The values of {name} are not used: the training rows of this run had none.", DataWarning, 2)
+            warnings.warn(f"The values of {name} are not used, because the training rows of this run had none.", DataWarning, 2)
     first = next(iter(labels), None)
     kept = Placed({name: value for name, value in data.items() if name not in new}, places_of(data))
     return Split(kept, labels.get(first or ""), labels_of=first if first in new else None)
 
 
 class _Real:
-    """The values of a sequence, NaN in the padding beyond each row's end; those of a file are read when they are taken."""
+    """Sequences with NaN in the padding beyond each end; those of a file are read when indexed."""
 
     def __init__(self, raw: Any, inside: np.ndarray) -> None:
         self.raw, self.inside = raw, inside
@@ -395,12 +408,13 @@ class _Real:
 
 
 def _steps(graph: Graph, name: str, value: Any) -> Any:
-    """Values whose last axis is the variable's: of a sequence of one number a step, [N, T], the steps are no columns."""
+    """Return values whose last axis holds the columns: [N, T] of one number per step becomes [N, T, 1]."""
     axes = 1 + value[0].ndim if isinstance(value, list) else value.ndim
     return one_column(value) if graph.timed[name] and graph.size(name) == 1 and axes == 2 else value
 
 
 def _real(graph: Graph, data: Mapping[str, Any], x: str) -> Any:
+    """Return the values of a variable with NaN at padded steps."""
     value, lengths, steps = _steps(graph, x, data[x]), data.get("lengths"), data.get("steps")
     if isinstance(value, list) or (lengths is None and steps is None):
         return value
@@ -412,20 +426,20 @@ def _count_levels(x: Any) -> int:
         return 256
     highest = max((float(part[~np.isnan(part)].max(initial=0.0)) for part in parts(x)), default=0.0)
     if highest != int(highest):
-        raise ValueError(f"Grey levels are whole numbers from 0, but the data go up to {highest}. --prepare none takes them as they are.")
+        raise ValueError(f"Grey levels are whole numbers from 0, but the data go up to {highest}. Use --prepare none to leave them unchanged.")
     return max(2, int(highest) + 1)
 
 
 def plain(value: Any) -> np.ndarray:
-    """A prepared variable as an array; what is fresh is drawn once."""
+    """Return a prepared variable as an array; :class:`Fresh` levels are drawn once."""
     return value.once() if isinstance(value, Fresh) else np.asarray(value)
 
 
 def clustering_accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
-    """The share of rows whose cluster is matched to their label, under the best one-to-one matching."""
+    """Return the fraction of rows whose cluster matches their label, under the best one-to-one matching."""
     from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 
-    labels = np.unique(labels, return_inverse=True)[1]  # whatever numbers they are
+    labels = np.unique(labels, return_inverse=True)[1]  # labels may be any numbers
     table = np.zeros((predicted.max() + 1, labels.max() + 1))
     np.add.at(table, (predicted, labels), 1)
     return float(table[linear_sum_assignment(-table)].sum() / len(labels))

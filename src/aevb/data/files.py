@@ -1,6 +1,7 @@
-"""Files: arrays by variable from .npy, .npz, .csv and .parquet. Arrays stored plainly are mapped, never loaded whole.
+"""Read arrays by variable from .npy, .npz, .csv and .parquet files.
 
-A table has a line a row, with a column a step where a variable lives in time; or a line a step (``long_tables.py``).
+Uncompressed arrays are memory-mapped and never loaded as a whole. A table has either one line per row,
+with one column per step for a variable with time, or one line per step (``long_tables.py``).
 """
 
 from __future__ import annotations
@@ -32,10 +33,13 @@ def read_file(
     check: bool = True,
     missing: Sequence[float] = (),
 ) -> dict[str, Any]:
-    """The arrays of a file by variable; ``only`` is the one variable that the file is for.
+    """Read the arrays of a file, by variable.
 
-    ``columns`` says which of a table's columns a variable has, instead of the header's own names. ``check=False`` leaves the numbers
-    of columns unchecked, for a model whose sizes are to be taken from them. ``missing`` are numbers that mark missing cells of a table.
+    ``only`` names the one variable that the file is for. ``columns`` gives the columns of each variable,
+    instead of the names in the header. ``check=False`` does not check the number of columns: a model
+    may take its sizes from it. ``missing`` are numbers that mark missing cells of a table.
+
+    Raises ValueError if the file cannot be read or does not fit the model.
     """
     return read_lines(path, graph, only=only, columns=columns, check=check, missing=missing)[0]
 
@@ -49,13 +53,16 @@ def read_lines(
     check: bool = True,
     missing: Sequence[float] = (),
 ) -> tuple[dict[str, Any], Lines | None]:
-    """The arrays of a file by variable, and of a table with a line a step which lines are whose."""
+    """Read the arrays of a file as :func:`read_file` does, and the lines of a table with one line per step.
+
+    The second value says which lines belong to which row; it is None for other files.
+    """
     if not path.is_file():
         raise ValueError(f"There is no file {path}; the data sets by name are {', '.join(('fa', 'digits', 'mnist', 'fashion'))}.")
     try:
         if path.suffix in (".npy", ".npz"):
             if missing:
-                raise ValueError("numbers that mark missing cells (--missing) are for tables. Write NaN in the arrays")
+                raise ValueError("numbers that mark missing cells (--missing) are for tables only. Write NaN in the arrays")
             plain = path.suffix == ".npy"
             arrays = {only or _names(graph)[0]: read_array(path)} if plain else _by_name(path, read_archive(path), graph, only)
             for warning in array_warnings(arrays, graph.observed, f"{path}: "):
@@ -71,7 +78,11 @@ def read_lines(
         raise _unreadable(path, error, graph) from None
     if unused:
         mine = ", ".join(map(repr, unused[:12])) + (f", … ({len(unused)})" if len(unused) > 12 else "")
-        warnings.warn(f"{path}: the column{'s' * (len(unused) > 1)} {mine} {_are(unused)} not used: the model was trained without.", DataWarning, 2)
+        warnings.warn(
+            f"{path}: the column{'s' * (len(unused) > 1)} {mine} {_are(unused)} not used, because the model was trained without {_them(unused)}.",
+            DataWarning,
+            2,
+        )
     names = [repr(name) for name in table.names or range(1, table.values.shape[1] + 1)]
     fix = "leave its cells empty, or read the table yourself and use aevb.data.mark_missing(x, {marker})."
     for warning in marker_warnings(table.values, names, f"{path}: ", fix, "leave its cells empty, or add --missing {marker}."):
@@ -80,7 +91,7 @@ def read_lines(
 
 
 def layout(path: Path, graph: Graph) -> tuple[dict[str, list[str]] | None, bool]:
-    """Which columns of a table go to which variable, if they have names; and whether it has a line a step."""
+    """Return the columns of each variable, if the table has a header, and whether it has one line per step."""
     if path.suffix not in TABLES or not path.is_file():
         return None, False
     try:
@@ -99,7 +110,7 @@ def _unreadable(path: Path, error: Exception, graph: Graph) -> ValueError:
     if len(error.found) == 1:
         return ValueError(f"{path}: {error}, and no other value follows. Leave the column out.")
     if len(error.found) > FEW:
-        return ValueError(f"{path}: {error!s}, but words, {FEW} different ones and more. Leave the column out.")
+        return ValueError(f"{path}: {error!s}, but more than {FEW} different words. Leave the column out.")
     shown = ", ".join(error.found[:6]) + (", …" if len(error.found) > 6 else "")
     numbers = ", ".join(f"{word} = {i}" for i, word in enumerate(error.found[:3])) + (", …" if len(error.found) > 3 else "")
     if graph.timed[first] and is_row(column):
@@ -112,7 +123,7 @@ def _unreadable(path: Path, error: Exception, graph: Graph) -> ValueError:
     declared = f'"{name}{"[t]" * graph.timed[first]}{" | " * bool(parents)}{parents}": OneHot({len(error.found)})'
     return ValueError(
         f"{path}: the column {column!r} holds words ({shown}), not numbers. If they are categories, declare a variable for them, {declared} in p, "
-        f"and number them in the file ({numbers}) in a column {name}; among the columns of {first} their numbers would be taken for measurements. "
+        f"and number them in the file ({numbers}) in a column {name}; as a column of {first} the numbers would be treated as measurements. "
         f"Or leave the column out.{rows}"
     )
 
@@ -129,7 +140,9 @@ def _by_name(path: Path, arrays: dict[str, Any], graph: Graph, only: str | None)
     if any(name in graph.shapes for name in known):
         if others:
             mine = ", ".join(map(repr, others))
-            warnings.warn(f"{path}: the array{'s' * (len(others) > 1)} {mine} {_are(others)} not used: no variable has that name.", DataWarning, 2)
+            warnings.warn(
+                f"{path}: the array{'s' * (len(others) > 1)} {mine} {_are(others)} not used, because no variable has that name.", DataWarning, 2
+            )
         return known
     if len(others) != 1:
         raise ValueError(f"its arrays are {', '.join(arrays) or 'none'}; name them after the model's variables ({', '.join(_names(graph))})")
@@ -142,7 +155,11 @@ def _by_name(path: Path, arrays: dict[str, Any], graph: Graph, only: str | None)
 def _split(
     path: Path, table: Table, graph: Graph, only: str | None, columns: Mapping[str, list[str]] | None, check: bool
 ) -> tuple[dict[str, Any], Lines | None]:
-    """Columns named after a variable (``y``, ``x0``, ``x_1``, ``x.2``) are that variable's; the others are the first observed one's."""
+    """Split the columns of a table into arrays by variable.
+
+    Columns named after a variable (``y``, ``x0``, ``x_1``, ``x.2``) belong to it. All other columns
+    belong to the first observed variable.
+    """
     first = only or _names(graph)[0]
     names = table.names if table.names is not None else tuple(str(j + 1) for j in range(table.values.shape[1]))
     lists = {name: table.lists[name] for name in table.lists if name in graph.shapes}
@@ -185,7 +202,10 @@ def _split(
 
 
 def _one_step(graph: Graph, taken: Mapping[str, list[str]], check: bool) -> bool:
-    """Whether a line holds one step of every variable, and nothing else: without numbers of rows and steps it is then one sequence."""
+    """Return whether each line holds exactly one step of every variable.
+
+    A table of such lines without row and step numbers is one sequence.
+    """
 
     def one(name: str, cells: list[str]) -> bool:
         return len(cells) == 1 if not check or _labels(graph, name) else len(cells) == graph.size(name)
@@ -194,10 +214,10 @@ def _one_step(graph: Graph, taken: Mapping[str, list[str]], check: bool) -> bool
 
 
 def assign(names: tuple[str, ...], graph: Graph) -> dict[str, list[str]]:
-    """Which columns of a table with this header go to which variable."""
+    """Return the columns of each variable for a table with this header."""
     keys, first = keys_of(names, graph), _names(graph)[0]
     names = names if keys is None else tuple(name for name in names if name not in keys.names)
-    known = [name for name in graph.latents if graph.rule("p", name).spec.finite]  # labels; a column z is a column, not the code
+    known = [name for name in graph.latents if graph.rule("p", name).spec.finite]  # only latents with labels: a column z is data, not the code
     variables = sorted((*_names(graph), *known), key=len, reverse=True)
     numbered: dict[str, list[tuple[int, str]]] = {}
     rest = []
@@ -217,7 +237,10 @@ def assign(names: tuple[str, ...], graph: Graph) -> dict[str, list[str]]:
 
 
 def _recorded(names: tuple[str, ...], graph: Graph, columns: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """The columns a run was trained with, found again by name in any order; latents may be absent. Labels of a latent are added where it had none."""
+    """Find the columns that a run was trained with, by name and in any order.
+
+    The columns of latents may be absent. Labels of a latent that the run did not have are added.
+    """
     found, there = {}, set(names)
     for variable, wanted in columns.items():
         if variable not in graph.shapes:
@@ -236,11 +259,11 @@ def _recorded(names: tuple[str, ...], graph: Graph, columns: Mapping[str, list[s
 
 
 class _ColumnsError(ValueError):
-    """A table that can be read has other columns than a model needs."""
+    """The table is readable, but its columns do not fit the model."""
 
 
 def _unused(path: Path, found: Header, graph: Graph, columns: Mapping[str, list[str]]) -> list[str]:
-    """The columns of a table that neither number its rows and steps nor belong to a variable, as a run was trained."""
+    """Return the columns that a run does not use: neither row or step numbers nor data of a variable."""
     if found.names is None:
         return []
     try:
@@ -256,10 +279,14 @@ def _are(names: Sequence[str]) -> str:
     return "is" if len(names) == 1 else "are"
 
 
+def _them(names: Sequence[str]) -> str:
+    return "it" if len(names) == 1 else "them"
+
+
 def _check_columns(
     table: Table, graph: Graph, taken: Mapping[str, list[str]], only: str | None, elsewhere: tuple[str, ...], keys: Keys | None
 ) -> None:
-    """Refuse a table that leaves a variable without its columns, or with more or fewer than it has."""
+    """Refuse a table that gives a variable no columns, or a wrong number of columns."""
     problem: tuple[str, list[str]] | None = None
     for name in _names(graph) if only is None else ():
         if name not in taken and name not in elsewhere:
@@ -275,17 +302,19 @@ def _check_columns(
         return
     name, cells = problem
     wide = graph.timed[name] and keys is None
-    need = "a step a column" if wide else f"{graph.size(name)} column{'s' * (graph.size(name) > 1)}"
+    need = "one column per step" if wide else f"{graph.size(name)} column{'s' * (graph.size(name) > 1)}"
     need += ", or one of labels" if _labels(graph, name) and not wide else ""
     had = f"gets {len(cells)} ({_listed(cells)})" if cells else "gets none"
     names = f"Its columns are {_listed(table.names)}. " if table.names else "It has no header. "
-    fix = f"Columns named {name}0, {name}1, … are {name}'s" + (
-        ", and so are those named after no variable." if name == _names(graph)[0] else f"; those named after no variable are {_names(graph)[0]}'s."
+    fix = f"Columns named {name}0, {name}1, … belong to {name}" + (
+        ", and so do columns that match no variable name."
+        if name == _names(graph)[0]
+        else f"; columns that match no variable name belong to {_names(graph)[0]}."
     )
     if wide and graph.size(name) > 1:
-        fix = f"A line of a table holds a sequence of one number a step; for more write a line a step (row,step,{name}0,{name}1,…), or use .npz."
+        fix = f"A line can hold a sequence of one number per step; for more, write one line per step (row,step,{name}0,{name}1,…), or use .npz."
     if keys is not None and keys.names and cells:
-        fix += f" Its lines are taken for steps, since its column {keys.names[0]!r} numbers them; if a line is a whole row, drop that column."
+        fix += f" Each line is read as one step, because the column {keys.names[0]!r} numbers them; if a line is a whole row, drop that column."
     raise ValueError(f"{name} needs {need}, but {had}. {names}{fix}")
 
 
@@ -294,7 +323,7 @@ def _labels(graph: Graph, name: str) -> bool:
 
 
 def _values(graph: Graph, name: str, array: np.ndarray, check: bool) -> np.ndarray:
-    """One column for many classes is labels, [N]."""
+    """Return the values of a variable; a single column of a variable with several classes holds labels, [N]."""
     may_be_labels = name in graph.given or graph.rule("p", name).spec.categorical
     return array[:, 0] if may_be_labels and array.shape[1] == 1 and (graph.size(name) > 1 or not check) else array
 

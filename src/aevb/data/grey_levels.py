@@ -1,8 +1,9 @@
-"""Grey levels 0 … L − 1, prepared for a likelihood: made binary, spread to a density on (0, 1), scaled, or taken as counts.
+"""Prepare grey levels 0 … L − 1 for a likelihood: binarise, dequantise to (0, 1), scale, or keep as counts.
 
-Each function takes an array and gives one back, or a list of sequences and gives such a list. The rows of a mapped file are
-:class:`Prepared` when they are taken, with the numbers that an array would have got. With ``fresh=True`` ``binarise`` and
-``dequantise`` leave the drawing to training, which then draws every row anew each time it is taken (:class:`Fresh`).
+Each function maps an array to an array, or a list of sequences to such a list. The rows of a mapped file
+are prepared lazily (:class:`Prepared`), with the same random numbers as an array in memory would get.
+With ``fresh=True``, ``binarise`` and ``dequantise`` return :class:`Fresh` levels: training draws every
+row again each time it takes the row.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from torch import Tensor
 
 from aevb.estimate.batch import unmasked
 
-INSIDE = 2.0**-24  # the nearest to 0 and to 1 that a dequantised value comes: a density may have no value at the ends
+INSIDE = 2.0**-24  # smallest distance of a dequantised value from 0 and 1: a density may be undefined there
 
 
 @dataclass(frozen=True, eq=False)
 class Fresh:
-    """Grey levels 0 … ``levels`` − 1 that are drawn anew, by ``how``, each time rows are taken for training.
+    """Grey levels 0 … ``levels`` − 1 that ``how`` draws again each time rows are taken for training.
 
-    The levels stay stored as they are. Where nothing is trained (validation, evaluation) the draw of a row is always the same.
+    The stored levels do not change. In validation and evaluation the draw of a row is always the same.
     """
 
     values: Any
@@ -32,18 +33,18 @@ class Fresh:
     levels: int = 256
 
     def draw(self, levels: Tensor, uniform: Tensor) -> Tensor:
-        """One draw of some rows, from their grey levels and as many numbers uniform on [0, 1)."""
+        """Draw rows from their grey levels and as many numbers uniform on [0, 1)."""
         if self.how == "binarise":
             return (uniform * (self.levels - 1) < levels).to(uniform.dtype)
         return ((levels + uniform) / self.levels).clamp(INSIDE, 1 - INSIDE)
 
     def middle(self, levels: np.ndarray, first_row: int | None = None) -> np.ndarray:
-        """A value that a draw can take, for checking; ``first_row`` as in ``_levels``."""
+        """Return a possible value of a draw, for checks; ``first_row`` as in ``_levels``."""
         checked = _levels(self.how, levels, self.levels, first_row)
         return _RULES["threshold"](checked, self.levels, None) if self.how == "binarise" else (checked + 0.5) / self.levels
 
     def once(self, seed: int = 0) -> np.ndarray:
-        """All rows drawn once, as an array."""
+        """Draw all rows once and return them as an array."""
         return np.asarray(PREPARATIONS[self.how](self.values, self.levels, seed=seed))
 
     def __len__(self) -> int:
@@ -55,7 +56,10 @@ class Fresh:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Grey levels of a mapped file, prepared by ``how`` as they are taken: each row as it would be if the whole were an array."""
+    """Grey levels of a mapped file, prepared by ``how`` when indexed.
+
+    Each row is the same as if the whole file were an array in memory.
+    """
 
     raw: Any
     how: str
@@ -92,7 +96,7 @@ class Prepared:
 
 
 def dequantise(x: Any, levels: int = 256, *, seed: int = 0, fresh: bool = False) -> Any:
-    """(x + u) / levels with u uniform: grey levels 0 … levels − 1 become values of a density on (0, 1).
+    """Dequantise grey levels 0 … levels − 1 to (0, 1): (x + u) / levels with u uniform on [0, 1).
 
     >>> (dequantise([0, 3], levels=4) * 4).astype(int).tolist()
     [0, 3]
@@ -101,7 +105,7 @@ def dequantise(x: Any, levels: int = 256, *, seed: int = 0, fresh: bool = False)
 
 
 def threshold(x: Any, levels: int = 256, *, seed: int = 0) -> Any:
-    """1 where the grey level is in the upper half, else 0.
+    """Threshold grey levels: 1 for the upper half of the levels, else 0.
 
     >>> threshold([0, 127, 128, 255]).tolist()
     [0.0, 0.0, 1.0, 1.0]
@@ -110,12 +114,12 @@ def threshold(x: Any, levels: int = 256, *, seed: int = 0) -> Any:
 
 
 def binarise(x: Any, levels: int = 256, *, seed: int = 0, fresh: bool = False) -> Any:
-    """1 with the probability that the grey level stands for, x / (levels − 1): drawn once, or with ``fresh`` each time anew."""
+    """Draw 1 with probability x / (levels − 1), else 0: once, or with ``fresh=True`` each time a row is taken."""
     return _fresh("binarise", x, levels) if fresh else _prepared("binarise", x, levels, seed)
 
 
 def scale(x: Any, levels: int = 256, *, seed: int = 0) -> Any:
-    """Grey levels to [0, 1].
+    """Scale grey levels to [0, 1].
 
     >>> scale([0, 255]).tolist()
     [0.0, 1.0]
@@ -124,7 +128,7 @@ def scale(x: Any, levels: int = 256, *, seed: int = 0) -> Any:
 
 
 def counts(x: Any, levels: int = 256, *, seed: int = 0) -> Any:
-    """Grey levels as they are: counts."""
+    """Return grey levels unchanged, as counts in float32."""
     return _prepared("counts", x, levels, seed)
 
 
@@ -138,14 +142,14 @@ PREPARATIONS: dict[str, Callable[..., Any]] = {
 
 
 def is_mapped(x: Any) -> bool:
-    """Whether an array is (or takes its rows from) a mapped file."""
+    """Return whether an array is a memory-mapped file or reads its rows from one."""
     while hasattr(x, "raw"):
         x = x.raw
     return isinstance(x, np.memmap) and getattr(x, "_mmap", None) is not None
 
 
 def _prepared(how: str, x: Any, levels: int, seed: int) -> Any:
-    """Grey levels prepared: an array at once, a list of sequences as their steps together, the rows of a file when they are taken."""
+    """Prepare grey levels: an array or a list of sequences at once, the rows of a file when indexed."""
     if is_mapped(x):
         return Prepared(x, how, levels, seed)
     if _of_different_lengths(x):
@@ -157,9 +161,9 @@ def _prepared(how: str, x: Any, levels: int, seed: int) -> Any:
 
 
 def _fresh(how: str, x: Any, levels: int) -> Fresh:
-    """Grey levels that are drawn when they are taken; those of a file are checked then."""
+    """Return :class:`Fresh` grey levels; those of a mapped file are checked when they are read."""
     if _of_different_lengths(x):
-        raise ValueError(f"{how}-fresh takes an array; pad the sequences to one length and say lengths=, or use {how}.")
+        raise ValueError(f"{how}-fresh takes an array; pad the sequences to one length and pass lengths=…, or use {how}.")
     return Fresh(x if is_mapped(x) else _levels(how, x, levels), how, levels)
 
 
@@ -168,9 +172,9 @@ def _of_different_lengths(x: Any) -> bool:
 
 
 def _uniform(seed: int, rows: np.ndarray, width: int) -> np.ndarray:
-    """What ``default_rng(seed).random`` gives these rows of an array of that width in single precision, [rows, width].
+    """Return what ``default_rng(seed).random`` gives for these rows of a float32 array, [rows, width].
 
-    Two such numbers are the halves of a 64-bit word, and the generator can go to any word directly.
+    Two float32 numbers use the halves of one 64-bit word, and the generator can jump to any word.
     """
     bits = np.random.PCG64(seed)
     begin, generator = bits.state, np.random.Generator(bits)
@@ -188,7 +192,7 @@ def _uniform(seed: int, rows: np.ndarray, width: int) -> np.ndarray:
 
 
 def _levels(what: str, x: Any, levels: int, first_row: int | None = None) -> np.ndarray:
-    """Grey levels, checked; ``first_row`` is the number of the first, where they are some of a file's."""
+    """Check grey levels and return them; ``first_row`` is the number of the first row within its file."""
     x = unmasked(x)
     array = x if isinstance(x, np.ndarray) else np.asarray(x)
     if array.dtype.kind not in "biuf":
@@ -199,20 +203,20 @@ def _levels(what: str, x: Any, levels: int, first_row: int | None = None) -> np.
             row = int(((array < 0) | (array > levels - 1)).nonzero()[0][0])
             where = "" if first_row is None else f" (first, from 0: row {first_row + row})"
             raise ValueError(
-                f"{what} takes grey levels 0 … {levels - 1}, but these go from {low} to {high}{where}. Say how many there are: levels=…."
+                f"{what} takes grey levels 0 … {levels - 1}, but these go from {low} to {high}{where}. Give the number of levels: levels=…."
             )
     return array
 
 
 def _dequantised(x: np.ndarray, levels: int, u: Any) -> np.ndarray:
-    """In place: of a large array memory for one more costs as much as the arithmetic."""
+    """Dequantise in place: allocating another large array costs as much time as the arithmetic."""
     found = x.astype(np.float32)
     found += u
     found /= np.float32(levels)
     return np.clip(found, np.float32(INSIDE), np.float32(1 - INSIDE), out=found)
 
 
-# From grey levels, their number, and as many numbers uniform on [0, 1) where a rule draws.
+# Functions of the grey levels, the number of levels, and uniform numbers on [0, 1) (None if not needed).
 _RULES: dict[str, Callable[[np.ndarray, int, Any], np.ndarray]] = {
     "dequantise": _dequantised,
     "threshold": lambda x, levels, u: _where_known(x, x >= levels / 2),

@@ -1,7 +1,8 @@
-"""Tables with a line a step: which columns number the rows and the steps, and which lines are the steps of which row.
+"""Long tables, with one line per step: find the row and step columns, and the lines of each row.
 
-Samples and codes of sequences are written so, with the columns ``row`` and ``step``. Other files name them after what they are: an id,
-a year. A table of which every line holds one step of every variable, and that numbers nothing, is one sequence.
+Samples and codes of sequences are written in this form, with the columns ``row`` and ``step``. In other
+files these columns may have other names, such as id or year. A table without them, in which every line
+holds one step of every variable, is one sequence.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from aevb.declare.graph import Graph
 
 ROWS = ("row", "id", "series", "sequence", "subject", "patient", "unit")
 STEPS = ("step", "t", "time", "timestamp", "date", "year", "quarter", "month", "week", "day", "hour", "minute", "second", "period")
-COUNTED = 5  # lines from which on a column that goes up evenly is taken for a count
-ROUNDED = 0.02  # share of a step by which times may be off: those of months, in years, are rounded
-SORTED = math.log(20_000)  # a column is taken for sorted if of so many orders of its values chance would have had to choose this one
+COUNTED = 5  # fewest lines for an evenly rising column to count as a line number
+ROUNDED = 0.02  # relative error allowed in the spacing of times: months written in years are rounded
+SORTED = math.log(20_000)  # a column is sorted on purpose if its values have at least this many orders (log)
 
 
 @dataclass(frozen=True)
 class Keys:
-    """The columns of a table that number its rows and its steps, where it has them."""
+    """The columns of a table that number its rows and its steps; None if it has no such column."""
 
     row: str | None
     step: str | None
@@ -36,7 +37,10 @@ class Keys:
 
 
 def keys_of(names: Sequence[str] | None, graph: Graph) -> Keys | None:
-    """The columns that number rows and steps, by their names; None for a table without them, or a model without time."""
+    """Find the columns that number rows and steps, by name.
+
+    None for a table without such columns, or for a model without time.
+    """
     if names is None or not any(graph.timed[name] for name in (*graph.observed, *graph.given)):
         return None
     free = [name for name in names if name not in graph.shapes]
@@ -49,38 +53,38 @@ def _key(names: list[str], words: tuple[str, ...], what: str) -> str | None:
         return words[0]
     found = [name for name in names if name.lower() in words] or [name for name in names if words is ROWS and _is_id(name)]
     if len(found) > 1:
-        raise ValueError(f"its columns {' and '.join(map(repr, found))} look like {what}. Call the one that is {words[0]!r}, and drop the others")
+        raise ValueError(f"its columns {' and '.join(map(repr, found))} look like {what}. Rename the right one to {words[0]!r}, and drop the others")
     return found[0] if found else None
 
 
 def is_row(name: str) -> bool:
-    """Whether a column of this name numbers the rows."""
+    """Return whether a column of this name numbers the rows."""
     return name.lower() in ROWS or _is_id(name)
 
 
 def _is_id(name: str) -> bool:
-    """``patient_id``, ``patientId`` and ``Patient ID`` are ids."""
+    """Return whether the name ends in the word id: ``patient_id``, ``patientId``, ``Patient ID``."""
     return re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower())[-1] == "id"
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Which lines of a table are the steps of which row, and how the table numbers both."""
+    """The lines of each row of a long table, and how the table numbers rows and steps."""
 
-    order: np.ndarray  # the lines, by row and step
-    starts: np.ndarray  # where among them a row begins
-    rows: np.ndarray  # the rows' own numbers
-    begins: np.ndarray  # the number of every row's first step,
-    spacing: float  # and what lies between two of them
+    order: np.ndarray  # the indices of the lines, sorted by row and step
+    starts: np.ndarray  # where each row begins in that order
+    rows: np.ndarray  # the rows' numbers in the table
+    begins: np.ndarray  # the number (time) of every row's first step,
+    spacing: float  # and the difference between two steps
     keys: Keys
 
     def sequences(self, values: np.ndarray) -> Any:
-        """What each row has at its steps: one array where all are of one length, otherwise a list."""
+        """Return the values of each row at its steps: an array if all lengths are equal, else a list."""
         rows = np.split(values[self.order], self.starts[1:])
         return np.stack(rows) if len({len(row) for row in rows}) == 1 else rows
 
     def constants(self, name: str, values: np.ndarray) -> np.ndarray:
-        """What each row has at all of its steps."""
+        """Return the value of each row of a variable without time; it must be equal on all lines of a row."""
         ordered = values[self.order]
         found = ordered[self.starts]
         lengths = np.diff([*self.starts, len(ordered)])
@@ -92,21 +96,24 @@ class Lines:
         return found
 
     def numbers(self, rows: np.ndarray, steps: np.ndarray) -> list[str]:
-        """How the table writes these rows and steps: what stands before a line's other cells."""
+        """Format these rows and steps as the first cells of a line, numbered as in the table."""
         times = self.begins[rows] + self.spacing * steps
         parts = [self.rows[rows].tolist()] * (self.keys.row is not None) + [[f"{time:.15g}" for time in times]] * (self.keys.step is not None)
         return ["".join(f"{number}," for number in line) for line in zip(*parts, strict=True)] if parts else [""] * len(rows)
 
     @property
     def span(self) -> str:
-        """From when to when the steps are, in the table's own numbers."""
+        """The first and last time in the table, as text; empty without a step column."""
         lengths = np.diff([*self.starts, len(self.order)])
         last = self.begins + self.spacing * (lengths - 1)
         return f"{self.keys.step} {self.begins.min():.15g} to {last.max():.15g}" if self.keys.step else ""
 
 
 def lines_of(values: np.ndarray, names: Sequence[str] | None, keys: Keys, numbers_of_lines: np.ndarray | None = None) -> Lines:
-    """The lines of a table by row and step; the steps of each row must be complete. ``numbers_of_lines`` are those in the file, for messages."""
+    """Sort the lines of a table by row and step; refuse a row with missing or repeated steps.
+
+    ``numbers_of_lines`` are the line numbers in the file, for messages.
+    """
     numbers = [_column(values, names, key) for key in (keys.row, keys.step)]
     for key, column in zip((keys.row, keys.step), numbers, strict=True):
         whole = key in (keys.row, "step")
@@ -123,8 +130,8 @@ def lines_of(values: np.ndarray, names: Sequence[str] | None, keys: Keys, number
         )
     if alone and keys.row != ROWS[0]:
         raise ValueError(
-            f"its column {keys.row!r} numbers the lines one by one, so that each would be a sequence of one step. If they are the steps of one "
-            f"sequence, drop {keys.row!r}; if sequences of one step are meant, call it {ROWS[0]!r}"
+            f"its column {keys.row!r} numbers the lines one by one, so each line would be a sequence of one step. If the lines are the steps of one "
+            f"sequence, drop {keys.row!r}; if you mean sequences of one step, rename it to {ROWS[0]!r}"
         )
     time = np.arange(len(values), dtype=float) if numbers[1] is None else numbers[1]
     order = np.lexsort((time, row))
@@ -151,9 +158,9 @@ def _column(values: np.ndarray, names: Sequence[str] | None, key: str | None) ->
 
 
 def _spacing(time: np.ndarray, starts: np.ndarray, rows: np.ndarray, keys: Keys) -> float:
-    """What lies between two steps, which must be the same everywhere."""
+    """Return the time between two steps, which must be the same everywhere."""
     inner = np.ones(len(time), bool)
-    inner[starts] = False  # not from a row to the next
+    inner[starts] = False  # skip the difference from one row to the next
     between = np.diff(time, prepend=time[0])
     if not inner.any():
         return 1.0
@@ -165,7 +172,7 @@ def _spacing(time: np.ndarray, starts: np.ndarray, rows: np.ndarray, keys: Keys)
         where = f"row {rows[np.searchsorted(starts, at, 'right') - 1]}" if keys.row else "it"
         before, here = f"{time[at - 1]:.15g}", f"{time[at]:.15g}"
         if twice.any():
-            more = "" if keys.row else ". If its lines are of several rows, number these in a column row"
+            more = "" if keys.row else ". If its lines belong to several rows, number the rows in a column row"
             raise ValueError(f"{where} has the {keys.step} {here} twice{more}")
         raise ValueError(
             f"{where} goes from {keys.step} {before} to {here}, where steps are {spacing:.15g} apart. Add lines with empty cells for what lies "
@@ -176,62 +183,65 @@ def _spacing(time: np.ndarray, starts: np.ndarray, rows: np.ndarray, keys: Keys)
 
 
 def refuse_numbering(values: np.ndarray, columns: Sequence[str], name: str) -> None:
-    """Refuse columns, taken for the steps of a variable's sequences, of which one numbers the lines, their rows or their times."""
+    """Refuse a table with one column per step if a column numbers the lines, the rows or the times."""
     if _named_after(name, columns) or values.shape[1] < 2:
         return
     for j, column in enumerate(columns):
         if what := _counting(values[:, j]) or _ordering(values[:, j]):
             raise ValueError(
-                f"its column {column!r} {what}, so that it is no step of a sequence. If a line is a step, call that column step (or time, year, …) "
-                f"where it numbers the steps, row (or id) where it numbers the sequences. If a line is a whole sequence, drop it; where it is data "
-                f"all the same, name the columns {name}0, {name}1, …"
+                f"its column {column!r} {what}, so it is not a step of a sequence. If a line is a step, rename it to step (or time, year, …) "
+                f"if it numbers the steps, or to row (or id) if it numbers the sequences. If a line is a whole sequence, drop the column; if it is "
+                f"data, name the columns {name}0, {name}1, …"
             )
     if name in columns:
         other = next(column for column in columns if column != name)
         raise ValueError(
-            f"its columns {name!r} and {other!r} would be two steps of {name}. If a line is a step, drop {other!r}, or call it step where it numbers "
-            f"the steps and row where it numbers the sequences. If a line is a whole sequence, name the columns {name}0, {name}1, …"
+            f"its columns {name!r} and {other!r} would be two steps of {name}. If a line is a step, drop {other!r}, or rename it to step if it "
+            f"numbers the steps and to row if it numbers the sequences. If a line is a whole sequence, name the columns {name}0, {name}1, …"
         )
 
 
 def refuse_count(values: np.ndarray, columns: Sequence[str], name: str) -> None:
-    """Refuse columns, taken for the vectors of a single sequence, of which one counts the lines."""
+    """Refuse a table that is a single sequence if one of its columns counts the lines."""
     for j, column in enumerate(columns if values.shape[1] > 1 and not _named_after(name, columns) else ()):
         if what := _counting(values[:, j]):
             raise ValueError(
-                f"its column {column!r} {what}. If it numbers the steps, call it step (or time, year, …), and declare {name} with one number less; "
-                f"where it is data all the same, name the columns {name}0, {name}1, …"
+                f"its column {column!r} {what}. If it numbers the steps, rename it to step (or time, year, …), and declare {name} one smaller; "
+                f"if it is data, name the columns {name}0, {name}1, …"
             )
 
 
 def _named_after(name: str, columns: Sequence[str]) -> bool:
-    """Whether the header says that these columns are the variable's own (``x0``, ``x1``, …), whatever they hold."""
+    """Return whether the header assigns these columns to the variable by name (``x0``, ``x1``, …)."""
     return all(re.fullmatch(rf"{re.escape(name)}[ _.\-]?\d+", column) for column in columns)
 
 
 def _counting(column: np.ndarray) -> str | None:
-    """What a column does, if it counts: from line to line, or again and again from its first value."""
+    """Describe a column that counts, from line to line or repeatedly from its first value; else None."""
     between = np.diff(column)
     step = float(np.median(np.abs(between))) if len(column) >= COUNTED else 0.0
-    if not step > 0:  # constant, or not all known
+    if not step > 0:  # constant, or with missing entries
         return None
     even = np.abs(np.abs(between) - step) <= ROUNDED * step
     if even.all() and ((between > 0).all() or (between < 0).all()):
         return f"counts the lines ({column[0]:.15g}, {column[1]:.15g}, …, {column[-1]:.15g})"
     again = (between < 0) & (column[1:] == column[0])
     if (again | (even & (between > 0))).all() and np.count_nonzero(~again) > np.count_nonzero(again) + 1:
-        return f"counts again and again from {column[0]:.15g} ({', '.join(f'{value:.15g}' for value in column[:3])}, …)"
+        return f"counts repeatedly from {column[0]:.15g} ({', '.join(f'{value:.15g}' for value in column[:3])}, …)"
     return None
 
 
 def _ordering(column: np.ndarray) -> str | None:
-    """What a column does, if it orders the lines: it goes up (or down) all along, or has every whole number between two."""
+    """Describe a column that orders the lines; else None.
+
+    It rises or falls monotonically, or holds every whole number of a range once.
+    """
     between = np.diff(column)
     if np.isnan(between).any() or len(column) < COUNTED:
         return None
     if (between >= 0).all() or (between <= 0).all():
         _, counts = np.unique(column, return_counts=True)
-        orders = math.lgamma(len(column) + 1) - sum(math.lgamma(count + 1) for count in counts.tolist())  # the logarithm of how many there are
+        orders = math.lgamma(len(column) + 1) - sum(math.lgamma(count + 1) for count in counts.tolist())  # log of the number of orders
         return f"is in order ({column[0]:.15g}, {column[1]:.15g}, …, {column[-1]:.15g})" if orders > SORTED else None
     whole = np.sort(column)
     if (whole == np.round(whole)).all() and (np.diff(whole) == 1).all():

@@ -1,4 +1,4 @@
-"""Rows of mapped files, read when they are taken."""
+"""Lazy access to the rows of memory-mapped files."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from aevb.data.preparation import Standardised
 
 
 class OnDisk:
-    """The rows of a mapped array, read from its file: pages are not mapped, of which the system may take 2 MiB for a row."""
+    """Rows of a memory-mapped array, read from its file with ``preadv``.
+
+    Reading through the map instead would page in up to 2 MiB of the file per row.
+    """
 
     def __init__(self, array: np.memmap) -> None:
         self.file = open(array.filename, "rb", buffering=0)  # type: ignore[arg-type]  # noqa: SIM115
-        begin = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY  # of the map, which lies at some address
+        begin = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY  # where the map begins in the file; the array may begin later
         address = np.frombuffer(array._mmap, np.uint8, 1).__array_interface__["data"][0]  # type: ignore[attr-defined]
         self.offset = begin + array.__array_interface__["data"][0] - address
         self.dtype, self.shape = array.dtype, array.shape
@@ -44,14 +47,14 @@ class OnDisk:
 
     def _read(self, into: memoryview, place: int) -> None:
         count = os.preadv(self.number, [into], place)
-        if count < len(into):  # at most 2 GiB come at once, and nothing beyond the end
+        if count < len(into):  # one call reads at most 2 GiB, and 0 bytes at the end of the file
             if not count:
-                raise ValueError(f"{self.file.name} has become shorter while it was read.")
+                raise ValueError(f"{self.file.name} became shorter while it was read. Write it again, and restart.")
             self._read(into[count:], place + count)
 
 
 class Rows:
-    """Some rows of an array, in an order of their own; of a mapped file they are read when they are taken."""
+    """Selected rows of an array, in a given order; those of a mapped file are read when indexed."""
 
     def __init__(self, raw: Any, index: np.ndarray) -> None:
         self.raw, self.index = raw, index
@@ -69,24 +72,27 @@ class Rows:
 
 
 def memory_map(value: Any) -> np.memmap | None:
-    """The mapped file that an array (or some rows of it, or a preparation) reads from."""
+    """Return the memory map that an array, its selected rows or its preparation reads from; else None."""
     while isinstance(value, Rows | Standardised | Prepared | Fresh):
         value = value.values if isinstance(value, Fresh) else value.raw
     return value if isinstance(value, np.memmap) and getattr(value, "_mmap", None) is not None else None
 
 
 def check_length(array: np.memmap) -> None:
-    """Refuse a mapped file that has become shorter than its map: the system ends a process that reads beyond the end."""
+    """Refuse a mapped file that is now shorter than its map.
+
+    Reading beyond the end of the file would kill the process (SIGBUS).
+    """
     if not array.filename:
         return
     there = os.stat(array.filename).st_size
     need = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY + len(array._mmap)  # type: ignore[attr-defined]
     if there < need:
-        raise ValueError(f"{array.filename} has {there} bytes, but had {need} when it was opened: it was cut while it was read. Write it again.")
+        raise ValueError(f"{array.filename} has {there} bytes, but had {need} when it was opened: something truncated it since. Write it again.")
 
 
 def some_rows(value: Any, index: np.ndarray) -> Any:
-    """These rows of an array, a list or a mapped file (which stays mapped)."""
+    """Select rows of an array, a list or a mapped file (which stays mapped)."""
     if memory_map(value) is not None:
         return Rows(value, index)
     if isinstance(value, list):
@@ -95,14 +101,17 @@ def some_rows(value: Any, index: np.ndarray) -> Any:
 
 
 def one_column(value: Any) -> Any:
-    """Sequences of one number a step, [N, T] or a list of [T], with that number as an axis of its own; a mapped file stays mapped."""
+    """Add a last axis of size 1 to sequences of one number per step, [N, T] or a list of [T].
+
+    A mapped file stays mapped.
+    """
     if isinstance(value, list):
         return [np.asarray(row)[:, None] for row in value]
     return Rows(value.raw[..., None], value.index) if isinstance(value, Rows) else value[..., None]
 
 
 def rows_of(value: Any) -> Any:
-    """What rows are read from: a file by itself where an array is the plain content of one, otherwise the array."""
+    """Return an object to read rows from: :class:`OnDisk` for a plainly mapped array, else the array."""
     if isinstance(value, Rows):
         return Rows(rows_of(value.raw), value.index)
     if isinstance(value, Standardised | Prepared):

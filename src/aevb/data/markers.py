@@ -1,4 +1,4 @@
-"""Numbers that stand for missing cells: -999 and the like, which other programs write where nothing was measured."""
+"""Numbers that mark missing values, such as -999, which other programs write for a missing measurement."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from aevb.estimate.batch import unmasked
 from aevb.runtime.checked_files import DataWarning
 
 USUAL = tuple(float(sign * (10**k - 1)) for k in range(2, 7) for sign in (-1, 1))  # ∓99, ∓999, …
-FAR = 2  # standard deviations of the other values, from the nearest of them
-LOOK = 2000  # rows of an array that are looked at
-SHOWN = 4  # columns that are named
+FAR = 2  # standard deviations of the other values between a marker and the nearest of them
+LOOK = 2000  # rows of an array that are examined
+SHOWN = 4  # columns that a warning names
 
 
 def mark_missing(x: Any, *markers: float) -> np.ndarray:
-    """The array with NaN, a missing entry, wherever it holds one of the markers.
+    """Replace every marker in the array by NaN (a missing value).
 
     >>> mark_missing([[1, -999], [3, 4]], -999).tolist()
     [[1.0, nan], [3.0, 4.0]]
@@ -30,7 +30,10 @@ def mark_missing(x: Any, *markers: float) -> np.ndarray:
 
 
 def find_markers(values: np.ndarray) -> dict[float, dict[int, int]]:
-    """The usual markers that repeat in a column and lie far outside its other values: how often, by marker and column of values [N, C]."""
+    """Find the usual markers that repeat in a column of values [N, C], far outside its other values.
+
+    Returns the count by marker and column.
+    """
     found: dict[float, dict[int, int]] = {}
     held = np.isin(values, USUAL)
     for j in np.flatnonzero(held.sum(0) > 1).tolist():
@@ -38,7 +41,7 @@ def find_markers(values: np.ndarray) -> dict[float, dict[int, int]]:
         rest = column[~held[:, j] & np.isfinite(column)]
         for marker in np.unique(column[held[:, j]]).tolist() if rest.size else ():
             count = int((column == marker).sum())
-            with np.errstate(over="ignore", invalid="ignore"):  # numbers that have no square
+            with np.errstate(over="ignore", invalid="ignore"):  # the squares of very large numbers overflow
                 far = max(rest.min() - marker, marker - rest.max()) > FAR * rest.std()
             if count > 1 and far:
                 found.setdefault(marker, {})[j] = count
@@ -46,7 +49,7 @@ def find_markers(values: np.ndarray) -> dict[float, dict[int, int]]:
 
 
 def marker_warnings(values: np.ndarray, names: Sequence[str], where: str, fix: str, for_commands: str | None = None) -> list[DataWarning]:
-    """A warning for each marker that the columns hold; ``{marker}`` in the fix is that number."""
+    """Return one warning per marker in the columns; ``{marker}`` in ``fix`` is replaced by the number."""
     found = []
     for marker, columns in find_markers(values).items():
         shown = ", ".join(f"{names[j]} ({count} times)" for j, count in list(columns.items())[:SHOWN]) + ", …" * (len(columns) > SHOWN)
@@ -60,7 +63,7 @@ def marker_warnings(values: np.ndarray, names: Sequence[str], where: str, fix: s
 
 
 def array_warnings(arrays: Any, observed: Collection[str], where: str = "") -> list[DataWarning]:
-    """The same for arrays by variable, from some of their rows: columns by their index."""
+    """Return marker warnings for arrays by variable, from a subset of their rows; columns are indices."""
     found = []
     for name, value in arrays.items():
         raw = value.raw if isinstance(value, Standardised) else value

@@ -1,7 +1,7 @@
-"""Preparation: from tables, images and grey levels (``grey_levels.py``) to what a likelihood takes.
+"""Prepare tables, images and grey levels (``grey_levels.py``) for a likelihood.
 
-``standardise`` gives a record, which is an array wherever one is expected: it remembers its numbers, so that other rows are treated
-alike and samples can be taken back.
+``standardise`` returns a record that numpy and ``fit`` accept as an array. It keeps the means and scales,
+so that other rows can be standardised in the same way and samples converted back.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from aevb.data.grey_levels import PREPARATIONS
 from aevb.declare.graph import Graph
 from aevb.estimate.batch import unmasked
 
-CHUNK = 2**24  # bytes of a file that are read at a time
+CHUNK = 2**24  # bytes of a file per read
 
 
 @dataclass(frozen=True, eq=False)
 class Standardised:
-    """Rows of ``raw``, less ``mean``, divided by ``scale``. An array wherever one is expected; files stay mapped."""
+    """(raw − mean) / scale. numpy and ``fit`` accept it as an array; files stay memory-mapped."""
 
     raw: Any
     mean: np.ndarray
@@ -34,24 +34,27 @@ class Standardised:
         return [self.apply(np.asarray(row)) for row in self.raw] if isinstance(self.raw, list) else self.apply(np.asarray(self.raw))
 
     def apply(self, x: np.ndarray) -> np.ndarray:
-        """Other rows, with these numbers."""
+        """Standardise other rows with the same mean and scale."""
         precision = x.dtype if x.dtype.kind == "f" else np.float64
         return ((self._columns(x) - self.mean) / self.scale).astype(precision).reshape(x.shape)
 
     def undo(self, x: Any) -> np.ndarray:
-        """Back to the units of ``raw``."""
+        """Convert standardised values back to the units of ``raw``."""
         array = np.asarray(x)
         found = self._columns(array) * self.scale + self.mean
         return np.asarray(found, dtype=array.dtype if array.dtype.kind == "f" else None).reshape(array.shape)
 
     def _columns(self, x: np.ndarray) -> np.ndarray:
-        """Values with the columns last, which these numbers are of: a number a step may stand on an axis of its own, or on none."""
+        """Return values with the standardised columns as the last axis.
+
+        A variable of one number per step may or may not have an axis of size 1 for it.
+        """
         d = self.mean.size
         if d == 1:
             return x if x.shape[-1:] == (1,) else x[..., None]
         columns = x[..., 0] if x.shape[-2:] == (d, 1) else x
         if columns.shape[-1:] != (d,):
-            raise ValueError(f"These values have {list(x.shape)} entries, but the columns that were standardised are {d}.")
+            raise ValueError(f"The values have shape {list(x.shape)}, but {d} columns were standardised.")
         return columns
 
     def __len__(self) -> int:
@@ -65,11 +68,14 @@ class Standardised:
 
 
 def standardise(x: Any, like: Standardised | None = None) -> Standardised:
-    """Every column (the last axis) to mean 0 and scale 1, missing entries (NaN) apart; a constant column keeps its scale.
+    """Scale every column (the last axis) to mean 0 and standard deviation 1.
 
-    ``like`` is the record of other rows, whose numbers are then used: ``standardise(test, like=train)``. The record is an array to
-    ``fit`` and to numpy; ``record.undo(samples)`` goes back to the units of x. A list of sequences of different lengths is
-    taken as their steps together.
+    Missing entries (NaN) are ignored. A constant column is only centred. ``like`` is the record of other
+    rows, whose mean and scale are then used: ``standardise(test, like=train)``. ``fit`` and numpy accept
+    the record as an array; ``record.undo(samples)`` converts back to the units of x. In a list of
+    sequences of different lengths, all steps of all sequences count.
+
+    Raises :class:`InfiniteError` (a ValueError) if an entry is infinite.
 
     >>> record = standardise([[1.0, 5.0], [3.0, 5.0]])
     >>> record.values.tolist(), record.mean.tolist(), record.scale.tolist()
@@ -79,17 +85,17 @@ def standardise(x: Any, like: Standardised | None = None) -> Standardised:
     if isinstance(x, list | tuple) and x and np.ndim(x[0]):
         raw: Any = [np.asarray(row) for row in x]
     else:
-        raw = x if isinstance(x, np.memmap) or hasattr(x, "raw") else np.asarray(x)  # rows of a file are read when they are needed
+        raw = x if isinstance(x, np.memmap) or hasattr(x, "raw") else np.asarray(x)  # rows of a file are read when needed
     if isinstance(raw, list) and len({row.shape for row in raw}) == 1:
         raw = np.stack(raw)
     if like is not None:
         shape = (raw[0] if isinstance(raw, list) else raw).shape
         width = 1 if not isinstance(raw, list) and len(shape) == 1 else shape[-1]
         if like.mean.size != 1 and like.mean.size not in (width, *(shape[-2:-1] if width == 1 else ())):
-            raise ValueError(f"These rows have {width} columns, those that they are standardised like have {like.mean.size}.")
+            raise ValueError(f"The rows have {width} columns, but like= was standardised with {like.mean.size}.")
         return Standardised(raw, like.mean, like.scale)
     count, mean, square, low, high = 0.0, 0.0, 0.0, np.inf, -np.inf
-    for part in parts(raw):  # means and squares of parts are merged, so that a file is read a part at a time
+    for part in parts(raw):  # merge means and squares of parts, so that a file is read in parts
         if np.isinf(part).any():
             raise _first_infinite(raw)
         known = ~np.isnan(part)
@@ -106,7 +112,7 @@ def standardise(x: Any, like: Standardised | None = None) -> Standardised:
 
 
 class InfiniteError(ValueError):
-    """An entry is infinite: the ``value`` of the first one, and its ``place``, (row, step, column)."""
+    """An entry is infinite. ``value`` is the first such entry and ``place`` its (row, step, column)."""
 
     fix = "Replace it; NaN marks a missing entry."
 
@@ -118,7 +124,7 @@ class InfiniteError(ValueError):
 
 
 def _first_infinite(raw: Any) -> InfiniteError:
-    """The error of the first entry that is infinite."""
+    """Return the error for the first infinite entry."""
     for row in range(len(raw)):
         lines = next(parts(raw[row : row + 1]))
         for step, column in np.argwhere(np.isinf(lines)).tolist():
@@ -127,7 +133,9 @@ def _first_infinite(raw: Any) -> InfiniteError:
 
 
 def as_sequence(images: Any, steps: int | None = None) -> np.ndarray:
-    """An image's rows as the steps of a sequence: [N, height, width] stays, [N, height · width] is cut into ``steps`` rows.
+    """Turn images into sequences whose steps are the rows of the image.
+
+    [N, height, width] is unchanged. [N, height · width] is split into ``steps`` rows, by default square.
 
     >>> as_sequence(np.zeros((5, 64))).shape
     (5, 8, 8)
@@ -139,7 +147,9 @@ def as_sequence(images: Any, steps: int | None = None) -> np.ndarray:
         raise ValueError(f"as_sequence takes images [N, height, width] or [N, height · width], got the shape {list(array.shape)}.")
     rows = steps or round(array.shape[1] ** 0.5)
     if array.shape[1] % rows or (steps is None and rows * rows != array.shape[1]):
-        raise ValueError(f"{array.shape[1]} columns are no {steps or 'square of'} rows. Say how many rows an image has: as_sequence(x, steps=…).")
+        raise ValueError(
+            f"{array.shape[1]} columns cannot be split into {steps or 'a square of'} rows. Give the number of rows: as_sequence(x, steps=…)."
+        )
     return array.reshape(len(array), rows, -1)
 
 
@@ -147,12 +157,12 @@ CHOICES = (*PREPARATIONS, "dequantise-fresh", "binarise-fresh", "standardise")
 
 
 def default_preparation(graph: Graph, name: str) -> str:
-    """What the likelihood of an image calls for: binary, counts, or a density."""
+    """Return the preparation that the likelihood of an image requires: binary, counts, or a density."""
     return graph.rule("p", name).spec.preparation
 
 
 def prepare_levels(how: str, x: Any, levels: int, *, seed: int = 0) -> Any:
-    """Grey levels prepared as a word says: one of :data:`PREPARATIONS`, or ``binarise-fresh``, ``dequantise-fresh``."""
+    """Prepare grey levels by name: a name of :data:`PREPARATIONS`, ``binarise-fresh`` or ``dequantise-fresh``."""
     name, _, fresh = how.partition("-")
     if how not in CHOICES or how == "standardise":
         raise ValueError(f"Unknown preparation {how!r}. Choose one of {', '.join(CHOICES)}.")
@@ -160,13 +170,13 @@ def prepare_levels(how: str, x: Any, levels: int, *, seed: int = 0) -> Any:
 
 
 def as_variable(graph: Graph, name: str, pixels: np.ndarray, levels: int, *, how: str | None = None, seed: int = 0) -> Any:
-    """Images [N, height, width] as the model's variable: prepared, flat, or a row a step where the variable lives in time."""
+    """Prepare images [N, height, width] for a variable: flat, or one image row per step if it has time."""
     x = pixels if graph.timed[name] else pixels.reshape(len(pixels), -1)
     return prepare_levels(how or default_preparation(graph, name), x, levels, seed=seed)
 
 
 def parts(raw: Any) -> Iterator[np.ndarray]:
-    """Rows [n, d] in double precision, some at a time."""
+    """Yield the rows in parts, [n, d] in double precision."""
     if isinstance(raw, list):
         for row in raw:
             yield row.reshape(len(row), -1).astype(np.float64)
@@ -179,9 +189,9 @@ def parts(raw: Any) -> Iterator[np.ndarray]:
 
 @dataclass(frozen=True)
 class Affine:
-    """Random distortions of images of this shape: each is turned, sheared, scaled and shifted a little, anew at every step.
+    """Random affine distortions of images: small rotation, shear, scaling and shift, drawn at every step.
 
-    ``rotate`` is in radians, ``shift`` a share of the side; all are the largest that happen.
+    Each field is the largest distortion. ``rotate`` is in radians, ``shift`` a fraction of the side.
     """
 
     shape: tuple[int, int]
@@ -191,11 +201,11 @@ class Affine:
     shift: float = 0.06
 
     def draws(self, n: int, generator: torch.Generator, like: Tensor) -> Tensor:
-        """The numbers that n distortions take."""
+        """Draw the random numbers of n distortions, [n, 6] in [−1, 1)."""
         return torch.rand((n, 6), generator=generator, device=like.device, dtype=like.dtype) * 2 - 1
 
     def __call__(self, rows: Tensor, draws: Tensor, *, binary: bool) -> Tensor:
-        """Distorted copies of rows [N, height · width]; ``binary`` ones are 0 or 1 again."""
+        """Return distorted copies of rows [N, height · width], rounded to 0 or 1 if ``binary``."""
         turn, shear = draws[:, 0] * self.rotate, draws[:, 1] * self.shear
         wide, high = 1 + draws[:, 2] * self.scale, 1 + draws[:, 3] * self.scale
         cos, sin = turn.cos(), turn.sin()

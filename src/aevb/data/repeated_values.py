@@ -1,7 +1,8 @@
-"""Data on which a density has no greatest value, or tells nothing.
+"""Checks for columns on which a density is unbounded or says nothing useful.
 
-Constant columns are refused before the first step, since training could only diverge. Columns of few values that repeat, or of one that does, are
-noted: a flexible p can narrow onto each of them, so that log p grows without telling anything. So are columns that number the rows.
+A constant column is refused before the first step, because training could only diverge. A column with
+few repeated values, or with one often repeated value, gets a note: a flexible p can narrow onto these
+values, so log p grows without bound and means little. A column that numbers the rows gets a note too.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from aevb.estimate.batch import FamilyError
 from aevb.estimate.keys import mask_of
 from aevb.estimate.places import INDICES, Places
 
-FEW = 10  # values that are few in any column,
-REPEATS = 20  # and how often each occurs, on average, where they are more
-SHARE = 4  # a value that every so many entries have, among others that do not repeat, is such a value too
-LOOK = 2000  # rows that are looked at
-NUMBERED = 20  # rows from which on a column that goes up by whole multiples of a step numbers them,
-GAP = 20  # if no two neighbours are so many steps apart (rows between them may have been held out)
+FEW = 10  # a column with at most this many distinct values has few values,
+REPEATS = 20  # and so has one with more, if each value occurs this often on average
+SHARE = 4  # one value repeats if at least 1/SHARE of the entries have it
+LOOK = 2000  # rows that are examined
+NUMBERED = 20  # fewest rows for a column of whole multiples of a step to count as numbering them,
+GAP = 20  # and the most steps between neighbours (the rows between may have been held out)
 
 
 def refuse_degenerate(graph: Graph, source: Source) -> None:
-    """Refuse columns on which p's density of an observed variable grows without bound, and columns that no row has."""
+    """Refuse columns on which p's density is unbounded, and columns that are missing in every row."""
     for name in graph.observed:
         if name in source.extents:
             _refuse_missing(graph, name, (source.extents[name][0] > source.extents[name][1]).nonzero()[:, 0].tolist(), source.places)
@@ -37,23 +38,25 @@ def refuse_degenerate(graph: Graph, source: Source) -> None:
             if degenerate is None or name not in source.extents:
                 continue
             low, high = (part.cpu() for part in source.extents[name])
-            columns = (degenerate.columns(low, high) & (low <= high)).nonzero()[:, 0].tolist()  # a column that is missing everywhere has low > high
+            columns = (degenerate.columns(low, high) & (low <= high)).nonzero()[:, 0].tolist()  # low > high: missing in every row
             if columns:
                 raise FamilyError(_message(name, type(entry.spec).__name__, columns, degenerate, source, graph.size(name)), name)
 
 
 def _refuse_missing(graph: Graph, name: str, columns: list[int], places: Places) -> None:
     if len(columns) == graph.size(name):
-        raise ValueError(f"{name} is missing (NaN) in every row: there is nothing to learn it from. Give it values, or leave it out of p.")
+        raise ValueError(f"{name} is missing (NaN) in every row: p cannot learn it. Give it values, or leave it out of p.")
     if columns:
         raise ValueError(
-            f"{name} is missing (NaN) in every row of {places.among(name, columns)}: there is nothing to learn it from. "
-            "Give it values, or drop it from the data."
+            f"{name} is missing (NaN) in every row of {places.among(name, columns)}: p cannot learn it. Give it values, or drop it from the data."
         )
 
 
 def note_repeats(graph: Graph, batch: Mapping[str, Tensor], besides: Collection[str] = (), places: Places = INDICES) -> list[str]:
-    """Sentences about columns of a few values that repeat, under a density that could narrow onto them; ``besides`` are not looked at."""
+    """Return notes on columns of few repeated values whose density could narrow onto them.
+
+    The variables in ``besides`` are skipped.
+    """
     notes = []
     for name in graph.observed:
         entry = next((entry for entry in graph.p[name].values() if _narrows(graph, entry)), None)
@@ -68,8 +71,8 @@ def note_repeats(graph: Graph, batch: Mapping[str, Tensor], besides: Collection[
             notes.append(
                 f"{name} has columns in which one value repeats ({places.among(name, spikes)}; the first: in "
                 f"{int(most[spikes[0]])} of {int(known[spikes[0]])} entries). p gives {name} a {type(entry.spec).__name__}, a density, which can "
-                f"narrow onto that value without bound: log p grows, and says little. If it stands for a missing entry, write NaN; else model it "
-                f"apart, or {degenerate.fix}."
+                f"narrow onto that value without bound: log p grows and means little. If the value marks a missing entry, write NaN; otherwise "
+                f"model it as a separate variable, or {degenerate.fix}."
             )
         if columns:
             family, k = type(entry.spec).__name__, int(counts[columns[0]])
@@ -78,14 +81,17 @@ def note_repeats(graph: Graph, batch: Mapping[str, Tensor], besides: Collection[
             declared = f'"c{" | " * bool(parents)}{parents}": OneHot({k})'
             notes.append(
                 f"{name} has columns of few values that repeat ({where} in {int(known[columns[0]])} entries). p gives {name} a {family}, a density, "
-                f"which can narrow onto such values without bound: log p grows, and says little. Declare categories as such ({declared}, in a "
+                f"which can narrow onto such values without bound: log p grows and means little. Declare categories as such ({declared}, in a "
                 f"column c) and counts as Poisson; dequantise rounded numbers (aevb.data.dequantise), or {degenerate.fix}."
             )
     return notes
 
 
 def _narrows(graph: Graph, entry: Entry) -> bool:
-    """Whether a factor's density can narrow onto each of several values: it has a mixture, or parents that tell them apart."""
+    """Return whether a factor's density can narrow onto several values.
+
+    It can if it is a mixture, or if its parents distinguish the values.
+    """
     degenerate, spec = _degenerate(entry), entry.spec
     if degenerate is None or not degenerate.narrows:
         return False
@@ -93,11 +99,15 @@ def _narrows(graph: Graph, entry: Entry) -> bool:
         return True
     smooth = all(ref.name in graph.p and ref.name not in graph.functions and not graph.rule("p", ref.name).spec.finite for ref in entry.key.parents)
     maps = spec.net is None or (isinstance(spec.net, mlp) and not spec.net.hidden)
-    return bool(entry.key.parents) and not (smooth and maps and spec.shared_scale)  # a linear function of a Gaussian is one: it has one peak
+    # A linear function of a Gaussian is Gaussian, so it has only one peak.
+    return bool(entry.key.parents) and not (smooth and maps and spec.shared_scale)
 
 
 def _distinct(batch: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each column's known entries at real steps: how many different values they have, how many they are, and how many have the commonest value."""
+    """Count, per column, the distinct values, the known entries, and the entries with the commonest value.
+
+    Only known entries at real steps count.
+    """
     value = batch[name]
     rows = torch.linspace(0, value.shape[1] - 1, min(LOOK, value.shape[1]), device=value.device).long()
     known = torch.ones_like(value, dtype=torch.bool)
@@ -114,7 +124,7 @@ def _distinct(batch: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor, T
 
 
 def note_numbering(graph: Graph, batch: Mapping[str, Tensor], besides: Collection[str] = (), places: Places = INDICES) -> list[str]:
-    """Sentences about columns of static variables that number the rows: an index, an id or a year among measurements."""
+    """Return notes on columns of static variables that number the rows, such as an index, an id or a year."""
     notes = []
     for name in graph.observed:
         if graph.timed[name] or name not in batch or name in besides or mask_of(name) in batch or batch[name].shape[1] < NUMBERED:
@@ -127,13 +137,13 @@ def note_numbering(graph: Graph, batch: Mapping[str, Tensor], besides: Collectio
         if columns := even.nonzero()[:, 0].tolist():
             notes.append(
                 f"{name} has columns that number the rows ({places.among(name, columns)}): they go up or down from each row to the next. "
-                f"Such a number (an index, an id, a year) is taken for a measurement here; leave it out of the data if it is none."
+                f"The model treats such a number (an index, an id, a year) as a measurement; if it is not one, leave it out of the data."
             )
     return notes
 
 
 def _degenerate(entry: Entry) -> Degenerate | None:
-    """The columns that are degenerate under a factor; None for one whose parameters are all fixed."""
+    """Return what makes columns degenerate under a factor; None if all its parameters are fixed."""
     spec = entry.spec
     return spec.degenerate() if entry.key.parents or spec.learned or spec.vectors(1) else None
 

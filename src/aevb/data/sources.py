@@ -1,4 +1,7 @@
-"""Sources: arrays in memory, memory-mapped files, tables. A source checks all its rows once and then hands out batches."""
+"""Sources of batches: arrays in memory, memory-mapped files, tables.
+
+A source checks all its rows once. After that it returns batches of rows.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,16 @@ from aevb.estimate.batch import Batch, lay_out, pad, prepare, raw_on_axes, unmas
 from aevb.estimate.keys import is_mask, mask_of
 from aevb.estimate.places import INDICES, Placed, Places, places_of
 
-RELEASE = 2**28  # bytes of mapped files in memory before their pages are given back
-PIECE = 64  # rows read between two looks at that; the system may map 2 MiB around a row
-BLOCK = 256  # rows that share a generator where draws are fixed
+RELEASE = 2**28  # bytes of mapped files in memory before their pages are released
+PIECE = 64  # rows read between two checks of that; the system may page in 2 MiB per row
+BLOCK = 256  # rows that share a generator if draws are fixed
 
-Extents = dict[str, tuple[Tensor, Tensor]]  # variable → least and greatest value of each column
-Told = Callable[[int, int], None]
+Extents = dict[str, tuple[Tensor, Tensor]]  # variable → smallest and largest value of each column
+Told = Callable[[int, int], None]  # receives (rows checked so far, all rows)
 
 
 class Digest:
-    """A hash of rows as they are laid out, taken a part at a time; the parts' sizes make no difference to it."""
+    """Incremental hash of laid-out rows; it does not depend on the sizes of the parts."""
 
     def __init__(self) -> None:
         self.hashes: dict[str, Any] = {}
@@ -38,7 +41,7 @@ class Digest:
     def update(self, batch: Batch, first_row: int) -> None:
         for name, value in batch.items():
             rows = value.detach().movedim(-2, 0).cpu().contiguous().numpy()
-            if rows.dtype == bool:  # a mask: a part without missing entries has none, and counts as all present
+            if rows.dtype == bool:  # a mask; a part without missing entries has none, so hash only the missing entries
                 rows = np.argwhere(~rows)
                 rows[:, 0] += first_row
             if rows.size:
@@ -52,10 +55,11 @@ class Digest:
 
 
 class Source:
-    """Rows laid out for a model. ``take`` gives the batch of some rows; ``n`` counts them. A source says how to ``read`` rows.
+    """Base class: ``n`` rows laid out for a model. ``take`` returns the batch of some rows.
 
-    ``extents`` holds the least and greatest value of every column of the observed variables, among known entries and real steps; ``lacking`` the
-    columns in which a row lacks an entry.
+    Subclasses implement ``read``. ``extents`` holds the smallest and largest value of every column of
+    the observed variables, over known entries at real steps. ``lacking`` holds the columns in which at
+    least one row has a missing entry.
     """
 
     n: int
@@ -63,18 +67,19 @@ class Source:
     fresh: dict[str, Fresh]
     extents: Extents
     lacking: dict[str, set[int]]
-    near = False  # whether the rows lie on the model's device
-    places: Places = INDICES  # what rows and columns are called in messages
+    near = False  # whether the rows are on the model's device
+    places: Places = INDICES  # names of rows and columns in messages
 
     def take(self, rows: Tensor, *, generator: torch.Generator | None = None, share: slice = slice(None)) -> Batch:
-        """The batch of ``rows[share]``.
+        """Return the batch of ``rows[share]``.
 
-        What is fresh is drawn by the generator for all the rows, of which the share keeps its part; without one the draw of a row is fixed.
+        The generator draws :class:`Fresh` values for all rows, of which ``share`` keeps its part.
+        Without a generator the draw of each row is fixed.
         """
         return self.prepare(*self.draw(rows, generator=generator, share=share))
 
     def draw(self, rows: Tensor, *, generator: torch.Generator | None = None, share: slice = slice(None)) -> tuple[Batch, dict[str, Tensor]]:
-        """The stored values of ``rows[share]``, and the uniform numbers that what is fresh is made with."""
+        """Return the stored values of ``rows[share]``, and uniform numbers for the :class:`Fresh` ones."""
         chosen = rows[share]
         batch = self.read(chosen)
         if generator is not None:
@@ -82,7 +87,7 @@ class Source:
         return batch, {name: self._fixed(chosen, batch[name].shape[0], batch[name].shape[2]) for name in self.fresh}
 
     def uniform(self, batch: Batch, n: int, generator: torch.Generator, share: slice = slice(None)) -> dict[str, Tensor]:
-        """The numbers that what is fresh in a batch is made with: drawn for all ``n`` rows, of which the share keeps its part."""
+        """Draw the uniform numbers for :class:`Fresh` values of all ``n`` rows, and keep those of ``share``."""
         like, found = self.like, {}
         for name in self.fresh:
             steps, _, d = batch[name].shape
@@ -90,7 +95,7 @@ class Source:
         return found
 
     def prepare(self, batch: Batch, uniform: Mapping[str, Tensor]) -> Batch:
-        """The batch itself, from stored values and uniform numbers: arithmetic on tensors alone."""
+        """Compute the batch from stored values and uniform numbers, by tensor operations only."""
         batch = dict(batch)
         for name, numbers in uniform.items():
             value = self.fresh[name].draw(batch[name].to(self.like.dtype), numbers)
@@ -100,22 +105,25 @@ class Source:
         return batch
 
     def read(self, rows: Tensor) -> Batch:
-        """The batch of these rows as they are stored, what is fresh as its grey levels."""
-        raise TypeError(f"{type(self).__name__} has no read(rows).")
+        """Return the batch of these rows as stored; :class:`Fresh` values are still grey levels."""
+        raise TypeError(f"{type(self).__name__} must implement read(rows).")
 
     def on_host(self, rows: Tensor) -> Batch:
-        """The same, in the host's memory."""
+        """Return the same batch as ``read``, in host memory."""
         return {name: value.cpu() for name, value in self.read(rows).items()}
 
     def digest(self) -> str:
-        """A hash of all rows as they are stored, by which they are known again; the same whether they lie in memory or in files."""
+        """Hash all stored rows, to recognise the same data later.
+
+        The hash is the same for data in memory and in files.
+        """
         found, part = Digest(), max(1, CHUNK // max(1, sum(value.nbytes for value in self.on_host(torch.zeros(1).long()).values())))
         for start in range(0, self.n, part):
             found.update(self.on_host(torch.arange(start, min(self.n, start + part))), start)
         return str(found)
 
     def _fixed(self, rows: Tensor, steps: int, d: int) -> Tensor:
-        """Uniform numbers that are always the same for a row, whichever rows are taken with it."""
+        """Return uniform numbers that depend on the row only, not on the other rows of the batch."""
         rows = rows.cpu()
         uniform = torch.empty((steps, len(rows), d), device=self.like.device, dtype=self.like.dtype)
         for block in (rows // BLOCK).unique().tolist():
@@ -127,9 +135,9 @@ class Source:
 
 
 class Resident(Source):
-    """Data in memory: laid out once, indexed ever after. What is fresh keeps the type it came in: bytes stay bytes.
+    """Data in memory, laid out once and then indexed. :class:`Fresh` levels keep their type (e.g. uint8).
 
-    They lie on the model's device, unless they would fill it: then with the host.
+    The data are on the model's device if they fit there, otherwise in host memory.
     """
 
     def __init__(self, graph: Graph, data: Mapping[str, Any], like: Tensor, places: Places = INDICES) -> None:
@@ -157,7 +165,7 @@ class Resident(Source):
 
     @classmethod
     def brought(cls, source: Mapped) -> Resident:
-        """All rows of files, brought to the model's device a part at a time."""
+        """Copy all rows of mapped files to the model's device, in parts."""
         self = cls.__new__(cls)
         self.like, self.fresh, self.n, self.extents, self.near = source.like, source.fresh, source.n, source.extents, True
         self.batch, self.lacking = {}, source.lacking
@@ -171,13 +179,13 @@ class Resident(Source):
 
 
 def _taken(value: Tensor, rows: Tensor) -> Tensor:
-    """Rows of a tensor [steps, n, d]; from a matrix, which it is where there is one step, torch takes them faster."""
+    """Select rows of a tensor [steps, n, d]. With one step it is a matrix, which torch indexes faster."""
     rows = rows.to(value.device)
     return value[0].index_select(0, rows).unsqueeze(0) if len(value) == 1 else value.index_select(-2, rows)
 
 
 def _surely_fits(data: Mapping[str, Any], like: Tensor) -> bool:
-    """Whether the data fit on the device while they are checked and laid out there, which takes several times their size."""
+    """Return whether the data fit on the device during checking and layout, which need several copies."""
     if not like.is_cuda:
         return True
     count = sum(_numbers_in(value.values if isinstance(value, Fresh) else value) for value in data.values())
@@ -185,7 +193,7 @@ def _surely_fits(data: Mapping[str, Any], like: Tensor) -> bool:
 
 
 def _fits(batch: Batch, like: Tensor, times: int = 1) -> bool:
-    """Whether so many times these data as they are laid out leave half of what is free on the device to the model."""
+    """Return whether ``times`` copies of this batch take less than half of the device's free memory."""
     return 2 * times * sum(value.numel() * value.element_size() for value in batch.values()) < torch.cuda.mem_get_info(like.device)[0]
 
 
@@ -198,11 +206,12 @@ def _numbers_in(value: Any) -> int:
 
 
 class Mapped(Source):
-    """Arrays in files: checked a part at a time before training, then only the rows of a batch are read.
+    """Arrays in memory-mapped files: checked in parts before training, then read batch by batch.
 
-    ``told(rows, all)`` hears how many rows have been checked, since of a large file that takes minutes.
-    Pages of a mapped file that were touched count as this process's memory until they are given back. So a plain array is read from its
-    file by itself; of other maps (a part of a file, another order of axes) the pages are given back as one goes.
+    ``told(rows, all)`` is called with the number of rows checked so far, because checking a large file
+    takes minutes. The pages of a map that were read count as memory of this process until they are
+    released. Therefore a plain array is read from its file directly (:class:`OnDisk`). The pages of
+    other maps (a part of a file, another order of axes) are released during reading.
     """
 
     def __init__(self, graph: Graph, data: Mapping[str, Any], like: Tensor, told: Told | None = None) -> None:
@@ -210,7 +219,7 @@ class Mapped(Source):
         self.fresh = {name: value for name, value in data.items() if isinstance(value, Fresh)}
         values, lengths = pad(graph, {name: value.values if isinstance(value, Fresh) else value for name, value in data.items()})
         values |= {} if lengths is None else {"lengths": lengths}
-        self.length = values.pop("lengths") if "lengths" in values and np.ndim(values["lengths"]) == 0 else None  # of every row
+        self.length = values.pop("lengths") if "lengths" in values and np.ndim(values["lengths"]) == 0 else None  # one length for all rows
         self.data = {name: rows_of(value) for name, value in values.items()}
         self.maps = {name: found for name, value in self.data.items() if (found := memory_map(value)) is not None and found.mode == "r"}
         for value in values.values():
@@ -243,7 +252,10 @@ class Mapped(Source):
         self._release()
 
     def _release(self) -> None:
-        """Give the pages of read-only files back when they have become many. A copy-on-write map would lose what was written to it."""
+        """Release the pages of read-only maps when they exceed :data:`RELEASE` bytes.
+
+        A copy-on-write map would lose the changes written to it, so it keeps its pages.
+        """
         if self.maps and _mapped_bytes() - self.before > RELEASE:
             for found in self.maps.values():
                 found._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
@@ -254,7 +266,7 @@ class Mapped(Source):
             check_length(self.maps[name])
         if len(index) and len(index) == index[-1] - index[0] + 1 and (np.diff(index) == 1).all():
             found = np.asarray(self.data[name][int(index[0]) : int(index[-1]) + 1])
-            found = found if found.base is None else found.copy()  # of a map, whose pages are given back, or written to
+            found = found if found.base is None else found.copy()  # copy from the map: its pages may be released or written to
             self._release()
             return found
         if name not in self.maps or not len(index):
@@ -278,7 +290,10 @@ class Mapped(Source):
 
 
 def _mapped_bytes() -> int:
-    """Pages of files that count as this process's memory; 0 where the system does not say, or cannot take them back."""
+    """Return the bytes of file pages in this process's memory.
+
+    0 if the system does not report them or cannot release them.
+    """
     if not hasattr(mmap, "MADV_DONTNEED"):
         return 0
     try:
@@ -289,9 +304,10 @@ def _mapped_bytes() -> int:
 
 
 def open_source(graph: Graph, data: Any, like: Tensor, told: Told | None = None) -> Source:
-    """A source from what the user has: a mapping of arrays or files, a file, or a torch Dataset or DataLoader.
+    """Open a source of batches from the user's data.
 
-    ``told`` hears how far the check of a mapped file has come.
+    The data are a mapping from variable to array or file, a file, or a torch Dataset or DataLoader.
+    ``told(rows, all)`` is called during the check of a mapped file.
     """
     if isinstance(data, Source):
         return data
@@ -304,7 +320,7 @@ def open_source(graph: Graph, data: Any, like: Tensor, told: Told | None = None)
 
 
 def read_arrays(data: Any, graph: Graph) -> dict[str, Any]:
-    """Arrays by variable, what is masked as missing entries."""
+    """Return one array per variable; masked entries of masked arrays become missing (NaN)."""
     arrays = _arrays(data, graph)
     return Placed({name: unmasked(value) for name, value in arrays.items()}, places_of(arrays))
 
@@ -327,7 +343,7 @@ def _arrays(data: Any, graph: Graph) -> dict[str, Any]:
         read = {name: _single(Path(value), name, graph) if isinstance(value, str | Path) else value for name, value in data.items()}
         return Placed(read, places_of(data))
     if isinstance(data, torch.utils.data.IterableDataset):
-        raise ValueError("An IterableDataset has no rows to return to, so a run could not be resumed. Pass arrays, files or a map-style Dataset.")
+        raise ValueError("An IterableDataset cannot return to a row, so a run could not be resumed. Pass arrays, files or a map-style Dataset.")
     if isinstance(data, torch.utils.data.Dataset):
         return _from_dataset(data, graph)
     names = _names(graph)
@@ -341,7 +357,10 @@ def _names(graph: Graph) -> list[str]:
 
 
 def _own(tensor: Tensor, value: Any) -> Tensor:
-    """The tensor, copied if it lies in the user's own memory: what is written there later must not change the training data."""
+    """Return the tensor, copied if it shares memory with the user's array.
+
+    Later changes of the user's array must not change the training data.
+    """
     if isinstance(value, Tensor):
         address = value.untyped_storage().data_ptr()
     elif hasattr(value, "__array__"):
@@ -364,25 +383,28 @@ def _extents(graph: Graph, batch: Batch, fresh: Mapping[str, Fresh]) -> Extents:
 
 
 def _lacking(graph: Graph, batch: Batch) -> dict[str, set[int]]:
-    """The columns of each observed variable in which a row lacks an entry; masks hold at padded steps."""
+    """Return, per observed variable, the columns with a missing entry. Masks are True at padded steps."""
     masks = {name: batch[mask_of(name)] for name in graph.observed if mask_of(name) in batch}
     return {name: set((~mask).any(0).any(0).nonzero()[:, 0].tolist()) for name, mask in masks.items()}
 
 
 def _dataset_of(loader: Any) -> Any:
-    """The data set behind a loader, whose batches and order training makes itself. What the loader would change is not dropped silently."""
+    """Return the Dataset of a DataLoader. Training makes its own batches and order.
+
+    A loader that changes the rows or their order by a sampler or a collate_fn is refused.
+    """
     usual = (torch.utils.data.SequentialSampler, torch.utils.data.RandomSampler)
     if loader.batch_sampler is not None and not isinstance(loader.sampler, usual):
         raise ValueError(
-            f"The DataLoader has a {type(loader.sampler).__name__}; training orders the rows itself. Pass the data set (a Subset of it)."
+            f"The DataLoader has a {type(loader.sampler).__name__}; training orders the rows itself. Pass the Dataset (or a Subset of it)."
         )
     if loader.collate_fn is not torch.utils.data.default_collate:
-        raise ValueError("The DataLoader has a collate_fn of its own; training lays the rows out itself. Do its work in the data set, and pass that.")
+        raise ValueError("The DataLoader has its own collate_fn, but training builds its own batches. Do that work in the Dataset and pass it.")
     return loader.dataset
 
 
 def _from_dataset(data: torch.utils.data.Dataset, graph: Graph) -> dict[str, Any]:
-    """Rows of a map-style Dataset: dictionaries, tuples in the order (observed, given), or single arrays."""
+    """Read the rows of a map-style Dataset: dictionaries, tuples (observed, given), or single arrays."""
     rows = [data[i] for i in range(len(data))]  # type: ignore[arg-type]
     if not rows:
         raise ValueError("The Dataset has no rows.")

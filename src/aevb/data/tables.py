@@ -1,4 +1,4 @@
-"""Tables: columns of numbers with their names, from text or Parquet."""
+"""Read tables, columns of numbers with their names, from text or Parquet files."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ TABLES = (".csv", ".tsv", ".txt", ".parquet")
 
 @dataclass(frozen=True)
 class Table:
-    """Columns [N, C], with their names where the file has a header. A column of lists (Parquet) stands in ``lists`` instead."""
+    """Columns [N, C], with their names if the file has a header. ``lists`` holds columns of lists (Parquet)."""
 
     values: np.ndarray
     names: tuple[str, ...] | None
     lists: Mapping[str, list[np.ndarray]]
-    lines: np.ndarray | None = None  # the number of each row's line in a text file
+    lines: np.ndarray | None = None  # the line number of each row in a text file
 
 
 @dataclass(frozen=True)
 class Header:
-    """The names of a table's columns of numbers, where it has them, and how many they are; the columns of lists."""
+    """Names (if the file has a header) and number of the numeric columns; names of the columns of lists."""
 
     names: tuple[str, ...] | None
     width: int
@@ -35,7 +35,7 @@ class Header:
 
 
 def read_table(path: Path, without: Collection[str] = ()) -> Table:
-    """A table's numbers; the columns ``without`` are left out, whatever they hold."""
+    """Read the numbers of a table. The columns ``without`` are skipped, whatever they hold."""
     if path.suffix == ".parquet":
         return _read_parquet(path, without)
     values, names, lines = read_text(path, without)
@@ -43,7 +43,7 @@ def read_table(path: Path, without: Collection[str] = ()) -> Table:
 
 
 def marked(table: Table, missing: Sequence[float]) -> Table:
-    """The table with NaN wherever it holds a number that marks a missing cell."""
+    """Replace the numbers that mark missing cells by NaN."""
     if not missing:
         return table
     lists = {name: [mark_missing(row, *missing) for row in rows] for name, rows in table.lists.items()}
@@ -51,7 +51,7 @@ def marked(table: Table, missing: Sequence[float]) -> Table:
 
 
 def header(path: Path) -> Header:
-    """The header of a table, without its rows."""
+    """Read only the header of a table."""
     if path.suffix == ".parquet":
         parquet, pyarrow = _pyarrow()
         try:
@@ -111,13 +111,13 @@ def _read_parquet(path: Path, without: Collection[str]) -> Table:
 
 
 def _lists(name: str, rows: list[Any]) -> list[np.ndarray]:
-    """The rows of a column of lists as arrays; those of a row must be of one size all the way down."""
+    """Convert a column of lists to arrays. Nested lists of one row must have equal lengths."""
     found = []
     for i, row in enumerate(rows):
         if row is None:
-            raise ValueError(f"its column {name!r} has no list in row {i} (from 0); leave that row out, or write a list")
+            raise ValueError(f"its column {name!r} has no list in row {i} (from 0); remove that row, or write a list")
         try:
             found.append(np.array(row, dtype=float))
         except (TypeError, ValueError):
-            raise ValueError(f"its column {name!r} holds no list of numbers (or of equal lists) in row {i} (from 0)") from None
+            raise ValueError(f"its column {name!r} holds no list of numbers (or of lists of equal length) in row {i} (from 0)") from None
     return found

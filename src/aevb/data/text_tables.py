@@ -1,4 +1,4 @@
-"""Text tables (.csv, .tsv, .txt): numbers by line and column, read a line at a time."""
+"""Read text tables (.csv, .tsv, .txt) of numbers, line by line."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import IO
 import numpy as np
 
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "None", "?")
-MANY = 5  # cells that count on by one in a first line, from which it may be a header even if whole numbers follow
-FEW = 50  # distinct words that make a column a category
-LONGEST = 2**24  # characters of a line
+MANY = 5  # a first line of this many consecutive numbers may be a header even if whole numbers follow
+FEW = 50  # most distinct words of a column of categories
+LONGEST = 2**24  # most characters of a line
 _COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
 _DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}([-/.]\d{1,4})?([ T]\d{1,2}:\d{2}.*)?|\d{1,2}:\d{2}.*")
 
@@ -23,7 +23,7 @@ Cells = tuple[int, list[str]]  # the number of a line, and its cells
 
 
 class WordsError(ValueError):
-    """A column holds words where numbers are expected: the values of a category, if they are few."""
+    """A column holds words instead of numbers. If they are few, they may be categories."""
 
     def __init__(self, column: str, found: tuple[str, ...], line: int) -> None:
         super().__init__(f"line {line}, column {column!r} holds {found[0]!r}, not a number")
@@ -31,11 +31,12 @@ class WordsError(ValueError):
 
 
 def read_text(path: Path, without: Collection[str] = ()) -> tuple[np.ndarray, tuple[str, ...] | None, np.ndarray]:
-    """The numbers of a text table, [N, C], its header, and the line of each row, [N], counted from 1.
+    """Read a text table: its numbers [N, C], its header, and the line number of each row [N], from 1.
 
-    An empty cell is missing (NaN). Columns ``without`` may hold anything.
+    An empty cell is missing (NaN). The columns ``without`` are skipped and may hold anything.
 
-    The first line is a header if any of its cells is no number, or if it counts from 0. One that counts from another number may be either: refused.
+    The first line is a header if one of its cells is not a number, or if it counts 0, 1, 2, …. A first
+    line that counts from another number is ambiguous and refused.
     """
     with _opened(path) as file:
         names, width, rows, decimal = _begun(file, path)
@@ -44,7 +45,7 @@ def read_text(path: Path, without: Collection[str] = ()) -> tuple[np.ndarray, tu
         lines = array("q")
         signs: dict[str, str] = {}
         for line, cells in rows:
-            if not cells:  # where a table has one column, an empty line is a missing cell, unless nothing follows
+            if not cells:  # with one column, an empty line is a missing cell, unless it is at the end
                 pending.extend([line] * (width == 1))
                 continue
             first = line if first < 0 else first
@@ -68,13 +69,13 @@ def read_text(path: Path, without: Collection[str] = ()) -> tuple[np.ndarray, tu
 
 
 def read_header(path: Path) -> tuple[tuple[str, ...] | None, int]:
-    """The names of a text table's columns, where it has them, and their number: from its first line alone."""
+    """Read the column names (None without a header) and the number of columns from the first line."""
     with _opened(path) as file:
         return _begun(file, path)[:2]
 
 
 def distinct(names: list[str]) -> tuple[str, ...]:
-    """The names of columns; refused where one is empty or occurs twice."""
+    """Return the column names; refuse an empty name or one that occurs twice."""
     found: dict[str, int] = {}
     for i, name in enumerate(names):
         if not name:
@@ -89,7 +90,7 @@ def distinct(names: list[str]) -> tuple[str, ...]:
 
 
 def _opened(path: Path) -> IO[str]:
-    """The file as text: UTF-8, or UTF-16 where it says so."""
+    """Open the file as text: UTF-8, or UTF-16 if it begins with a byte order mark."""
     with path.open("rb") as file:
         start = file.read(4096)
     kinds = {
@@ -102,12 +103,12 @@ def _opened(path: Path) -> IO[str]:
             raise ValueError(f"it is {what}")
     wide = start.startswith((b"\xff\xfe", b"\xfe\xff"))
     if b"\0" in start and not wide:
-        raise ValueError("it holds bytes that are no text (NUL). If it is UTF-16, save it as UTF-8")
+        raise ValueError("it holds NUL bytes, so it is not text. If it is UTF-16, save it as UTF-8")
     return path.open(newline="", encoding="utf-16" if wide else "utf-8-sig")
 
 
 def _begun(file: IO[str], path: Path) -> tuple[tuple[str, ...] | None, int, Iterator[Cells], bool]:
-    """The header, the number of columns, the lines that follow, and whether a comma in them is the decimal point."""
+    """Read the header; return it, the number of columns, the other lines, and whether commas are decimal."""
     separator = _separator(file, path)
     rows = _rows(file, separator)
     blank = 0
@@ -135,7 +136,7 @@ def _begun(file: IO[str], path: Path) -> tuple[tuple[str, ...] | None, int, Iter
 
 
 def _separator(file: IO[str], path: Path) -> str | None:
-    """What separates the cells of a file's lines: None for blanks. Decided by its first two lines; the file is then at its beginning."""
+    """Find the separator of the cells from the first two lines, and rewind the file. None means blanks."""
     file.seek(0)
     try:
         lines = [re.sub(r'"[^"]*"', "", text) for text in (file.readline(2**20), file.readline(2**20)) if text.strip()]
@@ -155,7 +156,7 @@ def _separator(file: IO[str], path: Path) -> str | None:
 
 
 def _rows(file: IO[str], separator: str | None) -> Iterator[Cells]:
-    """The cells of every line; none of a blank one."""
+    """Yield the number and the cells of every line; a blank line has no cells."""
     if separator is None:
         for number, text in enumerate(file, 1):
             yield number, text.split()
@@ -194,7 +195,7 @@ def _open_quote(line: int) -> ValueError:
 
 def _not_unicode(error: UnicodeDecodeError) -> ValueError:
     if error.encoding.startswith("utf-16"):
-        return ValueError(f"it begins as UTF-16 but does not go on so ({error.reason}). Save it as UTF-8")
+        return ValueError(f"it begins as UTF-16 but is not valid UTF-16 ({error.reason}). Save it as UTF-8")
     byte = error.object[error.start]
     return ValueError(f"it is not UTF-8 text (byte 0x{byte:02x}: Latin-1?). Save it as UTF-8, e.g. iconv -f latin1 -t utf-8 old.csv > new.csv")
 
@@ -203,13 +204,16 @@ def _not_unicode(error: UnicodeDecodeError) -> ValueError:
 
 
 def _numbered(first: list[str]) -> bool:
-    """Whether a line is the header that pandas writes for columns without names: 0, 1, 2, …, after an empty cell where the index is written."""
+    """Return whether a line is the header of pandas for unnamed columns: 0, 1, 2, …
+
+    An empty cell comes first if pandas wrote the index too.
+    """
     numbers = [str(j) for j in range(len(first))]
     return len(first) > 1 and first in (numbers, ["", *numbers[:-1]])
 
 
 def _consecutive(first: list[str]) -> bool:
-    """Whether a line counts on by one, from another number than 0."""
+    """Return whether a line holds consecutive numbers that do not begin with 0."""
     cells = [cell.strip() for cell in first]
     if len(cells) < 3 or not all(cell.isdecimal() for cell in cells):
         return False
@@ -218,7 +222,10 @@ def _consecutive(first: list[str]) -> bool:
 
 
 def _number(cell: str, decimal: bool) -> float | None:
-    """A cell's number, NaN if it is missing, None if it is none; ``decimal``: a comma is the decimal point."""
+    """Parse a cell: a number, NaN if it is missing, None if it is not a number.
+
+    ``decimal=True``: a comma is the decimal separator.
+    """
     text = cell.strip()
     if text in MISSING:
         return float("nan")
@@ -257,13 +264,16 @@ def _cell(cell: str, names: tuple[str, ...] | None, j: int, line: int, begins: b
 
 
 def _check_signs(cells: list[str], line: int, signs: dict[str, str]) -> None:
-    """Refuse a table with both 2,5 and 1.234: one of them may be a thousand times as much. ``signs`` keeps the first cell with each."""
+    """Refuse a table with both 2,5 and 1.234, because one sign may separate thousands.
+
+    ``signs`` keeps the first cell with each sign.
+    """
     for cell in cells:
         for sign in ",.":
             if sign in cell and sign not in signs and _number(cell, True) is not None:
                 signs[sign] = f"{cell.strip()} on line {line}"
     if len(signs) == 2:
-        raise ValueError(f"it has decimal commas and points ({signs[',']}, {signs['.']}). Write all numbers alike, without separators of thousands")
+        raise ValueError(f"it has decimal commas and points ({signs[',']}, {signs['.']}). Use one decimal sign and no thousands separators")
 
 
 def _short(cell: str) -> str:

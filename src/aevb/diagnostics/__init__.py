@@ -1,4 +1,4 @@
-"""After training: what is wrong with a model, by how much, from what cause, and what to do about it."""
+"""Diagnose a trained model: what is wrong, how much, why, and what to do about it."""
 
 from aevb.diagnostics.doctor import diagnose
 from aevb.diagnostics.finding import Diagnosis, Finding

@@ -1,8 +1,9 @@
-"""Is q as sure as it may be? Simulation-based calibration: latents and data drawn from p, then the rank of the truth among q's draws.
+"""Simulation-based calibration of q: draw latents and data from p, rank the true latents among q's draws.
 
-If q(z | x) were p(z | x), the rank of z among draws of q(z | x) would be uniform for (z, x) ~ p, in every entry. Ranks at both ends mean a q
-that is too narrow, in the middle too wide, to one side biased. Discrete entries are ranked with ties broken at random. Of a sequence one step a
-row is ranked, since steps of a row are not independent.
+If q(z | x) equals p(z | x), the rank of z among draws of q(z | x) is uniform for (z, x) ~ p, in every
+entry. Many ranks at both ends mean that q is too narrow, many in the middle that it is too wide, and
+many at one end that it is biased. Ties of discrete entries are broken at random. One step per sequence
+is ranked, because the steps of a sequence are not independent.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ from aevb.model import Model
 from aevb.posterior import Posterior
 from aevb.predictive.replicate import redraw
 
-DRAWS = 99  # of q, among which the truth is ranked
-LEAST = 200  # draws of p: where there are fewer rows, each stands for several
-LARGE, NOTABLE = 0.25, 0.12  # distance of the ranks' distribution from the uniform one
+DRAWS = 99  # draws of q, among which the true value is ranked
+LEAST = 200  # fewest draws of p; with fewer rows, each row is used several times
+LARGE, NOTABLE = 0.25, 0.12  # Kolmogorov–Smirnov distance of the ranks from the uniform distribution
 
 
 def ranks(model: Model, batch: Batch, seed: int) -> dict[str, np.ndarray]:
-    """The rank of every latent's entries among q's draws as a share of (0, 1), [N, d] ([N, 1] for classes): uniform if q is p's posterior.
+    """Return the rank of every latent's true entries among q's draws, scaled to (0, 1).
 
-    Only what the model is given, the number of rows and their lengths are taken from the batch.
+    Shape [N, d], or [N, 1] for classes. Ranks are uniform if q is the posterior of p. Of the batch, only
+    the given variables, the number of rows and their lengths are used.
     """
     graph = model.graph
     n, steps = model._extent(batch)
@@ -64,7 +66,7 @@ def _rank(draws: Tensor, true: Tensor, generator: torch.Generator) -> np.ndarray
 
 
 def judge_ranks(name: str, rank: np.ndarray) -> Finding:
-    """How far the ranks are from uniform, entry by entry: by the Kolmogorov–Smirnov distance, and which way."""
+    """Report the Kolmogorov–Smirnov distance of the ranks from uniform, and in which direction q errs."""
     from scipy.stats import kstest  # type: ignore[import-untyped]
 
     n, d = rank.shape
@@ -72,20 +74,20 @@ def judge_ranks(name: str, rank: np.ndarray) -> Finding:
     distance, p = np.array([test.statistic for test in tests]), np.array([test.pvalue for test in tests])
     worst = int(distance.argmax())
     figures: dict[str, Any] = {"distance": distance.tolist(), "p": p.tolist(), "mean": rank.mean(0).tolist(), "variance": rank.var(0).tolist()}
-    seen = p.min() * d < 0.01  # Bonferroni: of what chance alone would show, one in a hundred
+    seen = p.min() * d < 0.01  # Bonferroni-corrected level of 0.01
     figure = f"largest distance of the ranks from uniform {distance[worst]:.2f}, p = {min(1.0, float(p.min()) * d):.2g}"
     if not seen or distance[worst] < NOTABLE:
         return Finding("ok", "calibration", name, f"q({name}|·) is calibrated on {n} draws of p ({figure}).", figures)
-    text = f"q({name}|·) is {_which_way(rank[:, worst])} on data that p itself draws ({figure})."
+    text = f"q({name}|·) is {_which_way(rank[:, worst])} on data simulated from p ({figure})."
     if distance[worst] < LARGE:
         return Finding("note", "calibration", name, text, figures)
-    remedy = "Its error bars mean little there. Train q further or with a richer family; model.gap(…) says which of the two. "
-    remedy += "If p's own draws look unlike the data, q has never seen such x: then mend p first."
+    remedy = "Its error bars are not reliable there. Train q further or with a richer family; model.gap(…) says which of the two. "
+    remedy += "If data simulated from p look unlike the real data, q has never seen such x: improve p first."
     return Finding("warning", "calibration", name, text, figures, remedy)
 
 
 def _which_way(rank: np.ndarray) -> str:
-    """In words, from the ranks' mean (½) and variance (1/12)."""
+    """Describe the error of q from the mean and variance of the ranks (½ and 1/12 if uniform)."""
     side = (rank.mean() - 0.5) * math.sqrt(12)
     width = rank.var() * 12 - 1
     if abs(side) > abs(width):
@@ -94,9 +96,9 @@ def _which_way(rank: np.ndarray) -> str:
 
 
 def judge_calibration(model: Model, batches: list[Batch], seed: int) -> list[Finding]:
-    """A finding for every latent; one that says so if p's draws cannot be made or read."""
+    """Return a finding per latent, or a single note if calibration cannot be checked."""
     if any(is_mask(mask) and variable_of(mask) in model.graph.given for batch in batches for mask in batch):
-        return [Finding("note", "calibration", "run", "Calibration was not checked: what the model is given has missing entries.")]
+        return [Finding("note", "calibration", "run", "Calibration was not checked, because the given variables have missing entries.")]
     times = -(-LEAST // sum(model._extent(batch)[0] for batch in batches))
     parts = [ranks(model, batch, seed + i) for i, batch in enumerate(batches * times)]
     return [judge_ranks(name, np.concatenate([part[name] for part in parts])) for name in model.graph.latents]

@@ -1,4 +1,4 @@
-"""Why a latent may be dead, measured: the gradient that reaches q's factor of it, and what p's other factors make of it."""
+"""Measure why a latent is dead: the gradient that reaches q's factor, and how p depends on the latent."""
 
 from __future__ import annotations
 
@@ -17,24 +17,30 @@ from aevb.evidence.per_example_q import free_factors, zero_offsets
 from aevb.model import Model
 from aevb.predictive.replicate import complete, redraw
 
-DRAWS = 8  # of a latent from p, in exchange for q's
+DRAWS = 8  # draws of a latent from p that replace the one from q
 
 
 @dataclass(frozen=True)
 class Reach:
-    """The gradient that the rest of the bound sends to q's factor of a latent: as the run was trained, and under the model's own plan."""
+    """Norm of the gradient that the other terms of the bound send to q's factor of a latent.
+
+    ``trained`` is under the run's plan, ``own`` under the model's default plan.
+    """
 
     trained: float
     own: float
 
     @property
     def cut(self) -> bool:
-        """Whether the way of training keeps the gradient from q, rather than p having none to send."""
+        """Whether the training method blocks the gradient, although p would send one."""
         return self.trained == 0 and self.own > 0
 
 
 def reaching(model: Model, plan: Plan, batch: Batch, seed: int) -> dict[str, float]:
-    """The norm of the gradient, an example, that everything in the bound but a latent's own KL sends to q's factor of it."""
+    """Return, per latent, the mean gradient norm per example at q's factor.
+
+    The gradient is that of all terms of the bound except the latent's own KL.
+    """
     factors, offsets = free_factors(model, plan), zero_offsets(model, plan, batch)
     for offset in offsets.values():
         offset.requires_grad_()
@@ -46,7 +52,8 @@ def reaching(model: Model, plan: Plan, batch: Batch, seed: int) -> dict[str, flo
             if not own:
                 continue
             others = [-term if key.startswith("kl(") else term for key, term in bound.terms.items() if key != f"kl({name})"]
-            # The score function's gradient is part of the value alone; elsewhere the terms give an exact zero where nothing arrives.
+            # The score-function gradient is in the value only, not in the terms. For other draws the terms
+            # give an exact zero if no gradient arrives.
             rest = bound.value + bound.terms[f"kl({name})"] if choice.draw is Draw.SCORE else torch.stack(others).sum(0)
             parts = torch.autograd.grad(rest.sum(), own, retain_graph=True, allow_unused=True) if rest.requires_grad else ()
             squares = [part.square().sum((-1, -3)).flatten(0, -2).sum(0) for part in parts if part is not None]
@@ -56,11 +63,12 @@ def reaching(model: Model, plan: Plan, batch: Batch, seed: int) -> dict[str, flo
 
 @dataclass(frozen=True)
 class Dependence:
-    """What p's other factors make of a latent v, in nats an example.
+    """How p's other factors ("the rest") depend on a latent v, in nats per example.
 
-    ``offer`` is log E_p[p(rest | v)] − E_p[log p(rest | v)], what knowing v could add to the rest, from a few draws of v (and so rather too small).
-    ``gain`` is how much likelier the rest is at q's draw than at p's; ``worth`` the gain less v's KL, by which the bound exceeds
-    that of a q that is p there; ``error`` its standard error.
+    ``offer`` is log E_p[p(rest | v)] − E_p[log p(rest | v)]: what knowing v could add to log p of the
+    rest. It is estimated from a few draws of v, so it tends to be too small. ``gain`` is log p of the rest
+    at q's draw minus that at p's draws. ``worth`` is the gain minus v's KL: by how much the bound exceeds
+    the bound with q(v|·) replaced by p. ``error`` is the standard error of ``worth``.
     """
 
     offer: float
@@ -70,7 +78,10 @@ class Dependence:
 
 
 def dependence(model: Model, batch: Batch, name: str, kl: Tensor, seed: int) -> Dependence:
-    """Measured by exchanging the latent's draw, all others held; ``kl`` is the latent's, [N]."""
+    """Measure the dependence by replacing the latent's draw from q by draws from p, all others fixed.
+
+    ``kl`` is the KL of the latent, [N].
+    """
     with model._evaluating(seed):
         whole = complete(model, batch, method="q")
         inferred = with_values(model, whole, {}, name).double()

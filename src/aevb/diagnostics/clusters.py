@@ -1,4 +1,4 @@
-"""Classes: which are used, which are the same one twice, how sure q is, and how they match labels."""
+"""Findings on classes: dead and duplicate classes, the certainty of q, and the match with labels."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from aevb.model import Model
 from aevb.posterior import Posterior
 from aevb.predictive.replicate import complete
 
-TELLS = 0.05  # of the most that a class can carry, log C: a class of which rows tell less is not inferred
-DEAD = 0.1  # of an even share: a class used less than this is not used
-SAME = 0.1  # nats: two classes between which p's other factors differ less than this are one
+TELLS = 0.05  # fraction of log C; with less information per row, the class is not inferred
+DEAD = 0.1  # fraction of an even share; a class with less is dead
+SAME = 0.1  # nats; two classes are duplicates if p's other factors differ by less
 
 
 def class_probabilities(model: Model, batches: list[Batch], name: str, seed: int) -> Tensor:
-    """q(y | x) of every row, of a sequence every real step: [rows, C]."""
+    """Return q(y | x) for every row, or for every real step of sequences, [rows, C]."""
     found = []
     for i, batch in enumerate(batches):
         probs = Posterior(model, batch, seed=seed + i)[name].probs  # type: ignore[attr-defined]
@@ -37,14 +37,20 @@ def class_probabilities(model: Model, batches: list[Batch], name: str, seed: int
 
 
 def information(probs: Tensor) -> tuple[float, float]:
-    """Of class probabilities [N, C]: what a row tells about its class, H(E q) − E H(q), and what it leaves open, E H(q); in nats."""
+    """Return mutual information H(E q) − E H(q) and conditional entropy E H(q) in nats.
+
+    The argument is an array of class probabilities [N, C].
+    """
     left = float(-(probs * probs.clamp_min(1e-30).log()).sum(-1).mean())
     mean = probs.mean(0)
     return float(-(mean * mean.clamp_min(1e-30).log()).sum()) - left, left
 
 
 def differences(model: Model, batch: Batch, name: str, seed: int) -> tuple[Tensor, Tensor]:
-    """Σ log p of all other variables under each class, [N, C], at a draw of the other latents from q; and the class drawn with them, [N]."""
+    """Return Σ log p of all other variables under each class, [N, C], and the drawn class, [N].
+
+    The other latents are drawn from q together with the class.
+    """
     with model._evaluating(seed):
         whole = complete(model, batch, method="q")
         count, like = model.graph.size(name), whole[name]
@@ -53,7 +59,10 @@ def differences(model: Model, batch: Batch, name: str, seed: int) -> tuple[Tenso
 
 
 def same_classes(under: Tensor, drawn: Tensor) -> list[tuple[int, int, float]]:
-    """Pairs of classes between which p's other factors do not tell, on the rows that have one of the two: (a, b, mean |difference| in nats)."""
+    """Return pairs of classes that p's other factors do not distinguish: (a, b, mean |difference| in nats).
+
+    Each pair is compared on the rows that have one of the two classes.
+    """
     found = []
     classes = drawn.unique().tolist()
     for i, a in enumerate(classes):
@@ -77,7 +86,7 @@ def judge_classes(
     labels: np.ndarray | None,
     seed: int,
 ) -> list[Finding]:
-    """The findings about a latent that is a class."""
+    """Return the findings about a latent that is a class."""
     graph, probs = model.graph, class_probabilities(model, batches, name, seed)
     rows, count = probs.shape
     told, left = information(probs)
@@ -100,7 +109,7 @@ def judge_classes(
     if left > 0.5 * math.log(count):
         text = f"q is undecided about {name}: {left:.2f} of {math.log(count):.2f} nats are left open in a {unit}."
         findings.append(Finding("note", "undecided", name, text, {"conditional entropy": left}))
-    if not graph.timed[name]:  # in time a class is also told by its neighbours
+    if not graph.timed[name]:  # in a sequence the neighbouring steps also determine the class
         parts = [differences(model, batch, name, seed + i) for i, batch in enumerate(batches)]
         same = same_classes(torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]))
         if same:

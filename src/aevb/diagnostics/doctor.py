@@ -1,4 +1,4 @@
-"""The doctor: everything that is looked at after training, in one call."""
+"""``diagnose``: run all checks of a trained model in one call."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from aevb.runtime.contention import sharing_cores
 from aevb.training import warning_signs as course
 from aevb.training.run import Run
 
-CHUNK = 250  # rows at a time
-FEW = 200  # rows on which gradients and exchanged latents are measured
+CHUNK = 250  # rows per batch
+FEW = 200  # rows for measuring gradients and the dependence on latents
 
 
 @sharing_cores()
@@ -45,14 +45,24 @@ def diagnose(
     calibrate: bool = True,
     seed: int = 0,
 ) -> Diagnosis:
-    """Examine a trained model on data: what is wrong, by how much, from what cause, and what to do about it.
+    """Diagnose a trained model on data: what is wrong, how much, why, and what to do about it.
 
-    Looked at are: numbers that are not finite; for every latent its KL and activity, and where it has collapsed, whether the gradient of the
-    reconstruction reaches q (under the ``how`` that ``run`` recorded, or this one), whether p needs the latent, and whether q has found it; dead and
-    duplicate classes, and with ``labels`` ([N], −1 unknown) how they match; scales that ran away; calibration of q on p's own draws
-    (``calibrate=False`` leaves it out); and from the ``run`` (or its folder) a bound that fell back, over-fitting, importance weights that rest on
-    one sample, failed steps and a KL warm-up that did not end. Values of latents among the data are not given to the model; those of a class
-    serve as labels. At most ``rows`` rows are used, chosen at random.
+    The checks are:
+
+    - parameters and bounds that are not finite;
+    - for every latent, its KL and activity. For a collapsed latent also the cause: no gradient of the
+      reconstruction reaches q (under the ``how`` of ``run``, or this one), p does not need the latent,
+      or q has not learned it;
+    - dead and duplicate classes, and their match with ``labels`` ([N], −1 for unknown);
+    - scales that diverged;
+    - calibration of q on data simulated from p (``calibrate=False`` skips it);
+    - from ``run`` (a Run or its folder): a bound that fell, over-fitting, importance weights dominated by
+      one sample, failed steps, and a KL warm-up that did not finish.
+
+    Values of latents in the data are not given to the model; those of a class serve as labels. At most
+    ``rows`` rows are used, chosen at random.
+
+    Returns a :class:`Diagnosis`: ``print`` shows it, and ``worst`` is its gravest level.
     """
     graph = model.graph
     run = Run.load(run) if isinstance(run, str | Path) else run
@@ -63,8 +73,8 @@ def diagnose(
     batches = [source.take(chosen[start : start + CHUNK]) for start in range(0, len(chosen), CHUNK)]
     findings = judge_history(run) if run is not None else []
     findings += _weights(model)
-    told = {finding.about for finding in findings if finding.kind == "untaught q"}
-    findings += [finding for finding in _behind(model) if finding.about not in told]
+    reported = {finding.about for finding in findings if finding.kind == "untaught q"}
+    findings += [finding for finding in _behind(model) if finding.about not in reported]
     if not any(finding.level == "problem" for finding in findings):
         findings += _rests_on_one(model, batches[0], run, seed) if run is not None else []
         with model._evaluating(None):
@@ -73,7 +83,7 @@ def diagnose(
 
 
 def _of_one_cause(findings: list[Finding]) -> list[Finding]:
-    """A q that nothing taught says nothing for that reason: it needs that remedy, and no other."""
+    """Give a collapsed latent whose q was not trained only one remedy: to train q."""
     remedies = {finding.about: finding.remedy for finding in findings if finding.kind == "untaught q"}
     return [replace(finding, remedy=remedies.get(finding.about, finding.remedy)) if finding.kind == "collapse" else finding for finding in findings]
 
@@ -87,7 +97,7 @@ def _weights(model: Model) -> list[Finding]:
 
 
 def _rests_on_one(model: Model, batch: Batch, run: Run, seed: int) -> list[Finding]:
-    """Whether the importance weights of the bound that was trained have collapsed onto one sample."""
+    """Report importance weights of the trained bound that are dominated by one sample."""
     settings, few = run.settings, {name: value.narrow(-2, 0, min(FEW, value.shape[-2])) for name, value in batch.items()}
     if settings.bound != "iwae":
         return []
@@ -100,18 +110,23 @@ def _rests_on_one(model: Model, batch: Batch, run: Run, seed: int) -> list[Findi
 
 
 def _behind(model: Model) -> list[Finding]:
-    """Latents whose factors in q are behind p: what is measured by q there is q's shortcoming, not p's."""
-    remedy = "Train q (fit with joint() or alternate()); until then posterior() and impute() take the exact posterior where it is known."
+    """Report latents whose factors in q are outdated: measurements by q then show faults of q, not of p."""
+    remedy = "Train q (fit with joint() or alternate()); until then posterior() and impute() use the exact posterior if it is known."
     return [
         Finding(
-            "warning", "q behind p", name, f"{reason}: q({name}|·) is not the posterior's, and what is said of {name} below is about q.", {}, remedy
+            "warning",
+            "q behind p",
+            name,
+            f"{reason}: q({name}|·) is not the posterior, and the findings about {name} below describe q, not p.",
+            {},
+            remedy,
         )
         for name, reason in model.untaught().items()
     ]
 
 
 def _labels(model: Model, arrays: Mapping[str, Any], labels: Any, chosen: Tensor, n: int) -> dict[str, np.ndarray]:
-    """The labels of the chosen rows for every class that has one for a row: those handed over, or its own values among the data."""
+    """Return labels of the chosen rows for every static class: ``labels``, or its values in the data."""
     graph = model.graph
     classes = [name for name in graph.latents if graph.rule("p", name).spec.categorical and not graph.timed[name]]
     if labels is None:
@@ -123,13 +138,13 @@ def _labels(model: Model, arrays: Mapping[str, Any], labels: Any, chosen: Tensor
 
 
 def _numbers(labels: Any) -> np.ndarray:
-    """Labels as numbers, −1 where unknown; of one-hot rows the place of the one."""
+    """Convert labels or one-hot rows to class numbers, −1 if unknown."""
     found = np.nan_to_num(np.asarray(labels).astype(float), nan=-1.0)
     return np.where(found.max(-1) > 0, found.argmax(-1), -1.0) if found.ndim == 2 and found.shape[-1] > 1 else found
 
 
 def _plan(model: Model, batch: Batch, how: Mapping[str, str], samples: int) -> Plan:
-    """The model's own plan, which is exact where it can be; with ``how`` for a model that has none."""
+    """Return the model's default plan, which is exact if possible, or the plan with ``how`` if it has none."""
     choices: dict[str, Any] = {"samples": samples, "partial": split_latents(model.graph, batch)[1]}
     try:
         return model.plan(**choices)
@@ -156,7 +171,7 @@ def _examine(
     recorded = model.plan(how=how, samples=SAMPLES_DRAWN, partial=split_latents(graph, few)[1])
     trained, own = (reaching(model, plan, few, seed) for plan in (recorded, _plan(model, few, how, SAMPLES_DRAWN)))
     for name in graph.latents:
-        reach = Reach(trained[name], own[name]) if name in trained else None  # none for q by Bayes' rule
+        reach = Reach(trained[name], own[name]) if name in trained else None  # None if q is Bayes' rule
         relies = dependence(model, few, name, kls[0][name][:FEW], seed)
         if graph.rule("p", name).spec.categorical:
             found = usage[name].usage()
@@ -170,16 +185,19 @@ def _examine(
 
 
 def _bounds(values: Tensor, behind: bool) -> list[Finding]:
-    """The bound itself, and rows on which it is not a number; ``behind``: of a q that was not trained for this p."""
+    """Report the bound, or the rows on which it is not finite.
+
+    ``behind``: q was not trained for this p.
+    """
     bad = (~values.isfinite()).nonzero()[:, 0].tolist()
     if bad:
         text = f"The ELBO is not finite in {len(bad)} of {len(values)} rows; the first of those examined is {bad[0]}. Nothing else can be examined."
-        return [Finding("problem", "not finite", "run", text, {"rows": bad}, "Look at these rows, and at what p makes of them.")]
+        return [Finding("problem", "not finite", "run", text, {"rows": bad}, "Look at these rows, and at the parameters that p computes for them.")]
     figures = {"elbo": float(values.double().mean())}
     if len(values) > 1:
         figures["stderr"] = float(values.double().std()) / len(values) ** 0.5
     shown = f" (standard error over the rows {figures['stderr']:.2f})" if "stderr" in figures else ""
     text = (
-        f"The ELBO is {figures['elbo']:.2f} nats an example{shown}" + ", that of a q which was not trained for this p: it says nothing of p" * behind
+        f"The ELBO is {figures['elbo']:.2f} nats per example{shown}" + ", but q was not trained for this p: the bound says nothing about p" * behind
     )
     return [Finding("note" if behind else "ok", "elbo", "run", f"{text}.", figures)]

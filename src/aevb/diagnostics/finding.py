@@ -1,4 +1,4 @@
-"""What a diagnosis is: findings, each with its figures, how grave it is, and what to do."""
+"""The result of a diagnosis: findings, each with its level, its figures and a remedy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LEVELS = ("ok", "note", "warning", "problem")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing found out. ``kind`` is its name ("collapse", "dead clusters", …), ``about`` the variable, or "run"."""
+    """One finding. ``kind`` is its name ("collapse", "dead classes", …), ``about`` the variable, or "run"."""
 
     level: str
     kind: str
@@ -28,7 +28,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All findings, the gravest first."""
+    """All findings, the gravest first. ``print`` shows them."""
 
     findings: tuple[Finding, ...]
     rows: int
@@ -39,17 +39,17 @@ class Diagnosis:
         return max((finding.level for finding in self.findings), key=LEVELS.index, default="ok")
 
     def of(self, kind: str, about: str | None = None) -> tuple[Finding, ...]:
-        """The findings of one kind, about one variable or any."""
+        """Return the findings of one kind, about one variable or any."""
         return tuple(finding for finding in self.findings if finding.kind == kind and about in (None, finding.about))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return the diagnosis as plain data, for JSON."""
         return {"worst": self.worst, "rows": self.rows, "findings": [asdict(finding) for finding in self.findings]}
 
     def __str__(self) -> str:
         counts = {level: sum(finding.level == level for finding in self.findings) for level in reversed(LEVELS)}
-        told = [f"{count} {level}{'s' * (count > 1 and level != 'ok')}" for level, count in counts.items() if count and level != "ok"]
-        head = f"{self.rows} rows examined: {', '.join(told) or 'nothing is wrong'}."
+        parts = [f"{count} {level}{'s' * (count > 1 and level != 'ok')}" for level, count in counts.items() if count and level != "ok"]
+        head = f"{self.rows} rows examined: {', '.join(parts) or 'nothing is wrong'}."
         return "\n".join([head, *map(str, self.findings)])
 
 

@@ -1,8 +1,8 @@
-"""Is each latent used, and if not, why: in words.
+"""Findings on whether each latent is used, and if not, why.
 
-A latent is *collapsed* if q(v | x) is p(v | ·) whatever x is: it then carries nothing. Three causes are told apart, each by measuring it:
-as the run was trained no gradient of the rest of the bound reaches q's factor; p's other factors hardly depend on v; or they
-do, but q has not found out how.
+A latent is *collapsed* if q(v | x) equals p(v | ·) for every x: it then carries no information. Three
+causes are distinguished by measurement: no gradient of the other terms reached q's factor in training;
+p's other factors hardly depend on v; or they do, but q has not learned to infer v.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from aevb.diagnostics.finding import Finding
 from aevb.diagnostics.usage import ACTIVE, CARRIES, Usage
 from aevb.model import Model
 
-OFFERS = 0.1  # nats an example that knowing a latent must be able to add to the rest for p to need it
+OFFERS = 0.1  # p needs a latent if knowing it could add this many nats per example to the rest
 
 
 def judge(model: Model, name: str, usage: Usage, reach: Reach | None, relies: Dependence, how: Mapping[str, str]) -> list[Finding]:
-    """The findings about one latent that is no class: used, partly used, or collapsed and why."""
+    """Return the findings about a latent that is not a class: used, partly used, or collapsed and why."""
     figures: dict[str, Any] = {"kl": usage.kl, **reached(reach), **asdict(relies)}
     if usage.activity is not None:
         figures["activity"] = usage.activity.tolist()
@@ -30,15 +30,15 @@ def judge(model: Model, name: str, usage: Usage, reach: Reach | None, relies: De
     dead = usage.kl / usage.steps < CARRIES * d if inactive is None else bool(inactive.all())
     each = f", {usage.kl / usage.steps:.3f} a step" if model.graph.timed[name] else ""
     if dead:
-        return [collapsed(model, name, f"KL {usage.kl:.3f} nats an example{each}", figures, reach, relies, how)]
+        return [collapsed(model, name, f"KL {usage.kl:.3f} nats per example{each}", figures, reach, relies, how)]
     unused = 0 if inactive is None else int(inactive.sum())
-    carried = f"{name} carries {usage.kl:.2f} nats an example{each}; draws of p in place of q's would cost {relies.gain:.2f} nats of the rest"
+    carried = f"{name} carries {usage.kl:.2f} nats per example{each}; draws of p in place of q's would cost {relies.gain:.2f} nats of the rest"
     findings = misled(name, relies, figures)
     if reach is not None and reach.cut:
         findings.append(_unreached(name, figures, how))
     if unused:
         text = f"{carried}; {unused} of its {d} entries {'are' if unused > 1 else 'is'} not used (activity below {ACTIVE})."
-        remedy = f"Nothing is lost by it: {name} of size {d - unused} may do as well."
+        remedy = f"This does no harm: {name} of size {d - unused} may do as well."
         findings.append(Finding("note", "unused entries", name, text, figures, remedy))
     elif not findings:
         findings.append(Finding("ok", "used", name, f"{carried}." if d == 1 else f"{carried}; all {d} entries are active.", figures))
@@ -46,7 +46,7 @@ def judge(model: Model, name: str, usage: Usage, reach: Reach | None, relies: De
 
 
 def misled(name: str, relies: Dependence, figures: Mapping[str, Any]) -> list[Finding]:
-    """Whether q is worse than no inference at all."""
+    """Report a q that is worse than p's factor in its place, that is, than no inference."""
     if relies.worth > -max(0.1, 3 * relies.error):
         return []
     text = f"q({name}|·) misleads: its draws gain {relies.gain:.2f} nats of the rest over p's own, for a KL of {relies.gain - relies.worth:.2f}. "
@@ -60,7 +60,7 @@ def collapsed(
     graph = model.graph
     head = f"{name} is dead: q has collapsed onto p ({what}), so it says nothing about the data."
     if len(graph.factors_containing(name)) == 1:
-        text, remedy = f"No factor of p but its own reads {name}, directly or through what is computed from it.", f"Let p read {name}, or drop it."
+        text, remedy = f"No factor of p but its own reads {name}, directly or through a function.", f"Let p read {name}, or drop it."
     elif reach is not None and reach.cut:
         return Finding("problem", "collapse", name, f"{head} {_NO_GRADIENT}{_under(name, how)}.", {**figures, "cause": "no gradient"}, _attach(name))
     elif relies.offer < OFFERS:
@@ -75,10 +75,10 @@ def collapsed(
         remedy += "let the KL's weight rise slowly (kl_warmup=…), or train with bound='iwae', samples=8."
         figures = {**figures, "cause": "p does not need it"}
     elif reach is None:
-        text = "q is exact there, by Bayes' rule: p itself hardly tells its values apart."
+        text = "q is exact there, by Bayes' rule: p itself hardly distinguishes its values."
         remedy, figures = "Train p further, or from another seed.", {**figures, "cause": "p does not tell it"}
     else:
-        text = f"p needs it (knowing {name} could add {relies.offer:.2f} nats or more to log p of the rest), but q does not tell its value."
+        text = f"p needs it (knowing {name} could add {relies.offer:.2f} nats or more to log p of the rest), but q does not infer its value."
         remedy = f"Train q further (schedule=alternate(1000, 1000)), with a larger network, or look at what q({name}|·) reads."
         figures = {**figures, "cause": "q has not found it"}
     return Finding("problem", "collapse", name, f"{head} {text}", figures, remedy)

@@ -1,4 +1,4 @@
-"""Expectations under q of what a diagnosis asks about, entry by entry: KLs, distances from the prior, scales."""
+"""Expectations under q, per entry, for the diagnosis: KLs, distances from the prior, scales."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from aevb.estimate.batch import Batch
 from aevb.estimate.estimators import Estimate
 from aevb.model import Model
 
-SAMPLES_DRAWN = 4  # of each example
+SAMPLES_DRAWN = 4  # samples per example
 
 
 class Measured:
-    """One batch under q: its bound, and expectations of q's and p's distributions entry by entry."""
+    """One batch under q: its bound, and expectations of functions of q's and p's distributions per entry."""
 
     def __init__(self, model: Model, plan: Plan, batch: Batch, seed: int) -> None:
         self.model, self.plan, self.batch = model, plan, batch
@@ -29,14 +29,14 @@ class Measured:
         self.bound = self.working.bound()
 
     def steps_of(self, name: str) -> Tensor:
-        """How many real steps each example has, [N, 1]; 1 for what is static."""
+        """Return the number of real steps per example, [N, 1]; 1 for a static variable."""
         real = self.batch.get("steps")
         if not self.model.graph.timed[name]:
             return torch.ones(self.n, 1)
         return real.sum(0).cpu().float() if real is not None else torch.full((self.n, 1), float(self.steps))
 
     def expected(self, term: Tensor) -> Tensor:
-        """The expectation over samples and enumerated latents, [T or 1, N, d]."""
+        """Return the expectation of a term over samples and enumerated latents, [T or 1, N, d]."""
         for name, axis in self.working.sequence():
             if name == S[0]:
                 term = term.mean(axis, keepdim=True) if size(term, axis) > 1 else term
@@ -46,7 +46,10 @@ class Measured:
         return term.expand(term.shape[0], self.n, term.shape[-1])
 
     def per_step(self, name: str, term: Tensor, side: str) -> Tensor:
-        """The expectation of a quantity of every step, [T or 1, N, d], zeros beyond a row's end; ``side``'s factor of the variable gives its axes."""
+        """Return the expectation of a quantity per step, [T or 1, N, d], with zeros at padded steps.
+
+        ``side`` ("p" or "q") names the factor of the variable whose axes the quantity has.
+        """
         graph, plan = self.model.graph, self.plan
         slots = [slot for latent in plan.slots if graph.timed[latent] for slot in plan.slots[latent] if slot]
         if any(size(term, slot) > 1 for slot in slots):
@@ -60,7 +63,7 @@ class Measured:
         return torch.where(real, term, torch.zeros_like(term)) if real is not None and graph.timed[name] else term
 
     def compare(self, name: str, function: Callable[[td.Distribution, td.Distribution], Tensor]) -> Tensor:
-        """The expectation of a function of q's and p's distribution of a latent, [T or 1, N, d]."""
+        """Return the expectation of a function of q's and p's distributions of a latent, [T or 1, N, d]."""
         program, side = self.working.program, "q" if self.plan.direction("q", name) else "p"
         either = program.piecewise(
             name, "qp", lambda region: function(program.distribution("q", name, region)[1], program.distribution("p", name, region)[1])
@@ -68,12 +71,15 @@ class Measured:
         return self.per_step(name, either, side)
 
     def of_p(self, name: str, function: Callable[[td.Distribution], Tensor]) -> Tensor:
-        """The expectation of a function of p's distribution of a variable, [T or 1, N, d]."""
+        """Return the expectation of a function of p's distribution of a variable, [T or 1, N, d]."""
         program = self.working.program
         return self.per_step(name, program.piecewise(name, "p", lambda region: function(program.distribution("p", name, region)[1])), "p")
 
     def kl(self, name: str) -> Tensor | None:
-        """E[log q(v|·) − log p(v|·)] entry by entry and summed over time, [N, d]; None unless both distributions factorise."""
+        """Return E[log q(v|·) − log p(v|·)] per entry, summed over time, [N, d].
+
+        None unless both distributions factorise over the entries.
+        """
         program, plan, value = self.working.program, self.plan, self.working.program.values[name]
         specs = [entry.spec for side in (self.model.graph.q, self.model.graph.p) for entry in side[name].values()]
         if any(not spec.has_parameters for spec in specs) or plan.choices[name].draw is Draw.STRATIFY:
@@ -101,19 +107,19 @@ def measured(model: Model, plan: Plan, batches: list[Batch], seed: int) -> Itera
 
 
 def _kl(q: td.Distribution, p: td.Distribution) -> Tensor:
-    """KL(q‖p) entry by entry; torch's own does not always broadcast."""
+    """Return KL(q‖p) per entry. torch's ``kl_divergence`` does not always broadcast."""
     shape = torch.broadcast_shapes(q.batch_shape, p.batch_shape)
     return td.kl_divergence(q.expand(shape), p.expand(shape))
 
 
 def spread(dist: td.Distribution) -> Tensor:
-    """The scale of a distribution's entries, in their own units; a LogNormal has ``scale`` for their logarithms."""
+    """Return the scale of a distribution per entry, in its own units (LogNormal's ``scale`` is that of the logarithms)."""
     found = None if isinstance(dist, td.TransformedDistribution) else getattr(dist, "scale", None)
     return found if isinstance(found, Tensor) and not dist.event_shape else dist.variance.sqrt()
 
 
 def with_values(model: Model, batch: Mapping[str, Tensor], values: Mapping[str, Tensor], but: str) -> Tensor:
-    """Σ log p of every variable except one, at these values of the latents, [N]."""
+    """Return Σ log p of every variable except ``but``, at these values of the latents, [N]."""
     plan = model.plan(clamped=model.graph.latents)
     terms, _ = Estimate(plan, model.factors, {**batch, **values}, {}).terms()  # type: ignore[arg-type]
     n = model._extent(batch)[0]

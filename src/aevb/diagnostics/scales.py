@@ -1,4 +1,4 @@
-"""Scales that have run away: a likelihood that sharpens without end, a posterior that is a point or wider than its prior."""
+"""Findings on scales: a likelihood that sharpens without bound, a posterior near a point or too wide."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from aevb.diagnostics.measure import Measured, spread
 from aevb.estimate.keys import mask_of
 from aevb.model import Model
 
-SHARP, POINT, WIDE = 1e-3, 1e-4, 3.0
+SHARP, POINT, WIDE = 1e-3, 1e-4, 3.0  # ratios: likelihood scale / data sd, and q's scale / p's scale (twice)
 
 
 class ScaleSums:
-    """Means over rows, steps and q of log scales: of each observed column, and of q relative to p for each entry of a latent."""
+    """Accumulate mean log scales over rows, steps and q.
+
+    The scales are p's scale of each observed column, and q's scale relative to p's of each latent entry.
+    """
 
     def __init__(self) -> None:
         self.logs: dict[str, Tensor] = {}
@@ -65,8 +68,8 @@ class ScaleSums:
         sharp = (ratio < SHARP).nonzero()[:, 0].tolist()
         if not sharp:
             return []
-        text = f"p's scale of {name} has run to nothing in {len(sharp)} of {len(scale)} columns: {float(ratio.min()):.1e} of the data's own spread. "
-        text += "The density grows without bound there, and with it the ELBO, at the cost of everything else."
+        text = f"p's scale of {name} has shrunk to almost 0 in {len(sharp)} of {len(scale)} columns: {float(ratio.min()):.1e} of the data's sd. "
+        text += "The density, and with it the ELBO, grows without bound there, and training neglects everything else."
         remedy = (
             f"Fix the scale (Normal(…, scale=0.1)), drop columns that hardly vary, or add noise to them; look at column {sharp[0]} (from 0) first."
         )
@@ -76,9 +79,13 @@ class ScaleSums:
 def _posterior(name: str, ratio: Tensor) -> list[Finding]:
     figures = {"ratio": ratio.tolist()}
     if bool((ratio < POINT).any()):
-        text = f"q's scale of {name} has run to nothing ({float(ratio.min()):.1e} of p's): it is a point, and the model an auto-encoder."
-        return [Finding("warning", "point posterior", name, text, figures, "Look at the likelihood's scale; fix it, or weigh the KL fully.")]
+        text = f"q's scale of {name} has shrunk to almost 0 ({float(ratio.min()):.1e} of p's): q is a point, and the model a plain auto-encoder."
+        return [
+            Finding(
+                "warning", "point posterior", name, text, figures, "Look at the scale of the likelihood: fix it, or use the full weight of the KL."
+            )
+        ]
     if bool((ratio > WIDE).any()):
         text = f"q's scale of {name} is {float(ratio.max()):.1f} times p's in its widest entry; a posterior is seldom wider than its prior."
-        return [Finding("note", "wide posterior", name, text, figures, "Train q further, or look at rows unlike the others.")]
+        return [Finding("note", "wide posterior", name, text, figures, "Train q further, or look for unusual rows.")]
     return []

@@ -1,4 +1,4 @@
-"""What each entry of a latent carries: its KL, and its activity, the variance of the posterior mean over the data."""
+"""Information in each entry of a latent: its KL, and its activity (variance of the posterior mean)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from aevb.declare.families import Exact
 from aevb.diagnostics.measure import Measured, spread
 from aevb.model import Model
 
-ACTIVE = 0.01  # Burda's: variance of the posterior mean, in units of the prior's variance
-CARRIES = 0.01  # nats an entry and step
+ACTIVE = 0.01  # threshold of Burda et al.: variance of the posterior mean over the data / prior variance
+CARRIES = 0.01  # nats per entry and step
 
 
 @dataclass
 class Usage:
-    """What a latent carries: KL an example, and by entry where both distributions factorise; activity by entry; mean number of steps."""
+    """KL per example, KL and activity per entry, and mean number of steps of a latent.
+
+    ``kl_by_entry`` is None if p or q does not factorise over the entries.
+    """
 
     kl: float
     kl_by_entry: Tensor | None
@@ -27,20 +30,20 @@ class Usage:
 
     @property
     def inactive(self) -> Tensor | None:
-        """Which entries are not used."""
+        """Mask of the entries that are not used."""
         if self.activity is None:
             return None
         entries = self.kl / len(self.activity) if self.kl_by_entry is None else self.kl_by_entry
-        return (self.activity < ACTIVE) & (torch.as_tensor(entries) / self.steps < 5 * CARRIES)  # a mean that stays can still be paid for
+        return (self.activity < ACTIVE) & (torch.as_tensor(entries) / self.steps < 5 * CARRIES)  # an entry with a constant mean can still have a KL
 
 
 class UsageSums:
-    """Sums over batches from which the usage of a latent follows."""
+    """Accumulate the usage of a latent over batches."""
 
     def __init__(self) -> None:
         self.n = self.steps = self.kl = 0.0
         self.by_entry: Tensor | None = None
-        self.count: Tensor | None = None  # rows that have the step, [T or 1, 1]
+        self.count: Tensor | None = None  # number of rows that have the step, [T or 1, 1]
         self.first: Tensor | None = None  # Σ and Σ of squares of (E_q − E_p)/σ_p over the rows, [T or 1, d]
         self.second: Tensor | None = None
 
@@ -53,7 +56,7 @@ class UsageSums:
         if entries is not None:
             self.by_entry = entries.double().sum(0) + (0.0 if self.by_entry is None else self.by_entry)
         if model.graph.rule("p", name).spec.finite and not _scalar(model, name):
-            return  # classes have no order: their information is judged by their probabilities (see clusters)
+            return  # classes have no order: clusters.py measures their information by their probabilities
         if isinstance(model.graph.rule("q", name).spec, Exact):
             return
         shift = part.compare(name, lambda q, p: (q.mean - p.mean) / spread(p)).double()
@@ -74,12 +77,12 @@ class UsageSums:
 
 
 def _longer(a: Any, b: Tensor) -> Tensor:
-    """The sum of two [T, d] that may differ in T."""
+    """Add two arrays [T, d] of different lengths T."""
     if len(a) == len(b):
         return a + b
     return torch.nn.functional.pad(a, (0, 0, 0, max(0, len(b) - len(a)))) + torch.nn.functional.pad(b, (0, 0, 0, max(0, len(a) - len(b))))
 
 
 def _scalar(model: Model, name: str) -> bool:
-    """Whether the entries of a finite latent are numbers of their own, as a Bernoulli's are."""
+    """Return whether the entries of a finite latent are separate numbers, as for a Bernoulli."""
     return not model.graph.rule("p", name).spec.categorical and not isinstance(model.graph.rule("q", name).spec, Exact)

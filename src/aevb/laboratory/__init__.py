@@ -1,4 +1,7 @@
-"""The estimator laboratory: every valid way of estimating one model's bound, measured on its own data with its own weights.
+"""Compare estimators: measure every valid estimator of a model's bound, on its data and weights.
+
+A *way* is one estimator of the bound: how each latent is drawn, which terms are in closed form, and the
+kind of gradient.
 
 >>> import torch
 >>> from aevb.laboratory import compare_estimators
@@ -48,7 +51,7 @@ from aevb.training.row_order import Order, seed_of
 
 __all__ = ["Figures", "Laboratory", "compare_estimators"]
 
-TIMES_REFERENCE = 4  # replicates of a reference, for one of a way
+TIMES_REFERENCE = 4  # replicates of the reference per replicate of a way
 
 
 @sharing_cores()
@@ -66,20 +69,27 @@ def compare_estimators(
     seed: int = 0,
     tell: Callable[[str], None] | None = None,
 ) -> Laboratory:
-    """Measure every valid way of estimating the bound, on a batch of ``rows`` rows and with the model's present weights.
+    """Measure every valid estimator of the bound, on a batch of ``rows`` rows with the current weights.
 
-    Each way is repeated ``replicates`` times with independent noise, the rows fixed and dropout off. Found are the bias of the bound and its
-    variance an example; for θ and φ the variance of the gradient of the mean bound (the trace of its covariance) and its squared bias;
-    the time of a step, as the median of ``rounds`` in which every way has its turn; and the memory of one. Biases are against the
-    exact bound where it is known, otherwise against the plan's own way or another unbiased one, with four times the replicates. ``how`` is a
-    request to measure instead of all, such as ``{"y": "score"}``, or a list of them; ``tell`` is called with the name of what is measured next.
+    Each way is repeated ``replicates`` times with independent noise; the rows are fixed and dropout is off.
+    Measured are:
+
+    - the bias of the bound, and its variance per example;
+    - for θ and φ, the variance (trace of the covariance) and squared bias of the gradient of the mean bound;
+    - the time of a step, as the median over ``rounds`` in which every way takes one turn, and its memory.
+
+    Biases are relative to the exact bound if it is known, otherwise to an unbiased way with four times the
+    replicates. ``how`` is one request such as ``{"y": "score"}``, or a list of them, to measure instead of
+    all ways. ``tell`` is called with the name of each measurement before it starts.
+
+    Returns a :class:`Laboratory`: ``print`` shows a table and a recommendation.
     """
     if rows < 1 or rounds < 1:
-        raise ValueError(f"rows and rounds are at least 1, got {rows} and {rounds}.")
+        raise ValueError(f"rows and rounds must be at least 1, got {rows} and {rounds}.")
     bad = next((temperature for temperature in temperatures if not temperature > 0), None)
     if bad is not None or not temperatures:
         raise ValueError(f"temperatures are positive numbers, got {bad if temperatures else 'none'}.")
-    Moments(replicates)  # refuses too few before anything is run
+    Moments(replicates)  # refuse too few replicates before the first measurement
     source = open_source(model.graph, dict(data), model._parameter())
     order = Order(source.n, rows, seed)
     batch = source.take(order.rows(0))
@@ -103,7 +113,7 @@ def compare_estimators(
         figures = []
         for i, (way, taken) in enumerate(zip(ways, seconds, strict=True), 1):
             tell(f"{i} of {len(ways)}: {way.full_name}")
-            found = replicate(model, way, batch, replicates, seed)  # its gradients' block means go before the next way's come
+            found = replicate(model, way, batch, replicates, seed)  # freed before the next way, to save memory
             figures.append(_figures(way, found, references[way.target][0], memory(model, way, batch, seed), *taken))
     sizes = {name: sum(p.numel() for p in group) for name, group in groups_of(model).items()}
     kind = "peak on the GPU" if model._parameter().is_cuda else "kept for the backward pass"
@@ -112,13 +122,16 @@ def compare_estimators(
 
 @contextmanager
 def _differentiating(model: Model) -> Iterator[None]:
-    """Gradients on, dropout off: its masks are noise of the model, not of an estimator."""
+    """Enable gradients and disable dropout, whose noise belongs to the model, not to the estimator."""
     with evaluating(model), torch.enable_grad():
         yield
 
 
 def _reference(model: Model, ways: Sequence[Way], batch: Batch, replicates: int, seed: int) -> tuple[Reference | None, Way]:
-    """What a target's ways are compared with, and the way that stands for them: an unbiased one that draws nothing, or with the most samples."""
+    """Return the reference of a target, and the way that represents the target.
+
+    The way is an unbiased one without draws if there is one, else the one with the most samples.
+    """
     unbiased = sorted((way for way in ways if way.unbiased), key=lambda way: (bool(way.plan.drawn), -way.plan.samples))
     chosen = (unbiased or list(ways))[0]
     exact = exact_reference(model, batch) if chosen.plan.bound == "elbo" else None
@@ -129,9 +142,9 @@ def _reference(model: Model, ways: Sequence[Way], batch: Batch, replicates: int,
 
 
 def _between(model: Model, way: Way, reference: Reference | None, source: Source, order: Order, count: int, seed: int) -> dict[str, float]:
-    """The variance of the gradient that the choice of a batch's rows brings, beside the noise: the total over batches less the noise's.
+    """Return the variance of the gradient due to the choice of the rows of a batch.
 
-    Nought where a batch holds all rows.
+    It is the total variance over batches minus the variance of the noise. It is 0 if a batch holds all rows.
     """
     groups = groups_of(model)
     if source.n <= order.batch:
@@ -143,7 +156,7 @@ def _between(model: Model, way: Way, reference: Reference | None, source: Source
             value = exact_elbo(model, batch)
             assert value is not None
             pair = [gradients(value, groups)] * 2
-        else:  # the same rows twice: half their squared difference is the noise's part
+        else:  # the same rows twice: half the squared difference is the variance of the noise
             pair = [step(model, way, batch, groups, seed_of(seed, "rows", 2 * m + i))[1] for i in range(2)]
         for name in groups:
             total[name].add(pair[0][name])

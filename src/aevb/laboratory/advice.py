@@ -1,4 +1,4 @@
-"""What the laboratory's numbers recommend, in words."""
+"""Recommend an estimator from the measurements, as text."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from aevb.derive.draws import Draw
 from aevb.laboratory.result import Figures, Laboratory, Target
 
 MOMENTUM = 10  # steps whose gradients Adam averages, with β₁ = 0.9
-DISCRETE = tuple(draw for draw in Draw if draw.relaxes or draw is Draw.SCORE)  # ways to draw a latent that could be enumerated
+DISCRETE = tuple(draw for draw in Draw if draw.relaxes or draw is Draw.SCORE)  # draws of a latent that could also be enumerated
 
 
 def advise(laboratory: Laboratory) -> Iterator[str]:
-    """A recommendation for each target, when a biased way is worth it, what drawing a finite latent saves, and what contradicts the derivation."""
+    """Yield sentences: a recommendation per target, then remarks.
+
+    The remarks say when a biased way is worth it, what sampling a finite latent saves, and which
+    measurement contradicts the derivation.
+    """
     for target in laboratory.targets:
         best = laboratory.best(target)
         if best is None:
-            yield f"{target.name}: no unbiased way was measured here, so biases are unknown. Ask for samples=2 or more: the score function is one."
+            yield f"{target.name}: no unbiased way was measured here, so biases are unknown. Use samples=2 or more for the unbiased score function."
             continue
         yield f"{target.name}: {_described(best)}. {_why(laboratory, target, best)}"
         yield from _biased(laboratory, target, best)
@@ -24,8 +28,8 @@ def advise(laboratory: Laboratory) -> Iterator[str]:
     for one in laboratory.figures:
         if one.unbiased and one.bias_seen:
             yield (
-                f"Unexpected: {one.full_name} is unbiased by derivation, but a bias was seen. "
-                "Chance does this to one figure in ten thousand; try another seed."
+                f"Unexpected: {one.full_name} is unbiased by derivation, but a bias was detected. "
+                "This happens by chance for one figure in ten thousand; try another seed."
             )
 
 
@@ -57,10 +61,11 @@ def _cost_error(laboratory: Laboratory, target: Target, one: Figures) -> float:
 
 
 def worth(laboratory: Laboratory, one: Figures, best: Figures) -> float:
-    """How many steps of ``best`` may be averaged before a biased way's bias² outweighs what it saves; 0 if it saves nothing.
+    """Return the number of averaged steps of ``best`` at which a biased way's bias² outweighs its saving.
 
-    In the time of n steps of the best, with variance V and seconds t a step, its mean gradient has the squared error V/n, the biased way's
-    b² + V' t' / (n t). They are equal at n = (V − V' t'/t) / b².
+    0 if it saves nothing. In the time of n steps of ``best``, with variance V and t seconds per step, the
+    mean gradient of ``best`` has squared error V/n, and that of the biased way b² + V' t' / (n t). They
+    are equal at n = (V − V' t'/t) / b².
     """
     saved = (laboratory.cost(best) - laboratory.cost(one)) / best.seconds
     if saved <= 0:
@@ -75,12 +80,9 @@ def _biased(laboratory: Laboratory, target: Target, best: Figures) -> Iterator[s
     chosen = max(biased, key=lambda one: (worth(laboratory, one, best), -laboratory.cost(one)))
     steps, cost = worth(laboratory, chosen, best), laboratory.cost(chosen) / laboratory.cost(best) if laboratory.cost(best) else float("inf")
     if steps == 0:
-        yield (
-            f"  No biased way is worth it: the best of them, {_described(chosen)}, is as slow or as noisy ({cost:.3g} times the cost), "
-            "and biased besides."
-        )
+        yield (f"  No biased way is worth it: the best of them, {_described(chosen)}, saves nothing ({cost:.3g} times the cost) and is biased.")
     elif steps == float("inf"):
-        yield f"  {_described(chosen)} costs {cost:.3g} of that. It is biased, but by less than this measurement sees: worth trying."
+        yield f"  {_described(chosen)} costs {cost:.3g} of that. It is biased, but by less than this measurement can detect: worth trying."
     else:
         count = max(1, round(steps))
         verdict = "not worth it" if steps < MOMENTUM else "worth it, though not at the end of training"
@@ -91,7 +93,7 @@ def _biased(laboratory: Laboratory, target: Target, best: Figures) -> Iterator[s
 
 
 def _enumeration(laboratory: Laboratory) -> Iterator[str]:
-    """For every latent that one way enumerates and others draw, all else equal: their time and variance against its own."""
+    """Compare time and variance of sampling a latent with those of enumerating it, all else equal."""
     for one in laboratory.figures:
         if one.how or not one.noise or one.gradient != "plain":
             continue
@@ -104,14 +106,14 @@ def _enumeration(laboratory: Laboratory) -> Iterator[str]:
                 if word not in drawn or _usual(other) < _usual(drawn[word]):
                     drawn[word] = other
             if drawn:
-                told = (
+                parts = (
                     f"{word}{'' if other.temperature is None else f' τ={other.temperature:g}'} takes {other.seconds / one.seconds:.3g} of the time "
                     f"at {other.noise / one.noise:.3g} times the gradient's variance"
                     for word, other in drawn.items()
                 )
-                yield f"Drawing {latent} instead of enumerating it ({one.bound}, K = {one.samples}): {'; '.join(told)}."
+                yield f"Drawing {latent} instead of enumerating it ({one.bound}, K = {one.samples}): {'; '.join(parts)}."
 
 
 def _usual(one: Figures) -> float:
-    """How far its temperature is from the usual one."""
+    """Return the distance of the temperature from the usual 0.5."""
     return abs((one.temperature or 0.5) - 0.5)

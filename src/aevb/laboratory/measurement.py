@@ -1,7 +1,7 @@
-"""Measuring one way of estimating: means and variances of the bound and its gradient over independent noise, time, memory.
+"""Measure one way of estimating: moments of the bound and its gradient over noise, time, memory.
 
-Gradients of a group of parameters are vectors of its size P. Of M of them only block means are kept, [BLOCKS, P], which is enough for the
-variance, for its error, and for a squared bias from which the noise has been taken out.
+The gradient of a group of P parameters is a vector [P]. Of M gradients only block means [BLOCKS, P] are
+kept. They are enough for the variance, its standard error, and an unbiased estimate of the squared bias.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from aevb.laboratory.ways import Way
 from aevb.model import Model
 from aevb.training.row_order import seed_of
 
-BLOCKS = 16  # 2^15 ways to flip their signs: the least p-value of a bias is 3e-5
+BLOCKS = 16  # 2^15 sign flips of the blocks: the smallest p-value of a bias is 3e-5
 Groups = Mapping[str, Sequence[nn.Parameter]]
 
 
@@ -33,14 +33,15 @@ def groups_of(model: Model) -> dict[str, list[nn.Parameter]]:
 
 
 class Moments:
-    """Block means and total variance of vectors that are seen one at a time.
+    """Block means and total variance of a stream of vectors.
 
-    Deviations from the first are what is summed, so that nothing cancels where the variance is far smaller than the mean.
+    Deviations from the first vector are summed, which avoids cancellation if the variance is far smaller
+    than the mean.
     """
 
     def __init__(self, count: int) -> None:
         if count < BLOCKS:
-            raise ValueError(f"The bias is told from the noise by {BLOCKS} blocks of replicates: ask for {BLOCKS} replicates or more, got {count}.")
+            raise ValueError(f"Separating the bias from the noise needs {BLOCKS} blocks of replicates: use {BLOCKS} replicates or more, got {count}.")
         self.count, self.seen = count, 0
         self.sums, self.origin = torch.zeros(0), torch.zeros(0)
         self.squares, self.sizes = np.zeros(BLOCKS), np.zeros(BLOCKS)
@@ -63,7 +64,7 @@ class Moments:
         return self.origin + self.sums.sum(0) / self.count
 
     def variance(self) -> tuple[float, float]:
-        """The trace of the covariance, Σᵢ Var[gᵢ], and its standard error over the blocks."""
+        """Return the trace of the covariance, Σᵢ Var[gᵢ], and its standard error over the blocks."""
         mean = self.sums.double().sum(0) / self.count
         along, length = (self.sums.double() @ mean).cpu().numpy(), float(mean.square().sum())
         around = np.maximum(self.squares - 2 * along + self.sizes * length, 0) / self.sizes * self.count / (self.count - 1)
@@ -74,25 +75,25 @@ class Moments:
 class Replicates:
     """M estimates on one batch with independent noise."""
 
-    value: Tensor  # mean of the bound, an example each
-    spread: Tensor  # its variance, an example each
+    value: Tensor  # mean of the bound per example
+    spread: Tensor  # variance of the bound per example
     count: int
     gradients: dict[str, Moments] = field(repr=False)
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The value and the gradient that a way is compared with: exact, or estimated by an unbiased way."""
+    """Value and gradient that ways are compared with: exact, or estimated by an unbiased way."""
 
     name: str
     value: Tensor
-    error: Tensor  # variance of each example's value
+    error: Tensor  # variance of the value per example
     blocks: dict[str, Tensor] = field(repr=False)  # [BLOCKS, P] each, or [1, P] if exact
     squared_norm: dict[str, float]
 
 
 def gradients(value: Tensor, groups: Groups) -> dict[str, Tensor]:
-    """The gradient of the mean bound, a vector for each group."""
+    """Return the gradient of the mean bound, one vector per group."""
     every = [p for group in groups.values() for p in group]
     found = iter(torch.autograd.grad(value.mean(), every, allow_unused=True, materialize_grads=True)) if value.requires_grad else None
     empty = value.new_zeros(0)
@@ -103,7 +104,7 @@ def gradients(value: Tensor, groups: Groups) -> dict[str, Tensor]:
 
 
 def step(model: Model, way: Way, batch: Mapping[str, Tensor], groups: Groups, seed: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """The bound and its gradient, as a training step computes them."""
+    """Compute the bound and its gradient as a training step does."""
     noise = model.draw_noise(way.plan, batch, seed=seed)
     bound = estimate(way.plan, model.factors, batch, noise, temperature=way.temperature or 0.5)  # type: ignore[arg-type]
     return bound.value.detach(), gradients(bound.value, groups)
@@ -122,11 +123,11 @@ def replicate(model: Model, way: Way, batch: Mapping[str, Tensor], count: int, s
     return Replicates(every.mean(0), every.var(0), count, moments)
 
 
-# What a way is compared with ------------------------------------------------------------------------------------------------------
+# References -----------------------------------------------------------------------------------------------------------------------
 
 
 def exact_elbo(model: Model, batch: Mapping[str, Tensor]) -> Tensor | None:
-    """log p(x) − KL(q ‖ p(·|x)) where both are known without sampling, differentiable; None elsewhere."""
+    """Return log p(x) − KL(q ‖ p(·|x)), differentiable; None unless both are known without sampling."""
     if why_not_exact(model) is not None:
         return None
     distance = gap(model, batch)
@@ -150,10 +151,11 @@ def sampled_reference(way: Way, found: Replicates) -> Reference:
 
 
 def squared_bias(differences: Tensor) -> tuple[float, float]:
-    """‖E Δ‖² from independent block means Δ [BLOCKS, P], and the p-value of its being zero.
+    """Estimate ‖E Δ‖² from independent block means Δ [BLOCKS, P], and test whether it is zero.
 
-    The mean of Δ_b·Δ_c over pairs b ≠ c has that expectation: products of different blocks have no noise to subtract. If there is no bias,
-    a difference is as likely as its opposite, so the statistic is compared with its values under every flip of the blocks' signs.
+    The mean of Δ_b·Δ_c over pairs b ≠ c is an unbiased estimate, because different blocks have independent
+    noise. Without a bias, Δ and −Δ are equally likely, so the p-value compares the statistic with its
+    values under all sign flips of the blocks.
     """
     gram = (differences.double() @ differences.double().T).cpu().numpy()
     pairs, signs = gram - np.diag(np.diag(gram)), _signs(len(gram))
@@ -164,7 +166,7 @@ def squared_bias(differences: Tensor) -> tuple[float, float]:
 
 @cache
 def _signs(n: int) -> np.ndarray:
-    """Every choice of n signs, up to that of all at once; none flipped first."""
+    """Return all choices of n signs up to a global flip; the first row has no flip."""
     return np.array([(1, *rest) for rest in product((1, -1), repeat=n - 1)], float)
 
 
@@ -172,10 +174,13 @@ def _signs(n: int) -> np.ndarray:
 
 
 def timings(model: Model, ways: Sequence[Way], batch: Mapping[str, Tensor], rounds: int, seed: int) -> list[tuple[float, float]]:
-    """Seconds of a step (noise, forward, backward) of every way, and their error: medians over rounds in which each has one turn."""
+    """Return the seconds of a step (noise, forward, backward) of every way, and their error.
+
+    They are medians over rounds in which every way takes one turn.
+    """
     groups, device = groups_of(model), model._parameter().device
     seconds: list[list[float]] = [[] for _ in ways]
-    for turn in range(rounds + 1):  # the first warms up
+    for turn in range(rounds + 1):  # the first round is a warm-up
         for way, taken in zip(ways, seconds, strict=True):
             _synchronise(device)
             began = time.perf_counter()
@@ -195,9 +200,10 @@ def _synchronise(device: torch.device) -> None:
 
 
 def memory(model: Model, way: Way, batch: Mapping[str, Tensor], seed: int) -> int:
-    """Bytes that a step needs: on a GPU the peak above what was there before; elsewhere what is kept for the backward pass.
+    """Return the bytes that a step needs.
 
-    Kept storages are counted once each, parameters not at all.
+    On a GPU it is the peak above the memory in use before. On a CPU it is the size of the tensors saved for
+    the backward pass; each storage counts once, and parameters do not count.
     """
     groups, device = groups_of(model), model._parameter().device
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""What the laboratory found, as a table, a plot and JSON."""
+"""Results of the comparison of estimators, as a table, a plot and JSON."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
-SEEN = 1e-4  # the p-value below which a bias counts as seen
-ERRORS = 4.0  # or how many standard errors of the bound's
+SEEN = 1e-4  # a gradient bias is detected below this p-value
+ERRORS = 4.0  # a bias of the bound is detected above this many standard errors
 
 
 @dataclass(frozen=True)
 class GradientFigures:
-    """Of the gradient of the mean bound for one group of parameters."""
+    """Measurements of the gradient of the mean bound, for one group of parameters."""
 
     variance: float  # the trace of its covariance over the noise
-    error: float  # the standard error of that
-    squared_bias: float | None  # ‖E ĝ − g‖², the noise taken out, so that it may fall below zero; None without a reference
-    p: float | None  # of a squared bias of zero
+    error: float  # the standard error of the variance
+    squared_bias: float | None  # ‖E ĝ − g‖², unbiased, so it may be negative; None without a reference
+    p: float | None  # p-value of the hypothesis that the bias is zero
 
 
 @dataclass(frozen=True)
 class Figures:
-    """One way of estimating, measured."""
+    """Measurements of one way of estimating the bound."""
 
     name: str
     bound: str
@@ -39,19 +39,19 @@ class Figures:
     gradient: str
     how: Mapping[str, str]
     temperature: float | None
-    target: str  # what it estimates
+    target: str  # the quantity that it estimates
     unbiased: bool  # by derivation
-    note: str  # how it is biased
-    value: float  # mean bound, nats an example
+    note: str  # why it is biased
+    value: float  # mean bound, nats per example
     bias: float | None
     bias_error: float | None
-    variance: float  # of the bound, an example
+    variance: float  # variance of the bound per example
     theta: GradientFigures
     phi: GradientFigures
     seconds: float
     seconds_error: float
     memory: int  # bytes
-    rounding: float  # the squared bias that rounding alone can bring
+    rounding: float  # the squared bias that rounding alone can cause
 
     @property
     def full_name(self) -> str:
@@ -59,16 +59,16 @@ class Figures:
 
     @property
     def noise(self) -> float:
-        """The variance of the whole gradient, θ's and φ's."""
+        """Variance of the whole gradient, θ and φ together."""
         return self.theta.variance + self.phi.variance
 
     @property
     def squared_bias(self) -> float:
-        """That of the whole gradient, as far as it was seen."""
+        """Squared bias of the whole gradient; biases that were not detected count as 0."""
         return sum(part.squared_bias or 0.0 for part in (self.theta, self.phi) if self.sees(part))
 
     def sees(self, part: GradientFigures) -> bool:
-        """Whether a bias of this gradient stands out from noise and rounding."""
+        """Return whether a bias of this gradient is larger than noise and rounding explain."""
         return part.p is not None and part.p < SEEN and (part.squared_bias or 0.0) > self.rounding
 
     @property
@@ -84,13 +84,13 @@ class Figures:
 
 @dataclass(frozen=True)
 class Target:
-    """What some ways estimate in common."""
+    """A quantity that several ways estimate."""
 
     name: str
-    reference: str | None  # what they were compared with; None where none of them is unbiased
+    reference: str | None  # what the ways were compared with; None if none of them is unbiased
     value: float | None
-    squared_norm: dict[str, float]  # of the reference gradient, θ and φ
-    between: dict[str, float]  # the variance of the gradient that the choice of a batch's rows brings
+    squared_norm: dict[str, float]  # squared norm of the reference gradient, θ and φ
+    between: dict[str, float]  # variance of the gradient due to the choice of a batch's rows
 
     @property
     def rows_noise(self) -> float:
@@ -99,18 +99,18 @@ class Target:
 
 @dataclass(frozen=True)
 class Laboratory:
-    """Every way of estimating a model's bound, measured. ``print`` shows the table and the advice."""
+    """Measurements of every way of estimating a model's bound. ``print`` shows a table and the advice."""
 
     figures: tuple[Figures, ...]
     targets: tuple[Target, ...]
     rows: int
     replicates: int
-    sizes: dict[str, int]  # how many parameters θ and φ are
+    sizes: dict[str, int]  # number of parameters in θ and φ
     memory_kind: str
     refused: dict[str, str]  # requests that the plan does not accept, and why
 
     def __getitem__(self, full_name: str) -> Figures:
-        """By its whole name, e.g. ``"elbo K=1: y enumerate, z pathwise closed"``."""
+        """Return a way by its full name, e.g. ``"elbo K=1: y enumerate, z pathwise closed"``."""
         for one in self.figures:
             if one.full_name == full_name:
                 return one
@@ -120,21 +120,21 @@ class Laboratory:
         return [one for one in self.figures if one.target == target.name]
 
     def cost(self, one: Figures) -> float:
-        """Variance of a training step's gradient × its seconds: what an estimator needs to reach a given precision, less is better.
+        """Return variance of the gradient × seconds of a step: the cost of a given precision.
 
-        The variance is the noise's and that of the choice of rows, which no estimator of the bound can lower.
+        The variance includes that of the choice of rows, which no estimator of the bound can lower.
         """
         target = next(target for target in self.targets if target.name == one.target)
         return one.seconds * (one.noise + target.rows_noise)
 
     def best(self, target: Target) -> Figures | None:
-        """The unbiased way of least cost; of several without any variance the fastest."""
+        """Return the unbiased way of lowest cost; among ways without variance, the fastest."""
         unbiased = [one for one in self.of(target) if one.unbiased and not one.bias_seen]
         return min(unbiased, key=lambda one: (self.cost(one), one.seconds), default=None)
 
     @property
     def advice(self) -> str:
-        """What the numbers recommend, in words."""
+        """The recommendation, as text."""
         from aevb.laboratory.advice import advise
 
         return "\n".join(advise(self))
@@ -149,11 +149,14 @@ class Laboratory:
         return "\n".join((*lines, "", self.advice))
 
     def table(self) -> Table:
-        """A line a way; a dot stands where no bias was seen, an asterisk at the best unbiased way of each target."""
+        """Return the table, one line per way.
+
+        A dot means that no bias was detected; an asterisk marks the best unbiased way of each target.
+        """
         from rich.table import Table
 
         table = Table(
-            title=f"{self.rows} rows a batch, {self.replicates} replicates. The bound in nats an example, of each gradient the coordinates' sum.",
+            title=f"{self.rows} rows per batch, {self.replicates} replicates. Bound in nats per example, gradients summed over coordinates.",
             title_justify="left", caption="\n".join(self._caption()), caption_justify="left", box=None, pad_edge=False,
         )  # fmt: skip
         for heading in ("", "bound", "K", "estimator"):
@@ -175,7 +178,7 @@ class Laboratory:
         return table
 
     def _caption(self) -> list[str]:
-        lines = [f"MiB: {self.memory_kind}. ±: the standard error over the replicates. A dot: no bias seen. *: the best unbiased way."]
+        lines = [f"MiB: {self.memory_kind}. ±: the standard error over the replicates. A dot: no bias detected. *: the best unbiased way."]
         for target in self.targets:
             squares = ", ".join(f"‖∇{letter}‖² {target.squared_norm[group]:.3g}" for letter, group in (("θ", "theta"), ("φ", "phi")))
             against = f" against: {target.reference} ({squares})" if target.reference else ": no unbiased way to compare with"
@@ -183,16 +186,20 @@ class Laboratory:
         return lines
 
     def record(self) -> dict[str, Any]:
-        """All of it as JSON-ready data."""
+        """Return all results as JSON-ready data."""
         chosen = {target.name: self.best(target) for target in self.targets}
         return asdict(self) | {"best": {name: one and one.full_name for name, one in chosen.items()}, "advice": self.advice}
 
     def save(self, path: str | Path) -> None:
+        """Write all results to a JSON file."""
         with whole_file(Path(path)) as place:
             place.write_text(json.dumps(self.record(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
     def plot(self, path: str | Path | None = None) -> Figure:
-        """Time against variance of the gradient, θ's and φ's; hollow is biased, and lines join what costs the same."""
+        """Plot time against the variance of the gradient, for θ and φ.
+
+        Hollow markers are biased ways; lines connect points of equal cost.
+        """
         from aevb.pictures import trade_off
 
         panels = {
@@ -201,7 +208,7 @@ class Laboratory:
             ]
             for letter, group in (("θ", "theta"), ("φ", "phi"))
         }
-        figure = trade_off(panels, "ms a step", hollow="hollow: biased")
+        figure = trade_off(panels, "ms per step", hollow="hollow: biased")
         if path is not None:
             with whole_file(Path(path)) as place:
                 figure.savefig(place, dpi=150)

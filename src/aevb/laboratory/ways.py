@@ -1,4 +1,4 @@
-"""The ways in which one model's bound can be estimated: whatever the plan accepts, with every temperature where something is relaxed."""
+"""Find all valid ways of estimating a model's bound: every accepted plan, with every temperature."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ How = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Way:
-    """One way of estimating a bound: a plan, the request that led to it, and the temperature where it relaxes something."""
+    """One way of estimating a bound: a plan, the request that led to it, and the temperature.
+
+    The temperature is None if the plan relaxes no latent.
+    """
 
     plan: Plan = field(repr=False)
     how: How
@@ -26,7 +29,7 @@ class Way:
 
     @property
     def name(self) -> str:
-        """How every latent is drawn and its term is taken, and the gradient if it is not the plain one: ``y gumbel τ=0.5, z pathwise closed``."""
+        """Draw and term of every latent, and the gradient unless plain: ``y gumbel τ=0.5, z pathwise closed``."""
         parts = []
         for name, choice in self.plan.choices.items():
             relaxed = f" τ={self.temperature:g}" if choice.draw.relaxes else ""
@@ -40,21 +43,21 @@ class Way:
 
     @property
     def target(self) -> str:
-        """What it estimates, in words that two ways share exactly if their expectations are meant to agree.
+        """Name of the estimated quantity; two ways share it exactly if their expectations should agree.
 
-        The ELBO is one number, however it is taken. An importance-weighted bound depends on K, and on which latents are summed
-        outside the logarithm (enumerate), inside it (stratify), or drawn.
+        The ELBO is the same quantity for every way. An importance-weighted bound depends on K, and on
+        which latents are summed outside the logarithm (enumerate), inside it (stratify), or drawn.
         """
         if self.plan.bound == "elbo":
             return "elbo"
         taken = {Draw.ENUMERATE: "enumerated", Draw.SUM: "summed", Draw.STRATIFY: "stratified"}
         placed = {name: taken.get(choice.draw, "drawn") for name, choice in self.plan.choices.items()}
-        told = [f"{name} {place}" for name, place in placed.items() if place != "drawn" or self.plan.graph.rule("p", name).spec.finite]
-        return f"iwae K={self.plan.samples}" + (f" ({', '.join(told)})" if told else "")
+        parts = [f"{name} {place}" for name, place in placed.items() if place != "drawn" or self.plan.graph.rule("p", name).spec.finite]
+        return f"iwae K={self.plan.samples}" + (f" ({', '.join(parts)})" if parts else "")
 
     @property
     def unbiased(self) -> bool:
-        """Whether value and gradient have the right expectation, by derivation."""
+        """Whether value and gradient are unbiased by derivation."""
         return not self.plan.biased
 
 
@@ -67,10 +70,11 @@ def find_ways(
     temperatures: Sequence[float],
     how: How | Sequence[How] | None = None,
 ) -> tuple[list[Way], dict[str, str]]:
-    """Every way that the plan accepts, each once, and the reasons for which others are refused.
+    """Return every valid way once, and the refused requests with their reasons.
 
-    ``how`` is a request to try or a list of them, each with every gradient. By default they are the plan's own choices with every gradient, and with
-    the plain one every word for one latent at a time, and for all finite or all other latents at once.
+    ``how`` is a request or a list of requests, each tried with every kind of gradient. The default is the
+    plan's own choices with every kind of gradient; and, with the plain gradient, every word for each
+    latent alone, for all finite latents, and for all other latents.
     """
     clamped, partial = split_latents(model.graph, batch)
     latents = [name for name in model.graph.latents if name not in clamped]
@@ -85,7 +89,7 @@ def find_ways(
     refused: dict[str, str] = {}
     accepted: list[How] = []
     for bound, k in ((bound, k) for bound in bounds for k in samples):
-        if bound == "iwae" and k == 1:  # the ELBO, with its terms sampled
+        if bound == "iwae" and k == 1:  # this is the ELBO with sampled terms
             continue
         for one, gradient in requests:
             asked = f"{bound} K={k}: {', '.join(f'{name} {word}' for name, word in one.items()) or 'as derived'}, {gradient}"
@@ -95,7 +99,7 @@ def find_ways(
                 refused[asked] = str(error)
                 continue
             if plan.untrained:
-                refused[asked] = f"q's factor of {plan.untrained[0]} cancels from this bound, so that it cannot be trained by it."
+                refused[asked] = f"q's factor of {plan.untrained[0]} cancels from this bound, so this bound cannot train it."
                 continue
             accepted.append(one)
             relaxes = any(choice.draw.relaxes for choice in plan.choices.values())
@@ -104,14 +108,14 @@ def find_ways(
                 found.setdefault((choices, bound, k, gradient, temperature), Way(plan, dict(one), temperature))
     if not found:
         raise ValueError(f"No way of estimating the bound is left. {next(iter(refused.values()), 'Ask for bound iwae with samples=2 or more.')}")
-    if lost := next((one for one in how or () if one and one not in accepted), None):  # what one asks for by name is not left out in silence
+    if lost := next((one for one in how or () if one and one not in accepted), None):  # an explicit request is never dropped silently
         asked = ", ".join(f"{name} {word}" for name, word in lost.items())
         raise ValueError(next(why for name, why in refused.items() if f": {asked}, " in name))
     return list(found.values()), refused
 
 
 def _single_words(graph: Graph, latents: Sequence[str]) -> Iterator[How]:
-    """Requests of one word: for every latent by itself, and for the finite ones, and the others, together."""
+    """Yield requests of one word: for each latent alone, for all finite latents, and for all others."""
     finite = [name for name in latents if graph.rule("p", name).spec.finite]
     groups = [[name] for name in latents] + [finite, [name for name in latents if name not in finite]]
     for word in (*TERMS, *DRAWS):

@@ -1,4 +1,7 @@
-"""The posterior after training: q's where q was trained, the exact one where it was not or where it is asked for, and what follows from it."""
+"""The posterior after training, by q or exact, and imputation of missing values.
+
+q is used if it was trained. The exact posterior is used if q was not trained, or on request.
+"""
 
 from aevb.posterior.amortised import Posterior
 from aevb.posterior.choice import UntaughtError, posterior_of, why_not_q

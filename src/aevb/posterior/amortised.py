@@ -1,6 +1,6 @@
-"""q after training: marginals, joint samples, log-probabilities, reconstructions.
+"""The posterior by q after training: marginals, joint samples, log-probabilities, reconstructions.
 
-A relaxed posterior needs no switching back: a latent is asked here with its own, discrete distribution however it was trained.
+A latent that was trained by a relaxation has its own, discrete distribution here.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from aevb.runtime.seeding import draw_from
 
 
 class Posterior:
-    """q(latents | data) for one batch. ``posterior["z"]``, ``posterior.sample(S)``, ``posterior.log_prob(z=…)``.
+    """q(latents | data) of one batch: ``posterior["z"]``, ``posterior.sample(S)``, ``posterior.log_prob(z=…)``.
 
-    ``method`` is "q" here, "exact" for the exact posterior; ``why`` says in words why it was taken, where there was a choice.
+    ``method`` is "q" here and "exact" for the exact posterior. ``why`` is a text that says why this
+    posterior was chosen, if there was a choice.
     """
 
     method = "q"
@@ -49,7 +50,7 @@ class Posterior:
 
     @property
     def next_seed(self) -> int | None:
-        """A seed for what is drawn after the latents: the same one would give it the same random numbers."""
+        """A seed for draws after the latents. ``seed`` itself would repeat the latents' random numbers."""
         return None if self.seed is None else self.seed ^ 0x5DEECE66D
 
     def _check_asked(self, name: str) -> None:
@@ -59,9 +60,10 @@ class Posterior:
             raise ValueError(f"{name!r} was passed for every row, so it has no posterior here. Leave it out of the data.")
 
     def __getitem__(self, name: str) -> td.Distribution:
-        """q's marginal of one latent: its factor if that reads data only, else a mixture over what it also reads.
+        """Return q's marginal of one latent.
 
-        The mixture is exact over enumerated latents, and over ``samples`` draws of the others.
+        It is q's factor if that reads only data, otherwise a mixture over the other latents that it
+        reads: exact over enumerated latents, and over ``samples`` draws of the others.
         """
         self._check_asked(name)
         with self.model._evaluating(self.seed):
@@ -85,7 +87,10 @@ class Posterior:
             return found if seen is None else Pieces(seen.all(-1), Point(self._as_public(name, name)), found)  # type: ignore[arg-type]
 
     def _marginal(self, working: Estimate, name: str, region: str) -> td.Distribution:
-        """q's marginal of one latent at every step by the rule of one region: the whole sequence, its first or its last step."""
+        """Return q's marginal of a latent at every step, by the rule of one region.
+
+        A region is the whole sequence, its first step or its last step.
+        """
         entry, program = working.program.entry("q", name, region), working.program
         factor = self.model.factors[entry.id]
         assert isinstance(factor, Factor)
@@ -100,7 +105,10 @@ class Posterior:
         return td.MixtureSameFamily(td.Categorical(probs=weight, validate_args=False), whole, validate_args=False)
 
     def _components(self, working: Estimate, name: str, raw: Tensor) -> tuple[Tensor, Tensor]:
-        """A factor's raw numbers for each joint value of what it reads, [N, (T,) components, numbers], and their weights."""
+        """Return a factor's raw parameters for each joint value of its parents, and their weights.
+
+        Shape [N, (T,) components, numbers].
+        """
         weight = _weights(working, raw, name)
         time = self.steps if self.graph.timed[name] else 1
         copies = next(iter(working.batch.values())).shape[-2] // self.n
@@ -134,15 +142,15 @@ class Posterior:
         try:
             plan = derive(graph, **common)
             if S in plan.axes[graph.rule("q", name).id]:
-                plan = derive(graph, samples=max(2, self.samples), **common)  # two: one alone would relax what is too large to enumerate
-        except ValueError:  # not every posterior can be enumerated: draw the other latents instead, in copies of the rows
+                plan = derive(graph, samples=max(2, self.samples), **common)  # with 1 sample, the plan would relax latents too large to enumerate
+        except ValueError:  # not enumerable: draw the other latents instead, in copies of the rows
             others = {key: value for key, value in self._drawn_in_turn(self.samples).items() if key != name}
             batch = {key: value for key, value in self._copies(self.samples).items() if variable_of(key) not in others} | others
             plan = derive(graph, clamped=frozenset(graph.latents) - {name}, partial=self.partial & {name}, sampling=True)
         return Estimate(plan, model.factors, batch, model.draw_noise(plan, batch))  # type: ignore[arg-type]
 
     def sample(self, samples: int = 1) -> dict[str, Tensor]:
-        """Joint samples of all latents, [S, N, size] or [S, N, T, size] each."""
+        """Draw joint samples of all latents, [S, N, size] or [S, N, T, size] each."""
         with self.model._evaluating(self.seed):
             plan = derive(self.graph, samples=samples, clamped=self.clamped, partial=self.partial, sampling=True)
             if plan.enumerated:  # by Bayes' rule
@@ -154,13 +162,14 @@ class Posterior:
             return {name: public(self.graph, name, values[name], self.n, self.steps) for name in plan.choices}
 
     def _copies(self, count: int) -> Batch:
-        """Every row ``count`` times, the whole batch after itself."""
+        """Return the batch repeated ``count`` times."""
         return {key: value.repeat(*[1] * (value.dim() - 2), count, 1) for key, value in self.batch.items()}
 
     def _drawn_in_turn(self, count: int) -> Batch:
-        """Joint draws of all latents, one for each of ``count`` copies of the rows: [T or 1, count · N, d] each.
+        """Draw all latents jointly for ``count`` copies of the rows, [T or 1, count · N, d] each.
 
-        A latent taken by Bayes' rule is enumerated until it is drawn; whatever reads it is drawn after it, as if it were known.
+        A latent whose q is Bayes' rule is enumerated until it is drawn. Latents that read it are drawn
+        after it, given its value.
         """
         graph, batch = self.graph, self._copies(count)
         clamped, partial, drawn = self.clamped, self.partial, Batch()
@@ -168,7 +177,7 @@ class Posterior:
             plan = derive(graph, clamped=clamped, partial=partial, sampling=True)
             working = Estimate(plan, self.model.factors, batch, self.model.draw_noise(plan, batch))  # type: ignore[arg-type]
             new = {name: working.program.values[name] for name in plan.drawn if not any(axis in plan.slots for axis, _ in plan.values[name])}
-            for name in plan.enumerated[:1]:  # in q's order: it reads no other that is still enumerated
+            for name in plan.enumerated[:1]:  # in q's order: the first one reads no other enumerated latent
                 probs = swap(working.weight(name), plan.slots[name][0], -1)
                 probs = probs.reshape(-1, *probs.shape[-2:]).expand(self.steps if graph.timed[name] else 1, count * self.n, -1)
                 factor = self.model.factors[graph.rule("p", name).id]
@@ -182,20 +191,23 @@ class Posterior:
         return drawn
 
     def _laid_out(self, values: dict[str, Any]) -> Batch:
-        """Values of latents as a batch, with this batch's real steps."""
+        """Lay out values of latents as a batch, with the real steps of this batch."""
         real = self.batch.get("steps")
         steps = real.squeeze(-1).T if real is not None and any(self.graph.timed[name] for name in values) else None
         return prepare(self.graph, values, like=self.model._parameter(), need=(), steps=steps, single=True)
 
     def _complete(self, values: dict[str, Any]) -> Batch:
-        """A value of every unknown latent as a batch; refused if one lacks."""
+        """Lay out a value of every unknown latent as a batch; refuse missing or other names."""
         latents = [name for name in self.graph.latents if name not in self.clamped]
         if set(values) != set(latents):
             raise ValueError(f"log_prob takes a value for each latent, {', '.join(latents)}; got {', '.join(values) or 'none'}.")
         return self._laid_out(values)
 
     def log_prob(self, **values: Any) -> Tensor:
-        """log q(values | data), one number an example; values of all latents, [N, size] or [N, T, size]."""
+        """Return log q(values | data) per example, [N].
+
+        ``values`` are those of all unknown latents, [N, size] or [N, T, size].
+        """
         graph, model = self.graph, self.model
         given = self._complete(values)
         latents = [name for name in graph.latents if name not in self.clamped]
@@ -213,14 +225,14 @@ class Posterior:
                 else:
                     part = _log_q(known.program, name, given[name])
                 seen = self.batch.get(mask_of(name))
-                if seen is not None:  # known there: it has no q
+                if seen is not None:  # where the latent is known, q has no term
                     part = torch.where(seen[..., :1], torch.zeros_like(part), part)
                 part = known.over_steps(over_time(part, self.steps)) if graph.timed[name] else part
                 total = total + part.reshape(-1)
         return total
 
     def generated(self, latents: dict[str, Tensor]) -> Program:
-        """p's factors at values of the latents, [N, size] or [N, T, size], and at the data."""
+        """Evaluate p's factors at the data and at values of the latents, [N, size] or [N, T, size]."""
         batch = self.batch | self._laid_out(latents)
         program = Program(self.graph, self.model.factors, batch, steps=self.steps)  # type: ignore[arg-type]
         program.values |= {name: batch[name] for name in (*self.graph.stochastic, *self.graph.given)}
@@ -228,7 +240,10 @@ class Posterior:
         return program
 
     def reconstruct(self, *, mean: bool = True) -> dict[str, Tensor]:
-        """Latents drawn from the posterior, then p's mean of each observed variable (or a draw from it)."""
+        """Draw latents from the posterior and return p's mean of each observed variable.
+
+        ``mean=False`` returns a draw from p instead of its mean.
+        """
         model, graph = self.model, self.graph
         latents = {name: value[0] for name, value in self.sample().items()}
         with model._evaluating(self.next_seed):
@@ -238,7 +253,7 @@ class Posterior:
 
 
 def _weights(working: Estimate, raw: Tensor, name: str) -> Tensor:
-    """The joint weights of the axes that ``raw`` has, others summed out."""
+    """Return the joint weights over the axes of ``raw``; other axes are summed out."""
     plan, graph = working.plan, working.graph
     weight = raw.new_ones(1, 1, 1)
     timed = [latent for latent in plan.slots if graph.timed[latent]]

@@ -1,4 +1,4 @@
-"""Which posterior answers: q's where q was trained for this p, otherwise the exact one, otherwise none."""
+"""Choose the posterior: q if it was trained for this p, otherwise the exact one, otherwise an error."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ METHODS = ("auto", "q", "exact")
 
 
 class UntaughtError(ValueError):
-    """q cannot answer for these rows, and the exact posterior is not known; ``for_commands`` leaves out what only Python can do."""
+    """q was not trained for these rows, and the exact posterior is not known.
+
+    ``for_commands`` is the message without the advice that only Python code can follow.
+    """
 
     def __init__(self, text: str) -> None:
         self.for_commands = text
-        super().__init__(f'{text} method="q" takes q as it is.')
+        super().__init__(f'{text} method="q" uses q anyway.')
 
 
 def posterior_of(
@@ -38,11 +41,14 @@ def posterior_of(
     first_row: int = 0,
     places: Places = INDICES,
 ) -> Posterior:
-    """The posterior of a batch's latents; ``teaching`` is the record of how q was trained.
+    """Return the posterior of the latents of a batch.
 
-    ``method="auto"`` takes q where it was trained and can answer, otherwise the exact posterior (``prefer_exact`` takes that wherever it is known),
-    and refuses where there is neither. "q" takes q as it is, "exact" never takes it.
-    ``first_row`` is the number of the batch's first row, and ``places`` what rows are called, for messages.
+    ``teaching`` is the record of how q was trained. ``method="auto"`` uses q if it was trained for such
+    rows, otherwise the exact posterior; with ``prefer_exact=True`` it uses the exact posterior whenever
+    it is known. "q" uses q in any case, "exact" never uses q. ``first_row`` (the number of the batch's
+    first row) and ``places`` (the names of rows) are for messages.
+
+    Raises :class:`UntaughtError` if neither q nor the exact posterior is available.
     """
     if method not in METHODS:
         raise ValueError(f'method is "auto", "q" or "exact", got {method!r}.')
@@ -62,7 +68,7 @@ def posterior_of(
 
 
 def why_not_q(model: DeclaredModel, teaching: Teaching, batch: Batch, first_row: int = 0, places: Places = INDICES) -> str | None:
-    """What keeps q from answering for these rows, in words; None if nothing does."""
+    """Return the reason why q cannot be used for these rows, as text; None if it can."""
     unknown = [name for name in model.graph.latents if name not in batch or mask_of(name) in batch]
     reasons = teaching.untaught(model)
     if reason := next((reasons[name] for name in unknown if name in reasons), None):
@@ -70,7 +76,7 @@ def why_not_q(model: DeclaredModel, teaching: Teaching, batch: Batch, first_row:
     rows = _open_ended(model.graph, batch)
     if rows is not None and not teaching.open_ends:
         ends = _counted(rows, "ends", "end", "in steps without data", first_row, places)
-        return f"{ends}, which q was not trained on, so that it cannot forecast them"
+        return f"{ends}, which q was not trained on, so it cannot forecast them"
     unseen = teaching.unseen(model, unknown)
     for name in _lacking(model.graph, batch):
         columns = torch.tensor(sorted(unseen.get(name, ())), dtype=torch.long, device=batch[name].device)
@@ -84,7 +90,7 @@ def why_not_q(model: DeclaredModel, teaching: Teaching, batch: Batch, first_row:
 
 
 def _counted(rows: Tensor, does: str, do: str, what: str, first_row: int, places: Places) -> str:
-    """How many rows [N] do something, and which is the first, in words."""
+    """Describe how many rows [N] do something, and name the first of them."""
     count = int(rows.sum())
     return f"{f'1 row {does}' if count == 1 else f'{count} rows {do}'} {what} ({places.first(first_row + int(rows.nonzero()[0, 0]))})"
 
@@ -93,18 +99,18 @@ def _remedy(model: DeclaredModel, teaching: Teaching, batch: Batch) -> str:
     if teaching.untaught(model):
         return "Train q (schedule=joint(); classify=1 where every row has a label)."
     if open_ended(model.graph, batch) and not teaching.open_ends:
-        return "If the NaN only pad the rows, say how long each is: lengths=…."
-    return "Train on rows in which entries are missing too (NaN; some may be left out at random)."
+        return "If the NaN are only padding, give the lengths of the rows: lengths=…."
+    return "Train on rows with missing entries too (NaN); for example, remove some entries at random."
 
 
 def _lacking(graph: Graph, batch: Batch) -> list[str]:
-    """The observed variables that q reads, itself or through a function, and that lack entries."""
+    """Return the observed variables with missing entries that q reads, directly or through a function."""
     read = {ref.name for entry in graph.entries() if entry.side == "q" or graph.is_deterministic(entry.key.name) for ref in entry.key.parents}
     return [name for name in graph.observed if mask_of(name) in batch and name in read]
 
 
 def _open_ended(graph: Graph, batch: Batch) -> Tensor | None:
-    """Which rows end in a step where no variable is observed, [N]; None if none does."""
+    """Return a mask of the rows [N] whose last step has no observed variable; None if there are none."""
     timed = [name for name in graph.observed if graph.timed[name]]
     if not timed or any(mask_of(name) not in batch for name in timed):
         return None
@@ -116,5 +122,5 @@ def _open_ended(graph: Graph, batch: Batch) -> Tensor | None:
 
 
 def open_ended(graph: Graph, batch: Batch) -> bool:
-    """Whether a row ends in a step where no variable is observed."""
+    """Return whether any row ends in a step without an observed variable."""
     return _open_ended(graph, batch) is not None

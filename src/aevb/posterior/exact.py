@@ -1,4 +1,7 @@
-"""The exact posterior, for models whose evidence is exact: Bayes' rule, the Kalman smoother, forward–backward, and sums over both."""
+"""The exact posterior, for models with exact evidence.
+
+It uses Bayes' rule, the Kalman smoother, the forward–backward algorithm, and combinations of these.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ from aevb.posterior.piecewise import Pieces, Point
 
 
 class ExactPosterior(Posterior):
-    """p(latents | data) for one batch, without q. A :class:`NotExactError` says why a model has none."""
+    """The exact p(latents | data) of one batch, without q.
+
+    Raises :class:`NotExactError`, with the reason, for a model without an exact posterior.
+    """
 
     method = "exact"
 
@@ -36,7 +42,10 @@ class ExactPosterior(Posterior):
             return self.unknowns.marginals()
 
     def __getitem__(self, name: str) -> td.Distribution:
-        """The marginal of one latent: probabilities, a Gaussian, or a mixture of Gaussians, one for each value of the discrete latents."""
+        """Return the marginal of one latent: categorical, Gaussian, or a mixture of Gaussians.
+
+        The mixture has one component per value of the discrete latents.
+        """
         self._check_asked(name)
         dtype = self.model._parameter().dtype
         if name in self.marginals.probs:
@@ -59,14 +68,14 @@ class ExactPosterior(Posterior):
         return Pieces(certain, Point(torch.zeros_like(whole.mean) if known is None else known), whole)
 
     def _certain(self, name: str) -> Tensor | None:
-        """Where a Gaussian latent is known, or lies beyond a row's end, [N] or [N, T]; None if nowhere."""
+        """Return a mask, [N] or [N, T], of where a Gaussian latent is known or padding; None if nowhere."""
         seen, real = self._as_public(mask_of(name), name), self.batch.get("steps") if self.graph.timed[name] else None
         known = None if seen is None else seen.all(-1)
         padded = None if real is None else ~real.squeeze(-1).T
         return known if padded is None else padded if known is None else known | padded
 
     def sample(self, samples: int = 1) -> dict[str, Tensor]:
-        """Joint samples of all latents, [S, N, size] or [S, N, T, size] each."""
+        """Draw joint samples of all latents, [S, N, size] or [S, N, T, size] each."""
         with self.model._evaluating(self.seed):
             drawn = self.unknowns.draw(samples)
         found = {}
@@ -80,21 +89,24 @@ class ExactPosterior(Posterior):
         return found
 
     def log_prob(self, **values: Any) -> Tensor:
-        """log p(values | data) = log p(values, data) − log p(data), one number an example; values of all latents, [N, size] or [N, T, size]."""
+        """Return log p(values | data) = log p(values, data) − log p(data) per example, [N].
+
+        ``values`` are those of all unknown latents, [N, size] or [N, T, size].
+        """
         given = self._complete(values)
         with self.model._evaluating(None):
             joint = estimate(self.model.plan(clamped=self.graph.latents), self.model.factors, {**self.batch, **given}, {}).value  # type: ignore[arg-type]
             return joint - exact_evidence(self.model, self.batch)
 
     def moments(self, name: str) -> tuple[Tensor, Tensor]:
-        """The mean and the standard deviation of each entry of an observed variable with missing entries, [T or 1, N, d]."""
+        """Return posterior mean and standard deviation of an observed variable, [T or 1, N, d] each."""
         mean, sd = self.marginals.components[name].moments()
         dtype = self.model._parameter().dtype
         return mean.transpose(0, 1).to(dtype), sd.transpose(0, 1).to(dtype)
 
 
 def _root(covariance: Tensor) -> Tensor:
-    """The Cholesky factor; of a covariance that is singular but for rounding, that of one with a little more variance in each entry."""
+    """Return the Cholesky factor. A numerically singular covariance gets a little more variance first."""
     covariance = (covariance + covariance.mT) / 2
     factor, failed = torch.linalg.cholesky_ex(covariance)
     if not bool(failed.any()):

@@ -1,4 +1,4 @@
-"""Missing cells of observed variables: their mean, spread and draws given the cells that are known."""
+"""Impute missing cells of observed variables: mean, standard deviation and draws given the known cells."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from aevb.posterior.amortised import Posterior
 from aevb.posterior.exact import ExactPosterior
 from aevb.runtime.seeding import draw_from
 
-ROWS = 4096  # rows, each with a draw of its latents, that are taken at a time
+ROWS = 4096  # rows per batch, counted once per draw of the latents
 
 
 @dataclass(frozen=True, repr=False)
 class Imputation:
-    """Data with their missing cells filled, by variable and in the data's shape; classes are probabilities. NaN beyond a row's end.
+    """Data with imputed cells, by variable and in the shape of the data.
 
-    ``mean`` has each missing cell's posterior mean, ``sd`` its standard deviation (0 where the cell is known), ``draws`` joint draws, [S, N, …], for
-    multiple imputation. ``missing`` says which cells were. ``method`` is "exact", where mean and sd are, or "q": averages over ``samples`` draws.
+    ``mean`` holds the posterior mean of each missing cell, ``sd`` its standard deviation (0 for known
+    cells), ``draws`` joint draws [S, N, …] for multiple imputation. ``missing`` marks the imputed cells.
+    Classes are probabilities; entries beyond the end of a sequence are NaN. ``method`` is "exact" if
+    mean and sd are exact, or "q" if they are averages over ``samples`` draws.
     """
 
     mean: dict[str, Tensor]
@@ -41,10 +43,13 @@ class Imputation:
 
 
 def impute(posterior: Posterior, samples: int, *, draws: bool = True) -> Imputation:
-    """Fill the missing cells of a posterior's batch, by ``samples`` draws of the latents; ``draws=False`` leaves the draws out."""
+    """Impute the missing cells of a posterior's batch by ``samples`` draws of the latents.
+
+    ``draws=False`` leaves ``Imputation.draws`` empty.
+    """
     graph, batch = posterior.graph, posterior.batch
     if samples < 1:
-        raise ValueError(f"samples is how many draws of the latents to average over, at least 1, got {samples}.")
+        raise ValueError(f"samples is the number of draws of the latents to average over, at least 1, got {samples}.")
     hidden = [name for name in graph.observed if mask_of(name) in batch]
     exact = isinstance(posterior, ExactPosterior)
     found = _by_draws(posterior, hidden, samples) if hidden and (draws or not exact) else {}
@@ -81,7 +86,7 @@ class _Drawn:
 
 
 def _by_draws(posterior: Posterior, names: list[str], samples: int) -> dict[str, _Drawn]:
-    """Moments and draws of observed variables' missing entries, averaged over draws of the latents; entries as [T or 1, N, d]."""
+    """Return moments and draws of missing entries, from draws of the latents; [T or 1, N, d] each."""
     model, batch, n = posterior.model, posterior.batch, posterior.n
     latents = posterior.sample(samples)
     parts: dict[str, list[Tensor]] = {name: [] for name in names}
@@ -102,7 +107,10 @@ def _by_draws(posterior: Posterior, names: list[str], samples: int) -> dict[str,
 
 
 def _given_known(program: Program, name: str, value: Tensor, present: Tensor) -> Tensor:
-    """The mean, the variance (NaN where the family has no formula) and a draw of a variable given its known entries, stacked."""
+    """Stack mean, variance and a draw of a variable given its known entries.
+
+    The variance is NaN if the family has no formula for it.
+    """
 
     def at(region: str) -> Tensor:
         spec, dist = program.distribution("p", name, region)

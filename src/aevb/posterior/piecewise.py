@@ -1,4 +1,4 @@
-"""Distributions that differ along their batch: one family at some steps or rows, another at the others, or a value that is known."""
+"""Distributions whose family differs along the batch, and point masses for known values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Point(td.Distribution):
-    """All probability on one vector. Its log-probability counts the vector: 0 there, −∞ elsewhere."""
+    """Point mass on one vector: the log-probability is 0 at that vector and −∞ elsewhere."""
 
     arg_constraints: ClassVar[dict] = {}
 
@@ -37,7 +37,10 @@ class Point(td.Distribution):
 
 
 class Pieces(td.Distribution):
-    """``there`` where the mask holds, ``elsewhere`` in the rest of the batch; both are distributions over vectors of one size."""
+    """The distribution ``there`` where the mask is True, and ``elsewhere`` in the rest of the batch.
+
+    Both are distributions of vectors of the same size.
+    """
 
     arg_constraints: ClassVar[dict] = {}
 

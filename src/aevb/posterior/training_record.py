@@ -1,9 +1,10 @@
-"""Whether q was trained for the p that it stands beside, and for rows like those it is asked about.
+"""Record of whether q was trained for the current p, and on which kind of rows.
 
-q may be behind p: p was trained or set by hand and q was not (``mle()``, ``em()`` where q has no closed form, a frozen q, a schedule of M-steps, a
-latent that every training row knew). Each latent is on record here, with the numbers that q's factor and p had when q was trained, or when it
-turned out not to be. If p has other numbers now and q's factor the same, q is behind. If the factor has other numbers, someone trained it since, and
-the record no longer holds.
+q can be outdated: p was trained or set by hand, but q was not. Causes are ``mle()``, ``em()`` without a
+closed form for q, a frozen q, a schedule of M-steps only, or a latent that was known in every training
+row. The record keeps, per latent, a digest of the parameters of q's factor and of p. If p has changed
+since and q's factor has not, q is outdated. If q's factor has changed, it was trained since, and its
+record is no longer valid.
 """
 
 from __future__ import annotations
@@ -21,19 +22,27 @@ Digest = tuple[float, ...]
 
 
 def digest(parameters: Iterable[nn.Parameter]) -> Digest:
-    """Numbers that change when the parameters do; not with their device, nor when they are cast to a higher precision and back."""
+    """Return numbers that change when the parameters change.
+
+    They do not change with the device, or if the precision is raised and lowered again.
+    """
     values = [parameter.detach().double() for parameter in parameters if not parameter.is_meta]
     sums = [number for value in values for number in (value.sum(), value.square().sum())]
     return tuple(torch.stack(sums).tolist()) if sums else ()
 
 
 def alike(a: Digest, b: Digest) -> bool:
+    """Return whether two digests are equal up to rounding."""
     return len(a) == len(b) and all(math.isclose(x, y, rel_tol=1e-6, abs_tol=1e-9) for x, y in zip(a, b, strict=True))
 
 
 @dataclass(frozen=True)
 class Record:
-    """The numbers of q's factor of a latent, and of p, when the factor was trained; or when it was not, for a reason (None: nothing was yet)."""
+    """Digests of q's factor of a latent and of p, taken when the factor was trained or skipped.
+
+    ``reason`` says why training skipped the factor. It is None if the factor was trained, or if nothing
+    has been trained yet.
+    """
 
     trained: bool
     reason: str | None
@@ -42,10 +51,10 @@ class Record:
 
 
 class Teaching:
-    """Which latents' factors in q were trained, and on what.
+    """Which factors of q were trained, and on which kind of rows.
 
-    ``open_ends``: on rows that end in steps without data. ``lacked``: the columns of each observed variable in which a row lacked an entry; None
-    where that is not known.
+    ``open_ends``: whether training rows ended in steps without data. ``lacked``: per observed variable,
+    the columns with a missing entry in some training row; None if that is not known.
     """
 
     def __init__(self, model: DeclaredModel) -> None:
@@ -55,19 +64,23 @@ class Teaching:
         self.record(model, dict.fromkeys(with_weights(model)))
 
     def record(self, model: DeclaredModel, reasons: Mapping[str, str | None], *, trained: bool = False) -> None:
-        """Note that these latents' factors were not trained (or were), as things stand."""
+        """Record that q's factors of these latents were not trained (or were, ``trained=True``)."""
         p = digest(model.theta()) if reasons else ()
         self.records |= {name: Record(trained, reason, digest(_weights(model, name)), p) for name, reason in reasons.items()}
 
     def taught(self, model: DeclaredModel, names: Collection[str], *, lacked: Mapping[str, Collection[int]], open_ends: bool = False) -> None:
-        """Note that these latents' factors were trained: on rows that lacked entries in these columns, or ended in steps without data."""
+        """Record that q's factors of these latents were trained.
+
+        ``lacked`` gives the columns with missing entries in the training rows; ``open_ends`` says whether
+        rows ended in steps without data.
+        """
         self.open_ends = self.open_ends or open_ends
         before = self.lacked or {}
         self.lacked = {name: before.get(name, frozenset()) | frozenset(lacked.get(name, ())) for name in model.graph.observed}
         self.record(model, dict.fromkeys(names), trained=True)
 
     def untaught(self, model: DeclaredModel) -> dict[str, str]:
-        """The latents whose factors in q are behind p, and why."""
+        """Return the latents whose factors in q are outdated, with the reason for each."""
         found, p = {}, None
         for name, record in self.records.items():
             if not alike(digest(_weights(model, name)), record.q):
@@ -84,7 +97,10 @@ class Teaching:
         return found
 
     def unseen(self, model: DeclaredModel, names: Collection[str]) -> dict[str, frozenset[int]]:
-        """The columns of the observed variables in which these latents' factors have never seen an entry missing, where there are any."""
+        """Return, per observed variable, the columns that were complete in all rows q was trained on.
+
+        ``names`` are the latents whose factors are needed. Variables without such columns are left out.
+        """
         if self.lacked is None:
             return {}
         found = {name: frozenset(range(model.graph.size(name))) - self.lacked.get(name, frozenset()) for name in model.graph.observed}
@@ -92,10 +108,14 @@ class Teaching:
         holds = any(record.trained and alike(digest(_weights(model, name)), record.q) for name, record in records.items())
         return {name: columns for name, columns in found.items() if columns} if holds else {}
 
-    # As data --------------------------------------------------------------------------------------------------------------------
+    # Saving and loading --------------------------------------------------------------------------------------------------------------------
 
     def state(self, model: DeclaredModel) -> dict[str, object]:
-        """JSON-ready: the reasons that hold, null for latents of a model that is as it was built; what q was trained on."""
+        """Return the record as JSON-ready data.
+
+        It holds the reasons of outdated latents (null for latents of a model that was never trained) and
+        the kind of rows that q was trained on.
+        """
         held = self.untaught(model)
         new = [
             name
@@ -106,11 +126,11 @@ class Teaching:
         return {"untaught": held | dict.fromkeys(new), "open ends": self.open_ends, "lacked": lacked}
 
     def restore(self, model: DeclaredModel, state: Mapping[str, object] | None) -> None:
-        """Take over what was saved beside the weights that the model now has; where nothing was, q counts as trained."""
-        told = state if isinstance(state, Mapping) else {}
-        self.records, self.open_ends = {}, bool(told.get("open ends", False))
-        saved, names = told.get("untaught"), with_weights(model)
-        self.lacked = _columns(model, told)
+        """Restore a saved record for the model's current weights. Without a record, q counts as trained."""
+        stored = state if isinstance(state, Mapping) else {}
+        self.records, self.open_ends = {}, bool(stored.get("open ends", False))
+        saved, names = stored.get("untaught"), with_weights(model)
+        self.lacked = _columns(model, stored)
         reasons = (
             {name: None if reason is None else str(reason) for name, reason in saved.items() if name in names} if isinstance(saved, Mapping) else {}
         )
@@ -119,7 +139,7 @@ class Teaching:
 
 
 def _runs(columns: Collection[int]) -> list[list[int]]:
-    """Columns as runs [first, last], which are few even where columns are many."""
+    """Return columns as runs [first, last], which are few even if there are many columns."""
     found: list[list[int]] = []
     for column in sorted(columns):
         if found and column == found[-1][1] + 1:
@@ -129,10 +149,10 @@ def _runs(columns: Collection[int]) -> list[list[int]]:
     return found
 
 
-def _columns(model: DeclaredModel, told: Mapping[str, object]) -> dict[str, frozenset[int]] | None:
-    """The columns that saved runs stand for. An earlier version wrote the variables of which no row lacked an entry."""
+def _columns(model: DeclaredModel, stored: Mapping[str, object]) -> dict[str, frozenset[int]] | None:
+    """Return the columns of saved runs. An earlier version saved the variables without missing entries."""
     observed = {name: range(model.graph.size(name)) for name in model.graph.observed}
-    whole, lacked = told.get("whole"), told.get("lacked")
+    whole, lacked = stored.get("whole"), stored.get("lacked")
     if isinstance(lacked, Mapping):
         try:
             ends = {name: [(int(first), int(last)) for first, last in lacked.get(name, ())[: len(columns)]] for name, columns in observed.items()}
@@ -149,10 +169,10 @@ def _weights(model: DeclaredModel, name: str) -> list[nn.Parameter]:
 
 
 def with_weights(model: DeclaredModel) -> list[str]:
-    """The latents whose factors in q have anything to train."""
+    """Return the latents whose factors in q have parameters."""
     return [name for name in model.graph.latents if _weights(model, name)]
 
 
 def trainable_latents(model: DeclaredModel) -> list[str]:
-    """Those of them that are not frozen."""
+    """Return the latents whose factors in q have parameters that are not frozen."""
     return [name for name in with_weights(model) if any(parameter.requires_grad for parameter in _weights(model, name))]

@@ -1,4 +1,4 @@
-"""Predictive checks: statistics of the data against those of data that the model would have given in their place."""
+"""Predictive checks: compare statistics of the data with those of data simulated from the model."""
 
 from aevb.predictive.check import Comparison, PredictiveCheck, predictive_check
 

@@ -1,8 +1,10 @@
-"""Predictive checks: statistics of the data against those of data that the model would have given in their place.
+"""Predictive checks: compare statistics of the data with those of data simulated from the model.
 
-Replicated data are x_rep ~ p(x | z) with z ~ q(z | x) (posterior), or all drawn from p (prior), given what the model is conditioned on and with
-the same entries missing. A statistic far outside its replicates is something of the data that p does not have. The p-values take the
-parameters as they were fitted and use the data twice: under a model that is right they crowd around ½ more than uniform ones would.
+Replicated data are x_rep ~ p(x | z) with z ~ q(z | x) (posterior predictive), or all variables drawn from
+p (prior predictive). Given variables and missing entries are those of the data. If a statistic of the
+data is far outside its replicates, p does not reproduce that property. The p-values are for the fitted
+parameters, so the data are used twice: under the true model they concentrate around ½ more than uniform
+p-values do.
 """
 
 from __future__ import annotations
@@ -28,12 +30,15 @@ from aevb.runtime.contention import sharing_cores
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CHUNK = 1000  # rows drawn at a time
+CHUNK = 1000  # rows per batch
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One statistic of one variable (of one ``column``, or None for all together): of the data, and of every replicate."""
+    """One statistic of a variable, for the data and for every replicate.
+
+    ``column`` is the column, or None for all columns together.
+    """
 
     variable: str
     statistic: str
@@ -43,11 +48,15 @@ class Comparison:
 
     @property
     def above(self) -> float:
-        """The share of replicates at or above the data, the data counted among them: never 0, as R replicates cannot show less than 1/(R + 1)."""
+        """Fraction of replicates at or above the data, with the data counted among them.
+
+        It is never 0: R replicates cannot show a p-value below 1/(R + 1).
+        """
         return (1 + int((self.replicates >= self.observed).sum())) / (1 + len(self.replicates))
 
     @property
     def below(self) -> float:
+        """Fraction of replicates at or below the data, with the data counted among them."""
         return (1 + int((self.replicates <= self.observed).sum())) / (1 + len(self.replicates))
 
     @property
@@ -57,7 +66,10 @@ class Comparison:
 
     @property
     def normal_p(self) -> float:
-        """The two-sided p-value if the replicates were normal: for what lies outside all of them, where they cannot count it."""
+        """Two-sided p-value under a normal distribution of the replicates.
+
+        It distinguishes values outside all replicates, for which ``p`` is always the smallest possible.
+        """
         distance, sd = abs(self.observed - float(self.replicates.mean())), float(self.replicates.std(ddof=1))
         return math.erfc(distance / (sd * math.sqrt(2))) if sd > 0 else float(distance == 0)
 
@@ -68,7 +80,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class PredictiveCheck:
-    """Every comparison that was made. ``extreme()`` are those that the model does not reproduce."""
+    """All comparisons. ``extreme()`` returns the statistics that the model does not reproduce."""
 
     comparisons: tuple[Comparison, ...]
     kind: str
@@ -101,7 +113,7 @@ class PredictiveCheck:
         return tuple(sorted(filter(strange, self.comparisons), key=lambda found: (found.p, found.normal_p)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, for JSON."""
+        """Return the check as plain data, for JSON."""
         rows = [
             {
                 "variable": found.variable,
@@ -132,9 +144,10 @@ class PredictiveCheck:
         return "\n".join(lines + ([f"  and {left} more columns"] if left > 0 else []))
 
     def plot(self, path: str | Path | None = None, *, most: int = 24) -> Figure:
-        """A histogram of the replicates for each statistic, the data as a line; written as a PNG if a path is given.
+        """Plot a histogram of the replicates per statistic, with the data as a line.
 
-        Of statistics by column, the most extreme are drawn until there are ``most`` panels.
+        The figure is saved as a PNG if a path is given. It has at most ``most`` panels; of the statistics
+        per column, the most extreme come first.
         """
         whole = [found for found in self.comparisons if found.column is None]
         columns = sorted((found for found in self.comparisons if found.column is not None), key=lambda found: found.p)
@@ -158,12 +171,13 @@ def predictive_check(
     rows: int | None = 2000,
     seed: int = 0,
 ) -> PredictiveCheck:
-    """Compare statistics of the data with those of replicated data.
+    """Run a predictive check: compare statistics of the data with those of data simulated from the model.
 
-    ``statistics`` are names (mean, sd, zeros, min, max, q05, q50, q95, correlation, autocorrelation), by default what suits each observed
-    variable, or functions of your own by name: of [N, d] or [N, T, d], NaN where missing or beyond a row's end, to a number or several.
-    Named ones are taken over all columns together, with ``columns=True`` also of each. ``kind`` is "posterior" or "prior" predictive. No
-    more than ``rows`` rows are used, chosen at random.
+    ``statistics`` are names (mean, sd, zeros, min, max, q05, q50, q95, correlation, autocorrelation), by
+    default those that suit each observed variable. Or it maps names to your own functions of an array
+    [N, d] or [N, T, d], with NaN for missing and padded entries, that return one or several numbers. A
+    named statistic is computed over all columns together; ``columns=True`` adds each column. ``kind`` is
+    "posterior" or "prior". At most ``rows`` rows are used, chosen at random.
 
     >>> import torch
     >>> from aevb import Bernoulli, Normal
@@ -183,7 +197,7 @@ def predictive_check(
     asked = {name: _functions(graph, name, statistics) for name in graph.observed}
 
     def numbers(parts: Sequence[Mapping[str, Tensor]]) -> dict[tuple[str, str], np.ndarray]:
-        """Every statistic's numbers, of values that stand in the place of the data."""
+        """Compute every statistic of the data or of a replicate."""
         found: dict[tuple[str, str], np.ndarray] = {}
         for name, functions in asked.items():
             x = np.concatenate([as_array(graph, batch, name, part[name]) for batch, part in zip(batches, parts, strict=True)])
@@ -205,7 +219,7 @@ def predictive_check(
             if np.isfinite(value[i]) and np.isfinite(table[:, i]).all():  # a constant column has no correlation
                 comparisons.append(Comparison(name, word, (None if i == 0 else i - 1) if pooled else i, float(value[i]), table[:, i]))
     if not comparisons:
-        raise ValueError("None of the statistics is a finite number, of the data and of every replicate. Ask for others.")
+        raise ValueError("No statistic is finite for the data and for every replicate. Choose other statistics.")
     return PredictiveCheck(tuple(comparisons), kind, len(chosen), replicates)
 
 
@@ -215,5 +229,5 @@ def _functions(graph: Graph, name: str, statistics: Sequence[str] | Mapping[str,
     words = usual_statistics(graph, name) if statistics is None else (statistics,) if isinstance(statistics, str) else statistics
     for word in words:
         if word not in STATISTICS:
-            raise ValueError(f"Unknown statistic {word!r}. Choose of {', '.join(STATISTICS)}, or pass a function by its name.")
+            raise ValueError(f"Unknown statistic {word!r}. Choose from {', '.join(STATISTICS)}, or pass your own function: {{name: function}}.")
     return {word: STATISTICS[word] for word in words}

@@ -1,4 +1,4 @@
-"""Draws from p in the place of the data: some variables drawn anew, all others held."""
+"""Simulate data from p: draw some variables again and keep all others fixed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from aevb.estimate.program import Program
 from aevb.model import Model
 from aevb.posterior import posterior_of
 
-AT_ONCE = 50  # draws of an exact posterior
+AT_ONCE = 50  # draws of an exact posterior that are made together
 
 
 def redraw(model: Model, batch: Mapping[str, Tensor], names: Collection[str]) -> Batch:
-    """Draws of some variables from p, laid out as a batch; every other one has the batch's value, deterministic ones are computed anew.
+    """Draw some variables from p and return them as a batch.
 
-    What is drawn reads what is drawn: of a sequence each step reads the steps drawn before it.
+    All other variables keep the values of the batch; deterministic ones are computed again. A drawn
+    variable reads the drawn values of its parents, for example of earlier steps of its sequence.
     """
     graph, (n, steps) = model.graph, model._extent(batch)
     free = {name: graph.reads("p", name) for name in graph.p if name in names or graph.is_deterministic(name)}
@@ -34,12 +35,15 @@ def redraw(model: Model, batch: Mapping[str, Tensor], names: Collection[str]) ->
 
 
 def complete(model: Model, batch: Batch, seed: int | None = None, method: str = "auto") -> Batch:
-    """The batch with a joint draw of its latents from their posterior: q's where q was trained."""
+    """Add a joint draw of the latents from their posterior (q if it was trained) to the batch."""
     return next(completions(model, batch, 1, seed, method))
 
 
 def completions(model: Model, batch: Batch, at_once: int, seed: int | None = None, method: str = "auto") -> Iterator[Batch]:
-    """The same again and again; of an exact posterior, ``at_once`` draws are made together, since they share its work."""
+    """Yield completed batches without end, each with a new draw of the latents.
+
+    An exact posterior makes ``at_once`` draws together, because they share most of the work.
+    """
     posterior = posterior_of(model, model.teaching, batch, samples=1, seed=seed, method=method)
     at_once = 1 if posterior.method == "q" else at_once
     while True:
@@ -49,7 +53,10 @@ def completions(model: Model, batch: Batch, at_once: int, seed: int | None = Non
 
 
 def replicate(model: Model, batch: Batch, kind: str) -> Iterator[Batch]:
-    """The data drawn anew, again and again: x ~ p(x | z) with z from its posterior ("posterior"), or all variables from p ("prior")."""
+    """Yield replicated data without end.
+
+    ``kind="posterior"`` draws x ~ p(x | z) with z from its posterior, "prior" draws all variables from p.
+    """
     graph = model.graph
     if kind == "prior":
         while True:
@@ -59,7 +66,10 @@ def replicate(model: Model, batch: Batch, kind: str) -> Iterator[Batch]:
 
 
 def as_array(graph: Graph, batch: Mapping[str, Tensor], name: str, value: Tensor) -> np.ndarray:
-    """A variable's values as [N, d], of a sequence [N, T, d], NaN where the batch's are missing or beyond a row's end."""
+    """Return values as an array [N, d], or [N, T, d] for sequences.
+
+    Entries that are missing or padded in the batch are NaN.
+    """
     for mask in (batch.get(mask_of(name)), batch.get("steps") if graph.timed[name] else None):
         if mask is not None:
             value = torch.where(mask, value, torch.nan)
@@ -68,9 +78,9 @@ def as_array(graph: Graph, batch: Mapping[str, Tensor], name: str, value: Tensor
 
 
 def some_rows(n: int, rows: int | None, seed: int) -> Tensor:
-    """All rows, or as many as asked for, at random but in order."""
+    """Return the indices of all rows, or of ``rows`` random rows in ascending order."""
     if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
-        raise ValueError(f"rows is how many rows to use at most, a positive whole number or None for all, got {rows!r}.")
+        raise ValueError(f"rows is the largest number of rows to use, a positive whole number or None for all, got {rows!r}.")
     if rows is None or rows >= n:
         return torch.arange(n)
     return torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:rows].sort().values

@@ -1,4 +1,4 @@
-"""The statistics of a predictive check: functions of [N, d] or [N, T, d], NaN where an entry is missing or beyond a row's end."""
+"""Statistics for predictive checks: functions of [N, d] or [N, T, d], with NaN for missing entries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _columns(x: np.ndarray) -> np.ndarray:
 
 
 def _correlations(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The correlation of each column of a with the same column of b, where both are known; NaN for a constant one."""
+    """Correlate each column of a with the same column of b, over known entries; NaN if one is constant."""
     there = np.isfinite(a) & np.isfinite(b)
     count = np.maximum(there.sum(0), 1)
     a, b = (np.where(there, part, 0.0) for part in (a, b))
@@ -28,17 +28,17 @@ def _correlations(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _autocorrelation(x: np.ndarray) -> np.ndarray:
-    """The lag-1 autocorrelation of each column, over all sequences."""
+    """Compute the lag-1 autocorrelation of each column, over all sequences."""
     if x.ndim < 3:
-        raise ValueError("autocorrelation is of sequences; this variable has no [t]. Leave it out.")
+        raise ValueError("autocorrelation needs sequences; this variable has no [t]. Leave out autocorrelation.")
     return _correlations(_columns(x[:, :-1]), _columns(x[:, 1:]))
 
 
 def _correlation(x: np.ndarray) -> np.ndarray:
-    """The mean size of each column's correlations with the others; missing entries count as their column's mean."""
+    """Compute the mean |correlation| of each column with the others; missing entries become the column mean."""
     flat = _columns(x)
     if flat.shape[1] < 2:
-        raise ValueError("correlation is between columns; this variable has only one. Leave it out.")
+        raise ValueError("correlation needs several columns; this variable has only one. Leave out correlation.")
     known = np.isfinite(flat)
     centred = np.where(known, flat, 0.0)
     centred = np.where(known, centred - centred.sum(0) / np.maximum(known.sum(0), 1), 0.0)
@@ -54,7 +54,7 @@ def _quantile(share: float) -> Statistic:
     return lambda x: np.nanquantile(_columns(x), share, axis=0)
 
 
-# Each is a function of [N, d] or [N, T, d] and gives a number for every column.
+# Each maps [N, d] or [N, T, d] to one number per column.
 STATISTICS: dict[str, Statistic] = {
     "mean": lambda x: np.nanmean(_columns(x), 0),
     "sd": lambda x: np.nanstd(_columns(x), 0),
@@ -67,11 +67,11 @@ STATISTICS: dict[str, Statistic] = {
     "correlation": _correlation,
     "autocorrelation": _autocorrelation,
 }
-BETWEEN = ("correlation", "autocorrelation")  # of several columns or steps: over all columns they are averaged, the others pooled
+BETWEEN = ("correlation", "autocorrelation")  # over all columns these are averaged; the other statistics pool the entries
 
 
 def usual_statistics(graph: Graph, name: str) -> tuple[str, ...]:
-    """What is worth comparing of a variable, by its family."""
+    """Return the default statistics of a variable, by its family."""
     supports = {str(entry.spec.support) for entry in graph.p[name].values()}  # those of the first and last step too
     if supports <= {str(constraints.boolean), str(constraints.one_hot)}:
         found: tuple[str, ...] = ("mean",)
@@ -83,7 +83,10 @@ def usual_statistics(graph: Graph, name: str) -> tuple[str, ...]:
 
 
 def evaluate(name: str, statistic: Statistic, x: np.ndarray, columns: bool) -> np.ndarray:
-    """The statistic's numbers: over all columns, then, if asked for, of each; a function of the user's gives what it gives."""
+    """Evaluate a statistic over all columns, then with ``columns=True`` per column.
+
+    A user's function is evaluated once and may return any numbers.
+    """
     if STATISTICS.get(name) is not statistic:
         found = np.asarray(statistic(x), float).reshape(-1)
         if not found.size:
@@ -98,7 +101,7 @@ def evaluate(name: str, statistic: Statistic, x: np.ndarray, columns: bool) -> n
 
 
 def _where_known(statistic: Statistic, x: np.ndarray) -> np.ndarray:
-    """The statistic of each column of which something is known, NaN for the others."""
+    """Evaluate the statistic of each column with known entries; NaN for the other columns."""
     there = np.isfinite(_columns(x)).any(0)
     found = np.full(len(there), np.nan)
     if there.any():
