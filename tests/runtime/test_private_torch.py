@@ -8,6 +8,8 @@ from aevb.runtime import private_torch
 from aevb.training import gradient_steps
 from aevb.training.events import NOT_COMPILED, events
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses what torch advises against
+
 
 def vae():
     return Model({"z": Normal(2), "x | z": Bernoulli(6, net=mlp(8))}, {"z | x": Normal(net=mlp(8))})

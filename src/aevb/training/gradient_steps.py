@@ -156,7 +156,9 @@ class GradientSteps(Stepper):
     def _evaluate(self, phase: Phase, inputs: Mapping[str, Tensor]) -> Found:
         """Return the objective, the metrics, and the gradients of the active parameters."""
         if phase.name not in self.compiled and self._worth_recording(phase):
-            self.compiled[phase.name] = self._recorded(phase, inputs)
+            found = self._record_and_run(phase, inputs)
+            if found is not None:
+                return found
         recorded = self.compiled.get(phase.name)
         if recorded is not None and recorded.fits(inputs):
             return recorded(inputs)
@@ -164,13 +166,13 @@ class GradientSteps(Stepper):
             objective, measured = self._arithmetic(inputs)
             return objective.detach(), measured, gradients_of(objective, self.active(phase))
 
-    def _recorded(self, phase: Phase, inputs: Mapping[str, Tensor]) -> CompiledStep | None:
-        """Return the recorded step of a phase; None, with a note, if it cannot be recorded and runs eagerly."""
+    def _record_and_run(self, phase: Phase, inputs: Mapping[str, Tensor]) -> Found | None:
+        """Record the step of a phase and run it; None, with a note, if that fails. Steps then run eagerly."""
         try:
-            step = self.record(phase, inputs)
-            step(inputs)  # what fails in the first call is compiled there
-            return step
+            step = self.compiled[phase.name] = self.record(phase, inputs)
+            return step(inputs)
         except Exception as error:  # a failed optimisation must not stop a run; a mistake of the model fails again in the eager step
+            self.compiled[phase.name] = None
             cause = str(error).partition("\n")[0] or type(error).__name__
             self.not_compiled.append(Event(NOT_COMPILED, "run", f"Steps run as they are written, since they could not be recorded: {cause}"))
             return None
