@@ -119,7 +119,7 @@ def test_a_model_with_a_hook_or_a_layer_of_ones_own_runs_as_it_was_written(soon,
 
 @pytest.mark.parametrize("add", [forward, backward, of_a_gradient])
 def test_a_hook_that_comes_too_late_is_refused(soon, add):
-    with pytest.raises(TrainingError, match=r"After after= at step 6, .*p\(x\|z\).* has a hook, .* Add it before the run"):
+    with pytest.raises(TrainingError, match=r"after= changed the model at step 6: .*p\(x\|z\).* has a hook, .* Make it before fit"):
         fit(vae(), {"x": data()}, validation={"x": data()}, steps=12, batch=20, validate_every=6, after=lambda _, model: add(model, list))
 
 

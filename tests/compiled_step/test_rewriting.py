@@ -280,7 +280,7 @@ def test_what_writes_into_a_view_is_not_rewritten():
         h.view(-1).relu_()
         return (h * 2,)
 
-    with pytest.raises(UnchangeableError, match="writes into a value that others may read"):
+    with pytest.raises(UnchangeableError, match="writes into a value that other operations may read"):
         rewritten(traced(function, numbers(5, 9), numbers(6, 5)), 1)
 
 
@@ -297,7 +297,7 @@ def test_a_step_that_cannot_be_rewritten_runs_as_it_was_recorded():
     expected, also = function({"x": x})
     torch.testing.assert_close((objective, measured), (expected.detach(), also.detach()))
     torch.testing.assert_close(tuple(gradients), torch.autograd.grad(-expected, list(layer.parameters())))
-    assert "writes into a value that others may read" in made.remarks[0]
+    assert "writes into a value that other operations may read" in made.remarks[0]
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_what_is_written_through_a_view_is_not_made_anew(view):
         return t * 2, t.sum()
 
     arguments = numbers(5, 9), numbers(6, 5)
-    with pytest.raises(UnchangeableError, match="writes into a value that others may read"):
+    with pytest.raises(UnchangeableError, match="writes into a value that other operations may read"):
         rewritten(traced(function, *arguments), 1)
 
 

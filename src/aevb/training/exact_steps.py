@@ -162,7 +162,7 @@ class LikelihoodSteps(ExactSteps):
             )
             return [Event(NOT_CONVERGED, "run", text)]
         if taken == total and self.tol > 0:
-            text = f"mle() ended {told}, as asked, before it converged (tol={self.tol:g}); more steps= would raise the evidence."
+            text = f"mle() ended {told}, as asked, before it converged (tol={self.tol:g}); a larger steps= would raise the evidence."
             return [Event(NOT_CONVERGED, "run", text)]
         return []
 
