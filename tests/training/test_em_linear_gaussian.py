@@ -222,7 +222,7 @@ def test_a_trial_that_lowers_the_evidence_is_not_taken():
 def test_the_limit_is_said_and_tol_0_goes_to_it():
     run = fit(factors(13, 3), {"x": WINE}, schedule=em(), steps=5)
     assert run.step == 5
-    assert run.rows[-2]["note"] == "em() ended after 5 iterations, as asked, before it converged (tol=1e-05); a larger steps= would raise the evidence."
+    assert run.rows[-2]["note"] == "em() ended after 5 iterations, as asked, before it converged (tol=1e-05); more steps= would raise the evidence."
     run = fit(factors(13, 3), {"x": WINE}, schedule=em(tol=0), steps=60)
     assert run.step == 60
     assert not [row for row in run.rows if "note" in row]

@@ -85,7 +85,7 @@ class EMSteps(ExactSteps):
             text = f"em() converged after {taken} iterations: the last ones raised the mean evidence by less than tol={tol:g} nats."
             found.append(Event(CONVERGED, "run", text))
         elif taken == total and tol > 0:
-            text = f"em() ended after {taken} iterations, as asked, before it converged (tol={tol:g}); a larger steps= would raise the evidence."
+            text = f"em() ended after {taken} iterations, as asked, before it converged (tol={tol:g}); more steps= would raise the evidence."
             found.append(Event(NOT_CONVERGED, "run", text))
         return found
 
@@ -162,7 +162,7 @@ class LikelihoodSteps(ExactSteps):
             )
             return [Event(NOT_CONVERGED, "run", text)]
         if taken == total and self.tol > 0:
-            text = f"mle() ended {told}, as asked, before it converged (tol={self.tol:g}); a larger steps= would raise the evidence."
+            text = f"mle() ended {told}, as asked, before it converged (tol={self.tol:g}); more steps= would raise the evidence."
             return [Event(NOT_CONVERGED, "run", text)]
         return []
 
