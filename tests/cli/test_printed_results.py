@@ -120,7 +120,7 @@ def test_the_bound_of_a_q_that_was_not_trained_is_left_out(aevb):
     told = aevb(
         "train", "fa", "--set", "z=1", "--data", "t.csv", "--prepare", "standardise", "--schedule", "mle", "--hold-out", "0.1", "--out", "run"
     )
-    assert "mle() trains p alone. Read the evidence: the elbo, its terms and the gap are those of q as it was before." in told
+    assert "mle() trains p alone. Judge the run by the evidence: the elbo, its terms and the gap use q as it was before the run." in told
     printed = aevb("evaluate", "run")
     assert list(figures(printed)) == ["evidence"]
     assert "mle() trains p alone: the bound of that q and its terms say nothing about p and are not printed" in printed

@@ -69,7 +69,7 @@ def test_more_processes_than_rows_of_a_step_are_refused(monkeypatch):
     model, x = zoo.fa(), np.random.default_rng(0).normal(size=(10, 3))
     with pytest.raises(ValueError, match=r"A step takes 3 rows, so some of the 4 processes would have none\. Start at most 3 .*, or raise batch="):
         fit(model, {"x": x}, batch=3, steps=1)
-    with pytest.raises(ValueError, match=r"A step takes 2 rows, .* Start no more than 2 \(torchrun --nproc-per-node\)\.$"):
+    with pytest.raises(ValueError, match=r"A step takes 2 rows, .* Start at most 2 processes \(torchrun --nproc-per-node\)\.$"):
         fit(model, {"x": x[:2]}, schedule=em(), steps=1)
 
 

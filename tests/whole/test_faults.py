@@ -752,7 +752,7 @@ def test_a_run_of_an_earlier_version_without_these_hashes_goes_on(tmp_path, whol
     with pytest.raises(CheckpointError, match="was trained on other data"):
         fit(small_vae(), {"x": 1 - TRAIN}, out=out, resume=True, **SETTINGS)
     assert same(train(out, resume=True), whole[1])
-    assert [row["note"][:40] for row in rows(out) if "note" in row] == ["The version that began this run recorded"]
+    assert [row["note"][:40] for row in rows(out) if "note" in row] == ["The version of aevb that began this run "]
 
 
 def test_a_run_that_failed_lets_go_of_its_folder(tmp_path, monkeypatch):

@@ -85,7 +85,7 @@ class EMSteps(ExactSteps):
             text = f"em() converged after {taken} iterations: the last ones raised the mean evidence by less than tol={tol:g} nats."
             found.append(Event(CONVERGED, "run", text))
         elif taken == total and tol > 0:
-            text = f"em() ended after {taken} iterations, as asked, before it converged (tol={tol:g}); a larger steps= would raise the evidence."
+            text = f"em() ended after {taken} iterations, as asked, before it converged (tol={tol:g}); more steps= would raise the evidence."
             found.append(Event(NOT_CONVERGED, "run", text))
         return found
 
