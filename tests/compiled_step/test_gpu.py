@@ -10,7 +10,9 @@ from compiled_runs import CASES, data, partly_frozen, vae, vrnn, with_counting
 from aevb import fit
 from aevb.data.sources import open_source
 from aevb.training import gradient_steps as stepping
+from aevb.training import step_queue
 from aevb.training.evaluation import Evaluation
+from aevb.training.events import NOT_COMPILED, events
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
@@ -67,6 +69,29 @@ def test_runs_together_are_each_alone(soon, name, compiled):
         alone = fit(model.fresh(seed), rows, seed=seed, **choices)
         torch.testing.assert_close(weights(run.model), weights(alone.model), rtol=0, atol=1e-9 if compiled else 0)
         np.testing.assert_allclose(run.history["validation elbo"], alone.history["validation elbo"], rtol=1e-9)
+
+
+@pytest.mark.parametrize(("seeds", "compiled"), [(None, False), (2, False), (2, True)])
+def test_a_run_whose_steps_cannot_be_captured_goes_on_without_a_graph(monkeypatch, seeds, compiled):
+    model, rows, choices = case("vae")
+    choices |= {"compile": compiled}
+    seed = choices.pop("seed")
+
+    def runs():
+        return [fit(model.fresh(seed), rows, seed=seed, **choices)] if seeds is None else fit(model, rows, seeds=seeds, **choices)
+
+    expected = runs()
+
+    def failing(models, count):
+        raise RuntimeError("a change in CUDA")
+
+    monkeypatch.setattr(step_queue, "captured", failing)
+    for run, other in zip(runs(), expected, strict=True):
+        torch.testing.assert_close(weights(run.model), weights(other.model), rtol=0, atol=1e-9)
+        assert run.step == other.step
+        assert [event.text for event in events(run.rows, NOT_COMPILED)] == [
+            "Steps run without a CUDA graph, since they could not be captured: a change in CUDA"
+        ]
 
 
 @pytest.mark.parametrize("compiled", [False, True])
