@@ -582,7 +582,7 @@ def test_seeds_are_refused_where_a_fresh_model_would_lack_something():
     nn.utils.parametrizations.weight_norm(model.factors["p(x|z)"].net.heads)
     with pytest.raises(ValueError, match=r"seeds= trains fresh models .*(parametrization|ParametrizedLinear)"):
         fit(model, {"x": bits()}, steps=2, seeds=2)
-    with pytest.raises(ValueError, match=r"has a parameter .*parametrizations.* that its declaration does not make"):
+    with pytest.raises(ValueError, match=r"has a parameter .*parametrizations.* that its declaration does not create"):
         model.fresh(0)
 
 

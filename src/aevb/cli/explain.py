@@ -17,7 +17,8 @@ def models() -> None:
     from aevb.zoo import zoo
 
     for name, build in zoo.items():
-        print(f"{name:<8} {inspect.getdoc(build)}")
+        summary = (inspect.getdoc(build) or "").partition("\n\n")[0].replace("\n", " ")
+        print(f"{name:<8} {summary}")
         print(f"{'':<8} " + " ".join(f"--set {argument(parameter)}" for parameter in inspect.signature(build).parameters.values()))
     print("\nShow one model and its estimator: aevb explain gmvae")
 
