@@ -54,6 +54,7 @@ class EMSteps(ExactSteps):
         self.iterations: Iterations | None = None  # None before the first step
         self.kept: dict[str, Tensor] = {}  # their state from a checkpoint
         self.lost: str | None = None  # why an iteration failed
+        self.settled: Tensor | None = None  # the parameters that the model and q have
 
     def step(self, step: int, phase: Phase, rate: float) -> None:
         self.tally.begin(step)
@@ -62,7 +63,6 @@ class EMSteps(ExactSteps):
                 if self.iterations is None:
                     fresh, rows = step == 0 and self.model.untouched(), Rows(self.source, self.world)
                     self.iterations = Iterations(self.em, rows, self.schedule, self.settings.seed, fresh=fresh, tensors=self.kept)
-                    self.settle_model()
                 evidence = self.iterations.step()
             except NoEvidenceError as error:
                 self.lost = str(error)
@@ -76,8 +76,10 @@ class EMSteps(ExactSteps):
         return converged(gains, self.schedule.tol)
 
     def remarks(self, taken: int, total: int) -> list[Event]:
-        found = [] if self.left_alone is None else [left_alone(self.left_alone)]
         tol, ended = self.schedule.tol, self.converged
+        if ended or taken == total:
+            self.settle_model()
+        found = [] if self.left_alone is None else [left_alone(self.left_alone)]
         if (ended or taken == total) and self.iterations is not None:
             note = self.iterations.method.told_floor(self.iterations.ascent.point)
             found += [] if note is None else [Event(FLOOR, "p", note)]
@@ -94,9 +96,10 @@ class EMSteps(ExactSteps):
 
         This is called before the model is read, not after every iteration.
         """
-        if self.iterations is not None:
+        if self.iterations is not None and self.settled is not self.iterations.ascent.point:
             with torch.no_grad():
                 self.iterations.write()
+                self.settled = self.iterations.ascent.point
                 self.left_alone = self.em.tighten(self.source.take(torch.arange(min(2, self.source.n))))
 
     def close(self) -> None:

@@ -47,6 +47,13 @@ class Regressions(Parameters):
             ((self.columns.count[name] * self.columns.spread[name].log()).sum() for name in (*graph.observed, *codes)), self.offset.new_zeros(())
         )
         self.design = {entry.id: self._design(entry, self.moments.holes) for entry in self.entries}
+        self.all_rows = {
+            entry.id: torch.full((len(self.design[entry.id].own),), float(len(rows)), dtype=torch.float64, device=device) for entry in self.entries
+        }
+        complete = [entry for entry in self.entries if entry.key.name in graph.observed and entry.key.name not in self.moments.holes]
+        self.least_of_data = {  # data have variance 1 in these units
+            entry.id: self.floor(torch.ones_like(self.all_rows[entry.id]), self.all_rows[entry.id]) for entry in complete
+        }
         self.holed = {entry.id: self.design[entry.id] for entry in self.entries if entry.key.name in self.moments.holes}
 
     # Initial parameters ------------------------------------------------------------------------------------------------------------------
@@ -127,12 +134,15 @@ class Regressions(Parameters):
                 left = torch.diag_embed(own - (outer * matrix).sum(-1)) / count.clamp_min(1.0)
                 least = self.floor(torch.ones_like(count), count)
             else:
-                count = torch.full((len(design.own),), n, dtype=torch.float64, device=second.device)
+                count = self.all_rows[entry.id]
                 inner, outer, own = _about(second, design, whole=True)
                 matrix = _solved(inner, outer)
                 left = (own - outer @ matrix.mT) / n
-                centre = second[design.own, 0] / n
-                least = self.floor(second[design.own, design.own] / n - centre.square(), count)
+                if entry.id in self.least_of_data:
+                    least = self.least_of_data[entry.id]
+                else:  # the variance of a latent changes
+                    centre = second[design.own, 0] / n
+                    least = self.floor(second[design.own, design.own] / n - centre.square(), count)
             heads = entry.spec.most_likely(count[None], torch.zeros_like(count)[None], left[None] if full else left.diagonal()[None], least)
             assert heads is not None
             part = self.parts[entry.id]
