@@ -20,6 +20,7 @@ from threading import Event, Lock, Thread
 
 FIRST, AT_FIRST = 0.02, 0.25  # seconds until the first measurement, and the share of them that counts as contended: few numbers, so a clear one
 PERIOD = 0.1  # seconds between two measurements
+ALL = 0.93  # share of the cores' time from which a process counts as having had all of it
 LINGER = 1.0  # seconds that teams are held when nobody is inside any more: someone may come again
 COST = 500  # they are at least so many times as far apart as one takes
 CONTENDED = 0.1  # share of the time that a thread of this process waits for a core: from here on threads do not spin
@@ -80,13 +81,14 @@ watch = Watch()
 
 def _follow(left: Event, policy: Policy) -> None:
     """Measure, and hold teams accordingly, until ``left`` is set."""
-    before, began, pause, limit = waited(), time.perf_counter(), FIRST, AT_FIRST
+    before, began, used, pause, limit = waited(), time.perf_counter(), time.process_time(), FIRST, AT_FIRST
     while not left.wait(pause):
         start = time.thread_time()
-        now, at = waited(), time.perf_counter()
+        now, at, using = waited(), time.perf_counter(), time.process_time()
         longest = max((now[task] - before[task] for task in now if task in before), default=0)
-        policy.follow(longest / 1e9 / (at - began), limit)
-        before, began, limit = now, at, CONTENDED
+        cores = (using - used) / (at - began)  # if the process had all of them, its threads waited for each other only
+        policy.follow(0.0 if cores > ALL * CORES else longest / 1e9 / (at - began), limit)
+        before, began, used, limit = now, at, using, CONTENDED
         pause = max(PERIOD, COST * (time.thread_time() - start))
 
 
