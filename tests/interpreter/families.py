@@ -92,15 +92,18 @@ class Gaussian(Distribution):
         self.loc, self.factor = loc, factor
 
     def log_prob(self, value: Tensor, present: Tensor | None = None) -> Tensor:
-        covariance = self.factor @ self.factor.mT
-        gap = value - self.loc
+        gap, rows = value - self.loc, self.factor
         if present is not None:
             index = present.nonzero().flatten()
-            gap, covariance = gap[..., index], covariance[..., index, :][..., index]
+            gap, rows = gap[..., index], rows[..., index, :]
             if not len(index):
                 return torch.zeros(torch.broadcast_shapes(value.shape[:-1], self.loc.shape[:-1]), dtype=value.dtype)
-        gap, inverse = torch.broadcast_tensors(gap.unsqueeze(-1), torch.linalg.inv(covariance) @ gap.unsqueeze(-1))
-        return -0.5 * ((gap * inverse).sum((-2, -1)) + torch.logdet(covariance) + covariance.shape[-1] * LOG_TWO_PI)
+        root = torch.linalg.qr(rows.mT).R.mT  # L Lᵀ of the entries that are there, never formed: its condition is the square of the root's
+        gap = gap.unsqueeze(-1)
+        lead = torch.broadcast_shapes(gap.shape[:-2], root.shape[:-2])
+        white = torch.linalg.solve_triangular(root.expand(*lead, *root.shape[-2:]), gap.expand(*lead, *gap.shape[-2:]), upper=False)
+        log_det = root.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
+        return -0.5 * (white.square().sum((-2, -1)) + root.shape[-1] * LOG_TWO_PI) - log_det
 
     def draw(self, noise: Tensor) -> Tensor:
         return self.loc + (self.factor @ noise.unsqueeze(-1)).squeeze(-1)
