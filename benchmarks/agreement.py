@@ -1,6 +1,8 @@
-"""Whether the contenders compute the same thing: from the same weights the same bound, and after the same training the same bound again.
+"""Whether the contenders compute the same thing: from the same weights the same bound, and after
+the same training the same bound again.
 
-The first is a statement about the bound, whose only differences are draws; the second about its gradient too.
+The first is a statement about the bound, whose only differences are draws; the second about its
+gradient too.
 """
 
 from __future__ import annotations
@@ -18,19 +20,29 @@ AT_REST = 1e-12  # a learning rate that changes no weight in single precision
 EPOCH = ROWS // BATCH
 ERRORS = 5  # standard errors by which bounds at equal weights may differ; besides, bfloat16 rounds
 ROUNDING = 2e-3
-TRAINED = 0.03  # part of the bound by which it may differ after training, where the draws of all steps count
+# part of the bound by which it may differ after training, where the draws of all steps count
+TRAINED = 0.03
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The mean bound at the first weights, its standard error, and the mean bound in the last two epochs of training, if there was any."""
+    """The mean bound at the first weights, its standard error, and the mean bound in the last two
+    epochs of training, if there was any.
+    """
 
     first: float
     error: float
     trained: float | None = None
 
 
-def bounds(problem: Problem, names: list[str] | None = None, *, steps: int = 200, epochs: int = 3, quick: bool = False) -> dict[str, Bounds]:
+def bounds(
+    problem: Problem,
+    names: list[str] | None = None,
+    *,
+    steps: int = 200,
+    epochs: int = 3,
+    quick: bool = False,
+) -> dict[str, Bounds]:
     """What every contender finds, over whole epochs, so that all see the same rows."""
     torch.manual_seed(0)
     names = [name for name in contenders(problem.model, problem.device, names) if name != FLOOR]
@@ -39,7 +51,10 @@ def bounds(problem: Problem, names: list[str] | None = None, *, steps: int = 200
     for name, contender in resting.items():
         _run(contender, EPOCH - 1)  # the first was taken when it was built
         first[name] = _run(contender, epochs * EPOCH)
-    found = {name: Bounds(fmean(values), stdev(values) / len(values) ** 0.5) for name, values in first.items()}
+    found = {
+        name: Bounds(fmean(values), stdev(values) / len(values) ** 0.5)
+        for name, values in first.items()
+    }
     moving, _ = build(problem, list(first), quick=quick) if steps else ({}, {})
     for name, contender in moving.items():
         _run(contender, steps - 2 * EPOCH)
@@ -56,10 +71,19 @@ def disagreeing(found: Mapping[str, Bounds]) -> list[str]:
     """What differs from this library's bound by more than its draws explain, in words."""
     ours, wrong = found[OURS], []
     for name, row in found.items():
-        pairs = [("at the first weights", row.first, ours.first, ERRORS * math.hypot(row.error, ours.error) + ROUNDING * abs(ours.first))]
+        pairs = [
+            (
+                "at the first weights",
+                row.first,
+                ours.first,
+                ERRORS * math.hypot(row.error, ours.error) + ROUNDING * abs(ours.first),
+            )
+        ]
         if row.trained is not None and ours.trained is not None:
             pairs.append(("after training", row.trained, ours.trained, TRAINED * abs(ours.trained)))
         for when, theirs, mine, most in pairs:
             if not abs(theirs - mine) <= most:
-                wrong.append(f"{name}, {when}: {theirs:.2f}, aevb {mine:.2f}, more than {most:.2f} apart")
+                wrong.append(
+                    f"{name}, {when}: {theirs:.2f}, aevb {mine:.2f}, more than {most:.2f} apart"
+                )
     return wrong

@@ -22,7 +22,9 @@ BASE, OURS, FLOOR = "the tutorial's way", "aevb", "matrix products alone"
 
 @dataclass(frozen=True)
 class Entry:
-    """A way of writing the step of some models. ``needs`` is a module of the extra ``bench``; ``slow`` takes long before its first step."""
+    """A way of writing the step of some models. ``needs`` is a module of the extra ``bench``;
+    ``slow`` takes long before its first step.
+    """
 
     build: Callable[[Problem], Contender]
     models: tuple[str, ...]
@@ -43,7 +45,11 @@ ALL = ("vae", "vae-tutorial", "gmvae", "vrnn")
 BERNOULLI = ("vae", "gmvae", "vrnn")
 ENTRIES = {
     BASE: Entry(lambda problem: tutorial.BUILDERS[problem.model](problem), ALL),
-    "Pyro": Entry(lambda problem: in_pyro.BUILDERS[problem.model](problem), tuple(in_pyro.BUILDERS), needs="pyro"),
+    "Pyro": Entry(
+        lambda problem: in_pyro.BUILDERS[problem.model](problem),
+        tuple(in_pyro.BUILDERS),
+        needs="pyro",
+    ),
     "pythae": Entry(in_pythae.vae, ("vae",), needs="pythae"),
     "NumPyro, jit": Entry(in_jax.numpyro_vae, ("vae",), needs="numpyro"),
     "JAX by hand, jit": Entry(in_jax.by_hand, tuple(in_jax.BOUNDS), needs="jax"),
@@ -53,7 +59,9 @@ ENTRIES = {
     OURS: Entry(aevb, ALL),
     "aevb, bfloat16": Entry(partial(aevb, precision="bf16"), ALL),
     "aevb, compiled": Entry(partial(aevb, compile=True), ALL, slow=True),
-    "aevb, compiled, bfloat16": Entry(partial(aevb, compile=True, precision="bf16"), ALL, slow=True),
+    "aevb, compiled, bfloat16": Entry(
+        partial(aevb, compile=True, precision="bf16"), ALL, slow=True
+    ),
     FLOOR: Entry(floor, ALL),
 }
 
@@ -63,11 +71,15 @@ def contenders(model: str, device: str, names: list[str] | None = None) -> dict[
     return {
         name: entry
         for name, entry in ENTRIES.items()
-        if model in entry.models and entry.device in (None, device) and (names is None or name in names)
+        if model in entry.models
+        and entry.device in (None, device)
+        and (names is None or name in names)
     }
 
 
-def build(problem: Problem, names: list[str] | None = None, *, quick: bool = False) -> tuple[dict[str, Contender], dict[str, str]]:
+def build(
+    problem: Problem, names: list[str] | None = None, *, quick: bool = False
+) -> tuple[dict[str, Contender], dict[str, str]]:
     """The contenders of a problem that can be built here, and why the others cannot."""
     found: dict[str, Contender] = {}
     left_out: dict[str, str] = {}

@@ -1,15 +1,17 @@
 """Time runs of three models alone and beside busy processes on the same two cores.
 
-python benchmarks/contention.py                               # about ten minutes, most of them spent by the spinning side
+python benchmarks/contention.py                           # about ten minutes
 python benchmarks/contention.py --models vae --rounds 9 --beside alone one --json contention.json
-python benchmarks/contention.py --before ../earlier/src       # an earlier version instead of this one with its threads spinning
+python benchmarks/contention.py --before ../earlier/src   # compare with an earlier version
 
-Every run is a process of its own on the first two cores, which imports the library, trains for 300 steps and says how long that took.
-The sides follow one another in every round: "one thread", "before" (threads spin) and "after" (this tree). A machine that does nothing else is
-needed for the rows "alone"; the load average is printed first.
+Every run is a process of its own on the first two cores, which imports the library, trains for 300
+steps and says how long that took. The sides follow one another in every round: "one thread",
+"before" (threads spin) and "after" (this tree). A machine that does nothing else is needed for the
+rows "alone"; the load average is printed first.
 
-The share of the cores that a run of two threads has beside b busy processes on two cores is 2 / (2 + b). "of its share" divides a run's time by
-what that allows: the time of "after" alone, divided by the share.
+The share of the cores that a run of two threads has beside b busy processes on two cores is 2 / (2
++ b). "of its share" divides a run's time by what that allows: the time of "after" alone, divided by
+the share.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from rich.table import Table
 
 MODELS = ("vae", "gmvae", "vrnn")
 SIDES = ("one thread", "before", "after")
-BESIDE = {"alone": 0, "one": 1, "one, pinned": 1, "two": 2}  # how many busy processes; a pinned one stays on the second core
+# how many busy processes; a pinned one stays on the second core
+BESIDE = {"alone": 0, "one": 1, "one, pinned": 1, "two": 2}
 CORES = 2
 SOURCE = Path(__file__).parents[1] / "src"
 
@@ -73,7 +76,10 @@ def run(model: str, side: str, given: argparse.Namespace, cores: list[int]) -> f
         ["taskset", "-c", ",".join(map(str, cores)), *command],
         stdout=subprocess.PIPE,
         text=True,
-        env={**{k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_", "MKL_"))}, "PYTHONPATH": str(source)},
+        env={
+            **{k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_", "MKL_"))},
+            "PYTHONPATH": str(source),
+        },
     )
     try:
         out, _ = process.communicate(timeout=given.limit)
@@ -90,7 +96,14 @@ def run(model: str, side: str, given: argparse.Namespace, cores: list[int]) -> f
 def busy(name: str, cores: list[int]) -> Iterator[None]:
     """Processes that want a core all the time."""
     chosen = cores[1:2] if "pinned" in name else cores
-    command = ["taskset", "-c", ",".join(map(str, chosen)), sys.executable, "-c", "while True: pass"]
+    command = [
+        "taskset",
+        "-c",
+        ",".join(map(str, chosen)),
+        sys.executable,
+        "-c",
+        "while True: pass",
+    ]
     processes = [subprocess.Popen(command) for _ in range(BESIDE[name])]
     try:
         yield
@@ -101,13 +114,19 @@ def busy(name: str, cores: list[int]) -> Iterator[None]:
 
 
 def allowed(alone: float, others: int) -> float:
-    """Seconds that a run of as many threads as cores takes by its share, beside so many busy processes."""
+    """Seconds that a run of as many threads as cores takes by its share, beside so many busy
+    processes.
+    """
     return alone * (CORES + others) / CORES
 
 
-def measure(model: str, given: argparse.Namespace, cores: list[int]) -> dict[str, dict[str, list[float | None]]]:
+def measure(
+    model: str, given: argparse.Namespace, cores: list[int]
+) -> dict[str, dict[str, list[float | None]]]:
     """Seconds by neighbours and side, one number per round."""
-    found: dict[str, dict[str, list[float | None]]] = {name: {side: [] for side in SIDES} for name in given.beside}
+    found: dict[str, dict[str, list[float | None]]] = {
+        name: {side: [] for side in SIDES} for name in given.beside
+    }
     for i in range(given.rounds):
         for name in given.beside:
             with busy(name, cores):
@@ -122,26 +141,52 @@ def middle(times: list[float | None], limit: float) -> float:
 
 
 def rows(found: dict[str, dict[str, list[float | None]]], limit: float) -> list[tuple[str, ...]]:
-    """A row for each neighbour: the median seconds of each side, before : after (median of the rounds), and after by what its share allows."""
+    """A row for each neighbour: the median seconds of each side, before : after (median of the
+    rounds), and after by what its share allows.
+    """
     alone = middle(found["alone"]["after"], limit) if "alone" in found else None
     shown = []
     for name, sides in found.items():
         medians = {side: middle(times, limit) for side, times in sides.items()}
-        stopped = {side: ">" if None in times and medians[side] >= limit else "" for side, times in sides.items()}
-        ratio = statistics.median((a or limit) / (b or limit) for a, b in zip(sides["before"], sides["after"], strict=True))
+        stopped = {
+            side: ">" if None in times and medians[side] >= limit else ""
+            for side, times in sides.items()
+        }
+        ratio = statistics.median(
+            (a or limit) / (b or limit)
+            for a, b in zip(sides["before"], sides["after"], strict=True)
+        )
         share = "" if alone is None else f"{medians['after'] / allowed(alone, BESIDE[name]):.2f}"
-        shown.append((name, *(f"{stopped[side]}{medians[side]:.2f}" for side in SIDES), f"{ratio:.2f}", share))
+        shown.append(
+            (
+                name,
+                *(f"{stopped[side]}{medians[side]:.2f}" for side in SIDES),
+                f"{ratio:.2f}",
+                share,
+            )
+        )
     return shown
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--beside", nargs="+", choices=list(BESIDE), default=list(BESIDE), metavar="NAME", help=f"some of: {', '.join(BESIDE)}")
+    parser.add_argument(
+        "--beside",
+        nargs="+",
+        choices=list(BESIDE),
+        default=list(BESIDE),
+        metavar="NAME",
+        help=f"some of: {', '.join(BESIDE)}",
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--before", type=Path, help="the source folder of an earlier version")
-    parser.add_argument("--limit", type=float, default=120.0, help="seconds after which a run is stopped")
+    parser.add_argument(
+        "--limit", type=float, default=120.0, help="seconds after which a run is stopped"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", choices=MODELS, help=argparse.SUPPRESS)
     parser.add_argument("--threads", type=int, help=argparse.SUPPRESS)
@@ -169,7 +214,14 @@ def main(arguments: list[str] | None = None) -> None:
 
         given.json.write_text(
             json.dumps(
-                {"machine": machine("cpu", []), "rounds": given.rounds, "steps": given.steps, "limit": given.limit, "seconds": found}, indent=1
+                {
+                    "machine": machine("cpu", []),
+                    "rounds": given.rounds,
+                    "steps": given.steps,
+                    "limit": given.limit,
+                    "seconds": found,
+                },
+                indent=1,
             )
             + "\n"
         )

@@ -1,13 +1,16 @@
-"""Exact EM beside scikit-learn: factor analysis against FactorAnalysis, Gaussian mixtures against GaussianMixture from the same start.
+"""Exact EM beside scikit-learn: factor analysis against FactorAnalysis, Gaussian mixtures against
+GaussianMixture from the same start.
 
 python benchmarks/exact_em.py                       # all rows, 5 rounds
 python benchmarks/exact_em.py --only wine --rounds 9
 python benchmarks/exact_em.py --json docs/figures/exact-em.json
 
-Both sides work on the same rows, one after the other in every round, in one process, with the threads that torch and BLAS find.
-Times are medians over the rounds, the ratio the median of the rounds' ratios. Mixtures start with rows of the data as means, the
-columns' variances, and equal shares, and end by the same tolerance (scikit-learn's is of one iteration, ours of three together).
-Rows marked "missing" have a tenth of their cells taken out, which scikit-learn cannot read: it stands there without a number.
+Both sides work on the same rows, one after the other in every round, in one process, with the
+threads that torch and BLAS find. Times are medians over the rounds, the ratio the median of the
+rounds' ratios. Mixtures start with rows of the data as means, the columns' variances, and equal
+shares, and end by the same tolerance (scikit-learn's is of one iteration, ours of three together).
+Rows marked "missing" have a tenth of their cells taken out, which scikit-learn cannot read: it
+stands there without a number.
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ from aevb import Exact, Model, MultivariateNormal, Normal, OneHot, em, fit, line
 from aevb.declare.distributions import inverse_softplus, vector_from_tril
 
 CLUSTERS = 5
-Side = Callable[[], tuple[float, int]]  # trains, and gives the mean evidence of the rows and the iterations
+# trains, and gives the mean evidence of the rows and the iterations
+Side = Callable[[], tuple[float, int]]
 
 
 def standardised(x: np.ndarray) -> np.ndarray:
@@ -43,7 +47,10 @@ def standardised(x: np.ndarray) -> np.ndarray:
 
 def factors(n: int, d: int, count: int) -> np.ndarray:
     random = np.random.default_rng(0)
-    return standardised(random.normal(size=(n, count)) @ random.normal(size=(count, d)) + random.normal(size=(n, d)) * random.uniform(0.5, 2, d))
+    return standardised(
+        random.normal(size=(n, count)) @ random.normal(size=(count, d))
+        + random.normal(size=(n, d)) * random.uniform(0.5, 2, d)
+    )
 
 
 def clusters(n: int, d: int) -> np.ndarray:
@@ -53,7 +60,11 @@ def clusters(n: int, d: int) -> np.ndarray:
         random.normal(size=(CLUSTERS, d, d)) / np.sqrt(d),
         random.integers(CLUSTERS, size=n),
     )
-    return centres[which] + np.einsum("nij,nj->ni", shapes[which], random.normal(size=(n, d))) + 0.3 * random.normal(size=(n, d))
+    return (
+        centres[which]
+        + np.einsum("nij,nj->ni", shapes[which], random.normal(size=(n, d)))
+        + 0.3 * random.normal(size=(n, d))
+    )
 
 
 def with_holes(x: np.ndarray) -> np.ndarray:
@@ -70,7 +81,11 @@ def factor_analysis(x: np.ndarray, count: int, holes: bool) -> tuple[Side | None
     def ours() -> tuple[float, int]:
         torch.manual_seed(0)
         p = {"z": Normal(count), "x | z": Normal(x.shape[1], scale="learned")}
-        run = fit(Model(p, {"z | x": MultivariateNormal(net=linear(), covariance="shared")}), {"x": data}, schedule=em())
+        run = fit(
+            Model(p, {"z | x": MultivariateNormal(net=linear(), covariance="shared")}),
+            {"x": data},
+            schedule=em(),
+        )
         return run.rows[-1]["evidence"], run.step
 
     return None if holes else theirs, ours
@@ -84,9 +99,14 @@ def mixture(x: np.ndarray, kind: str, tol: float, holes: bool) -> tuple[Side | N
     def theirs() -> tuple[float, int]:
         precision = np.stack([np.diag(scale**-2.0) if kind == "full" else scale**-2.0] * CLUSTERS)
         shares = np.full(CLUSTERS, 1 / CLUSTERS)
-        found = GaussianMixture(CLUSTERS, covariance_type=kind, weights_init=shares, means_init=means, precisions_init=precision, max_iter=1000).fit(
-            x
-        )
+        found = GaussianMixture(
+            CLUSTERS,
+            covariance_type=kind,
+            weights_init=shares,
+            means_init=means,
+            precisions_init=precision,
+            max_iter=1000,
+        ).fit(x)
         return found.lower_bound_, found.n_iter_
 
     def ours() -> tuple[float, int]:
@@ -96,7 +116,9 @@ def mixture(x: np.ndarray, kind: str, tol: float, holes: bool) -> tuple[Side | N
         raw = vector_from_tril(spread.diag()) if kind == "full" else inverse_softplus(spread)
         with torch.no_grad():
             blocks: Any = model.factors["p(x|y)"].net.blocks  # type: ignore[union-attr]
-            blocks.weights["y"].copy_(torch.cat([torch.as_tensor(means), raw.expand(CLUSTERS, -1)], 1).T)
+            blocks.weights["y"].copy_(
+                torch.cat([torch.as_tensor(means), raw.expand(CLUSTERS, -1)], 1).T
+            )
             blocks.bias.zero_()
         run = fit(model, {"x": data}, schedule=em(start="keep", tol=tol))
         return run.rows[-1]["evidence"], run.step
@@ -106,16 +128,33 @@ def mixture(x: np.ndarray, kind: str, tol: float, holes: bool) -> tuple[Side | N
 
 def problems() -> dict[str, Callable[[bool], tuple[Side | None, Side]]]:
     found: dict[str, Callable[[bool], tuple[Side | None, Side]]] = {
-        "breast cancer 569 × 30, 5 factors": lambda holes: factor_analysis(standardised(load_breast_cancer().data), 5, holes),
-        "wine 178 × 13, 3 factors": lambda holes: factor_analysis(standardised(load_wine().data), 3, holes),
-        "digits 1,797 × 61, 10 factors": lambda holes: factor_analysis(standardised(load_digits().data), 10, holes),
-        "factors 5,000 × 50, 5 factors": lambda holes: factor_analysis(factors(5_000, 50, 5), 5, holes),
-        "factors 50,000 × 100, 10 factors": lambda holes: factor_analysis(factors(50_000, 100, 10), 10, holes),
+        "breast cancer 569 × 30, 5 factors": lambda holes: factor_analysis(
+            standardised(load_breast_cancer().data), 5, holes
+        ),
+        "wine 178 × 13, 3 factors": lambda holes: factor_analysis(
+            standardised(load_wine().data), 3, holes
+        ),
+        "digits 1,797 × 61, 10 factors": lambda holes: factor_analysis(
+            standardised(load_digits().data), 10, holes
+        ),
+        "factors 5,000 × 50, 5 factors": lambda holes: factor_analysis(
+            factors(5_000, 50, 5), 5, holes
+        ),
+        "factors 50,000 × 100, 10 factors": lambda holes: factor_analysis(
+            factors(50_000, 100, 10), 10, holes
+        ),
     }
-    for kind, n, d in (("diag", 20_000, 10), ("diag", 100_000, 20), ("full", 20_000, 10), ("full", 100_000, 20)):
+    for kind, n, d in (
+        ("diag", 20_000, 10),
+        ("diag", 100_000, 20),
+        ("full", 20_000, 10),
+        ("full", 100_000, 20),
+    ):
         for tol in (1e-3, 1e-5):
             name = f"{kind} mixture {n:,} × {d}, tol {tol:g}"
-            found[name] = lambda holes, kind=kind, n=n, d=d, tol=tol: mixture(clusters(n, d), kind, tol, holes)  # type: ignore[misc]
+            found[name] = lambda holes, kind=kind, n=n, d=d, tol=tol: mixture(
+                clusters(n, d), kind, tol, holes
+            )  # type: ignore[misc]
     return found
 
 
@@ -128,22 +167,41 @@ def measured(side: Side) -> tuple[float, int, float]:
 def row(name: str, sides: tuple[Side | None, Side], rounds: int) -> dict[str, Any]:
     """Evidence, iterations and seconds of both sides, and how many times as long ours took."""
     theirs, ours = sides
-    found = [(measured(theirs) if theirs is not None else None, measured(ours)) for _ in range(rounds)]
+    found = [
+        (measured(theirs) if theirs is not None else None, measured(ours)) for _ in range(rounds)
+    ]
 
     def side(values: list[tuple[float, int, float]]) -> dict[str, Any]:
-        return {"log p": float(values[-1][0]), "iterations": str(values[-1][1]), "seconds": statistics.median(value[2] for value in values)}
+        return {
+            "log p": float(values[-1][0]),
+            "iterations": str(values[-1][1]),
+            "seconds": statistics.median(value[2] for value in values),
+        }
 
     theirs_found = [other for other, _ in found if other is not None]
-    ratio = statistics.median(mine[2] / other[2] for other, mine in found if other is not None) if theirs_found else None
-    return {"data": name, "theirs": side(theirs_found) if theirs_found else None, "ours": side([mine for _, mine in found]), "ratio": ratio}
+    ratio = (
+        statistics.median(mine[2] / other[2] for other, mine in found if other is not None)
+        if theirs_found
+        else None
+    )
+    return {
+        "data": name,
+        "theirs": side(theirs_found) if theirs_found else None,
+        "ours": side([mine for _, mine in found]),
+        "ratio": ratio,
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="rows whose name contains this")
     parser.add_argument("--json", type=Path, help="where to write the figures")
-    parser.add_argument("--no-missing", action="store_true", help="leave out the rows with missing cells")
+    parser.add_argument(
+        "--no-missing", action="store_true", help="leave out the rows with missing cells"
+    )
     given = parser.parse_args()
     warnings.filterwarnings("ignore", category=Warning, module="sklearn")
     rows: list[dict[str, Any]] = []
@@ -153,10 +211,21 @@ def main() -> None:
             continue
         measured(problem(False)[1])  # the first call loads what the others find
         for holes in (False, True)[: 1 if given.no_missing else 2]:
-            rows.append(row(f"{name}, missing" if holes else name, problem(holes), 1 if holes else given.rounds))
+            rows.append(
+                row(
+                    f"{name}, missing" if holes else name,
+                    problem(holes),
+                    1 if holes else given.rounds,
+                )
+            )
             print(exact_line(rows[-1]), flush=True)
     if given.json:
-        record = {"machine": machine("cpu", ["scikit-learn"]), "rounds": given.rounds, "who": "scikit-learn", "rows": rows}
+        record = {
+            "machine": machine("cpu", ["scikit-learn"]),
+            "rounds": given.rounds,
+            "who": "scikit-learn",
+            "rows": rows,
+        }
         given.json.write_text(json.dumps(record, indent=1) + "\n")
 
 

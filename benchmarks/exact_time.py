@@ -1,15 +1,19 @@
-"""Exact maximum likelihood in time against the libraries made for it: the Kalman filter of statsmodels, the forward-backward algorithm of hmmlearn.
+"""Exact maximum likelihood in time against the libraries made for it: the Kalman filter of
+statsmodels, the forward-backward algorithm of hmmlearn.
 
     pip install "aevb[bench]"
     python benchmarks/exact_time.py --rounds 5
     python benchmarks/exact_time.py --only nile
     python benchmarks/exact_time.py --rounds 9 --json docs/figures/exact-time.json
 
-Both sides fit the same model from the same start, in turns, in one process; seconds are those of this process's CPU, the least of the rounds. They
-count the declaration of the model and the whole fit, on both sides. Models agree to the first state:
-statsmodels is told that it is N(0, s²) with a fixed s (`initialize_known`), which is what "z[0]" declares here, instead of the diffuse state that
-it takes by default (its log-likelihood leaves out the first terms). Its optimiser is its own default, L-BFGS with numerical derivatives. hmmlearn
-runs EM without priors (its default adds some), with the tolerance that is said in the table. It takes no missing cells: only aevb's result is shown.
+Both sides fit the same model from the same start, in turns, in one process; seconds are those of
+this process's CPU, the least of the rounds. They count the declaration of the model and the whole
+fit, on both sides. Models agree to the first state: statsmodels is told that it is N(0, s²) with a
+fixed s (`initialize_known`), which is what "z[0]" declares here, instead of the diffuse state that
+it takes by default (its log-likelihood leaves out the first terms). Its optimiser is its own
+default, L-BFGS with numerical derivatives. hmmlearn runs EM without priors (its default adds some),
+with the tolerance that is said in the table. It takes no missing cells: only aevb's result is
+shown.
 """
 
 from __future__ import annotations
@@ -55,10 +59,16 @@ def raw(scale: float) -> float:
 def ours(model: Model, x: np.ndarray, schedule: Schedule | None = None) -> Fitted:
     run = fit(model, {"x": x}, schedule=mle() if schedule is None else schedule)
     counts = [re.search(r"\((\d+) evaluations\)", row.get("note", "")) for row in run.rows]
-    return Fitted(float(run.history["evidence"][-1]) * len(x), run.step, next((int(found[1]) for found in counts if found), None))
+    return Fitted(
+        float(run.history["evidence"][-1]) * len(x),
+        run.step,
+        next((int(found[1]) for found in counts if found), None),
+    )
 
 
-def fixed(model: Model, factor: str, matrices: dict[str, list[list[float]]], scale: float | None = None) -> None:
+def fixed(
+    model: Model, factor: str, matrices: dict[str, list[list[float]]], scale: float | None = None
+) -> None:
     """Set a factor's matrices and keep them; start its scale."""
     found = model.factors[factor]
     for label, matrix in matrices.items():
@@ -81,7 +91,7 @@ def exact(d: int = 1) -> Normal:
     return Normal(d, linear(bias=False), scale="learned")
 
 
-# Local level ------------------------------------------------------------------------------------------------------------------------
+# Local level --------------------------------------------------------------------------------------
 
 
 def nile(missing: float) -> Contest:
@@ -100,7 +110,10 @@ def nile(missing: float) -> Contest:
     start = structural().start_params
 
     def declared() -> Model:
-        model = Model(p={"z[0]": Normal(1, learned=True), "z[t] | z[t-1]": exact(), "x[t] | z[t]": exact()}, q={"z[t] | x[t]": Normal()}).double()
+        model = Model(
+            p={"z[0]": Normal(1, learned=True), "z[t] | z[t-1]": exact(), "x[t] | z[t]": exact()},
+            q={"z[t] | x[t]": Normal()},
+        ).double()
         known_start(model, "p(z[0])", 1000.0)
         fixed(model, "p(z[t]|z[t-1])", {"z[t-1]": [[1.0]]}, float(np.sqrt(start[1])))
         fixed(model, "p(x[t]|z[t])", {"z[t]": [[1.0]]}, float(np.sqrt(start[0])))
@@ -109,11 +122,13 @@ def nile(missing: float) -> Contest:
     return _statsmodels(structural, start), lambda: ours(declared(), y[None, :, None])
 
 
-# Five states ------------------------------------------------------------------------------------------------------------------------
+# Five states --------------------------------------------------------------------------------------
 
 
 def structural(missing: float) -> Contest:
-    """Level, slope and a season of four, T = 1,000: five states, of which two are shifted copies; four variances."""
+    """Level, slope and a season of four, T = 1,000: five states, of which two are shifted copies;
+    four variances.
+    """
     import statsmodels.api as sm
 
     rng, steps = np.random.default_rng(0), 1000
@@ -126,7 +141,8 @@ def structural(missing: float) -> Contest:
 
     def components() -> Any:
         model = sm.tsa.UnobservedComponents(y, "lltrend", seasonal=4)
-        model.ssm.initialize_known(np.zeros(5), np.diag([100.0, 100.0, 100.0, 0.0, 0.0]))  # the copies begin at 0
+        # the copies begin at 0
+        model.ssm.initialize_known(np.zeros(5), np.diag([100.0, 100.0, 100.0, 0.0, 0.0]))
         model.ssm.loglikelihood_burn = 0
         return model
 
@@ -134,12 +150,16 @@ def structural(missing: float) -> Contest:
 
     def declared() -> Model:
         p = {
-            "l[0]": Normal(1, learned=True), "l[t] | l[t-1], b[t-1]": exact(),
-            "b[0]": Normal(1, learned=True), "b[t] | b[t-1]": exact(),
-            "s[0]": Normal(1, learned=True), "s[t] | s[t-1], r[t-1], o[t-1]": exact(),
-            "r[t] | s[t-1]": Deterministic(1, linear(bias=False)), "o[t] | r[t-1]": Deterministic(1, linear(bias=False)),
+            "l[0]": Normal(1, learned=True),
+            "l[t] | l[t-1], b[t-1]": exact(),
+            "b[0]": Normal(1, learned=True),
+            "b[t] | b[t-1]": exact(),
+            "s[0]": Normal(1, learned=True),
+            "s[t] | s[t-1], r[t-1], o[t-1]": exact(),
+            "r[t] | s[t-1]": Deterministic(1, linear(bias=False)),
+            "o[t] | r[t-1]": Deterministic(1, linear(bias=False)),
             "x[t] | l[t], s[t]": exact(),
-        }  # fmt: skip
+        }
         model = Model(p, {f"{name}[t] | x[t]": Normal() for name in "lbs"}).double()
         for name in "lbs":
             known_start(model, f"p({name}[0])", 10.0)
@@ -147,7 +167,12 @@ def structural(missing: float) -> Contest:
         fixed(model, "p(x[t]|l[t], s[t])", {"l[t]": [[1.0]], "s[t]": [[1.0]]}, scales[0])
         fixed(model, "p(l[t]|l[t-1], b[t-1])", {"l[t-1]": [[1.0]], "b[t-1]": [[1.0]]}, scales[1])
         fixed(model, "p(b[t]|b[t-1])", {"b[t-1]": [[1.0]]}, scales[2])
-        fixed(model, "p(s[t]|s[t-1], r[t-1], o[t-1])", {"s[t-1]": [[-1.0]], "r[t-1]": [[-1.0]], "o[t-1]": [[-1.0]]}, scales[3])
+        fixed(
+            model,
+            "p(s[t]|s[t-1], r[t-1], o[t-1])",
+            {"s[t-1]": [[-1.0]], "r[t-1]": [[-1.0]], "o[t-1]": [[-1.0]]},
+            scales[3],
+        )
         fixed(model, "p(r[t]|s[t-1])", {"s[t-1]": [[1.0]]})
         fixed(model, "p(o[t]|r[t-1])", {"r[t-1]": [[1.0]]})
         return model
@@ -156,7 +181,9 @@ def structural(missing: float) -> Contest:
 
 
 def factors(missing: float) -> Contest:
-    """Five states that decay each at its own rate, five series, T = 1,000: rates and variances, fifteen parameters."""
+    """Five states that decay each at its own rate, five series, T = 1,000: rates and variances,
+    fifteen parameters.
+    """
     import statsmodels.api as sm
 
     rng, steps, k = np.random.default_rng(1), 1000, 5
@@ -182,7 +209,11 @@ def factors(missing: float) -> Contest:
 
         def update(self, params: np.ndarray, **settings: Any) -> None:
             params = super().update(params, **settings)
-            self["transition"], self["state_cov"], self["obs_cov"] = np.diag(params[:k]), np.diag(params[k : 2 * k]), np.diag(params[2 * k :])
+            self["transition"], self["state_cov"], self["obs_cov"] = (
+                np.diag(params[:k]),
+                np.diag(params[k : 2 * k]),
+                np.diag(params[2 * k :]),
+            )
 
     def declared() -> Model:
         names = "abcde"
@@ -195,13 +226,18 @@ def factors(missing: float) -> Contest:
             factor = model.factors[f"p({name}[t]|{name}[t-1])"]
             factor.net.blocks.weights[f"{name}[t-1]"].data.fill_(0.5)
             factor.vectors["scale"].data.fill_(raw(1.0))
-        fixed(model, "p(x[t]|a[t], b[t], c[t], d[t], e[t])", {f"{n}[t]": np.eye(k)[:, [i]].tolist() for i, n in enumerate(names)}, 1.0)
+        fixed(
+            model,
+            "p(x[t]|a[t], b[t], c[t], d[t], e[t])",
+            {f"{n}[t]": np.eye(k)[:, [i]].tolist() for i, n in enumerate(names)},
+            1.0,
+        )
         return model
 
     return _statsmodels(Decays, Decays.start_params), lambda: ours(declared(), y[None])
 
 
-# Hidden Markov ----------------------------------------------------------------------------------------------------------------------
+# Hidden Markov ------------------------------------------------------------------------------------
 
 
 def hidden_markov(missing: float, tol: float, schedule: Schedule) -> Contest:
@@ -218,7 +254,16 @@ def hidden_markov(missing: float, tol: float, schedule: Schedule) -> Contest:
     def theirs() -> Fitted:
         from hmmlearn.hmm import GaussianHMM
 
-        model = GaussianHMM(3, "diag", tol=tol, n_iter=10000, init_params="", covars_prior=0, covars_weight=0, min_covar=1e-10)
+        model = GaussianHMM(
+            3,
+            "diag",
+            tol=tol,
+            n_iter=10000,
+            init_params="",
+            covars_prior=0,
+            covars_weight=0,
+            min_covar=1e-10,
+        )
         model.startprob_, model.transmat_ = np.full(3, 1 / 3), stay.copy()
         model.means_, model.covars_ = means.copy(), np.full((3, 2), spread**2)
         model.fit(x)
@@ -229,17 +274,24 @@ def hidden_markov(missing: float, tol: float, schedule: Schedule) -> Contest:
         model = Model(p, {"y[t] | x[t]": OneHot()}).double()
         with torch.no_grad():
             model.factors["p(y[0])"].root.zero_()
-            moves, seen = model.factors["p(y[t]|y[t-1])"].net.blocks, model.factors["p(x[t]|y[t])"].net.blocks
+            moves, seen = (
+                model.factors["p(y[t]|y[t-1])"].net.blocks,
+                model.factors["p(x[t]|y[t])"].net.blocks,
+            )
             moves.bias.zero_()
             moves.weights["y[t-1]"].copy_(torch.tensor(np.log(stay).T))
             seen.bias.zero_()
-            seen.weights["y[t]"].copy_(torch.cat([torch.tensor(means.T), torch.full((2, 3), raw(spread), dtype=torch.float64)]))
+            seen.weights["y[t]"].copy_(
+                torch.cat(
+                    [torch.tensor(means.T), torch.full((2, 3), raw(spread), dtype=torch.float64)]
+                )
+            )
         return model
 
     return None if missing else theirs, lambda: ours(declared(), x[None], schedule)
 
 
-# The table --------------------------------------------------------------------------------------------------------------------------
+# The table ----------------------------------------------------------------------------------------
 
 
 def _with_gaps(values: np.ndarray, share: float) -> np.ndarray:
@@ -255,7 +307,9 @@ def _known(model: Any, size: int, scale: float) -> None:
 def _statsmodels(declared: Callable[[], Any], start: np.ndarray) -> Callable[[], Fitted]:
     def run() -> Fitted:
         found = declared().fit(start_params=start, disp=0, maxiter=1000, cov_type="none")
-        return Fitted(float(found.llf), found.mle_retvals["iterations"], found.mle_retvals["fcalls"])
+        return Fitted(
+            float(found.llf), found.mle_retvals["iterations"], found.mle_retvals["fcalls"]
+        )
 
     return run
 
@@ -284,7 +338,9 @@ def timed(run: Callable[[], Fitted]) -> tuple[float, Fitted]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=3, help="fits of each side; the least time counts")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="fits of each side; the least time counts"
+    )
     parser.add_argument("--json", type=Path, help="where to write the figures")
     parser.add_argument("--only", default="", help="take only the rows whose name contains this")
     args = parser.parse_args()
@@ -298,13 +354,26 @@ def main() -> None:
             print(exact_line(rows[-1]), flush=True)
     if args.json:
         args.json.write_text(
-            json.dumps({"machine": machine("cpu", ["statsmodels", "hmmlearn"]), "rounds": args.rounds, "who": WHO, "rows": rows}, indent=1) + "\n"
+            json.dumps(
+                {
+                    "machine": machine("cpu", ["statsmodels", "hmmlearn"]),
+                    "rounds": args.rounds,
+                    "who": WHO,
+                    "rows": rows,
+                },
+                indent=1,
+            )
+            + "\n"
         )
 
 
 def row(name: str, contest: Contest, rounds: int) -> dict[str, Any]:
-    """What both sides reached, iterations (evaluations), the least seconds, and how many times as long ours took."""
-    threadpool_limits(1)  # of numpy and scipy, which are loaded by now: threads that wait for one another would count as CPU seconds
+    """What both sides reached, iterations (evaluations), the least seconds, and how many times as
+    long ours took.
+    """
+    # of numpy and scipy, which are loaded by now: threads that wait for one another would count as
+    # CPU seconds
+    threadpool_limits(1)
     times: dict[str, list[float]] = {"theirs": [], "ours": []}
     reached: dict[str, Fitted] = {}
     for _ in range(rounds + 1):  # the first warms up
@@ -318,11 +387,20 @@ def row(name: str, contest: Contest, rounds: int) -> dict[str, Any]:
             return None
         found = reached[which]
         evaluations = "" if found.evaluations is None else f" ({found.evaluations})"
-        return {"log p": found.value, "iterations": f"{found.iterations}{evaluations}", "seconds": min(times[which][1:])}
+        return {
+            "log p": found.value,
+            "iterations": f"{found.iterations}{evaluations}",
+            "seconds": min(times[which][1:]),
+        }
 
     theirs, ours = side("theirs"), side("ours")
     assert ours is not None
-    return {"data": name, "theirs": theirs, "ours": ours, "ratio": None if theirs is None else ours["seconds"] / theirs["seconds"]}
+    return {
+        "data": name,
+        "theirs": theirs,
+        "ours": ours,
+        "ratio": None if theirs is None else ours["seconds"] / theirs["seconds"],
+    }
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""Faults: kills at random moments of a run, and random damage to the folders of a run and of a saved model.
+"""Faults: kills at random moments of a run, and random damage to the folders of a run and of a
+saved model.
 
     python benchmarks/faults.py kills --seed 1 --count 29
     python benchmarks/faults.py damage --seed 1 --count 500
 
-A killed run is resumed, and killed again, until it ends; then it must be the uninterrupted run to the last bit. A damaged folder is given to every
-command that reads it. The outcome is *clear* (refused, or read with a warning, in a sentence), *harmless* (the result is the undamaged
-folder's), *raw* (an exception that nobody turned into a sentence, or no end within seconds) or *silent* (another result without a word).
+A killed run is resumed, and killed again, until it ends; then it must be the uninterrupted run to
+the last bit. A damaged folder is given to every command that reads it. The outcome is *clear*
+(refused, or read with a warning, in a sentence), *harmless* (the result is the undamaged folder's),
+*raw* (an exception that nobody turned into a sentence, or no end within seconds) or *silent*
+(another result without a word).
 """
 
 from __future__ import annotations
@@ -40,17 +43,19 @@ from aevb.training.run import Run
 
 SECONDS = 30  # that a command may take
 TRAIN = (
-    "train vae --data table.csv --set likelihood=Normal --set z=2 --set hidden=[6] --prepare standardise --hold-out 0.2 --batch 16 "
-    "--decay constant --checkpoint-every 10"
+    "train vae --data table.csv --set likelihood=Normal --set z=2 --set hidden=[6] --prepare "
+    "standardise --hold-out 0.2 --batch 16 --decay constant --checkpoint-every 10"
 )
 LENGTHS = {"part": 30, "whole": 40}
 
-# Asking -----------------------------------------------------------------------------------------------------------------------------
+# Asking -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command did: its result (None if it refused), what it said beside, and whether an exception was nobody's sentence."""
+    """What a command did: its result (None if it refused), what it said beside, and whether an
+    exception was nobody's sentence.
+    """
 
     result: Any
     words: str
@@ -78,13 +83,18 @@ def limited(seconds: int) -> Iterator[None]:
 
 
 def is_sentence(error: BaseException) -> bool:
-    """Whether the library raised an error itself, in words, or the system's own words name a file."""
+    """Whether the library raised an error itself, in words, or the system's own words name a
+    file.
+    """
     if isinstance(error, OSError) and not isinstance(error, TimeoutError):
         return error.filename is not None
     if not isinstance(error, ValueError | RuntimeError):
         return False
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    near = "".join(linecache.getline(frame.filename, line) for line in range((frame.lineno or 1) - 1, (frame.end_lineno or 1) + 1))
+    near = "".join(
+        linecache.getline(frame.filename, line)
+        for line in range((frame.lineno or 1) - 1, (frame.end_lineno or 1) + 1)
+    )
     return str(Path(aevb.__file__).parent) in frame.filename and "raise" in near
 
 
@@ -102,7 +112,9 @@ def asked(act: Callable[[], Any]) -> Answer:
     return Answer(result, "\n".join(str(one.message) for one in told))
 
 
-def command(line: str | list[str], result: Callable[[str], Any] = lambda printed: printed) -> Answer:
+def command(
+    line: str | list[str], result: Callable[[str], Any] = lambda printed: printed
+) -> Answer:
     """The answer of a command, run in this process; its result is made of what it printed."""
     out, error, seen = io.StringIO(), io.StringIO(), []
     words, before = cli.in_its_words, sys.argv
@@ -126,27 +138,42 @@ def command(line: str | list[str], result: Callable[[str], Any] = lambda printed
         sys.argv, cli.in_its_words = before, words
     said = error.getvalue()
     if code:
-        raw = code not in (1, 2) or any(isinstance(found, Exception) and not isinstance(found, Warning) and not is_sentence(found) for found in seen)
+        raw = code not in (1, 2) or any(
+            isinstance(found, Exception)
+            and not isinstance(found, Warning)
+            and not is_sentence(found)
+            for found in seen
+        )
         return Answer(None, said, raw)
     return Answer(result(out.getvalue()), said)
 
 
 def weights(folder: Path) -> dict[str, bytes]:
     """The weights of all checkpoints that a run keeps."""
-    return {f"{place.name} {name}": tensor.numpy().tobytes() for place in folders(folder) for name, tensor in read(place).weights.items()}
+    return {
+        f"{place.name} {name}": tensor.numpy().tobytes()
+        for place in folders(folder)
+        for name, tensor in read(place).weights.items()
+    }
 
 
 def recorded(folder: Path) -> list[dict[str, Any]]:
     """A run's history, but for its seconds and its notes."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows if "note" not in row]
+    return [
+        {name: value for name, value in row.items() if name != "seconds"}
+        for row in rows
+        if "note" not in row
+    ]
 
 
 def state(model: aevb.Model) -> tuple[str, dict[str, bytes]]:
-    return str(model), {name: tensor.numpy().tobytes() for name, tensor in model.state_dict().items()}
+    return str(model), {
+        name: tensor.numpy().tobytes() for name, tensor in model.state_dict().items()
+    }
 
 
-# Every command that reads a folder ---------------------------------------------------------------------------------------------------
+# Every command that reads a folder ----------------------------------------------------------------
 
 
 def _written(name: str) -> Callable[[str], Any]:
@@ -162,7 +189,12 @@ def _archive(name: str) -> Callable[[str], Any]:
 
 
 def _resumed(printed: str) -> Any:
-    return weights(Path("run")), recorded(Path("run")), json.loads(Path("run/data.json").read_text()), Path("run/model.json").read_text()
+    return (
+        weights(Path("run")),
+        recorded(Path("run")),
+        json.loads(Path("run/data.json").read_text()),
+        Path("run/model.json").read_text(),
+    )
 
 
 def _trained(printed: str) -> Any:
@@ -171,7 +203,12 @@ def _trained(printed: str) -> Any:
 
 def _loaded_run() -> Any:
     run = Run.load("run")
-    return state(run.model), [{name: value for name, value in row.items() if name != "seconds"} for row in run.rows], str(run.settings), run.step
+    return (
+        state(run.model),
+        [{name: value for name, value in row.items() if name != "seconds"} for row in run.rows],
+        str(run.settings),
+        run.step,
+    )
 
 
 ON_A_RUN: dict[str, Callable[[], Answer]] = {
@@ -187,13 +224,17 @@ ON_A_RUN: dict[str, Callable[[], Answer]] = {
     "Run.load": lambda: asked(_loaded_run),
     "load": lambda: asked(lambda: state(load("run"))),
     "train RUN": lambda: command("train run --steps 3 --out further", _trained),
-    "train --resume": lambda: command(f"{TRAIN} --steps {LENGTHS['whole']} --out run --resume", _resumed),
+    "train --resume": lambda: command(
+        f"{TRAIN} --steps {LENGTHS['whole']} --out run --resume", _resumed
+    ),
 }
 
 ON_A_MODEL: dict[str, Callable[[], Answer]] = {
     "load": lambda: asked(lambda: state(load("saved"))),
     "explain": lambda: command("explain saved"),
-    "train MODEL": lambda: command("train saved --data table.csv --prepare standardise --steps 3 --out further", _trained),
+    "train MODEL": lambda: command(
+        "train saved --data table.csv --prepare standardise --steps 3 --out further", _trained
+    ),
     "load_run": lambda: asked(lambda: state(load_run("saved"))),
     "evaluate": lambda: command("evaluate saved --data table.csv"),
     "train --out": lambda: command(f"{TRAIN} --steps 3 --out saved"),
@@ -201,11 +242,21 @@ ON_A_MODEL: dict[str, Callable[[], Answer]] = {
 
 
 def prepare() -> None:
-    """Write the table, the run (and another one) and the saved model that are damaged, into the current folder."""
+    """Write the table, the run (and another one) and the saved model that are damaged, into the
+    current folder.
+    """
     generator = np.random.default_rng(0)
-    x = generator.normal(size=(60, 2)) @ generator.normal(size=(2, 5)) + 0.3 * generator.normal(size=(60, 5)) + 2.0
-    x[generator.random(x.shape) < 0.12] = np.nan  # in every column of the training rows, so that q answers for all
-    Path("table.csv").write_text("a,b,c,d,e\n" + "".join(",".join("" if np.isnan(v) else f"{v:.5f}" for v in row) + "\n" for row in x))
+    x = (
+        generator.normal(size=(60, 2)) @ generator.normal(size=(2, 5))
+        + 0.3 * generator.normal(size=(60, 5))
+        + 2.0
+    )
+    # in every column of the training rows, so that q answers for all
+    x[generator.random(x.shape) < 0.12] = np.nan
+    Path("table.csv").write_text(
+        "a,b,c,d,e\n"
+        + "".join(",".join("" if np.isnan(v) else f"{v:.5f}" for v in row) + "\n" for row in x)
+    )
     for name, more in (("whole-run", ""), ("whole-other", "--seed 3")):
         answer = command(f"{TRAIN} --steps {LENGTHS['part']} --out {name} {more}")
         assert answer.result is not None, answer.words
@@ -216,7 +267,9 @@ def prepare() -> None:
 
 @contextlib.contextmanager
 def prepared() -> Iterator[None]:
-    """A temporary folder with these as the current one, without drawing curves, which takes longest."""
+    """A temporary folder with these as the current one, without drawing curves, which takes
+    longest.
+    """
     before, plot = os.getcwd(), Run.plot
     Run.plot = lambda self, path=None: None  # type: ignore[assignment, method-assign, return-value]
     try:
@@ -231,11 +284,17 @@ def prepared() -> Iterator[None]:
         Run.plot = plot  # type: ignore[method-assign]
 
 
-# Damage -----------------------------------------------------------------------------------------------------------------------------
+# Damage -------------------------------------------------------------------------------------------
 
 
-def _random_file(folder: Path, generator: np.random.Generator, suffixes: tuple[str, ...] = ()) -> Path:
-    found = sorted(path for path in folder.rglob("*") if path.is_file() and (not suffixes or path.suffix in suffixes))
+def _random_file(
+    folder: Path, generator: np.random.Generator, suffixes: tuple[str, ...] = ()
+) -> Path:
+    found = sorted(
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and (not suffixes or path.suffix in suffixes)
+    )
     return found[generator.integers(len(found))]
 
 
@@ -244,7 +303,11 @@ def _in_bytes(path: Path, generator: np.random.Generator) -> str:
     content = bytearray(path.read_bytes())
     n = len(content)
     at, length = int(generator.integers(n + 1)), int(generator.integers(1, 65))
-    kind = str(generator.choice(["flip", "overwrite", "zero", "cut", "grow", "insert", "repeat", "empty", "lines"]))
+    kind = str(
+        generator.choice(
+            ["flip", "overwrite", "zero", "cut", "grow", "insert", "repeat", "empty", "lines"]
+        )
+    )
     if kind == "flip" and n:
         content[min(at, n - 1)] ^= 1 << int(generator.integers(8))
     elif kind in ("overwrite", "zero"):
@@ -277,20 +340,46 @@ def _in_lines(path: Path, generator: np.random.Generator) -> str:
     elif kind == "exchange lines":
         lines[i], lines[j] = lines[j], lines[i]
     else:
-        digits = [(k, match.start()) for k, line in enumerate(lines) for match in re.finditer(rb"\d", line)]
+        digits = [
+            (k, match.start())
+            for k, line in enumerate(lines)
+            for match in re.finditer(rb"\d", line)
+        ]
         if digits:
             k, at = digits[generator.integers(len(digits))]
-            lines[k] = lines[k][:at] + str(int(generator.integers(10))).encode() + lines[k][at + 1 :]
+            lines[k] = (
+                lines[k][:at] + str(int(generator.integers(10))).encode() + lines[k][at + 1 :]
+            )
     path.write_bytes(b"\n".join(lines))
     return f"{kind} {path}"
 
 
-STRANGE = (None, True, -1, 0, 10**30, 1e308, float("nan"), "", "x", [], {}, [[]], {"type": "Normal"})
+STRANGE = (
+    None,
+    True,
+    -1,
+    0,
+    10**30,
+    1e308,
+    float("nan"),
+    "",
+    "x",
+    [],
+    {},
+    [[]],
+    {"type": "Normal"},
+)
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Where the entries of JSON data are."""
-    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+    for key, inner in (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    ):
         yield (*at, key)
         yield from places(inner, (*at, key))
 
@@ -318,12 +407,28 @@ def _in_json(path: Path, generator: np.random.Generator) -> str:
 
 def _in_place(path: Path, generator: np.random.Generator, other: Path) -> str:
     """Put something else in a file's place: nothing, a folder, a link, or another file."""
-    kind = str(generator.choice(["delete", "folder", "dangling link", "link to itself", "of another run", "of this folder", "rename"]))
+    kind = str(
+        generator.choice(
+            [
+                "delete",
+                "folder",
+                "dangling link",
+                "link to itself",
+                "of another run",
+                "of this folder",
+                "rename",
+            ]
+        )
+    )
     if kind == "rename":
         path.rename(path.with_name(path.name + ".old"))
         return f"{kind} {path}"
     there = _random_file(path.parents[-2], generator)
-    content = there.read_bytes() if kind == "of this folder" else (other / path.relative_to(path.parents[-2])).read_bytes()
+    content = (
+        there.read_bytes()
+        if kind == "of this folder"
+        else (other / path.relative_to(path.parents[-2])).read_bytes()
+    )
     path.unlink()
     if kind == "folder":
         path.mkdir()
@@ -340,7 +445,17 @@ def _in_folders(folder: Path, generator: np.random.Generator, other: Path) -> st
     """Remove, rename, exchange or add checkpoints, or files beside them."""
     kept = folders(folder)
     kind = str(
-        generator.choice(["drop checkpoint", "drop all", "number checkpoint", "of another run", "strange checkpoint", "strange file", "drop lock"])
+        generator.choice(
+            [
+                "drop checkpoint",
+                "drop all",
+                "number checkpoint",
+                "of another run",
+                "strange checkpoint",
+                "strange file",
+                "drop lock",
+            ]
+        )
     )
     place = kept[generator.integers(len(kept))] if kept else folder
     if kind == "drop checkpoint" and kept:
@@ -357,7 +472,20 @@ def _in_folders(folder: Path, generator: np.random.Generator, other: Path) -> st
     else:
         root = folder / "checkpoints" if kept and kind == "strange checkpoint" else folder
         name = str(
-            generator.choice(["step-²", "step-", "step-99", "step--1", "step-007", "writing-1", ".DS_Store", "seed-0", "model.json~", "notes.txt"])
+            generator.choice(
+                [
+                    "step-²",
+                    "step-",
+                    "step-99",
+                    "step--1",
+                    "step-007",
+                    "writing-1",
+                    ".DS_Store",
+                    "seed-0",
+                    "model.json~",
+                    "notes.txt",
+                ]
+            )
         )
         if generator.random() < 0.5:
             (root / name).mkdir(exist_ok=True)
@@ -389,7 +517,9 @@ def judge(answer: Answer, undamaged: Answer) -> str:
         return "harmless" if answer.words == undamaged.words else "clear"
     if answer.result is None and undamaged.result is None:
         return "harmless" if answer.words == undamaged.words else "clear"
-    return "clear" if answer.result is None or len(answer.words) > len(undamaged.words) else "silent"
+    return (
+        "clear" if answer.result is None or len(answer.words) > len(undamaged.words) else "silent"
+    )
 
 
 def restore(name: str) -> None:
@@ -419,8 +549,12 @@ def answers(name: str, commands: dict[str, Callable[[], Answer]]) -> Iterator[tu
 FOLDERS = {"run": ("whole-other", ON_A_RUN), "saved": ("other-saved", ON_A_MODEL)}
 
 
-def damage(name: str, count: int, seed: int, only: tuple[str, ...] = ()) -> Iterator[tuple[int, str, str, str, str]]:
-    """Damage a folder so many times: number, what was done, command (``only`` some of them), outcome and words."""
+def damage(
+    name: str, count: int, seed: int, only: tuple[str, ...] = ()
+) -> Iterator[tuple[int, str, str, str, str]]:
+    """Damage a folder so many times: number, what was done, command (``only`` some of them),
+    outcome and words.
+    """
     other, commands = FOLDERS[name]
     commands = {what: ask for what, ask in commands.items() if not only or what in only}
     restore(name)
@@ -444,19 +578,30 @@ def report_damage(names: list[str], count: int, seed: int, verbose: bool) -> boo
                 sentences[re.sub(r"\d+", "#", words.strip())[:170]] += outcome == "clear"
                 if outcome in ("raw", "silent"):
                     fine = False
-                    print(f"{outcome}: {name} {i}: {done}: {what}: {words.strip()[-300:]}", flush=True)
+                    print(
+                        f"{outcome}: {name} {i}: {done}: {what}: {words.strip()[-300:]}", flush=True
+                    )
             kinds = ("clear", "harmless", "raw", "silent")
-            print(f"\n{count} times damaged: {name}\n{'':<16}" + "".join(f"{kind:>10}" for kind in kinds))
+            print(
+                f"\n{count} times damaged: {name}\n{'':<16}"
+                + "".join(f"{kind:>10}" for kind in kinds)
+            )
             for what in FOLDERS[name][1]:
                 print(f"{what:<16}" + "".join(f"{counts[what, kind]:>10}" for kind in kinds))
-            print(f"{'together':<16}" + "".join(f"{sum(counts[what, kind] for what in FOLDERS[name][1]):>10}" for kind in kinds) + "\n")
+            print(
+                f"{'together':<16}"
+                + "".join(
+                    f"{sum(counts[what, kind] for what in FOLDERS[name][1]):>10}" for kind in kinds
+                )
+                + "\n"
+            )
             if verbose:
                 for sentence, times in sentences.most_common():
                     print(f"{times:6} {sentence!r}")
     return fine
 
 
-# Kills ------------------------------------------------------------------------------------------------------------------------------
+# Kills --------------------------------------------------------------------------------------------
 
 LONG = f"{TRAIN.replace('--checkpoint-every 10', '--checkpoint-every 7')} --steps 400"
 
@@ -480,7 +625,9 @@ def _child(line: str) -> int:
 
 
 def kill(count: int, seed: int) -> Iterator[tuple[int, float, str, bool]]:
-    """Kill runs so many times: number, the moment in seconds, what was there then, and whether that and the run in the end are right."""
+    """Kill runs so many times: number, the moment in seconds, what was there then, and whether that
+    and the run in the end are right.
+    """
     generator = np.random.default_rng(seed)
     began = time.perf_counter()
     os.waitpid(_child(f"{LONG} --out whole"), 0)
@@ -513,7 +660,9 @@ def kill(count: int, seed: int) -> Iterator[tuple[int, float, str, bool]]:
 
 
 def _left(out: Path) -> tuple[str, bool]:
-    """What a kill left of a run, and whether its last checkpoint is whole and at most one interval behind the history."""
+    """What a kill left of a run, and whether its last checkpoint is whole and at most one interval
+    behind the history.
+    """
     try:
         found = latest(out)
     except CheckpointError as error:
@@ -523,7 +672,9 @@ def _left(out: Path) -> tuple[str, bool]:
     whole = metrics.read_bytes().split(b"\n")[:-1] if metrics.exists() else []
     last = max((json.loads(line)["step"] for line in whole), default=0)
     writing = [path.name for path in (out / "checkpoints").glob("writing-*")]
-    return f"checkpoint of step {step}, history to step {last}" + (", a half-written checkpoint" if writing else ""), last - step <= 14
+    return f"checkpoint of step {step}, history to step {last}" + (
+        ", a half-written checkpoint" if writing else ""
+    ), last - step <= 14
 
 
 def report_kills(count: int, seed: int) -> bool:
@@ -531,22 +682,37 @@ def report_kills(count: int, seed: int) -> bool:
     with prepared():
         for number, moment, what, right in kill(count, seed):
             fine = fine and right
-            print(f"{number:3} {f'{moment:6.2f} s' if moment else '        '}  {'right' if right else 'WRONG'}  {what}", flush=True)
+            print(
+                f"{number:3} {f'{moment:6.2f} s' if moment else '        '}  "
+                f"{'right' if right else 'WRONG'}  {what}",
+                flush=True,
+            )
     return fine
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("kills", "damage"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=29)
-    parser.add_argument("--folder", choices=tuple(FOLDERS), help="one of the damaged folders; both by default")
+    parser.add_argument(
+        "--folder", choices=tuple(FOLDERS), help="one of the damaged folders; both by default"
+    )
     parser.add_argument("--sentences", action="store_true", help="list what was said")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     if chosen.what == "kills":
         sys.exit(not report_kills(chosen.count, chosen.seed))
-    sys.exit(not report_damage([chosen.folder] if chosen.folder else list(FOLDERS), chosen.count, chosen.seed, chosen.sentences))
+    sys.exit(
+        not report_damage(
+            [chosen.folder] if chosen.folder else list(FOLDERS),
+            chosen.count,
+            chosen.seed,
+            chosen.sentences,
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""Time ``fit`` from end to end, with its metrics and checkpoints, against the tutorial's loop: epochs in turns, a process each.
+"""Time ``fit`` from end to end, with its metrics and checkpoints, against the tutorial's loop:
+epochs in turns, a process each.
 
-python benchmarks/fits.py --json docs/figures/fits-cpu.json
-python benchmarks/fits.py --device cuda --models vae-tutorial gmvae vrnn --json docs/figures/fits-cuda.json
+python benchmarks/fits.py --json docs/figures/fits-cpu.json python benchmarks/fits.py --device cuda
+--models vae-tutorial gmvae vrnn --json docs/figures/fits-cuda.json
 
-What a process has done before changes what its memory costs, so here nobody shares one. Every epoch ends with a look at one batch that was
-held out (``--held-out``: more rows), where the turn ends; the tutorial's loop has none, writes no checkpoints, and keeps no metrics.
-Checkpoints are half a minute apart, as they are by default: few or none fall into an epoch.
+What a process has done before changes what its memory costs, so here nobody shares one. Every epoch
+ends with a look at one batch that was held out (``--held-out``: more rows), where the turn ends;
+the tutorial's loop has none, writes no checkpoints, and keeps no metrics. Checkpoints are half a
+minute apart, as they are by default: few or none fall into an epoch.
 """
 
 from __future__ import annotations
@@ -84,16 +86,33 @@ def take_part(way: str, problem: Problem, epochs: int, held_out: int) -> None:
     judged = Problem(problem.model, problem.sizes, problem.device, count=held_out)
     with TemporaryDirectory() as folder:
         turns.wait()
-        settings = {"batch": BATCH, "lr": problem.lr, "epochs": epochs, "progress": False, "out": folder}
-        fit(declared(problem), data(problem), validation=data(judged), after=between, **settings, **WAYS[way])
+        settings = {
+            "batch": BATCH,
+            "lr": problem.lr,
+            "epochs": epochs,
+            "progress": False,
+            "out": folder,
+        }
+        fit(
+            declared(problem),
+            data(problem),
+            validation=data(judged),
+            after=between,
+            **settings,
+            **WAYS[way],
+        )
 
 
 def _set_precision(device: str) -> None:
     torch.set_float32_matmul_precision("highest" if device == "cpu" else "high")
 
 
-def measure(problem: Problem, ways: Sequence[str], rounds: int, warm_up: int, held_out: int) -> dict[str, Any]:
-    """What :func:`timing.summary` says of each way; an epoch a turn, in random order. The first epochs do not count."""
+def measure(
+    problem: Problem, ways: Sequence[str], rounds: int, warm_up: int, held_out: int
+) -> dict[str, Any]:
+    """What :func:`timing.summary` says of each way; an epoch a turn, in random order. The first
+    epochs do not count.
+    """
     order = [*ways, BASE]
     times: dict[str, list[float]] = {way: [] for way in order}
     epochs = rounds + warm_up + 1 + AS_LONG * BATCH // problem.count
@@ -102,10 +121,21 @@ def measure(problem: Problem, ways: Sequence[str], rounds: int, warm_up: int, he
     with ExitStack() as stack:  # a side that is not called any more ends by itself
         running = {}
         for way in order:
-            side = {"way": way, "model": problem.model, "quick": problem.sizes == QUICK[problem.model], "device": problem.device}
-            side |= {"held_out": held_out, "count": shorter if way == BASE else problem.count, "epochs": epochs}
+            side = {
+                "way": way,
+                "model": problem.model,
+                "quick": problem.sizes == QUICK[problem.model],
+                "device": problem.device,
+            }
+            side |= {
+                "held_out": held_out,
+                "count": shorter if way == BASE else problem.count,
+                "epochs": epochs,
+            }
             command = [sys.executable, __file__, "--side", json.dumps(side)]
-            running[way] = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+            running[way] = stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            )
         chance = random.Random(0)
         for _ in range(rounds + warm_up):
             for way in chance.sample(order, len(order)):
@@ -130,12 +160,20 @@ def _turn(way: str, process: subprocess.Popen[str]) -> float:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=list(SIZES), default=["vae", "gmvae", "vrnn"])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--models", nargs="+", choices=list(SIZES), default=["vae", "gmvae", "vrnn"]
+    )
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--device", choices=list(STEPS), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--held-out", type=int, default=BATCH, help="rows that are looked at after every epoch")
+    parser.add_argument(
+        "--device", choices=list(STEPS), default="cuda" if torch.cuda.is_available() else "cpu"
+    )
+    parser.add_argument(
+        "--held-out", type=int, default=BATCH, help="rows that are looked at after every epoch"
+    )
     parser.add_argument("--quick", action="store_true", help="tiny sizes, two short epochs")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--side", type=json.loads, help=argparse.SUPPRESS)
@@ -143,16 +181,27 @@ def main(arguments: list[str] | None = None) -> None:
     if given.side:
         side = given.side
         sizes = (QUICK if side["quick"] else SIZES)[side["model"]]
-        take_part(side["way"], Problem(side["model"], sizes, side["device"], count=side["count"]), side["epochs"], side["held_out"])
+        take_part(
+            side["way"],
+            Problem(side["model"], sizes, side["device"], count=side["count"]),
+            side["epochs"],
+            side["held_out"],
+        )
         return
     rounds, warm_up = (1, 1) if given.quick else (given.rounds, 3)
     _set_precision(given.device)
     for model in given.models:
         count = BATCH * (2 if given.quick else STEPS[given.device][model])
-        problem = Problem(model, (QUICK if given.quick else SIZES)[model], given.device, count=count)
+        problem = Problem(
+            model, (QUICK if given.quick else SIZES)[model], given.device, count=count
+        )
         found = measure(problem, given.ways, rounds, warm_up, given.held_out)
         for way, row in found["ways"].items():
-            print(f"{model:<13} {way:<26} {1e3 * row['ms']:9.0f} µs a step, {row['speed']:6.2f} times the tutorial's speed", flush=True)
+            print(
+                f"{model:<13} {way:<26} {1e3 * row['ms']:9.0f} µs a step, {row['speed']:6.2f} "
+                f"times the tutorial's speed",
+                flush=True,
+            )
         if given.json:
             keep(given.json, given.device, {model: found})
 

@@ -2,8 +2,9 @@
 
     python benchmarks/hostile_files.py
 
-writes a folder of files that are damaged, empty, in another encoding, or something else than they claim to be, and trains one step on each. A
-file is read, or refused by a sentence that names it; anything else is raw. The suite runs the same table.
+writes a folder of files that are damaged, empty, in another encoding, or something else than they
+claim to be, and trains one step on each. A file is read, or refused by a sentence that names it;
+anything else is raw. The suite runs the same table.
 """
 
 from __future__ import annotations
@@ -70,7 +71,11 @@ def locked(content: bytes) -> bytes:
 
 
 def lines(header: str, *columns: object) -> bytes:
-    return (header + "\n" + "".join(",".join(map(str, line)) + "\n" for line in zip(*columns, strict=True))).encode()  # type: ignore[call-overload]
+    return (
+        header
+        + "\n"
+        + "".join(",".join(map(str, line)) + "\n" for line in zip(*columns, strict=True))
+    ).encode()  # type: ignore[call-overload]
 
 
 def parquet(**columns: object) -> Callable[[Path], None]:
@@ -114,9 +119,18 @@ STATIC: dict[str, tuple[Content, str]] = {
     "record.csv": (b'{"a": 1,\n "b": 2}\n', "its column 2 has no name"),
     # quotes
     "quote.csv": (b'a,b,c\n1,"2,3\n4,5,6\n', 'a quote (")'),
-    "large-quote.csv": (TABLE.encode() + b'1,"2,3\n' + ROWS.encode() * 1000, 'a quote (") that opens on line 14'),
-    "long-cell.csv": (b"a,b,c\n1," + b"7" * 300_000 + b",3\n", "line 2 has a cell of more than 131072 characters"),
-    "long-name.csv": (b"a" * 300_000 + b",b,c\n1,2,3\n", "line 1 has a cell of more than 131072 characters"),
+    "large-quote.csv": (
+        TABLE.encode() + b'1,"2,3\n' + ROWS.encode() * 1000,
+        'a quote (") that opens on line 14',
+    ),
+    "long-cell.csv": (
+        b"a,b,c\n1," + b"7" * 300_000 + b",3\n",
+        "line 2 has a cell of more than 131072 characters",
+    ),
+    "long-name.csv": (
+        b"a" * 300_000 + b",b,c\n1,2,3\n",
+        "line 1 has a cell of more than 131072 characters",
+    ),
     "inner-quote.csv": (b'a,b,c\n1,2"3,4\n', """'2"3'"""),
     # encodings
     "utf16.csv": (TABLE.encode("utf-16"), READ),
@@ -125,12 +139,18 @@ STATIC: dict[str, tuple[Content, str]] = {
     "utf16-odd.csv": (TABLE.encode("utf-16")[:-1], "begins as UTF-16 but is not valid"),
     "utf32.csv": (TABLE.encode("utf-32"), "UTF-"),
     "latin1.csv": ("größe,b,c\n".encode("latin-1") + ROWS.encode(), "iconv -f latin1 -t utf-8"),
-    "latin1-late.csv": (TABLE.encode() + ROWS.encode() * 200 + b"1,2,\xe9\n", "iconv -f latin1 -t utf-8"),
+    "latin1-late.csv": (
+        TABLE.encode() + ROWS.encode() * 200 + b"1,2,\xe9\n",
+        "iconv -f latin1 -t utf-8",
+    ),
     # numbers written otherwise
     "commas.csv": (TABLE.replace(",", ";").replace(".", ",").encode(), READ),
     "commas-quoted.csv": (b'a,b,c\n1,"2,5",3\n', "a decimal comma? Write 2.5"),
     "commas-tabs.tsv": (b"a\tb\tc\n1\t2,5\t3\n", "a decimal comma? Write 2.5"),
-    "commas-points.csv": (b"a;b;c\n1.234;2;3\n4;2,5;6\n", "decimal commas and points (2,5 on line 3, 1.234 on line 2)"),
+    "commas-points.csv": (
+        b"a;b;c\n1.234;2;3\n4;2,5;6\n",
+        "decimal commas and points (2,5 on line 3, 1.234 on line 2)",
+    ),
     "thousands.csv": (b"a;b;c\n1.234,5;2;3\n4;5;6\n", "'1.234,5', not a number"),
     "percent.csv": (b"a,b,c\n1,5%,3\n", "'5%'"),
     "hexadecimal.csv": (b"a,b,c\n1,0x10,3\n", "'0x10'"),
@@ -138,23 +158,41 @@ STATIC: dict[str, tuple[Content, str]] = {
     "infinite.csv": (TABLE.encode() + b"1,inf,3\n", "not finite"),
     "overflow.csv": (TABLE.encode() + b"1,1e400,3\n", "not finite"),
     "dates.csv": (lines("a,b,c", X[:, 0], ["2020-01-01"] * 12, X[:, 2]), "a date or a time"),
-    "category.csv": (lines("sex,b,c", ["female", "male"] * 6, X[:, 1], X[:, 2]), '"sex | y": OneHot(2)'),
-    "names.csv": (lines("who,b,c", [f"n{i}" for i in range(70)], range(70), range(70)), "more than 50 different words"),
-    "unknown.csv": (TABLE.encode() + b"1,unknown,3\n", "If it marks a missing cell, leave the cell empty"),
+    "category.csv": (
+        lines("sex,b,c", ["female", "male"] * 6, X[:, 1], X[:, 2]),
+        '"sex | y": OneHot(2)',
+    ),
+    "names.csv": (
+        lines("who,b,c", [f"n{i}" for i in range(70)], range(70), range(70)),
+        "more than 50 different words",
+    ),
+    "unknown.csv": (
+        TABLE.encode() + b"1,unknown,3\n",
+        "If it marks a missing cell, leave the cell empty",
+    ),
     # lines of other lengths
     "fewer.csv": (TABLE.encode() + b"1,2\n", "has 2 cells, the first has 3"),
     "more.csv": (TABLE.encode() + b"1,2,3,4\n", "has 4 cells, the first has 3"),
     "trailing.csv": (TABLE.replace("\n", ",\n").encode(), "its column 4 has no name"),
     "twice.csv": (b"a,a,c\n1,2,3\n", "the column 'a' twice"),
     "index.csv": (b",a,b,c\n0,1,2,3\n", "its column 1 has no name"),
-    "wide.csv": (",".join(f"c{i}" for i in range(20000)).encode() + b"\n" + b",".join([b"1"] * 20000) + b"\n", "gets 20000"),
+    "wide.csv": (
+        ",".join(f"c{i}" for i in range(20000)).encode()
+        + b"\n"
+        + b",".join([b"1"] * 20000)
+        + b"\n",
+        "gets 20000",
+    ),
     "one-cell.csv": (b"7", "gets 1"),
     "windows.csv": (TABLE.replace("\n", "\r\n").encode(), READ),
     "mac.csv": (TABLE.replace("\n", "\r").encode(), READ),
     "blanks.txt": (ROWS.replace(",", " ").encode(), READ),
     # nothing in it
     "missing.csv": (b"a,b,c\n" + b"NA,NA,NA\n" * 12, "missing (NaN) in every row"),
-    "missing-column.csv": (lines("a,b,c", X[:, 0], [""] * 12, X[:, 2]), "in every row of column 'b'"),
+    "missing-column.csv": (
+        lines("a,b,c", X[:, 0], [""] * 12, X[:, 2]),
+        "in every row of column 'b'",
+    ),
     "constant.csv": (lines("a,b,c", X[:, 0], [1] * 12, X[:, 2]), "constant"),
     # no such kind
     "table.json": (b"[]", "files of kind .json are not known"),
@@ -172,7 +210,10 @@ STATIC: dict[str, tuple[Content, str]] = {
     "records.npy": (npy(np.zeros(3, dtype=[("a", float), ("b", int)])), "not numbers"),
     "times.npy": (npy(np.zeros((3, 3), dtype="datetime64[D]")), "not numbers"),
     "huge.npy": (described(HUGE), "it is cut short"),
-    "negative.npy": (described("{'descr': '<f8', 'fortran_order': False, 'shape': (-1, 3), }"), "it is damaged"),
+    "negative.npy": (
+        described("{'descr': '<f8', 'fortran_order': False, 'shape': (-1, 3), }"),
+        "it is damaged",
+    ),
     "code.npy": (described("__import__('os').system('true')"), "not an array written by numpy"),
     "no-rows.npy": (npy(np.zeros((0, 3))), "x has no examples"),
     "no-columns.npy": (npy(np.zeros((12, 0))), "x has shape [12, 0]"),
@@ -198,7 +239,10 @@ STATIC: dict[str, tuple[Content, str]] = {
     "number.npz": (npz(x=np.array(3.0)), "x has shape []"),
     "objects.npz": (npz(True, x=np.array([X, None], dtype=object)), "it holds Python objects"),
     "unsigned-labels.npz": (npz(x=X, y=np.array([0, 1] * 6, dtype=np.uint64)), READ),
-    "wrong-labels.npz": (npz(x=X, y=np.arange(12, dtype=np.uint16)), "y has 10 labels outside 0 … 1"),
+    "wrong-labels.npz": (
+        npz(x=X, y=np.arange(12, dtype=np.uint16)),
+        "y has 10 labels outside 0 … 1",
+    ),
     "other-rows.npz": (npz(x=X, y=np.zeros(7, dtype=int)), "disagree on the number of examples"),
     # Parquet
     "words.parquet": (b"nothing of the kind", "cannot be read"),
@@ -207,28 +251,52 @@ STATIC: dict[str, tuple[Content, str]] = {
     "uneven.parquet": (parquet(x=[[1.0, 2.0, 3.0], [4.0]]), "different lengths"),
     "no-list.parquet": (parquet(x=[[1.0, 2.0, 3.0], None]), "has no list in row 1"),
     "nested.parquet": (parquet(a=[{"b": 1}] * 3), "not numbers"),
-}  # fmt: skip
+}
 
 IN_TIME: dict[str, tuple[Content, str]] = {
     "year.csv": (lines("year,volume", range(1871, 1883), SERIES), READ),
     "count.csv": (lines("when,volume", range(1871, 1883), SERIES), "counts the lines"),
     "gap.csv": (lines("year,x", [*range(11), 12], SERIES), "goes from year 10 to 12"),
     "twice.csv": (lines("id,t,x", [1] * 12, [*range(11), 3], SERIES), "row 1 has the t 3 twice"),
-    "missing-time.csv": (lines("t,x", ["", *range(11)], SERIES), "line 2 has the t nan; times are numbers"),
-    "huge-row.csv": (lines("row,step,x", [1e300] * 12, range(12), SERIES), "rows and steps are whole numbers"),
+    "missing-time.csv": (
+        lines("t,x", ["", *range(11)], SERIES),
+        "line 2 has the t nan; times are numbers",
+    ),
+    "huge-row.csv": (
+        lines("row,step,x", [1e300] * 12, range(12), SERIES),
+        "rows and steps are whole numbers",
+    ),
     "ids.csv": (lines("id,x", range(12), SERIES), "numbers the lines one by one"),
     "one-step.npy": (npy(SERIES[:, None]), "12 sequences of one step each"),
     "flat.npy": (npy(SERIES), "x has shape [12]"),
-    "lengths.npz": (npz(x=SERIES.reshape(3, 4), lengths=np.array([4, 2, 1], dtype=np.uint32)), READ),
-    "long-lengths.npz": (npz(x=SERIES.reshape(3, 4), lengths=np.array([9, 2, 1], dtype=np.uint8)), "from 1 to 4"),
-    "few-lengths.npz": (npz(x=SERIES.reshape(3, 4), lengths=np.array([4, 2])), "disagree on the number of examples"),
+    "lengths.npz": (
+        npz(x=SERIES.reshape(3, 4), lengths=np.array([4, 2, 1], dtype=np.uint32)),
+        READ,
+    ),
+    "long-lengths.npz": (
+        npz(x=SERIES.reshape(3, 4), lengths=np.array([9, 2, 1], dtype=np.uint8)),
+        "from 1 to 4",
+    ),
+    "few-lengths.npz": (
+        npz(x=SERIES.reshape(3, 4), lengths=np.array([4, 2])),
+        "disagree on the number of examples",
+    ),
     "gaps.npz": (npz(x=SERIES.reshape(3, 4), steps=np.array([[1, 0, 1, 1]] * 3)), "without gaps"),
-    "ragged.npz": (npz(True, x=np.array([[1.0], [2.0, 3.0]], dtype=object)), "it holds Python objects"),
-}  # fmt: skip
+    "ragged.npz": (
+        npz(True, x=np.array([[1.0], [2.0, 3.0]], dtype=object)),
+        "it holds Python objects",
+    ),
+}
 
 BYTES: dict[str, tuple[Content, str]] = {
-    "grey.npy": (npy(np.random.default_rng(2).integers(0, 256, (20, 4)).astype(np.uint8)), "They look like grey levels 0 … 255"),
-    "few-levels.npy": (npy(np.random.default_rng(2).integers(0, 17, (20, 4)).astype(np.uint16)), "They look like grey levels 0 … 16"),
+    "grey.npy": (
+        npy(np.random.default_rng(2).integers(0, 256, (20, 4)).astype(np.uint8)),
+        "They look like grey levels 0 … 255",
+    ),
+    "few-levels.npy": (
+        npy(np.random.default_rng(2).integers(0, 17, (20, 4)).astype(np.uint16)),
+        "They look like grey levels 0 … 16",
+    ),
 }
 
 
@@ -237,7 +305,9 @@ def static() -> Model:
 
 
 def in_time() -> Model:
-    return Model({"z[t] | z[t-1]": Normal(1), "x[t] | z[t]": Normal(1, scale=1.0)}, {"z[t] | x[t]": Normal()})
+    return Model(
+        {"z[t] | z[t-1]": Normal(1), "x[t] | z[t]": Normal(1, scale=1.0)}, {"z[t] | x[t]": Normal()}
+    )
 
 
 def binary() -> Model:
@@ -265,7 +335,9 @@ def outcome(model: Model, path: Path) -> tuple[str, str]:
 
 
 def judged(folder: Path) -> Iterator[tuple[str, str, str, str, int, int]]:
-    """Of every file: its group and name, the outcome, the sentence, the peak of memory in bytes, and its size."""
+    """Of every file: its group and name, the outcome, the sentence, the peak of memory in bytes,
+    and its size.
+    """
     for group, (build, files) in GROUPS.items():
         model = build()
         for name, (content, _) in files.items():
@@ -281,7 +353,9 @@ def judged(folder: Path) -> Iterator[tuple[str, str, str, str, int, int]]:
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     counts = {"read": 0, "refused": 0, "raw": 0}
     highest = 0
     warnings.simplefilter("ignore")
@@ -289,8 +363,15 @@ def main() -> None:
         for group, name, found, sentence, peak, size in judged(Path(folder)):
             counts[found] += 1
             highest = max(highest, peak)
-            print(f"{group:<8} {name:<22} {size:>9} bytes  {found:<8} {peak / 2**20:6.1f} MiB  {sentence.replace(folder + '/', '')[:150]}")
-    print(f"\n{sum(counts.values())} files: {', '.join(f'{count} {what}' for what, count in counts.items())}; at most {highest / 2**20:.0f} MiB.")
+            print(
+                f"{group:<8} {name:<22} {size:>9} bytes  {found:<8} {peak / 2**20:6.1f} MiB  "
+                f"{sentence.replace(folder + '/', '')[:150]}"
+            )
+    print(
+        f"\n{sum(counts.values())} files: "
+        f"{', '.join(f'{count} {what}' for what, count in counts.items())}; at most "
+        f"{highest / 2**20:.0f} MiB."
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Hostile folders: saved models and runs that somebody made to harm, with hashes that fit; what the commands say, and their memory and time.
+"""Hostile folders: saved models and runs that somebody made to harm, with hashes that fit; what the
+commands say, and their memory and time.
 
     python benchmarks/hostile_folders.py
 
-Each folder is given, in a process of its own, to the commands that read it. It is read, or refused by a sentence; anything else is raw.
+Each folder is given, in a process of its own, to the commands that read it. It is read, or refused
+by a sentence; anything else is raw.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from aevb.runtime.checked_files import file_sha256, seal
 Act = Callable[[Path], None]
 DEEP = "[" * 200_000 + "]" * 200_000
 
-# Making them ------------------------------------------------------------------------------------------------------------------------
+# Making them --------------------------------------------------------------------------------------
 
 
 def reseal(folder: Path) -> None:
@@ -47,7 +49,10 @@ def reseal(folder: Path) -> None:
                 manifest = json.loads((place / "manifest.json").read_text())
                 manifest["beside"] = beside
                 for name, record in manifest["files"].items():
-                    record |= {"sha256": file_sha256(place / name), "bytes": (place / name).stat().st_size}
+                    record |= {
+                        "sha256": file_sha256(place / name),
+                        "bytes": (place / name).stat().st_size,
+                    }
             except (ValueError, OSError, RecursionError, TypeError, KeyError, AttributeError):
                 continue
             del manifest["sha256"]
@@ -56,7 +61,10 @@ def reseal(folder: Path) -> None:
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
         for name, record in manifest["files"].items():
-            record |= {"sha256": file_sha256(folder / name), "bytes": (folder / name).stat().st_size}
+            record |= {
+                "sha256": file_sha256(folder / name),
+                "bytes": (folder / name).stat().st_size,
+            }
         (folder / "manifest.json").write_text(json.dumps(manifest))
     except (ValueError, OSError, RecursionError, TypeError, KeyError, AttributeError):
         pass
@@ -76,7 +84,10 @@ def declared(**sides: Any) -> Act:
 
 
 def factor(side: str, key: str, **settings: Any) -> Act:
-    return edited("model.json", lambda data: data | {side: data[side] | {key: data[side].get(key, {}) | settings}})
+    return edited(
+        "model.json",
+        lambda data: data | {side: data[side] | {key: data[side].get(key, {}) | settings}},
+    )
 
 
 def network(**settings: Any) -> Act:
@@ -109,7 +120,9 @@ def manifest(**changes: Any) -> Act:
 
 
 def in_state(**changes: Any) -> Act:
-    return edited("checkpoints/step-*/manifest.json", lambda data: data | {"state": data["state"] | changes})
+    return edited(
+        "checkpoints/step-*/manifest.json", lambda data: data | {"state": data["state"] | changes}
+    )
 
 
 def in_settings(**changes: Any) -> Act:
@@ -160,7 +173,10 @@ def sparse(name: str, size: int) -> Act:
 
 def bomb(folder: Path) -> None:
     """The run's data as an archive of 20 MB that unpacks to 20 GB."""
-    with zipfile.ZipFile(folder / "x.npz", "w", zipfile.ZIP_DEFLATED) as archive, archive.open("x.npy", "w", force_zip64=True) as file:
+    with (
+        zipfile.ZipFile(folder / "x.npz", "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("x.npy", "w", force_zip64=True) as file,
+    ):
         head = np.lib.format.header_data_from_array_1_0(np.zeros((1, 5)))
         np.lib.format.write_array_header_1_0(file, head | {"shape": (10**8, 5)})  # type: ignore[arg-type]
         for _ in range(50):
@@ -171,7 +187,10 @@ def bomb(folder: Path) -> None:
 def chain(n: int, parents: int = 1) -> dict[str, Any]:
     """A declaration of n variables, each of which reads those before it."""
     read = [", ".join(f"v{j}" for j in range(max(0, i - parents), i)) for i in range(n)]
-    return {f"v{i} | {names}" if names else f"v{i}": {"type": "Normal", "size": 1} for i, names in enumerate(read)}
+    return {
+        f"v{i} | {names}" if names else f"v{i}": {"type": "Normal", "size": 1}
+        for i, names in enumerate(read)
+    }
 
 
 ROOT = {"type": "Normal", "size": 1}
@@ -180,8 +199,17 @@ ROOT = {"type": "Normal", "size": 1}
 MODELS: dict[str, Act] = {
     # declarations that are no declarations
     "nested": text("model.json", DEEP),
-    "nested in p": text("model.json", '{"format": "aevb model", "version": 1, "p": ' + '{"a":' * 100_000 + "1" + "}" * 100_000 + "}"),
-    "nested in a net": factor("q", "z | x", net=json.loads('{"type":"mlp","hidden":' + "[" * 25 + "]" * 25 + "}")),
+    "nested in p": text(
+        "model.json",
+        '{"format": "aevb model", "version": 1, "p": '
+        + '{"a":' * 100_000
+        + "1"
+        + "}" * 100_000
+        + "}",
+    ),
+    "nested in a net": factor(
+        "q", "z | x", net=json.loads('{"type":"mlp","hidden":' + "[" * 25 + "]" * 25 + "}")
+    ),
     "a file of a terabyte": sparse("model.json", 2**40),
     "weights of a terabyte": sparse("weights.safetensors", 2**40),
     "manifest of a terabyte": sparse("manifest.json", 2**40),
@@ -193,7 +221,11 @@ MODELS: dict[str, Act] = {
     "manifest without end": linked("manifest.json", "/dev/zero"),
     "NaN": text("model.json", "NaN"),
     "digits": text("model.json", "9" * 2**21),
-    "surrogates": text("model.json", '{"format": "aevb model", "version": 1, "p": {"\\ud800": {"type": "Normal", "size": 1}}, "q": {}, "given": {}}'),
+    "surrogates": text(
+        "model.json",
+        '{"format": "aevb model", "version": 1, "p": {"\\ud800": {"type": "Normal", "size": 1}}, '
+        '"q": {}, "given": {}}',
+    ),
     "a key twice": text("model.json", '{"format": "aevb model", "p": {}, "p": {}}'),
     "a pickle": text("weights.safetensors", pickle.dumps({"w": os.system})),
     # names that are called
@@ -213,26 +245,43 @@ MODELS: dict[str, Act] = {
     "a negative size": factor("p", "z", size=-3),
     "a size of truth": factor("p", "z", size=True),
     "a size of a million axes": factor("p", "z", size=[1] * 10**6),
-    "a root of half a billion": declared(p={"z": {"type": "Normal", "size": 5 * 10**8}, "x": ROOT}, q={"z": {"type": "Normal"}}),
+    "a root of half a billion": declared(
+        p={"z": {"type": "Normal", "size": 5 * 10**8}, "x": ROOT}, q={"z": {"type": "Normal"}}
+    ),
     "a given of a billion": declared(given={"u": [10**9]}),
     "half a million given": declared(given={f"u{i}": [1] for i in range(300_000)}),
     "a reader of all given": declared(
-        p={"z": ROOT, "x | " + ", ".join(f"u{i}" for i in range(9000)): ROOT}, q={"z": ROOT}, given={f"u{i}": [1] for i in range(9000)}
+        p={"z": ROOT, "x | " + ", ".join(f"u{i}" for i in range(9000)): ROOT},
+        q={"z": ROOT},
+        given={f"u{i}": [1] for i in range(9000)},
     ),
     "a million layers": network(hidden=[1] * 10**6),
     "a layer of a billion": network(hidden=[10**9]),
     "two layers of 100,000": network(hidden=[10**5, 10**5]),
     "a billion recurrent layers": declared(
-        p={"h[t] | h[t-1]": {"type": "LSTM", "size": 1, "layers": 10**9}, "g[t] | g[t-1]": {"type": "LSTM", "size": 1, "layers": -(10**9)}}
+        p={
+            "h[t] | h[t-1]": {"type": "LSTM", "size": 1, "layers": 10**9},
+            "g[t] | g[t-1]": {"type": "LSTM", "size": 1, "layers": -(10**9)},
+        }
     ),
     "a billion components": factor("q", "z | x", type="Mixture", components=10**9),
     "a table of a trillion rows": factor("q", "z | x", net={"type": "table", "rows": 10**12}),
     "9,000 layers": network(hidden=[1] * 9000),
     "a million convolutions": factor("q", "z | x", net={"type": "conv", "channels": [1] * 10**6}),
-    "300 bits": declared(p={"z": {"type": "Bernoulli", "size": 300}, "x | z": ROOT}, q={"z | x": {"type": "Bernoulli"}}),
-    "28 bits": declared(p={"z": {"type": "Bernoulli", "size": 28}, "x": ROOT}, q={"z": {"type": "Bernoulli"}}),
-    "100,000 classes": declared(p={"z": {"type": "OneHot", "size": 10**5}, "x": ROOT}, q={"z": {"type": "OneHot"}}),
-    "a covariance of a million": declared(p={"z": {"type": "MultivariateNormal", "size": 10**6}, "x": ROOT}, q={"z": {"type": "Normal"}}),
+    "300 bits": declared(
+        p={"z": {"type": "Bernoulli", "size": 300}, "x | z": ROOT},
+        q={"z | x": {"type": "Bernoulli"}},
+    ),
+    "28 bits": declared(
+        p={"z": {"type": "Bernoulli", "size": 28}, "x": ROOT}, q={"z": {"type": "Bernoulli"}}
+    ),
+    "100,000 classes": declared(
+        p={"z": {"type": "OneHot", "size": 10**5}, "x": ROOT}, q={"z": {"type": "OneHot"}}
+    ),
+    "a covariance of a million": declared(
+        p={"z": {"type": "MultivariateNormal", "size": 10**6}, "x": ROOT},
+        q={"z": {"type": "Normal"}},
+    ),
     "20,000 factors": declared(p=chain(20_000)),
     "9,900 factors in a row": declared(p=chain(9_900), q={}),
     "1,000 factors that read 300": declared(p=chain(1_000, 300), q={}),
@@ -259,7 +308,7 @@ MODELS: dict[str, Act] = {
     "a manifest of numbers": text("manifest.json", "3"),
     "files a list": edited("manifest.json", lambda data: data | {"files": [1]}),
     "a version of 4000 digits": edited("manifest.json", lambda data: data | {"version": 10**4000}),
-}  # fmt: skip
+}
 
 # name → what is done to a run
 RUNS: dict[str, Act] = {
@@ -284,8 +333,14 @@ RUNS: dict[str, Act] = {
     "a history without end": linked("metrics.jsonl", "/dev/zero"),
     "a recipe without end": linked("data.json", "/dev/zero"),
     "a lock without end": linked(".lock", "/dev/zero"),
-    "data that are a pipe": lambda folder: (os.mkfifo(folder / "x.csv"), recipe(data=str(folder / "x.csv"))(folder))[0],
-    "data without end": lambda folder: ((folder / "x.csv").symlink_to("/dev/zero"), recipe(data=str(folder / "x.csv"))(folder))[0],
+    "data that are a pipe": lambda folder: (
+        os.mkfifo(folder / "x.csv"),
+        recipe(data=str(folder / "x.csv"))(folder),
+    )[0],
+    "data without end": lambda folder: (
+        (folder / "x.csv").symlink_to("/dev/zero"),
+        recipe(data=str(folder / "x.csv"))(folder),
+    )[0],
     "data that unpack to gigabytes": bomb,
     "data that are nowhere": recipe(data="nowhere.csv"),
     "data of a sequence": recipe(data=["table.csv"]),
@@ -311,7 +366,9 @@ RUNS: dict[str, Act] = {
     "a schedule of words": in_settings(schedule="joint"),
     "a schedule that is code": in_settings(schedule={"name": "__import__"}),
     "a schedule without end": in_settings(schedule={"name": "alternate", "e": 10**30, "m": -1}),
-    "settings of other kinds": in_settings(steps="x", batch=[], lr={}, seed=None, how=3, samples="many"),
+    "settings of other kinds": in_settings(
+        steps="x", batch=[], lr={}, seed=None, how=3, samples="many"
+    ),
     "a distortion of words": in_settings(distort={"x": "much"}),
     "a teaching of words": in_state(teaching="q"),
     "a teaching of lists": in_state(teaching={"untaught": [1], "open ends": []}),
@@ -327,11 +384,17 @@ RUNS: dict[str, Act] = {
     "files elsewhere": manifest(files={"../../../x": {"bytes": 1, "sha256": ""}}),
     "step of another kind": manifest(step=True),
     "a huge size in a run": factor("p", "z", size=10**12),
-    "a root of half a billion in a run": declared(p={"z": {"type": "Normal", "size": 5 * 10**8}, "x": ROOT}, q={"z": {"type": "Normal"}}),
+    "a root of half a billion in a run": declared(
+        p={"z": {"type": "Normal", "size": 5 * 10**8}, "x": ROOT}, q={"z": {"type": "Normal"}}
+    ),
     "no tensors": header({}, b"", "checkpoints/step-*/weights.safetensors"),
-    "an optimiser of other tensors": header({"w/exp_avg": tensor()}, name="checkpoints/step-*/optimizer.safetensors"),
-    "a shape of many axes in a run": header({"w": tensor([9] * 10**6)}, name="checkpoints/step-*/weights.safetensors"),
-}  # fmt: skip
+    "an optimiser of other tensors": header(
+        {"w/exp_avg": tensor()}, name="checkpoints/step-*/optimizer.safetensors"
+    ),
+    "a shape of many axes in a run": header(
+        {"w": tensor([9] * 10**6)}, name="checkpoints/step-*/weights.safetensors"
+    ),
+}
 
 KINDS: dict[str, tuple[dict[str, Act], dict[str, Callable[[], faults.Answer]]]] = {
     "saved": (MODELS, faults.ON_A_MODEL),
@@ -344,11 +407,15 @@ def make(kind: str, name: str) -> None:
     faults.restore(kind)
     act = KINDS[kind][0][name]
     act(Path(kind))
-    if not any(path.is_fifo() or path.is_symlink() or path.stat().st_size > 2**30 for path in Path(kind).rglob("*") if path.name != "x.csv"):
+    if not any(
+        path.is_fifo() or path.is_symlink() or path.stat().st_size > 2**30
+        for path in Path(kind).rglob("*")
+        if path.name != "x.csv"
+    ):
         reseal(Path(kind))
 
 
-# Asking ------------------------------------------------------------------------------------------------------------------------------
+# Asking -------------------------------------------------------------------------------------------
 
 
 def answers(kind: str, name: str) -> list[tuple[str, str, str]]:
@@ -358,12 +425,20 @@ def answers(kind: str, name: str) -> list[tuple[str, str, str]]:
         if what.startswith("train"):
             make(kind, name)
         answer = ask()
-        found.append((what, "raw" if answer.raw else "refused" if answer.result is None else "read", answer.words))
+        found.append(
+            (
+                what,
+                "raw" if answer.raw else "refused" if answer.result is None else "read",
+                answer.words,
+            )
+        )
     return found
 
 
 def in_a_child(kind: str, name: str) -> tuple[list[tuple[str, str, str]], float, float]:
-    """The same in a process of its own, with the memory it took in bytes and its seconds. One that dies has an outcome too."""
+    """The same in a process of its own, with the memory it took in bytes and its seconds. One that
+    dies has an outcome too.
+    """
     reader, writer = os.pipe()
     began = time.perf_counter()
     pid = os.fork()
@@ -372,7 +447,12 @@ def in_a_child(kind: str, name: str) -> tuple[list[tuple[str, str, str]], float,
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             found = answers(kind, name)
             grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-            os.write(writer, json.dumps([[(what, outcome, words[:400]) for what, outcome, words in found], grown * 1024]).encode())
+            os.write(
+                writer,
+                json.dumps(
+                    [[(what, outcome, words[:400]) for what, outcome, words in found], grown * 1024]
+                ).encode(),
+            )
         finally:
             os._exit(0)
     os.close(writer)
@@ -387,7 +467,9 @@ def in_a_child(kind: str, name: str) -> tuple[list[tuple[str, str, str]], float,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", help="folders whose names hold these words")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
@@ -405,14 +487,31 @@ def main() -> None:
                 total, most, longest = total + 1, max(most, memory), max(longest, seconds)
                 for outcome in outcomes:
                     counts[outcome] += 1
-                said = next((words for _, outcome, words in found if outcome == "refused"), "").strip()
-                listed = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in counts if outcome in outcomes)
-                print(f"{kind:<6} {name:<34} {listed:<24} {memory / 2**20:6.0f} MiB {seconds:5.1f} s  {said[:110]!r}", flush=True)
+                said = next(
+                    (words for _, outcome, words in found if outcome == "refused"), ""
+                ).strip()
+                listed = ", ".join(
+                    f"{outcomes.count(outcome)} {outcome}"
+                    for outcome in counts
+                    if outcome in outcomes
+                )
+                print(
+                    f"{kind:<6} {name:<34} {listed:<24} {memory / 2**20:6.0f} MiB {seconds:5.1f} "
+                    f"s  {said[:110]!r}",
+                    flush=True,
+                )
                 for what, outcome, words in found:
                     if outcome == "raw":
                         print(f"       raw: {what}: {words.strip()[-300:]}", flush=True)
-    print(f"\n{total} folders, {sum(counts.values())} commands: {', '.join(f'{n} {what}' for what, n in counts.items())}; ", end="")
-    print(f"at most {most / 2**20:.0f} MiB more than before, and {longest:.0f} s for all commands of a folder.")
+    print(
+        f"\n{total} folders, {sum(counts.values())} commands: "
+        f"{', '.join(f'{n} {what}' for what, n in counts.items())}; ",
+        end="",
+    )
+    print(
+        f"at most {most / 2**20:.0f} MiB more than before, and {longest:.0f} s for all commands "
+        f"of a folder."
+    )
     sys.exit(counts["raw"] > 0)
 
 

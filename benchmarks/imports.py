@@ -1,4 +1,6 @@
-"""Seconds from a command until it is done: what importing the library adds to importing torch, and when its command line answers."""
+"""Seconds from a command until it is done: what importing the library adds to importing torch, and
+when its command line answers.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,12 @@ COMMANDS = {
 }
 
 
-def startup(rounds: int, commands: Mapping[str, list[str]] = COMMANDS) -> dict[str, dict[str, float]]:
-    """The median over rounds, in each of which every command is started once, after one round that is not counted: it fills the file cache."""
+def startup(
+    rounds: int, commands: Mapping[str, list[str]] = COMMANDS
+) -> dict[str, dict[str, float]]:
+    """The median over rounds, in each of which every command is started once, after one round that
+    is not counted: it fills the file cache.
+    """
     times: dict[str, list[float]] = {name: [] for name in commands}
     for count in range(rounds + 1):
         for name, command in commands.items():

@@ -1,6 +1,7 @@
 """The same steps in JAX, compiled: the VAE in NumPyro, and each model by hand, as lean as in torch.
 
-NumPyro sums out classes only with funsor, and a recurrence whose state depends on its draws has no natural form there: those two are by hand.
+NumPyro sums out classes only with funsor, and a recurrence whose state depends on its draws has no
+natural form there: those two are by hand.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ Weights = dict[str, Any]
 
 
 def _check_device(problem: Problem) -> None:
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else it takes three quarters of a GPU's memory
+    # else it takes three quarters of a GPU's memory
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if problem.device == "cpu":
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     import jax
@@ -50,19 +52,29 @@ def numpyro_vae(problem: Problem) -> Contender:
     first, z_size = _arrays(problem), problem.sizes.z
 
     def parameters(name: str) -> Weights:
-        return {key: numpyro.param(key, value) for key, value in first.items() if key.startswith(name)}
+        return {
+            key: numpyro.param(key, value) for key, value in first.items() if key.startswith(name)
+        }
 
     def model(x: Any) -> None:
         with numpyro.plate("rows", BATCH):
             z = numpyro.sample("z", dist.Normal(jnp.zeros((BATCH, z_size)), 1.0).to_event(1))
-            numpyro.sample("x", dist.Bernoulli(logits=_network(parameters("decoder"), "decoder", z)).to_event(1), obs=x)
+            numpyro.sample(
+                "x",
+                dist.Bernoulli(logits=_network(parameters("decoder"), "decoder", z)).to_event(1),
+                obs=x,
+            )
 
     def guide(x: Any) -> None:
         mean, raw = jnp.split(_network(parameters("encoder"), "encoder", x), 2, -1)
         with numpyro.plate("rows", BATCH):
             numpyro.sample("z", dist.Normal(mean, jax.nn.softplus(raw)).to_event(1))
 
-    svi, data, rows = SVI(model, guide, numpyro.optim.Adam(problem.lr), TraceMeanField_ELBO()), _data(problem), _Rows(len(problem.rows()))
+    svi, data, rows = (
+        SVI(model, guide, numpyro.optim.Adam(problem.lr), TraceMeanField_ELBO()),
+        _data(problem),
+        _Rows(len(problem.rows())),
+    )
     state = svi.init(jax.random.PRNGKey(0), data[:BATCH])
     update = jax.jit(lambda state, data, chosen: svi.update(state, data[chosen]))
 
@@ -85,7 +97,9 @@ def by_hand(problem: Problem) -> Contender:
     @jax.jit
     def update(i: Any, state: Any, key: Any, data: Any, chosen: Any) -> tuple[Any, Any, Any]:
         key, noise = jax.random.split(key)
-        loss, gradient = jax.value_and_grad(lambda weights: -bound(weights, data[chosen], noise))(value_of(state))
+        loss, gradient = jax.value_and_grad(lambda weights: -bound(weights, data[chosen], noise))(
+            value_of(state)
+        )
         return move(i, gradient, state), key, loss
 
     data, rows, i = _data(problem), _Rows(len(problem.rows())), 0
@@ -124,10 +138,13 @@ def _gmvae(problem: Problem) -> Bound:
         log_q = jax.nn.log_softmax(_network(w, "to_y", x)).T  # [classes, batch]
         first = w["encoder.0.weight"]
         hidden = x @ first[:, :width].T + w["encoder.0.bias"] + first[:, width:].T[:, None]
-        mean, scale = _normal(_network(w, "encoder", jax.nn.relu(hidden), after=1))  # [classes, batch, z]
+        # [classes, batch, z]
+        mean, scale = _normal(_network(w, "encoder", jax.nn.relu(hidden), after=1))
         mean_p, scale_p = _normal((w["prior.0.weight"].T + w["prior.0.bias"])[:, None])
         logits = _network(w, "decoder", mean + scale * jax.random.normal(key, mean.shape))
-        total = jax.numpy.exp(log_q) * (_bits(logits, x) - _kl(mean, scale, mean_p, scale_p) - log_q - math.log(classes))
+        total = jax.numpy.exp(log_q) * (
+            _bits(logits, x) - _kl(mean, scale, mean_p, scale_p) - log_q - math.log(classes)
+        )
         return total.sum() / BATCH
 
     return bound
@@ -154,14 +171,18 @@ def _vrnn(problem: Problem) -> Bound:
         def advance(state: Any, at: Any) -> tuple[Any, Any]:
             (a, a_memory), (b, b_memory) = state
             here, known, noise = at
-            mean, scale = _normal(_network(w, "encoder", jax.nn.relu(known + b @ first[:, : s.h].T), after=1))
+            mean, scale = _normal(
+                _network(w, "encoder", jax.nn.relu(known + b @ first[:, : s.h].T), after=1)
+            )
             z = mean + scale * noise
             below = cell(w, 0, jnp.concatenate([here, z], -1), a, a_memory)
             return (below, cell(w, 1, below[0], b, b_memory)), (b, mean, scale, z)
 
         zeros = jnp.zeros((BATCH, s.h))
         noise = jax.random.normal(key, (s.steps, BATCH, s.z))
-        _, (h, mean, scale, z) = jax.lax.scan(advance, ((zeros, zeros), (zeros, zeros)), (x, seen, noise))
+        _, (h, mean, scale, z) = jax.lax.scan(
+            advance, ((zeros, zeros), (zeros, zeros)), (x, seen, noise)
+        )
         mean_p, scale_p = _normal(_network(w, "prior", h))
         logits = _network(w, "decoder", jnp.concatenate([h, z], -1))
         return (_bits(logits, x) - _kl(mean, scale, mean_p, scale_p)).sum() / BATCH

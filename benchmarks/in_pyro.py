@@ -42,12 +42,16 @@ def vae(problem: Problem) -> Contender:
 
 
 def gmvae(problem: Problem) -> Contender:
-    """Classes are enumerated in parallel. The terms of z are taken at the sample, where others have KL divergences: the same bound in expectation."""
+    """Classes are enumerated in parallel. The terms of z are taken at the sample, where others have
+    KL divergences: the same bound in expectation.
+    """
     import pyro
     import pyro.distributions as dist
 
     classes = problem.sizes.classes
-    to_y, encoder, prior, decoder = (problem.network(name) for name in ("to_y", "encoder", "prior", "decoder"))
+    to_y, encoder, prior, decoder = (
+        problem.network(name) for name in ("to_y", "encoder", "prior", "decoder")
+    )
     flat = torch.zeros(BATCH, classes, device=problem.device)
 
     def model(x: Tensor) -> None:
@@ -62,16 +66,22 @@ def gmvae(problem: Problem) -> Contender:
         pyro.module("to_y", to_y)
         pyro.module("encoder", encoder)
         with pyro.plate("rows", BATCH):
-            y = pyro.sample("y", dist.OneHotCategorical(logits=to_y(x)))  # [classes, 1, classes] when enumerated
+            # [classes, 1, classes] when enumerated
+            y = pyro.sample("y", dist.OneHotCategorical(logits=to_y(x)))
             leading = torch.broadcast_shapes(x.shape[:-1], y.shape[:-1])
-            pyro.sample("z", _normal(encoder(torch.cat([x.expand(*leading, -1), y.expand(*leading, -1)], -1))))
+            pyro.sample(
+                "z",
+                _normal(encoder(torch.cat([x.expand(*leading, -1), y.expand(*leading, -1)], -1))),
+            )
 
     enumerated = pyro.infer.config_enumerate(guide, "parallel")
     return _trained(problem, model, enumerated, pyro.infer.TraceEnum_ELBO(max_plate_nesting=1))
 
 
 def vrnn(problem: Problem) -> Contender:
-    """The recurrence runs twice, in the model and in the guide, since neither sees what the other computes."""
+    """The recurrence runs twice, in the model and in the guide, since neither sees what the other
+    computes.
+    """
     import pyro
     import pyro.distributions as dist
 
@@ -90,7 +100,11 @@ def vrnn(problem: Problem) -> Contender:
         with pyro.plate("rows", BATCH):
             for t in range(s.steps):
                 z = pyro.sample(f"z_{t}", _normal(prior(h)))
-                pyro.sample(f"x_{t}", dist.Bernoulli(logits=decoder(torch.cat([h, z], -1))).to_event(1), obs=x[:, t])
+                pyro.sample(
+                    f"x_{t}",
+                    dist.Bernoulli(logits=decoder(torch.cat([h, z], -1))).to_event(1),
+                    obs=x[:, t],
+                )
                 if t < s.steps - 1:
                     h, state = advanced(x[:, t], z, state)
 

@@ -1,4 +1,6 @@
-"""The same VAE in pythae: its model and loss, and the step of its trainer. The batch is resident, as for all others: its loader is left out."""
+"""The same VAE in pythae: its model and loss, and the step of its trainer. The batch is resident,
+as for all others: its loader is left out.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ def vae(problem: Problem) -> Contender:
 
         def forward(self, x: Tensor) -> ModelOutput:
             mean, raw = self.body(x).chunk(2, -1)
-            return ModelOutput(embedding=mean, log_covariance=2 * F.softplus(raw).log())  # σ = softplus, as everywhere here
+            # σ = softplus, as everywhere here
+            return ModelOutput(embedding=mean, log_covariance=2 * F.softplus(raw).log())
 
     class Decoder(BaseDecoder):
         def __init__(self) -> None:
@@ -33,7 +36,9 @@ def vae(problem: Problem) -> Contender:
         def forward(self, z: Tensor) -> ModelOutput:
             return ModelOutput(reconstruction=torch.sigmoid(self.body(z)))
 
-    config = VAEConfig(input_dim=(problem.sizes.x,), latent_dim=problem.sizes.z, reconstruction_loss="bce")
+    config = VAEConfig(
+        input_dim=(problem.sizes.x,), latent_dim=problem.sizes.z, reconstruction_loss="bce"
+    )
     model = VAE(config, encoder=Encoder(), decoder=Decoder()).to(problem.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=problem.lr)
     data = problem.rows()
@@ -41,7 +46,9 @@ def vae(problem: Problem) -> Contender:
     model.train()
 
     def step() -> float:
-        output = model(DatasetOutput(data=batches()), epoch=1, dataset_size=len(data), uses_ddp=False)
+        output = model(
+            DatasetOutput(data=batches()), epoch=1, dataset_size=len(data), uses_ddp=False
+        )
         optimizer.zero_grad()
         output.loss.backward()
         optimizer.step()

@@ -1,7 +1,9 @@
-"""Lean: what one writes by hand in torch when a step must be fast. No distribution objects, formulas in closed form, fused Adam.
+"""Lean: what one writes by hand in torch when a step must be fast. No distribution objects,
+formulas in closed form, fused Adam.
 
-In the mixture a class's part of the first layer is added, not multiplied; in the recurrent model all that the loop does not need (the prior, the
-likelihood, all terms) is computed for all steps at once. On a GPU the same step can also be captured as a graph and replayed.
+In the mixture a class's part of the first layer is added, not multiplied; in the recurrent model
+all that the loop does not need (the prior, the likelihood, all terms) is computed for all steps at
+once. On a GPU the same step can also be captured as a graph and replayed.
 """
 
 from __future__ import annotations
@@ -32,19 +34,24 @@ def vae(problem: Problem) -> tuple[list[nn.Module], Bound]:
 
 def gmvae(problem: Problem) -> tuple[list[nn.Module], Bound]:
     classes = problem.sizes.classes
-    to_y, decoder, encoder, prior = (problem.network(name) for name in ("to_y", "decoder", "encoder", "prior"))
+    to_y, decoder, encoder, prior = (
+        problem.network(name) for name in ("to_y", "decoder", "encoder", "prior")
+    )
     first, rest, of_y = encoder[0], encoder[1:], prior[0]
 
     def bound(x: Tensor) -> Tensor:
         log_q = to_y(x).log_softmax(-1).T  # [classes, batch]
         of_x, of_class = first.weight.split([x.shape[1], classes], 1)
-        mean, raw = rest(F.linear(x, of_x, first.bias) + of_class.T.unsqueeze(1)).chunk(2, -1)  # [classes, batch, z]
+        # [classes, batch, z]
+        mean, raw = rest(F.linear(x, of_x, first.bias) + of_class.T.unsqueeze(1)).chunk(2, -1)
         scale = F.softplus(raw)
         mean_p, raw_p = (of_y.weight.T + of_y.bias).unsqueeze(1).chunk(2, -1)
         scale_p = F.softplus(raw_p)
         logits = decoder(torch.addcmul(mean, scale, torch.randn_like(mean)))
         reconstruction = (logits * x - F.softplus(logits)).sum(-1)
-        total = log_q.exp() * (reconstruction - _kl(mean, scale, mean_p, scale_p) - log_q - math.log(classes))
+        total = log_q.exp() * (
+            reconstruction - _kl(mean, scale, mean_p, scale_p) - log_q - math.log(classes)
+        )
         return total.sum() / BATCH
 
     return [to_y, decoder, encoder, prior], bound
@@ -54,7 +61,13 @@ def vrnn(problem: Problem) -> tuple[list[nn.Module], Bound]:
     s, lstm = problem.sizes, problem.lstm()
     prior, encoder, decoder = (problem.network(name) for name in ("prior", "encoder", "decoder"))
     first, rest = encoder[0], encoder[1:]
-    lower, upper = ([getattr(lstm, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")] for layer in (0, 1))
+    lower, upper = (
+        [
+            getattr(lstm, f"{name}_l{layer}")
+            for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        ]
+        for layer in (0, 1)
+    )
 
     def bound(rows: Tensor) -> Tensor:
         x = rows.transpose(0, 1)  # [steps, batch, x]
@@ -70,7 +83,12 @@ def vrnn(problem: Problem) -> tuple[list[nn.Module], Bound]:
                 b = torch.lstm_cell(a[0], b, *upper)
             mean, raw = rest(torch.addmm(seen[t], b[0], of_h.T)).chunk(2, -1)
             scale = F.softplus(raw)
-            for kept, value in ((hs, b[0]), (means, mean), (scales, scale), (zs, torch.addcmul(mean, scale, noise[t]))):
+            for kept, value in (
+                (hs, b[0]),
+                (means, mean),
+                (scales, scale),
+                (zs, torch.addcmul(mean, scale, noise[t])),
+            ):
                 kept.append(value)
         h, mean, scale, z = (torch.stack(kept) for kept in (hs, means, scales, zs))
         mean_p, raw_p = prior(h).chunk(2, -1)
@@ -116,7 +134,9 @@ def lean(problem: Problem, *, captured: bool = False) -> Contender:
 
 
 def replayed(work: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
-    """Work on a GPU captured as a graph: a call replays it and returns the tensor that it writes, the same one every time."""
+    """Work on a GPU captured as a graph: a call replays it and returns the tensor that it writes,
+    the same one every time.
+    """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -1,4 +1,6 @@
-"""This library, as ``fit`` runs it: the step of a :class:`Training`, with what ``fit`` does between two records of its metrics."""
+"""This library, as ``fit`` runs it: the step of a :class:`Training`, with what ``fit`` does between
+two records of its metrics.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ STEPS = 10**9
 FACTORS = {
     "vae": {"decoder": "p(x|z)", "encoder": "q(z|x)"},
     "gmvae": {"prior": "p(z|y)", "decoder": "p(x|z)", "to_y": "q(y|x)", "encoder": "q(z|x, y)"},
-    "vrnn": {"prior": "p(z[t]|h[t])", "decoder": "p(x[t]|h[t], z[t])", "encoder": "q(z[t]|h[t], x[t])"},
+    "vrnn": {
+        "prior": "p(z[t]|h[t])",
+        "decoder": "p(x[t]|h[t], z[t])",
+        "encoder": "q(z[t]|h[t], x[t])",
+    },
 }
 FACTORS["vae-tutorial"] = FACTORS["vae"]
 LSTM = "p(h[t]|h[t-1], x[t-1], z[t-1])"
@@ -37,8 +43,12 @@ def declared(problem: Problem) -> Model:
         model = zoo.vrnn(s.x, s.z, s.h, hidden=s.hidden)
     elif problem.model == "vae":
         model = zoo.vae(s.x, s.z, hidden=s.hidden, dropout=0.0, likelihood=Bernoulli())
-    else:  # torch's own continuous Bernoulli clamps its parameter: the same here, so that the bounds are the same number
-        model = zoo.vae(s.x, s.z, hidden=s.hidden, dropout=DROPOUT, likelihood=ContinuousBernoulli(clamped=True))
+    # torch's own continuous Bernoulli clamps its parameter: the same here, so that the bounds are
+    # the same number
+    else:
+        model = zoo.vae(
+            s.x, s.z, hidden=s.hidden, dropout=DROPOUT, likelihood=ContinuousBernoulli(clamped=True)
+        )
     _set_weights(model, problem)
     return model.to(problem.device)
 
@@ -64,21 +74,27 @@ def _set_blocks(blocks: nn.Module, weight: torch.Tensor, bias: torch.Tensor) -> 
     """A first layer: each parent's columns go to a block of their own."""
     parts = list(blocks.weights.values())
     with torch.no_grad():
-        for block, part in zip(parts, weight.split([block.shape[1] for block in parts], 1), strict=True):
+        for block, part in zip(
+            parts, weight.split([block.shape[1] for block in parts], 1), strict=True
+        ):
             block.copy_(part)
         blocks.bias.copy_(bias)
 
 
 def training(model: Model, data: Mapping[str, Any], **choices: Any) -> Training:
     """A run that never ends, ready for its first step."""
-    settings = Settings(steps=STEPS, **({"batch": BATCH, "lr": 1e-3, "decay": "constant"} | choices))
+    settings = Settings(
+        steps=STEPS, **({"batch": BATCH, "lr": 1e-3, "decay": "constant"} | choices)
+    )
     begun = Training(model, data, None, settings, None, False, ExitStack())
     model.train()
     return begun
 
 
 class Taken:
-    """On a GPU steps that were asked for wait until there are ten: whoever times them has them taken first."""
+    """On a GPU steps that were asked for wait until there are ten: whoever times them has them
+    taken first.
+    """
 
     def __init__(self, *runs: Training) -> None:
         self.runs = runs
@@ -89,7 +105,9 @@ class Taken:
 
 
 def stepping(run: Training, *, recorded: bool = True) -> Contender:
-    """The steps of a run. With ``recorded=False`` every one is taken as Python says it: nothing is recorded, nothing captured."""
+    """The steps of a run. With ``recorded=False`` every one is taken as Python says it: nothing is
+    recorded, nothing captured.
+    """
     taken = Taken(run)
     phase, stepper, seen = run.settings.schedule.phase(0, STEPS), run.stepper, (0, 0.0)
     if not recorded:
@@ -116,8 +134,12 @@ def stepping(run: Training, *, recorded: bool = True) -> Contender:
 
 def data(problem: Problem) -> dict[str, Any]:
     rows = problem.rows()
-    return {"x": dequantise(rows.cpu().numpy(), fresh=True) if problem.model == "vae-tutorial" else rows}
+    return {
+        "x": dequantise(rows.cpu().numpy(), fresh=True) if problem.model == "vae-tutorial" else rows
+    }
 
 
 def aevb(problem: Problem, *, recorded: bool = True, **choices: Any) -> Contender:
-    return stepping(training(declared(problem), data(problem), lr=problem.lr, **choices), recorded=recorded)
+    return stepping(
+        training(declared(problem), data(problem), lr=problem.lr, **choices), recorded=recorded
+    )

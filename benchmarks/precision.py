@@ -1,7 +1,8 @@
-"""What products in half precision cost in quality: the test bound after a few epochs, in float32 and in bfloat16 from the same seeds.
+"""What products in half precision cost in quality: the test bound after a few epochs, in float32
+and in bfloat16 from the same seeds.
 
-python benchmarks/precision.py --json docs/figures/precision.json      # on MNIST; on a GPU the seeds are trained together
-python benchmarks/precision.py --data digits --models vae --seeds 4    # on the embedded digits
+python benchmarks/precision.py --json docs/figures/precision.json    # on MNIST
+python benchmarks/precision.py --data digits --models vae --seeds 4  # on the embedded digits
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ PRECISIONS = ("float32", "bf16")
 
 
 def compared(name: str, lab: Lab, seeds: int, epochs: int) -> dict[str, Any]:
-    """The bounds of each seed in both precisions, and by how many per cent of the first the second is higher, on average."""
+    """The bounds of each seed in both precisions, and by how many per cent of the first the second
+    is higher, on average.
+    """
     pixels = lab.images()[0].pixels
     side = pixels.shape[-1]
     model = MODELS[name](side, side * pixels.shape[-2]).to(lab.device)
@@ -39,7 +42,13 @@ def compared(name: str, lab: Lab, seeds: int, epochs: int) -> dict[str, Any]:
     judged = open_source(model.graph, test, model._parameter())
     bounds = {}
     for precision in PRECISIONS:
-        choices = {"epochs": epochs, "batch": 100, "lr": 1e-3, "precision": precision, "compile": lab.device != "cpu"}
+        choices = {
+            "epochs": epochs,
+            "batch": 100,
+            "lr": 1e-3,
+            "precision": precision,
+            "compile": lab.device != "cpu",
+        }
         runs = fit(model, rows, seeds=seeds, progress=False, **choices)
         bounds[precision] = [round(evaluate(run.model, judged, seed=0)["elbo"], 3) for run in runs]
     full, half = (bounds[precision] for precision in PRECISIONS)
@@ -49,7 +58,9 @@ def compared(name: str, lab: Lab, seeds: int, epochs: int) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=["vae", "gmvae"])
     parser.add_argument("--data", default="mnist")
     parser.add_argument("--seeds", type=int, default=32)
@@ -62,7 +73,11 @@ def main(arguments: list[str] | None = None) -> None:
     for name in given.models:
         row = {"data": given.data} | compared(name, lab, given.seeds, given.epochs)
         error = "" if row["error"] is None else f" ± {row['error']:.2f}"
-        print(f"{name:<6} {given.seeds} seeds: bfloat16 is better by {row['better']:+.2f}{error} % of float32's bound", flush=True)
+        print(
+            f"{name:<6} {given.seeds} seeds: bfloat16 is better by {row['better']:+.2f}{error} % "
+            f"of float32's bound",
+            flush=True,
+        )
         if given.json:
             keep(given.json, given.device, {name: row})
 

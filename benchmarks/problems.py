@@ -1,9 +1,12 @@
-"""What every contender is given: the model's sizes, its first weights, its rows. So all compute one and the same thing.
+"""What every contender is given: the model's sizes, its first weights, its rows. So all compute one
+and the same thing.
 
 - ``vae``: a Bernoulli VAE, 784-500-500-20.
-- ``vae-tutorial``: the tutorial's own: continuous Bernoulli, dropout 0.1, grey levels dequantised anew at every step.
+- ``vae-tutorial``: the tutorial's own: continuous Bernoulli, dropout 0.1, grey levels dequantised
+  anew at every step.
 - ``gmvae``: a Gaussian-mixture VAE of ten classes, 784-512-512-64, its classes summed.
-- ``vrnn``: a variational RNN, 28 steps of 28, an LSTM of two layers of 256, networks of 500-500, z of 2.
+- ``vrnn``: a variational RNN, 28 steps of 28, an LSTM of two layers of 256, networks of 500-500, z
+  of 2.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ class LeftOutError(Exception):
 
 @dataclass(frozen=True)
 class Contender:
-    """``step`` takes one optimisation step; ``bound`` makes the mean bound an example, in nats, of what the step returned."""
+    """``step`` takes one optimisation step; ``bound`` makes the mean bound an example, in nats, of
+    what the step returned.
+    """
 
     step: Callable[[], Any]
     bound: Callable[[Any], float] | None = lambda loss: -float(loss)
@@ -70,7 +75,9 @@ class Problem:
     count: int = ROWS
 
     def networks(self) -> dict[str, tuple[int, ...]]:
-        """The layers of each network. What reads two parents reads them side by side: (x, y), (h, x), (h, z)."""
+        """The layers of each network. What reads two parents reads them side by side: (x, y), (h,
+        x), (h, z).
+        """
         s = self.sizes
         if self.model == "gmvae":
             return {
@@ -80,14 +87,20 @@ class Problem:
                 "decoder": (s.z, *s.hidden, s.x),
             }
         if self.model == "vrnn":
-            heads = {"prior": (s.h, 2 * s.z), "encoder": (s.h + s.x, 2 * s.z), "decoder": (s.h + s.z, s.x)}
+            heads = {
+                "prior": (s.h, 2 * s.z),
+                "encoder": (s.h + s.x, 2 * s.z),
+                "decoder": (s.h + s.z, s.x),
+            }
             return {name: (inputs, *s.hidden, outputs) for name, (inputs, outputs) in heads.items()}
         return {"encoder": (s.x, *s.hidden, 2 * s.z), "decoder": (s.z, *s.hidden, s.x)}
 
     def weights(self) -> dict[str, Tensor]:
-        """The first weights, by ``network.layer.weight`` [outputs, inputs] and ``.bias``, and torch's names for an LSTM's.
+        """The first weights, by ``network.layer.weight`` [outputs, inputs] and ``.bias``, and
+        torch's names for an LSTM's.
 
-        Their variance is one over the inputs: three times that of torch's own, so that the KL terms count from the first step.
+        Their variance is one over the inputs: three times that of torch's own, so that the KL terms
+        count from the first step.
         """
         generator = torch.Generator().manual_seed(0)
 
@@ -113,7 +126,8 @@ class Problem:
         return found
 
     def rows(self) -> Tensor:
-        """Rows with something to learn: each is one of twenty patterns, as sparse as digits are, with some of its entries flipped.
+        """Rows with something to learn: each is one of twenty patterns, as sparse as digits are,
+        with some of its entries flipped.
 
         Binary, [rows, x] or [rows, steps, x]; grey levels as bytes for ``vae-tutorial``.
         """
@@ -132,7 +146,11 @@ class Problem:
         weights, layers = self.weights(), []
         pairs = list(pairwise(self.networks()[name]))
         for i, (a, b) in enumerate(pairs):
-            layers.append(set_layer(nn.Linear(a, b), weights[f"{name}.{i}.weight"], weights[f"{name}.{i}.bias"]))
+            layers.append(
+                set_layer(
+                    nn.Linear(a, b), weights[f"{name}.{i}.weight"], weights[f"{name}.{i}.bias"]
+                )
+            )
             if i < len(pairs) - 1:
                 layers += [nn.ReLU(), *([nn.Dropout(dropout)] if dropout else [])]
         return nn.Sequential(*layers).to(self.device)

@@ -1,4 +1,6 @@
-"""The floor: the matrix products of a step, forward and backward, one after another, and nothing else."""
+"""The floor: the matrix products of a step, forward and backward, one after another, and nothing
+else.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from aevb.compiled_step.gradients import _product
 
 @dataclass(frozen=True)
 class Product:
-    """x Wᵀ with x [rows, inputs]. ``back``: the gradient of x is wanted. Of ``times`` such products in a loop W's gradient is one product."""
+    """x Wᵀ with x [rows, inputs]. ``back``: the gradient of x is wanted. Of ``times`` such products
+    in a loop W's gradient is one product.
+    """
 
     rows: int
     inputs: int
@@ -24,7 +28,9 @@ class Product:
 
 
 def products(problem: Problem) -> list[Product]:
-    """Each parent of a first layer is multiplied once, whatever it is combined with; a one-hot parent picks a column, without a product."""
+    """Each parent of a first layer is multiplied once, whatever it is combined with; a one-hot
+    parent picks a column, without a product.
+    """
     s, sizes = problem.sizes, problem.networks()
 
     def layers(name: str, rows: int, first: int = 0, times: int = 1) -> list[Product]:
@@ -38,9 +44,22 @@ def products(problem: Problem) -> list[Product]:
         everywhere = s.steps * BATCH
         on_x = [Product(everywhere, s.x, outputs, back=False) for outputs in (4 * s.h, s.hidden[0])]
         on_h = [Product(BATCH, s.h, s.hidden[0], times=s.steps)]
-        cells = [Product(BATCH, inputs, 4 * s.h, times=s.steps - 1) for inputs in (s.z, s.h, s.h, s.h)]
-        return on_x + on_h + cells + layers("encoder", BATCH, 1, s.steps) + layers("prior", everywhere) + layers("decoder", everywhere)
-    return [Product(BATCH, s.x, s.hidden[0], back=False), *layers("encoder", BATCH, 1), *layers("decoder", BATCH)]
+        cells = [
+            Product(BATCH, inputs, 4 * s.h, times=s.steps - 1) for inputs in (s.z, s.h, s.h, s.h)
+        ]
+        return (
+            on_x
+            + on_h
+            + cells
+            + layers("encoder", BATCH, 1, s.steps)
+            + layers("prior", everywhere)
+            + layers("decoder", everywhere)
+        )
+    return [
+        Product(BATCH, s.x, s.hidden[0], back=False),
+        *layers("encoder", BATCH, 1),
+        *layers("decoder", BATCH),
+    ]
 
 
 def floor(problem: Problem) -> Contender:

@@ -1,10 +1,12 @@
-"""Seconds from the start of a process until a model reaches, on MNIST's test rows, the number that the tutorial's own run ended with.
+"""Seconds from the start of a process until a model reaches, on MNIST's test rows, the number that
+the tutorial's own run ended with.
 
 python benchmarks/race.py                 # all four at once, a process each, on one GPU
 python benchmarks/race.py vae cvae        # some of them
 
-The processes are forked from one that has imported what they need. Where CUDA's multi-process service is installed they use the GPU at the same
-time; elsewhere, and with --in-turns, the GPU goes from one to the next.
+The processes are forked from one that has imported what they need. Where CUDA's multi-process
+service is installed they use the GPU at the same time; elsewhere, and with --in-turns, the GPU goes
+from one to the next.
 """
 
 from __future__ import annotations
@@ -52,7 +54,12 @@ def train(name: str, began: float, recipe: dict[str, Any]) -> dict[str, Any]:
     lab = Lab(Path("unused"), data="mnist", device=device)
     torch.manual_seed(0)
     clamped = {"likelihood": ContinuousBernoulli(784, net=mlp(500, 500, dropout=0.1), clamped=True)}
-    model: Model = {"vae": lambda: zoo.vae(**clamped), "cvae": lambda: zoo.cvae(**clamped), "gmvae": zoo.gmvae, "vrnn": zoo.vrnn}[name]()
+    model: Model = {
+        "vae": lambda: zoo.vae(**clamped),
+        "cvae": lambda: zoo.cvae(**clamped),
+        "gmvae": zoo.gmvae,
+        "vrnn": zoo.vrnn,
+    }[name]()
     model.to(device)
     how = "dequantise" if name in ("vae", "cvae") else None
     rows, test, _, _ = lab.rows(model, how=how)
@@ -60,7 +67,9 @@ def train(name: str, began: float, recipe: dict[str, Any]) -> dict[str, Any]:
     glance = {variable: values[:100] for variable, values in test.items()}
 
     def look(step: int, model: Model) -> None:
-        seen.append((step, round(evaluate(model, judged, seed=0)["elbo"], 2), round(time.time() - began, 1)))
+        seen.append(
+            (step, round(evaluate(model, judged, seed=0)["elbo"], 2), round(time.time() - began, 1))
+        )
         if seen[-1][1] >= TARGETS[name]:
             raise ReachedError
 
@@ -68,32 +77,59 @@ def train(name: str, began: float, recipe: dict[str, Any]) -> dict[str, Any]:
     with suppress(ReachedError):
         fit(model, rows, validation=glance, progress=False, after=look, **settings)
     step, value, seconds = seen[-1]
-    return {"model": name, "target": TARGETS[name], "reached": value, "seconds": seconds, "steps": step, "recipe": recipe, "seen": seen}
+    return {
+        "model": name,
+        "target": TARGETS[name],
+        "reached": value,
+        "seconds": seconds,
+        "steps": step,
+        "recipe": recipe,
+        "seen": seen,
+    }
 
 
 @contextmanager
 def shared() -> Iterator[None]:
-    """Let the processes that are started meanwhile use the GPU at the same time, where CUDA has a service for that."""
+    """Let the processes that are started meanwhile use the GPU at the same time, where CUDA has a
+    service for that.
+    """
     control = shutil.which("nvidia-cuda-mps-control")
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-        if control is None or subprocess.run([control, "-d"], env=os.environ | places, check=False).returncode:
-            print("CUDA's multi-process service is not here: the GPU goes from process to process", flush=True)
+        if (
+            control is None
+            or subprocess.run([control, "-d"], env=os.environ | places, check=False).returncode
+        ):
+            print(
+                "CUDA's multi-process service is not here: the GPU goes from process to process",
+                flush=True,
+            )
             yield
             return
         os.environ |= places
         try:
             yield
         finally:
-            subprocess.run([control], input="quit\n", text=True, check=False, stdout=subprocess.DEVNULL)
+            subprocess.run(
+                [control], input="quit\n", text=True, check=False, stdout=subprocess.DEVNULL
+            )
 
 
 def main() -> None:
     began = time.time()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("models", nargs="*", default=list(TARGETS))
-    parser.add_argument("--in-turns", action="store_true", help="do not start CUDA's multi-process service")
-    parser.add_argument("--recipes", type=json.loads, default={}, help='settings of fit in place of the usual, as JSON: {"vae": {"epochs": 12}}')
+    parser.add_argument(
+        "--in-turns", action="store_true", help="do not start CUDA's multi-process service"
+    )
+    parser.add_argument(
+        "--recipes",
+        type=json.loads,
+        default={},
+        help='settings of fit in place of the usual, as JSON: {"vae": {"epochs": 12}}',
+    )
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // len(given.models)))
@@ -102,15 +138,23 @@ def main() -> None:
         import aevb.zoo  # noqa: F401  before the others are forked
 
         with ProcessPoolExecutor(len(given.models), mp_context=get_context("fork")) as pool:
-            running = [pool.submit(train, name, began, given.recipes.get(name, RECIPES[name])) for name in given.models]
+            running = [
+                pool.submit(train, name, began, given.recipes.get(name, RECIPES[name]))
+                for name in given.models
+            ]
             found = [process.result() for process in running]
         seconds = time.time() - began
     for row in found:
         met = "met" if row["reached"] >= row["target"] else "NOT MET"
-        print(f"{row['model']:<6} {row['target']:9.1f} {met}: {row['reached']:9.2f} after {row['steps']:6d} steps, {row['seconds']:5.1f} s")
+        print(
+            f"{row['model']:<6} {row['target']:9.1f} {met}: {row['reached']:9.2f} after "
+            f"{row['steps']:6d} steps, {row['seconds']:5.1f} s"
+        )
     print(f"all: {seconds:.1f} s")
     if given.json:
-        given.json.write_text(json.dumps({"seconds": round(seconds, 1), "models": found}, indent=1) + "\n")
+        given.json.write_text(
+            json.dumps({"seconds": round(seconds, 1), "models": found}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

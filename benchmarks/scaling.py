@@ -1,7 +1,8 @@
-"""What a step of ``fit`` costs as data, latents, classes, sequences, processes or runs together grow; and how long an import takes.
+"""What a step of ``fit`` costs as data, latents, classes, sequences, processes or runs together
+grow; and how long an import takes.
 
-python benchmarks/scaling.py                              # writes docs/figures/scaling-cpu.json (or -cuda) and docs/figures/scaling.png
-python benchmarks/scaling.py --only classes length        # some of the studies; others of this machine stay in the file
+python benchmarks/scaling.py                              # all; writes into docs/figures
+python benchmarks/scaling.py --only classes length        # some of the studies
 python benchmarks/scaling.py --quick --out /tmp/scaling   # tiny sizes: whether everything runs
 """
 
@@ -41,18 +42,26 @@ def run(names: Sequence[str], place: Place) -> tuple[dict[str, Any], dict[str, s
             else:
                 found[name] = processes(place)
         elif place.device not in STUDIES[name].devices:
-            left_out[name] = f"runs take turns on a {place.device.upper()}, and n of them cost n times one"
+            left_out[name] = (
+                f"runs take turns on a {place.device.upper()}, and n of them cost n times one"
+            )
         else:
             found[name] = STUDIES[name].run(place)
     return found, left_out
 
 
 def _with_earlier(path: Path, now: dict[str, Any]) -> dict[str, Any]:
-    """The record, with the studies of the one in the file that were not run again, if it is of the same machine and as long."""
+    """The record, with the studies of the one in the file that were not run again, if it is of the
+    same machine and as long.
+    """
     before = json.loads(path.read_text()) if path.exists() else None
     if before is None or any(before[key] != now[key] for key in ("machine", "rounds", "seconds")):
         return now
-    studies = {name: (before["studies"] | now["studies"])[name] for name in NAMES if name in before["studies"].keys() | now["studies"].keys()}
+    studies = {
+        name: (before["studies"] | now["studies"])[name]
+        for name in NAMES
+        if name in before["studies"].keys() | now["studies"].keys()
+    }
     return now | {"studies": studies, "left out": before["left out"] | now["left out"]}
 
 
@@ -78,9 +87,19 @@ def picture(records: Sequence[dict[str, Any]], path: Path) -> None:
 def _lines(axes: Any, records: Sequence[dict[str, Any]], name: str, *, say_where: bool) -> None:
     for one in records:
         kind, style = {"cpu": ("CPU", "-"), "cuda": ("GPU", "--")}[one["machine"]["kind"]]
-        for (line, points), colour in zip(one["studies"][name]["lines"].items(), COLOURS, strict=False):
+        for (line, points), colour in zip(
+            one["studies"][name]["lines"].items(), COLOURS, strict=False
+        ):
             label = f"{line}, {kind}" if say_where else line
-            axes.plot([p["value"] for p in points], [p["ms"] for p in points], style, color=colour, marker="o", ms=3, label=label)
+            axes.plot(
+                [p["value"] for p in points],
+                [p["ms"] for p in points],
+                style,
+                color=colour,
+                marker="o",
+                ms=3,
+                label=label,
+            )
     values = [point["value"] for point in next(iter(records[0]["studies"][name]["lines"].values()))]
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -100,20 +119,30 @@ def _lines(axes: Any, records: Sequence[dict[str, Any]], name: str, *, say_where
 
 def _bars(axes: Any, records: Sequence[dict[str, Any]], name: str) -> None:
     commands = records[0]["studies"][name]["commands"]
-    axes.barh([fill(command, 16) for command in commands], [row["ms"] / 1e3 for row in commands.values()], color="#2f6b4f")
+    axes.barh(
+        [fill(command, 16) for command in commands],
+        [row["ms"] / 1e3 for row in commands.values()],
+        color="#2f6b4f",
+    )
     axes.invert_yaxis()
     axes.set_xlabel("seconds from start to end")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=0.3, help="length of a turn")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--threads", type=int, help="and as many cores; by default all that there are")
+    parser.add_argument(
+        "--threads", type=int, help="and as many cores; by default all that there are"
+    )
     parser.add_argument("--quick", action="store_true", help="tiny sizes, one round")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent.parent / "docs" / "figures")
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parent.parent / "docs" / "figures"
+    )
     parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.worker:
@@ -124,11 +153,18 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_float32_matmul_precision("high" if given.device == "cuda" else "highest")
     given.out.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as folder:
-        place = Place(given.device, Path(folder), *((1, 0.005, True) if given.quick else (given.rounds, given.seconds, False)))
+        place = Place(
+            given.device,
+            Path(folder),
+            *((1, 0.005, True) if given.quick else (given.rounds, given.seconds, False)),
+        )
         found, left_out = run(given.only, place)
     path, now = given.out / f"scaling-{given.device}.json", record(place, found, left_out)
     path.write_text(json.dumps(_with_earlier(path, now), indent=1) + "\n")
-    picture([json.loads(one.read_text()) for one in sorted(given.out.glob("scaling-*.json"))], given.out / "scaling.png")
+    picture(
+        [json.loads(one.read_text()) for one in sorted(given.out.glob("scaling-*.json"))],
+        given.out / "scaling.png",
+    )
     for name, reason in left_out.items():
         print(f"left out: {name}: {reason}")
 

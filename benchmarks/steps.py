@@ -1,9 +1,9 @@
 """Time a training step of the same model written in several ways, in turns, as ratios.
 
-python benchmarks/steps.py --json docs/figures/steps-cpu.json       # the VAE, the mixture, the recurrent model
-python benchmarks/steps.py --models vae-tutorial --device cuda      # the tutorial's own VAE
-python benchmarks/steps.py --check                                  # whether all contenders compute the same bound
-python benchmarks/steps.py --quick                                  # tiny sizes: whether everything runs
+python benchmarks/steps.py --json docs/figures/steps-cpu.json   # VAE, mixture, recurrent model
+python benchmarks/steps.py --models vae-tutorial --device cuda  # the tutorial's own VAE
+python benchmarks/steps.py --check                              # check that all bounds agree
+python benchmarks/steps.py --quick                              # tiny sizes: check that all run
 
 Other libraries take part where they are installed: pip install 'aevb[bench]'.
 """
@@ -26,14 +26,34 @@ from timing import WARM_UP, interleaved, keep, summary, use_cores
 console = Console()
 
 
-def measure(problem: Problem, rounds: int, seconds: float, names: list[str] | None = None, *, quick: bool = False) -> dict[str, Any]:
-    """``ways``: what :func:`timing.summary` says of each contender; ``left out``: why others did not run."""
+def measure(
+    problem: Problem,
+    rounds: int,
+    seconds: float,
+    names: list[str] | None = None,
+    *,
+    quick: bool = False,
+) -> dict[str, Any]:
+    """``ways``: what :func:`timing.summary` says of each contender; ``left out``: why others did
+    not run.
+    """
     torch.manual_seed(0)
     found, left_out = build(problem, names, quick=quick)
     warm_up = 2 if quick else WARM_UP
-    times = interleaved({name: contender.step for name, contender in found.items()}, rounds, seconds, problem.device, warm_up=warm_up)
+    times = interleaved(
+        {name: contender.step for name, contender in found.items()},
+        rounds,
+        seconds,
+        problem.device,
+        warm_up=warm_up,
+    )
     ways = summary(times, BASE, FLOOR)
-    return {"ways": dict(sorted(ways.items(), key=lambda item: -item[1]["ms"])), "rounds": rounds, "seconds": seconds, "left out": left_out}
+    return {
+        "ways": dict(sorted(ways.items(), key=lambda item: -item[1]["ms"])),
+        "rounds": rounds,
+        "seconds": seconds,
+        "left out": left_out,
+    }
 
 
 def show(model: str, found: dict[str, Any]) -> None:
@@ -61,22 +81,42 @@ def check(problem: Problem, names: list[str] | None, *, quick: bool) -> list[str
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=list(SIZES), default=["vae", "gmvae", "vrnn"])
-    parser.add_argument("--ways", nargs="+", choices=list(ENTRIES), metavar="NAME", help=f"some of: {', '.join(ENTRIES)}")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--models", nargs="+", choices=list(SIZES), default=["vae", "gmvae", "vrnn"]
+    )
+    parser.add_argument(
+        "--ways",
+        nargs="+",
+        choices=list(ENTRIES),
+        metavar="NAME",
+        help=f"some of: {', '.join(ENTRIES)}",
+    )
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=0.3, help="length of a turn")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--threads", type=int, help="and as many cores; by default all that there are")
+    parser.add_argument(
+        "--threads", type=int, help="and as many cores; by default all that there are"
+    )
     parser.add_argument("--full-precision", action="store_true", help="no TF32 on a GPU")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, one short round, nothing recorded or compiled")
-    parser.add_argument("--check", action="store_true", help="compare the bounds instead of the times")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="tiny sizes, one short round, nothing recorded or compiled",
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="compare the bounds instead of the times"
+    )
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
     rounds, seconds = (1, 0.01) if given.quick else (given.rounds, given.seconds)
     if given.threads is not None:
         use_cores(given.threads)
-    torch.set_float32_matmul_precision("highest" if given.full_precision or given.device == "cpu" else "high")
+    torch.set_float32_matmul_precision(
+        "highest" if given.full_precision or given.device == "cpu" else "high"
+    )
     found, wrong = {}, []
     for model in given.models:
         problem = Problem(model, (QUICK if given.quick else SIZES)[model], given.device)
@@ -86,7 +126,9 @@ def main(arguments: list[str] | None = None) -> None:
         found[model] = measure(problem, rounds, seconds, given.ways, quick=given.quick)
         show(model, found[model])
     if given.quick and not given.check:
-        console.print("Tiny sizes and one short turn each: everything runs; the times mean nothing.")
+        console.print(
+            "Tiny sizes and one short turn each: everything runs; the times mean nothing."
+        )
     if given.check:
         sys.exit("\n".join(wrong) if wrong else 0)
     if given.json:

@@ -1,4 +1,6 @@
-"""What a step of ``fit`` costs as one thing grows: a study has lines, a line has a piece of work for every value."""
+"""What a step of ``fit`` costs as one thing grows: a study has lines, a line has a piece of work
+for every value.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Study:
-    """``lines`` builds the work; ``what`` grows along the axis. ``devices`` on which it says something."""
+    """``lines`` builds the work; ``what`` grows along the axis. ``devices`` on which it says
+    something.
+    """
 
     what: str
     lines: Callable[[Place], dict[str, Line]]
@@ -52,10 +56,18 @@ class Study:
 
     def run(self, place: Place) -> dict[str, Any]:
         lines = self.lines(place)
-        work = {f"{line} {value}": piece for line, points in lines.items() for value, piece in points.items()}
-        warm_up = 2 if place.quick else 3 * WARM_UP if place.device == "cuda" else WARM_UP  # there ten steps are captured as one
+        work = {
+            f"{line} {value}": piece
+            for line, points in lines.items()
+            for value, piece in points.items()
+        }
+        # there ten steps are captured as one
+        warm_up = 2 if place.quick else 3 * WARM_UP if place.device == "cuda" else WARM_UP
         times = interleaved(work, place.rounds, place.seconds, place.device, warm_up=warm_up)
-        found = {line: points_of({value: times[f"{line} {value}"] for value in points}) for line, points in lines.items()}
+        found = {
+            line: points_of({value: times[f"{line} {value}"] for value in points})
+            for line, points in lines.items()
+        }
         return {"what": self.what, "lines": found}
 
 
@@ -63,17 +75,31 @@ def points_of(times: Mapping[int, list[float]]) -> list[dict[str, float]]:
     """Points by their value: ms, quartiles, and ``times`` the first one's time."""
     named = {str(value): seconds for value, seconds in times.items()}
     found = summary(named, floor=next(iter(named)))
-    return [{"value": value, "times": found[str(value)].pop("floor"), **found[str(value)]} for value in times]
+    return [
+        {"value": value, "times": found[str(value)].pop("floor"), **found[str(value)]}
+        for value in times
+    ]
 
 
 def rows(place: Place) -> dict[str, Line]:
-    """In memory rows are indexed where they lie; of a file the rows of a batch are read. Neither should depend on how many there are."""
+    """In memory rows are indexed where they lie; of a file the rows of a batch are read. Neither
+    should depend on how many there are.
+    """
     memory, mapped, d = {}, {}, 64
     for n in place.values(10**3, 10**4, 10**5, 10**6):
         path = place.folder / f"rows-{n}.npy"
-        np.save(path, (np.random.default_rng(0).random((n, d), dtype=np.float32) < 0.2).astype(np.float32))
+        np.save(
+            path,
+            (np.random.default_rng(0).random((n, d), dtype=np.float32) < 0.2).astype(np.float32),
+        )
         for line, mode in ((memory, None), (mapped, "r")):
-            model = zoo.vae(d, 10, hidden=(8, 8) if place.quick else (200, 200), dropout=0.0, likelihood=Bernoulli()).to(place.device)
+            model = zoo.vae(
+                d,
+                10,
+                hidden=(8, 8) if place.quick else (200, 200),
+                dropout=0.0,
+                likelihood=Bernoulli(),
+            ).to(place.device)
             line[n] = stepping(training(model, {"x": np.load(path, mmap_mode=mode)})).step
     return {"in memory": memory, "memory-mapped": mapped}
 
@@ -82,7 +108,9 @@ def latent(place: Place) -> dict[str, Line]:
     x = _bits(1000, 16 if place.quick else 784)
     line = {}
     for z in place.values(2, 8, 32, 128, 512):
-        model = zoo.vae(x.shape[1], z, hidden=place.hidden, dropout=0.0, likelihood=Bernoulli()).to(place.device)
+        model = zoo.vae(x.shape[1], z, hidden=place.hidden, dropout=0.0, likelihood=Bernoulli()).to(
+            place.device
+        )
         line[z] = stepping(training(model, {"x": x})).step
     return {"VAE": line}
 
@@ -93,7 +121,9 @@ def classes(place: Place) -> dict[str, Line]:
     for name, how in (("summed", {}), ("Gumbel-Softmax", {"y": "gumbel"})):
         lines[name] = {}
         for c in place.values(2, 5, 10, 20, 50, 100):
-            model = zoo.gmvae(x.shape[1], 4 if place.quick else 64, c, hidden=place.hidden).to(place.device)
+            model = zoo.gmvae(x.shape[1], 4 if place.quick else 64, c, hidden=place.hidden).to(
+                place.device
+            )
             lines[name][c] = stepping(training(model, {"x": x}, how=how)).step
     return lines
 
@@ -102,19 +132,31 @@ def length(place: Place) -> dict[str, Line]:
     line = {}
     for steps in place.values(7, 14, 28, 56, 112):
         model = zoo.vrnn(28, 2, 8 if place.quick else 256, hidden=place.hidden).to(place.device)
-        line[steps] = stepping(training(model, {"x": _bits(200, 28 * steps).reshape(200, steps, 28)})).step
+        line[steps] = stepping(
+            training(model, {"x": _bits(200, 28 * steps).reshape(200, steps, 28)})
+        ).step
     return {"VRNN": line}
 
 
 def seeds(place: Place) -> dict[str, Line]:
-    """One step of each of several runs, as ``fit(seeds=…)`` takes them: side by side in one graph, or compiled as one program."""
+    """One step of each of several runs, as ``fit(seeds=…)`` takes them: side by side in one graph,
+    or compiled as one program.
+    """
     x, lines = _bits(1000, 16 if place.quick else 784), {}
-    ways = [("side by side", False, (1, 2, 4, 8, 16)), ("compiled", True, (1, 4, 8, 16))]  # to compile takes its time
+    # to compile takes its time
+    ways = [("side by side", False, (1, 2, 4, 8, 16)), ("compiled", True, (1, 4, 8, 16))]
     for name, compiled, counts in ways[:1] if place.quick else ways:
         lines[name] = {}
         for count in place.values(*counts):
-            model = zoo.gmvae(x.shape[1], 4 if place.quick else 64, hidden=place.hidden).to(place.device)
-            lines[name][count] = _together([training(model.fresh(seed), {"x": x}, seed=seed, compile=compiled) for seed in range(count)])
+            model = zoo.gmvae(x.shape[1], 4 if place.quick else 64, hidden=place.hidden).to(
+                place.device
+            )
+            lines[name][count] = _together(
+                [
+                    training(model.fresh(seed), {"x": x}, seed=seed, compile=compiled)
+                    for seed in range(count)
+                ]
+            )
     return lines
 
 
@@ -144,27 +186,51 @@ STUDIES = {
 }
 
 
-# Processes: each launch is a measurement of its own ----------------------------------------------------------------------------------------
+# Processes: each launch is a measurement of its own -----------------------------------------------
 
 
 def processes(place: Place, counts: tuple[int, ...] = (1, 2)) -> dict[str, Any]:
-    """A batch of a thousand rows shared by processes under ``torchrun``, with one thread each; launches of each number take turns."""
+    """A batch of a thousand rows shared by processes under ``torchrun``, with one thread each;
+    launches of each number take turns.
+    """
     times: dict[int, list[float]] = {count: [] for count in counts}
     for _ in range(min(place.rounds, 3)):
         for count in counts:
             times[count].append(_launch(place, count))
-    return {"what": "processes, one thread each", "lines": {"mixture, batches of 1000": points_of(times)}}
+    return {
+        "what": "processes, one thread each",
+        "lines": {"mixture, batches of 1000": points_of(times)},
+    }
 
 
 def _launch(place: Place, count: int) -> float:
     """Seconds a step, as the first process saw it."""
     target = place.folder / f"processes-{count}.json"
-    run = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", str(Path(__file__).with_name("scaling.py"))]
-    told = {"device": place.device, "seconds": place.seconds, "quick": place.quick, "target": str(target)}
+    run = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={count}",
+        str(Path(__file__).with_name("scaling.py")),
+    ]
+    told = {
+        "device": place.device,
+        "seconds": place.seconds,
+        "quick": place.quick,
+        "target": str(target),
+    }
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *run, "--worker", json.dumps(told)], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        [sys.executable, *run, "--worker", json.dumps(told)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
     if done.returncode or not target.exists():
-        raise RuntimeError(f"{count} processes ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+        raise RuntimeError(
+            f"{count} processes ended with {done.returncode}: {done.stderr.strip()[-500:]}"
+        )
     found = json.loads(target.read_text())
     target.unlink()
     return found
@@ -175,12 +241,18 @@ def worker(told: Mapping[str, Any]) -> None:
     device = f"cuda:{os.environ['LOCAL_RANK']}" if told["device"] == "cuda" else "cpu"
     place = Place(device, Path(), seconds=told["seconds"], quick=told["quick"])
     x = _bits(4000, 16 if place.quick else 784)
-    run = training(zoo.gmvae(x.shape[1], 4 if place.quick else 64, hidden=place.hidden).to(device), {"x": x}, batch=1000)
+    run = training(
+        zoo.gmvae(x.shape[1], 4 if place.quick else 64, hidden=place.hidden).to(device),
+        {"x": x},
+        batch=1000,
+    )
     step = stepping(run).step
     for _ in range(WARM_UP):
         step()
     times = []
-    for _ in range(5 if place.quick else 30):  # the same number in every process: each waits for the others
+    for _ in range(
+        5 if place.quick else 30
+    ):  # the same number in every process: each waits for the others
         began = time.perf_counter()
         step()
         wait(told["device"])
@@ -193,7 +265,13 @@ def worker(told: Mapping[str, Any]) -> None:
 
 
 def record(place: Place, found: Mapping[str, Any], left_out: Mapping[str, str]) -> dict[str, Any]:
-    return {"machine": machine(place.device), "rounds": place.rounds, "seconds": place.seconds, "studies": dict(found), "left out": dict(left_out)}
+    return {
+        "machine": machine(place.device),
+        "rounds": place.rounds,
+        "seconds": place.seconds,
+        "studies": dict(found),
+        "left out": dict(left_out),
+    }
 
 
 def _bits(n: int, d: int) -> np.ndarray:

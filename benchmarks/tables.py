@@ -1,7 +1,8 @@
-"""Write the measured numbers into docs/performance.md and the README: no number of speed there is typed by hand.
+"""Write the measured numbers into docs/performance.md and the README: no number of speed there is
+typed by hand.
 
-python benchmarks/tables.py             # fills what stands between <!-- FILE.json: COMMAND --> and <!-- end -->, from docs/figures/FILE.json
-python benchmarks/tables.py --check     # exits with 1 if the page differs from the files
+python benchmarks/tables.py             # fill the tables from docs/figures/FILE.json
+python benchmarks/tables.py --check     # exit with 1 if the page differs from the files
 """
 
 from __future__ import annotations
@@ -20,25 +21,34 @@ from contention import rows as contention_rows
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = (DOCS / "performance.md", DOCS.parent / "README.md")
-MARKED = re.compile(r"(<!-- (?P<file>[\w-]+)\.json: (?P<command>.*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARKED = re.compile(
+    r"(<!-- (?P<file>[\w-]+)\.json: (?P<command>.*?) -->\n).*?(<!-- end -->)", re.DOTALL
+)
 MODELS = {
     "vae": "VAE, Bernoulli, 784-500-500-20",
-    "vae-tutorial": "the tutorial's VAE: continuous Bernoulli, dropout 0.1, pixels dequantised anew at every step",
+    "vae-tutorial": "the tutorial's VAE: continuous Bernoulli, dropout 0.1, "
+    "pixels dequantised anew at every step",
     "gmvae": "Gaussian-mixture VAE, ten classes summed, 784-512-512-64",
     "vrnn": "variational RNN, 28 steps of 28, LSTM of two layers of 256",
 }
 
 
 def rendered(page: str, figures: Path) -> str:
-    """The page with each marked place filled from its file, or with the command that makes the file where it is not there."""
+    """The page with each marked place filled from its file, or with the command that makes the file
+    where it is not there.
+    """
 
     def fill(found: re.Match[str]) -> str:
         path = figures / f"{found['file']}.json"
         body = _command(found["command"])
         if found["file"] == "fits":
-            body += "\n" + summary([json.loads(one.read_text()) for one in sorted(figures.glob("fits-*.json"))])
+            body += "\n" + summary(
+                [json.loads(one.read_text()) for one in sorted(figures.glob("fits-*.json"))]
+            )
         elif path.exists():
-            body += "\n" + RENDERERS[found["file"].partition("-")[0]](json.loads(path.read_text()), figures)
+            body += "\n" + RENDERERS[found["file"].partition("-")[0]](
+                json.loads(path.read_text()), figures
+            )
         else:
             body += "\nNot measured yet.\n"
         return found[1] + body + found[4]
@@ -49,8 +59,16 @@ def rendered(page: str, figures: Path) -> str:
 def steps(record: dict[str, Any], figures: Path) -> str:
     blocks = [_machine(record)]
     for model, found in record["models"].items():
-        head = (MODELS[model], "ms a step", "times the tutorial's speed", "times the products alone")
-        rows = [(name, _number(row["ms"]), _ratio(row, "speed"), _ratio(row, "floor")) for name, row in found["ways"].items()]
+        head = (
+            MODELS[model],
+            "ms a step",
+            "times the tutorial's speed",
+            "times the products alone",
+        )
+        rows = [
+            (name, _number(row["ms"]), _ratio(row, "speed"), _ratio(row, "floor"))
+            for name, row in found["ways"].items()
+        ]
         blocks.append(_table(head, rows))
         blocks += _left_out(found)
     return "\n".join(blocks)
@@ -61,23 +79,51 @@ def scaling(record: dict[str, Any], figures: Path) -> str:
     rows = []
     for study in record["studies"].values():
         for line, points in study.get("lines", {}).items():
-            values, ms = ", ".join(f"{p['value']:,}" for p in points), ", ".join(_number(p["ms"]) for p in points)
+            values, ms = (
+                ", ".join(f"{p['value']:,}" for p in points),
+                ", ".join(_number(p["ms"]) for p in points),
+            )
             rows.append((f"{study['what']}: {line}", values, ms, f"{points[-1]['times']:.2f}"))
     if rows:
-        blocks.append(_table(("what grows", "from … to", "ms a step", "the last, in times of the first"), rows))
+        blocks.append(
+            _table(
+                ("what grows", "from … to", "ms a step", "the last, in times of the first"), rows
+            )
+        )
     if "startup" in record["studies"]:
         commands = record["studies"]["startup"]["commands"]
-        blocks.append(_table(("command", "seconds from start to end"), [(f"`{name}`", f"{row['ms'] / 1e3:.2f}") for name, row in commands.items()]))
+        blocks.append(
+            _table(
+                ("command", "seconds from start to end"),
+                [(f"`{name}`", f"{row['ms'] / 1e3:.2f}") for name, row in commands.items()],
+            )
+        )
     blocks += _left_out(record)
-    first = min(path.name for path in figures.glob("scaling-*.json"))  # one picture shows all machines
+    # one picture shows all machines
+    first = min(path.name for path in figures.glob("scaling-*.json"))
     if first == f"scaling-{record['machine']['kind']}.json" and (figures / "scaling.png").exists():
         blocks.append("![what a step costs as things grow](figures/scaling.png)\n")
     return "\n".join(blocks)
 
 
 def race(record: dict[str, Any], figures: Path) -> str:
-    head = ("model", "the tutorial's number", "reached", "steps", "seconds from the start of the process")
-    rows = [(row["model"], f"{row['target']:.1f}", f"{row['reached']:.1f}", f"{row['steps']:,}", f"{row['seconds']:.1f}") for row in record["models"]]
+    head = (
+        "model",
+        "the tutorial's number",
+        "reached",
+        "steps",
+        "seconds from the start of the process",
+    )
+    rows = [
+        (
+            row["model"],
+            f"{row['target']:.1f}",
+            f"{row['reached']:.1f}",
+            f"{row['steps']:,}",
+            f"{row['seconds']:.1f}",
+        )
+        for row in record["models"]
+    ]
     return _table(head, rows) + f"\nAll of them: {record['seconds']:.1f} s.\n"
 
 
@@ -85,7 +131,15 @@ def fits(record: dict[str, Any], figures: Path) -> str:
     blocks = [_machine(record)]
     for model, found in record["models"].items():
         head = (MODELS[model], "ms a step", "times the tutorial's speed")
-        blocks.append(_table(head, [(name, _number(row["ms"]), _ratio(row, "speed")) for name, row in found["ways"].items()]))
+        blocks.append(
+            _table(
+                head,
+                [
+                    (name, _number(row["ms"]), _ratio(row, "speed"))
+                    for name, row in found["ways"].items()
+                ],
+            )
+        )
     return "\n".join(blocks)
 
 
@@ -94,18 +148,37 @@ def precision(record: dict[str, Any], figures: Path) -> str:
     for model, found in record["models"].items():
         full, half = (sum(values) / len(values) for values in found["bounds"].values())
         error = f" ± {found['error']:.2f}" if found["error"] is not None else ""
-        rows.append((MODELS[model], f"{len(found['bounds']['float32'])}", f"{full:.2f}", f"{half:.2f}", f"{found['better']:+.2f}{error}"))
+        rows.append(
+            (
+                MODELS[model],
+                f"{len(found['bounds']['float32'])}",
+                f"{full:.2f}",
+                f"{half:.2f}",
+                f"{found['better']:+.2f}{error}",
+            )
+        )
     head = ("model", "seeds", "float32", "bfloat16", "better by, % of float32's")
     return f"{_where(record)}; {_versions(record)}.\n\n" + _table(head, rows)
 
 
 def exact(record: dict[str, Any], figures: Path) -> str:
     """A method with exact answers beside a library made for it."""
-    return f"{_machine(record)}\n" + "".join(f"{line}\n" for line in (*exact_head(record["who"]), *map(exact_line, record["rows"])))
+    return f"{_machine(record)}\n" + "".join(
+        f"{line}\n" for line in (*exact_head(record["who"]), *map(exact_line, record["rows"]))
+    )
 
 
 def exact_head(who: str) -> tuple[str, str]:
-    head = ("data", f"log p, {who}", "aevb", f"iterations, {who}", "aevb", f"seconds, {who}", "aevb", "ratio")
+    head = (
+        "data",
+        f"log p, {who}",
+        "aevb",
+        f"iterations, {who}",
+        "aevb",
+        f"seconds, {who}",
+        "aevb",
+        "ratio",
+    )
     return _line(head), _line(["---", *["---:"] * (len(head) - 1)])
 
 
@@ -113,15 +186,34 @@ def exact_line(row: dict[str, Any]) -> str:
     def number(side: dict[str, Any] | None, key: str) -> str:
         if side is None:
             return "–"
-        return side[key] if key == "iterations" else f"{side[key]:.4f}" if key == "log p" else f"{side[key]:.3f}"
+        return (
+            side[key]
+            if key == "iterations"
+            else f"{side[key]:.4f}"
+            if key == "log p"
+            else f"{side[key]:.3f}"
+        )
 
-    cells = [number(row[side], key) for key in ("log p", "iterations", "seconds") for side in ("theirs", "ours")]
+    cells = [
+        number(row[side], key)
+        for key in ("log p", "iterations", "seconds")
+        for side in ("theirs", "ours")
+    ]
     return _line([row["data"], *cells, "–" if row["ratio"] is None else f"{row['ratio']:.2f}"])
 
 
 def contention(record: dict[str, Any], figures: Path) -> str:
-    head = (f"seconds for {record['steps']} steps, beside", *SIDES, "before : after", "of its share")
-    lines = [(f"{model}, {first}", *rest) for model, found in record["seconds"].items() for first, *rest in contention_rows(found, record["limit"])]
+    head = (
+        f"seconds for {record['steps']} steps, beside",
+        *SIDES,
+        "before : after",
+        "of its share",
+    )
+    lines = [
+        (f"{model}, {first}", *rest)
+        for model, found in record["seconds"].items()
+        for first, *rest in contention_rows(found, record["limit"])
+    ]
     return f"{_machine(record)}\n" + _table(head, lines)
 
 
@@ -131,8 +223,25 @@ def summary(records: Sequence[dict[str, Any]]) -> str:
     for record in records:
         for model, found in record["models"].items():
             loop, ours = found["ways"][BASE], found["ways"]["aevb, compiled"]
-            rows.append((MODELS[model], _where(record), _number(loop["ms"]), _number(ours["ms"]), _number(ours["speed"])))
-    return _table(("a step of 100 rows", "on", "the tutorial's loop, ms", "`fit`, compiled, ms", "times as fast"), rows)
+            rows.append(
+                (
+                    MODELS[model],
+                    _where(record),
+                    _number(loop["ms"]),
+                    _number(ours["ms"]),
+                    _number(ours["speed"]),
+                )
+            )
+    return _table(
+        (
+            "a step of 100 rows",
+            "on",
+            "the tutorial's loop, ms",
+            "`fit`, compiled, ms",
+            "times as fast",
+        ),
+        rows,
+    )
 
 
 RENDERERS: dict[str, Callable[[dict[str, Any], Path], str]] = {
@@ -151,8 +260,15 @@ def _command(command: str) -> str:
 
 
 def _machine(record: dict[str, Any]) -> str:
-    rounds = sorted({one["rounds"] for one in record["models"].values()} if "models" in record else {record["rounds"]})
-    return f"{_where(record)}; {' to '.join(map(str, sorted({rounds[0], rounds[-1]})))} rounds; {_versions(record)}.\n"
+    rounds = sorted(
+        {one["rounds"] for one in record["models"].values()}
+        if "models" in record
+        else {record["rounds"]}
+    )
+    return (
+        f"{_where(record)}; {' to '.join(map(str, sorted({rounds[0], rounds[-1]})))} rounds; "
+        f"{_versions(record)}.\n"
+    )
 
 
 def _versions(record: dict[str, Any]) -> str:
@@ -172,7 +288,9 @@ def _left_out(found: dict[str, Any]) -> list[str]:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "".join(f"{_line(cells)}\n" for cells in (head, ["---", *["---:"] * (len(head) - 1)], *rows))
+    return "".join(
+        f"{_line(cells)}\n" for cells in (head, ["---", *["---:"] * (len(head) - 1)], *rows)
+    )
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -189,7 +307,9 @@ def _ratio(row: dict[str, float], key: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args(arguments)
     for page in PAGES:

@@ -1,4 +1,6 @@
-"""Time several pieces of work in turns, so that whatever else the machine does falls on all of them alike."""
+"""Time several pieces of work in turns, so that whatever else the machine does falls on all of them
+alike.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,12 @@ WARM_UP = 15  # steps: by then a step has been recorded or captured
 Work = Callable[[], Any]
 
 
-def interleaved(work: Mapping[str, Work], rounds: int, seconds: float, device: str, *, warm_up: int = WARM_UP) -> dict[str, list[float]]:
-    """Seconds that each piece takes once, in each of the rounds. A turn lasts about ``seconds``; turns follow in random order."""
+def interleaved(
+    work: Mapping[str, Work], rounds: int, seconds: float, device: str, *, warm_up: int = WARM_UP
+) -> dict[str, list[float]]:
+    """Seconds that each piece takes once, in each of the rounds. A turn lasts about ``seconds``;
+    turns follow in random order.
+    """
     counts, order = {}, random.Random(0)
     for name, piece in work.items():
         timed(piece, warm_up, device)
@@ -43,14 +49,19 @@ def timed(piece: Work, count: int, device: str) -> float:
 
 
 def wait(device: str, result: Any = None) -> None:
-    if hasattr(result, "block_until_ready"):  # JAX returns before it is done, and this library on a GPU before it has begun
+    if hasattr(
+        result, "block_until_ready"
+    ):  # JAX returns before it is done, and this library on a GPU before it has begun
         result.block_until_ready()
     if device == "cuda":
         torch.cuda.synchronize()
 
 
-def summary(times: Mapping[str, list[float]], base: str | None = None, floor: str | None = None) -> dict[str, dict[str, float]]:
-    """For each: the median in ms and its quartiles; ``speed``, how many times as fast as the base; ``floor``, how many times the floor's time.
+def summary(
+    times: Mapping[str, list[float]], base: str | None = None, floor: str | None = None
+) -> dict[str, dict[str, float]]:
+    """For each: the median in ms and its quartiles; ``speed``, how many times as fast as the base;
+    ``floor``, how many times the floor's time.
 
     Ratios are medians of the ratios within rounds.
     """
@@ -59,9 +70,13 @@ def summary(times: Mapping[str, list[float]], base: str | None = None, floor: st
         low, high = _quartiles(values)
         row = {"ms": 1e3 * statistics.median(values), "low": 1e3 * low, "high": 1e3 * high}
         if base in times:
-            row["speed"] = statistics.median(a / b for a, b in zip(times[base], values, strict=True))
+            row["speed"] = statistics.median(
+                a / b for a, b in zip(times[base], values, strict=True)
+            )
         if floor in times:
-            row["floor"] = statistics.median(b / a for a, b in zip(times[floor], values, strict=True))
+            row["floor"] = statistics.median(
+                b / a for a, b in zip(times[floor], values, strict=True)
+            )
         found[name] = {key: _rounded(value) for key, value in row.items()}
     return found
 
@@ -77,21 +92,28 @@ def _rounded(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def machine(device: str, peers: Sequence[str] = ("pyro-ppl", "numpyro", "jax", "pythae")) -> dict[str, Any]:
+def machine(
+    device: str, peers: Sequence[str] = ("pyro-ppl", "numpyro", "jax", "pythae")
+) -> dict[str, Any]:
     """Where and with what it was measured."""
     packages = ("aevb", "torch", "numpy", *peers)
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else _processor(),
         "kind": device,
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "threads": torch.get_num_threads(),
         "float32 products": torch.get_float32_matmul_precision(),
-        "versions": {"python": platform.python_version()} | {name: found for name in packages if (found := _version(name)) is not None},
+        "versions": {"python": platform.python_version()}
+        | {name: found for name in packages if (found := _version(name)) is not None},
     }
 
 
 def keep(path: Path, device: str, models: Mapping[str, Any]) -> None:
-    """Write what was measured of some models. Others that this machine has measured before stay in the file."""
+    """Write what was measured of some models. Others that this machine has measured before stay in
+    the file.
+    """
     here = machine(device)
     before = json.loads(path.read_text()) if path.exists() else {"machine": None}
     earlier = before["models"] if before["machine"] == here else {}
@@ -101,7 +123,9 @@ def keep(path: Path, device: str, models: Mapping[str, Any]) -> None:
 def _processor() -> str:
     try:
         with open("/proc/cpuinfo") as lines:
-            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+            return next(
+                line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
+            )
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
 
@@ -114,7 +138,9 @@ def _version(package: str) -> str | None:
 
 
 def use_cores(threads: int) -> None:
-    """That many threads for torch, and as many cores for the whole process: other libraries start as many threads as they see cores."""
+    """That many threads for torch, and as many cores for the whole process: other libraries start
+    as many threads as they see cores.
+    """
     torch.set_num_threads(threads)
     if hasattr(os, "sched_setaffinity"):
         mine = sorted(os.sched_getaffinity(0))

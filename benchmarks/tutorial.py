@@ -1,4 +1,6 @@
-"""The tutorial's way of writing: modules that return torch distributions, classes repeated in memory, a loop over steps."""
+"""The tutorial's way of writing: modules that return torch distributions, classes repeated in
+memory, a loop over steps.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class _Gaussian(nn.Module):
 
 
 class _Pixels(nn.Module):
-    """Bernoulli by its logits. The continuous one by its λ, which torch clamps: by logits it clamps the normaliser alone, and is no density."""
+    """Bernoulli by its logits. The continuous one by its λ, which torch clamps: by logits it clamps
+    the normaliser alone, and is no density.
+    """
 
     def __init__(self, body: nn.Module, *, continuous: bool = False) -> None:
         super().__init__()
@@ -32,11 +36,20 @@ class _Pixels(nn.Module):
 
     def forward(self, *parents: Tensor) -> td.Distribution:
         logits = self.body(torch.cat(parents, -1))
-        return td.Independent(td.ContinuousBernoulli(torch.sigmoid(logits)) if self.continuous else td.Bernoulli(logits=logits), 1)
+        return td.Independent(
+            td.ContinuousBernoulli(torch.sigmoid(logits))
+            if self.continuous
+            else td.Bernoulli(logits=logits),
+            1,
+        )
 
 
-def _trained(problem: Problem, parts: tuple[nn.Module, ...], bound: Callable[[Tensor], Tensor]) -> Contender:
-    optimizer = torch.optim.Adam([parameter for part in parts for parameter in part.parameters()], lr=problem.lr)
+def _trained(
+    problem: Problem, parts: tuple[nn.Module, ...], bound: Callable[[Tensor], Tensor]
+) -> Contender:
+    optimizer = torch.optim.Adam(
+        [parameter for part in parts for parameter in part.parameters()], lr=problem.lr
+    )
     batches = Batches(problem.rows())
 
     def step() -> Tensor:
@@ -51,7 +64,12 @@ def _trained(problem: Problem, parts: tuple[nn.Module, ...], bound: Callable[[Te
 
 def _standard(problem: Problem) -> td.Distribution:
     shape = BATCH, problem.sizes.z
-    return td.Independent(td.Normal(torch.zeros(shape, device=problem.device), torch.ones(shape, device=problem.device)), 1)
+    return td.Independent(
+        td.Normal(
+            torch.zeros(shape, device=problem.device), torch.ones(shape, device=problem.device)
+        ),
+        1,
+    )
 
 
 def vae(problem: Problem) -> Contender:
@@ -65,7 +83,10 @@ def vae(problem: Problem) -> Contender:
 
 
 def tutorial_vae(problem: Problem) -> Contender:
-    p, q = _Pixels(problem.network("decoder", DROPOUT), continuous=True), _Gaussian(problem.network("encoder", DROPOUT))
+    p, q = (
+        _Pixels(problem.network("decoder", DROPOUT), continuous=True),
+        _Gaussian(problem.network("encoder", DROPOUT)),
+    )
 
     def bound(levels: Tensor) -> Tensor:
         x = (levels + torch.rand(levels.shape, device=problem.device)) / LEVELS
@@ -82,11 +103,19 @@ def gmvae(problem: Problem) -> Contender:
 
     def bound(x: Tensor) -> Tensor:
         posterior_y = td.OneHotCategorical(logits=q_y(x))
-        y = torch.eye(classes, device=device)[torch.arange(classes, device=device).repeat_interleave(BATCH)]
+        y = torch.eye(classes, device=device)[
+            torch.arange(classes, device=device).repeat_interleave(BATCH)
+        ]
         repeated = x.repeat(classes, 1)
         posterior_z = q_z(repeated, y)
-        other = p_x(posterior_z.rsample()).log_prob(repeated) - td.kl_divergence(posterior_z, p_z(y))
-        return (posterior_y.probs * other.reshape(classes, BATCH).T).sum(1) + posterior_y.entropy() - math.log(classes)
+        other = p_x(posterior_z.rsample()).log_prob(repeated) - td.kl_divergence(
+            posterior_z, p_z(y)
+        )
+        return (
+            (posterior_y.probs * other.reshape(classes, BATCH).T).sum(1)
+            + posterior_y.entropy()
+            - math.log(classes)
+        )
 
     return _trained(problem, (p_x, p_z, q_y, q_z), bound)
 

@@ -1,4 +1,6 @@
-"""Draw the README's figures from a reproduction's results: ``python docs/figures.py REPRODUCTION docs/figures``."""
+"""Draw the README's figures from a reproduction's results: ``python docs/figures.py REPRODUCTION
+docs/figures``.
+"""
 
 import sys
 from pathlib import Path
@@ -12,8 +14,13 @@ from aevb.pictures import grid
 
 
 def phases(result: Result, path: Path) -> None:
-    """The evidence and the bound over alternating E- and M-phases of factor analysis, and the gap between them."""
-    step, evidence, gap = (result.arrays[name] for name in ("validation evidence.step", "validation evidence", "validation gap"))
+    """The evidence and the bound over alternating E- and M-phases of factor analysis, and the gap
+    between them.
+    """
+    step, evidence, gap = (
+        result.arrays[name]
+        for name in ("validation evidence.step", "validation evidence", "validation gap")
+    )
     length = result.numbers["length"]
     figure = Figure(figsize=(8, 3.4), layout="constrained")
     FigureCanvasAgg(figure)
@@ -37,7 +44,11 @@ def main(source: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     results = source / "results"
     phases(read(results / "fa" / "alternate"), target / "phases.png")
-    grid(np.clip(read(results / "gmvae" / "clustering").arrays["generated"], 0, 1), 15, target / "clusters.png")
+    grid(
+        np.clip(read(results / "gmvae" / "clustering").arrays["generated"], 0, 1),
+        15,
+        target / "clusters.png",
+    )
 
 
 if __name__ == "__main__":

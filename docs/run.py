@@ -1,7 +1,9 @@
-"""Run the Python of a document, and put what it prints where the document shows it: ``python docs/run.py README.md docs/guide.md``.
+"""Run the Python of a document, and put what it prints where the document shows it: ``python
+docs/run.py README.md docs/guide.md``.
 
-Blocks marked ``python`` run in order, in one namespace and an empty folder. A block marked ``text`` right after one is what that one prints, and is
-written anew. What stands in an HTML comment runs too: it makes what a reader is assumed to have.
+Blocks marked ``python`` run in order, in one namespace and an empty folder. A block marked ``text``
+right after one is what that one prints, and is written anew. What stands in an HTML comment runs
+too: it makes what a reader is assumed to have.
 """
 
 import io
@@ -14,12 +16,16 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
-BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:```text\n(?P<printed>.*?)^```\n)?", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"^```python\n(?P<code>.*?)^```\n(?:```text\n(?P<printed>.*?)^```\n)?", re.MULTILINE | re.DOTALL
+)
 
 
 @dataclass(frozen=True)
 class Block:
-    """A piece of Python in a document, its line there, and what it is said to print (None if nothing is said)."""
+    """A piece of Python in a document, its line there, and what it is said to print (None if
+    nothing is said).
+    """
 
     code: str
     line: int
@@ -28,7 +34,15 @@ class Block:
 
 
 def blocks(text: str) -> list[Block]:
-    return [Block(found["code"], text.count("\n", 0, found.start()) + 2, found["printed"], found.span("printed")) for found in BLOCK.finditer(text)]
+    return [
+        Block(
+            found["code"],
+            text.count("\n", 0, found.start()) + 2,
+            found["printed"],
+            found.span("printed"),
+        )
+        for found in BLOCK.finditer(text)
+    ]
 
 
 @contextmanager
@@ -43,7 +57,9 @@ def empty_folder() -> Iterator[None]:
             os.chdir(before)
 
 
-def printed(path: Path, change: Callable[[str], str] = lambda code: code) -> list[tuple[Block, str]]:
+def printed(
+    path: Path, change: Callable[[str], str] = lambda code: code
+) -> list[tuple[Block, str]]:
     """Every block of a document with what it prints; ``change`` may make a block smaller first."""
     namespace: dict[str, object] = {}
     found = []
@@ -53,7 +69,10 @@ def printed(path: Path, change: Callable[[str], str] = lambda code: code) -> lis
             stream = io.StringIO()
             with redirect_stdout(stream):
                 # Blank lines above it, so that an error names the document's own line.
-                exec(compile("\n" * (block.line - 1) + change(block.code), str(path), "exec"), namespace)
+                exec(
+                    compile("\n" * (block.line - 1) + change(block.code), str(path), "exec"),
+                    namespace,
+                )
             found.append((block, stream.getvalue()))
     return found
 

@@ -33,7 +33,10 @@ def data(n=60, d=16):
 
 
 def vae(dropout=0.0):
-    return Model({"z": Normal(2), "x | z": Bernoulli(16, net=mlp(8, dropout=dropout))}, {"z | x": Normal(net=mlp(8, 8, dropout=dropout))})
+    return Model(
+        {"z": Normal(2), "x | z": Bernoulli(16, net=mlp(8, dropout=dropout))},
+        {"z | x": Normal(net=mlp(8, 8, dropout=dropout))},
+    )
 
 
 def gmvae():
@@ -42,12 +45,20 @@ def gmvae():
 
 
 def vrnn():
-    p = {"h[t] | h[t-1], x[t-1], z[t-1]": LSTM(6, layers=2), "z[t] | h[t]": Normal(2), "x[t] | h[t], z[t]": Bernoulli(4, net=mlp(5))}
+    p = {
+        "h[t] | h[t-1], x[t-1], z[t-1]": LSTM(6, layers=2),
+        "z[t] | h[t]": Normal(2),
+        "x[t] | h[t], z[t]": Bernoulli(4, net=mlp(5)),
+    }
     return Model(p, {"b[t] | b[t+1], x[t]": GRU(4), "z[t] | h[t], b[t]": Normal(net=mlp(5))})
 
 
 def partly_frozen():
-    p = {"h[t] | h[t-1], x[t-1], z[t-1]": GRU(3), "z[t] | h[t]": Normal(2), "x[t] | h[t], z[t]": Bernoulli(4)}
+    p = {
+        "h[t] | h[t-1], x[t-1], z[t-1]": GRU(3),
+        "z[t] | h[t]": Normal(2),
+        "x[t] | h[t], z[t]": Bernoulli(4),
+    }
     model = Model(p, {"z[t] | h[t], x[t]": Normal()})
     for parameter in list(model.parameters())[::3]:
         parameter.requires_grad_(False)
@@ -56,7 +67,9 @@ def partly_frozen():
 
 def of(family):
     """A model of x by a family."""
-    return lambda: Model({"z": Normal(2), "x | z": family(16, net=mlp(8))}, {"z | x": Normal(net=mlp(8))})
+    return lambda: Model(
+        {"z": Normal(2), "x | z": family(16, net=mlp(8))}, {"z | x": Normal(net=mlp(8))}
+    )
 
 
 labels = np.where(np.arange(60) % 2, np.arange(60) % 3, -1)
@@ -74,7 +87,10 @@ CASES = {
     "bfloat16": (vae, {}, {"precision": "bf16"}),
     "sequence": (vrnn, {}, {}),
     "partly frozen, by turns": (partly_frozen, {}, {"schedule": alternate(5, 7)}),
-    **{family.__name__: (of(family), {}, {}) for family in (Beta, Mixture, MultivariateNormal, NegativeBinomial, StudentT)},
+    **{
+        family.__name__: (of(family), {}, {})
+        for family in (Beta, Mixture, MultivariateNormal, NegativeBinomial, StudentT)
+    },
 }
 
 
@@ -83,10 +99,18 @@ def trained(monkeypatch, build, more, settings, after):
     monkeypatch.setattr(stepping, "RECORD_FOR", 0)
     made = []
     real = stepping.compile_step
-    monkeypatch.setattr(stepping, "compile_step", lambda *args, **kw: (made.append(1), real(*args, **kw))[1])
+    monkeypatch.setattr(
+        stepping, "compile_step", lambda *args, **kw: (made.append(1), real(*args, **kw))[1]
+    )
     torch.manual_seed(1)
     model = build()
-    x = data().reshape(60, 4, 4) if build in (vrnn, partly_frozen) else data() * 0.8 + 0.1 if build is CASES["Beta"][0] else data()
+    x = (
+        data().reshape(60, 4, 4)
+        if build in (vrnn, partly_frozen)
+        else data() * 0.8 + 0.1
+        if build is CASES["Beta"][0]
+        else data()
+    )
     run = fit(model, {"x": x, **more}, steps=24, batch=20, seed=3, log_every=4, **settings)
     monkeypatch.undo()
     return model, run, len(made)

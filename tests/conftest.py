@@ -1,4 +1,6 @@
-"""One thread: the tests' tensors are small, and starting threads costs more than they bring. Workers are given whole files."""
+"""One thread: the tests' tensors are small, and starting threads costs more than they bring.
+Workers are given whole files.
+"""
 
 import pytest
 import torch
@@ -6,7 +8,8 @@ import torch
 pytest.register_assert_rewrite("small_runs")
 torch.set_num_threads(1)
 
-# Tests that measure time or waiting, start processes that wait for each other, or have a C++ compiler use a core of its own.
+# Tests that measure time or waiting, start processes that wait for each other, or have a C++
+# compiler use a core of its own.
 ONE_AFTER_ANOTHER = {
     "tests/compiled_step/test_array_bounds.py",
     "tests/compiled_step/test_fused_adam.py",
@@ -26,7 +29,9 @@ def soon(monkeypatch):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Give each file to one worker (``--dist loadfile``), and the files above all to the same one."""
+    """Give each file to one worker (``--dist loadfile``), and the files above all to the same
+    one.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class Files(LoadScopeScheduling):

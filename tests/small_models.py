@@ -19,7 +19,9 @@ class Sphere(Conditional):
         return {"loc": d}
 
     def distribution(self, loc):
-        return td.Independent(td.Normal(loc, loc.new_ones(()), validate_args=False), 1, validate_args=False)
+        return td.Independent(
+            td.Normal(loc, loc.new_ones(()), validate_args=False), 1, validate_args=False
+        )
 
 
 def vae(likelihood=None):
@@ -34,7 +36,9 @@ def mixture():
 
 def conditional():
     torch.manual_seed(0)
-    return Model({"z | y": Normal(2), "x | y, z": Normal(4)}, {"z | x, y": Normal()}, given={"y": 3}).double()
+    return Model(
+        {"z | y": Normal(2), "x | y, z": Normal(4)}, {"z | x, y": Normal()}, given={"y": 3}
+    ).double()
 
 
 def state():
@@ -47,17 +51,26 @@ def state():
 def controlled():
     """Two sequences: x and what it is given, u."""
     torch.manual_seed(0)
-    return Model({"z[t]": Normal(2), "x[t] | z[t], u[t]": Normal(4)}, {"z[t] | x[t]": Normal()}, given={"u": 2}).double()
+    return Model(
+        {"z[t]": Normal(2), "x[t] | z[t], u[t]": Normal(4)},
+        {"z[t] | x[t]": Normal()},
+        given={"u": 2},
+    ).double()
 
 
 def image():
     torch.manual_seed(0)
-    return Model({"z": Normal(2), "x | z": Bernoulli((1, 4, 4), net=deconv(4))}, {"z | x": Normal(net=conv(4, hidden=8))}).double()
+    return Model(
+        {"z": Normal(2), "x | z": Bernoulli((1, 4, 4), net=deconv(4))},
+        {"z | x": Normal(net=conv(4, hidden=8))},
+    ).double()
 
 
 def by_row():
     torch.manual_seed(0)
-    return Model({"z": Normal(2), "x | z": Normal(4)}, {"z | i": Normal(net=table(3))}, given={"i": 1}).double()
+    return Model(
+        {"z": Normal(2), "x | z": Normal(4)}, {"z | i": Normal(net=table(3))}, given={"i": 1}
+    ).double()
 
 
 X = np.random.default_rng(0).standard_normal((5, 4))

@@ -8,7 +8,10 @@ from aevb import Bernoulli, Model, Normal, mlp
 
 def small_vae() -> Model:
     torch.manual_seed(0)
-    return Model(p={"z": Normal(2), "x | z": Bernoulli(6, net=mlp(8, dropout=0.2))}, q={"z | x": Normal(net=mlp(8))})
+    return Model(
+        p={"z": Normal(2), "x | z": Bernoulli(6, net=mlp(8, dropout=0.2))},
+        q={"z | x": Normal(net=mlp(8))},
+    )
 
 
 def bits(n: int = 90, d: int = 6) -> np.ndarray:
@@ -27,5 +30,7 @@ def assert_equal_weights(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor])
 def across(model: Model) -> Model:
     """The same weights, each matrix laid out by columns."""
     for parameter in model.parameters():
-        parameter.data = parameter.data.t().contiguous().t() if parameter.dim() == 2 else parameter.data
+        parameter.data = (
+            parameter.data.t().contiguous().t() if parameter.dim() == 2 else parameter.data
+        )
     return model

@@ -15,7 +15,9 @@ def rings(n: int = 600) -> tuple[torch.Tensor, np.ndarray]:
     labels = random.integers(3, size=n)
     angle = random.random(n) * 2 * np.pi
     radius = np.array([1.0, 3.0, 5.0])[labels] + 0.1 * random.normal(size=n)
-    return torch.as_tensor(np.stack([radius * np.cos(angle), radius * np.sin(angle)], -1), dtype=torch.float32), labels
+    return torch.as_tensor(
+        np.stack([radius * np.cos(angle), radius * np.sin(angle)], -1), dtype=torch.float32
+    ), labels
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -52,7 +54,9 @@ def test_an_upright_image_is_centred_and_has_no_slant():
 
 def test_principal_components_keep_distances():
     rows = torch.randn(50, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    torch.testing.assert_close(torch.cdist(principal(rows, 6), principal(rows, 6)), torch.cdist(rows, rows))
+    torch.testing.assert_close(
+        torch.cdist(principal(rows, 6), principal(rows, 6)), torch.cdist(rows, rows)
+    )
     few = principal(rows, 2)
     values = torch.linalg.eigvalsh(torch.cov(rows.T))
     torch.testing.assert_close(few.var(0).sum(), values[-2:].sum())

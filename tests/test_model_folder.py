@@ -1,4 +1,6 @@
-"""Saving: a loaded model is the saved one bit for bit, a folder holds data only, and a damaged one is refused by name."""
+"""Saving: a loaded model is the saved one bit for bit, a folder holds data only, and a damaged one
+is refused by name.
+"""
 
 import json
 import re
@@ -62,14 +64,31 @@ MODELS = {
     "fa diagonal": (lambda: zoo["fa"](posterior="diagonal"), {"x": uniform(N, 3)}),
     "fa fixed": (lambda: zoo["fa"](posterior="fixed", scale=0.3), {"x": uniform(N, 3)}),
     "vae": (lambda: zoo["vae"](4, 2, hidden=(5, 5)), {"x": uniform(N, 4)}),
-    "vae clamped": (lambda: zoo["vae"](4, 2, hidden=(5,), likelihood=ContinuousBernoulli(4, net=mlp(3), clamped=True)), {"x": uniform(N, 4)}),
+    "vae clamped": (
+        lambda: zoo["vae"](
+            4, 2, hidden=(5,), likelihood=ContinuousBernoulli(4, net=mlp(3), clamped=True)
+        ),
+        {"x": uniform(N, 4)},
+    ),
     "cvae": (lambda: zoo["cvae"](4, 2, 3, hidden=(5, 5)), {"x": uniform(N, 4), "y": LABELS}),
-    "cvae prior": (lambda: zoo["cvae"](4, 2, 3, variant="prior", hidden=(5,)), {"x": uniform(N, 4), "y": LABELS}),
-    "cvae likelihood": (lambda: zoo["cvae"](4, 2, 3, variant="likelihood", hidden=(5,)), {"x": uniform(N, 4), "y": LABELS}),
+    "cvae prior": (
+        lambda: zoo["cvae"](4, 2, 3, variant="prior", hidden=(5,)),
+        {"x": uniform(N, 4), "y": LABELS},
+    ),
+    "cvae likelihood": (
+        lambda: zoo["cvae"](4, 2, 3, variant="likelihood", hidden=(5,)),
+        {"x": uniform(N, 4), "y": LABELS},
+    ),
     "gmvae": (lambda: zoo["gmvae"](4, 2, 3, hidden=(5, 5)), {"x": binary(N, 4)}),
-    "m2": (lambda: zoo["m2"](4, 2, 3, hidden=(5, 5)), {"x": binary(N, 4), "y": torch.where(LABELS > 0, LABELS, -1)}),
+    "m2": (
+        lambda: zoo["m2"](4, 2, 3, hidden=(5, 5)),
+        {"x": binary(N, 4), "y": torch.where(LABELS > 0, LABELS, -1)},
+    ),
     "vrnn": (lambda: zoo["vrnn"](4, 2, 3, hidden=(5,)), {"x": binary(N, T, 4)}),
-    "vrnn smoothing": (lambda: zoo["vrnn"](4, 2, 3, posterior="smoothing", hidden=(5,)), {"x": binary(N, T, 4), "lengths": [3, 2, 1, 3, 3, 2]}),
+    "vrnn smoothing": (
+        lambda: zoo["vrnn"](4, 2, 3, posterior="smoothing", hidden=(5,)),
+        {"x": binary(N, T, 4), "lengths": [3, 2, 1, 3, 3, 2]},
+    ),
     # networks
     "conv": (
         lambda: Model(
@@ -79,30 +98,64 @@ MODELS = {
         {"x": binary(N, 1, 6, 5)},
     ),
     "table": (
-        lambda: Model({"z": Normal(2), "x | z": Normal(4)}, {"z | i": Normal(net=table(N))}, given={"i": 1}),
+        lambda: Model(
+            {"z": Normal(2), "x | z": Normal(4)}, {"z | i": Normal(net=table(N))}, given={"i": 1}
+        ),
         {"x": uniform(N, 4), "i": torch.arange(N)},
     ),
-    "missing=mask": (lambda: Model({"z": Normal(2), "x | z": Normal(4)}, {"z | x": Normal(net=mlp(5))}, missing="mask"), {"x": HOLES}),
-    "linear without bias": (lambda: Model({"z": Normal(2), "x | z": Normal(4, net=linear(bias=False))}, {"z | x": Normal()}), {"x": uniform(N, 4)}),
-    # families
-    "Exact": (
-        lambda: Model({"y": OneHot(3, learned=True), "z | y": Normal(2), "x | z": Normal(4)}, {"z | x": Normal(net=mlp(5)), "y | z": Exact()}),
+    "missing=mask": (
+        lambda: Model(
+            {"z": Normal(2), "x | z": Normal(4)}, {"z | x": Normal(net=mlp(5))}, missing="mask"
+        ),
+        {"x": HOLES},
+    ),
+    "linear without bias": (
+        lambda: Model(
+            {"z": Normal(2), "x | z": Normal(4, net=linear(bias=False))}, {"z | x": Normal()}
+        ),
         {"x": uniform(N, 4)},
     ),
-    "Mixture": (lambda: Model({"z": Normal(2), "x | z": Normal(4)}, {"z | x": Mixture(components=3, net=mlp(5))}), {"x": uniform(N, 4)}),
+    # families
+    "Exact": (
+        lambda: Model(
+            {"y": OneHot(3, learned=True), "z | y": Normal(2), "x | z": Normal(4)},
+            {"z | x": Normal(net=mlp(5)), "y | z": Exact()},
+        ),
+        {"x": uniform(N, 4)},
+    ),
+    "Mixture": (
+        lambda: Model(
+            {"z": Normal(2), "x | z": Normal(4)}, {"z | x": Mixture(components=3, net=mlp(5))}
+        ),
+        {"x": uniform(N, 4)},
+    ),
     "MultivariateNormal": (
         lambda: Model(
-            {"z": MultivariateNormal(2, learned=True), "x | z": MultivariateNormal(4, covariance="shared")}, {"z | x": MultivariateNormal()},
+            {
+                "z": MultivariateNormal(2, learned=True),
+                "x | z": MultivariateNormal(4, covariance="shared"),
+            },
+            {"z | x": MultivariateNormal()},
         ),
         {"x": uniform(N, 4)},
     ),
     "other families": (
         lambda: Model(
             {
-                "a": Laplace(2), "b": Beta(1), "y": Bernoulli(2, learned=True), "h | a, b, y": Deterministic(3, activation="tanh"),
-                "x | h": StudentT(4, df=3.0, scale="learned"), "n1 | h": Poisson(2), "n2 | h": NegativeBinomial(2),
+                "a": Laplace(2),
+                "b": Beta(1),
+                "y": Bernoulli(2, learned=True),
+                "h | a, b, y": Deterministic(3, activation="tanh"),
+                "x | h": StudentT(4, df=3.0, scale="learned"),
+                "n1 | h": Poisson(2),
+                "n2 | h": NegativeBinomial(2),
             },
-            {"g | x": Deterministic(4, net=mlp(5)), "a | g": Laplace(), "b | g": Beta(), "y | g": Bernoulli()},
+            {
+                "g | x": Deterministic(4, net=mlp(5)),
+                "a | g": Laplace(),
+                "b | g": Beta(),
+                "y | g": Bernoulli(),
+            },
         ),
         {"x": uniform(N, 4), "n1": binary(N, 2), "n2": 3 * binary(N, 2)},
     ),
@@ -110,11 +163,17 @@ MODELS = {
     "ends in time": (
         lambda: Model(
             {
-                "z[0]": Normal(2, learned=True), "z[t] | z[t-1], c": Normal(2, net=mlp(4)), "c": OneHot(2),
-                "x[t] | z[t]": Normal(4), "x[T] | z[T], c": Normal(4, net=mlp(3)),
+                "z[0]": Normal(2, learned=True),
+                "z[t] | z[t-1], c": Normal(2, net=mlp(4)),
+                "c": OneHot(2),
+                "x[t] | z[t]": Normal(4),
+                "x[T] | z[T], c": Normal(4, net=mlp(3)),
             },
             {
-                "b[t] | b[t+1], x[t]": GRU(3), "c | b[0]": OneHot(), "z[0] | b[0], c": Normal(), "z[t] | z[t-1], b[t], c": Normal(net=mlp(4)),
+                "b[t] | b[t+1], x[t]": GRU(3),
+                "c | b[0]": OneHot(),
+                "z[0] | b[0], c": Normal(),
+                "z[t] | z[t-1], b[t], c": Normal(net=mlp(4)),
                 "z[T] | b[T]": Normal(),
             },
         ),
@@ -122,21 +181,31 @@ MODELS = {
     ),
     "a state that starts somewhere": (
         lambda: Model(
-            {"c": Normal(2), "h[0] | c": Deterministic(3), "h[t] | h[t-1], x[t-1]": LSTM(3, layers=2), "x[t] | h[t], u[t]": Normal(4)},
+            {
+                "c": Normal(2),
+                "h[0] | c": Deterministic(3),
+                "h[t] | h[t-1], x[t-1]": LSTM(3, layers=2),
+                "x[t] | h[t], u[t]": Normal(4),
+            },
             {"b[t] | b[t+1], x[t]": GRU(3), "c | b[0]": Normal()},
             given={"u": 2},
         ),
         {"x": uniform(N, T, 4), "u": uniform(N, T, 2)},
     ),
     "a discrete chain": (
-        lambda: Model({"y[0]": OneHot(3), "y[t] | y[t-1]": OneHot(3), "x[t] | y[t]": Normal(4)}, {"y[t] | y[t-1], x[t]": OneHot(net=mlp(4))}),
+        lambda: Model(
+            {"y[0]": OneHot(3), "y[t] | y[t-1]": OneHot(3), "x[t] | y[t]": Normal(4)},
+            {"y[t] | y[t-1], x[t]": OneHot(net=mlp(4))},
+        ),
         {"x": uniform(N, T, 4)},
     ),
-}  # fmt: skip
+}
 
 
 def scrambled(build):
-    """The model with every parameter moved away from where it started, and from where a fresh one would start."""
+    """The model with every parameter moved away from where it started, and from where a fresh one
+    would start.
+    """
     model, generator = build(), torch.Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -151,7 +220,11 @@ def test_a_loaded_model_gives_the_saved_ones_bound_to_the_last_bit(name, dtype, 
     model = scrambled(build).to(dtype)
     model.save(tmp_path / "model")
     loaded = aevb.load(tmp_path / "model")
-    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["manifest.json", "model.json", "weights.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
+        "manifest.json",
+        "model.json",
+        "weights.safetensors",
+    ]
     assert {parameter.dtype for parameter in loaded.parameters()} == {dtype}
     assert {buffer.dtype for buffer in loaded.buffers()} <= {dtype}
     assert str(loaded) == str(model)
@@ -173,17 +246,29 @@ def test_the_files_are_json_and_tensors_and_nothing_else(tmp_path):
         "p": {
             "y": {"type": "OneHot", "size": 3},
             "z | y": {"type": "Normal", "size": 2, "net": {"type": "mlp", "init": "glorot_normal"}},
-            "x | z": {"type": "Bernoulli", "size": 4, "net": {"type": "mlp", "hidden": [5], "init": "glorot_normal"}},
+            "x | z": {
+                "type": "Bernoulli",
+                "size": 4,
+                "net": {"type": "mlp", "hidden": [5], "init": "glorot_normal"},
+            },
         },
         "q": {
-            "y | x": {"type": "OneHot", "net": {"type": "mlp", "hidden": [5], "init": "glorot_normal"}},
-            "z | x, y": {"type": "Normal", "net": {"type": "mlp", "hidden": [5], "init": "glorot_normal"}},
+            "y | x": {
+                "type": "OneHot",
+                "net": {"type": "mlp", "hidden": [5], "init": "glorot_normal"},
+            },
+            "z | x, y": {
+                "type": "Normal",
+                "net": {"type": "mlp", "hidden": [5], "init": "glorot_normal"},
+            },
         },
         "given": {},
         "missing": "zeros",
     }
     weights = load_file(tmp_path / "weights.safetensors")
-    assert {name: tensor.shape for name, tensor in weights.items()} == {name: tensor.shape for name, tensor in model.state_dict().items()}
+    assert {name: tensor.shape for name, tensor in weights.items()} == {
+        name: tensor.shape for name, tensor in model.state_dict().items()
+    }
     content = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert b"pickle" not in content
     assert b"aevb.declare.conditionals" not in content  # names, not paths to code
@@ -202,7 +287,9 @@ def test_saving_again_replaces_what_was_there(tmp_path):
     model = scrambled(lambda: zoo["gmvae"](4, 2, 3, hidden=(5,)))
     model.save(str(tmp_path))  # a path may be text
     loaded = aevb.load(str(tmp_path))
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loaded.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), loaded.parameters(), strict=True)
+    )
 
 
 KILLED = """
@@ -236,8 +323,10 @@ while killed:  # one save more for each place to be killed at
     child = os.fork()
     if child == 0:
         count = [0]
-        for where, name in ((os, "fsync"), (os, "open"), (pathlib.Path, "open"), (pathlib.Path, "replace"), (pathlib.Path, "unlink"),
-                            (safetensors.torch, "save_file")):
+        for where, name in (
+            (os, "fsync"), (os, "open"), (pathlib.Path, "open"), (pathlib.Path, "replace"),
+            (pathlib.Path, "unlink"), (safetensors.torch, "save_file"),
+        ):
             dying(where, name, at)
         models[1].save(folder)
         os._exit(0)
@@ -248,15 +337,23 @@ print(at - 2)
 
 
 def _same(a, b):
-    return a.declaration() == b.declaration() and all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+    return a.declaration() == b.declaration() and all(
+        torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_kill_at_any_moment_leaves_the_old_model_or_the_new_one(first, tmp_path):
-    """A save is killed at every open, write, fsync, rename and removal; what is left is loaded, and saved into once more."""
+    """A save is killed at every open, write, fsync, rename and removal; what is left is loaded, and
+    saved into once more.
+    """
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
-    done = subprocess.run([sys.executable, "-W", "ignore", str(script), str(tmp_path / "out"), str(int(first))], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script), str(tmp_path / "out"), str(int(first))],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     places = int(done.stdout)
     assert places >= 12
@@ -294,18 +391,25 @@ def test_a_full_disk_leaves_the_old_model(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         zoo["gmvae"](4, 2, 3).save(tmp_path)
     assert _same(aevb.load(tmp_path), model)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", "model.json", "weights.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "manifest.json",
+        "model.json",
+        "weights.safetensors",
+    ]
 
 
 def test_a_file_is_no_folder_to_save_into(tmp_path):
     (tmp_path / "file").write_text("kept")
     for path in (tmp_path / "file", tmp_path / "file" / "model"):
-        with pytest.raises(ValueError, match=re.escape(f"{path} cannot be a folder: it or one of its parents is a file.")):
+        with pytest.raises(
+            ValueError,
+            match=re.escape(f"{path} cannot be a folder: it or one of its parents is a file."),
+        ):
             zoo["fa"]().save(path)
     assert (tmp_path / "file").read_text() == "kept"
 
 
-# Classes of one's own ------------------------------------------------------------------------------------------------------
+# Classes of one's own -----------------------------------------------------------------------------
 
 
 @aevb.register
@@ -351,9 +455,18 @@ class squares(aevb.Network):
 
 
 CUSTOM = {
-    "registered": (lambda: Model({"z": Normal(2), "x | z": ShiftedGamma(4, shift=0.5)}, {"z | x": Normal()}), []),
-    "handed over": (lambda: Model({"z": Normal(2), "x | z": LogNormal(4)}, {"z | x": Normal()}), [LogNormal]),
-    "a network": (lambda: Model({"z": Normal(2), "x | z": Normal(4)}, {"z | x": Normal(net=squares(5))}), [squares]),
+    "registered": (
+        lambda: Model({"z": Normal(2), "x | z": ShiftedGamma(4, shift=0.5)}, {"z | x": Normal()}),
+        [],
+    ),
+    "handed over": (
+        lambda: Model({"z": Normal(2), "x | z": LogNormal(4)}, {"z | x": Normal()}),
+        [LogNormal],
+    ),
+    "a network": (
+        lambda: Model({"z": Normal(2), "x | z": Normal(4)}, {"z | x": Normal(net=squares(5))}),
+        [squares],
+    ),
 }
 
 
@@ -364,7 +477,10 @@ def test_a_class_of_ones_own_is_saved_by_name(build, custom, tmp_path):
     loaded = aevb.load(tmp_path, custom=custom)
     assert torch.equal(model.elbo(x=x, seed=0).value, loaded.elbo(x=x, seed=0).value)
     for cls in custom:  # handing a class over registers nothing
-        message = f"The saved model uses {cls.__name__!r}, which is not a known conditional or network. Pass its class: load(path, custom=["
+        message = (
+            f"The saved model uses {cls.__name__!r}, which is not a known conditional or network. "
+            f"Pass its class: load(path, custom=["
+        )
         with pytest.raises(ValueError, match=re.escape(message)):
             aevb.load(tmp_path)
 
@@ -374,17 +490,27 @@ def test_what_can_be_registered():
     class Normal(Conditional):
         """A name that is taken."""
 
-    with pytest.raises(ValueError, match=re.escape("The name 'Normal' is taken by aevb.declare.families.Normal. Rename the class.")):
+    with pytest.raises(
+        ValueError,
+        match=re.escape(
+            "The name 'Normal' is taken by aevb.declare.families.Normal. Rename the class."
+        ),
+    ):
         aevb.register(Normal)
 
-    with pytest.raises(TypeError, match=re.escape("Int is not a dataclass. Put @dataclass(frozen=True) below @register.")):
+    with pytest.raises(
+        TypeError,
+        match=re.escape("Int is not a dataclass. Put @dataclass(frozen=True) below @register."),
+    ):
         aevb.register(type("Int", (int,), {}))
 
     @dataclass
     class Mutable:
         a: int = 0
 
-    with pytest.raises(TypeError, match=re.escape("Mutable is a mutable dataclass. Write @dataclass(frozen=True).")):
+    with pytest.raises(
+        TypeError, match=re.escape("Mutable is a mutable dataclass. Write @dataclass(frozen=True).")
+    ):
         aevb.register(Mutable)
 
 
@@ -394,12 +520,16 @@ def test_a_setting_that_is_no_data_cannot_be_saved(tmp_path):
         function: object = None
 
     model = Model({"z": Normal(2), "x | z": Curved(4, function=torch.sin)}, {"z | x": Normal()})
-    with pytest.raises(TypeError, match="A declaration holds numbers, strings, tuples and registered specifications, not builtin"):
+    with pytest.raises(
+        TypeError,
+        match="A declaration holds numbers, strings, tuples and registered specifications, not "
+        "builtin",
+    ):
         model.save(tmp_path / "model")
     assert not (tmp_path / "model" / "model.json").exists()
 
 
-# Damage ---------------------------------------------------------------------------------------------------------------------
+# Damage -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -441,7 +571,11 @@ def cut(name, share):
 def resave(folder):
     """Write the manifest for the files as they are now."""
     path = folder / "manifest.json"
-    files = {name: {"sha256": file_sha256(folder / name), "bytes": (folder / name).stat().st_size} for name in FILES if (folder / name).exists()}
+    files = {
+        name: {"sha256": file_sha256(folder / name), "bytes": (folder / name).stat().st_size}
+        for name in FILES
+        if (folder / name).exists()
+    }
     path.write_text(json.dumps(json.loads(path.read_text()) | {"files": files}))
 
 
@@ -452,34 +586,74 @@ def without(mapping, *names):
 HEADS = "factors.p(x|z).net.heads.weight"
 DAMAGE = {
     "no folder": (shutil.rmtree, "holds no saved model: model.json is missing."),
-    "no declaration": (lambda folder: (folder / "model.json").unlink(), "holds no saved model: model.json is missing."),
-    "no weights": (lambda folder: (folder / "weights.safetensors").unlink(), "holds no saved model: weights.safetensors is missing."),
+    "no declaration": (
+        lambda folder: (folder / "model.json").unlink(),
+        "holds no saved model: model.json is missing.",
+    ),
+    "no weights": (
+        lambda folder: (folder / "weights.safetensors").unlink(),
+        "holds no saved model: weights.safetensors is missing.",
+    ),
     "half a declaration": (cut("model.json", 0.5), "model.json is damaged: "),
     "empty declaration": (cut("model.json", 0), "model.json is damaged: "),
-    "not text": (lambda folder: (folder / "model.json").write_bytes(b"\xff\xfe\x00"), "model.json is damaged: "),
-    "half the weights": (cut("weights.safetensors", 0.9), "weights.safetensors is damaged or not a safetensors file: "),
-    "empty weights": (cut("weights.safetensors", 0), "weights.safetensors is damaged or not a safetensors file: "),
-    "a pickle": (lambda folder: torch.save({"a": torch.ones(2)}, folder / "weights.safetensors"), "is damaged or not a safetensors file: "),
-    "another format": (edit(lambda data: data | {"format": "onnx"}), "This is not an aevb model's declaration."),
+    "not text": (
+        lambda folder: (folder / "model.json").write_bytes(b"\xff\xfe\x00"),
+        "model.json is damaged: ",
+    ),
+    "half the weights": (
+        cut("weights.safetensors", 0.9),
+        "weights.safetensors is damaged or not a safetensors file: ",
+    ),
+    "empty weights": (
+        cut("weights.safetensors", 0),
+        "weights.safetensors is damaged or not a safetensors file: ",
+    ),
+    "a pickle": (
+        lambda folder: torch.save({"a": torch.ones(2)}, folder / "weights.safetensors"),
+        "is damaged or not a safetensors file: ",
+    ),
+    "another format": (
+        edit(lambda data: data | {"format": "onnx"}),
+        "This is not an aevb model's declaration.",
+    ),
     "a list": (edit(lambda data: [data]), "This is not an aevb model's declaration."),
     "a number": (edit(lambda data: 3), "This is not an aevb model's declaration."),
-    "newer": (edit(lambda data: data | {"version": 2}), "The model was saved in format 2, newer than this version's 1. Update aevb."),
+    "newer": (
+        edit(lambda data: data | {"version": 2}),
+        "The model was saved in format 2, newer than this version's 1. Update aevb.",
+    ),
     "no p": (edit(lambda data: without(data, "p")), "This is not an aevb model's declaration"),
-    "p is a list": (edit(lambda data: data | {"p": [1]}), "This is not an aevb model's declaration"),
-    "given is a list": (edit(lambda data: data | {"given": ["y"]}), "This is not an aevb model's declaration"),
-    "version is text": (edit(lambda data: data | {"version": "two"}), "This is not an aevb model's declaration"),
-    "type is a list": (edit(lambda data: data | {"p": data["p"] | {"y": {"type": ["OneHot"]}}}), "The saved model uses ['OneHot'], which is not"),
+    "p is a list": (
+        edit(lambda data: data | {"p": [1]}),
+        "This is not an aevb model's declaration",
+    ),
+    "given is a list": (
+        edit(lambda data: data | {"given": ["y"]}),
+        "This is not an aevb model's declaration",
+    ),
+    "version is text": (
+        edit(lambda data: data | {"version": "two"}),
+        "This is not an aevb model's declaration",
+    ),
+    "type is a list": (
+        edit(lambda data: data | {"p": data["p"] | {"y": {"type": ["OneHot"]}}}),
+        "The saved model uses ['OneHot'], which is not",
+    ),
     "unknown class": (
         edit(lambda data: data | {"p": data["p"] | {"z | y": {"type": "Wishart", "size": 2}}}),
-        "The saved model uses 'Wishart', which is not a known conditional or network. Pass its class: load(path, custom=[Wishart]).",
+        "The saved model uses 'Wishart', which is not a known conditional or network. Pass its "
+        "class: load(path, custom=[Wishart]).",
     ),
     "a path to code": (
         edit(lambda data: data | {"p": data["p"] | {"z | y": {"type": "os.system", "size": 2}}}),
         "The saved model uses 'os.system', which is not a known",
     ),
     "unknown setting": (
-        edit(lambda data: data | {"p": data["p"] | {"y": {"type": "OneHot", "size": 3, "colour": 1}}}),
-        "The saved model gives OneHot a setting 'colour' that it does not have; it may come from another version.",
+        edit(
+            lambda data: data | {"p": data["p"] | {"y": {"type": "OneHot", "size": 3, "colour": 1}}}
+        ),
+        "The saved model gives OneHot a setting 'colour' that it does not have; it may come from "
+        "another version.",
     ),
     "impossible size": (
         edit(lambda data: data | {"p": data["p"] | {"y": {"type": "OneHot", "size": 0}}}),
@@ -489,11 +663,23 @@ DAMAGE = {
         edit(lambda data: data | {"p": data["p"] | {"x | z": data["p"]["x | z"] | {"size": 5}}}),
         "factors.p(x|z).net.heads.weight has shape [4, 5], the declaration says [5, 5].",
     ),
-    "a factor less": (edit(lambda data: data | {"q": without(data["q"], "y | x")}), "the weights and the declaration disagree: factors.q(y|x).net."),
-    "a weight less": (weights(lambda w: without(w, HEADS)), f"the weights and the declaration disagree: {HEADS} is in only one of them."),
-    "a weight more": (weights(lambda w: w | {"extra": torch.ones(1)}), "the weights and the declaration disagree: extra is in only one of them."),
-    "a weight of another shape": (weights(lambda w: w | {HEADS: w[HEADS][:, :2].clone()}), f"{HEADS} has shape [4, 2], the declaration says [4, 5]."),
-}  # fmt: skip
+    "a factor less": (
+        edit(lambda data: data | {"q": without(data["q"], "y | x")}),
+        "the weights and the declaration disagree: factors.q(y|x).net.",
+    ),
+    "a weight less": (
+        weights(lambda w: without(w, HEADS)),
+        f"the weights and the declaration disagree: {HEADS} is in only one of them.",
+    ),
+    "a weight more": (
+        weights(lambda w: w | {"extra": torch.ones(1)}),
+        "the weights and the declaration disagree: extra is in only one of them.",
+    ),
+    "a weight of another shape": (
+        weights(lambda w: w | {HEADS: w[HEADS][:, :2].clone()}),
+        f"{HEADS} has shape [4, 2], the declaration says [4, 5].",
+    ),
+}
 
 
 @pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE)
@@ -503,7 +689,11 @@ def test_a_damaged_model_is_refused_by_name(damage, message, saved, tmp_path):
     damage(folder)
     if folder.exists():
         if all((folder / name).exists() for name in FILES):
-            with pytest.raises(ValueError, match=r"is damaged: \d+ bytes instead of \d+|was changed: its SHA-256 is not the one in manifest.json"):
+            with pytest.raises(
+                ValueError,
+                match=r"is damaged: \d+ bytes instead of \d+|was changed: its SHA-256 is not the "
+                r"one in manifest.json",
+            ):
                 aevb.load(folder)
         resave(folder)  # as if it had been saved so
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -517,7 +707,9 @@ def test_no_change_of_a_byte_goes_unnoticed(saved, tmp_path):
         for place in torch.randint(len(content), (40,), generator=generator).tolist():
             folder = tmp_path / f"{name} {place}"
             shutil.copytree(saved, folder, dirs_exist_ok=True)
-            (folder / name).write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
+            (folder / name).write_bytes(
+                content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :]
+            )
             try:
                 found = aevb.load(folder)
             except ValueError as error:
@@ -525,14 +717,24 @@ def test_no_change_of_a_byte_goes_unnoticed(saved, tmp_path):
                 continue
             named += 1
             assert name == "manifest.json"  # between its words
-            assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), found.state_dict().values(), strict=True))
+            assert all(
+                torch.equal(a, b)
+                for a, b in zip(
+                    model.state_dict().values(), found.state_dict().values(), strict=True
+                )
+            )
     assert named == 120
 
 
 def test_a_model_that_an_earlier_version_saved_is_read_with_a_warning(saved, tmp_path):
     shutil.copytree(saved, tmp_path / "old")
     (tmp_path / "old" / "manifest.json").unlink()
-    with pytest.warns(IntegrityWarning, match=re.escape(f"{tmp_path / 'old'} has no manifest.json, so damage to the model would not be noticed")):
+    with pytest.warns(
+        IntegrityWarning,
+        match=re.escape(
+            f"{tmp_path / 'old'} has no manifest.json, so damage to the model would not be noticed"
+        ),
+    ):
         loaded = aevb.load(tmp_path / "old")
     loaded.save(tmp_path / "old")
     aevb.load(tmp_path / "old")
@@ -542,7 +744,11 @@ def test_a_model_that_an_earlier_version_saved_is_read_with_a_warning(saved, tmp
 def test_saving_overwrites_no_file_of_anybody_else(name, tmp_path):
     (tmp_path / name).write_text('{"name": "my site"}')
     with pytest.raises(
-        ValueError, match=re.escape(f"{tmp_path / name} does not belong to a saved model and would be overwritten. Save the model elsewhere")
+        ValueError,
+        match=re.escape(
+            f"{tmp_path / name} does not belong to a saved model and would be overwritten. Save "
+            f"the model elsewhere"
+        ),
     ):
         zoo["fa"]().save(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [name]
@@ -553,14 +759,20 @@ def test_saving_into_a_run_or_nowhere_is_refused(tmp_path):
     model = zoo["fa"]()
     aevb.fit(model, {"x": uniform(N, 3)}, steps=2, out=tmp_path)
     before = (tmp_path / "model.json").read_bytes()
-    with pytest.raises(ValueError, match=re.escape(f"{tmp_path} holds a run, whose model.json would be overwritten. Save the model elsewhere.")):
+    with pytest.raises(
+        ValueError,
+        match=re.escape(
+            f"{tmp_path} holds a run, whose model.json would be overwritten. Save the model "
+            f"elsewhere."
+        ),
+    ):
         zoo["gmvae"](4, 2, 3).save(tmp_path)
     assert (tmp_path / "model.json").read_bytes() == before
     with pytest.raises(ValueError, match="names no folder"):
         model.save("")
 
 
-# Hostile declarations -------------------------------------------------------------------------------------------------------
+# Hostile declarations -----------------------------------------------------------------------------
 
 
 def factor(side, key, **settings):
@@ -576,45 +788,136 @@ def text(content):
 
 
 def header(content, data=b""):
-    return lambda folder: (folder / "weights.safetensors").write_bytes(len(content).to_bytes(8, "little") + content + data)
+    return lambda folder: (folder / "weights.safetensors").write_bytes(
+        len(content).to_bytes(8, "little") + content + data
+    )
 
 
 HOSTILE = {
-    "nested": (text("[" * 100_000 + "]" * 100_000), "model.json is damaged: it is nested too deeply"),
-    "nested a little": (text("[" * 40 + "]" * 40), "model.json is damaged: it is nested more than 32 levels deep"),
-    "long": (text(" " * (2**22 + 1)), "model.json is damaged: it has 4,194,305 bytes, more than the 4,194,304 that are read"),
-    "a huge size": (factor("p", "x | z", size=10**12), "the sizes in the declaration are larger than the weights in the file"),
-    "a huge root": (factor("p", "y", size=10**12), "the sizes in the declaration are larger than the weights in the file"),
-    "a huge layer": (network(hidden=[10**12]), "the sizes in the declaration are larger than the weights in the file"),
-    "a huge shape": (factor("p", "x | z", size=[10**6, 10**6, 10**6]), "the sizes in the declaration are larger than the weights in the file"),
-    "more digits than memory": (factor("p", "x | z", size=10**30), "the sizes in the declaration are larger than the weights in the file"),
-    "many factors": (edit(lambda data: data | {"p": {f"x{i}": {"type": "Normal", "size": 1} for i in range(10_001)}}), "at most 10000 are read"),
+    "nested": (
+        text("[" * 100_000 + "]" * 100_000),
+        "model.json is damaged: it is nested too deeply",
+    ),
+    "nested a little": (
+        text("[" * 40 + "]" * 40),
+        "model.json is damaged: it is nested more than 32 levels deep",
+    ),
+    "long": (
+        text(" " * (2**22 + 1)),
+        "model.json is damaged: it has 4,194,305 bytes, more than the 4,194,304 that are read",
+    ),
+    "a huge size": (
+        factor("p", "x | z", size=10**12),
+        "the sizes in the declaration are larger than the weights in the file",
+    ),
+    "a huge root": (
+        factor("p", "y", size=10**12),
+        "the sizes in the declaration are larger than the weights in the file",
+    ),
+    "a huge layer": (
+        network(hidden=[10**12]),
+        "the sizes in the declaration are larger than the weights in the file",
+    ),
+    "a huge shape": (
+        factor("p", "x | z", size=[10**6, 10**6, 10**6]),
+        "the sizes in the declaration are larger than the weights in the file",
+    ),
+    "more digits than memory": (
+        factor("p", "x | z", size=10**30),
+        "the sizes in the declaration are larger than the weights in the file",
+    ),
+    "many factors": (
+        edit(
+            lambda data: (
+                data | {"p": {f"x{i}": {"type": "Normal", "size": 1} for i in range(10_001)}}
+            )
+        ),
+        "at most 10000 are read",
+    ),
     "many layers": (
-        edit(lambda data: data | {"p": data["p"] | {"h[t] | h[t-1], x": {"type": "LSTM", "size": 1, "layers": 10**9}}}),
+        edit(
+            lambda data: (
+                data
+                | {
+                    "p": data["p"]
+                    | {"h[t] | h[t-1], x": {"type": "LSTM", "size": 1, "layers": 10**9}}
+                }
+            )
+        ),
         "a recurrence of 1000000000 layers, but there are only",
     ),
-    "hidden a number": (network(hidden=5), "gives mlp the setting hidden=5, which has the wrong type"),
-    "hidden of words": (network(hidden=["5"]), "gives mlp the setting hidden=('5',), which has the wrong type"),
-    "dropout a word": (network(dropout="much"), "gives mlp the setting dropout='much', which has the wrong type"),
-    "activation a number": (network(activation=3), "gives mlp the setting activation=3, which has the wrong type"),
-    "net a number": (factor("q", "y | x", net=3), "gives OneHot the setting net=3, which has the wrong type"),
-    "net a conditional": (factor("q", "y | x", net={"type": "Normal", "size": 2}), "which has the wrong type"),
-    "learned a word": (factor("p", "y", learned="no"), "gives OneHot the setting learned='no', which has the wrong type"),
-    "size a word": (factor("p", "y", size="three"), "gives OneHot the setting size='three', which has the wrong type"),
-    "a factor a number": (edit(lambda data: data | {"p": data["p"] | {"y": 3}}), "p gives 'y' the value 3, which is not a conditional"),
-    "a key that is none": (edit(lambda data: data | {"p": data["p"] | {"": {"type": "Normal", "size": 1}}}), "Cannot read '' in ''"),
-    "given a number": (edit(lambda data: data | {"given": {"u": 5}}), "given must map each variable to a shape"),
-    "missing a list": (edit(lambda data: data | {"missing": ["zeros"]}), "missing must be a string"),
-    "a header longer than the file": (lambda folder: (folder / "weights.safetensors").write_bytes(b"\xff" * 8 + b"{}"), "its header would have"),
+    "hidden a number": (
+        network(hidden=5),
+        "gives mlp the setting hidden=5, which has the wrong type",
+    ),
+    "hidden of words": (
+        network(hidden=["5"]),
+        "gives mlp the setting hidden=('5',), which has the wrong type",
+    ),
+    "dropout a word": (
+        network(dropout="much"),
+        "gives mlp the setting dropout='much', which has the wrong type",
+    ),
+    "activation a number": (
+        network(activation=3),
+        "gives mlp the setting activation=3, which has the wrong type",
+    ),
+    "net a number": (
+        factor("q", "y | x", net=3),
+        "gives OneHot the setting net=3, which has the wrong type",
+    ),
+    "net a conditional": (
+        factor("q", "y | x", net={"type": "Normal", "size": 2}),
+        "which has the wrong type",
+    ),
+    "learned a word": (
+        factor("p", "y", learned="no"),
+        "gives OneHot the setting learned='no', which has the wrong type",
+    ),
+    "size a word": (
+        factor("p", "y", size="three"),
+        "gives OneHot the setting size='three', which has the wrong type",
+    ),
+    "a factor a number": (
+        edit(lambda data: data | {"p": data["p"] | {"y": 3}}),
+        "p gives 'y' the value 3, which is not a conditional",
+    ),
+    "a key that is none": (
+        edit(lambda data: data | {"p": data["p"] | {"": {"type": "Normal", "size": 1}}}),
+        "Cannot read '' in ''",
+    ),
+    "given a number": (
+        edit(lambda data: data | {"given": {"u": 5}}),
+        "given must map each variable to a shape",
+    ),
+    "missing a list": (
+        edit(lambda data: data | {"missing": ["zeros"]}),
+        "missing must be a string",
+    ),
+    "a header longer than the file": (
+        lambda folder: (folder / "weights.safetensors").write_bytes(b"\xff" * 8 + b"{}"),
+        "its header would have",
+    ),
     "a header of words": (header(b"words"), "its header is no JSON"),
     "a nested header": (header(b"[" * 100_000), "its header is no JSON"),
     "a header that is a list": (header(b"[]"), "its header is no JSON object"),
     "a huge tensor": (
-        header(json.dumps({"w": {"dtype": "F32", "shape": [10**9, 10**9], "data_offsets": [0, 4]}}).encode(), b"0000"),
+        header(
+            json.dumps(
+                {"w": {"dtype": "F32", "shape": [10**9, 10**9], "data_offsets": [0, 4]}}
+            ).encode(),
+            b"0000",
+        ),
         "its header gives w a shape that the file has no room for",
     ),
-    "a shape of words": (header(json.dumps({"w": {"dtype": "F32", "shape": ["a"], "data_offsets": [0, 4]}}).encode(), b"0000"), "gives w a shape"),
-}  # fmt: skip
+    "a shape of words": (
+        header(
+            json.dumps({"w": {"dtype": "F32", "shape": ["a"], "data_offsets": [0, 4]}}).encode(),
+            b"0000",
+        ),
+        "gives w a shape",
+    ),
+}
 
 
 @pytest.mark.parametrize(("damage", "message"), HOSTILE.values(), ids=HOSTILE)
@@ -630,13 +933,23 @@ def test_a_hostile_folder_is_refused_at_once(damage, message, saved, tmp_path):
 def test_a_damaged_folder_is_named_with_its_path(saved, tmp_path):
     shutil.copytree(saved, tmp_path / "gmvae")
     cut("weights.safetensors", 0.5)(tmp_path / "gmvae")
-    with pytest.raises(ValueError, match=re.escape(str(tmp_path / "gmvae" / "weights.safetensors"))):
+    with pytest.raises(
+        ValueError, match=re.escape(str(tmp_path / "gmvae" / "weights.safetensors"))
+    ):
         aevb.load(tmp_path / "gmvae")
 
 
 def test_a_run_and_a_saved_model_are_told_apart(saved, tmp_path):
-    with pytest.raises(ValueError, match=re.escape(f"{saved} holds a saved model, not a run. Read it by aevb.load('{saved}').")):
+    with pytest.raises(
+        ValueError,
+        match=re.escape(
+            f"{saved} holds a saved model, not a run. Read it by aevb.load('{saved}')."
+        ),
+    ):
         aevb.load_run(saved)
     aevb.fit(zoo["fa"](), {"x": uniform(N, 3)}, steps=2, out=tmp_path / "run")
-    with pytest.raises(ValueError, match=re.escape("run holds a run, not a saved model. Read its model by aevb.load_run(")):
+    with pytest.raises(
+        ValueError,
+        match=re.escape("run holds a run, not a saved model. Read its model by aevb.load_run("),
+    ):
         aevb.load(tmp_path / "run")

@@ -16,7 +16,8 @@ def read(path) -> np.ndarray:
 def test_images_stand_row_by_row_as_ink_on_paper(tmp_path):
     grid(IMAGES, 3, tmp_path / "plain.png")
     found = read(tmp_path / "plain.png")
-    assert found.shape == (7 * (2 * 9 + 1), 7 * (3 * 7 + 1))  # each pixel is seven wide, and a line lies between images
+    # each pixel is seven wide, and a line lies between images
+    assert found.shape == (7 * (2 * 9 + 1), 7 * (3 * 7 + 1))
     cells = found[::7, ::7]
     assert np.abs(cells[10:18, 8:14] - 255 * (1 - IMAGES[4])).max() <= 1
     assert (cells[10:18, 15:21] == 255).all()  # there is no sixth

@@ -10,11 +10,22 @@ from scipy.stats import multivariate_normal, norm
 from torch.nn.functional import relu, softplus
 
 import aevb
-from aevb import LSTM, Bernoulli, ContinuousBernoulli, Model, MultivariateNormal, Normal, OneHot, Poisson, linear, mlp
+from aevb import (
+    LSTM,
+    Bernoulli,
+    ContinuousBernoulli,
+    Model,
+    MultivariateNormal,
+    Normal,
+    OneHot,
+    Poisson,
+    linear,
+    mlp,
+)
 from aevb.estimate.estimators import estimate
 from aevb.zoo import zoo
 
-# The contract: models exactly as the documentation declares them -------------------------------------------------------------
+# The contract: models exactly as the documentation declares them ----------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +40,10 @@ def fa():
 @pytest.fixture(scope="module")
 def cvae():
     return Model(  # y stands on no left-hand side of p: it is given
-        p={"z | y": Normal(20), "x | y, z": ContinuousBernoulli(784, net=mlp(500, 500, dropout=0.1))},
+        p={
+            "z | y": Normal(20),
+            "x | y, z": ContinuousBernoulli(784, net=mlp(500, 500, dropout=0.1)),
+        },
         q={"z | x, y": Normal(net=mlp(500, 500, dropout=0.1))},
         given={"y": 10},
     )
@@ -55,7 +69,9 @@ X = (np.random.default_rng(0).random((6, 784)) > 0.7).astype(float)
 def through(factor, inputs):
     """A built mlp by hand: one first layer over all parents, ReLU, and the heads."""
     net = factor.net
-    h = net.blocks.bias + sum(inputs[name] @ weight.T for name, weight in net.blocks.weights.items())
+    h = net.blocks.bias + sum(
+        inputs[name] @ weight.T for name, weight in net.blocks.weights.items()
+    )
     for layer in net.hidden:
         h = relu(h) @ layer.weight.T + layer.bias
     return h if net.heads is None else relu(h) @ net.heads.weight.T + net.heads.bias
@@ -65,14 +81,22 @@ def test_the_bound_is_its_terms(gmvae):
     bound = gmvae.elbo(x=X)
     assert bound.value.shape == (6,)
     assert set(bound.terms) == {"x", "kl(z)", "kl(y)"}
-    assert torch.allclose(bound.value, bound.terms["x"] - bound.terms["kl(z)"] - bound.terms["kl(y)"], rtol=0, atol=1e-10)
+    assert torch.allclose(
+        bound.value,
+        bound.terms["x"] - bound.terms["kl(z)"] - bound.terms["kl(y)"],
+        rtol=0,
+        atol=1e-10,
+    )
 
 
 def test_the_cvae_and_the_vrnn_run_as_declared(cvae):
     bound = cvae.elbo(x=X, y=[0, 1, 2, 3, 9, 9])
     assert set(bound.terms) == {"x", "kl(z)"}
     assert torch.isfinite(bound.value).all()
-    smoothing = {"b[t] | b[t+1], x[t]": aevb.GRU(256), "z[t] | h[t], b[t]": Normal(net=mlp(500, 500))}
+    smoothing = {
+        "b[t] | b[t+1], x[t]": aevb.GRU(256),
+        "z[t] | h[t], b[t]": Normal(net=mlp(500, 500)),
+    }
     for q in ({"z[t] | h[t], x[t]": Normal(net=mlp(500, 500))}, smoothing):
         bound = Model(VRNN, q).elbo(x=X[:2].reshape(2, 28, 28)[:, :4])
         assert bound.value.shape == (2,)
@@ -88,7 +112,11 @@ def test_a_model_is_printed_and_explained(gmvae):
     assert text.startswith("log p(x) ≥ E of this estimator (ELBO):")
     for part in ("Σ_y q(y|x)", "log p(x|zˢ)", "KL(q(z|x, y) ‖ p(z|y))", "ε ~ N(0, I)", "10 values"):
         assert part in text
-    for part in (r"\sum_{y} q_\phi(y \mid x)", r"\log p_\theta(x \mid z^{s})", r"D_{\mathrm{KL}}(q_\phi(z \mid x, y) \,\|\, p_\theta(z \mid y))"):
+    for part in (
+        r"\sum_{y} q_\phi(y \mid x)",
+        r"\log p_\theta(x \mid z^{s})",
+        r"D_{\mathrm{KL}}(q_\phi(z \mid x, y) \,\|\, p_\theta(z \mid y))",
+    ):
         assert part in text.latex
     assert text.latex.count("{") == text.latex.count("}")
 
@@ -102,12 +130,17 @@ def test_the_clusters_are_the_softmax_of_qs_network(gmvae):
 
 def test_a_fixed_class_conditions_the_generation(gmvae):
     samples = gmvae.sample(15, y=3, seed=0)
-    assert {name: tuple(value.shape) for name, value in samples.items()} == {"y": (15, 10), "z": (15, 64), "x": (15, 784)}
+    assert {name: tuple(value.shape) for name, value in samples.items()} == {
+        "y": (15, 10),
+        "z": (15, 64),
+        "x": (15, 784),
+    }
     assert torch.equal(samples["y"], torch.eye(10, dtype=torch.float64)[3].expand(15, 10))
     assert set(samples["x"].unique().tolist()) == {0.0, 1.0}
     assert torch.equal(samples["x"], gmvae.sample(15, y=3, seed=0)["x"])
     assert not torch.equal(samples["x"], gmvae.sample(15, y=3, seed=1)["x"])
-    # z | y is Gaussian with the moments of y = 3: the mean of 4,000 draws lies within 5 standard errors, in each of 64 entries.
+    # z | y is Gaussian with the moments of y = 3: the mean of 4,000 draws lies within 5 standard
+    # errors, in each of 64 entries.
     loc, scale = through(gmvae.factors["p(z|y)"], {"y": samples["y"][:1]})[0].split(64)
     z = gmvae.sample(4000, y=3, seed=0)["z"]
     assert ((z.mean(0) - loc).abs() < 5 * softplus(scale) / 4000**0.5).all()
@@ -117,11 +150,16 @@ def test_log_prob_of_a_complete_assignment(gmvae):
     y = np.array([0, 3, 3, 9, 1, 5])
     z = np.random.default_rng(1).standard_normal((6, 64))
     vectors = torch.eye(10, dtype=torch.float64)[y]
-    loc, scale = (part.detach().numpy() for part in through(gmvae.factors["p(z|y)"], {"y": vectors}).split(64, -1))
+    loc, scale = (
+        part.detach().numpy()
+        for part in through(gmvae.factors["p(z|y)"], {"y": vectors}).split(64, -1)
+    )
     logits = through(gmvae.factors["p(x|z)"], {"z": torch.tensor(z)}).detach().numpy()
     log_prior = -np.log(10) + norm.logpdf(z, loc, np.log1p(np.exp(scale))).sum(-1)
     log_likelihood = (X * logits - np.logaddexp(0, logits)).sum(-1)
-    assert np.allclose(gmvae.log_prob(x=X, y=y, z=z).detach(), log_prior + log_likelihood, rtol=0, atol=1e-10)
+    assert np.allclose(
+        gmvae.log_prob(x=X, y=y, z=z).detach(), log_prior + log_likelihood, rtol=0, atol=1e-10
+    )
 
 
 def test_factor_analysis_knows_its_evidence(fa):
@@ -131,15 +169,22 @@ def test_factor_analysis_knows_its_evidence(fa):
     evidence = fa.log_evidence(x=x)
     assert evidence.method == "exact"
     assert torch.equal(evidence.stderr, torch.zeros(7, dtype=torch.float64))
-    assert np.allclose(evidence.value, multivariate_normal.logpdf(x, np.zeros(3), W @ W.T + np.diag(noise**2)), rtol=0, atol=1e-10)
+    assert np.allclose(
+        evidence.value,
+        multivariate_normal.logpdf(x, np.zeros(3), W @ W.T + np.diag(noise**2)),
+        rtol=0,
+        atol=1e-10,
+    )
 
 
 def test_a_model_is_saved_and_loaded(gmvae, tmp_path):
     gmvae.save(tmp_path / "gmvae/")
-    assert torch.equal(aevb.load(tmp_path / "gmvae/").elbo(x=X, seed=0).value, gmvae.elbo(x=X, seed=0).value)
+    assert torch.equal(
+        aevb.load(tmp_path / "gmvae/").elbo(x=X, seed=0).value, gmvae.elbo(x=X, seed=0).value
+    )
 
 
-# The zoo ----------------------------------------------------------------------------------------------------------------------
+# The zoo ------------------------------------------------------------------------------------------
 
 SMALL = {"x": 5, "z": 2, "hidden": (4, 4)}
 VARIANTS = {
@@ -162,7 +207,9 @@ def small(variant):
     name, sizes = VARIANTS[variant]
     torch.manual_seed(0)
     model = zoo[name](**sizes)
-    x = torch.bernoulli(torch.full((40, 3, 5) if name == "vrnn" else (40, 3 if name == "fa" else 5), 0.5))
+    x = torch.bernoulli(
+        torch.full((40, 3, 5) if name == "vrnn" else (40, 3 if name == "fa" else 5), 0.5)
+    )
     batch = model.prepare(x=x, **({"y": torch.arange(40) % 3} if name == "cvae" else {}))
     plan = model.plan()
     return model, plan, batch, model.draw_noise(plan, batch, seed=0)
@@ -176,7 +223,11 @@ def test_the_variants_are_the_whole_zoo():
 def test_every_parameter_receives_a_gradient(variant):
     model, plan, batch, noise = small(variant)
     estimate(plan, model.factors, batch, noise).value.mean().backward()
-    assert [name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()] == []
+    assert [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.grad is None or not parameter.grad.any()
+    ] == []
     assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
 
 
@@ -209,11 +260,27 @@ def test_any_family_may_be_the_likelihood(name):
 @pytest.mark.parametrize(
     ("name", "setting", "message"),
     [
-        ("vae", {"likelihood": "Gaussian"}, "Unknown likelihood 'Gaussian'. Choose one of Normal, Laplace, StudentT"),
+        (
+            "vae",
+            {"likelihood": "Gaussian"},
+            "Unknown likelihood 'Gaussian'. Choose one of Normal, Laplace, StudentT",
+        ),
         ("vae", {"likelihood": 3}, "likelihood is a family's name or a conditional, got 3."),
-        ("fa", {"posterior": "exact"}, "Unknown posterior 'exact'. Choose one of full, diagonal, fixed."),
-        ("cvae", {"variant": "none"}, "Unknown variant 'none'. Choose one of both, prior, likelihood."),
-        ("vrnn", {"posterior": "full"}, "Unknown posterior 'full'. Choose one of filtering, smoothing."),
+        (
+            "fa",
+            {"posterior": "exact"},
+            "Unknown posterior 'exact'. Choose one of full, diagonal, fixed.",
+        ),
+        (
+            "cvae",
+            {"variant": "none"},
+            "Unknown variant 'none'. Choose one of both, prior, likelihood.",
+        ),
+        (
+            "vrnn",
+            {"posterior": "full"},
+            "Unknown posterior 'full'. Choose one of filtering, smoothing.",
+        ),
     ],
 )
 def test_an_unknown_variant_is_refused(name, setting, message):

@@ -1,14 +1,18 @@
 """aevb: declare p and q, and the bound is derived.
 
 >>> from aevb import Model, Normal, Bernoulli, mlp
->>> vae = Model(p={"z": Normal(20), "x | z": Bernoulli(784, net=mlp(500, 500))}, q={"z | x": Normal(net=mlp(500, 500))})
+>>> vae = Model(
+...     p={"z": Normal(20), "x | z": Bernoulli(784, net=mlp(500, 500))},
+...     q={"z | x": Normal(net=mlp(500, 500))},
+... )
 >>> print(vae.explain())                                                # doctest: +ELLIPSIS
 log p(x) ≥ E of this estimator (ELBO):
 <BLANKLINE>
   log p(x|zˢ) − KL(q(z|x) ‖ p(z))
 ...
 
-Public names are imported lazily, at their first use, so that ``aevb --help`` does not wait for torch.
+Public names are imported lazily, at their first use, so that ``aevb --help`` does not wait for
+torch.
 """
 
 from importlib import import_module as _import
@@ -60,7 +64,11 @@ def __getattr__(name: str) -> object:
     if name in _HOME:
         found = globals()[name] = getattr(_import(f"aevb.{_HOME[name]}"), name)
         return found
-    if name.isidentifier() and not name.startswith("_") and _util.find_spec(f"aevb.{name}") is not None:
+    if (
+        name.isidentifier()
+        and not name.startswith("_")
+        and _util.find_spec(f"aevb.{name}") is not None
+    ):
         return _import(f"aevb.{name}")
     raise AttributeError(f"module 'aevb' has no attribute {name!r}")
 

@@ -1,9 +1,9 @@
 """Initial classes of a mixture without labels, by spectral clustering of the neighbour graph.
 
 A mixture trained from random weights decides in its first epochs which rows form a class, and the
-result depends on the initial weights. Classes from the graph of nearest neighbours are more reliable
-and need no training. This module computes a partition of that graph with a small normalised cut,
-from its leading eigenvectors. The model then starts from these classes.
+result depends on the initial weights. Classes from the graph of nearest neighbours are more
+reliable and need no training. This module computes a partition of that graph with a small
+normalised cut, from its leading eigenvectors. The model then starts from these classes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ def deskew(images: Tensor) -> Tensor:
     mass = images.sum((1, 2)).clamp_min(1e-6)
     at_x, at_y = (images.sum(1) * x).sum(1) / mass, (images.sum(2) * y).sum(1) / mass
     from_y, from_x = y[None, :, None] - at_y[:, None, None], x[None, None, :] - at_x[:, None, None]
-    shear = (images * from_y * from_x).sum((1, 2)) / (images * from_y.square()).sum((1, 2)).clamp_min(1e-6)
+    shear = (images * from_y * from_x).sum((1, 2)) / (images * from_y.square()).sum(
+        (1, 2)
+    ).clamp_min(1e-6)
     maps = torch.zeros(n, 2, 3, device=images.device, dtype=images.dtype)
     maps[:, 0, 0] = maps[:, 1, 1] = 1
     maps[:, 0, 1] = shear * height / width
@@ -41,22 +43,28 @@ def principal(rows: Tensor, components: int) -> Tensor:
     return centred @ vectors[:, -min(components, rows.shape[1]) :].to(rows.dtype)
 
 
-def graph_partition(rows: Tensor, classes: int, *, neighbours: int = 10, restarts: int = 3, seed: int = 0) -> tuple[Tensor, float]:
+def graph_partition(
+    rows: Tensor, classes: int, *, neighbours: int = 10, restarts: int = 3, seed: int = 0
+) -> tuple[Tensor, float]:
     """Partition rows [N, d] into classes. Return a class for each row, and the normalised cut of
     the partition.
 
-    The graph joins each row with its nearest neighbours, with weights exp(−d²/σᵢσⱼ), where σ is a local
-    scale of each row. k-means clusters the leading eigenvectors of the graph, for several numbers of
-    eigenvectors and several restarts. The partition with the smallest cut is returned.
+    The graph joins each row with its nearest neighbours, with weights exp(−d²/σᵢσⱼ), where σ is a
+    local scale of each row. k-means clusters the leading eigenvectors of the graph, for several
+    numbers of eigenvectors and several restarts. The partition with the smallest cut is returned.
     """
     if len(rows) <= max(classes, neighbours):
-        raise ValueError(f"{len(rows)} rows are too few for {classes} classes and {neighbours} neighbours.")
+        raise ValueError(
+            f"{len(rows)} rows are too few for {classes} classes and {neighbours} neighbours."
+        )
     # torch warns unless this is set explicitly.
     with torch.sparse.check_sparse_tensor_invariants(False):
         return _least_cut(rows, classes, neighbours, restarts, torch.Generator().manual_seed(seed))
 
 
-def _least_cut(rows: Tensor, classes: int, neighbours: int, restarts: int, generator: torch.Generator) -> tuple[Tensor, float]:
+def _least_cut(
+    rows: Tensor, classes: int, neighbours: int, restarts: int, generator: torch.Generator
+) -> tuple[Tensor, float]:
     graph = _graph(rows, neighbours)
     degree = (graph @ torch.ones(len(rows), 1, device=rows.device, dtype=rows.dtype))[:, 0]
     vectors = _leading(graph, degree, 2 * classes, generator)
@@ -77,7 +85,11 @@ def _graph(rows: Tensor, neighbours: int) -> Tensor:
     n, squares = len(rows), rows.square().sum(1)
     distances, others = [], []
     for start in range(0, n, CHUNK):
-        part = squares[start : start + CHUNK, None] + squares - 2 * rows[start : start + CHUNK] @ rows.T
+        part = (
+            squares[start : start + CHUNK, None]
+            + squares
+            - 2 * rows[start : start + CHUNK] @ rows.T
+        )
         here = torch.arange(len(part), device=rows.device)
         part[here, here + start] = torch.inf
         found = part.topk(neighbours, largest=False)
@@ -86,23 +98,31 @@ def _graph(rows: Tensor, neighbours: int) -> Tensor:
     distance, other = torch.cat(distances), torch.cat(others)
     scale = distance[:, min(6, neighbours - 1)].clamp_min(1e-12)
     weight = (torch.exp(-distance.square() / (scale[:, None] * scale[other])) / 2).reshape(-1)
-    row, column = torch.arange(n, device=rows.device).repeat_interleave(neighbours), other.reshape(-1)
+    row, column = (
+        torch.arange(n, device=rows.device).repeat_interleave(neighbours),
+        other.reshape(-1),
+    )
     places = torch.stack([torch.cat([row, column]), torch.cat([column, row])])
     return torch.sparse_coo_tensor(places, torch.cat([weight, weight]), (n, n)).coalesce()
 
 
-def _leading(graph: Tensor, degree: Tensor, count: int, generator: torch.Generator, rounds: int = 400) -> Tensor:
+def _leading(
+    graph: Tensor, degree: Tensor, count: int, generator: torch.Generator, rounds: int = 400
+) -> Tensor:
     """The leading eigenvectors of the normalised graph, by subspace iteration with twice as many
     vectors.
     """
     scale, places = degree.clamp_min(1e-12).rsqrt(), graph.indices()
     values = graph.values() * scale[places[0]] * scale[places[1]]
     normal = torch.sparse_coo_tensor(places, values, graph.shape).coalesce()
-    space = torch.randn(graph.shape[0], min(2 * count, graph.shape[0]), generator=generator, dtype=degree.dtype).to(degree.device)
+    space = torch.randn(
+        graph.shape[0], min(2 * count, graph.shape[0]), generator=generator, dtype=degree.dtype
+    ).to(degree.device)
     for step in range(rounds):
         if step % 10 == 0:
             space = torch.linalg.qr(space)[0]
-        # This maps the eigenvalues to [0, 1], so that the leading ones are the largest in magnitude.
+        # This maps the eigenvalues to [0, 1], so that the leading ones are the largest in
+        # magnitude.
         space = (space + normal @ space) / 2
     space = torch.linalg.qr(space)[0]
     rotation = torch.linalg.eigh(space.T @ (normal @ space))[1]
@@ -116,7 +136,9 @@ def _k_means(rows: Tensor, classes: int, generator: torch.Generator, rounds: int
     centres = rows[torch.randint(len(rows), (1,), generator=generator)]
     for _ in range(classes - 1):
         near = torch.cdist(rows, centres).amin(1).square()
-        chosen = torch.multinomial((near / near.sum()).cpu().double(), 6, generator=generator).to(rows.device)
+        chosen = torch.multinomial((near / near.sum()).cpu().double(), 6, generator=generator).to(
+            rows.device
+        )
         left = torch.minimum(near[:, None], torch.cdist(rows, rows[chosen]).square()).sum(0)
         centres = torch.cat([centres, rows[chosen[left.argmin()]][None]])
     for _ in range(rounds):

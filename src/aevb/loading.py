@@ -48,7 +48,9 @@ def load(path: str | Path, custom: Iterable[type] = ()) -> Model:
         with safe_open(places["weights.safetensors"], "pt") as file:
             teaching = json.loads((file.metadata() or {}).get(TEACHING, "{}"))
     except (SafetensorError, ValueError) as error:
-        raise ValueError(f"{places['weights.safetensors']} is damaged or not a safetensors file: {error}.") from None
+        raise ValueError(
+            f"{places['weights.safetensors']} is damaged or not a safetensors file: {error}."
+        ) from None
     floating = [tensor.dtype for tensor in weights.values() if tensor.is_floating_point()]
     model = model.to(floating[0]) if floating else model
     model.load_state_dict(weights)
@@ -73,13 +75,27 @@ def read_model(path: Path, weights: Path, custom: Iterable[type] = ()) -> Model:
     custom = tuple(custom)
     try:
         factors = _check_counts(declaration, len(found))
-        with _Budget(MOST_FIXED + 2 * sum(map(math.prod, found.values())), MOST_MADE * (len(found) + factors)):
+        with _Budget(
+            MOST_FIXED + 2 * sum(map(math.prod, found.values())), MOST_MADE * (len(found) + factors)
+        ):
             model = from_declaration(declaration, custom)
     except ValueError:
         raise
-    except (TypeError, AttributeError, LookupError, ArithmeticError, RuntimeError, MemoryError) as error:
-        raise ValueError(f"{path} declares a model that cannot be built ({type(error).__name__}: {str(error).splitlines()[0]}).") from error
-    _check_shapes(where, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, found)
+    except (
+        TypeError,
+        AttributeError,
+        LookupError,
+        ArithmeticError,
+        RuntimeError,
+        MemoryError,
+    ) as error:
+        raise ValueError(
+            f"{path} declares a model that cannot be built ({type(error).__name__}: "
+            f"{str(error).splitlines()[0]})."
+        ) from error
+    _check_shapes(
+        where, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, found
+    )
     return model
 
 
@@ -89,7 +105,19 @@ class _Budget(TorchFunctionMode):
     """
 
     MAKERS = frozenset(
-        {"empty", "zeros", "ones", "full", "eye", "rand", "randn", "new_empty", "new_zeros", "new_ones", "new_full"}
+        {
+            "empty",
+            "zeros",
+            "ones",
+            "full",
+            "eye",
+            "rand",
+            "randn",
+            "new_empty",
+            "new_zeros",
+            "new_ones",
+            "new_full",
+        }
         | {"arange", "linspace", "tril_indices", "repeat_interleave"}
     )
 
@@ -102,14 +130,20 @@ class _Budget(TorchFunctionMode):
             self.left -= self._numbers(func.__name__, args)
             self.tensors -= 1
             if self.left < 0 or self.tensors < 0:
-                raise ValueError("the sizes in the declaration are larger than the weights in the file")
+                raise ValueError(
+                    "the sizes in the declaration are larger than the weights in the file"
+                )
         return func(*args, **kwargs or {})
 
     @staticmethod
     def _numbers(maker: str, args: Any) -> int:
         """How many numbers a call will create."""
         sizes = [size for size in args if not isinstance(size, Tensor)]
-        shape = sizes[0] if sizes and isinstance(sizes[0], tuple | list) else [size for size in sizes if type(size) is int]
+        shape = (
+            sizes[0]
+            if sizes and isinstance(sizes[0], tuple | list)
+            else [size for size in sizes if type(size) is int]
+        )
         if maker in ("arange", "linspace"):
             return max(map(abs, shape), default=0)
         if maker == "repeat_interleave":
@@ -127,15 +161,35 @@ def _check_counts(declaration: Any, tensors: int) -> int:
     sides = [side for side in (parts.get("p"), parts.get("q")) if isinstance(side, Mapping)]
     given = parts.get("given")
     records: list[Any] = [record for side in sides for record in side.values()]
-    layers = max((record["layers"] for record in records if isinstance(record, Mapping) and isinstance(record.get("layers"), int)), default=0)
+    layers = max(
+        (
+            record["layers"]
+            for record in records
+            if isinstance(record, Mapping) and isinstance(record.get("layers"), int)
+        ),
+        default=0,
+    )
     if layers > tensors:
-        raise ValueError(f"The declaration has a recurrence of {layers} layers, but there are only {tensors} tensors of weights.")
+        raise ValueError(
+            f"The declaration has a recurrence of {layers} layers, but there are only {tensors} "
+            f"tensors of weights."
+        )
     if (longest := _longest(records)) > MOST_FACTORS:
-        raise ValueError(f"The declaration has a list of {longest} entries; at most {MOST_FACTORS} are read.")
-    if (parents := sum(key.count(",") for side in sides for key in side)) > 2 * tensors + MOST_UNWEIGHTED:
-        raise ValueError(f"The declaration has {parents} parents, but there are only {tensors} tensors of weights.")
+        raise ValueError(
+            f"The declaration has a list of {longest} entries; at most {MOST_FACTORS} are read."
+        )
+    if (
+        parents := sum(key.count(",") for side in sides for key in side)
+    ) > 2 * tensors + MOST_UNWEIGHTED:
+        raise ValueError(
+            f"The declaration has {parents} parents, but there are only {tensors} tensors of "
+            f"weights."
+        )
     if isinstance(given, Mapping) and len(given) > tensors + MOST_UNWEIGHTED:
-        raise ValueError(f"The declaration has {len(given)} given variables, but there are only {tensors} tensors of weights.")
+        raise ValueError(
+            f"The declaration has {len(given)} given variables, but there are only {tensors} "
+            f"tensors of weights."
+        )
     return len(records)
 
 
@@ -144,13 +198,25 @@ def _longest(values: Iterable[Any]) -> int:
     found, level = 0, list(values)
     while level:
         found = max([found, *(len(value) for value in level if isinstance(value, list))])
-        level = [inner for value in level if isinstance(value, dict | list) for inner in (value.values() if isinstance(value, dict) else value)]
+        level = [
+            inner
+            for value in level
+            if isinstance(value, dict | list)
+            for inner in (value.values() if isinstance(value, dict) else value)
+        ]
     return found
 
 
-def _check_shapes(where: Path, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
+def _check_shapes(
+    where: Path, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]
+) -> None:
     for name in sorted(expected.keys() ^ found.keys()):
-        raise ValueError(f"{where}: the weights and the declaration disagree: {name} is in only one of them.")
+        raise ValueError(
+            f"{where}: the weights and the declaration disagree: {name} is in only one of them."
+        )
     for name, shape in expected.items():
         if found[name] != shape:
-            raise ValueError(f"{where}: {name} has shape {list(found[name])}, the declaration says {list(shape)}.")
+            raise ValueError(
+                f"{where}: {name} has shape {list(found[name])}, the declaration says "
+                f"{list(shape)}."
+            )

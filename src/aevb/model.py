@@ -47,9 +47,9 @@ class Model(DeclaredModel):
     >>> vae.elbo(x=torch.zeros(3, 784)).value.shape
     torch.Size([3])
 
-    ``given`` maps variables that are only conditioned on to their sizes. With ``missing="mask"``, q's
-    networks also read a mask of the missing entries, through weights that start at zero. By default
-    they read missing entries as zeros only.
+    ``given`` maps variables that are only conditioned on to their sizes. With ``missing="mask"``,
+    q's networks also read a mask of the missing entries, through weights that start at zero. By
+    default they read missing entries as zeros only.
     """
 
     def __init__(
@@ -70,11 +70,15 @@ class Model(DeclaredModel):
         None for a large model or one on the meta device.
         """
         theta = self.theta()
-        if sum(parameter.numel() for parameter in theta) > DIGESTED or any(parameter.is_meta for parameter in theta):
+        if sum(parameter.numel() for parameter in theta) > DIGESTED or any(
+            parameter.is_meta for parameter in theta
+        ):
             return None
         digest = 0
         for parameter in theta:
-            digest = zlib.crc32(parameter.detach().float().cpu().contiguous().numpy().tobytes(), digest)
+            digest = zlib.crc32(
+                parameter.detach().float().cpu().contiguous().numpy().tobytes(), digest
+            )
         return digest
 
     def untouched(self) -> bool:
@@ -90,13 +94,23 @@ class Model(DeclaredModel):
         Frozen parameters (``requires_grad_(False)``) are copied and frozen in the new model too.
         """
         like = self._parameter()
-        parts = {type(part) for entry in self.graph.entries() for part in (entry.spec, getattr(entry.spec, "net", None)) if part is not None}
+        parts = {
+            type(part)
+            for entry in self.graph.entries()
+            for part in (entry.spec, getattr(entry.spec, "net", None))
+            if part is not None
+        }
         with seeded(seed, all_code=True):
-            model = Model(**deserialize(self.declaration(), custom=parts)).to(like.device, like.dtype)
+            model = Model(**deserialize(self.declaration(), custom=parts)).to(
+                like.device, like.dtype
+            )
         theirs = dict(model.named_parameters())
         for name, mine in self.named_parameters():
             if name not in theirs:
-                raise ValueError(f"This model has a parameter {name} that its declaration does not create, so a fresh model would lack it.")
+                raise ValueError(
+                    f"This model has a parameter {name} that its declaration does not create, so "
+                    f"a fresh model would lack it."
+                )
             if not mine.requires_grad:
                 theirs[name].requires_grad_(False).copy_(mine)
         return model
@@ -104,12 +118,12 @@ class Model(DeclaredModel):
     def explain(self, **choices: Any) -> Explanation:
         """Explain the estimator: its formula, and for each latent how its term is computed and why.
 
-        ``choices`` are ``how``, ``bound``, ``samples`` and ``gradient``, as in :meth:`elbo`. The result is a
-        string; its attribute ``latex`` holds the formula in LaTeX.
+        ``choices`` are ``how``, ``bound``, ``samples`` and ``gradient``, as in :meth:`elbo`. The
+        result is a string; its attribute ``latex`` holds the formula in LaTeX.
         """
         return explain(self.plan(**choices))
 
-    # The bound ---------------------------------------------------------------------------------------------------------------
+    # The bound ------------------------------------------------------------------------------------
 
     def elbo(
         self,
@@ -128,22 +142,32 @@ class Model(DeclaredModel):
     ) -> Bound:
         """Estimate a lower bound on log p(data | given), one number per example.
 
-        ``how`` overrides the plan for single latents, e.g. ``how={"y": "gumbel"}``. ``bound="iwae"`` with
-        ``samples=K`` is the importance-weighted bound. ``gradient`` is "plain", "stl" or "dreg". The same
-        ``noise`` (or ``seed``) gives the same numbers. The data may contain a latent too, for all rows or
-        some of them (−1 or NaN elsewhere); it is then clamped in these rows.
+        ``how`` overrides the plan for single latents, e.g. ``how={"y": "gumbel"}``.
+        ``bound="iwae"`` with ``samples=K`` is the importance-weighted bound. ``gradient`` is
+        "plain", "stl" or "dreg". The same ``noise`` (or ``seed``) gives the same numbers. The data
+        may contain a latent too, for all rows or some of them (−1 or NaN elsewhere); it is then
+        clamped in these rows.
         """
         if not isinstance(temperature, Tensor) and not temperature > 0:
             raise ValueError(f"temperature must be positive, got {temperature}.")
         batch = self.prepare(steps=steps, lengths=lengths, **data)
         clamped, partial = split_latents(self.graph, batch)
-        plan = self.plan(how=how, bound=bound, samples=samples, gradient=gradient, clamped=clamped, partial=partial)
+        plan = self.plan(
+            how=how,
+            bound=bound,
+            samples=samples,
+            gradient=gradient,
+            clamped=clamped,
+            partial=partial,
+        )
         if noise is None:
             noise = self.draw_noise(plan, batch, seed=seed)
         else:
             self._check_noise(plan, batch, noise)
         with self._in_its_precision():
-            return estimate(plan, self.factors, batch, noise, temperature=temperature, kl_weight=kl_weight)  # type: ignore[arg-type]
+            return estimate(
+                plan, self.factors, batch, noise, temperature=temperature, kl_weight=kl_weight
+            )
 
     @sharing_cores()
     def log_evidence(
@@ -168,11 +192,13 @@ class Model(DeclaredModel):
         - "auto": exact if possible, otherwise importance sampling;
         - or settings of a method, such as ``AIS(temperatures=5000)``.
 
-        ``memory`` limits the memory of all tensors: a number of bytes, or a string such as "2 GiB". On a
-        GPU torch reserves more memory than the tensors need. The result prints itself, with notes if it
-        is unreliable.
+        ``memory`` limits the memory of all tensors: a number of bytes, or a string such as "2 GiB".
+        On a GPU torch reserves more memory than the tensors need. The result prints itself, with
+        notes if it is unreliable.
         """
-        return log_evidence(self, self.prepare(**data), method=method, samples=samples, seed=seed, memory=memory)
+        return log_evidence(
+            self, self.prepare(**data), method=method, samples=samples, seed=seed, memory=memory
+        )
 
     @sharing_cores()
     def gap(
@@ -188,22 +214,33 @@ class Model(DeclaredModel):
         """Split log p(data | given) − ELBO into the approximation gap and the amortisation gap, per
         example.
 
-        The approximation gap remains with the best member of q's family for each example. This member is
-        found by ``iterations`` steps of gradient ascent from the encoder's output; the encoder's output is
-        kept if the ascent does not clearly improve it. Both bounds are then estimated with ``samples``
-        fresh draws. ``method`` is the method of :meth:`log_evidence`, and ``how`` overrides the plan as in
-        :meth:`elbo`.
+        The approximation gap remains with the best member of q's family for each example. This
+        member is found by ``iterations`` steps of gradient ascent from the encoder's output; the
+        encoder's output is kept if the ascent does not clearly improve it. Both bounds are then
+        estimated with ``samples`` fresh draws. ``method`` is the method of :meth:`log_evidence`,
+        and ``how`` overrides the plan as in :meth:`elbo`.
         """
-        return split_gap(self, data, iterations=iterations, samples=samples, method=method, how=how, seed=seed)
+        return split_gap(
+            self, data, iterations=iterations, samples=samples, method=method, how=how, seed=seed
+        )
 
-    # Use after training -----------------------------------------------------------------------------------------------------------
+    # Use after training ---------------------------------------------------------------------------
 
-    def sample(self, n: int = 1, *, steps: int | None = None, mean: bool = False, seed: int | None = None, **fixed: Any) -> dict[str, Tensor]:
+    def sample(
+        self,
+        n: int = 1,
+        *,
+        steps: int | None = None,
+        mean: bool = False,
+        seed: int | None = None,
+        **fixed: Any,
+    ) -> dict[str, Tensor]:
         """Draw ancestral samples of all variables, each [n, size] or [n, steps, size].
 
-        ``fixed`` holds values of variables that are not drawn. A variable may be fixed if it is given or a
-        root of p, or if all its parents are fixed; otherwise fixing it would be an intervention. With
-        ``mean=True`` an observed variable is the mean of its conditional instead of a draw.
+        ``fixed`` holds values of variables that are not drawn. A variable may be fixed if it is
+        given or a root of p, or if all its parents are fixed; otherwise fixing it would be an
+        intervention. With ``mean=True`` an observed variable is the mean of its conditional instead
+        of a draw.
 
         >>> from aevb import Normal
         >>> model = Model(p={"z": Normal(2), "x | z": Normal(3)}, q={"z | x": Normal()})
@@ -220,32 +257,55 @@ class Model(DeclaredModel):
         return self.teaching.untaught(self)
 
     def posterior(
-        self, *, samples: int = 64, seed: int | None = None, method: str = "auto", steps: Any = None, lengths: Any = None, **data: Any
+        self,
+        *,
+        samples: int = 64,
+        seed: int | None = None,
+        method: str = "auto",
+        steps: Any = None,
+        lengths: Any = None,
+        **data: Any,
     ) -> Posterior:
         """The posterior p(latents | data). ``["z"]`` is a distribution, ``.sample(S)`` draws
         jointly, ``.log_prob(z=…)`` is its log-density.
 
-        With ``method="auto"`` it is q(latents | data) if q was trained. If q was not trained (for instance
-        after ``mle()``), or if rows end in missing steps that q cannot forecast, it is the exact posterior;
-        if that is unknown, this raises an error. ``method`` "q" or "exact" chooses one of the two. The
-        attribute ``method`` of the result says which one it is.
+        With ``method="auto"`` it is q(latents | data) if q was trained. If q was not trained (for
+        instance after ``mle()``), or if rows end in missing steps that q cannot forecast, it is the
+        exact posterior; if that is unknown, this raises an error. ``method`` "q" or "exact" chooses
+        one of the two. The attribute ``method`` of the result says which one it is.
         """
         batch = self.prepare(steps=steps, lengths=lengths, **data)
         return posterior_of(self, self.teaching, batch, samples=samples, seed=seed, method=method)
 
     def reconstruct(
-        self, *, mean: bool = True, seed: int | None = None, method: str = "auto", steps: Any = None, lengths: Any = None, **data: Any
+        self,
+        *,
+        mean: bool = True,
+        seed: int | None = None,
+        method: str = "auto",
+        steps: Any = None,
+        lengths: Any = None,
+        **data: Any,
     ) -> dict[str, Tensor]:
         """Reconstruct the observed variables: draw the latents once from the posterior, then take
         p's mean (or a draw).
 
         To fill missing cells, use :meth:`impute`.
         """
-        return self.posterior(seed=seed, method=method, steps=steps, lengths=lengths, **data).reconstruct(mean=mean)
+        return self.posterior(
+            seed=seed, method=method, steps=steps, lengths=lengths, **data
+        ).reconstruct(mean=mean)
 
     @sharing_cores()
     def impute(
-        self, *, samples: int = 50, seed: int | None = None, method: str = "auto", steps: Any = None, lengths: Any = None, **data: Any
+        self,
+        *,
+        samples: int = 50,
+        seed: int | None = None,
+        method: str = "auto",
+        steps: Any = None,
+        lengths: Any = None,
+        **data: Any,
     ) -> Imputation:
         """Impute missing cells (NaN) of the observed variables: posterior mean, standard deviation
         and joint draws given the known cells.
@@ -254,8 +314,10 @@ class Model(DeclaredModel):
         forecasts), otherwise ``samples`` draws of q. ``method`` is as in :meth:`posterior`.
 
         >>> from aevb import Normal, fit, mle
-        >>> x = torch.randn(200, 1, generator=torch.Generator().manual_seed(0)) + 0.1 * torch.randn(200, 2)
-        >>> model = Model(p={"z": Normal(1), "x | z": Normal(2, scale="learned")}, q={"z | x": Normal(scale="learned")})
+        >>> z = torch.randn(200, 1, generator=torch.Generator().manual_seed(0))
+        >>> x = z + 0.1 * torch.randn(200, 2)
+        >>> p = {"z": Normal(1), "x | z": Normal(2, scale="learned")}
+        >>> model = Model(p, q={"z | x": Normal(scale="learned")})
         >>> run = fit(model, {"x": x}, schedule=mle(), steps=200)
         >>> filled = model.impute(x=torch.tensor([[1.0, float("nan")]]))
         >>> filled
@@ -264,7 +326,10 @@ class Model(DeclaredModel):
         (torch.Size([1, 2]), torch.Size([50, 1, 2]))
         """
         batch = self.prepare(steps=steps, lengths=lengths, **data)
-        return impute(posterior_of(self, self.teaching, batch, seed=seed, method=method, prefer_exact=True), samples)
+        return impute(
+            posterior_of(self, self.teaching, batch, seed=seed, method=method, prefer_exact=True),
+            samples,
+        )
 
     def log_prob(self, *, steps: Any = None, lengths: Any = None, **assignment: Any) -> Tensor:
         """log p of a complete assignment (every stochastic and every given variable), one number
@@ -272,15 +337,25 @@ class Model(DeclaredModel):
         """
         graph = self.graph
         need = (*graph.stochastic, *graph.given)
-        batch = prepare(graph, assignment, like=self._parameter(), need=need, steps=steps, lengths=lengths, single=True)
+        batch = prepare(
+            graph,
+            assignment,
+            like=self._parameter(),
+            need=need,
+            steps=steps,
+            lengths=lengths,
+            single=True,
+        )
         for name in graph.latents:
             if mask_of(name) in batch:
-                raise ValueError(f"{name!r} is unknown in some rows; log_prob takes a complete assignment.")
+                raise ValueError(
+                    f"{name!r} is unknown in some rows; log_prob takes a complete assignment."
+                )
         plan = self.plan(clamped=graph.latents)
         with evaluating(self), self._in_its_precision():
-            return estimate(plan, self.factors, batch, {}).value  # type: ignore[arg-type]
+            return estimate(plan, self.factors, batch, {}).value
 
-    # Saving ------------------------------------------------------------------------------------------------------------------------
+    # Saving ---------------------------------------------------------------------------------------
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The weights, as in torch. torch's metadata also records which of q's factors were
@@ -292,7 +367,9 @@ class Model(DeclaredModel):
             mine[TEACHING] = self.teaching.state(self)
         return found
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
         """Load weights, as in torch, and the record of which of q's factors were trained, if
         ``state_dict`` has one.
         """
@@ -307,8 +384,20 @@ class Model(DeclaredModel):
         return serialize(self.graph, self.missing)
 
     def save(self, path: str | Path) -> None:
-        """Write ``model.json`` (the declaration), ``weights.safetensors`` and ``manifest.json`` (their hashes) into a folder."""
+        """Write ``model.json`` (the declaration), ``weights.safetensors`` and ``manifest.json``
+        (their hashes) into a folder.
+        """
         if str(path) == "":
-            raise ValueError('save("") names no folder. Pass the folder to save the model in, e.g. save("model").')
-        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        write_model(Path(path), self.declaration(), weights, {TEACHING: json.dumps(self.teaching.state(self))})
+            raise ValueError(
+                'save("") names no folder. Pass the folder to save the model in, e.g. '
+                'save("model").'
+            )
+        weights = {
+            name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()
+        }
+        write_model(
+            Path(path),
+            self.declaration(),
+            weights,
+            {TEACHING: json.dumps(self.teaching.state(self))},
+        )

@@ -18,14 +18,26 @@ from typing import Any
 
 from torch import Tensor
 
-from aevb.runtime.checked_files import IntegrityWarning, file_sha256, read_json, replace, sync_folder, write_synced
+from aevb.runtime.checked_files import (
+    IntegrityWarning,
+    file_sha256,
+    read_json,
+    replace,
+    sync_folder,
+    write_synced,
+)
 
 FORMAT = "aevb saved model"
 FILES = ("model.json", "weights.safetensors")
 REMEDY = "Restore the file, or save the model again."
 
 
-def write_model(folder: Path, declaration: Mapping[str, Any], weights: Mapping[str, Tensor], notes: Mapping[str, str]) -> None:
+def write_model(
+    folder: Path,
+    declaration: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    notes: Mapping[str, str],
+) -> None:
     """Write a model into a folder, which is created if necessary. ``notes`` become metadata of the
     weights file.
 
@@ -36,20 +48,32 @@ def write_model(folder: Path, declaration: Mapping[str, Any], weights: Mapping[s
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise ValueError(f"{folder} cannot be a folder: it or one of its parents is a file. Save the model elsewhere.") from None
+        raise ValueError(
+            f"{folder} cannot be a folder: it or one of its parents is a file. Save the model "
+            f"elsewhere."
+        ) from None
     _finish(folder)
     _refuse_others(folder)
     new = {name: _unfinished(folder / name) for name in FILES}
     try:
         for path in new.values():
             path.unlink(missing_ok=True)  # left by an interrupted save, or a link to another file
-        write_synced(new["model.json"], (json.dumps(declaration, indent=2, ensure_ascii=False) + "\n").encode())
+        write_synced(
+            new["model.json"],
+            (json.dumps(declaration, indent=2, ensure_ascii=False) + "\n").encode(),
+        )
         save_file(dict(weights), new["weights.safetensors"], metadata=dict(notes))
         with new["weights.safetensors"].open("rb") as file:
             os.fsync(file.fileno())
         sync_folder(folder)  # the new files are on the disk before the manifest names them
-        files = {name: {"sha256": file_sha256(path), "bytes": path.stat().st_size} for name, path in new.items()}
-        replace(folder / "manifest.json", json.dumps({"format": FORMAT, "version": 1, "files": files}, indent=2) + "\n")
+        files = {
+            name: {"sha256": file_sha256(path), "bytes": path.stat().st_size}
+            for name, path in new.items()
+        }
+        replace(
+            folder / "manifest.json",
+            json.dumps({"format": FORMAT, "version": 1, "files": files}, indent=2) + "\n",
+        )
     except BaseException:
         _finish(folder)  # the interrupt may have come after the manifest was replaced
         for path in new.values():
@@ -86,14 +110,23 @@ def _records(folder: Path) -> dict[str, tuple[int, str]]:
     path = folder / "manifest.json"
     try:
         manifest = read_json(path)
-        records = {name: (manifest["files"][name]["bytes"], manifest["files"][name]["sha256"]) for name in FILES}
+        records = {
+            name: (manifest["files"][name]["bytes"], manifest["files"][name]["sha256"])
+            for name in FILES
+        }
         fine = manifest["format"] == FORMAT and isinstance(manifest["version"], int)
     except (OSError, ValueError, KeyError, TypeError):
         fine = False
     if not fine:
-        raise ValueError(f"{path} is damaged: it is not the manifest of a saved model. {REMEDY} If the model is known to be intact, delete {path}.")
+        raise ValueError(
+            f"{path} is damaged: it is not the manifest of a saved model. {REMEDY} If the model "
+            f"is known to be intact, delete {path}."
+        )
     if manifest["version"] > 1:
-        raise ValueError(f"{path} has format version {manifest['version']}, newer than this version's 1. Update aevb.")
+        raise ValueError(
+            f"{path} has format version {manifest['version']}, newer than this version's 1. "
+            f"Update aevb."
+        )
     return records
 
 
@@ -107,12 +140,18 @@ def _refuse_others(folder: Path) -> None:
     others with the same names.
     """
     if (folder / "checkpoints").is_dir() or (folder / ".lock").exists():
-        raise ValueError(f"{folder} holds a run, whose model.json would be overwritten. Save the model elsewhere.")
+        raise ValueError(
+            f"{folder} holds a run, whose model.json would be overwritten. Save the model "
+            f"elsewhere."
+        )
     there = [name for name in (*FILES, "manifest.json") if (folder / name).exists()]
-    saved = _format(folder / "model.json") == "aevb model" and _format(folder / "manifest.json") in (None, FORMAT)
+    saved = _format(folder / "model.json") == "aevb model" and _format(
+        folder / "manifest.json"
+    ) in (None, FORMAT)
     if there and not saved:
         raise ValueError(
-            f"{folder / there[0]} does not belong to a saved model and would be overwritten. Save the model elsewhere, or move that file away."
+            f"{folder / there[0]} does not belong to a saved model and would be overwritten. Save "
+            f"the model elsewhere, or move that file away."
         )
 
 
@@ -130,10 +169,14 @@ def _format(path: Path) -> str | None:
 def checked_files(folder: Path) -> dict[str, Path]:
     """Return the paths of a saved model's files, by name.
 
-    Raise ValueError if the files do not match the hashes in the manifest. Warn if there is no manifest.
+    Raise ValueError if the files do not match the hashes in the manifest. Warn if there is no
+    manifest.
     """
     if (folder / "checkpoints").is_dir():
-        raise ValueError(f"{folder} holds a run, not a saved model. Read its model by aevb.load_run({str(folder)!r}).")
+        raise ValueError(
+            f"{folder} holds a run, not a saved model. Read its model by "
+            f"aevb.load_run({str(folder)!r})."
+        )
     path = folder / "manifest.json"
     found = {name: folder / name for name in FILES}
     for name, place in found.items():
@@ -141,7 +184,8 @@ def checked_files(folder: Path) -> dict[str, Path]:
             raise ValueError(f"{folder} holds no saved model: {name} is missing.")
     if not path.exists():
         warnings.warn(
-            f"{folder} has no manifest.json, so damage to the model would not be noticed: an earlier version saved it, or the file was removed. "
+            f"{folder} has no manifest.json, so damage to the model would not be noticed: an "
+            f"earlier version saved it, or the file was removed. "
             "Saving the model again writes one.",
             IntegrityWarning,
             stacklevel=3,
@@ -156,7 +200,12 @@ def checked_files(folder: Path) -> dict[str, Path]:
         elif not place.is_file():
             raise ValueError(f"{folder} holds no saved model: {name} is missing.")
         elif place.stat().st_size != size:
-            raise ValueError(f"{place} is damaged: {place.stat().st_size} bytes instead of {size}. {REMEDY}")
+            raise ValueError(
+                f"{place} is damaged: {place.stat().st_size} bytes instead of {size}. {REMEDY}"
+            )
         else:
-            raise ValueError(f"{place} was changed: its SHA-256 is not the one in manifest.json. {REMEDY} If the change is meant, delete {path}.")
+            raise ValueError(
+                f"{place} was changed: its SHA-256 is not the one in manifest.json. {REMEDY} If "
+                f"the change is meant, delete {path}."
+            )
     return found

@@ -56,7 +56,9 @@ def _labelled(picture: Image.Image, labels: Sequence[str], line: int, top: int) 
     whole.paste(picture, (margin, 0))
     pen = ImageDraw.Draw(whole)
     for i, label in enumerate(labels):
-        pen.text((margin - 6, top + i * line + line // 2), label, fill="black", font=font, anchor="rm")
+        pen.text(
+            (margin - 6, top + i * line + line // 2), label, fill="black", font=font, anchor="rm"
+        )
     return whole
 
 
@@ -64,18 +66,27 @@ def curves(history: Mapping[str, np.ndarray], shaded: Sequence[tuple[int, int]] 
     """Plot the bound (and the evidence, if known) over the steps, and below it each term in its own
     panel.
 
-    ``history`` maps each name to its values, and ``<name>.step`` to the steps. "validation <name>" is
-    drawn in the panel of <name>. ``shaded`` holds spans of steps that are drawn as bands: the E-steps of
-    alternating training.
+    ``history`` maps each name to its values, and ``<name>.step`` to the steps. "validation <name>"
+    is drawn in the panel of <name>. ``shaded`` holds spans of steps that are drawn as bands: the
+    E-steps of alternating training.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    bounds = [name for name in ("elbo", "iwae", "expected", "evidence") if name in history or f"validation {name}" in history]
+    bounds = [
+        name
+        for name in ("elbo", "iwae", "expected", "evidence")
+        if name in history or f"validation {name}" in history
+    ]
     not_terms = (*bounds, "epoch", "lr", "gradient", "kl weight", "seconds")
-    names = dict.fromkeys(name.removeprefix("validation ") for name in history if not name.endswith(".step"))
-    terms = sorted((name for name in names if name not in not_terms), key=lambda name: (name == "gap", name.startswith("kl(")))
+    names = dict.fromkeys(
+        name.removeprefix("validation ") for name in history if not name.endswith(".step")
+    )
+    terms = sorted(
+        (name for name in names if name not in not_terms),
+        key=lambda name: (name == "gap", name.startswith("kl(")),
+    )
     columns = max(1, min(3, len(terms)))
     lines = math.ceil(len(terms) / columns)
     figure = Figure(figsize=(8, 3.6 + 1.7 * lines), layout="constrained")
@@ -83,12 +94,17 @@ def curves(history: Mapping[str, np.ndarray], shaded: Sequence[tuple[int, int]] 
     layout = figure.add_gridspec(1 + lines, columns, height_ratios=[3.4, *[1.6] * lines])
     top = figure.add_subplot(layout[0, :])
     _panel(top, history, bounds, shaded)
-    top.xaxis.set_major_locator(MaxNLocator(5 if lines else 8))  # shared with the small panels below
+    # shared with the small panels below
+    top.xaxis.set_major_locator(MaxNLocator(5 if lines else 8))
     top.set_ylabel("nats per example")
     for i, name in enumerate(terms):
         axes = figure.add_subplot(layout[1 + i // columns, i % columns], sharex=top)
         _panel(axes, history, [name], shaded)
-        axes.set_title(name if name == "gap" or name.startswith("kl(") else f"log p({name}|·)", fontsize=9, loc="left")
+        axes.set_title(
+            name if name == "gap" or name.startswith("kl(") else f"log p({name}|·)",
+            fontsize=9,
+            loc="left",
+        )
     for axes in figure.axes[-columns:]:
         axes.set_xlabel("step")
     if len(top.lines) > 1:
@@ -96,7 +112,12 @@ def curves(history: Mapping[str, np.ndarray], shaded: Sequence[tuple[int, int]] 
     return figure
 
 
-def _panel(axes: Axes, history: Mapping[str, np.ndarray], names: Sequence[str], shaded: Sequence[tuple[int, int]]) -> None:
+def _panel(
+    axes: Axes,
+    history: Mapping[str, np.ndarray],
+    names: Sequence[str],
+    shaded: Sequence[tuple[int, int]],
+) -> None:
     """Plot training (thin) and validation (bold) curves over the bands.
 
     The limits ignore the first steps and outliers.
@@ -105,11 +126,23 @@ def _panel(axes: Axes, history: Mapping[str, np.ndarray], names: Sequence[str], 
         axes.axvspan(start, end, color="0.93", lw=0, zorder=0, label="_" if i else "E-steps")
     for i, name in enumerate(names):
         colour = f"C{i}"
-        drawn = [(side, history[side + name], history[f"{side}{name}.step"]) for side in ("", "validation ") if side + name in history]
+        drawn = [
+            (side, history[side + name], history[f"{side}{name}.step"])
+            for side in ("", "validation ")
+            if side + name in history
+        ]
         for side, values, steps in drawn:
             width, alpha = (1.6, 1.0) if side or len(drawn) == 1 else (0.9, 0.5)
             label = f"{name}, {'validation' if side else 'training'}"
-            axes.plot(steps, values, label=label, color=colour, lw=width, alpha=alpha, marker="." if len(values) == 1 else "")
+            axes.plot(
+                steps,
+                values,
+                label=label,
+                color=colour,
+                lw=width,
+                alpha=alpha,
+                marker="." if len(values) == 1 else "",
+            )
     axes.set_ylim(*_limits([line.get_ydata() for line in axes.lines]))
     axes.margins(x=0)
     axes.spines[["top", "right"]].set_visible(False)
@@ -131,12 +164,14 @@ def _limits(curves: Sequence[Any]) -> tuple[float, float]:
     return float(low - margin), float(high + margin)
 
 
-def trade_off(panels: Mapping[str, Sequence[tuple[str, str, float, float, bool]]], xlabel: str, *, hollow: str) -> Figure:
+def trade_off(
+    panels: Mapping[str, Sequence[tuple[str, str, float, float, bool]]], xlabel: str, *, hollow: str
+) -> Figure:
     """Scatter plot of two costs on logarithmic axes, with lines of constant x × y; one panel per
     title.
 
-    A point is (series, label, x, y, hollow or not). Each label has a colour and each series a marker;
-    the legend to the right lists both. ``hollow`` is the legend text of hollow points.
+    A point is (series, label, x, y, hollow or not). Each label has a colour and each series a
+    marker; the legend to the right lists both. ``hollow`` is the legend text of hollow points.
     """
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -147,23 +182,48 @@ def trade_off(panels: Mapping[str, Sequence[tuple[str, str, float, float, bool]]
     series, labels = (list(dict.fromkeys(point[i] for point in points)) for i in range(2))
     markers = dict(zip(series, "osD^v<>pP*X" * len(series), strict=False))
     colours = {label: colormaps["tab20"](i % 20) for i, label in enumerate(labels)}
-    figure = Figure(figsize=(4.2 * len(panels) + 3.4, max(4.2, 0.19 * len(labels) + 1)), layout="constrained")
+    figure = Figure(
+        figsize=(4.2 * len(panels) + 3.4, max(4.2, 0.19 * len(labels) + 1)), layout="constrained"
+    )
     FigureCanvasAgg(figure)
-    for axes, (title, panel) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+    for axes, (title, panel) in zip(
+        figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
+    ):
         least = min((y for *_, y, _ in panel if y > 0), default=1.0)
         for name, label, x, y, empty in panel:
             face = "none" if empty else colours[label]
-            axes.scatter(x, max(y, least / 10), marker=markers[name], s=34, facecolors=[face], edgecolors=[colours[label]], linewidths=1.2, zorder=2)
+            axes.scatter(
+                x,
+                max(y, least / 10),
+                marker=markers[name],
+                s=34,
+                facecolors=[face],
+                edgecolors=[colours[label]],
+                linewidths=1.2,
+                zorder=2,
+            )
         axes.set(xscale="log", yscale="log", xlabel=xlabel)
         axes.set_title(title, fontsize=9, loc="left")
         _same_product(axes)
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8)
-    handles = [Line2D([], [], ls="", marker=markers[name], color="0.3", label=name) for name in series]
-    handles.append(Line2D([], [], ls="", marker="o", color="0.3", markerfacecolor="none", label=hollow))
+    handles = [
+        Line2D([], [], ls="", marker=markers[name], color="0.3", label=name) for name in series
+    ]
+    handles.append(
+        Line2D([], [], ls="", marker="o", color="0.3", markerfacecolor="none", label=hollow)
+    )
     full = {point[1] for point in points if not point[4]}
     handles += [
-        Line2D([], [], ls="", marker="s", color=colours[label], markerfacecolor=colours[label] if label in full else "none", label=label)
+        Line2D(
+            [],
+            [],
+            ls="",
+            marker="s",
+            color=colours[label],
+            markerfacecolor=colours[label] if label in full else "none",
+            label=label,
+        )
         for label in labels
     ]
     figure.legend(handles=handles, loc="outside right upper", fontsize=7.5, edgecolor="none")
@@ -176,7 +236,9 @@ def _same_product(axes: Axes) -> None:
     """
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     for power in range(math.floor(math.log10(left * low)), math.ceil(math.log10(right * high)) + 1):
-        axes.plot([left, right], [10.0**power / left, 10.0**power / right], color="0.88", lw=0.7, zorder=0)
+        axes.plot(
+            [left, right], [10.0**power / left, 10.0**power / right], color="0.88", lw=0.7, zorder=0
+        )
     axes.set(xlim=(left, right), ylim=(low, high))
 
 

@@ -1,8 +1,8 @@
 """The models of the tutorial, each a short declaration with the tutorial's sizes as defaults.
 
-``zoo["gmvae"]()`` builds one. Its arguments are the sizes and variants of the tutorial. ``likelihood``
-is the family of x, as a name ("Normal", "Poisson", …) or as a conditional (``Normal(scale=0.1)``). A
-conditional without a network gets the network of the model.
+``zoo["gmvae"]()`` builds one. Its arguments are the sizes and variants of the tutorial.
+``likelihood`` is the family of x, as a name ("Normal", "Poisson", …) or as a conditional
+(``Normal(scale=0.1)``). A conditional without a network gets the network of the model.
 """
 
 from __future__ import annotations
@@ -36,15 +36,25 @@ def fa(x: int = 3, z: int = 2, *, posterior: str = "full", scale: float = 0.5) -
         "fixed": Normal(net=start, scale=scale),
     }
     return Model(
-        p={"z": Normal(z), "x | z": Normal(x, net=linear(bias=False, init="normal"), scale="learned")},
+        p={
+            "z": Normal(z),
+            "x | z": Normal(x, net=linear(bias=False, init="normal"), scale="learned"),
+        },
         q={"z | x": _choose("posterior", posterior, families)},
     )
 
 
 def vae(
-    x: int = 784, z: int = 20, *, hidden: tuple[int, ...] = (500, 500), dropout: float = 0.1, likelihood: Likelihood = "ContinuousBernoulli"
+    x: int = 784,
+    z: int = 20,
+    *,
+    hidden: tuple[int, ...] = (500, 500),
+    dropout: float = 0.1,
+    likelihood: Likelihood = "ContinuousBernoulli",
 ) -> Model:
-    """Variational auto-encoder (5.3), by default with the continuous Bernoulli for data in [0, 1]."""
+    """Variational auto-encoder (5.3), by default with the continuous Bernoulli for data in [0,
+    1].
+    """
     net = mlp(*hidden, dropout=dropout)
     family = _family(likelihood, x, net)
     return Model(
@@ -74,10 +84,21 @@ def cvae(
         "prior": {"z | y": Normal(z), "x | z": family},
         "likelihood": {"z": Normal(z), "x | y, z": family},
     }
-    return Model(p=_choose("variant", variant, variants), q={"z | x, y": Normal(net=_reading(family, net))}, given={"y": y})
+    return Model(
+        p=_choose("variant", variant, variants),
+        q={"z | x, y": Normal(net=_reading(family, net))},
+        given={"y": y},
+    )
 
 
-def gmvae(x: int = 784, z: int = 64, y: int = 10, *, hidden: tuple[int, ...] = (512, 512), likelihood: Likelihood = "Bernoulli") -> Model:
+def gmvae(
+    x: int = 784,
+    z: int = 64,
+    y: int = 10,
+    *,
+    hidden: tuple[int, ...] = (512, 512),
+    likelihood: Likelihood = "Bernoulli",
+) -> Model:
     """Gaussian mixture VAE (5.5): a cluster y, and a code z drawn around the centre of the cluster.
 
     By default for binary data.
@@ -91,7 +112,14 @@ def gmvae(x: int = 784, z: int = 64, y: int = 10, *, hidden: tuple[int, ...] = (
     )
 
 
-def m2(x: int = 784, z: int = 64, y: int = 10, *, hidden: tuple[int, ...] = (512, 512), likelihood: Likelihood = "Bernoulli") -> Model:
+def m2(
+    x: int = 784,
+    z: int = 64,
+    y: int = 10,
+    *,
+    hidden: tuple[int, ...] = (512, 512),
+    likelihood: Likelihood = "Bernoulli",
+) -> Model:
     """The alternative mixture model M2 (5.5.1): class y and style z are independent, and the
     decoder reads both.
     """
@@ -136,7 +164,14 @@ def vrnn(
 # Settings of fit for models that train better with them than with the general defaults.
 recipes: dict[str, dict[str, float | int]] = {"fa": {"lr": 0.1, "batch": 32}}
 
-zoo: dict[str, Callable[..., Model]] = {"fa": fa, "vae": vae, "cvae": cvae, "gmvae": gmvae, "m2": m2, "vrnn": vrnn}
+zoo: dict[str, Callable[..., Model]] = {
+    "fa": fa,
+    "vae": vae,
+    "cvae": cvae,
+    "gmvae": gmvae,
+    "m2": m2,
+    "vrnn": vrnn,
+}
 
 
 def _family(likelihood: Likelihood, size: int, net: Network) -> Conditional:
@@ -144,7 +179,9 @@ def _family(likelihood: Likelihood, size: int, net: Network) -> Conditional:
 
     It gets the model's size and network if it has none.
     """
-    spec = _choose("likelihood", likelihood, FAMILIES)() if isinstance(likelihood, str) else likelihood
+    spec = (
+        _choose("likelihood", likelihood, FAMILIES)() if isinstance(likelihood, str) else likelihood
+    )
     if not isinstance(spec, Conditional):
         raise ValueError(f"likelihood is a family's name or a conditional, got {likelihood!r}.")
     return replace(spec, size=spec.size or size, net=spec.net or net)
@@ -155,7 +192,11 @@ def _reading(family: Conditional, net: mlp) -> mlp:
 
     (Recurrent states read raw counts.)
     """
-    return replace(net, log=True) if family.support is constraints.nonnegative_integer and net.hidden else net
+    return (
+        replace(net, log=True)
+        if family.support is constraints.nonnegative_integer and net.hidden
+        else net
+    )
 
 
 def _choose(what: str, value: str, choices: Mapping[str, Choice]) -> Choice:

@@ -1,4 +1,6 @@
-"""Commands: files that they write, signals and closed pipes, the split, runs that are trained further, pictures."""
+"""Commands: files that they write, signals and closed pipes, the split, runs that are trained
+further, pictures.
+"""
 
 import io
 import json
@@ -48,7 +50,11 @@ def test_a_full_disk_leaves_the_file_that_was_there(tmp_path, monkeypatch, name)
     monkeypatch.setattr(np, "save", full)
     with pytest.raises(OSError, match="No space left on device; nothing was written") as caught:
         write(out, {"x": np.zeros((3, 2))}, {})
-    assert (caught.value.filename, out.read_text(), os.listdir(tmp_path)) == (str(out), "before", [name])
+    assert (caught.value.filename, out.read_text(), os.listdir(tmp_path)) == (
+        str(out),
+        "before",
+        [name],
+    )
     assert real is io.BufferedWriter.write
 
 
@@ -104,7 +110,19 @@ def test_a_closed_terminal_asks_a_run_to_end():
 
 def test_a_reader_that_leaves_is_no_error_and_a_run_goes_on(tmp_path):
     np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(30, 3)))
-    command = [sys.executable, "-m", "aevb", "train", "fa", "--data", tmp_path / "x.npy", "--steps", "30", "--out", tmp_path / "run"]
+    command = [
+        sys.executable,
+        "-m",
+        "aevb",
+        "train",
+        "fa",
+        "--data",
+        tmp_path / "x.npy",
+        "--steps",
+        "30",
+        "--out",
+        tmp_path / "run",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert (process.stderr.read(), process.wait(60)) == (b"", 0)
@@ -133,8 +151,25 @@ FA = ("--set", "z=1", "--prepare", "standardise", "--steps", "20")
 
 def test_the_split_has_a_seed_of_its_own(table, monkeypatch, capsys):
     found = {}
-    for name, more in {"one": ("--seed", 1), "two": ("--seed", 2), "other": ("--seed", 1, "--split", 5)}.items():
-        aevb(monkeypatch, capsys, "train", "fa", "--data", "t.csv", *FA, "--hold-out", "0.2", "--out", name, *more)
+    for name, more in {
+        "one": ("--seed", 1),
+        "two": ("--seed", 2),
+        "other": ("--seed", 1, "--split", 5),
+    }.items():
+        aevb(
+            monkeypatch,
+            capsys,
+            "train",
+            "fa",
+            "--data",
+            "t.csv",
+            *FA,
+            "--hold-out",
+            "0.2",
+            "--out",
+            name,
+            *more,
+        )
         found[name] = Recipe.read(Path(name))
     assert found["one"].mean == found["two"].mean  # of the training rows
     assert found["one"].mean != found["other"].mean
@@ -155,8 +190,11 @@ def test_a_run_is_trained_further_with_another_rate(table, monkeypatch, capsys):
     aevb(monkeypatch, capsys, "train", "fa", "--data", "t.csv", *FA, "--out", "run")
     aevb(monkeypatch, capsys, "train", "run", "--lr", "1e-9", "--steps", "2", "--out", "further")
     before, after = (Recipe.read(Path(name)) for name in ("run", "further"))
-    assert (before.mean, before.prepare) == (after.mean, "standardise")  # its own data, prepared as they were
-    for one, other in zip(load_run("run", "last").parameters(), load_run("further", "last").parameters(), strict=True):
+    # its own data, prepared as they were
+    assert (before.mean, before.prepare) == (after.mean, "standardise")
+    for one, other in zip(
+        load_run("run", "last").parameters(), load_run("further", "last").parameters(), strict=True
+    ):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
     error = aevb(monkeypatch, capsys, "train", "vae", "--out", "none", code=2)
     assert "Say which data to train on" in error
@@ -172,25 +210,42 @@ def test_a_declared_image_is_a_picture(tmp_path, monkeypatch, capsys):
     from PIL import Image
 
     for shape in ((1, 8, 8), (3, 4, 4)):
-        model = Model({"z": Normal(2), "x | z": Bernoulli(shape, net=deconv(4))}, {"z | x": Normal(net=conv(4))})
+        model = Model(
+            {"z": Normal(2), "x | z": Bernoulli(shape, net=deconv(4))},
+            {"z | x": Normal(net=conv(4))},
+        )
         x = (np.random.default_rng(0).random((20, *shape)) > 0.5).astype(float)
         np.save(tmp_path / "x.npy", x)
         run = tmp_path / f"run{shape[0]}"
         fit(model, tmp_path / "x.npy", steps=1, out=run)
         aevb(monkeypatch, capsys, "sample", run, "-n", "2", "--out", tmp_path / "s.png")
         with Image.open(tmp_path / "s.png") as picture:
-            assert (picture.mode, picture.height) == (("L", 7 * 10) if shape[0] == 1 else ("RGB", 14 * 6))
+            assert (picture.mode, picture.height) == (
+                ("L", 7 * 10) if shape[0] == 1 else ("RGB", 14 * 6)
+            )
         (run / "data.json").write_text(json.dumps({"data": str(tmp_path / "x.npy")}))
         assert "samples.png" in aevb(monkeypatch, capsys, "sample", run, "-n", "2")
 
 
 def test_cells_of_images_in_flat_rows_are_filled(tmp_path, monkeypatch, capsys):
-    model = Model({"z": Normal(2), "x | z": Bernoulli((1, 4, 4), net=deconv(4))}, {"z | x": Normal(net=conv(4))})
+    model = Model(
+        {"z": Normal(2), "x | z": Bernoulli((1, 4, 4), net=deconv(4))},
+        {"z | x": Normal(net=conv(4))},
+    )
     x = (np.random.default_rng(0).random((20, 16)) > 0.5).astype(float)
     x[3, 7] = np.nan
     np.save(tmp_path / "x.npy", x)
     fit(model, tmp_path / "x.npy", steps=1, out=tmp_path / "run")
-    printed = aevb(monkeypatch, capsys, "impute", tmp_path / "run", "--data", tmp_path / "x.npy", "--out", tmp_path / "filled.npy")
+    printed = aevb(
+        monkeypatch,
+        capsys,
+        "impute",
+        tmp_path / "run",
+        "--data",
+        tmp_path / "x.npy",
+        "--out",
+        tmp_path / "filled.npy",
+    )
     assert printed.startswith("1 missing cells of 20 rows filled")
     filled = np.load(tmp_path / "filled.npy")
     assert filled.shape == x.shape

@@ -34,7 +34,9 @@ def test_models_lists_the_zoo(run):
     assert [line.split()[0] for line in lines[::2]] == list(zoo)
     assert all(len(line.split()) > 3 for line in lines[::2])  # each with what it is
     for name, line in zip(zoo, lines[1::2], strict=True):  # and with its arguments
-        assert [part.split("=")[0] for part in re.findall(r"\w+=", line)] == list(inspect.signature(zoo[name]).parameters)
+        assert [part.split("=")[0] for part in re.findall(r"\w+=", line)] == list(
+            inspect.signature(zoo[name]).parameters
+        )
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "sample", "encode", "impute", "explain"])
@@ -46,7 +48,9 @@ def test_every_command_shows_an_example(run, command):
 
 
 def test_explain_takes_the_models_arguments(run):
-    code, out, _ = run("explain", "gmvae", "--set", "y=3", "--set", "hidden=[8,8]", "--set", "likelihood=Normal")
+    code, out, _ = run(
+        "explain", "gmvae", "--set", "y=3", "--set", "hidden=[8,8]", "--set", "likelihood=Normal"
+    )
     assert code == 0
     assert "Normal(784, net=mlp(8, 8, init='glorot_normal'))" in out
     assert "3 values" in out
@@ -119,17 +123,36 @@ def test_a_file_named_like_a_module_does_not_take_its_place(run, tmp_path, monke
 MISTAKES = {
     "unknown model": (
         ["explain", "gmva"],
-        "There is no model 'gmva'. Name one of fa, vae, cvae, gmvae, m2, vrnn, a file.py:name, or the folder of a run or a saved model.",
+        "There is no model 'gmva'. Name one of fa, vae, cvae, gmvae, m2, vrnn, a file.py:name, or "
+        "the folder of a run or a saved model.",
     ),
     "no such file": (["explain", "nowhere.py:vae"], "There is no file nowhere.py."),
     "no such name": (["explain", "FILE:huge"], "FILE has no 'huge'. Its models are tiny."),
     "not a model": (["explain", "FILE:number"], "not a Model or a function that returns one."),
-    "how without a choice": (["explain", "gmvae", "--how", "y"], "--how takes latent=choice, e.g. --how y=gumbel; got 'y'."),
-    "how of data": (["explain", "gmvae", "--how", "x=gumbel"], "how names 'x', which is not a latent. The latents are y, z."),
-    "unknown choice": (["explain", "gmvae", "--how", "y=guess"], "how={'y': 'guess'}: unknown word 'guess'. Draws: enumerate,"),
-    "impossible choice": (["explain", "gmvae", "--how", "z=gumbel"], "only OneHot and Bernoulli have a relaxation, z is a Normal."),
-    "unknown bound": (["explain", "gmvae", "--bound", "elbow"], "Unknown bound 'elbow'. Choose one of elbo, iwae."),
-    "unknown gradient": (["explain", "gmvae", "--gradient", "sgd"], "Unknown gradient 'sgd'. Choose one of plain, stl, dreg."),
+    "how without a choice": (
+        ["explain", "gmvae", "--how", "y"],
+        "--how takes latent=choice, e.g. --how y=gumbel; got 'y'.",
+    ),
+    "how of data": (
+        ["explain", "gmvae", "--how", "x=gumbel"],
+        "how names 'x', which is not a latent. The latents are y, z.",
+    ),
+    "unknown choice": (
+        ["explain", "gmvae", "--how", "y=guess"],
+        "how={'y': 'guess'}: unknown word 'guess'. Draws: enumerate,",
+    ),
+    "impossible choice": (
+        ["explain", "gmvae", "--how", "z=gumbel"],
+        "only OneHot and Bernoulli have a relaxation, z is a Normal.",
+    ),
+    "unknown bound": (
+        ["explain", "gmvae", "--bound", "elbow"],
+        "Unknown bound 'elbow'. Choose one of elbo, iwae.",
+    ),
+    "unknown gradient": (
+        ["explain", "gmvae", "--gradient", "sgd"],
+        "Unknown gradient 'sgd'. Choose one of plain, stl, dreg.",
+    ),
 }
 
 
@@ -145,8 +168,14 @@ def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(arguments, message, run
 
 
 def test_the_module_runs_as_a_program():
-    done = subprocess.run([sys.executable, "-m", "aevb", "explain", "nope"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "aevb", "explain", "nope"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "aevb: There is no model 'nope'. Name one of fa, vae, cvae, gmvae, m2, vrnn, a file.py:name, or the folder of a run or a saved model.\n"
+        "aevb: There is no model 'nope'. Name one of fa, vae, cvae, gmvae, m2, vrnn, a "
+        "file.py:name, or the folder of a run or a saved model.\n"
     )

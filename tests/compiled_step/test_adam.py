@@ -26,21 +26,44 @@ def mixture():
         (mixture, {}, {"schedule": em(5)}),
     ],
 )
-def test_adam_by_its_kernel_is_torchs_adam_also_after_a_break(tmp_path, monkeypatch, build, more, settings):
-    x = data().reshape(60, 4, 4) if build is partly_frozen else data() + 0.1 * torch.arange(60.0).unsqueeze(1) if build is mixture else data()
+def test_adam_by_its_kernel_is_torchs_adam_also_after_a_break(
+    tmp_path, monkeypatch, build, more, settings
+):
+    x = (
+        data().reshape(60, 4, 4)
+        if build is partly_frozen
+        else data() + 0.1 * torch.arange(60.0).unsqueeze(1)
+        if build is mixture
+        else data()
+    )
     found = []
     for name in ("ours", "torch's"):
         steppers, begin = [], stepping.GradientSteps.__init__
         with monkeypatch.context() as patch:
             patch.setattr(
-                stepping.GradientSteps, "__init__", lambda self, *args, begin=begin, made=steppers: (begin(self, *args), made.append(self))[0]
+                stepping.GradientSteps,
+                "__init__",
+                lambda self, *args, begin=begin, made=steppers: (
+                    begin(self, *args),
+                    made.append(self),
+                )[0],
             )
             if name == "torch's":
                 patch.setattr(Adam, "update", by_torch)
             torch.manual_seed(0)
             model = build()
             for steps in (20, 47):
-                fit(model, {"x": x, **more}, steps=steps, batch=20, seed=1, out=tmp_path / name, resume=steps > 20, decay="constant", **settings)
+                fit(
+                    model,
+                    {"x": x, **more},
+                    steps=steps,
+                    batch=20,
+                    seed=1,
+                    out=tmp_path / name,
+                    resume=steps > 20,
+                    decay="constant",
+                    **settings,
+                )
         found.append((dict(model.state_dict()), steppers[-1].state()))
     torch.testing.assert_close(*found, rtol=0, atol=0)
 
@@ -50,7 +73,9 @@ def by_torch(self, parameters, gradients, failed=None):
     optimizer = torch.optim.Adam(parameters, lr=self.rate, fused=True)
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
-        optimizer.state[parameter] = {key: value.clone() for key, value in self.state.get(parameter, {}).items()}
+        optimizer.state[parameter] = {
+            key: value.clone() for key, value in self.state.get(parameter, {}).items()
+        }
     optimizer.step()
     for parameter in parameters:
         self.state[parameter] = optimizer.state[parameter]
@@ -59,11 +84,17 @@ def by_torch(self, parameters, gradients, failed=None):
 
 def parameters(dtype=torch.float64):
     generator = torch.Generator().manual_seed(0)
-    return [torch.nn.Parameter(torch.randn(size, generator=generator, dtype=dtype)) for size in ((5, 4), (3,), (), (2, 2, 2))]
+    return [
+        torch.nn.Parameter(torch.randn(size, generator=generator, dtype=dtype))
+        for size in ((5, 4), (3,), (), (2, 2, 2))
+    ]
 
 
 def gradients(step):
-    return [torch.cos(step + torch.arange(p.numel(), dtype=p.dtype)).reshape(p.shape) for p in parameters()]
+    return [
+        torch.cos(step + torch.arange(p.numel(), dtype=p.dtype)).reshape(p.shape)
+        for p in parameters()
+    ]
 
 
 def test_the_formula_is_the_kernel(monkeypatch):
@@ -85,7 +116,9 @@ def test_what_has_failed_does_not_move_and_is_not_counted(monkeypatch, devices):
         moving, optimiser = parameters(), Adam(0.1)
         for step in steps:
             bad = [torch.full_like(g, torch.nan) for g in gradients(0)]
-            optimiser.update(moving, bad if step < 0 else gradients(step), torch.tensor(float(step < 0)))
+            optimiser.update(
+                moving, bad if step < 0 else gradients(step), torch.tensor(float(step < 0))
+            )
         found.append((moving, list(optimiser.state.values())))
     torch.testing.assert_close(*found, rtol=0, atol=0)
 

@@ -13,7 +13,8 @@ from aevb.compiled_step import fusing
 
 SMALL = 132  # the seed of a random model with few clusters to compile
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses what torch advises against
+# torch's compiler uses what torch advises against
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +23,9 @@ def nothing_compiled_before(monkeypatch, tmp_path):
 
 
 def total(a, b, c, d):
-    """A sum that torch vectorises over the kept axis (3 or 11 numbers), with another one between it and the summed axis."""
+    """A sum that torch vectorises over the kept axis (3 or 11 numbers), with another one between it
+    and the summed axis.
+    """
     turned = [value.permute(1, 2, 0) for value in (a, c, d)]
     return ((turned[0] + turned[1] * turned[2] + b).sum(1),)
 
@@ -56,8 +59,14 @@ def test_the_correction_ends_with_the_compilation():
 
 def test_arguments_that_are_expanded_or_empty_are_judged_too():
     seen = []
-    code = eval("lambda given: seen.extend(given)", {"seen": seen})  # with names of its own, as compiled code has
-    arguments = [torch.ones(1, 3).expand(4, 3), torch.zeros(0, 2), torch.arange(6).view(2, 3).t(), torch.tensor([True, False])]
+    # with names of its own, as compiled code has
+    code = eval("lambda given: seen.extend(given)", {"seen": seen})
+    arguments = [
+        torch.ones(1, 3).expand(4, 3),
+        torch.zeros(0, 2),
+        torch.arange(6).view(2, 3).t(),
+        torch.tensor([True, False]),
+    ]
     assert compiler.stays_inside(code, arguments)
     for copy, argument in zip(seen, arguments, strict=True):
         assert copy.stride() == argument.stride()
@@ -68,7 +77,9 @@ def test_arguments_that_are_expanded_or_empty_are_judged_too():
 
 
 def test_compiled_steps_of_a_random_model_are_the_plain_ones_and_crash_nothing(tmp_path):
-    """One model of the fuzz, in a process of its own; more: ``cd tests && python -m interpreter.compiled --models 40``."""
+    """One model of the fuzz, in a process of its own; more: ``cd tests && python -m
+    interpreter.compiled --models 40``.
+    """
     found, status, errors = trained([SMALL], tmp_path)
     assert status == 0, errors
     (one,) = found

@@ -16,7 +16,9 @@ from aevb.training.events import NOT_COMPILED, events
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),  # torch 2.11 imports such a thing itself when it compiles for a GPU
+    pytest.mark.filterwarnings(
+        "ignore:`torch.jit:DeprecationWarning"
+    ),  # torch 2.11 imports such a thing itself when it compiles for a GPU
 ]
 
 STEPS = {"steps": 57, "batch": 20, "seed": 3, "log_every": 10}
@@ -36,7 +38,9 @@ def weights(model):
 
 
 def eagerly(monkeypatch, model, rows, **choices):
-    """A run without recordings and compiled functions: captured, but with the operations of the model as it was written."""
+    """A run without recordings and compiled functions: captured, but with the operations of the
+    model as it was written.
+    """
     with monkeypatch.context() as patch:
         patch.setattr(stepping, "why_not_recorded", lambda *_: "for comparison")
         return fit(model, rows, **choices)
@@ -45,7 +49,10 @@ def eagerly(monkeypatch, model, rows, **choices):
 @pytest.mark.parametrize("name", CAPTURED)
 def test_a_captured_run_is_the_run(soon, monkeypatch, name):
     model, rows, choices = case(name)
-    run, eager = fit(model.fresh(0), rows, **choices), eagerly(monkeypatch, model.fresh(0), rows, **choices)
+    run, eager = (
+        fit(model.fresh(0), rows, **choices),
+        eagerly(monkeypatch, model.fresh(0), rows, **choices),
+    )
     torch.testing.assert_close(weights(run.model), weights(eager.model), rtol=0, atol=1e-9)
     for key in ("elbo", "iwae", "gradient"):
         if key in eager.history:
@@ -55,11 +62,17 @@ def test_a_captured_run_is_the_run(soon, monkeypatch, name):
 @pytest.mark.parametrize("name", ["vae", "mixture"])
 def test_a_compiled_run_is_the_run(monkeypatch, name):
     model, rows, choices = case(name)
-    run, eager = fit(model.fresh(0), rows, compile=True, **choices), eagerly(monkeypatch, model.fresh(0), rows, **choices)
+    run, eager = (
+        fit(model.fresh(0), rows, compile=True, **choices),
+        eagerly(monkeypatch, model.fresh(0), rows, **choices),
+    )
     torch.testing.assert_close(weights(run.model), weights(eager.model), rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize(("name", "compiled"), [("dropout", False), ("mixture", False), ("sequence", False), ("mixture", True)])
+@pytest.mark.parametrize(
+    ("name", "compiled"),
+    [("dropout", False), ("mixture", False), ("sequence", False), ("mixture", True)],
+)
 def test_runs_together_are_each_alone(soon, name, compiled):
     model, rows, choices = case(name)
     choices |= {"compile": compiled, "validation": rows, "validate_every": 20}
@@ -67,8 +80,12 @@ def test_runs_together_are_each_alone(soon, name, compiled):
     for run in fit(model, rows, seeds=3, **choices):
         seed = run.settings.seed
         alone = fit(model.fresh(seed), rows, seed=seed, **choices)
-        torch.testing.assert_close(weights(run.model), weights(alone.model), rtol=0, atol=1e-9 if compiled else 0)
-        np.testing.assert_allclose(run.history["validation elbo"], alone.history["validation elbo"], rtol=1e-9)
+        torch.testing.assert_close(
+            weights(run.model), weights(alone.model), rtol=0, atol=1e-9 if compiled else 0
+        )
+        np.testing.assert_allclose(
+            run.history["validation elbo"], alone.history["validation elbo"], rtol=1e-9
+        )
 
 
 @pytest.mark.parametrize(("seeds", "compiled"), [(None, False), (2, False), (2, True)])
@@ -78,7 +95,11 @@ def test_a_run_whose_steps_cannot_be_captured_goes_on_without_a_graph(monkeypatc
     seed = choices.pop("seed")
 
     def runs():
-        return [fit(model.fresh(seed), rows, seed=seed, **choices)] if seeds is None else fit(model, rows, seeds=seeds, **choices)
+        return (
+            [fit(model.fresh(seed), rows, seed=seed, **choices)]
+            if seeds is None
+            else fit(model, rows, seeds=seeds, **choices)
+        )
 
     expected = runs()
 
@@ -135,7 +156,15 @@ def test_a_step_that_is_not_finite_is_found_and_named(soon, compiled):
 
     model, rows, choices = case("vae")
     with pytest.raises(RuntimeError, match=r"Step 30: .*is not finite for rows"):
-        fit(model, rows, validation=rows, validate_every=30, after=spoil, compile=compiled, **choices)
+        fit(
+            model,
+            rows,
+            validation=rows,
+            validate_every=30,
+            after=spoil,
+            compile=compiled,
+            **choices,
+        )
 
 
 @pytest.mark.parametrize("pure", [False, True])
@@ -150,6 +179,9 @@ def test_half_precision_is_near():
     _, rows, choices = case("vae")
     torch.manual_seed(0)
     model = vae().cuda()
-    full, half = (fit(model.fresh(0), rows, precision=precision, **choices) for precision in ("float32", "bf16"))
+    full, half = (
+        fit(model.fresh(0), rows, precision=precision, **choices)
+        for precision in ("float32", "bf16")
+    )
     assert not torch.equal(weights(full.model), weights(half.model))
     np.testing.assert_allclose(full.history["elbo"], half.history["elbo"], rtol=0.02)

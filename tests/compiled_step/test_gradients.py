@@ -1,4 +1,6 @@
-"""The building blocks with gradients of their own: equal to autograd's, once and twice, in loops and out of them."""
+"""The building blocks with gradients of their own: equal to autograd's, once and twice, in loops
+and out of them.
+"""
 
 import gc
 from contextlib import nullcontext
@@ -40,7 +42,9 @@ def test_large_products_of_single_precision_agree_with_torch():
     mine, theirs = affine(x, weight, b, relu=True), F.relu(F.linear(x, weight, b))
     torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-4)
     for a, c in zip(
-        torch.autograd.grad(mine.square().sum(), (x, weight, b)), torch.autograd.grad(theirs.square().sum(), (x, weight, b)), strict=True
+        torch.autograd.grad(mine.square().sum(), (x, weight, b)),
+        torch.autograd.grad(theirs.square().sum(), (x, weight, b)),
+        strict=True,
     ):
         torch.testing.assert_close(a, c, rtol=1e-4, atol=1e-2)
 
@@ -68,7 +72,11 @@ def test_in_a_loop_the_gradient_is_one_product_and_the_same():
         mine = loop(x, weight, b, True)
     theirs = loop(x, weight, b, False)
     assert torch.equal(mine, theirs)
-    for a, c in zip(torch.autograd.grad(mine, (x, weight, b)), torch.autograd.grad(theirs, (x, weight, b)), strict=True):
+    for a, c in zip(
+        torch.autograd.grad(mine, (x, weight, b)),
+        torch.autograd.grad(theirs, (x, weight, b)),
+        strict=True,
+    ):
         torch.testing.assert_close(a, c, rtol=1e-12, atol=1e-12)
 
 
@@ -102,11 +110,19 @@ def test_in_a_loop_a_weight_may_have_several_biases_and_uses_outside_it():
         with waiting():
             h = x
             for _ in range(3):
-                h = (product(h, weight, b) + product(h, weight, c) + product(h, weight) + product(h, other, b)).tanh()
+                h = (
+                    product(h, weight, b)
+                    + product(h, weight, c)
+                    + product(h, weight)
+                    + product(h, other, b)
+                ).tanh()
         return product(h, weight, c).square().sum()
 
     for wanted in ((x, weight, other, b, c), (b,), (c,), (x,), (other, c)):
-        mine, theirs = (torch.autograd.grad(function(*how), wanted) for how in ((affine, deferred), (F.linear, nullcontext)))
+        mine, theirs = (
+            torch.autograd.grad(function(*how), wanted)
+            for how in ((affine, deferred), (F.linear, nullcontext))
+        )
         for mine_, theirs_ in zip(mine, theirs, strict=True):
             torch.testing.assert_close(mine_, theirs_, rtol=1e-12, atol=1e-12)
 
@@ -135,15 +151,31 @@ def test_bernoulli_is_torchs_density():
     x = (torch.rand(1, 4, 5, dtype=torch.float64) < 0.3).double()
     expected = torch.distributions.Bernoulli(logits=logits, validate_args=False).log_prob(x).sum(-1)
     torch.testing.assert_close(bernoulli_log_prob(logits, x), expected, rtol=1e-12, atol=1e-12)
-    relaxed = torch.rand(1, 4, 5, dtype=torch.float64, requires_grad=True)  # a relaxed sample has gradients too
+    # a relaxed sample has gradients too
+    relaxed = torch.rand(1, 4, 5, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(bernoulli_log_prob, (logits, relaxed))
     assert torch.autograd.gradgradcheck(bernoulli_log_prob, (logits, relaxed))
 
 
 @pytest.mark.parametrize("size", [1, 7, 16, 32, 64, 784, 1009])
 def test_for_a_compiler_bernoulli_takes_fewer_logarithms_and_is_the_same(size):
-    assert [operations._multiplied(size) for size in (1, 7, 16, 32, 64, 784, 1009)] == [1, 1, 1, 2, 4, 49, 1]
-    logits = torch.cat([torch.randn(9, size) * 5, torch.full((1, size), 100.0), torch.full((1, size), -100.0), torch.zeros(1, size)]).double()
+    assert [operations._multiplied(size) for size in (1, 7, 16, 32, 64, 784, 1009)] == [
+        1,
+        1,
+        1,
+        2,
+        4,
+        49,
+        1,
+    ]
+    logits = torch.cat(
+        [
+            torch.randn(9, size) * 5,
+            torch.full((1, size), 100.0),
+            torch.full((1, size), -100.0),
+            torch.zeros(1, size),
+        ]
+    ).double()
     x = (torch.rand(12, size) < 0.3).double()
     expected = torch.distributions.Bernoulli(logits=logits, validate_args=False).log_prob(x).sum(-1)
     with elementary():
@@ -160,7 +192,9 @@ def test_the_cell_is_torchs():
     torch.manual_seed(0)
     cell = nn.LSTMCell(3, 4).double()
     x, h, c = torch.randn(5, 3).double(), torch.randn(5, 4).double(), torch.randn(5, 4).double()
-    mine = lstm_cell(F.linear(x, cell.weight_ih, cell.bias_ih), F.linear(h, cell.weight_hh, cell.bias_hh), c)
+    mine = lstm_cell(
+        F.linear(x, cell.weight_ih, cell.bias_ih), F.linear(h, cell.weight_hh, cell.bias_hh), c
+    )
     for a, b in zip(mine, cell(x, (h, c)), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
@@ -181,7 +215,9 @@ def test_transforms_of_functions_pass_through():
     def total(weight):
         return affine(x.detach(), weight, b.detach(), relu=True).sum()
 
-    assert torch.equal(torch.func.grad(total)(weight.detach()), torch.autograd.grad(total(weight), weight)[0])
+    assert torch.equal(
+        torch.func.grad(total)(weight.detach()), torch.autograd.grad(total(weight), weight)[0]
+    )
     stacked = torch.stack([weight.detach(), 2 * weight.detach()])
     assert torch.func.vmap(total)(stacked).shape == (2,)
 
@@ -190,5 +226,9 @@ def test_transforms_of_functions_pass_through():
 def test_forward_derivatives_pass_through():
     x, weight, b = parameters((4, 5), (3, 5), (3,))
     with forward_ad.dual_level():
-        moved = forward_ad.unpack_dual(affine(forward_ad.make_dual(x.detach(), torch.ones_like(x)), weight.detach(), b.detach())).tangent
+        moved = forward_ad.unpack_dual(
+            affine(
+                forward_ad.make_dual(x.detach(), torch.ones_like(x)), weight.detach(), b.detach()
+            )
+        ).tangent
     torch.testing.assert_close(moved, F.linear(torch.ones_like(x), weight), rtol=1e-12, atol=1e-12)

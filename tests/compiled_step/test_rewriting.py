@@ -1,4 +1,6 @@
-"""What a GPU is given instead of a recording says the same: fewer products, clusters in order, many steps at a time."""
+"""What a GPU is given instead of a recording says the same: fewer products, clusters in order, many
+steps at a time.
+"""
 
 import weakref
 from contextlib import contextmanager, nullcontext
@@ -24,7 +26,9 @@ SUMS = ("mm", "addmm", "addmm_")
 
 
 def count(graph, *names):
-    return sum(getattr(node.target, "__name__", "").split(".")[0] in names for node in graph.graph.nodes)
+    return sum(
+        getattr(node.target, "__name__", "").split(".")[0] in names for node in graph.graph.nodes
+    )
 
 
 @pytest.fixture
@@ -46,7 +50,9 @@ def replaced(monkeypatch):
 
 
 def calls(clusters):
-    return [node.target for node in clusters.graph.nodes if isinstance(node.target, fusing.Compiled)]
+    return [
+        node.target for node in clusters.graph.nodes if isinstance(node.target, fusing.Compiled)
+    ]
 
 
 def by_functions(graph, parameters):
@@ -58,7 +64,9 @@ def by_functions(graph, parameters):
 
 
 def alike(monkeypatch, name, tolerance=2e-4):
-    """Train a case eagerly, then again with what stands in for its recording; by few steps, since rounding grows from step to step."""
+    """Train a case eagerly, then again with what stands in for its recording; by few steps, since
+    rounding grows from step to step.
+    """
     build, more, settings = CASES[name]
     patched = stepping.compile_step
     eager, *_ = trained(monkeypatch, build, more, settings, after=1000)
@@ -66,7 +74,9 @@ def alike(monkeypatch, name, tolerance=2e-4):
     other, _, some = trained(monkeypatch, build, more, settings, after=3)
     assert some
     for (key, a), b in zip(eager.state_dict().items(), other.state_dict().values(), strict=True):
-        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, msg=lambda text, key=key: f"{key}: {text}")
+        torch.testing.assert_close(
+            a, b, rtol=tolerance, atol=tolerance, msg=lambda text, key=key: f"{key}: {text}"
+        )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -81,8 +91,19 @@ def test_a_step_in_clusters_is_the_step(monkeypatch, replaced, name):
     with elementary():
         alike(monkeypatch, name, tolerance=1e-2 if name == "bfloat16" else 2e-4)
     for _, graph in found:  # beside products and views there are functions alone
-        left = {node.target.__name__ for node in graph.graph.nodes if node.op == "call_function" and DEFERRED not in node.meta}
-        assert not left & {"add.Tensor", "mul.Tensor", "relu.default", "sigmoid.default", "threshold_backward.default", "sum.dim_IntList"}
+        left = {
+            node.target.__name__
+            for node in graph.graph.nodes
+            if node.op == "call_function" and DEFERRED not in node.meta
+        }
+        assert not left & {
+            "add.Tensor",
+            "mul.Tensor",
+            "relu.default",
+            "sigmoid.default",
+            "threshold_backward.default",
+            "sum.dim_IntList",
+        }
 
 
 @compiles
@@ -95,13 +116,23 @@ def recorded(model, x, *, cells):
     """A step's recording, its arguments, and how many of them are weights."""
     batch, plan = model.prepare(x=x), model.plan()
     n, steps = model._extent(batch)
-    given = batch | noise.draw(plan.layout(n, steps, dropout=True), generator=None, device=torch.device("cpu"), dtype=x.dtype)
+    given = batch | noise.draw(
+        plan.layout(n, steps, dropout=True),
+        generator=None,
+        device=torch.device("cpu"),
+        dtype=x.dtype,
+    )
     named = set(batch)
 
     def function(inputs):
         from aevb.estimate.estimators import estimate
 
-        bound = estimate(plan, model.factors, {k: v for k, v in inputs.items() if k in named}, {k: v for k, v in inputs.items() if k not in named})
+        bound = estimate(
+            plan,
+            model.factors,
+            {k: v for k, v in inputs.items() if k in named},
+            {k: v for k, v in inputs.items() if k not in named},
+        )
         return bound.value.mean(), bound.value.mean().reshape(1)
 
     with elementary() if cells else nullcontext():
@@ -110,7 +141,10 @@ def recorded(model, x, *, cells):
 
 
 def sequences(steps):
-    return (torch.rand(5, steps, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64) < 0.3).double()
+    return (
+        torch.rand(5, steps, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        < 0.3
+    ).double()
 
 
 def test_products_of_one_input_become_one_and_gradients_lie_beside(monkeypatch):
@@ -122,19 +156,27 @@ def test_products_of_one_input_become_one_and_gradients_lie_beside(monkeypatch):
         smaller = rewritten(graph, weights)
         for a, b in zip(smaller(*arguments), before, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
-    assert count(smaller, *SUMS) < products - 2 * 12  # of each step at least one forwards and one backwards
+    # of each step at least one forwards and one backwards
+    assert count(smaller, *SUMS) < products - 2 * 12
     assert count(smaller, "addmm_") >= 3
     groups = {node.meta[DEFERRED] for node in smaller.graph.nodes if DEFERRED in node.meta}
     assert len(groups) > 5
     for node in smaller.graph.nodes:
         if DEFERRED in node.meta:
-            assert all(user.op == "output" or user.meta.get(DEFERRED) == node.meta[DEFERRED] for user in node.users)
+            assert all(
+                user.op == "output" or user.meta.get(DEFERRED) == node.meta[DEFERRED]
+                for user in node.users
+            )
 
 
 def test_a_longer_sequence_needs_no_more_functions():
     made = {}
     for steps in (6, 14):
-        p = {"h[t] | h[t-1], x[t-1], z[t-1]": LSTM(6), "z[t] | h[t]": Normal(5), "x[t] | h[t], z[t]": Bernoulli(4, net=mlp(5))}
+        p = {
+            "h[t] | h[t-1], x[t-1], z[t-1]": LSTM(6),
+            "z[t] | h[t]": Normal(5),
+            "x[t] | h[t], z[t]": Bernoulli(4, net=mlp(5)),
+        }
         model = Model(p, {"z[t] | h[t], x[t]": Normal(net=mlp(9, 9))}).double()
         graph, arguments, weights = recorded(model, sequences(steps), cells=True)
         with torch.no_grad():
@@ -158,10 +200,15 @@ def test_compiled_code_is_called_directly_where_that_gives_the_same_tensors():
         return found
 
     assert compiled(lambda x, y: (x + y, (x * y).sum(1))).__module__ != fusing.__name__
-    assert compiled(lambda x, y: (x.view(4, 3), x + y))([x, y])[0].data_ptr() == x.data_ptr()  # torch makes such a view beside the code
-    assert compiled(lambda x, y: (torch.ops.aten.alias.default(x),)).__module__ == fusing.__name__  # no code at all
+    # torch makes such a view beside the code
+    assert compiled(lambda x, y: (x.view(4, 3), x + y))([x, y])[0].data_ptr() == x.data_ptr()
+    # no code at all
+    assert compiled(lambda x, y: (torch.ops.aten.alias.default(x),)).__module__ == fusing.__name__
     x[0, 0] = torch.nan
-    assert fusing._compiled(fx.symbolic_trace(lambda x, y: (x + y,)), [x, y]).__module__ != fusing.__name__
+    assert (
+        fusing._compiled(fx.symbolic_trace(lambda x, y: (x + y,)), [x, y]).__module__
+        != fusing.__name__
+    )
 
 
 @compiles
@@ -171,14 +218,22 @@ def test_convolutions_without_an_activation_are_compiled():
         torch.manual_seed(0)
         p = {"z": Normal(6), "x | z": Bernoulli((1, 8, 8), net=deconv(4, activation="identity"))}
         model = Model(p, {"z | x": Normal(net=conv(4, hidden=9, activation="identity"))}).double()
-        fit(model, {"x": data(24, 64).double().reshape(24, 1, 8, 8)}, steps=3, batch=12, compile=compile)
+        fit(
+            model,
+            {"x": data(24, 64).double().reshape(24, 1, 8, 8)},
+            steps=3,
+            batch=12,
+            compile=compile,
+        )
         found.append(model.state_dict())
     for name, value in found[0].items():
         torch.testing.assert_close(found[1][name], value, rtol=1e-10, atol=1e-12, msg=name)
 
 
 def test_a_relu_is_taken_along_by_the_product_that_it_follows_alone():
-    model = Model({"z": Normal(2), "x | z": Bernoulli(16, net=mlp(9, 9))}, {"z | x": Normal(net=mlp(9, 9))})
+    model = Model(
+        {"z": Normal(2), "x | z": Bernoulli(16, net=mlp(9, 9))}, {"z | x": Normal(net=mlp(9, 9))}
+    )
     graph, _, weights = recorded(model, data(30), cells=False)
     before = sum(node.target is torch.ops.aten.relu.default for node in graph.graph.nodes)
     smaller = rewritten(graph, weights)
@@ -187,7 +242,9 @@ def test_a_relu_is_taken_along_by_the_product_that_it_follows_alone():
 
 
 def test_small_products_are_sums_in_the_clusters():
-    model = Model({"z": Normal(2), "x | z": Bernoulli(16, net=mlp(9))}, {"z | x": Normal(net=mlp(9))})
+    model = Model(
+        {"z": Normal(2), "x | z": Bernoulli(16, net=mlp(9))}, {"z | x": Normal(net=mlp(9))}
+    )
     graph, arguments, weights = recorded(model, data(30), cells=False)
     clusters = by_functions(graph, weights)
     for node in clusters.graph.nodes:
@@ -200,37 +257,82 @@ def test_small_products_are_sums_in_the_clusters():
 
 
 def numbers(*shape):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
+    return torch.randn(
+        *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape))
+    )
 
 
 def many_inputs(w, v, *inputs):
-    """Each input is multiplied twice by the same two weights, four inputs by one pair and four by another."""
+    """Each input is multiplied twice by the same two weights, four inputs by one pair and four by
+    another.
+    """
     pairs = ((w, v), (w.t() @ w, v * 2)), inputs
-    return tuple(x @ a for x in inputs[:4] for a in (w, v)) + tuple(x @ a for x in inputs[4:] for a in (v, w)) + (pairs[0][1][1],)
+    return (
+        tuple(x @ a for x in inputs[:4] for a in (w, v))
+        + tuple(x @ a for x in inputs[4:] for a in (v, w))
+        + (pairs[0][1][1],)
+    )
 
 
-# (how many of the arguments are weights, the function, the arguments): what recordings of models happen not to contain, and others may
+# (how many of the arguments are weights, the function, the arguments): what recordings of models
+# happen not to contain, and others may
 SHAPES = {
-    "a product's transpose is added": (1, lambda w, x, c: (c * 2 + (x @ w).t(),), (numbers(5, 6), numbers(6, 5), numbers(6, 6))),
-    "a part of a product is added": (1, lambda w, x, c: (c * 2 + (x @ w)[:, :4],), (numbers(5, 9), numbers(6, 5), numbers(6, 4))),
-    "a repeated product is added": (1, lambda w, x, c: (c * 2 + (x @ w).expand(6, 9),), (numbers(5, 9), numbers(1, 5), numbers(6, 9))),
-    "a product is added to a product": (2, lambda w, v, x: ((x @ w) + (x @ v), (x @ v).sum(0)), (numbers(5, 9), numbers(6, 9)[:5], numbers(4, 5))),
-    "what is added to is read elsewhere": (1, lambda w, x: ((h := x @ w) + x @ w, h.sum()), (numbers(5, 9), numbers(6, 5))),
+    "a product's transpose is added": (
+        1,
+        lambda w, x, c: (c * 2 + (x @ w).t(),),
+        (numbers(5, 6), numbers(6, 5), numbers(6, 6)),
+    ),
+    "a part of a product is added": (
+        1,
+        lambda w, x, c: (c * 2 + (x @ w)[:, :4],),
+        (numbers(5, 9), numbers(6, 5), numbers(6, 4)),
+    ),
+    "a repeated product is added": (
+        1,
+        lambda w, x, c: (c * 2 + (x @ w).expand(6, 9),),
+        (numbers(5, 9), numbers(1, 5), numbers(6, 9)),
+    ),
+    "a product is added to a product": (
+        2,
+        lambda w, v, x: ((x @ w) + (x @ v), (x @ v).sum(0)),
+        (numbers(5, 9), numbers(6, 9)[:5], numbers(4, 5)),
+    ),
+    "what is added to is read elsewhere": (
+        1,
+        lambda w, x: ((h := x @ w) + x @ w, h.sum()),
+        (numbers(5, 9), numbers(6, 5)),
+    ),
     "parts counted from the end": (
         2,
         lambda w, v, x: ((h := x @ w)[-5:-2] + x[:3] @ v, h[0:3] * 2),
         (numbers(5, 9), numbers(5, 9) + 1, numbers(6, 5)),
     ),
-    "factors of a product": (1, lambda w, b, x: (torch.addmm(b, x, w, beta=2, alpha=3),), (numbers(3, 20), numbers(20), numbers(6, 3))),
-    "a bias for every row": (1, lambda w, b, x: (torch.addmm(b, x, w),), (numbers(3, 20), numbers(6, 20), numbers(6, 3))),
-    "nothing but products": (2, many_inputs, (numbers(5, 5), numbers(5, 5) + 1, *(numbers(6, 5) + i for i in range(8)))),
+    "factors of a product": (
+        1,
+        lambda w, b, x: (torch.addmm(b, x, w, beta=2, alpha=3),),
+        (numbers(3, 20), numbers(20), numbers(6, 3)),
+    ),
+    "a bias for every row": (
+        1,
+        lambda w, b, x: (torch.addmm(b, x, w),),
+        (numbers(3, 20), numbers(6, 20), numbers(6, 3)),
+    ),
+    "nothing but products": (
+        2,
+        many_inputs,
+        (numbers(5, 5), numbers(5, 5) + 1, *(numbers(6, 5) + i for i in range(8))),
+    ),
     "a product in another shape": (
         2,
         lambda w, v, *xs: tuple((x @ w).view(-1, 3) + (x @ v).sum() for x in xs),
         (numbers(5, 9), numbers(5, 4), *(numbers(6, 5) + i for i in range(6))),
     ),
     "no product": (1, lambda w, x: (torch.sigmoid(w) * x, x.sum()), (numbers(5), numbers(5) + 1)),
-    "an argument and the same result twice": (1, lambda w, x: (x, (y := x @ w), y, w), (numbers(5, 9), numbers(6, 5))),
+    "an argument and the same result twice": (
+        1,
+        lambda w, x: (x, (y := x @ w), y, w),
+        (numbers(5, 9), numbers(6, 5)),
+    ),
 }
 
 
@@ -261,11 +363,24 @@ def test_what_a_compiler_hands_on_is_not_written_over():
 
 
 @pytest.mark.parametrize(("on_gpu", "left"), [(False, 2), (True, 0)])
-def test_narrow_products_are_sums_and_on_a_gpu_those_of_several_pairs_also_where_they_are_wider(on_gpu, left):
+def test_narrow_products_are_sums_and_on_a_gpu_those_of_several_pairs_also_where_they_are_wider(
+    on_gpu, left
+):
     def function(w, v, x, y):
-        return (x @ w).exp(), torch.bmm(x[None], v).exp(), (y @ w.t()).exp(), torch.bmm(y[None], v.mT).exp(), (x @ w[:, :6]).exp()
+        return (
+            (x @ w).exp(),
+            torch.bmm(x[None], v).exp(),
+            (y @ w.t()).exp(),
+            torch.bmm(y[None], v.mT).exp(),
+            (x @ w[:, :6]).exp(),
+        )
 
-    arguments = numbers(40, 10).float(), numbers(1, 40, 10).float(), numbers(6, 40).float(), numbers(6, 10).float()
+    arguments = (
+        numbers(40, 10).float(),
+        numbers(1, 40, 10).float(),
+        numbers(6, 40).float(),
+        numbers(6, 10).float(),
+    )
     graph = fusing.fused(rewritten(traced(function, *arguments), 2), on_gpu=on_gpu)
     for part in calls(graph):
         part.run = lambda given, function=part.function: function(*given)
@@ -280,7 +395,9 @@ def test_what_writes_into_a_view_is_not_rewritten():
         h.view(-1).relu_()
         return (h * 2,)
 
-    with pytest.raises(UnchangeableError, match="writes into a value that other operations may read"):
+    with pytest.raises(
+        UnchangeableError, match="writes into a value that other operations may read"
+    ):
         rewritten(traced(function, numbers(5, 9), numbers(6, 5)), 1)
 
 
@@ -296,7 +413,9 @@ def test_a_step_that_cannot_be_rewritten_runs_as_it_was_recorded():
     objective, measured, gradients = made({"x": x})
     expected, also = function({"x": x})
     torch.testing.assert_close((objective, measured), (expected.detach(), also.detach()))
-    torch.testing.assert_close(tuple(gradients), torch.autograd.grad(-expected, list(layer.parameters())))
+    torch.testing.assert_close(
+        tuple(gradients), torch.autograd.grad(-expected, list(layer.parameters()))
+    )
     assert "writes into a value that other operations may read" in made.remarks[0]
 
 
@@ -319,7 +438,9 @@ def test_what_is_written_through_a_view_is_not_made_anew(view):
         return t * 2, t.sum()
 
     arguments = numbers(5, 9), numbers(6, 5)
-    with pytest.raises(UnchangeableError, match="writes into a value that other operations may read"):
+    with pytest.raises(
+        UnchangeableError, match="writes into a value that other operations may read"
+    ):
         rewritten(traced(function, *arguments), 1)
 
 
@@ -333,7 +454,7 @@ def test_what_is_written_into_as_one_of_several_is_not_made_anew():
         rewritten(traced(function, numbers(5, 9), numbers(6, 5)), 1)
 
 
-# Streams ----------------------------------------------------------------------------------------------------------------------------------
+# Streams ------------------------------------------------------------------------------------------
 
 
 class Stream:
@@ -350,7 +471,9 @@ class Stream:
 
 
 class Watched(cuda_streams.ConcurrentRun):
-    """Checks that an operation waits for what it reads, and that nobody gives away what a stream may still read."""
+    """Checks that an operation waits for what it reads, and that nobody gives away what a stream
+    may still read.
+    """
 
     def __init__(self, graph, own, streams):
         super().__init__(graph, own)
@@ -361,16 +484,25 @@ class Watched(cuda_streams.ConcurrentRun):
         given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
         for value in given:
             name, when = self.made.get(id(value), (here.name, 0))
-            assert name == here.name or here.seen.get(name, 0) >= when, f"{target} does not wait for what it reads"
+            assert name == here.name or here.seen.get(name, 0) >= when, (
+                f"{target} does not wait for what it reads"
+            )
         for name, when, reads in self.reading:
-            assert chain.seen.get(name, 0) >= when or all(read() is not None for read in reads), f"memory of {name} is taken before {target}"
-        foreign = [weakref.ref(value) for value in given if self.made.get(id(value), ("chain", 0))[0] != here.name]
+            assert chain.seen.get(name, 0) >= when or all(read() is not None for read in reads), (
+                f"memory of {name} is taken before {target}"
+            )
+        foreign = [
+            weakref.ref(value)
+            for value in given
+            if self.made.get(id(value), ("chain", 0))[0] != here.name
+        ]
         result = super().call_function(target, args, kwargs)
         here.done += 1
         self.used.add(here.name)
         self.made |= {id(value): (here.name, here.done) for value in tree_leaves(result)}
         if here is not chain:
-            self.reading.append((here.name, here.done, foreign))  # what a stream has made itself goes back to it, and is used in order
+            # what a stream has made itself goes back to it, and is used in order
+            self.reading.append((here.name, here.done, foreign))
         return result
 
 
@@ -387,14 +519,19 @@ def watched(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: streams[-1])
     monkeypatch.setattr(torch.cuda, "stream", on)
-    own = cuda_streams.CudaStreams(streams[0], Stream("concurrent"), None, tuple(Stream(f"branch {i}") for i in range(3)))
+    own = cuda_streams.CudaStreams(
+        streams[0], Stream("concurrent"), None, tuple(Stream(f"branch {i}") for i in range(3))
+    )
 
     def run(graph, *arguments):
         for part in calls(graph):
             part.run = lambda given, function=part.function: function(*given)
         watching = Watched(graph, own, streams)
         torch.testing.assert_close(list(watching.run(*arguments)), list(graph(*arguments)))
-        assert all(streams[0].seen.get(stream.name, 0) == stream.done for stream in (own.concurrent, *own.branches))
+        assert all(
+            streams[0].seen.get(stream.name, 0) == stream.done
+            for stream in (own.concurrent, *own.branches)
+        )
         return watching.used
 
     return run
@@ -423,11 +560,16 @@ def put_to_what_is_there(w1, w2, w3, x, y):
 
 @pytest.mark.parametrize(
     ("function", "shapes"),
-    [(straight_on, [(5, 9), (5, 9), (9, 7), (9, 7), (20, 5)]), (put_to_what_is_there, [(15, 9), (15, 9), (15, 9), (20, 15), (20, 15)])],
+    [
+        (straight_on, [(5, 9), (5, 9), (9, 7), (9, 7), (20, 5)]),
+        (put_to_what_is_there, [(15, 9), (15, 9), (15, 9), (20, 15), (20, 15)]),
+    ],
 )
 def test_products_wait_for_those_of_the_level_below(watched, function, shapes):
     arguments = [numbers(*shape) for shape in shapes]
-    graph = fusing.fused(rewritten(traced(function, *arguments), len(shapes) - 1, defer=False), on_gpu=True)
+    graph = fusing.fused(
+        rewritten(traced(function, *arguments), len(shapes) - 1, defer=False), on_gpu=True
+    )
     assert watched(graph, *arguments) == {"chain", "concurrent"}
 
 
@@ -441,7 +583,7 @@ def test_a_value_that_a_gradient_needs_stays_on_the_chain(watched):
     assert watched(graph, *arguments) == {"chain", "branch 0"}  # the second value alone is nobody's
 
 
-# Many steps at a time ---------------------------------------------------------------------------------------------------------------------
+# Many steps at a time -----------------------------------------------------------------------------
 
 
 class Stepper:
@@ -450,7 +592,14 @@ class Stepper:
     captures, ends_compiled, alone = True, False, True
 
     def __init__(self, log, name):
-        self.log, self.name, self.seen, self.number, self.take, self.moving = log, name, {}, None, lambda: None, {}
+        self.log, self.name, self.seen, self.number, self.take, self.moving = (
+            log,
+            name,
+            {},
+            None,
+            lambda: None,
+            {},
+        )
 
     def step(self, step, phase, rate):
         self.seen[phase.name] = self.seen.get(phase.name, 0) + 1
@@ -505,7 +654,9 @@ def test_steps_of_several_models_and_phases_keep_their_order(steps):
         taken.step([(stepper, i, phase, float(i)) for stepper in (both if i < 30 else both[:1])])
     both[0].take()
     for name, last in (("a", 40), ("b", 30)):
-        assert [entry for entry in log if entry[0] == name] == [(name, i, float(i)) for i in range(last)]
+        assert [entry for entry in log if entry[0] == name] == [
+            (name, i, float(i)) for i in range(last)
+        ]
     assert [stepper.number for stepper in both] == [0, 1]
     assert capture.AT_ONCE in graphs
 
@@ -526,18 +677,35 @@ def test_steps_are_captured_anew_where_weights_have_moved(steps):
 
 
 def test_masks_of_one_kind_are_drawn_at_once():
-    layout = {"a": ("keep 0.75", (40, 30)), "eps": ("normal", (40, 2)), "b": ("keep 0.75", (40, 50)), "c": ("keep 0.5", (40, 10))}
-    found = noise.draw(layout, generator=torch.Generator().manual_seed(0), device=torch.device("cpu"), dtype=torch.float32)
-    assert {name: tuple(value.shape) for name, value in found.items()} == {name: shape for name, (_, shape) in layout.items()}
+    layout = {
+        "a": ("keep 0.75", (40, 30)),
+        "eps": ("normal", (40, 2)),
+        "b": ("keep 0.75", (40, 50)),
+        "c": ("keep 0.5", (40, 10)),
+    }
+    found = noise.draw(
+        layout,
+        generator=torch.Generator().manual_seed(0),
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+    )
+    assert {name: tuple(value.shape) for name, value in found.items()} == {
+        name: shape for name, (_, shape) in layout.items()
+    }
     assert found["a"].untyped_storage().data_ptr() == found["b"].untyped_storage().data_ptr()
     assert found["a"].untyped_storage().data_ptr() != found["c"].untyped_storage().data_ptr()
     for name, share in (("a", 0.75), ("b", 0.75), ("c", 0.5)):
         assert set(found[name].unique().tolist()) == {0.0, 1.0}
-        assert abs(found[name].mean().item() - share) < 4 * (share * (1 - share) / found[name].numel()) ** 0.5
+        assert (
+            abs(found[name].mean().item() - share)
+            < 4 * (share * (1 - share) / found[name].numel()) ** 0.5
+        )
 
 
 def test_a_run_is_the_same_whether_its_rows_are_asked_for_singly_or_together():
-    order = fit(CASES["vae"][0](), {"x": data()}, steps=1, batch=25).settings  # any run: only its batches matter
+    order = fit(
+        CASES["vae"][0](), {"x": data()}, steps=1, batch=25
+    ).settings  # any run: only its batches matter
     rows = Order(60, order.batch, seed=4)
     assert torch.equal(rows.rows(3, 10), torch.cat([rows.rows(3 + i) for i in range(10)]))
 
@@ -553,6 +721,8 @@ def test_what_was_compiled_once_is_found_again():
     found = []
     for _ in range(2):
         before = counters["inductor"]["fxgraph_cache_hit"]
-        torch.testing.assert_close(fusing.compiled(function, arguments)(list(arguments)), function(*arguments))
+        torch.testing.assert_close(
+            fusing.compiled(function, arguments)(list(arguments)), function(*arguments)
+        )
         found.append(counters["inductor"]["fxgraph_cache_hit"] - before)
     assert found[-1] == 1

@@ -1,4 +1,6 @@
-"""A function, traced, is the function: also for other tensors, also where it writes into what it has made."""
+"""A function, traced, is the function: also for other tensors, also where it writes into what it
+has made.
+"""
 
 import pytest
 import torch
@@ -6,7 +8,10 @@ from torch import fx
 
 from aevb.compiled_step.tracing import traced
 
-a, b = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
+a, b = (
+    torch.randn(4, 3, generator=torch.Generator().manual_seed(0)),
+    torch.randn(4, 3, generator=torch.Generator().manual_seed(1)),
+)
 fixed = torch.arange(3.0)
 
 
@@ -106,7 +111,10 @@ def test_traced_it_is_the_same(name, fold):
         found = tuple(graph(*arguments))
         torch.testing.assert_close(found, tuple(function(*arguments)), rtol=0, atol=0)
         for result in found:
-            mine = result.untyped_storage().data_ptr() not in (x.untyped_storage().data_ptr(), y.untyped_storage().data_ptr())
+            mine = result.untyped_storage().data_ptr() not in (
+                x.untyped_storage().data_ptr(),
+                y.untyped_storage().data_ptr(),
+            )
             if mine and result.is_floating_point():
                 result.mul_(3)  # whoever gets it may
     assert torch.equal(x, a)
@@ -120,16 +128,30 @@ def test_every_value_has_its_form(name):
             result = super().run_node(node)
             if isinstance(result, torch.Tensor):
                 form = node.meta["val"]
-                assert (form.shape, form.stride(), form.dtype) == (result.shape, result.stride(), result.dtype)
+                assert (form.shape, form.stride(), form.dtype) == (
+                    result.shape,
+                    result.stride(),
+                    result.dtype,
+                )
             return result
 
     Checked(traced(FUNCTIONS[name], a, b)).run(a, b)
 
 
 def test_what_is_the_same_every_time_is_folded():
-    graph = traced(lambda x: (x * (torch.ones_like(x).neg() / 100).exp(), torch.zeros(3).add_(1)), a, fold=True)
-    targets = [node.target for node in graph.graph.nodes if node.op == "call_function" and node.target is not torch.ops.aten.detach.default]
-    assert targets == [torch.ops.aten.mul.Tensor, torch.ops.aten.zeros.default, torch.ops.aten.add_.Tensor]
+    graph = traced(
+        lambda x: (x * (torch.ones_like(x).neg() / 100).exp(), torch.zeros(3).add_(1)), a, fold=True
+    )
+    targets = [
+        node.target
+        for node in graph.graph.nodes
+        if node.op == "call_function" and node.target is not torch.ops.aten.detach.default
+    ]
+    assert targets == [
+        torch.ops.aten.mul.Tensor,
+        torch.ops.aten.zeros.default,
+        torch.ops.aten.add_.Tensor,
+    ]
 
 
 def test_a_buffer_that_changes_is_seen():

@@ -29,23 +29,51 @@ from aevb.data.repeated_values import note_repeats
 ONE_FOR_ALL = {Normal: {"scale": "learned"}, MultivariateNormal: {"covariance": "shared"}}
 FLAT = put(put(np.random.default_rng(6).random((40, 4)), 0.25, slice(None), 1), 0.0, slice(None), 3)
 UNBOUNDED = {
-    "Normal": (Normal(4), FLAT, "x has 2 of 4 columns that are constant (columns 1, 3, from 0), but p gives x a Normal whose scale is learned"),
+    "Normal": (
+        Normal(4),
+        FLAT,
+        "x has 2 of 4 columns that are constant (columns 1, 3, from 0), but p gives x a Normal "
+        "whose scale is learned",
+    ),
     "one scale": (Normal(4, scale="learned"), FLAT, "fix the scale (Normal(…, scale=0.1))"),
     "Laplace": (Laplace(4), FLAT, "p gives x a Laplace"),
     "StudentT": (StudentT(4), FLAT, "p gives x a StudentT"),
-    "MultivariateNormal": (MultivariateNormal(4), FLAT, "p gives x a MultivariateNormal whose covariance is learned"),
+    "MultivariateNormal": (
+        MultivariateNormal(4),
+        FLAT,
+        "p gives x a MultivariateNormal whose covariance is learned",
+    ),
     "Mixture": (Mixture(4), FLAT, "p gives x a Mixture"),
-    "ContinuousBernoulli": (ContinuousBernoulli(4), FLAT, "x has 1 of 4 columns that are exactly 0 (or exactly 1) in every row (column 3, from 0)"),
+    "ContinuousBernoulli": (
+        ContinuousBernoulli(4),
+        FLAT,
+        "x has 1 of 4 columns that are exactly 0 (or exactly 1) in every row (column 3, from 0)",
+    ),
     "ones": (ContinuousBernoulli(4), put(FLAT, 1.0, slice(None), 0), "(columns 0, 3, from 0)"),
-    "Beta": (Beta(4), np.clip(FLAT, 0.1, 0.9), "x has 2 of 4 columns that are constant (columns 1, 3, from 0), but p gives x a Beta"),
-    "one row": (Normal(4), FLAT[:1], "x has a single row, so every column is constant, but p gives x a Normal whose scale is learned"),
-    "one value": (Normal(4), put(put(FLAT[:, [0, 2, 0, 2]], NAN, slice(1, 40), 0), 1.0, 5, 1), "columns that are constant (column 0, from 0)"),
-}  # fmt: skip
+    "Beta": (
+        Beta(4),
+        np.clip(FLAT, 0.1, 0.9),
+        "x has 2 of 4 columns that are constant (columns 1, 3, from 0), but p gives x a Beta",
+    ),
+    "one row": (
+        Normal(4),
+        FLAT[:1],
+        "x has a single row, so every column is constant, but p gives x a Normal whose scale is "
+        "learned",
+    ),
+    "one value": (
+        Normal(4),
+        put(put(FLAT[:, [0, 2, 0, 2]], NAN, slice(1, 40), 0), 1.0, 5, 1),
+        "columns that are constant (column 0, from 0)",
+    ),
+}
 
 
 @pytest.mark.parametrize("mapped", [False, True], ids=["memory", "file"])
 @pytest.mark.parametrize(("family", "x", "message"), UNBOUNDED.values(), ids=UNBOUNDED)
-def test_data_on_which_a_density_is_unbounded_are_refused_before_training(tmp_path, family, x, message, mapped):
+def test_data_on_which_a_density_is_unbounded_are_refused_before_training(
+    tmp_path, family, x, message, mapped
+):
     model = Model({"z": Normal(2), "x | z": family}, {"z | x": Normal()})
     np.save(tmp_path / "x.npy", x)
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -70,16 +98,22 @@ def test_other_data_and_other_densities_are_trained(family, x):
     assert fit(model, {"x": x}, steps=2).step == 2
 
 
-@pytest.mark.parametrize("family", [Normal(4, scale="learned"), MultivariateNormal(4, covariance="shared")])
+@pytest.mark.parametrize(
+    "family", [Normal(4, scale="learned"), MultivariateNormal(4, covariance="shared")]
+)
 def test_a_root_with_a_scale_to_learn_refuses_constant_columns(family):
     model = Model({"z": Normal(2), "x": family, "y | z": Normal(4)}, {"z | x": Normal()})
-    with pytest.raises(ValueError, match=r"columns that are constant \(columns 1, 3, from 0\), but p gives x a"):
+    with pytest.raises(
+        ValueError, match=r"columns that are constant \(columns 1, 3, from 0\), but p gives x a"
+    ):
         fit(model, {"x": FLAT, "y": FLAT[:, [0, 2, 0, 2]]}, steps=1)
 
 
 @pytest.mark.parametrize("family", [Normal, MultivariateNormal])
 def test_repeated_values_are_noted_where_a_scale_depends_on_parents(family):
-    """A linear function of a Gaussian with one covariance for all rows has one peak; with a covariance of every row it can narrow onto each value."""
+    """A linear function of a Gaussian with one covariance for all rows has one peak; with a
+    covariance of every row it can narrow onto each value.
+    """
     x = torch.tensor(np.random.default_rng(0).integers(0, 3, (200, 2)), dtype=torch.float32)
     for spec, noted in ((family(2), 1), (replace(family(2), **ONE_FOR_ALL[family]), 0)):
         model = Model({"z": Normal(2), "x | z": spec}, {"z | x": Normal()})
@@ -91,5 +125,8 @@ def test_what_is_missing_everywhere_is_refused():
     with pytest.raises(ValueError, match=r"x is missing \(NaN\) in every row: p cannot learn it"):
         fit(zoo.fa(), {"x": np.full((30, 3), np.nan)}, steps=2)
     x[:, 1] = np.nan
-    with pytest.raises(ValueError, match=r"x is missing \(NaN\) in every row of column 1, from 0: p cannot learn it"):
+    with pytest.raises(
+        ValueError,
+        match=r"x is missing \(NaN\) in every row of column 1, from 0: p cannot learn it",
+    ):
         fit(zoo.fa(), {"x": x}, steps=2)

@@ -17,8 +17,13 @@ from aevb.training.staging import Gathered, Staged
 
 
 def kinds(tmp_path):
-    """A conditional model's rows with labels and holes, as every kind of map, and as arrays in memory."""
-    x, y = put(np.random.default_rng(3).standard_normal((700, 4)), NAN, slice(3, 700, 7), 2), np.arange(700) % 3
+    """A conditional model's rows with labels and holes, as every kind of map, and as arrays in
+    memory.
+    """
+    x, y = (
+        put(np.random.default_rng(3).standard_normal((700, 4)), NAN, slice(3, 700, 7), 2),
+        np.arange(700) % 3,
+    )
     np.savez(tmp_path / "plain.npz", x=x, y=y)
     np.savez_compressed(tmp_path / "packed.npz", x=x, y=y)
     np.save(tmp_path / "x.npy", x)
@@ -52,27 +57,53 @@ def test_every_kind_of_file_gives_the_rows_that_memory_does(tmp_path, monkeypatc
         taken = source.take(rows)
         assert taken.keys() == expected.keys() == {"x", "y", "x?"}
         for key, value in expected.items():
-            assert torch.allclose(taken[key], value, rtol=0, atol=1e-7 if name == "single" else 0), (name, key)
-        assert source.take(torch.tensor([0, 1])).keys() == {"x", "y", "x?"}  # no hole there, but the same plan
+            assert torch.allclose(
+                taken[key], value, rtol=0, atol=1e-7 if name == "single" else 0
+            ), (name, key)
+        # no hole there, but the same plan
+        assert source.take(torch.tensor([0, 1])).keys() == {"x", "y", "x?"}
         low, high = source.extents["x"]
-        assert torch.allclose(low, torch.tensor(np.nanmin(kinds(tmp_path)["memory"]["x"], 0)), rtol=0, atol=1e-7)
+        assert torch.allclose(
+            low, torch.tensor(np.nanmin(kinds(tmp_path)["memory"]["x"], 0)), rtol=0, atol=1e-7
+        )
         assert (high > 1).all()
 
 
 def test_rows_are_staged_before_they_are_asked_for(tmp_path):
     data, model = kinds(tmp_path), conditional()
     for name in ("memory", "mapped", "columns"):
-        source, order = open_source(model.graph, data[name], model._parameter()), Order(700, 90, seed=1)
+        source, order = (
+            open_source(model.graph, data[name], model._parameter()),
+            Order(700, 90, seed=1),
+        )
         staged = Staged(source, order, 4, 44, torch.device("cpu"))
-        for step, count in [(0, 1), (1, 1), (2, 4), (6, 2), (8, 4), (12, 3), (3, 4), (40, 4)]:  # within a block, across two, back, far away
+        for step, count in [
+            (0, 1),
+            (1, 1),
+            (2, 4),
+            (6, 2),
+            (8, 4),
+            (12, 3),
+            (3, 4),
+            (40, 4),
+        ]:  # within a block, across two, back, far away
             staged.load(step, count)
             last = (step + count - 1) // 4
-            assert sorted(staged.blocks) == ([last, last + 1] if step < 40 else [last])  # nothing beyond the end
+            # nothing beyond the end
+            assert sorted(staged.blocks) == ([last, last + 1] if step < 40 else [last])
             for i in range(count):
                 expected, found = source.read(order.rows(step + i)), staged.batch(i)
                 assert expected.keys() == found.keys()
-                assert all(torch.equal(found[key], value) for key, value in expected.items()), (name, step, i)
-                assert all(value.is_contiguous() and value.data_ptr() % 16 == staged.here[key].data_ptr() % 16 for key, value in found.items())
+                assert all(torch.equal(found[key], value) for key, value in expected.items()), (
+                    name,
+                    step,
+                    i,
+                )
+                assert all(
+                    value.is_contiguous()
+                    and value.data_ptr() % 16 == staged.here[key].data_ptr() % 16
+                    for key, value in found.items()
+                )
         staged.settle()
         assert all(coming.done() for coming in staged.blocks.values())
         staged.close()
@@ -81,11 +112,16 @@ def test_rows_are_staged_before_they_are_asked_for(tmp_path):
 
 def test_small_rows_are_taken_for_some_steps_at_once(tmp_path, monkeypatch):
     data, model = kinds(tmp_path), conditional()
-    source, order = open_source(model.graph, data["memory"], model._parameter()), Order(700, 90, seed=1)
+    source, order = (
+        open_source(model.graph, data["memory"], model._parameter()),
+        Order(700, 90, seed=1),
+    )
     assert Gathered.pays(source, order)
     gathered = Gathered(source, order)
     reads = []
-    monkeypatch.setattr(source, "read", lambda rows, real=source.read: (reads.append(len(rows)), real(rows))[1])
+    monkeypatch.setattr(
+        source, "read", lambda rows, real=source.read: (reads.append(len(rows)), real(rows))[1]
+    )
     for step in (0, 1, 7, 8, 9, 3, 100, 101):  # the data end within a batch, at step 7
         gathered.load(step, 1)
         for key, value in source.batch.items():
@@ -101,7 +137,10 @@ def test_memory_and_a_file_train_the_same_weights_also_of_odd_sizes(tmp_path):
     found = []
     for rows in (x, tmp_path / "x.npy"):
         torch.manual_seed(0)
-        model = Model({"z": Normal(2), "x | z": Bernoulli(15, net=mlp(9, 7))}, {"z | x": Normal(net=mlp(9, 7))})
+        model = Model(
+            {"z": Normal(2), "x | z": Bernoulli(15, net=mlp(9, 7))},
+            {"z | x": Normal(net=mlp(9, 7))},
+        )
         fit(model, {"x": rows}, steps=40, batch=23, seed=0)
         found.append(model.state_dict())
     torch.testing.assert_close(*found, rtol=0, atol=0)
@@ -110,22 +149,35 @@ def test_memory_and_a_file_train_the_same_weights_also_of_odd_sizes(tmp_path):
 def test_large_rows_files_and_sequences_are_taken_step_by_step(tmp_path):
     model = conditional()
     order = Order(700, 90, seed=1)
-    assert not Gathered.pays(open_source(model.graph, kinds(tmp_path)["mapped"], model._parameter()), order)
+    assert not Gathered.pays(
+        open_source(model.graph, kinds(tmp_path)["mapped"], model._parameter()), order
+    )
     wide = Model({"z": Normal(2), "x | z": Bernoulli(3000)}, {"z | x": Normal()})
     rows = open_source(wide.graph, {"x": np.zeros((200, 3000), np.float32)}, wide._parameter())
     assert not Gathered.pays(rows, Order(200, 90, seed=0))  # 1.03 MB
     assert Gathered.pays(rows, Order(200, 80, seed=0))
-    timed = Model({"z[t] | z[t-1]": Normal(2), "x[t] | z[t]": Bernoulli(2)}, {"z[t] | z[t-1], x[t]": Normal()})
-    assert not Gathered.pays(open_source(timed.graph, {"x": np.zeros((20, 3, 2), np.float32)}, timed._parameter()), Order(20, 5, seed=0))
+    timed = Model(
+        {"z[t] | z[t-1]": Normal(2), "x[t] | z[t]": Bernoulli(2)}, {"z[t] | z[t-1], x[t]": Normal()}
+    )
+    assert not Gathered.pays(
+        open_source(timed.graph, {"x": np.zeros((20, 3, 2), np.float32)}, timed._parameter()),
+        Order(20, 5, seed=0),
+    )
 
 
 def test_staged_sequences_and_fresh_values_are_the_ones_that_are_read(tmp_path):
     x = np.random.default_rng(0).integers(0, 256, (50, 6, 2)).astype(np.uint8)
     np.save(tmp_path / "x.npy", x)
-    model = Model({"z[t] | z[t-1]": Normal(2), "x[t] | z[t]": Bernoulli(2)}, {"z[t] | z[t-1], x[t]": Normal()})
+    model = Model(
+        {"z[t] | z[t-1]": Normal(2), "x[t] | z[t]": Bernoulli(2)}, {"z[t] | z[t-1], x[t]": Normal()}
+    )
     order = Order(50, 7, seed=0)
     for values in (np.load(tmp_path / "x.npy", mmap_mode="r"), x):
-        source = open_source(model.graph, {"x": binarise(values, fresh=True), "lengths": np.arange(50) % 6 + 1}, model._parameter())
+        source = open_source(
+            model.graph,
+            {"x": binarise(values, fresh=True), "lengths": np.arange(50) % 6 + 1},
+            model._parameter(),
+        )
         staged = Staged(source, order, 3, 100, torch.device("cpu"))
         staged.load(1, 3)
         for i in range(3):
@@ -139,7 +191,13 @@ def test_staged_sequences_and_fresh_values_are_the_ones_that_are_read(tmp_path):
 
 def test_trouble_with_a_file_reaches_whoever_asks_for_its_rows(tmp_path, monkeypatch):
     model, data = conditional(), kinds(tmp_path)["mapped"]
-    staged = Staged(source := open_source(model.graph, data, model._parameter()), Order(700, 90, seed=1), 4, 1000, torch.device("cpu"))
+    staged = Staged(
+        source := open_source(model.graph, data, model._parameter()),
+        Order(700, 90, seed=1),
+        4,
+        1000,
+        torch.device("cpu"),
+    )
 
     def gone(name, index):
         raise OSError("the disk is gone")
@@ -178,12 +236,15 @@ def test_data_that_would_fill_a_device_stay_with_the_host(monkeypatch):
     assert sources._surely_fits({"x": x, "y": [[0]] * 20}, like)
     assert not sources._surely_fits({"x": x, "y": [[0, 1]] * 20}, like)
     assert sources._fits({"x": torch.zeros(1, 400)}, like)
-    assert not sources._fits({"x": torch.zeros(1, 400), "x?": torch.zeros(1, 400, dtype=torch.bool)}, like)
+    assert not sources._fits(
+        {"x": torch.zeros(1, 400), "x?": torch.zeros(1, 400, dtype=torch.bool)}, like
+    )
     near = Resident(model.graph, {"x": x, "y": torch.arange(20) % 3}, model._parameter())
     assert near.near
     for key, value in near.read(rows).items():
         assert torch.equal(value, near.on_host(rows)[key])
-        assert torch.equal(value, super(Resident, near).on_host(rows)[key])  # what a source of one's own has
+        # what a source of one's own has
+        assert torch.equal(value, super(Resident, near).on_host(rows)[key])
 
 
 def test_a_map_that_was_written_to_keeps_what_was_written(tmp_path, monkeypatch):
@@ -209,7 +270,9 @@ def test_what_is_written_into_the_users_array_later_is_no_training_data(form):
     source = open_source(vae(Bernoulli(4)).graph, OWNERS[form](x), torch.zeros(()).double())
     before = {name: value.clone() for name, value in source.read(torch.arange(20)).items()}
     x += 5
-    assert all(torch.equal(value, before[name]) for name, value in source.read(torch.arange(20)).items())
+    assert all(
+        torch.equal(value, before[name]) for name, value in source.read(torch.arange(20)).items()
+    )
 
 
 def test_what_is_written_into_the_users_steps_later_changes_nothing():
@@ -223,7 +286,11 @@ def test_what_is_written_into_the_users_steps_later_changes_nothing():
 def test_no_rows_of_a_file_are_an_empty_batch(tmp_path):
     for data in kinds(tmp_path).values():
         source = open_source(conditional().graph, data, torch.zeros(()).double())
-        assert {name: value.shape for name, value in source.take(torch.arange(0)).items()} == {"x": (1, 0, 4), "x?": (1, 0, 4), "y": (1, 0, 3)}
+        assert {name: value.shape for name, value in source.take(torch.arange(0)).items()} == {
+            "x": (1, 0, 4),
+            "x?": (1, 0, 4),
+            "y": (1, 0, 3),
+        }
 
 
 def test_labels_out_of_range_are_found_in_any_part_of_a_file(tmp_path, monkeypatch):
@@ -231,7 +298,9 @@ def test_labels_out_of_range_are_found_in_any_part_of_a_file(tmp_path, monkeypat
     y = np.arange(700) % 3
     y[650] = 3
     np.savez(tmp_path / "bad.npz", x=np.zeros((700, 4)), y=y)
-    with pytest.raises(ValueError, match=r"y has 1 label outside 0 … 2 \(first, from 0: row 650: 3\)"):
+    with pytest.raises(
+        ValueError, match=r"y has 1 label outside 0 … 2 \(first, from 0: row 650: 3\)"
+    ):
         open_source(conditional().graph, tmp_path / "bad.npz", torch.zeros(()))
 
 
@@ -257,10 +326,16 @@ def test_files_that_are_brought_to_a_device_are_the_rows_of_the_files(tmp_path, 
         model = Model({"z": Normal(2), "x | z": ContinuousBernoulli(6)}, {"z | x": Normal()})
     elif kind == "sequences":
         x = rng.random((50, 3, 6)).astype(np.float32)
-        model = Model({"z[t] | z[t-1]": Normal(2), "x[t] | z[t]": Normal(6)}, {"z[t] | x[t]": Normal()})
+        model = Model(
+            {"z[t] | z[t-1]": Normal(2), "x[t] | z[t]": Normal(6)}, {"z[t] | x[t]": Normal()}
+        )
     np.save(tmp_path / "x.npy", x)
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-    source = Mapped(model.graph, {"x": dequantise(mapped, fresh=True) if kind == "bytes" else mapped}, model._parameter())
+    source = Mapped(
+        model.graph,
+        {"x": dequantise(mapped, fresh=True) if kind == "bytes" else mapped},
+        model._parameter(),
+    )
     source.part = 16
     brought = Resident.brought(source)
     rows = torch.tensor([7, 3, 49, 40, 7])
@@ -273,7 +348,9 @@ def test_files_that_are_brought_to_a_device_are_the_rows_of_the_files(tmp_path, 
     ):
         assert mine.keys() == theirs.keys()
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
-    drawn = [one.take(rows, generator=torch.Generator().manual_seed(1))["x"] for one in (brought, source)]
+    drawn = [
+        one.take(rows, generator=torch.Generator().manual_seed(1))["x"] for one in (brought, source)
+    ]
     assert torch.equal(*drawn)
 
 
@@ -282,8 +359,14 @@ def test_masked_entries_are_missing(kind):
     x = np.random.default_rng(0).integers(-9, 9, (30, 4)).astype(kind)
     y = np.ma.masked_equal(np.arange(30) % 3, 2)
     model = Model({"y": OneHot(3), "x | y": Normal(4)}, {"y | x": OneHot()}).double()
-    found = open_source(model.graph, {"x": np.ma.masked_greater(x, 0), "y": y}, model._parameter()).batch
-    expected = open_source(model.graph, {"x": np.where(x > 0, NAN, x), "y": np.where(y.mask, NAN, y.data)}, model._parameter()).batch
+    found = open_source(
+        model.graph, {"x": np.ma.masked_greater(x, 0), "y": y}, model._parameter()
+    ).batch
+    expected = open_source(
+        model.graph,
+        {"x": np.where(x > 0, NAN, x), "y": np.where(y.mask, NAN, y.data)},
+        model._parameter(),
+    ).batch
     assert found.keys() == expected.keys() == {"x", "x?", "y", "y?"}
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     whole = open_source(model.graph, {"x": np.ma.masked_array(x)}, model._parameter()).batch
@@ -304,7 +387,8 @@ def test_masked_rows_of_sequences_and_datasets_are_missing():
 
     for data in ({"x": rows}, Rows()):
         found = open_source(model.graph, data, model._parameter()).batch
-        assert found["x?"][:, :, 0].T.tolist() == [[True, True, True, False], [True] * 4]  # beyond the end nothing is missing
+        # beyond the end nothing is missing
+        assert found["x?"][:, :, 0].T.tolist() == [[True, True, True, False], [True] * 4]
 
 
 def test_a_dataset_is_no_variable():
@@ -315,7 +399,10 @@ def test_a_dataset_is_no_variable():
         def __getitem__(self, i):
             return torch.zeros(4)
 
-    message = r"x is a Dataset, which holds whole rows. Pass it as the data themselves, e.g. fit\(model, dataset\), .* in the order x."
+    message = (
+        r"x is a Dataset, which holds whole rows. Pass it as the data themselves, e.g. "
+        r"fit\(model, dataset\), .* in the order x."
+    )
     with pytest.raises(ValueError, match=message):
         fit(vae(), {"x": Endless()}, steps=1)
     with pytest.raises(ValueError, match="x is a DataLoader, which holds whole rows"):
@@ -329,13 +416,16 @@ def test_where_missing_steps_may_be_padding_the_lengths_are_asked_for(tmp_path, 
     np.savez(tmp_path / "x.npz", x=x)
     data = {"array": {"x": x}, "tensor": {"x": torch.tensor(x)}, "file": tmp_path / "x.npz"}[kind]
     told = (
-        "x has missing entries but p reads it .* If the NaN at the end of the rows are only padding, "
-        "pass the length of each row too, in an array lengths next to x."
+        "x has missing entries but p reads it .* If the NaN at the end of the rows are only "
+        "padding, pass the length of each row too, in an array lengths next to x."
     )
     with pytest.raises(ValueError, match=told):
         open_source(state().graph, data, torch.zeros(()).double())
     inside = put(SEQUENCE, NAN, 2, 1)
-    with pytest.raises(ValueError, match="x has missing entries but p reads it .*Give q a factor for x, or fill the entries.$"):
+    with pytest.raises(
+        ValueError,
+        match="x has missing entries but p reads it .*Give q a factor for x, or fill the entries.$",
+    ):
         open_source(state().graph, {"x": inside}, torch.zeros(()).double())
 
 

@@ -1,7 +1,8 @@
-"""Families: each density, divergence and sample against a reference written by hand with scipy, mpmath or torch.
+"""Families: each density, divergence and sample against a reference written by hand with scipy,
+mpmath or torch.
 
-One registry of named constructors (`FAMILIES`) drives the contract tests: a new family costs one entry there. No test asks which family it
-is given.
+One registry of named constructors (`FAMILIES`) drives the contract tests: a new family costs one
+entry there. No test asks which family it is given.
 """
 
 from __future__ import annotations
@@ -59,10 +60,40 @@ mp = mpmath.mp.clone()
 mp.dps = 80  # 1/(1 − e^−η) − 1/η cancels to the last digit for small η
 
 
-# The continuous Bernoulli, exactly ------------------------------------------------------------------------------------------
+# The continuous Bernoulli, exactly ----------------------------------------------------------------
 
-MAGNITUDES = [1e-30, 1e-8, 1e-4, 1e-2, 0.1, 0.4999, 0.5, 0.5001, 1, 5, 15.9, 16, 50, 88, 89, 104, 500, 512, 5000]
-LOGITS = np.float32(sorted({0.0, *MAGNITUDES, *(-m for m in MAGNITUDES), *np.linspace(-1, 1, 81), *np.linspace(0.49, 0.51, 41)}))
+MAGNITUDES = [
+    1e-30,
+    1e-8,
+    1e-4,
+    1e-2,
+    0.1,
+    0.4999,
+    0.5,
+    0.5001,
+    1,
+    5,
+    15.9,
+    16,
+    50,
+    88,
+    89,
+    104,
+    500,
+    512,
+    5000,
+]
+LOGITS = np.float32(
+    sorted(
+        {
+            0.0,
+            *MAGNITUDES,
+            *(-m for m in MAGNITUDES),
+            *np.linspace(-1, 1, 81),
+            *np.linspace(0.49, 0.51, 41),
+        }
+    )
+)
 
 
 def exact_log_normaliser(eta: float) -> float:
@@ -85,7 +116,9 @@ def test_continuous_bernoulli_normaliser_is_accurate_to_float32() -> None:
 
 def test_continuous_bernoulli_mean_and_gradient() -> None:
     exact = np.array([exact_mean(float(eta)) for eta in LOGITS])
-    np.testing.assert_allclose(ad.ContinuousBernoulli(torch.tensor(LOGITS)).mean.double().numpy(), exact, atol=1e-6)
+    np.testing.assert_allclose(
+        ad.ContinuousBernoulli(torch.tensor(LOGITS)).mean.double().numpy(), exact, atol=1e-6
+    )
     for x in (0.0, 0.25, 1.0):  # ∂ log p(x) / ∂η = x − mean, finite at 0 and in both tails
         eta = torch.tensor(LOGITS, requires_grad=True)
         ad.ContinuousBernoulli(eta).log_prob(torch.tensor(x)).sum().backward()
@@ -97,13 +130,24 @@ def test_continuous_bernoulli_mean_and_gradient() -> None:
 
 def test_continuous_bernoulli_log_density() -> None:
     for x in (0.0, 0.3, 1.0):
-        exact = [x * float(eta) - float(mp.log1p(mp.exp(mp.mpf(float(eta))))) + exact_log_normaliser(float(eta)) for eta in LOGITS]
-        got = ad.ContinuousBernoulli(torch.tensor(LOGITS)).log_prob(torch.tensor(x)).double().numpy()
+        exact = [
+            x * float(eta)
+            - float(mp.log1p(mp.exp(mp.mpf(float(eta)))))
+            + exact_log_normaliser(float(eta))
+            for eta in LOGITS
+        ]
+        got = (
+            ad.ContinuousBernoulli(torch.tensor(LOGITS)).log_prob(torch.tensor(x)).double().numpy()
+        )
         assert np.all(np.abs(got - exact) <= 1e-6 * (1 + np.abs(LOGITS)))
 
 
-@pytest.mark.parametrize("eta", [-5000.0, -512.0, -16.0, -0.5001, -0.4999, 0.0, 1e-4, 0.009, 0.3, 3.0, 100.0])
-def test_continuous_bernoulli_integrates_to_one_and_its_quantile_inverts_the_cdf(eta: float) -> None:
+@pytest.mark.parametrize(
+    "eta", [-5000.0, -512.0, -16.0, -0.5001, -0.4999, 0.0, 1e-4, 0.009, 0.3, 3.0, 100.0]
+)
+def test_continuous_bernoulli_integrates_to_one_and_its_quantile_inverts_the_cdf(
+    eta: float,
+) -> None:
     dist = ad.ContinuousBernoulli(torch.tensor(eta, dtype=torch.float64))
 
     def density(x: float) -> float:
@@ -115,11 +159,15 @@ def test_continuous_bernoulli_integrates_to_one_and_its_quantile_inverts_the_cdf
 
     def cdf(x: float) -> float:
         knots = [0.0, *(p for p in points if p < x), x]
-        return sum(integrate.quad(density, a, b, epsabs=1e-12)[0] for a, b in itertools.pairwise(knots))
+        return sum(
+            integrate.quad(density, a, b, epsabs=1e-12)[0] for a, b in itertools.pairwise(knots)
+        )
 
     assert cdf(1.0) == pytest.approx(1, abs=1e-8)
     for u in (0.01, 0.2, 0.5, 0.9):
-        assert cdf(dist.icdf(torch.tensor(u, dtype=torch.float64)).item()) == pytest.approx(u, abs=1e-7)
+        assert cdf(dist.icdf(torch.tensor(u, dtype=torch.float64)).item()) == pytest.approx(
+            u, abs=1e-7
+        )
 
 
 def test_continuous_bernoulli_quantile_and_its_gradient() -> None:
@@ -127,15 +175,24 @@ def test_continuous_bernoulli_quantile_and_its_gradient() -> None:
     for u in (0.001, 0.2, 0.5, 0.8, 0.999):
         eta = torch.tensor(logits, requires_grad=True)
         x = ad.ContinuousBernoulli(eta).icdf(torch.tensor(u, dtype=torch.float64))
-        np.testing.assert_allclose(x.detach().numpy(), [exact_quantile(u, e) for e in logits], atol=1e-7)
+        np.testing.assert_allclose(
+            x.detach().numpy(), [exact_quantile(u, e) for e in logits], atol=1e-7
+        )
         x.sum().backward()
-        slope = [float(mp.diff(lambda e, u=u: mp.log1p(u * mp.expm1(e)) / e, e)) if e else u * (1 - u) / 2 for e in logits]
+        slope = [
+            float(mp.diff(lambda e, u=u: mp.log1p(u * mp.expm1(e)) / e, e))
+            if e
+            else u * (1 - u) / 2
+            for e in logits
+        ]
         np.testing.assert_allclose(eta.grad.numpy(), slope, atol=1e-5)
 
 
 @pytest.mark.parametrize("eta", [-5000.0, -100.0, -1.0, 0.0, 1.0, 95.0, 100.0, 512.0, 5000.0])
 def test_continuous_bernoulli_quantile_at_the_ends(eta: float) -> None:
-    """float32 uniforms are exactly 0 once in 2²⁴ draws: the sample is an end of the interval, its gradient no NaN."""
+    """float32 uniforms are exactly 0 once in 2²⁴ draws: the sample is an end of the interval, its
+    gradient no NaN.
+    """
     logits = torch.full((2,), eta, requires_grad=True)
     x = ad.ContinuousBernoulli(logits).icdf(torch.tensor([0.0, 1.0]))
     x.sum().backward()
@@ -144,13 +201,17 @@ def test_continuous_bernoulli_quantile_at_the_ends(eta: float) -> None:
 
 
 def test_continuous_bernoulli_rsample_moments() -> None:
-    """Within 4 standard errors of mean and variance, 1/η² − 1/(4 sinh²(η/2)); 2·8 checks fail by chance once in 1000 seeds."""
+    """Within 4 standard errors of mean and variance, 1/η² − 1/(4 sinh²(η/2)); 2·8 checks fail by
+    chance once in 1000 seeds.
+    """
     logits = torch.tensor([-512, -20, -2, -0.3, 0, 0.005, 2, 100], dtype=torch.float64)
     torch.manual_seed(0)
     x = ad.ContinuousBernoulli(logits).rsample((20_000,)).numpy()
     eta = logits.numpy()
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        variance = np.where(np.abs(eta) > 0.1, 1 / eta**2 - 1 / (4 * np.sinh(eta / 2) ** 2), 1 / 12 - eta**2 / 240)
+        variance = np.where(
+            np.abs(eta) > 0.1, 1 / eta**2 - 1 / (4 * np.sinh(eta / 2) ** 2), 1 / 12 - eta**2 / 240
+        )
     mean = np.array([exact_mean(e) for e in eta])
     assert np.all(np.abs(x.mean(0) - mean) < 4 * np.sqrt(variance / len(x)))
     fourth = ((x - mean) ** 4).mean(0)
@@ -158,29 +219,42 @@ def test_continuous_bernoulli_rsample_moments() -> None:
 
 
 def test_clamped_continuous_bernoulli_is_torchs() -> None:
-    # Not between 6 and the clamp: there torch's λ = sigmoid(η) is one of the few floats below 1, and its density off by up to 0.15 nats.
-    eta = torch.tensor([[-5000.0, -512, -100, -20, -16.5, -14, -5, -1, 1, 5, 16.5, 20, 100, 512, 5000]])
+    # Not between 6 and the clamp: there torch's λ = sigmoid(η) is one of the few floats below 1,
+    # and its density off by up to 0.15 nats.
+    eta = torch.tensor(
+        [[-5000.0, -512, -100, -20, -16.5, -14, -5, -1, 1, 5, 16.5, 20, 100, 512, 5000]]
+    )
     spec = ContinuousBernoulli(eta.shape[-1], clamped=True)
     for x in (0.0, 0.25, 1.0):
         value = torch.full_like(eta, x)
         theirs = td.ContinuousBernoulli(probs=torch.sigmoid(eta)).log_prob(value)
-        torch.testing.assert_close(spec.distribution(eta).log_prob(value), theirs, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            spec.distribution(eta).log_prob(value), theirs, rtol=1e-5, atol=1e-5
+        )
 
 
 def test_the_clamp_caps_a_black_pixel_at_2_77_nats() -> None:
     eta, black = torch.tensor([[-512.0]]), torch.zeros(1, 1)
-    exact, clamped = (spec.log_prob(spec.distribution(eta), black).item() for spec in (ContinuousBernoulli(1), ContinuousBernoulli(1, clamped=True)))
+    exact, clamped = (
+        spec.log_prob(spec.distribution(eta), black).item()
+        for spec in (ContinuousBernoulli(1), ContinuousBernoulli(1, clamped=True))
+    )
     assert exact == pytest.approx(math.log(512), rel=1e-6)
     eps = torch.finfo(torch.float32).eps
-    assert clamped == pytest.approx(math.log(math.log((1 - eps) / eps)), rel=1e-5) == pytest.approx(2.77, abs=0.005)
+    assert (
+        clamped
+        == pytest.approx(math.log(math.log((1 - eps) / eps)), rel=1e-5)
+        == pytest.approx(2.77, abs=0.005)
+    )
 
 
-# The registry of families -----------------------------------------------------------------------------------------------------
+# The registry of families -------------------------------------------------------------------------
 
 Array = np.ndarray
 Free = dict[str, Array]
 Parameters = dict[str, torch.Tensor]
-Space = tuple[Array, Array]  # points of the support [m, d], and quadrature weights (one each for discrete families)
+# points of the support [m, d], and quadrature weights (one each for discrete families)
+Space = tuple[Array, Array]
 
 
 def softplus(x: Array) -> Array:
@@ -238,7 +312,11 @@ def gaussian(x: Array, loc: Array, L: Array) -> Array:
     if loc.size == d:  # one distribution for all values
         factor = L.reshape(d, d)
         return stats.multivariate_normal.logpdf(x, loc.reshape(d), factor @ factor.T).reshape(lead)
-    x, loc, L = np.broadcast_to(x, (*lead, d)), np.broadcast_to(loc, (*lead, d)), np.broadcast_to(L, (*lead, d, d))
+    x, loc, L = (
+        np.broadcast_to(x, (*lead, d)),
+        np.broadcast_to(loc, (*lead, d)),
+        np.broadcast_to(L, (*lead, d, d)),
+    )
     out = np.empty(lead)
     for i in np.ndindex(lead):
         out[i] = stats.multivariate_normal.logpdf(x[i], loc[i], L[i] @ L[i].T)
@@ -269,12 +347,16 @@ def multivariate_normal(x: Array, raw: Array, free: Free) -> Array:
 
 
 def multivariate_normal_of(x: Array, raw: Array, free: Free, present: Array) -> Array:
-    """log-density of the entries that are present: rows and columns of the covariance are left out."""
+    """log-density of the entries that are present: rows and columns of the covariance are left
+    out.
+    """
     found = np.zeros(len(x))
     for i, keep in enumerate(present):
         L = cholesky(free["tril"] if free else raw[i, 3:], 3)
         if keep.any():
-            found[i] = stats.multivariate_normal.logpdf(x[i][keep], raw[i, :3][keep], (L @ L.T)[np.ix_(keep, keep)])
+            found[i] = stats.multivariate_normal.logpdf(
+                x[i][keep], raw[i, :3][keep], (L @ L.T)[np.ix_(keep, keep)]
+            )
     return found
 
 
@@ -282,13 +364,20 @@ def mixture_of(x: Array, raw: Array, free: Free, present: Array, k: int = 3) -> 
     """log-density of the entries that are present: each component loses the others."""
     d = x.shape[-1]
     weight = np.exp(raw[:, :k]) / np.exp(raw[:, :k]).sum(-1, keepdims=True)
-    loc, scale = raw[:, k : k + k * d].reshape(-1, k, d), np.log1p(np.exp(raw[:, k + k * d :])).reshape(-1, k, d)
+    loc, scale = (
+        raw[:, k : k + k * d].reshape(-1, k, d),
+        np.log1p(np.exp(raw[:, k + k * d :])).reshape(-1, k, d),
+    )
     each = np.where(present[:, None], stats.norm.logpdf(x[:, None], loc, scale), 0).sum(-1)
     return np.log((weight * np.exp(each)).sum(-1))
 
 
-def location_scale(of: Callable[..., td.Distribution], fixed: float = 0.0) -> Callable[[torch.Tensor, Parameters], td.Distribution]:
-    """torch's distribution with location and scale from the network, or the scale from a learned vector, or ``fixed``."""
+def location_scale(
+    of: Callable[..., td.Distribution], fixed: float = 0.0
+) -> Callable[[torch.Tensor, Parameters], td.Distribution]:
+    """torch's distribution with location and scale from the network, or the scale from a learned
+    vector, or ``fixed``.
+    """
 
     def build(raw: torch.Tensor, free: Parameters) -> td.Distribution:
         if fixed:
@@ -302,19 +391,24 @@ def location_scale(of: Callable[..., td.Distribution], fixed: float = 0.0) -> Ca
 def torch_multivariate_normal(raw: torch.Tensor, free: Parameters) -> td.Distribution:
     entries = free["tril"] if free else raw[..., 3:]
     L = torch.tensor(cholesky(entries.numpy(), 3))
-    return td.MultivariateNormal(raw[..., :3], covariance_matrix=(L @ L.mT).expand(*raw.shape[:-1], 3, 3))
+    return td.MultivariateNormal(
+        raw[..., :3], covariance_matrix=(L @ L.mT).expand(*raw.shape[:-1], 3, 3)
+    )
 
 
 @dataclass(frozen=True)
 class Family:
-    """A constructor, its log-density by hand from the raw numbers and free vectors, its support, and its standard root.
+    """A constructor, its log-density by hand from the raw numbers and free vectors, its support,
+    and its standard root.
 
-    ``torch`` builds the distribution from torch's own classes, for a family with a closed-form KL divergence. ``joint`` says that the entries
-    depend on each other; ``marginal`` is then the log-density of the entries that are present, [n].
+    ``torch`` builds the distribution from torch's own classes, for a family with a closed-form KL
+    divergence. ``joint`` says that the entries depend on each other; ``marginal`` is then the
+    log-density of the entries that are present, [n].
     """
 
     spec: Callable[..., Conditional]
-    log_density: Callable[[Array, Array, Free], Array]  # [..., d], one number an entry, or [...] where entries depend on each other
+    # [..., d], one number an entry, or [...] where entries depend on each other
+    log_density: Callable[[Array, Array, Free], Array]
     space: Callable[[], Space]
     standard: Callable[[Array], Array]
     d: int = 3
@@ -370,7 +464,10 @@ FAMILIES: dict[str, Family] = {
         lambda d, **more: Mixture(d, components=3, **more),
         lambda x, raw, free: mixture(x, raw, 3),
         real_line,
-        lambda x: np.logaddexp.reduce([stats.norm.logpdf(x, loc).sum(-1) for loc in (-1, 0, 1)], 0) - math.log(3),
+        lambda x: (
+            np.logaddexp.reduce([stats.norm.logpdf(x, loc).sum(-1) for loc in (-1, 0, 1)], 0)
+            - math.log(3)
+        ),
         d=2,
         joint=True,
         entropy=False,
@@ -385,7 +482,11 @@ FAMILIES: dict[str, Family] = {
         torch=lambda raw, free: td.Independent(td.Bernoulli(logits=raw), 1),
     ),
     "ContinuousBernoulli": Family(
-        ContinuousBernoulli, lambda x, raw, free: continuous_bernoulli(x, raw), unit_interval, np.zeros_like, entropy=False
+        ContinuousBernoulli,
+        lambda x, raw, free: continuous_bernoulli(x, raw),
+        unit_interval,
+        np.zeros_like,
+        entropy=False,
     ),
     "ContinuousBernoulli, clamped": Family(
         lambda d, **more: ContinuousBernoulli(d, clamped=True, **more),
@@ -401,7 +502,9 @@ FAMILIES: dict[str, Family] = {
         lambda x: np.full(x.shape[:-1], -math.log(4)),
         d=4,
         joint=True,
-        marginal=lambda x, raw, free, present: np.where(present[:, 0], FAMILIES["OneHot"].log_density(x, raw, free), 0),
+        marginal=lambda x, raw, free, present: np.where(
+            present[:, 0], FAMILIES["OneHot"].log_density(x, raw, free), 0
+        ),
         whole=True,
         shape=16,
         torch=lambda raw, free: td.OneHotCategorical(logits=raw),
@@ -467,29 +570,54 @@ every_family = pytest.mark.parametrize("name", FAMILIES)
 
 
 def test_every_exported_family_is_in_the_registry() -> None:
-    exported = {cls for cls in map(vars(aevb).get, aevb.__all__) if isinstance(cls, type) and issubclass(cls, Conditional)}
-    known = {cls for cls in exported if cls.stochastic and cls.has_parameters and cls is not Conditional}
-    assert known == {type(family.spec(1)) for family in FAMILIES.values()} == set(families.FAMILIES.values())
+    exported = {
+        cls
+        for cls in map(vars(aevb).get, aevb.__all__)
+        if isinstance(cls, type) and issubclass(cls, Conditional)
+    }
+    known = {
+        cls for cls in exported if cls.stochastic and cls.has_parameters and cls is not Conditional
+    }
+    assert (
+        known
+        == {type(family.spec(1)) for family in FAMILIES.values()}
+        == set(families.FAMILIES.values())
+    )
 
 
-def build(name: str, d: int | None = None, seed: int = 0) -> tuple[Factor, torch.Tensor, Array, Free]:
-    """A factor with a parent of size 3 and moderate random weights, the parent's values, and by hand its raw numbers and vectors."""
+def build(
+    name: str, d: int | None = None, seed: int = 0
+) -> tuple[Factor, torch.Tensor, Array, Free]:
+    """A factor with a parent of size 3 and moderate random weights, the parent's values, and by
+    hand its raw numbers and vectors.
+    """
     family, generator = FAMILIES[name], torch.Generator().manual_seed(seed)
     d = d or family.d
     factor = Factor(family.spec(d), (d,), {"z": (3,)}).double()
     with torch.no_grad():
         for parameter in factor.parameters():
-            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-        factor.net.blocks.bias += 0.5  # Beta(b) with small b has mass in the last rounding step below 1
+            parameter.copy_(
+                0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            )
+        factor.net.blocks.bias += (
+            0.5  # Beta(b) with small b has mass in the last rounding step below 1
+        )
         for vector in factor.vectors.values():
             vector += 0.5
     z = torch.rand(2, 1, 5, 3, generator=generator, dtype=torch.float64) - 0.5
     W, b = factor.net.blocks.weights["z"].detach().numpy(), factor.net.blocks.bias.detach().numpy()
-    return factor, z, z.numpy() @ W.T + b, {key: vector.detach().numpy() for key, vector in factor.vectors.items()}
+    return (
+        factor,
+        z,
+        z.numpy() @ W.T + b,
+        {key: vector.detach().numpy() for key, vector in factor.vectors.items()},
+    )
 
 
 def one_row(name: str, seed: int = 0) -> tuple[Factor, td.Distribution, Array, Array, Array]:
-    """A factor's distribution given one row of its parent, and by hand its log-density on the points of its support."""
+    """A factor's distribution given one row of its parent, and by hand its log-density on the
+    points of its support.
+    """
     points, weights = FAMILIES[name].space()
     factor, z, raw, free = build(name, points.shape[-1], seed)
     reference = FAMILIES[name].log_density(points, raw[0, 0, :1], free)
@@ -497,19 +625,33 @@ def one_row(name: str, seed: int = 0) -> tuple[Factor, td.Distribution, Array, A
     return factor, dist, points, weights, reference if FAMILIES[name].joint else reference.sum(-1)
 
 
-def sample(factor: Factor, dist: td.Distribution, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
+def sample(
+    factor: Factor, dist: td.Distribution, shape: tuple[int, ...], seed: int = 0
+) -> torch.Tensor:
     kind = factor.spec.noise(factor.d)
     if kind is None:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            return dist.sample() if dist.batch_shape[: len(shape)] == shape else dist.sample(shape[:-1]).reshape(*shape, factor.d)
-    noise = draw_one(kind[0], (*shape, kind[1]), torch.Generator().manual_seed(seed), torch.device("cpu"), torch.float64)
+            return (
+                dist.sample()
+                if dist.batch_shape[: len(shape)] == shape
+                else dist.sample(shape[:-1]).reshape(*shape, factor.d)
+            )
+    noise = draw_one(
+        kind[0],
+        (*shape, kind[1]),
+        torch.Generator().manual_seed(seed),
+        torch.device("cpu"),
+        torch.float64,
+    )
     return factor.spec.reparametrise(dist, noise)
 
 
 @every_family
 def test_log_prob(name: str) -> None:
-    """Equal to the reference over any leading axes: parameters [2, 1, 5, ·], values [4, 2, 1, 5, d]."""
+    """Equal to the reference over any leading axes: parameters [2, 1, 5, ·], values [4, 2, 1, 5,
+    d].
+    """
     family, (factor, z, raw, free) = FAMILIES[name], build(name)
     with torch.no_grad():
         dist = factor.distribution(factor({"z": z}))
@@ -517,7 +659,9 @@ def test_log_prob(name: str) -> None:
         got = factor.spec.log_prob(dist, x)
     reference = family.log_density(x.numpy(), raw, free)
     assert got.shape == (4, 2, 1, 5)
-    np.testing.assert_allclose(got.numpy(), reference if family.joint else reference.sum(-1), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(
+        got.numpy(), reference if family.joint else reference.sum(-1), rtol=1e-9, atol=1e-9
+    )
 
 
 @every_family
@@ -541,7 +685,9 @@ def test_entropy(name: str) -> None:
 
 @every_family
 def test_samples_have_the_mean_and_covariance_of_the_density(name: str) -> None:
-    """Within 4 standard errors, of 20,000 samples; all checks together fail by chance for one seed in 250."""
+    """Within 4 standard errors, of 20,000 samples; all checks together fail by chance for one seed
+    in 250.
+    """
     factor, dist, points, weights, log_density = one_row(name)
     n = 20_000
     with torch.no_grad():
@@ -569,7 +715,9 @@ SUPPORTS: dict[Any, Callable[[float], bool]] = {
 
 @every_family
 def test_samples_lie_inside_the_support_and_other_numbers_outside(name: str) -> None:
-    """A number lies inside if it belongs to the support and its density is neither 0 nor infinite, as a Beta's is at the ends of its interval."""
+    """A number lies inside if it belongs to the support and its density is neither 0 nor infinite,
+    as a Beta's is at the ends of its interval.
+    """
     factor, z, raw, free = build(name)
     with torch.no_grad():
         x = sample(factor, factor.distribution(factor({"z": z})), (2, 1, 5))
@@ -580,7 +728,11 @@ def test_samples_lie_inside_the_support_and_other_numbers_outside(name: str) -> 
     for value in (-7.3, -1.0, 0.0, 0.25, 1.0, 2.0, 40.0, 40.5):
         inside = SUPPORTS[factor.spec.support](value)
         if inside:
-            inside = bool(np.isfinite(FAMILIES[name].log_density(np.full((1, factor.d), value), raw[0, 0, :1], free)).all())
+            inside = bool(
+                np.isfinite(
+                    FAMILIES[name].log_density(np.full((1, factor.d), value), raw[0, 0, :1], free)
+                ).all()
+            )
         bad, what, fix = factor.spec.outside(torch.full((2, factor.d), value, dtype=torch.float64))
         assert bad.shape == (2, factor.d)
         assert bool((~bad if inside else bad).all()), value
@@ -597,12 +749,16 @@ def test_missing_entries_are_filled_with_a_value_of_the_support(name: str) -> No
 
 @every_family
 def test_a_sample_is_a_function_of_noise(name: str) -> None:
-    """The same noise gives the same sample, which has a gradient by the raw numbers if and only if the family is pathwise."""
+    """The same noise gives the same sample, which has a gradient by the raw numbers if and only if
+    the family is pathwise.
+    """
     factor, z, _, _ = build(name)
     raw = factor({"z": z}).detach().requires_grad_()
     dist = factor.distribution(raw)
     if factor.spec.noise(factor.d) is None:
-        assert factor.spec.pathwise == dist.has_rsample, "pathwise is to say whether torch's rsample is differentiable"
+        assert factor.spec.pathwise == dist.has_rsample, (
+            "pathwise is to say whether torch's rsample is differentiable"
+        )
         with pytest.raises(TypeError, match="cannot turn noise into a sample"):
             factor.spec.reparametrise(dist, torch.zeros(1))
         return
@@ -630,34 +786,59 @@ def test_a_family_says_what_it_is(name: str) -> None:
             assert len(table.unique(dim=0)) == len(table) == spec.count(d)
             assert not spec.outside(table)[0].any()
         assert spec.relaxable == spec.finite
-        assert spec.strata == (dist.log_weights.shape[-1] if isinstance(dist, ad.GaussianMixture) else None)
+        assert spec.strata == (
+            dist.log_weights.shape[-1] if isinstance(dist, ad.GaussianMixture) else None
+        )
         assert len(dist.mean.flatten(0, -2).unique(dim=0)) == 10  # of the ten rows of the parent
         spreads = len(dist.stddev.expand(dist.mean.shape).flatten(0, -2).unique(dim=0))
         assert not spec.shared_scale or spreads == 1
         assert spec.shared_scale or spreads == 10
-        assert spec.learns_scale == bool({"scale", "tril"} & (spec.heads(d).keys() | spec.vectors(d).keys()))
-        if spec.learns_scale:  # what diagnose compares with the data's standard deviation is in the same units
+        assert spec.learns_scale == bool(
+            {"scale", "tril"} & (spec.heads(d).keys() | spec.vectors(d).keys())
+        )
+        if (
+            spec.learns_scale
+        ):  # what diagnose compares with the data's standard deviation is in the same units
             ratio = spread(dist) / dist.stddev
             torch.testing.assert_close(ratio, ratio.mean().expand_as(ratio))
-        if spec.support is constraints.real:  # along any line the logarithm of a Gaussian's density is a parabola, and of no other's
-            values = torch.arange(-3.0, 4.0, dtype=torch.float64)[:, None, None, None, None].expand(-1, 2, 1, 5, d)
+        if (
+            spec.support is constraints.real
+        ):  # along any line the logarithm of a Gaussian's density is a parabola, and of no other's
+            values = torch.arange(-3.0, 4.0, dtype=torch.float64)[:, None, None, None, None].expand(
+                -1, 2, 1, 5, d
+            )
             third = spec.log_prob(dist, values).diff(n=3, dim=0)
             assert spec.gaussian == bool((third.abs() < 1e-9).all())
         else:
             assert not spec.gaussian
-        if spec.gaussian and spec.shared_scale and factor.vectors:  # a covariance that it can have is found again
-            root = torch.linalg.cholesky(dist.covariance_matrix)[0, 0, 0] if spec.full_moments else torch.diag(dist.scale[0, 0, 0])
+        if (
+            spec.gaussian and spec.shared_scale and factor.vectors
+        ):  # a covariance that it can have is found again
+            root = (
+                torch.linalg.cholesky(dist.covariance_matrix)[0, 0, 0]
+                if spec.full_moments
+                else torch.diag(dist.scale[0, 0, 0])
+            )
             for key, vector in spec.spread_vectors(root).items():
                 torch.testing.assert_close(vector, factor.vectors[key].detach())
 
 
 @every_family
 def test_the_density_rises_without_bound_on_degenerate_columns_alone(name: str) -> None:
-    """The greatest log-likelihood of one value that always repeats, approached by Adam: 270 steps more add a nat, or nothing."""
+    """The greatest log-likelihood of one value that always repeats, approached by Adam: 270 steps
+    more add a nat, or nothing.
+    """
     factor, _, _, _ = build(name)
     spec, d = factor.spec, factor.d
-    value = torch.eye(d, dtype=torch.float64)[:1] if spec.categorical else torch.full((1, d), spec.fill, dtype=torch.float64)
-    raw = {head: torch.zeros(1, size, dtype=torch.float64, requires_grad=True) for head, size in spec.heads(d).items()}
+    value = (
+        torch.eye(d, dtype=torch.float64)[:1]
+        if spec.categorical
+        else torch.full((1, d), spec.fill, dtype=torch.float64)
+    )
+    raw = {
+        head: torch.zeros(1, size, dtype=torch.float64, requires_grad=True)
+        for head, size in spec.heads(d).items()
+    }
     raw |= {key: vector.double().requires_grad_() for key, vector in spec.vectors(d).items()}
     adam, found = torch.optim.Adam(raw.values(), lr=1.0), []
     for _ in range(301):
@@ -667,13 +848,19 @@ def test_the_density_rises_without_bound_on_degenerate_columns_alone(name: str) 
         (-log_prob).backward()
         adam.step()
     rise, degenerate = found[300] - found[30], spec.degenerate()
-    assert rise < 1e-3 if degenerate is None else rise > 1, f"degenerate() is {degenerate}, but log p of a constant column rises by {rise:.3g}"
+    assert rise < 1e-3 if degenerate is None else rise > 1, (
+        f"degenerate() is {degenerate}, but log p of a constant column rises by {rise:.3g}"
+    )
     model = Model(p={"z": Normal(1), "x | z": spec}, q={"z | x": Normal()})
     source = open_source(model.graph, {"x": value.expand(20, d).numpy()}, model._parameter())
     if degenerate is None:
         refuse_degenerate(model.graph, source)
     else:
-        with pytest.raises(ValueError, match=rf"columns that are {re.escape(degenerate.what)} .* or {re.escape(degenerate.fix)}\.$"):
+        with pytest.raises(
+            ValueError,
+            match=rf"columns that are {re.escape(degenerate.what)} .* or "
+            rf"{re.escape(degenerate.fix)}\.$",
+        ):
             refuse_degenerate(model.graph, source)
         low = value[0]
         assert degenerate.columns(low, low).all()
@@ -686,27 +873,45 @@ def test_grey_levels_are_prepared_for_the_support(name: str) -> None:
     if spec.categorical:  # an image is no class
         return
     grey = np.random.default_rng(0).integers(0, 17, (50, 4))
-    assert not spec.outside(torch.tensor(prepare_levels(spec.preparation, grey, 17), dtype=torch.float64))[0].any()
+    assert not spec.outside(
+        torch.tensor(prepare_levels(spec.preparation, grey, 17), dtype=torch.float64)
+    )[0].any()
 
 
 @every_family
 def test_the_mean_is_the_densitys(name: str) -> None:
     _, dist, points, weights, log_density = one_row(name)
     with np.errstate(under="ignore"):
-        np.testing.assert_allclose(dist.mean.detach().numpy().reshape(-1), (weights * np.exp(log_density)) @ points, atol=1e-5)
+        np.testing.assert_allclose(
+            dist.mean.detach().numpy().reshape(-1),
+            (weights * np.exp(log_density)) @ points,
+            atol=1e-5,
+        )
 
 
 @every_family
 def test_missing_entries_drop_out_exactly(name: str) -> None:
-    """log p(z, x) of a model with NaN in x: the reference summed over what is there; gradients stay finite."""
+    """log p(z, x) of a model with NaN in x: the reference summed over what is there; gradients stay
+    finite.
+    """
     family = FAMILIES[name]
-    model = Model(p={"z": Normal(3), "x | z": family.spec(family.d)}, q={"z | x": Normal()}).double()
+    model = Model(
+        p={"z": Normal(3), "x | z": family.spec(family.d)}, q={"z | x": Normal()}
+    ).double()
     factor, z, raw, free = build(name)
     model.factors["p(x|z)"].load_state_dict(factor.state_dict())
     z, raw = z[0, 0], raw[0, 0]
     with torch.no_grad():
         x = sample(factor, factor.distribution(factor({"z": z})), (5,))
-    present = np.array([[True] * 4, [False] * 4, [True, False, True, True], [False, True, True, True], [False, False, False, True]])[:, -family.d :]
+    present = np.array(
+        [
+            [True] * 4,
+            [False] * 4,
+            [True, False, True, True],
+            [False, True, True, True],
+            [False, False, False, True],
+        ]
+    )[:, -family.d :]
     if family.whole:
         present = present[:, -1:].repeat(family.d, -1)
     if family.marginal is not None:
@@ -714,7 +919,9 @@ def test_missing_entries_drop_out_exactly(name: str) -> None:
     else:
         expected = np.where(present, family.log_density(x.numpy(), raw, free), 0).sum(-1)
     got = model.log_prob(z=z, x=torch.where(torch.tensor(present), x, math.nan))
-    np.testing.assert_allclose(got.detach().numpy() - stats.norm.logpdf(z.numpy()).sum(-1), expected, atol=1e-8)
+    np.testing.assert_allclose(
+        got.detach().numpy() - stats.norm.logpdf(z.numpy()).sum(-1), expected, atol=1e-8
+    )
     got.sum().backward()
     for key, parameter in model.factors["p(x|z)"].named_parameters():
         assert parameter.grad.isfinite().all(), key
@@ -727,7 +934,9 @@ def test_a_gradient_reaches_every_parameter(name: str) -> None:
     root = Factor(family.spec(family.d, learned=True), (family.d,), {}).double()
     for module, inputs in ((factor, {"z": z}), (root, {})):
         dist = module.distribution(module(inputs))
-        x = sample(module, dist, dist.batch_shape if dist.event_shape else dist.batch_shape[:-1]).detach()
+        x = sample(
+            module, dist, dist.batch_shape if dist.event_shape else dist.batch_shape[:-1]
+        ).detach()
         module.spec.log_prob(dist, x).sum().backward()
         assert list(module.parameters())
         for key, parameter in module.named_parameters():
@@ -742,26 +951,43 @@ def test_a_root_is_fixed_and_standard_unless_learned(name: str) -> None:
     points, _ = family.space()
     points = points[:: max(1, len(points) // 50)]
     d = points.shape[-1]
-    fixed, learned = (Factor(family.spec(d, learned=learned), (d,), {}).double() for learned in (False, True))
-    vectors = set(family.spec(d).vectors(d))  # a vector declared "learned" or "shared" is learned in a root too
+    fixed, learned = (
+        Factor(family.spec(d, learned=learned), (d,), {}).double() for learned in (False, True)
+    )
+    # a vector declared "learned" or "shared" is learned in a root too
+    vectors = set(family.spec(d).vectors(d))
     assert {key.removeprefix("vectors.") for key, _ in fixed.named_parameters()} == vectors
-    assert {key.removeprefix("vectors.") for key, _ in learned.named_parameters()} == vectors | {"root"}
+    assert {key.removeprefix("vectors.") for key, _ in learned.named_parameters()} == vectors | {
+        "root"
+    }
     expected = family.standard(points)
     expected = expected if family.joint else expected.sum(-1)
     for root in (fixed, learned):
         with torch.no_grad():
-            got = root.spec.log_prob(root.distribution(root({})), torch.tensor(points)[:, None, None, :]).reshape(-1).numpy()
-        inside = np.abs(expected) < 500  # beyond that, the float32 in which the root was written shows
+            got = (
+                root.spec.log_prob(
+                    root.distribution(root({})), torch.tensor(points)[:, None, None, :]
+                )
+                .reshape(-1)
+                .numpy()
+            )
+        # beyond that, the float32 in which the root was written shows
+        inside = np.abs(expected) < 500
         np.testing.assert_allclose(got[inside], expected[inside], rtol=1e-7, atol=1e-7)
 
 
 @every_family
-def test_a_model_of_it_trains_samples_explains_itself_and_is_saved(name: str, tmp_path: Any) -> None:
+def test_a_model_of_it_trains_samples_explains_itself_and_is_saved(
+    name: str, tmp_path: Any
+) -> None:
     """As p's conditional of the data, and as a latent's of p and q."""
     family = FAMILIES[name]
     torch.manual_seed(0)
     observed = Model(p={"z": Normal(3), "x | z": family.spec(family.d)}, q={"z | x": Normal()})
-    latent = Model(p={"v": family.spec(family.d), "x | v": Normal(3, scale=1.0)}, q={"v | x": family.spec(None)})
+    latent = Model(
+        p={"v": family.spec(family.d), "x | v": Normal(3, scale=1.0)},
+        q={"v | x": family.spec(None)},
+    )
     for model, more in ((observed, {}), (latent, {"samples": 2})):
         x = model.sample(60, seed=0)["x"]
         assert fit(model, {"x": x}, steps=3, batch=20, seed=0, progress=False, **more).step == 3
@@ -769,13 +995,19 @@ def test_a_model_of_it_trains_samples_explains_itself_and_is_saved(name: str, tm
         assert value.isfinite().all()
         assert str(model.explain(**more)).startswith("log p(x) ≥ E of this estimator (ELBO):")
         model.save(tmp_path / str(len(more)))
-        assert torch.equal(aevb.load(tmp_path / str(len(more))).elbo(x=x, seed=0, **more).value, value)
+        assert torch.equal(
+            aevb.load(tmp_path / str(len(more))).elbo(x=x, seed=0, **more).value, value
+        )
 
 
 @every_family
 def test_a_record_gives_the_specification_back(name: str) -> None:
     family = FAMILIES[name]
-    for spec in (family.spec(7), family.spec(family.shape, net=mlp(5, 6, dropout=0.1)), family.spec(2, learned=True)):
+    for spec in (
+        family.spec(7),
+        family.spec(family.shape, net=mlp(5, 6, dropout=0.1)),
+        family.spec(2, learned=True),
+    ):
         back = from_record(json.loads(json.dumps(to_record(spec))))
         assert back == spec
         assert type(back) is type(spec)
@@ -792,12 +1024,18 @@ def test_a_record_gives_the_specification_back(name: str) -> None:
         (lambda: Normal(True), "got True"),
         (lambda: Bernoulli(2.0), "got 2.0"),
         (lambda: Normal(2, net=500), r"net=500 is not a network. Use linear\(\), mlp\(500, 500\)"),
-        (lambda: Normal(2, scale=0), 'scale must be positive, got 0. Or use "network" or "learned"'),
+        (
+            lambda: Normal(2, scale=0),
+            'scale must be positive, got 0. Or use "network" or "learned"',
+        ),
         (lambda: Laplace(2, scale=-1.0), "scale must be positive, got -1.0"),
         (lambda: Normal(2, scale=math.nan), "scale must be positive, got nan"),
         (lambda: Normal(2, scale="fixed"), '"network", "learned" or a number, got \'fixed\''),
         (lambda: StudentT(2, df=0), "df must be positive, got 0"),
-        (lambda: MultivariateNormal(2, covariance="full"), 'covariance is "network" or "shared", got \'full\''),
+        (
+            lambda: MultivariateNormal(2, covariance="full"),
+            'covariance is "network" or "shared", got \'full\'',
+        ),
         (lambda: NegativeBinomial(2, dispersion=-2), "dispersion must be positive, got -2"),
         (lambda: Mixture(2, components=0), "components"),
     ],
@@ -808,7 +1046,9 @@ def test_bad_settings_are_refused(make: Callable[[], Conditional], message: str)
 
 
 def test_a_count_under_a_vanishing_rate_has_its_log_probability() -> None:
-    """log p(2) = 2 log λ − λ − log 2 and its derivative 2 − λ, also where λ itself underflows in float32."""
+    """log p(2) = 2 log λ − λ − log 2 and its derivative 2 − λ, also where λ itself underflows in
+    float32.
+    """
     log_rate = torch.tensor([[-200.0], [-120.0], [-5.0], [3.0]], requires_grad=True)
     spec = Poisson(1)
     got = spec.log_prob(spec.distribution(log_rate), torch.full((4, 1), 2.0))
@@ -818,45 +1058,71 @@ def test_a_count_under_a_vanishing_rate_has_its_log_probability() -> None:
     torch.testing.assert_close(log_rate.grad, 2 - log_rate.detach().exp())
 
 
-# Closed-form divergences --------------------------------------------------------------------------------------------------------
+# Closed-form divergences --------------------------------------------------------------------------
 
 
-def raw_numbers(spec: Conditional, d: int, shape: tuple[int, ...], seed: int) -> tuple[torch.Tensor, dict[str, torch.Tensor], Any]:
+def raw_numbers(
+    spec: Conditional, d: int, shape: tuple[int, ...], seed: int
+) -> tuple[torch.Tensor, dict[str, torch.Tensor], Any]:
     """Random raw heads and vectors of a family, and the aevb distribution they stand for."""
     generator = torch.Generator().manual_seed(seed)
     raw = torch.randn(*shape, sum(spec.heads(d).values()), generator=generator, dtype=torch.float64)
-    free = {key: torch.randn(vector.shape, generator=generator, dtype=torch.float64) for key, vector in spec.vectors(d).items()}
+    free = {
+        key: torch.randn(vector.shape, generator=generator, dtype=torch.float64)
+        for key, vector in spec.vectors(d).items()
+    }
     heads = dict(zip(spec.heads(d), raw.split(list(spec.heads(d).values()), -1), strict=True))
     return raw, free, spec.distribution(**heads, **free)
 
 
 def with_covariance(dist: td.Distribution) -> td.Distribution:
-    """A Gaussian with independent entries, written with its covariance; another distribution as it is."""
+    """A Gaussian with independent entries, written with its covariance; another distribution as it
+    is.
+    """
     if isinstance(dist, td.Independent) and isinstance(dist.base_dist, td.Normal):
         return td.MultivariateNormal(dist.mean, covariance_matrix=torch.diag_embed(dist.variance))
     return dist
 
 
 SPECS = {name: family.spec(3) for name, family in FAMILIES.items()}
-DIVERGENCES = [(q, p) for q, p in itertools.product(SPECS, SPECS) if (type(SPECS[q]), type(SPECS[p])) in divergences._KL]
+DIVERGENCES = [
+    (q, p)
+    for q, p in itertools.product(SPECS, SPECS)
+    if (type(SPECS[q]), type(SPECS[p])) in divergences._KL
+]
 
 
 def test_every_registered_divergence_is_tested() -> None:
-    assert {(type(SPECS[q]), type(SPECS[p])) for q, p in DIVERGENCES} == {pair for pair in divergences._KL if pair[0].__module__.startswith("aevb")}
+    assert {(type(SPECS[q]), type(SPECS[p])) for q, p in DIVERGENCES} == {
+        pair for pair in divergences._KL if pair[0].__module__.startswith("aevb")
+    }
 
 
 @pytest.mark.parametrize(("q", "p"), DIVERGENCES)
 def test_closed_form_kl(q: str, p: str) -> None:
-    """Equal to torch's, with any axis in only one of the two: samples, or a latent enumerated in p or in q alone."""
+    """Equal to torch's, with any axis in only one of the two: samples, or a latent enumerated in p
+    or in q alone.
+    """
     q_spec, p_spec, q_torch, p_torch = SPECS[q], SPECS[p], FAMILIES[q].torch, FAMILIES[p].torch
-    assert q_torch is not None, f"FAMILIES[{q!r}] needs torch=, the same distribution built from torch's classes"
-    assert p_torch is not None, f"FAMILIES[{p!r}] needs torch=, the same distribution built from torch's classes"
+    assert q_torch is not None, (
+        f"FAMILIES[{q!r}] needs torch=, the same distribution built from torch's classes"
+    )
+    assert p_torch is not None, (
+        f"FAMILIES[{p!r}] needs torch=, the same distribution built from torch's classes"
+    )
     kl = divergences.closed_form_kl(q_spec, p_spec)
     for q_shape, p_shape in (((1, 5), (1, 1)), ((2, 1, 5), (4, 1, 1, 1)), ((4, 1, 1, 5), (1, 5))):
-        (raw_q, free_q, dist_q), (raw_p, free_p, dist_p) = raw_numbers(q_spec, 3, q_shape, seed=1), raw_numbers(p_spec, 3, p_shape, seed=2)
+        (raw_q, free_q, dist_q), (raw_p, free_p, dist_p) = (
+            raw_numbers(q_spec, 3, q_shape, seed=1),
+            raw_numbers(p_spec, 3, p_shape, seed=2),
+        )
         shape = np.broadcast_shapes(q_shape, p_shape)
         ours = q_torch(raw_q.expand(*shape, -1), free_q), p_torch(raw_p.expand(*shape, -1), free_p)
-        expected = td.kl_divergence(*ours) if type(q_spec) is type(p_spec) else td.kl_divergence(*map(with_covariance, ours))
+        expected = (
+            td.kl_divergence(*ours)
+            if type(q_spec) is type(p_spec)
+            else td.kl_divergence(*map(with_covariance, ours))
+        )
         torch.testing.assert_close(kl(dist_q, dist_p).expand(shape), expected, rtol=1e-9, atol=1e-9)
 
 
@@ -867,32 +1133,49 @@ def test_kl_is_not_negative_and_zero_from_itself(q: str, p: str) -> None:
     _, _, dist_p = raw_numbers(SPECS[p], 3, (200,), seed=4)
     assert (kl(dist_q, dist_p) > 0).all()
     if q == p:
-        torch.testing.assert_close(kl(dist_q, dist_q).expand(200), torch.zeros(200, dtype=torch.float64), rtol=0, atol=1e-10)
+        torch.testing.assert_close(
+            kl(dist_q, dist_q).expand(200),
+            torch.zeros(200, dtype=torch.float64),
+            rtol=0,
+            atol=1e-10,
+        )
 
 
 def test_kl_of_classes_with_probability_zero() -> None:
-    """q = (½, ½, 0) against (¼, ½, ¼) and (½, ½, 0) against itself: 0 log 0 = 0, and gradients are those of the others."""
+    """q = (½, ½, 0) against (¼, ½, ¼) and (½, ½, 0) against itself: 0 log 0 = 0, and gradients are
+    those of the others.
+    """
     q = torch.tensor([0.0, 0.0, -math.inf], dtype=torch.float64, requires_grad=True)
-    p = torch.tensor([[0.25, 0.5, 0.25], [0.5, 0.5, 0.0]], dtype=torch.float64).log().requires_grad_()
+    p = (
+        torch.tensor([[0.25, 0.5, 0.25], [0.5, 0.5, 0.0]], dtype=torch.float64)
+        .log()
+        .requires_grad_()
+    )
     spec = OneHot(3)
     dist_q, dist_p = spec.distribution(q), spec.distribution(p)
     kl = divergences.closed_form_kl(spec, spec)(dist_q, dist_p)
     torch.testing.assert_close(kl, torch.tensor([0.5 * math.log(2), 0.0], dtype=torch.float64))
     kl[0].backward()
     # ∂KL/∂ηᵢ = qᵢ (log qᵢ/pᵢ − KL) for q's logits, pᵢ − qᵢ for p's
-    torch.testing.assert_close(q.grad, torch.tensor([0.25 * math.log(2), -0.25 * math.log(2), 0.0], dtype=torch.float64))
-    torch.testing.assert_close(p.grad, torch.tensor([[-0.25, 0.0, 0.25], [0, 0, 0]], dtype=torch.float64))
+    torch.testing.assert_close(
+        q.grad, torch.tensor([0.25 * math.log(2), -0.25 * math.log(2), 0.0], dtype=torch.float64)
+    )
+    torch.testing.assert_close(
+        p.grad, torch.tensor([[-0.25, 0.0, 0.25], [0, 0, 0]], dtype=torch.float64)
+    )
     q.grad = None
     entropy = spec.entropy(spec.distribution(q))
     entropy.backward()
     assert entropy.item() == pytest.approx(math.log(2))
     torch.testing.assert_close(q.grad, torch.zeros(3, dtype=torch.float64))
     q.grad = None
-    spec.log_prob(spec.distribution(q), torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)).backward()
+    spec.log_prob(
+        spec.distribution(q), torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
+    ).backward()
     torch.testing.assert_close(q.grad, torch.tensor([0.5, -0.5, 0.0], dtype=torch.float64))
 
 
-# Noise and relaxations ----------------------------------------------------------------------------------------------------------
+# Noise and relaxations ----------------------------------------------------------------------------
 
 KINDS = {
     "normal": stats.norm(),
@@ -908,9 +1191,14 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_noise(kind: str) -> None:
-    """Mean within 4 standard errors; the whole distribution by Kolmogorov and Smirnov, at a level of 1e-4."""
+    """Mean within 4 standard errors; the whole distribution by Kolmogorov and Smirnov, at a level
+    of 1e-4.
+    """
     n, dist = 20_000, KINDS[kind]
-    first, again, other = (draw_one(kind, (n // 10, 10), torch.Generator().manual_seed(seed), CPU, torch.float32) for seed in (0, 0, 1))
+    first, again, other = (
+        draw_one(kind, (n // 10, 10), torch.Generator().manual_seed(seed), CPU, torch.float32)
+        for seed in (0, 0, 1)
+    )
     assert first.shape == (n // 10, 10)
     assert first.dtype == torch.float32
     assert torch.equal(first, again)
@@ -925,7 +1213,10 @@ def test_noise(kind: str) -> None:
 
 
 def test_seed_noise_and_unknown_noise() -> None:
-    seeds = [draw_one("seed", (), torch.Generator().manual_seed(seed), CPU, torch.float32) for seed in (0, 0, 1)]
+    seeds = [
+        draw_one("seed", (), torch.Generator().manual_seed(seed), CPU, torch.float32)
+        for seed in (0, 0, 1)
+    ]
     assert seeds[0].shape == ()
     assert seeds[0] == seeds[1] != seeds[2]
     with pytest.raises(ValueError, match="unknown noise 'cauchy'"):
@@ -936,7 +1227,10 @@ def test_seed_noise_and_unknown_noise() -> None:
 def test_relaxed_one_hot_is_torchs_in_log_space(temperature: float) -> None:
     spec, generator = OneHot(4), torch.Generator().manual_seed(0)
     logits = torch.randn(6, 4, generator=generator, dtype=torch.float64)
-    dist, noise = spec.distribution(logits), draw_one("gumbel", (6, 4), generator, CPU, torch.float64)
+    dist, noise = (
+        spec.distribution(logits),
+        draw_one("gumbel", (6, 4), generator, CPU, torch.float64),
+    )
     value, log_value = spec.relax(dist, noise, temperature)
     torch.testing.assert_close(value, torch.softmax((logits + noise) / temperature, -1))
     torch.testing.assert_close(value.argmax(-1), spec.reparametrise(dist, noise).argmax(-1))
@@ -945,14 +1239,18 @@ def test_relaxed_one_hot_is_torchs_in_log_space(temperature: float) -> None:
     relaxed = td.RelaxedOneHotCategorical(tau, logits=logits, validate_args=False)
     torch.testing.assert_close(got, relaxed.base_dist.log_prob(log_value))
     torch.testing.assert_close(got, relaxed.log_prob(value) + log_value.sum(-1))  # d log ỹ = dỹ / ỹ
-    torch.testing.assert_close(got, ad.relaxed_log_prob(log_value, logits + 3.7, temperature))  # whatever constant the logits carry
+    # whatever constant the logits carry
+    torch.testing.assert_close(got, ad.relaxed_log_prob(log_value, logits + 3.7, temperature))
 
 
 @pytest.mark.parametrize("temperature", [0.1, 0.5, 2.0])
 def test_relaxed_bernoulli_is_torchs_in_logit_space(temperature: float) -> None:
     spec, generator = Bernoulli(3), torch.Generator().manual_seed(0)
     logits = torch.randn(6, 3, generator=generator, dtype=torch.float64)
-    dist, noise = spec.distribution(logits), draw_one("logistic", (6, 3), generator, CPU, torch.float64)
+    dist, noise = (
+        spec.distribution(logits),
+        draw_one("logistic", (6, 3), generator, CPU, torch.float64),
+    )
     value, logit_value = spec.relax(dist, noise, temperature)
     torch.testing.assert_close(value, torch.sigmoid((logits + noise) / temperature))
     assert torch.equal((value > 0.5).double(), spec.reparametrise(dist, noise))
@@ -960,7 +1258,10 @@ def test_relaxed_bernoulli_is_torchs_in_logit_space(temperature: float) -> None:
     expected = td.RelaxedBernoulli(tau, logits=logits).base_dist.log_prob(logit_value).sum(-1)
     torch.testing.assert_close(spec.relaxed_log_prob(dist, logit_value, tau), expected)
     grid = torch.linspace(-400, 400, 80_001, dtype=torch.float64)[:, None]
-    mass = spec.relaxed_log_prob(spec.distribution(logits[:1, :1]), grid, temperature).exp().sum() * 0.01
+    mass = (
+        spec.relaxed_log_prob(spec.distribution(logits[:1, :1]), grid, temperature).exp().sum()
+        * 0.01
+    )
     assert mass.item() == pytest.approx(1, abs=1e-9)
 
 
@@ -977,7 +1278,7 @@ def test_relaxed_log_prob_survives_underflow() -> None:
     assert logits.grad.isfinite().all()
 
 
-# A family of one's own ------------------------------------------------------------------------------------------------------------
+# A family of one's own ----------------------------------------------------------------------------
 
 
 @register
@@ -1013,7 +1314,9 @@ GAMMAS = [OwnGamma, PrivateGamma, PathwiseGamma]
 def gamma_model(cls: type[OwnGamma]) -> Model:
     """A gamma latent and gamma data, with weights from a fixed seed."""
     torch.manual_seed(0)
-    return Model(p={"z": cls(1), "x | z": cls(2, net=mlp(3))}, q={"z | x": cls(net=linear())}).double()
+    return Model(
+        p={"z": cls(1), "x | z": cls(2, net=mlp(3))}, q={"z | x": cls(net=linear())}
+    ).double()
 
 
 X = np.array([[0.3, 1.2], [2.0, 0.7]])
@@ -1023,40 +1326,60 @@ def gamma_log_joint(model: Model, z: Array) -> Array:
     """log p(z, x) by hand for z [m], [m, 2]."""
     standard = float(softplus(np.array(0.0)))
     net = model.factors["p(x|z)"].net
-    W, b, V, c = (t.detach().numpy() for t in (net.blocks.weights["z"], net.blocks.bias, net.heads.weight, net.heads.bias))
+    W, b, V, c = (
+        t.detach().numpy()
+        for t in (net.blocks.weights["z"], net.blocks.bias, net.heads.weight, net.heads.bias)
+    )
     raw = np.maximum(z[:, None] @ W.T + b, 0) @ V.T + c
     a, rate = (softplus(part)[:, None] for part in halves(raw))
-    return stats.gamma.logpdf(z, standard, scale=1 / standard)[:, None] + stats.gamma.logpdf(X, a, scale=1 / rate).sum(-1)
+    return stats.gamma.logpdf(z, standard, scale=1 / standard)[:, None] + stats.gamma.logpdf(
+        X, a, scale=1 / rate
+    ).sum(-1)
 
 
 def gamma_posterior(model: Model) -> tuple[Array, Array]:
     blocks = model.factors["q(z|x)"].net.blocks
-    return halves(softplus(X @ blocks.weights["x"].detach().numpy().T + blocks.bias.detach().numpy()))
+    return halves(
+        softplus(X @ blocks.weights["x"].detach().numpy().T + blocks.bias.detach().numpy())
+    )
 
 
 @pytest.mark.parametrize("cls", GAMMAS)
 def test_own_family_as_likelihood_and_latent(cls: type[OwnGamma]) -> None:
     model = gamma_model(cls)
     z = np.array([0.4, 1.7])
-    np.testing.assert_allclose(model.log_prob(x=X, z=z).detach().numpy(), gamma_log_joint(model, z).diagonal(), rtol=1e-9)
-    with pytest.raises(ValueError, match=rf"x has 1 value outside {cls.__name__}'s support \(first, from 0: row 0, column 1: -1.2"):
+    np.testing.assert_allclose(
+        model.log_prob(x=X, z=z).detach().numpy(), gamma_log_joint(model, z).diagonal(), rtol=1e-9
+    )
+    with pytest.raises(
+        ValueError,
+        match=rf"x has 1 value outside {cls.__name__}'s support \(first, from 0: row 0, column 1: "
+        rf"-1.2",
+    ):
         model.prepare(x=np.array([[0.3, -1.2]]))
 
 
 def test_own_family_without_noise_needs_the_score_function() -> None:
     model = gamma_model(OwnGamma)
-    with pytest.raises(ValueError, match=r"q draws 'z' from a OwnGamma, which is neither finite nor reparametrisable.*samples=2 or more"):
+    with pytest.raises(
+        ValueError,
+        match=r"q draws 'z' from a OwnGamma, which is neither finite nor "
+        r"reparametrisable.*samples=2 or more",
+    ):
         model.elbo(x=X)
     choice = model.plan(samples=2).choices["z"]
     assert (choice.draw, choice.term) == ("score", "sampled")
-    assert "discrete" not in choice.why_draw  # it is continuous; what it lacks is a differentiable sample
+    # it is continuous; what it lacks is a differentiable sample
+    assert "discrete" not in choice.why_draw
     choice = gamma_model(PathwiseGamma).plan().choices["z"]
     assert (choice.draw, choice.term) == ("pathwise", "sampled")
 
 
 @pytest.mark.parametrize("cls", [OwnGamma, PathwiseGamma])
 def test_own_family_estimates_its_elbo_and_gradient(cls: type[OwnGamma]) -> None:
-    """Against the integral ∫ q (log p − log q) dz and its derivative by q's bias; within 4 standard errors, of 200 repetitions of 50 samples."""
+    """Against the integral ∫ q (log p − log q) dz and its derivative by q's bias; within 4 standard
+    errors, of 200 repetitions of 50 samples.
+    """
     model = gamma_model(cls)
     t = np.linspace(-60, 8, 4001)
     z, dz = np.exp(t), np.exp(t) * (t[1] - t[0])
@@ -1095,7 +1418,9 @@ def test_own_divergence_makes_the_term_closed(monkeypatch: pytest.MonkeyPatch) -
     digamma = np.vectorize(lambda v: float(mp.digamma(v)))(a)
     log_gamma = np.vectorize(math.lgamma)
     kl = (a - s) * digamma - log_gamma(a) + math.lgamma(s) + s * np.log(b / s) + a * (s - b) / b
-    np.testing.assert_allclose(model.elbo(x=X, samples=2).terms["kl(z)"].detach().numpy(), kl[:, 0], rtol=1e-7)
+    np.testing.assert_allclose(
+        model.elbo(x=X, samples=2).terms["kl(z)"].detach().numpy(), kl[:, 0], rtol=1e-7
+    )
 
 
 @pytest.mark.parametrize("cls", GAMMAS)
@@ -1103,11 +1428,20 @@ def test_own_family_is_saved_and_loaded(cls: type[OwnGamma], tmp_path: Any) -> N
     model = gamma_model(cls)
     model.save(tmp_path)
     if cls is not OwnGamma:
-        with pytest.raises(ValueError, match=rf"uses '{cls.__name__}', which is not a known .* load\(path, custom=\[{cls.__name__}\]\)"):
+        with pytest.raises(
+            ValueError,
+            match=rf"uses '{cls.__name__}', which is not a known .* load\(path, "
+            rf"custom=\[{cls.__name__}\]\)",
+        ):
             aevb.load(tmp_path)
     back = aevb.load(tmp_path, custom=() if cls is OwnGamma else [cls])
     assert back.declaration() == model.declaration()
-    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), back.state_dict().values(), strict=True))
-    assert torch.equal(back.elbo(x=X, samples=2, seed=0).value, model.elbo(x=X, samples=2, seed=0).value)
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(model.state_dict().values(), back.state_dict().values(), strict=True)
+    )
+    assert torch.equal(
+        back.elbo(x=X, samples=2, seed=0).value, model.elbo(x=X, samples=2, seed=0).value
+    )
     z = np.array([0.4, 1.7])
     assert torch.equal(back.log_prob(x=X, z=z), model.log_prob(x=X, z=z))

@@ -1,6 +1,8 @@
-"""Networks of several parents: equal, to rounding, to the plain torch network on the concatenated parents.
+"""Networks of several parents: equal, to rounding, to the plain torch network on the concatenated
+parents.
 
-One registry of named constructors (`NETWORKS`) drives the contract tests: a new network costs one entry there.
+One registry of named constructors (`NETWORKS`) drives the contract tests: a new network costs one
+entry there.
 """
 
 from __future__ import annotations
@@ -19,7 +21,22 @@ from scipy import stats
 from torch import Tensor, nn
 
 import aevb
-from aevb import GRU, LSTM, Bernoulli, Deterministic, Model, MultivariateNormal, Network, Normal, OneHot, conv, deconv, linear, mlp, table
+from aevb import (
+    GRU,
+    LSTM,
+    Bernoulli,
+    Deterministic,
+    Model,
+    MultivariateNormal,
+    Network,
+    Normal,
+    OneHot,
+    conv,
+    deconv,
+    linear,
+    mlp,
+    table,
+)
 from aevb.declare import networks
 from aevb.declare.deterministic import Recurrence
 from aevb.declare.networks import ACTIVATIONS
@@ -32,13 +49,22 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def build(spec: Network, parents: dict[str, tuple[int, ...]], heads: list[int], shape: tuple[int, ...] = (), masked: tuple[str, ...] = ()) -> Any:
+def build(
+    spec: Network,
+    parents: dict[str, tuple[int, ...]],
+    heads: list[int],
+    shape: tuple[int, ...] = (),
+    masked: tuple[str, ...] = (),
+) -> Any:
     torch.manual_seed(0)
     return spec.build(parents, heads, shape, masked).double()
 
 
 def inputs(parents: dict[str, tuple[int, ...]], *lead: int) -> dict[str, Tensor]:
-    return {name: normal(*lead, math.prod(shape), seed=i) for i, (name, shape) in enumerate(parents.items())}
+    return {
+        name: normal(*lead, math.prod(shape), seed=i)
+        for i, (name, shape) in enumerate(parents.items())
+    }
 
 
 def run(net: Any, values: dict[str, Tensor], keep: tuple[Tensor, ...] = ()) -> Tensor:
@@ -55,12 +81,14 @@ def close(got: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
 
 
-# The registry of networks ------------------------------------------------------------------------------------------------------
+# The registry of networks -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A specification, and what it is built for: the shapes of its parents, the widths of its heads, the shape of its own variable."""
+    """A specification, and what it is built for: the shapes of its parents, the widths of its
+    heads, the shape of its own variable.
+    """
 
     spec: Network
     parents: dict[str, tuple[int, ...]]
@@ -70,7 +98,10 @@ class Entry:
 
     def inputs(self, *lead: int) -> dict[str, Tensor]:
         return (
-            {name: torch.arange(float(math.prod(lead))).reshape(*lead, 1) % self.rows for name in self.parents}
+            {
+                name: torch.arange(float(math.prod(lead))).reshape(*lead, 1) % self.rows
+                for name in self.parents
+            }
             if self.rows
             else inputs(self.parents, *lead)
         )
@@ -84,7 +115,9 @@ NETWORKS: dict[str, Entry] = {
     "linear": Entry(linear(), **BOTH),
     "linear, no bias": Entry(linear(bias=False, init="normal"), **BOTH),
     "mlp": Entry(mlp(5), **BOTH),
-    "mlp, all settings": Entry(mlp(5, 6, activation="tanh", dropout=0.1, init="glorot_normal"), **BOTH),
+    "mlp, all settings": Entry(
+        mlp(5, 6, activation="tanh", dropout=0.1, init="glorot_normal"), **BOTH
+    ),
     "mlp, sizes by name": Entry(mlp(hidden=(5, 6)), **BOTH),
     "mlp of logarithms": Entry(mlp(5, log=True), **BOTH),
     "conv": Entry(conv(3, 4), **BOTH),
@@ -93,11 +126,17 @@ NETWORKS: dict[str, Entry] = {
     "table": Entry(table(8), {"i": (1,)}, [2, 5], rows=8),
 }
 every_network = pytest.mark.parametrize("name", NETWORKS)
-networks_of_two = pytest.mark.parametrize("name", [name for name, entry in NETWORKS.items() if len(entry.parents) > 1])
+networks_of_two = pytest.mark.parametrize(
+    "name", [name for name, entry in NETWORKS.items() if len(entry.parents) > 1]
+)
 
 
 def test_every_network_of_the_library_is_in_the_registry() -> None:
-    known = {cls for cls in vars(networks).values() if isinstance(cls, type) and issubclass(cls, Network) and "build" in vars(cls)}
+    known = {
+        cls
+        for cls in vars(networks).values()
+        if isinstance(cls, type) and issubclass(cls, Network) and "build" in vars(cls)
+    }
     assert known - {Network} == {type(entry.spec) for entry in NETWORKS.values()}
 
 
@@ -124,16 +163,24 @@ def test_a_gradient_reaches_every_parameter(name: str) -> None:
 
 @networks_of_two
 def test_the_parts_of_the_parents_add_up(name: str) -> None:
-    """What a recurrence relies on: some parents' part for all steps at once, the others' inside the loop."""
+    """What a recurrence relies on: some parents' part for all steps at once, the others' inside the
+    loop.
+    """
     entry = NETWORKS[name]
     net, values = entry.build(), inputs(entry.parents, 7)
     first, *others = entry.parents
-    close(net.first({first: values[first]}) + net.first({key: values[key] for key in others}, bias=False), net.first(values))
+    close(
+        net.first({first: values[first]})
+        + net.first({key: values[key] for key in others}, bias=False),
+        net.first(values),
+    )
 
 
 @networks_of_two
 def test_a_parent_being_enumerated_broadcasts(name: str) -> None:
-    """Classes on [C, 1, 1, 1, C], the other parent on [1, N, d]: the result is [C, 1, 1, N, out], as by repeating and looping."""
+    """Classes on [C, 1, 1, 1, C], the other parent on [1, N, d]: the result is [C, 1, 1, N, out],
+    as by repeating and looping.
+    """
     entry, C, N = NETWORKS[name], 3, 4
     net, (other, shape) = entry.build(), next(iter(entry.parents.items()))
     x, y = normal(1, N, math.prod(shape)), torch.eye(C, dtype=torch.float64).reshape(C, 1, 1, 1, C)
@@ -151,7 +198,10 @@ def test_dropout_masks_are_taken_as_asked_for(name: str) -> None:
     if not asked:
         return
     net, values = entry.build(), inputs(entry.parents, 6)
-    ones, zeros = (tuple(fill(6, width, dtype=torch.float64) for _, width in asked) for fill in (torch.ones, torch.zeros))
+    ones, zeros = (
+        tuple(fill(6, width, dtype=torch.float64) for _, width in asked)
+        for fill in (torch.ones, torch.zeros)
+    )
     assert not torch.equal(run(net, values, ones), run(net, values))
     dropped = run(net, values, zeros)
     close(dropped, dropped[:1].expand_as(dropped))
@@ -161,7 +211,10 @@ def test_dropout_masks_are_taken_as_asked_for(name: str) -> None:
 def test_a_mask_of_missing_entries_starts_without_effect_and_then_acts(name: str) -> None:
     entry = NETWORKS[name]
     net, values = entry.build(tuple(entry.parents)), inputs(entry.parents, 5)
-    masks = [{key: (normal(5, math.prod(shape), seed=8) > 0).double()} for key, shape in entry.parents.items()]
+    masks = [
+        {key: (normal(5, math.prod(shape), seed=8) > 0).double()}
+        for key, shape in entry.parents.items()
+    ]
     for mask in masks:
         close(net.rest(net.first(values, missing=mask)), run(net, values))
     with torch.no_grad():
@@ -171,7 +224,7 @@ def test_a_mask_of_missing_entries_starts_without_effect_and_then_acts(name: str
         assert not torch.allclose(net.rest(net.first(values, missing=mask)), run(net, values))
 
 
-# One block a parent ------------------------------------------------------------------------------------------------------------
+# One block a parent -------------------------------------------------------------------------------
 
 
 def test_blocks_are_one_linear_layer_on_the_concatenated_parents() -> None:
@@ -181,7 +234,11 @@ def test_blocks_are_one_linear_layer_on_the_concatenated_parents() -> None:
         layer.weight.copy_(first_weight(net.blocks, *PARENTS))
         layer.bias.copy_(net.blocks.bias)
     close(run(net, values), layer(torch.cat(list(values.values()), -1)))
-    assert {name: tuple(weight.shape) for name, weight in net.blocks.weights.items()} == {"a": (10, 3), "b": (10, 4), "c": (10, 5)}
+    assert {name: tuple(weight.shape) for name, weight in net.blocks.weights.items()} == {
+        "a": (10, 3),
+        "b": (10, 4),
+        "c": (10, 5),
+    }
 
 
 def test_blocks_add_up_over_the_parents() -> None:
@@ -213,9 +270,14 @@ def test_mlp_is_the_sequential_network(activation: str) -> None:
     }
     net, values = build(mlp(8, 9, 6, activation=activation), PARENTS, [4, 2]), inputs(PARENTS, 7)
     unit = names[activation]
-    plain = nn.Sequential(nn.Linear(12, 8), unit, nn.Linear(8, 9), unit, nn.Linear(9, 6), unit, nn.Linear(6, 6)).double()
+    plain = nn.Sequential(
+        nn.Linear(12, 8), unit, nn.Linear(8, 9), unit, nn.Linear(9, 6), unit, nn.Linear(6, 6)
+    ).double()
     layers = [layer for layer in plain if isinstance(layer, nn.Linear)]
-    sources = [(first_weight(net.blocks, *PARENTS), net.blocks.bias), *((layer.weight, layer.bias) for layer in (*net.hidden, net.heads))]
+    sources = [
+        (first_weight(net.blocks, *PARENTS), net.blocks.bias),
+        *((layer.weight, layer.bias) for layer in (*net.hidden, net.heads)),
+    ]
     with torch.no_grad():
         for layer, (weight, bias) in zip(layers, sources, strict=True):
             layer.weight.copy_(weight)
@@ -226,28 +288,38 @@ def test_mlp_is_the_sequential_network(activation: str) -> None:
 
 def test_a_variable_read_at_two_steps_has_two_blocks() -> None:
     """x[t] | z[t], z[t-1], with zeros before the start."""
-    model = Model(p={"z[t]": Normal(2), "x[t] | z[t], z[t-1]": Normal(3, scale=1.0)}, q={"z[t] | x[t]": Normal()}).double()
+    model = Model(
+        p={"z[t]": Normal(2), "x[t] | z[t], z[t-1]": Normal(3, scale=1.0)},
+        q={"z[t] | x[t]": Normal()},
+    ).double()
     z, x = normal(5, 4, 2), normal(5, 4, 3, seed=1)
     blocks = model.factors["p(x[t]|z[t], z[t-1])"].net.blocks
     before = torch.cat([torch.zeros(5, 1, 2, dtype=torch.float64), z[:, :-1]], 1)
     mean = z @ blocks.weights["z[t]"].T + before @ blocks.weights["z[t-1]"].T + blocks.bias
-    expected = stats.norm.logpdf(x.numpy(), mean.detach().numpy()).sum((1, 2)) + stats.norm.logpdf(z.numpy()).sum((1, 2))
+    expected = stats.norm.logpdf(x.numpy(), mean.detach().numpy()).sum((1, 2)) + stats.norm.logpdf(
+        z.numpy()
+    ).sum((1, 2))
     np.testing.assert_allclose(model.log_prob(x=x, z=z).detach().numpy(), expected, rtol=1e-8)
 
 
 def test_one_specification_used_twice_shares_no_weights() -> None:
     spec = mlp(4)
-    model = Model(p={"z": Normal(2), "x | z": Normal(3, net=spec), "u | z": Normal(3, net=spec)}, q={"z | x, u": Normal(net=spec)})
+    model = Model(
+        p={"z": Normal(2), "x | z": Normal(3, net=spec), "u | z": Normal(3, net=spec)},
+        q={"z | x, u": Normal(net=spec)},
+    )
     weights = [model.factors[key].net.heads.weight for key in ("p(x|z)", "p(u|z)")]
     assert not torch.equal(*weights)
     assert len({id(parameter) for parameter in model.parameters()}) == 3 * 2 + 2 * 2 + 3
 
 
-# Initialisation -------------------------------------------------------------------------------------------------------------------
+# Initialisation -----------------------------------------------------------------------------------
 
 
 def has_variance(weight: Tensor, variance: float, *, uniform: bool = False) -> None:
-    """The mean square within 4 standard errors: Var w² is 2σ⁴ for a Gaussian, 4σ⁴/5 for a uniform. A uniform also keeps its bounds."""
+    """The mean square within 4 standard errors: Var w² is 2σ⁴ for a Gaussian, 4σ⁴/5 for a uniform.
+    A uniform also keeps its bounds.
+    """
     relative = weight.square().mean().item() / variance - 1
     assert abs(relative) < 4 * math.sqrt((0.8 if uniform else 2) / weight.numel())
     if uniform:
@@ -258,7 +330,9 @@ WIDE = {"a": (150,), "b": (250,)}
 
 
 def test_default_initialisation_is_that_of_one_linear_layer() -> None:
-    """U(±1/√fan_in) with the fan-in of all parents, so that a split layer starts as the whole one would."""
+    """U(±1/√fan_in) with the fan-in of all parents, so that a split layer starts as the whole one
+    would.
+    """
     net = build(mlp(300, 200), WIDE, [100, 150])
     for tensor in (net.blocks.weights["a"], net.blocks.weights["b"], net.blocks.bias):
         has_variance(tensor, 1 / 400 / 3, uniform=True)
@@ -270,7 +344,10 @@ def test_default_initialisation_is_that_of_one_linear_layer() -> None:
 @pytest.mark.parametrize("init", ["glorot_normal", "glorot_uniform", "normal", "zeros"])
 def test_other_initialisations(init: str) -> None:
     """Glorot: variance 2/(fan_in + fan_out), each head a layer of its own; biases are zero."""
-    deep, flat = build(mlp(300, 200, init=init), WIDE, [100, 150]), build(linear(init=init), WIDE, [100, 150])
+    deep, flat = (
+        build(mlp(300, 200, init=init), WIDE, [100, 150]),
+        build(linear(init=init), WIDE, [100, 150]),
+    )
     layers = [
         (deep.blocks.weights["a"], 400, 300),
         (deep.blocks.weights["b"], 400, 300),
@@ -284,19 +361,29 @@ def test_other_initialisations(init: str) -> None:
         if init == "zeros":
             assert (weight == 0).all()
         else:
-            has_variance(weight, 1 if init == "normal" else 2 / (fan_in + fan_out), uniform=init == "glorot_uniform")
+            has_variance(
+                weight,
+                1 if init == "normal" else 2 / (fan_in + fan_out),
+                uniform=init == "glorot_uniform",
+            )
     for bias in (deep.blocks.bias, deep.hidden[0].bias, deep.heads.bias, flat.blocks.bias):
         assert (bias == 0).all()
 
 
 @pytest.mark.parametrize("init", ["glorot_normal", "glorot_uniform"])
 def test_glorot_counts_the_kernel_in_both_fans(init: str) -> None:
-    """As nn.init.xavier_*: fan_in and fan_out are channels × kernel area, for convolutions and transposed ones."""
+    """As nn.init.xavier_*: fan_in and fan_out are channels × kernel area, for convolutions and
+    transposed ones.
+    """
     encoder = build(conv(16, 32, init=init), {"x": (8, 16, 16)}, [4])
     decoder = build(deconv(32, 16, init=init), {"z": (8,)}, [256], (1, 16, 16))
     for layer in (*encoder.stacks["x"], *decoder.layers):
         area = math.prod(layer.kernel_size)
-        has_variance(layer.weight, 2 / (area * (layer.in_channels + layer.out_channels)), uniform=init == "glorot_uniform")
+        has_variance(
+            layer.weight,
+            2 / (area * (layer.in_channels + layer.out_channels)),
+            uniform=init == "glorot_uniform",
+        )
         assert (layer.bias == 0).all()
 
 
@@ -308,16 +395,27 @@ def test_recurrences_start_as_torchs() -> None:
         has_variance(parameter, 1 / 64 / 3, uniform=True)
 
 
-# Dropout ----------------------------------------------------------------------------------------------------------------------------
+# Dropout ------------------------------------------------------------------------------------------
 
 
 def test_dropout_with_given_masks_is_torchs() -> None:
-    """F.dropout from the same generator state zeroes the same units of any tensor, so its masks can be read off from ones."""
+    """F.dropout from the same generator state zeroes the same units of any tensor, so its masks can
+    be read off from ones.
+    """
     net, values = build(mlp(8, 6, dropout=0.25), PARENTS, [4]), inputs(PARENTS, 50)
     torch.manual_seed(0)
-    keep = tuple((F.dropout(torch.ones(50, width, dtype=torch.float64), 0.25) > 0).double() for width in (8, 6))
+    keep = tuple(
+        (F.dropout(torch.ones(50, width, dtype=torch.float64), 0.25) > 0).double()
+        for width in (8, 6)
+    )
     torch.manual_seed(0)
-    h = F.dropout(torch.relu(torch.cat(list(values.values()), -1) @ first_weight(net.blocks, *PARENTS).T + net.blocks.bias), 0.25)
+    h = F.dropout(
+        torch.relu(
+            torch.cat(list(values.values()), -1) @ first_weight(net.blocks, *PARENTS).T
+            + net.blocks.bias
+        ),
+        0.25,
+    )
     h = F.dropout(torch.relu(net.hidden[0](h)), 0.25)
     close(run(net, values, keep), net.heads(h))
     assert net.spec.dropouts() == ((0.25, 8), (0.25, 6))
@@ -326,7 +424,8 @@ def test_dropout_with_given_masks_is_torchs() -> None:
 def test_a_model_drops_out_in_training_only() -> None:
     torch.manual_seed(0)
     model = Model(
-        p={"z": Normal(2), "x | z": Normal(3, net=mlp(400, dropout=0.1), scale=1.0)}, q={"z | x": Normal(net=mlp(300, 200, dropout=0.3))}
+        p={"z": Normal(2), "x | z": Normal(3, net=mlp(400, dropout=0.1), scale=1.0)},
+        q={"z | x": Normal(net=mlp(300, 200, dropout=0.3))},
     ).double()
     x, plan = normal(5, 3), model.plan(samples=2)
     noise = model.draw_noise(plan, model.prepare(x=x), seed=0)
@@ -336,17 +435,33 @@ def test_a_model_drops_out_in_training_only() -> None:
         "q(z|x) dropout 0": (1, 1, 5, 300),
         "q(z|x) dropout 1": (1, 1, 5, 200),
     }
-    for name, p in {"p(x|z) dropout 0": 0.1, "q(z|x) dropout 0": 0.3, "q(z|x) dropout 1": 0.3}.items():
+    for name, p in {
+        "p(x|z) dropout 0": 0.1,
+        "q(z|x) dropout 0": 0.3,
+        "q(z|x) dropout 1": 0.3,
+    }.items():
         assert set(masks[name].unique().tolist()) == {0.0, 1.0}
-        assert abs(masks[name].mean().item() - (1 - p)) < 4 * math.sqrt(p * (1 - p) / masks[name].numel())
+        assert abs(masks[name].mean().item() - (1 - p)) < 4 * math.sqrt(
+            p * (1 - p) / masks[name].numel()
+        )
     q, p = model.factors["q(z|x)"].net, model.factors["p(x|z)"].net
 
     def likelihood(keep: dict[str, Tensor]) -> Tensor:
         """log p(x|z) by hand, averaged over the two samples of z."""
-        h = torch.relu(x @ q.blocks.weights["x"].T + q.blocks.bias) * keep.get("q(z|x) dropout 0", 0.7) / 0.7
-        loc, scale = q.heads(torch.relu(q.hidden[0](h)) * keep.get("q(z|x) dropout 1", 0.7) / 0.7).chunk(2, -1)
+        h = (
+            torch.relu(x @ q.blocks.weights["x"].T + q.blocks.bias)
+            * keep.get("q(z|x) dropout 0", 0.7)
+            / 0.7
+        )
+        loc, scale = q.heads(
+            torch.relu(q.hidden[0](h)) * keep.get("q(z|x) dropout 1", 0.7) / 0.7
+        ).chunk(2, -1)
         z = loc + F.softplus(scale) * noise["z"]
-        mean = p.heads(torch.relu(z @ p.blocks.weights["z"].T + p.blocks.bias) * keep.get("p(x|z) dropout 0", 0.9) / 0.9)
+        mean = p.heads(
+            torch.relu(z @ p.blocks.weights["z"].T + p.blocks.bias)
+            * keep.get("p(x|z) dropout 0", 0.9)
+            / 0.9
+        )
         return (-0.5 * (x - mean).square() - 0.5 * math.log(2 * math.pi)).sum(-1).mean(0)[0]
 
     close(model.elbo(x=x, samples=2, noise=noise).terms["x"], likelihood(masks))
@@ -365,7 +480,7 @@ def test_every_enumerated_value_has_its_own_dropout_mask() -> None:
     assert noise["q(y|x) dropout 0"].shape == (1, 1, 5, 6)
 
 
-# Convolutions --------------------------------------------------------------------------------------------------------------------------
+# Convolutions -------------------------------------------------------------------------------------
 
 SHAPES = [(1, 28, 28), (3, 17, 9), (2, 5, 1)]
 
@@ -386,16 +501,29 @@ def test_conv_is_torchs_convolutions_then_a_dense_layer(shape: tuple[int, ...]) 
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_deconv_is_a_dense_layer_then_torchs_transposed_convolutions(shape: tuple[int, ...]) -> None:
-    """One map of parameters a head, in the heads' order; doubling overshoots odd sizes, which are cut."""
+def test_deconv_is_a_dense_layer_then_torchs_transposed_convolutions(
+    shape: tuple[int, ...],
+) -> None:
+    """One map of parameters a head, in the heads' order; doubling overshoots odd sizes, which are
+    cut.
+    """
     d = math.prod(shape)
     net = build(deconv(6, 4, hidden=10, activation="elu"), {"z": (3,), "y": (2,)}, [d, d], shape)
     z, y = normal(2, 1, 5, 3), normal(5, 2, seed=1)
-    h = F.elu(torch.cat([z, y.expand(2, 1, 5, 2)], -1) @ first_weight(net.blocks, "z", "y").T + net.blocks.bias)
+    h = F.elu(
+        torch.cat([z, y.expand(2, 1, 5, 2)], -1) @ first_weight(net.blocks, "z", "y").T
+        + net.blocks.bias
+    )
     half = [math.ceil(s / 2) for s in shape[1:]]
     images = F.elu(net.grow(h)).reshape(10, 6, *(math.ceil(s / 2) for s in half))
-    images = F.elu(F.conv_transpose2d(images, net.layers[0].weight, net.layers[0].bias, stride=2, padding=1)[..., : half[0], : half[1]])
-    images = F.conv_transpose2d(images, net.layers[1].weight, net.layers[1].bias, stride=2, padding=1)[..., : shape[1], : shape[2]]
+    images = F.elu(
+        F.conv_transpose2d(images, net.layers[0].weight, net.layers[0].bias, stride=2, padding=1)[
+            ..., : half[0], : half[1]
+        ]
+    )
+    images = F.conv_transpose2d(
+        images, net.layers[1].weight, net.layers[1].bias, stride=2, padding=1
+    )[..., : shape[1], : shape[2]]
     assert images.shape == (10, 2 * shape[0], *shape[1:])
     got = run(net, {"z": z, "y": y})
     close(got, images.reshape(2, 1, 5, 2 * d))
@@ -405,12 +533,16 @@ def test_deconv_is_a_dense_layer_then_torchs_transposed_convolutions(shape: tupl
 def test_a_convolutional_model_gives_each_pixel_a_gradient() -> None:
     shape = (2, 7, 5)
     torch.manual_seed(0)
-    model = Model(p={"z": Normal(3), "x | z": Normal(shape, net=deconv(4, 3, hidden=8))}, q={"z | x": Normal(net=conv(3, 4, hidden=8))}).double()
+    model = Model(
+        p={"z": Normal(3), "x | z": Normal(shape, net=deconv(4, 3, hidden=8))},
+        q={"z | x": Normal(net=conv(3, 4, hidden=8))},
+    ).double()
     x = normal(6, *shape)
     plan = model.plan()
     noise = model.draw_noise(plan, model.prepare(x=x), seed=0)
     bound = model.elbo(x=x, noise=noise)
-    torch.testing.assert_close(bound.value, model.elbo(x=x.flatten(1), noise=noise).value)  # images or flat rows
+    # images or flat rows
+    torch.testing.assert_close(bound.value, model.elbo(x=x.flatten(1), noise=noise).value)
     bound.value.sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -418,14 +550,17 @@ def test_a_convolutional_model_gives_each_pixel_a_gradient() -> None:
     assert model.sample(2)["x"].shape == (2, *shape)
 
 
-# Missing inputs ---------------------------------------------------------------------------------------------------------------------------
+# Missing inputs -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("spec", [linear(), mlp(6), conv(2, 3, hidden=6)])
 def test_a_mask_input_starts_without_effect_and_then_acts_as_an_input(spec: Network) -> None:
     parents, lead = {"x": (2, 4, 4), "y": (3,)}, (2, 1, 5)
     net = build(spec, parents, [4], masked=("x", "y"))
-    values, absent = inputs(parents, *lead), {"x": (normal(5, 32, seed=8) > 0).double(), "y": (normal(5, 3, seed=9) > 0).double()}
+    values, absent = (
+        inputs(parents, *lead),
+        {"x": (normal(5, 32, seed=8) > 0).double(), "y": (normal(5, 3, seed=9) > 0).double()},
+    )
 
     def told() -> Tensor:
         return net.rest(net.first(values, missing=absent))
@@ -436,17 +571,25 @@ def test_a_mask_input_starts_without_effect_and_then_acts_as_an_input(spec: Netw
             parameter.copy_(0.1 * torch.randn_like(parameter))
     total = net.blocks.bias
     if isinstance(spec, conv):
-        image = torch.cat([part.expand(*lead, 32).reshape(10, 2, 4, 4) for part in (values["x"], absent["x"])], 1)
+        image = torch.cat(
+            [part.expand(*lead, 32).reshape(10, 2, 4, 4) for part in (values["x"], absent["x"])], 1
+        )
         for layer in net.stacks["x"]:
             image = torch.relu(F.conv2d(image, layer.weight, layer.bias, stride=2, padding=1))
         total = total + image.reshape(*lead, -1) @ net.blocks.weights["x"].T
     else:
-        total = total + values["x"] @ net.blocks.weights["x"].T + absent["x"] @ net.blocks.missing["x"].T
-    total = total + values["y"] @ net.blocks.weights["y"].T + absent["y"] @ net.blocks.missing["y"].T
+        total = (
+            total
+            + values["x"] @ net.blocks.weights["x"].T
+            + absent["x"] @ net.blocks.missing["x"].T
+        )
+    total = (
+        total + values["y"] @ net.blocks.weights["y"].T + absent["y"] @ net.blocks.missing["y"].T
+    )
     close(told(), total if net.heads is None else net.heads(torch.relu(total)))
 
 
-# Recurrences ----------------------------------------------------------------------------------------------------------------------------
+# Recurrences --------------------------------------------------------------------------------------
 
 
 def as_torch(cell: Recurrence, *names: str) -> nn.LSTM | nn.GRU:
@@ -456,7 +599,11 @@ def as_torch(cell: Recurrence, *names: str) -> nn.LSTM | nn.GRU:
     net = kind(inner.shape[-1], cell.d, cell.spec.layers, batch_first=True).double()
     with torch.no_grad():
         for i in range(cell.spec.layers):
-            weight, bias = (cell.upper[i - 1].weight, cell.upper[i - 1].bias) if i else (inner, cell.blocks.bias)
+            weight, bias = (
+                (cell.upper[i - 1].weight, cell.upper[i - 1].bias)
+                if i
+                else (inner, cell.blocks.bias)
+            )
             getattr(net, f"weight_ih_l{i}").copy_(weight)
             getattr(net, f"bias_ih_l{i}").copy_(bias)
             getattr(net, f"weight_hh_l{i}").copy_(cell.recurrent[i].weight)
@@ -504,24 +651,37 @@ def test_recurrences_of_a_model_are_torchs() -> None:
         q={"b[t] | b[t+1], x[t]": GRU(4, layers=2), "z[t] | h[t], b[t]": Normal(scale=0.5)},
     ).double()
     x, z = normal(6, 7, 3), normal(6, 7, 2, seed=1)
-    forward, backward = (model.factors[key] for key in ("p(h[t]|h[t-1], x[t-1], z[t-1])", "q(b[t]|b[t+1], x[t])"))
+    forward, backward = (
+        model.factors[key] for key in ("p(h[t]|h[t-1], x[t-1], z[t-1])", "q(b[t]|b[t+1], x[t])")
+    )
     past, _ = as_torch(forward, "x[t-1]", "z[t-1]")(torch.cat([x, z], -1)[:, :-1])
     h = torch.cat([torch.zeros(6, 1, 5, dtype=torch.float64), past], 1)
 
     def mean(key: str, **parents: Tensor) -> Tensor:
         blocks = model.factors[key].net.blocks
-        return torch.cat(list(parents.values()), -1) @ first_weight(blocks, *(f"{name}[t]" for name in parents)).T + blocks.bias
+        return (
+            torch.cat(list(parents.values()), -1)
+            @ first_weight(blocks, *(f"{name}[t]" for name in parents)).T
+            + blocks.bias
+        )
 
     def log_density(value: Tensor, loc: Tensor, scale: float) -> Tensor:
-        return (-0.5 * ((value - loc) / scale).square() - math.log(scale) - 0.5 * math.log(2 * math.pi)).sum((1, 2))
+        return (
+            -0.5 * ((value - loc) / scale).square() - math.log(scale) - 0.5 * math.log(2 * math.pi)
+        ).sum((1, 2))
 
-    expected = log_density(z, mean("p(z[t]|h[t])", h=h), 1) + log_density(x, mean("p(x[t]|h[t], z[t])", h=h, z=z), 1)
+    expected = log_density(z, mean("p(z[t]|h[t])", h=h), 1) + log_density(
+        x, mean("p(x[t]|h[t], z[t])", h=h, z=z), 1
+    )
     close(model.log_prob(x=x, z=z), expected)
     b = as_torch(backward, "x[t]")(x.flip(1))[0].flip(1)
-    close(model.posterior(x=x).log_prob(z=z), log_density(z, mean("q(z[t]|h[t], b[t])", h=h, b=b), 0.5))
+    close(
+        model.posterior(x=x).log_prob(z=z),
+        log_density(z, mean("q(z[t]|h[t], b[t])", h=h, b=b), 0.5),
+    )
 
 
-# Tables -----------------------------------------------------------------------------------------------------------------------------------
+# Tables -------------------------------------------------------------------------------------------
 
 
 def test_a_table_looks_its_rows_up() -> None:
@@ -538,7 +698,9 @@ def test_a_table_looks_its_rows_up() -> None:
 
 def test_a_table_is_a_posterior_of_free_rows() -> None:
     """q(z|i) has its own mean and scale for each example, whatever the order of the batch."""
-    model = Model(p={"z": Normal(2), "x | z": Normal(3)}, q={"z | i": Normal(net=table(4))}, given={"i": 1}).double()
+    model = Model(
+        p={"z": Normal(2), "x | z": Normal(3)}, q={"z | i": Normal(net=table(4))}, given={"i": 1}
+    ).double()
     with torch.no_grad():
         model.factors["q(z|i)"].net.rows.copy_(normal(4, 4))
     i = torch.tensor([2, 0, 3])
@@ -549,7 +711,7 @@ def test_a_table_is_a_posterior_of_free_rows() -> None:
     torch.testing.assert_close(got, expected, rtol=1e-8, atol=1e-8)
 
 
-# Mistakes ---------------------------------------------------------------------------------------------------------------
+# Mistakes -----------------------------------------------------------------------------------------
 
 IMAGE = (1, 8, 8)
 
@@ -564,36 +726,62 @@ IMAGE = (1, 8, 8)
         (lambda: mlp(5, dropout=1.5), "dropout is a probability below 1, got 1.5"),
         (lambda: mlp(5, dropout=1), "dropout is a probability below 1, got 1"),
         (lambda: mlp(5, dropout=-0.1), "dropout is a probability below 1, got -0.1"),
-        (lambda: mlp(5, activation="swish"), "Unknown activation 'swish'. Choose one of relu, tanh"),
-        (lambda: mlp(5, init="he"), "Unknown initialiser 'he'. Choose one of default, glorot_normal"),
+        (
+            lambda: mlp(5, activation="swish"),
+            "Unknown activation 'swish'. Choose one of relu, tanh",
+        ),
+        (
+            lambda: mlp(5, init="he"),
+            "Unknown initialiser 'he'. Choose one of default, glorot_normal",
+        ),
         (lambda: mlp(5, bias=False), r"only linear\(\) takes bias=False"),
         (lambda: conv(), r"conv needs at least one number of channels, e.g. conv\(32, 64\)"),
         (lambda: deconv(), r"deconv needs at least one number of channels, e.g. deconv\(32, 64\)"),
         (lambda: conv(4, hidden=0), "conv takes positive whole numbers, got 0"),
         (lambda: deconv(4, 0), "deconv takes positive whole numbers, got 0"),
         (lambda: conv(4, activation="swish"), "Unknown activation 'swish'"),
-        (lambda: table(0).build({"i": (1,)}, [2], (2,), ()), "table takes positive whole numbers, got 0"),
-        (lambda: table(4).build({"x": (3,)}, [2], (2,), ()), r"table\(4\) is looked up by one parent of size 1"),
-        (lambda: table(4).build({"i": (1,), "j": (1,)}, [2], (2,), ()), "looked up by one parent of size 1"),
+        (
+            lambda: table(0).build({"i": (1,)}, [2], (2,), ()),
+            "table takes positive whole numbers, got 0",
+        ),
+        (
+            lambda: table(4).build({"x": (3,)}, [2], (2,), ()),
+            r"table\(4\) is looked up by one parent of size 1",
+        ),
+        (
+            lambda: table(4).build({"i": (1,), "j": (1,)}, [2], (2,), ()),
+            "looked up by one parent of size 1",
+        ),
         (lambda: Network().build({}, [1], (1,), ()), "Network has no method build"),
         (lambda: LSTM(4, layers=0), "LSTM: layers is a positive whole number, got 0"),
         (lambda: GRU(4, net=mlp(3)), "GRU takes no net; its parents feed its gates"),
         (lambda: Deterministic(4, activation="swish"), "Unknown activation 'swish'"),
         (
             lambda: Model(p={"z": Normal(2), "x | z": Normal(3)}, q={"z | x": Normal(net=conv(4))}),
-            r"z \| x.*conv needs a parent of shape \(channels, height, width\); the parents here are x \(3,\). Use mlp",
+            r"z \| x.*conv needs a parent of shape \(channels, height, width\); the parents here "
+            r"are x \(3,\). Use mlp",
         ),
         (
-            lambda: Model(p={"z": Normal(2), "x | z": Normal(3, net=deconv(4))}, q={"z | x": Normal()}),
-            r"x \| z.*deconv makes an image \(channels, height, width\), but this variable has shape \(3,\). Use mlp",
+            lambda: Model(
+                p={"z": Normal(2), "x | z": Normal(3, net=deconv(4))}, q={"z | x": Normal()}
+            ),
+            r"x \| z.*deconv makes an image \(channels, height, width\), but this variable has "
+            r"shape \(3,\). Use mlp",
         ),
         (
-            lambda: Model(p={"z": Normal(2), "x | z": MultivariateNormal(IMAGE, net=deconv(4))}, q={"z | x": Normal()}),
-            "deconv gives each pixel its own parameters; this conditional has parameters of another size. Use mlp",
+            lambda: Model(
+                p={"z": Normal(2), "x | z": MultivariateNormal(IMAGE, net=deconv(4))},
+                q={"z | x": Normal()},
+            ),
+            "deconv gives each pixel its own parameters; this conditional has parameters of "
+            "another size. Use mlp",
         ),
         (
-            lambda: Model(p={"z": Normal(2), "x | z": Normal(3)}, q={"z | x": Normal(net=table(4))}),
-            r'z \| x.*table\(4\) is looked up by one parent of size 1, the row of each example: "z \| i" with given=\{"i": 1\}',
+            lambda: Model(
+                p={"z": Normal(2), "x | z": Normal(3)}, q={"z | x": Normal(net=table(4))}
+            ),
+            r"z \| x.*table\(4\) is looked up by one parent of size 1, the row of each example: "
+            r'"z \| i" with given=\{"i": 1\}',
         ),
     ],
 )
@@ -609,6 +797,7 @@ def test_counts_may_be_read_by_their_logarithms():
     x = torch.tensor([[0.0, 3000.0]], requires_grad=True)
     assert torch.equal(net.first({"x": x}), plain.first({"x": x.asinh()}))
     (slope,) = torch.autograd.grad(net.first({"x": x}).sum(), x)
-    assert slope[0, 0] == pytest.approx(float(net.blocks.weights["x"].detach()[:, 0].sum()))  # as without logarithm where v is 0
+    # as without logarithm where v is 0
+    assert slope[0, 0] == pytest.approx(float(net.blocks.weights["x"].detach()[:, 0].sum()))
     with pytest.raises(ValueError, match="log=True needs a hidden layer"):
         mlp(log=True)

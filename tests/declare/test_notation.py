@@ -36,7 +36,9 @@ def test_printing_and_parsing_are_inverse(key):
 @given(keys(), st.lists(st.sampled_from(["", " ", "  ", "\t", "\n"]), min_size=40, max_size=40))
 def test_whitespace_between_words_says_nothing(key, blanks):
     words = re.findall(r"\w+|[^\w\s]", str(key))
-    spaced = "".join(blank + word for blank, word in zip(blanks, words)) + "".join(words[len(blanks) :])
+    spaced = "".join(blank + word for blank, word in zip(blanks, words)) + "".join(
+        words[len(blanks) :]
+    )
     assert parse_key(spaced) == key
 
 
@@ -73,7 +75,7 @@ BAD = [
     ("| z", "Cannot read '' in '| z'. A variable is a name"),
     ("x |", "'x |' has a bar but no parents. Drop the bar, or name the parents right of it."),
     ("x | ", "has a bar but no parents. Drop the bar"),
-    ("x | y | z", "'x | y | z' is not a key. Write \"variable | parent, parent\", e.g. \"x | z\"."),
+    ("x | y | z", '\'x | y | z\' is not a key. Write "variable | parent, parent", e.g. "x | z".'),
     ("x || z", "'x || z' is not a key."),
     ("x | y,, z", "Cannot read '' in 'x | y,, z'."),
     ("x | y,", "Cannot read '' in 'x | y,'."),
@@ -91,24 +93,45 @@ BAD = [
     ("x[s] | z", "Cannot read the time index [s]"),
     ("x[t*2]", "Cannot read the time index [t*2]"),
     ("x[T-1] | z", "Cannot read the time index [T-1]"),
-    ("z[t] | z[t-2]", "'z[t] | z[t-2]' reads z[t-2]; only the neighbours [t-1] and [t+1] can be read. Carry older steps in a state, e.g. "
-     '"h[t] | h[t-1], z[t-1]": GRU(64).'),
+    (
+        "z[t] | z[t-2]",
+        "'z[t] | z[t-2]' reads z[t-2]; only the neighbours [t-1] and [t+1] can be read. Carry "
+        "older steps in a state, e.g. "
+        '"h[t] | h[t-1], z[t-1]": GRU(64).',
+    ),
     ("z[t] | z[t + 3]", "only the neighbours [t-1] and [t+1] can be read."),
-    ("z[t-1] | x[t]", "'z[t-1] | x[t]' declares z[t-1]. Declare the rule for [t] and shift its parents instead."),
+    (
+        "z[t-1] | x[t]",
+        "'z[t-1] | x[t]' declares z[t-1]. Declare the rule for [t] and shift its parents instead.",
+    ),
     ("z[t+1] | z[t]", "declares z[t+1]. Declare the rule for [t]"),
     ("x | z, z", "'x | z, z' names the parent z twice. Name it once."),
     ("x[t] | z[t], y, z[t]", "names the parent z[t] twice. Name it once."),
-    ("c | x[t]", "'c | x[t]': c has no [t] but reads x[t]. Summarise the sequence first: \"b[t] | b[t+1], x[t]\": GRU(256), then \"c | b[0]\"."),
+    (
+        "c | x[t]",
+        "'c | x[t]': c has no [t] but reads x[t]. Summarise the sequence first: \"b[t] | b[t+1], "
+        'x[t]": GRU(256), then "c | b[0]".',
+    ),
     ("c | x[t-1]", "c has no [t] but reads x[t-1]. Summarise the sequence first"),
-    ("z[t] | x[0]", "'z[t] | x[0]' reads x[0] at every t. Read an end of the sequence from a static variable (\"c | x[0]\", then z[t] | c) or"),
+    (
+        "z[t] | x[0]",
+        "'z[t] | x[0]' reads x[0] at every t. Read an end of the sequence from a static variable "
+        '("c | x[0]", then z[t] | c) or',
+    ),
     ("z[t] | x[T]", "'z[t] | x[T]' reads x[T] at every t."),
-    ("z[0] | x[t]", "'z[0] | x[t]': the entry for step [0] reads x[t]. It may read static variables and x[0]."),
+    (
+        "z[0] | x[t]",
+        "'z[0] | x[t]': the entry for step [0] reads x[t]. It may read static variables and x[0].",
+    ),
     ("z[0] | x[T]", "the entry for step [0] reads x[T]. It may read static variables and x[0]."),
-    ("z[T] | h[t-1]", "the entry for step [T] reads h[t-1]. It may read static variables and h[T]."),
-    (3, "3 is not a key. Write \"variable | parent, parent\", e.g. \"x | z\"."),
+    (
+        "z[T] | h[t-1]",
+        "the entry for step [T] reads h[t-1]. It may read static variables and h[T].",
+    ),
+    (3, '3 is not a key. Write "variable | parent, parent", e.g. "x | z".'),
     (None, "None is not a key."),
     (("x", "z"), "('x', 'z') is not a key."),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("text", "message"), BAD, ids=[repr(text) for text, _ in BAD])

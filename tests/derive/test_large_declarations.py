@@ -13,9 +13,15 @@ from aevb.derive.plan import derive
 
 
 def hierarchy(depth, *, bottom_up):
-    p = {f"z{depth - 1}": Normal(1)} | {f"z{i} | z{i + 1}": Normal(1) for i in range(depth - 2, -1, -1)} | {"x | z0": Normal(1)}
+    p = (
+        {f"z{depth - 1}": Normal(1)}
+        | {f"z{i} | z{i + 1}": Normal(1) for i in range(depth - 2, -1, -1)}
+        | {"x | z0": Normal(1)}
+    )
     up = {"z0 | x": Normal()} | {f"z{i} | z{i - 1}": Normal() for i in range(1, depth)}
-    down = {f"z{depth - 1} | x": Normal()} | {f"z{i} | z{i + 1}, x": Normal() for i in range(depth - 1)}
+    down = {f"z{depth - 1} | x": Normal()} | {
+        f"z{i} | z{i + 1}, x": Normal() for i in range(depth - 1)
+    }
     return p, up if bottom_up else down
 
 
@@ -33,13 +39,19 @@ def test_a_hierarchy_of_two_thousand_layers_is_derived(bottom_up):
 
 
 def test_a_chain_of_functions_may_be_thousands_long():
-    p = {"z": Normal(1), "h0 | z": Deterministic(1)} | {f"h{i} | h{i - 1}": Deterministic(1) for i in range(1, 2000)} | {"x | h1999": Normal(1)}
+    p = (
+        {"z": Normal(1), "h0 | z": Deterministic(1)}
+        | {f"h{i} | h{i - 1}": Deterministic(1) for i in range(1, 2000)}
+        | {"x | h1999": Normal(1)}
+    )
     graph = Graph(p, {"z | x": Normal()}, {})
     assert [stage.nodes[0] for stage in graph.inference] == ["z", *(f"h{i}" for i in range(2000))]
 
 
 def test_the_time_of_a_derivation_grows_with_the_depth():
-    """16 times the layers take some 16 times as long; a bound of 80 leaves room for a busy machine (the square would be 256)."""
+    """16 times the layers take some 16 times as long; a bound of 80 leaves room for a busy machine
+    (the square would be 256).
+    """
     small, large = (hierarchy(depth, bottom_up=True) for depth in (100, 1600))
     derive(Graph(*small, {}))
     quick = min(seconds(lambda: derive(Graph(*small, {}))) for _ in range(5))
@@ -58,12 +70,17 @@ def test_many_classes_are_not_listed_unless_they_are_enumerated():
     model = Model({"y": OneHot(classes, learned=True), "x | y": Normal(1)}, {"y | x": OneHot()})
     observed = Model({"z": Normal(1), "x | z": OneHot(classes)}, {"z | x": Normal()})
     for built in (model, observed):
-        assert sum(tensor.numel() for tensor in (*built.parameters(), *built.buffers())) < 6 * classes
-    assert model.elbo(x=torch.zeros(2, 1), seed=0).value.isfinite().all()  # drawn: too many to enumerate
+        assert (
+            sum(tensor.numel() for tensor in (*built.parameters(), *built.buffers())) < 6 * classes
+        )
+    # drawn: too many to enumerate
+    assert model.elbo(x=torch.zeros(2, 1), seed=0).value.isfinite().all()
     assert not any("values" in name for name, _ in model.named_buffers())
 
 
-@pytest.mark.parametrize(("family", "count"), [(OneHot(300, learned=True), 300), (Bernoulli(9, learned=True), 512)])
+@pytest.mark.parametrize(
+    ("family", "count"), [(OneHot(300, learned=True), 300), (Bernoulli(9, learned=True), 512)]
+)
 def test_classes_listed_on_demand_follow_the_models_precision(family, count):
     torch.manual_seed(0)
     model = Model({"y": family, "x | y": Normal(2, scale=1.0)}, {"y | x": type(family)()})
@@ -74,6 +91,9 @@ def test_classes_listed_on_demand_follow_the_models_precision(family, count):
     for precision in (torch.float32, torch.float64):
         model.to(precision)
         assert model.factors["p(y)"].table().dtype == precision
-        means = model.factors["p(x|y)"]({"y": model.factors["p(y)"].table()})  # the prior is uniform
-        by_hand = torch.distributions.Normal(means, 1.0).log_prob(x.to(precision).unsqueeze(1)).sum(-1).logsumexp(-1) - math.log(count)
+        # the prior is uniform
+        means = model.factors["p(x|y)"]({"y": model.factors["p(y)"].table()})
+        by_hand = torch.distributions.Normal(means, 1.0).log_prob(x.to(precision).unsqueeze(1)).sum(
+            -1
+        ).logsumexp(-1) - math.log(count)
         torch.testing.assert_close(model.elbo(x=x, how={"y": "sum"}, bound="iwae").value, by_hand)

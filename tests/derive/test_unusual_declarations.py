@@ -1,4 +1,6 @@
-"""Declarations in odd orders: the bound against its definition, E_q[log p − log q], from log_prob and samples of q; gradients too."""
+"""Declarations in odd orders: the bound against its definition, E_q[log p − log q], from log_prob
+and samples of q; gradients too.
+"""
 
 import math
 import re
@@ -37,7 +39,11 @@ def build(p: dict, q: dict, seed: int = 0, **more) -> Model:
 STATIC = {
     "enumerated behind a draw": (
         {"y2": OneHot(2), "y3 | y2": OneHot(4), "z | y3": Normal(1), "x | z, y2": Normal(2)},
-        {"z | x": Normal(net=TANH), "y2 | z, x": OneHot(net=linear()), "y3 | y2": OneHot(net=linear())},
+        {
+            "z | x": Normal(net=TANH),
+            "y2 | z, x": OneHot(net=linear()),
+            "y3 | y2": OneHot(net=linear()),
+        },
     ),
     "enumerated between draws": (
         {"u": Normal(1), "y | u": OneHot(3), "z | y": Normal(1), "x | z, u": Normal(2)},
@@ -60,23 +66,28 @@ STATIC = {
         {"b | x": StudentT(net=TANH, df=5.0), "a | b": Laplace()},
     ),
     "beta and continuous Bernoulli": (
-        {"a": Beta(1), "b": ContinuousBernoulli(1), "x | a, b": Normal(2)}, {"a | x": Beta(), "b | a": ContinuousBernoulli()},
+        {"a": Beta(1), "b": ContinuousBernoulli(1), "x | a, b": Normal(2)},
+        {"a | x": Beta(), "b | a": ContinuousBernoulli()},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", STATIC)
 @pytest.mark.parametrize("way", ["planned", "two samples", "sampled"])
 def test_the_bound_is_its_definition(name, way):
     model = build(*STATIC[name])
-    sampled = {key: "sampled" for key, choice in model.plan().choices.items() if choice.draw == "pathwise"}
+    sampled = {
+        key: "sampled" for key, choice in model.plan().choices.items() if choice.draw == "pathwise"
+    }
     choices = {"planned": {}, "two samples": {"samples": 2}, "sampled": {"how": sampled}}[way]
     x = torch.randn(2, 2, dtype=torch.float64)
     n = 20_000
     many = x.repeat(n, 1)
     posterior = model.posterior(x=many, seed=1)
     latents = {key: value[0] for key, value in posterior.sample().items()}
-    direct = (model.log_prob(x=many, **latents) - posterior.log_prob(**latents)).detach().reshape(n, 2)
+    direct = (
+        (model.log_prob(x=many, **latents) - posterior.log_prob(**latents)).detach().reshape(n, 2)
+    )
     ours = model.elbo(x=many, seed=2, **choices).value.detach().reshape(n, 2)
     error = ((direct.var(0) + ours.var(0)) / n).sqrt()
     assert ((direct.mean(0) - ours.mean(0)).abs() < 4.5 * error).all()
@@ -95,26 +106,34 @@ def test_ends_of_another_family_have_their_own_noise():
     assert abs(direct.mean() - ours.mean()) < 4.5 * ((direct.var() + ours.var()) / 20_000).sqrt()
     first = posterior.sample()["z"][0, :, 0, 0]
     scale = torch.nn.functional.softplus(model.factors["q(z[0]|x[0])"]({"x[0]": x[:, 0]})[0, 1])
-    # A Laplace has mean absolute deviation b and variance 2 b²; a Gaussian's ratio of the two would differ by 9 %.
+    # A Laplace has mean absolute deviation b and variance 2 b²; a Gaussian's ratio of the two would
+    # differ by 9 %.
     assert abs(first.var() / (2 * scale**2) - 1) < 0.08
 
 
 DREG = {
     "an enumerated latent reads a draw": (
-        {"y": OneHot(3), "z | y": Normal(1), "x | z": Normal(2)}, {"z | x": Normal(net=TANH), "y | z, x": OneHot(net=linear())},
+        {"y": OneHot(3), "z | y": Normal(1), "x | z": Normal(2)},
+        {"z | x": Normal(net=TANH), "y | z, x": OneHot(net=linear())},
     ),
     "a class, then a hierarchy": (
-        {"y": OneHot(2), "a | y": Normal(1), "b | a": Normal(1), "x | b": Normal(2)}, {"y | x": OneHot(), "b | x, y": Normal(), "a | b, y": Normal()},
+        {"y": OneHot(2), "a | y": Normal(1), "b | a": Normal(1), "x | b": Normal(2)},
+        {"y | x": OneHot(), "b | x, y": Normal(), "a | b, y": Normal()},
     ),
     "through features": (
         {"a": Normal(1), "b | a": Normal(1), "x | b": Normal(2)},
         {"f | x": Deterministic(3, activation="tanh"), "b | f": Normal(), "a | b, f": Normal()},
     ),
-}  # fmt: skip
+}
 
 
 def gradients(model: Model, data: dict, repeats: int, **choices) -> list[torch.Tensor]:
-    rows = [torch.autograd.grad(model.elbo(seed=s, **data, **choices).value.mean(), list(model.parameters())) for s in range(repeats)]
+    rows = [
+        torch.autograd.grad(
+            model.elbo(seed=s, **data, **choices).value.mean(), list(model.parameters())
+        )
+        for s in range(repeats)
+    ]
     return [torch.stack(column) for column in zip(*rows, strict=True)]
 
 
@@ -130,33 +149,57 @@ def test_dreg_has_the_plain_gradients_mean(name):
     x = torch.randn(1, 2, dtype=torch.float64).expand(500, 2)
     common = {"bound": "iwae", "samples": 3}
     names = [key for key, _ in model.named_parameters()]
-    assert_same_mean(gradients(model, {"x": x}, 60, **common), gradients(model, {"x": x}, 60, gradient="dreg", **common), names)
+    assert_same_mean(
+        gradients(model, {"x": x}, 60, **common),
+        gradients(model, {"x": x}, 60, gradient="dreg", **common),
+        names,
+    )
 
 
 def test_dreg_through_a_state_whose_first_step_has_no_samples():
     model = build(
-        {"c": Normal(1), "h[t] | h[t-1], z[t-1], x[t-1], c": GRU(3), "z[t] | h[t]": Normal(1), "x[t] | h[t], z[t]": Normal(1)},
+        {
+            "c": Normal(1),
+            "h[t] | h[t-1], z[t-1], x[t-1], c": GRU(3),
+            "z[t] | h[t]": Normal(1),
+            "x[t] | h[t], z[t]": Normal(1),
+        },
         {"b[t] | b[t+1], x[t]": GRU(2), "c | b[0]": Normal(), "z[t] | h[t], x[t]": Normal()},
     )
     x = torch.randn(1, 3, 1, dtype=torch.float64).expand(300, 3, 1)
     common = {"bound": "iwae", "samples": 3}
     names = [key for key, _ in model.named_parameters()]
-    assert_same_mean(gradients(model, {"x": x}, 50, **common), gradients(model, {"x": x}, 50, gradient="dreg", **common), names)
+    assert_same_mean(
+        gradients(model, {"x": x}, 50, **common),
+        gradients(model, {"x": x}, 50, gradient="dreg", **common),
+        names,
+    )
 
 
 def test_dreg_is_refused_where_it_has_no_weights():
     model = build(
-        {"a": OneHot(2), "z | a": Normal(1), "b": OneHot(2), "w | b": Normal(1), "x | z, w": Normal(2)},
+        {
+            "a": OneHot(2),
+            "z | a": Normal(1),
+            "b": OneHot(2),
+            "w | b": Normal(1),
+            "x | z, w": Normal(2),
+        },
         {"a | x": OneHot(), "z | a, x": Normal(), "b | z": OneHot(), "w | b, a": Normal()},
     )
-    with pytest.raises(ValueError, match="w is drawn for each value of b, whose weights depend on samples"):
+    with pytest.raises(
+        ValueError, match="w is drawn for each value of b, whose weights depend on samples"
+    ):
         model.plan(bound="iwae", samples=3, gradient="dreg")
     with pytest.raises(ValueError, match='gradient="dreg" is not defined with how=.*a.*: "sum"'):
         model.plan(bound="iwae", samples=3, gradient="dreg", how={"a": "sum"})
 
 
 def gmvae() -> Model:
-    return build({"y": OneHot(3, learned=True), "z | y": Normal(1), "x | z": Normal(2)}, {"y | x": OneHot(), "z | x, y": Normal()})
+    return build(
+        {"y": OneHot(3, learned=True), "z | y": Normal(1), "x | z": Normal(2)},
+        {"y | x": OneHot(), "z | x, y": Normal()},
+    )
 
 
 def test_sums_inside_the_logarithm_respect_labels():
@@ -169,14 +212,22 @@ def test_sums_inside_the_logarithm_respect_labels():
         if y[i] < 0:
             assert torch.allclose(mixed[i], free[i], rtol=0, atol=1e-12)
         else:
-            alone = model.elbo(x=x[i : i + 1], y=y[i : i + 1], bound="iwae", samples=3, noise={"z": noise["z"][y[i], :, :, i : i + 1]}).value
+            alone = model.elbo(
+                x=x[i : i + 1],
+                y=y[i : i + 1],
+                bound="iwae",
+                samples=3,
+                noise={"z": noise["z"][y[i], :, :, i : i + 1]},
+            ).value
             assert torch.allclose(mixed[i], alone[0], rtol=0, atol=1e-12)
 
 
 def test_evidence_conditions_on_latents_that_are_passed():
     model, x = gmvae(), torch.randn(3, 2, dtype=torch.float64)
     with torch.no_grad():
-        model.factors["q(z|x, y)"].net.blocks.bias[1] += 2  # a wide proposal: the weights then have a variance to speak of
+        model.factors["q(z|x, y)"].net.blocks.bias[1] += (
+            2  # a wide proposal: the weights then have a variance to speak of
+        )
     y = torch.tensor([1, -1, 2])
     found = model.log_evidence(x=x, y=y, samples=20_000, seed=0)
     grid = torch.linspace(-15, 15, 3001, dtype=torch.float64).unsqueeze(-1)
@@ -190,17 +241,25 @@ def test_evidence_conditions_on_latents_that_are_passed():
     chain = build({"s[t]": OneHot(2), "x[t] | s[t]": Normal(1)}, {"s[t] | x[t]": Exact()})
     sequence = torch.randn(2, 3, 1, dtype=torch.float64)
     paths = torch.cartesian_prod(*[torch.arange(2)] * 3)
-    brute = torch.stack([chain.log_prob(x=sequence, s=path.expand(2, 3)) for path in paths]).logsumexp(0)
-    assert torch.allclose(chain.log_evidence(x=sequence, samples=2).value, brute, rtol=0, atol=1e-10)
+    brute = torch.stack(
+        [chain.log_prob(x=sequence, s=path.expand(2, 3)) for path in paths]
+    ).logsumexp(0)
+    assert torch.allclose(
+        chain.log_evidence(x=sequence, samples=2).value, brute, rtol=0, atol=1e-10
+    )
     wide = build({"b": Bernoulli(24), "x | b": Normal(1)}, {"b | x": Bernoulli()})
-    assert wide.log_evidence(x=torch.zeros(1, 1), samples=10).value.isfinite().all()  # 2²⁴ values: drawn, not listed
+    # 2²⁴ values: drawn, not listed
+    assert wide.log_evidence(x=torch.zeros(1, 1), samples=10).value.isfinite().all()
 
 
 def test_evidence_in_small_pieces_is_the_same_estimate():
     model, x = gmvae(), torch.randn(7, 2, dtype=torch.float64)
     whole = model.log_evidence(x=x, samples=4000, seed=0)
     pieces = model.log_evidence(x=x, samples=4000, seed=0, memory=20_000)
-    assert ((whole.value - pieces.value).abs() < 5 * (whole.stderr.square() + pieces.stderr.square()).sqrt()).all()
+    assert (
+        (whole.value - pieces.value).abs()
+        < 5 * (whole.stderr.square() + pieces.stderr.square()).sqrt()
+    ).all()
 
 
 def test_the_posterior_is_certain_where_a_latent_is_known():
@@ -223,7 +282,9 @@ def test_the_posterior_of_bits_by_bayes_is_over_their_values():
     values = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
     joint = torch.stack([model.log_prob(x=x, b=value.expand(3, 2)) for value in values])
     for i, value in enumerate(values):
-        assert torch.allclose(posterior.log_prob(value.expand(3, 2)), joint.log_softmax(0)[i], rtol=0, atol=1e-12)
+        assert torch.allclose(
+            posterior.log_prob(value.expand(3, 2)), joint.log_softmax(0)[i], rtol=0, atol=1e-12
+        )
     assert torch.allclose(posterior.mean, joint.softmax(0).T @ values)
     assert posterior.sample((5,)).shape == (5, 3, 2)
 
@@ -253,8 +314,13 @@ def test_settings_that_make_no_sense_are_refused(choices, message):
 
 
 def test_an_end_that_is_not_pathwise_is_not_taken_for_one():
-    model = build({"z[t] | z[t-1]": Normal(1), "x[t] | z[t]": Normal(1)}, {"z[0] | x[0]": Mixture(), "z[t] | z[t-1], x[t]": Normal()})
-    with pytest.raises(ValueError, match="a Mixture sample is not a differentiable function of its parameters"):
+    model = build(
+        {"z[t] | z[t-1]": Normal(1), "x[t] | z[t]": Normal(1)},
+        {"z[0] | x[0]": Mixture(), "z[t] | z[t-1], x[t]": Normal()},
+    )
+    with pytest.raises(
+        ValueError, match="a Mixture sample is not a differentiable function of its parameters"
+    ):
         model.plan(how={"z": "pathwise"})
     assert model.plan(samples=2).choices["z"].draw == "score"
 
@@ -283,7 +349,9 @@ def test_a_network_of_ones_own_gets_its_dropout_masks():
     kept = model.elbo(x=x, noise=noise).terms["kl(z)"]
     raw = model.factors["q(z|x)"].net.first({"x": x}) * mask[0, 0] * 2
     scale = torch.nn.functional.softplus(raw[:, 1])
-    assert torch.allclose(kept, 0.5 * (scale**2 + raw[:, 0] ** 2 - 1 - 2 * scale.log()), rtol=0, atol=1e-12)
+    assert torch.allclose(
+        kept, 0.5 * (scale**2 + raw[:, 0] ** 2 - 1 - 2 * scale.log()), rtol=0, atol=1e-12
+    )
     model.eval()
     assert sorted(model.draw_noise(plan, batch, seed=0)) == ["z"]
 
@@ -295,7 +363,10 @@ def test_an_unknown_clamped_variable_is_refused():
 
 
 def test_every_chain_is_captured_whole():
-    model = build({"s[0]": OneHot(3), "s[t] | s[t-1]": OneHot(3), "x[t] | s[t]": Normal(1)}, {"s[t] | s[t-1], x[t]": OneHot()})
+    model = build(
+        {"s[0]": OneHot(3), "s[t] | s[t-1]": OneHot(3), "x[t] | s[t]": Normal(1)},
+        {"s[t] | s[t-1], x[t]": OneHot()},
+    )
     from aevb.estimate.estimators import estimate
 
     batch = model.prepare(x=torch.randn(2, 3, 1))
@@ -307,17 +378,27 @@ def test_every_chain_is_captured_whole():
     assert torch.equal(torch.compile(bound, fullgraph=True, backend="eager")(batch), bound(batch))
 
 
-# What is asked of a sample --------------------------------------------------------------------------------------------------------
+# What is asked of a sample ------------------------------------------------------------------------
 
 
 CLASSES = {"y": OneHot(3), "z": Normal(1), "x | z, y": Normal(2)}
 UNKNOWN = "but its value in row {row} (from 0) is unknown (−1 or NaN). Give its value there"
 
 
-@pytest.mark.parametrize(("value", "row"), [(-1, 0), (math.nan, 0), ([2, -1], 1), (torch.tensor([[1.0, 0, 0], [math.nan] * 3]), 1)])
-@pytest.mark.parametrize("q", [{"y | x": OneHot(), "z | x, y": Normal()}, {"z | x, y": Normal()}], ids=["latent", "observed"])
+@pytest.mark.parametrize(
+    ("value", "row"),
+    [(-1, 0), (math.nan, 0), ([2, -1], 1), (torch.tensor([[1.0, 0, 0], [math.nan] * 3]), 1)],
+)
+@pytest.mark.parametrize(
+    "q",
+    [{"y | x": OneHot(), "z | x, y": Normal()}, {"z | x, y": Normal()}],
+    ids=["latent", "observed"],
+)
 def test_a_fixed_value_is_known(q, value, row):
-    with pytest.raises(ValueError, match=re.escape(f"sample fixes y, {UNKNOWN.format(row=row)}, or leave y out to draw it.")):
+    with pytest.raises(
+        ValueError,
+        match=re.escape(f"sample fixes y, {UNKNOWN.format(row=row)}, or leave y out to draw it."),
+    ):
         build(CLASSES, q).sample(2, y=value)
 
 
@@ -331,19 +412,34 @@ def test_a_given_value_is_known_and_minus_one_is_a_number_where_it_is_no_label()
 @pytest.mark.parametrize("n", [-1, 0, 2.5, True, None])
 def test_a_sample_has_a_whole_number_of_rows_and_steps(n):
     model = build({"z": Normal(1), "x | z": Normal(2)}, {"z | x": Normal()})
-    with pytest.raises(ValueError, match=re.escape(f"sample(n=…) is how many rows to draw, a whole number from 1 on. Got {n!r}.")):
+    with pytest.raises(
+        ValueError,
+        match=re.escape(
+            f"sample(n=…) is how many rows to draw, a whole number from 1 on. Got {n!r}."
+        ),
+    ):
         model.sample(n)
     chain = build({"z[t] | z[t-1]": Normal(1), "x[t] | z[t]": Normal(2)}, {"z[t] | x[t]": Normal()})
     if n is not None:
-        with pytest.raises(ValueError, match=re.escape(f"sample(steps=…) is how many steps to draw, a whole number from 1 on. Got {n!r}.")):
+        with pytest.raises(
+            ValueError,
+            match=re.escape(
+                f"sample(steps=…) is how many steps to draw, a whole number from 1 on. Got {n!r}."
+            ),
+        ):
             chain.sample(2, steps=n)
-    with pytest.raises(ValueError, match=re.escape("No variable of this model has [t], so a sample has no steps. Leave out steps=.")):
+    with pytest.raises(
+        ValueError,
+        match=re.escape(
+            "No variable of this model has [t], so a sample has no steps. Leave out steps=."
+        ),
+    ):
         model.sample(2, steps=3)
     assert model.sample(np.int64(2))["x"].shape == (2, 2)
     assert chain.sample(2, steps=np.int64(3))["x"].shape == (2, 3, 2)
 
 
-# What is printed of a mixture -----------------------------------------------------------------------------------------------------
+# What is printed of a mixture ---------------------------------------------------------------------
 
 
 def test_a_mixtures_weights_are_written_with_what_they_depend_on():
@@ -353,12 +449,21 @@ def test_a_mixtures_weights_are_written_with_what_they_depend_on():
     one = build({"z": Normal(1), "x | z": Normal(2)}, {"z | x": Mixture(components=2)})
     assert line(one.explain()) == "Σₖ πₖ(x) { log p(x|zˢ) + log p(zˢ) − log q(zˢ|x) }"
     assert one.explain().latex.startswith(r"\sum_{k} \pi_k(x) \Big\{ ")
-    assert line(one.explain(bound="iwae")) == "log Σₖ πₖ(x) exp { log p(x|zˢ) + log p(zˢ) − log q(zˢ|x) }"
+    assert (
+        line(one.explain(bound="iwae"))
+        == "log Σₖ πₖ(x) exp { log p(x|zˢ) + log p(zˢ) − log q(zˢ|x) }"
+    )
     root = build({"z": Normal(1), "x | z": Normal(2)}, {"z": Mixture(components=2, learned=True)})
     assert line(root.explain()).startswith("Σₖ πₖ { log p(x|zˢ)")
-    two = build({"u": Normal(1), "z | u": Normal(1), "x | z": Normal(2)}, {"u | x": Normal(), "z | x, u": Mixture(components=2)})
-    assert line(two.explain(samples=5)).startswith("1/5 Σₛ Σₖ πₖ(x, uˢ) { ")  # a weight of each sample's own stands inside their mean
-    assert two.explain(samples=5).latex.startswith(r"\tfrac{1}{5} \sum_{s=1}^{5} \sum_{k} \pi_k(x, u^{s}) \Big\{ ")
+    two = build(
+        {"u": Normal(1), "z | u": Normal(1), "x | z": Normal(2)},
+        {"u | x": Normal(), "z | x, u": Mixture(components=2)},
+    )
+    # a weight of each sample's own stands inside their mean
+    assert line(two.explain(samples=5)).startswith("1/5 Σₛ Σₖ πₖ(x, uˢ) { ")
+    assert two.explain(samples=5).latex.startswith(
+        r"\tfrac{1}{5} \sum_{s=1}^{5} \sum_{k} \pi_k(x, u^{s}) \Big\{ "
+    )
 
 
 def test_a_mixtures_estimator_under_iwae_is_the_one_that_is_written():
@@ -371,6 +476,10 @@ def test_a_mixtures_estimator_under_iwae_is_the_one_that_is_written():
     weight, loc, scale = raw.split([2, 2, 2], -1)
     z = loc + torch.nn.functional.softplus(scale) * noise["z"].reshape(2, 4).T  # [rows, components]
     q = model.posterior(x=x)["z"]
-    inside = torch.stack([model.log_prob(x=x, z=z[:, k : k + 1]) - q.log_prob(z[:, k : k + 1]) for k in range(2)], -1)
+    inside = torch.stack(
+        [model.log_prob(x=x, z=z[:, k : k + 1]) - q.log_prob(z[:, k : k + 1]) for k in range(2)], -1
+    )
     expected = (weight.log_softmax(-1) + inside).logsumexp(-1)
-    assert torch.allclose(model.elbo(x=x, bound="iwae", noise=noise).value, expected, rtol=0, atol=1e-10)
+    assert torch.allclose(
+        model.elbo(x=x, bound="iwae", noise=noise).value, expected, rtol=0, atol=1e-10
+    )

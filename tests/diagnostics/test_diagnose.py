@@ -1,4 +1,6 @@
-"""The doctor: measurements against exact answers, and every finding on a model that has it and on one that has not."""
+"""The doctor: measurements against exact answers, and every finding on a model that has it and on
+one that has not.
+"""
 
 import json
 import math
@@ -25,10 +27,12 @@ from aevb.training.settings import Settings
 
 def levels(diagnosis, *, least: str = "warning") -> list[tuple[str, str]]:
     grave = {"warning": ("warning", "problem"), "note": ("note", "warning", "problem")}[least]
-    return [(finding.kind, finding.about) for finding in diagnosis.findings if finding.level in grave]
+    return [
+        (finding.kind, finding.about) for finding in diagnosis.findings if finding.level in grave
+    ]
 
 
-# Collapse and its causes --------------------------------------------------------------------------------------------------------------
+# Collapse and its causes --------------------------------------------------------------------------
 
 
 def recurrent(how: dict[str, str]) -> tuple[Run, dict[str, np.ndarray]]:
@@ -36,7 +40,9 @@ def recurrent(how: dict[str, str]) -> tuple[Run, dict[str, np.ndarray]]:
     train, test = ((images.pixels > 7).astype("float32") for images in digits())
     torch.manual_seed(0)
     model = zoo.vrnn(x=8, h=16, hidden=(16,), layers=1)
-    return fit(model, {"x": train}, validation={"x": test}, steps=120, lr=1e-2, seed=0, how=how), {"x": test}
+    return fit(model, {"x": train}, validation={"x": test}, steps=120, lr=1e-2, seed=0, how=how), {
+        "x": test
+    }
 
 
 def test_a_vrnn_whose_samples_are_detached_is_dead_for_want_of_a_gradient():
@@ -50,7 +56,8 @@ def test_a_vrnn_whose_samples_are_detached_is_dead_for_want_of_a_gradient():
     assert "No gradient of the reconstruction reaches q" in collapse.text
     assert "how={'z': 'detached'}" in collapse.text
     assert found.of("biased estimator", "z")
-    # The same weights under the model's own plan: the gradient is there, so that this is not the cause.
+    # The same weights under the model's own plan: the gradient is there, so that this is not the
+    # cause.
     (other,) = diagnose(run.model, test, calibrate=False).of("collapse", "z")
     assert other.figures["reaching"] > 0
     assert other.figures["cause"] != "no gradient"
@@ -66,7 +73,9 @@ def test_a_healthy_vrnn_is_not():
 
 
 def small_vae(decoder: float, encoder: float) -> Model:
-    """A VAE whose decoder and encoder read what they are given with these weights; 0 is not at all."""
+    """A VAE whose decoder and encoder read what they are given with these weights; 0 is not at
+    all.
+    """
     torch.manual_seed(0)
     model = Model(p={"z": Normal(2), "x | z": Bernoulli(6)}, q={"z | x": Normal()})
     with torch.no_grad():
@@ -97,11 +106,15 @@ def test_an_encoder_that_has_not_found_the_latent_is_named():
 
 def test_a_q_that_is_worse_than_none_is_named():
     (found,) = diagnose(small_vae(0.0, 4.0), {"x": X}).of("misleading q", "z")
-    assert found.figures["worth"] == pytest.approx(-found.figures["kl"], rel=0.2)  # nothing is gained, all of the KL is lost
+    # nothing is gained, all of the KL is lost
+    assert found.figures["worth"] == pytest.approx(-found.figures["kl"], rel=0.2)
 
 
 def test_a_latent_that_p_does_not_read_is_named():
-    model = Model(p={"z": Normal(2), "u": Normal(1), "x | z": Bernoulli(6)}, q={"z | x": Normal(), "u | x": Normal()})
+    model = Model(
+        p={"z": Normal(2), "u": Normal(1), "x | z": Bernoulli(6)},
+        q={"z | x": Normal(), "u | x": Normal()},
+    )
     with torch.no_grad():
         blocks = model.factors["q(u|x)"].net.blocks
         blocks.weights["x"].zero_()
@@ -128,15 +141,26 @@ def test_kl_by_entry_adds_up_to_the_kl(case):
     p, q, data = CASES[case]
     torch.manual_seed(0)
     model = Model(p=p, q=q).double().eval()
-    batch = model.prepare(**{name: value for name, value in data.items() if name not in model.graph.latents})
+    batch = model.prepare(
+        **{name: value for name, value in data.items() if name not in model.graph.latents}
+    )
     partial = frozenset(name[:-1] for name in batch if name.endswith("?"))
     with torch.no_grad():
-        for how in ({}, {name: "sampled" for name, choice in model.plan(samples=3).choices.items() if choice.draw == "pathwise"}):
+        for how in (
+            {},
+            {
+                name: "sampled"
+                for name, choice in model.plan(samples=3).choices.items()
+                if choice.draw == "pathwise"
+            },
+        ):
             part = Measured(model, model.plan(samples=3, partial=partial, how=how), batch, seed=0)
             for name in model.graph.latents:
                 entries = part.kl(name)
                 if entries is not None:
-                    assert torch.allclose(entries.sum(-1), part.bound.terms[f"kl({name})"], rtol=0, atol=1e-10)
+                    assert torch.allclose(
+                        entries.sum(-1), part.bound.terms[f"kl({name})"], rtol=0, atol=1e-10
+                    )
     found = diagnose(model, data)
     assert json.loads(json.dumps(found.to_dict()))["rows"] == 6
     assert "6 rows examined" in str(found)
@@ -146,22 +170,33 @@ def test_what_reaches_q_is_the_gradient_of_all_but_its_own_kl():
     model, x = factor_analysis(Normal(net=linear(bias=False), scale=0.5)).double(), rows(20)
     plan, batch = model.plan(samples=4), model.prepare(x=x)
     noise = model.draw_noise(plan, batch, seed=3)
-    z = (0.5 * noise["z"] + (x @ model.factors["q(z|x)"].net.blocks.weights["x"].T)).detach()  # [4, 1, 20, 2]
+    z = (
+        0.5 * noise["z"] + (x @ model.factors["q(z|x)"].net.blocks.weights["x"].T)
+    ).detach()  # [4, 1, 20, 2]
     decoder, scale = model.factors["p(x|z)"].net.blocks.weights["z"].detach(), SIGMA
     gradient = (((x - z @ decoder.T) / scale**2) @ decoder).mean(0)[0]  # ∂ log p(x|z)/∂z
-    assert reaching(model, plan, batch, 3)["z"] == pytest.approx(float(gradient.norm(dim=-1).mean()), rel=1e-9)
+    assert reaching(model, plan, batch, 3)["z"] == pytest.approx(
+        float(gradient.norm(dim=-1).mean()), rel=1e-9
+    )
     assert reaching(model, model.plan(how={"z": "detached"}, samples=4), batch, 3) == {"z": 0.0}
     assert reaching(model, model.plan(how={"z": "score"}, samples=4), batch, 3)["z"] > 0
 
 
-# Classes --------------------------------------------------------------------------------------------------------------------------------
+# Classes ------------------------------------------------------------------------------------------
 
 
 def mixture() -> tuple[Model, np.ndarray, np.ndarray]:
-    """Classes at 0, 0, 5 and 10 in two dimensions: the first two are the same, a fifth is never used; q is exact."""
-    model = Model(p={"y": OneHot(5, learned=True), "x | y": Normal(2, net=linear(bias=False), scale=1.0)}, q={"y | x": Exact()})
+    """Classes at 0, 0, 5 and 10 in two dimensions: the first two are the same, a fifth is never
+    used; q is exact.
+    """
+    model = Model(
+        p={"y": OneHot(5, learned=True), "x | y": Normal(2, net=linear(bias=False), scale=1.0)},
+        q={"y | x": Exact()},
+    )
     with torch.no_grad():
-        model.factors["p(x|y)"].net.blocks.weights["y"].copy_(torch.tensor([0.0, 0.0, 5.0, 10.0, 50.0]).expand(2, 5))
+        model.factors["p(x|y)"].net.blocks.weights["y"].copy_(
+            torch.tensor([0.0, 0.0, 5.0, 10.0, 50.0]).expand(2, 5)
+        )
     labels = np.random.default_rng(0).integers(3, size=300)
     x = np.random.default_rng(1).normal(size=(300, 2)) + 5.0 * labels[:, None]
     return model, x, labels
@@ -183,39 +218,70 @@ def test_dead_and_duplicate_classes_are_found_and_labels_matched():
 
 def test_classes_that_differ_and_are_used_give_no_alarm():
     _, x, labels = mixture()
-    three = Model(p={"y": OneHot(3), "x | y": Normal(2, net=linear(bias=False), scale=1.0)}, q={"y | x": Exact()})
+    three = Model(
+        p={"y": OneHot(3), "x | y": Normal(2, net=linear(bias=False), scale=1.0)},
+        q={"y | x": Exact()},
+    )
     with torch.no_grad():
-        three.factors["p(x|y)"].net.blocks.weights["y"].copy_(torch.tensor([0.0, 5.0, 10.0]).expand(2, 3))
+        three.factors["p(x|y)"].net.blocks.weights["y"].copy_(
+            torch.tensor([0.0, 5.0, 10.0]).expand(2, 3)
+        )
     assert not levels(diagnose(three, {"x": x}), least="note")
-    assert diagnose(three, {"x": x, "y": labels}).of("labels")  # a class's values among the data are labels, not given to the model
+    # a class's values among the data are labels, not given to the model
+    assert diagnose(three, {"x": x, "y": labels}).of("labels")
 
 
 def test_labels_may_be_one_hot_and_those_of_steps_are_none_of_rows():
     model, x, labels = mixture()
     numbers = diagnose(model, {"x": x, "y": labels}, calibrate=False).of("labels")
-    assert diagnose(model, {"x": x, "y": np.eye(5)[labels]}, calibrate=False).of("labels") == numbers
+    assert (
+        diagnose(model, {"x": x, "y": np.eye(5)[labels]}, calibrate=False).of("labels") == numbers
+    )
     assert len(numbers) == 1
     chain, states = hidden_markov(), np.zeros((6, 4), int)
-    assert not diagnose(chain, {"x": np.zeros((6, 4, 2)), "c": np.zeros((6, 1)), "s": states}, calibrate=False).of("labels")
+    assert not diagnose(
+        chain, {"x": np.zeros((6, 4, 2)), "c": np.zeros((6, 1)), "s": states}, calibrate=False
+    ).of("labels")
 
 
 def hidden_markov() -> Model:
     torch.manual_seed(0)
-    p = {"s[0]": OneHot(3), "s[t] | s[t-1]": OneHot(3), "x[t] | s[t]": Normal(2), "c | s[T]": Normal(1)}
+    p = {
+        "s[0]": OneHot(3),
+        "s[t] | s[t-1]": OneHot(3),
+        "x[t] | s[t]": Normal(2),
+        "c | s[T]": Normal(1),
+    }
     return Model(p, {"s[t] | s[t-1], x[t]": OneHot()}).double()
 
 
 def test_expectations_over_a_chain_are_those_of_its_marginals():
-    """The scale of x[t] and of c, which reads the end, under a chain that is enumerated; rows of different lengths."""
+    """The scale of x[t] and of c, which reads the end, under a chain that is enumerated; rows of
+    different lengths.
+    """
     model, random = hidden_markov(), torch.Generator().manual_seed(0)
-    x, c = torch.randn(5, 4, 2, generator=random).double(), torch.randn(5, 1, generator=random).double()
+    x, c = (
+        torch.randn(5, 4, 2, generator=random).double(),
+        torch.randn(5, 1, generator=random).double(),
+    )
     batch, lengths = model.prepare(x=x, c=c, lengths=[4, 1, 3, 2, 4]), torch.tensor([4, 1, 3, 2, 4])
     with model._evaluating(0):
         found = Measured(model, model.plan(), batch, 0)
         probs = model.posterior(x=x, c=c, lengths=lengths)["s"].probs  # [N, T, C]
-        scales = model.factors["p(x[t]|s[t])"].distribution(model.factors["p(x[t]|s[t])"]({"s[t]": torch.eye(3).double()})).scale
-        ends = model.factors["p(c|s[T])"].distribution(model.factors["p(c|s[T])"]({"s[T]": torch.eye(3).double()})).scale
-        of_x, of_c = found.of_p("x", lambda dist: dist.scale), found.of_p("c", lambda dist: dist.scale)
+        scales = (
+            model.factors["p(x[t]|s[t])"]
+            .distribution(model.factors["p(x[t]|s[t])"]({"s[t]": torch.eye(3).double()}))
+            .scale
+        )
+        ends = (
+            model.factors["p(c|s[T])"]
+            .distribution(model.factors["p(c|s[T])"]({"s[T]": torch.eye(3).double()}))
+            .scale
+        )
+        of_x, of_c = (
+            found.of_p("x", lambda dist: dist.scale),
+            found.of_p("c", lambda dist: dist.scale),
+        )
     real = torch.arange(4)[:, None] < lengths
     torch.testing.assert_close(of_x, (probs.transpose(0, 1) @ scales) * real[..., None])
     torch.testing.assert_close(of_c[0], probs[torch.arange(5), lengths - 1] @ ends)
@@ -237,27 +303,39 @@ def test_information_is_the_mutual_information():
     assert (told, left) == (pytest.approx(0, abs=1e-12), pytest.approx(math.log(4)))
 
 
-# Calibration ----------------------------------------------------------------------------------------------------------------------------
+# Calibration --------------------------------------------------------------------------------------
 
 
 def exact_posterior(factor: float, shift: float = 0.0) -> Model:
-    """Factor analysis with its exact posterior, its scale multiplied and its mean shifted by so many of its standard deviations."""
+    """Factor analysis with its exact posterior, its scale multiplied and its mean shifted by so
+    many of its standard deviations.
+    """
     model = factor_analysis(MultivariateNormal(net=linear(), covariance="shared"))
     tril = torch.linalg.cholesky(torch.linalg.inv(PRECISION))
     with torch.no_grad():
         model.factors["q(z|x)"].net.blocks.bias.copy_(shift * tril.square().sum(-1).sqrt())
         scaled = factor * tril
-        model.factors["q(z|x)"].vectors["tril"].copy_(torch.stack([inverse_softplus(scaled[0, 0]), scaled[1, 0], inverse_softplus(scaled[1, 1])]))
+        model.factors["q(z|x)"].vectors["tril"].copy_(
+            torch.stack(
+                [inverse_softplus(scaled[0, 0]), scaled[1, 0], inverse_softplus(scaled[1, 1])]
+            )
+        )
     return model
 
 
 @pytest.mark.parametrize(
     ("factor", "shift", "level", "words"),
-    [(1.0, 0.0, "ok", "calibrated"), (0.2, 0.0, "warning", "too narrow"), (8.0, 0.0, "warning", "too wide"), (1.0, -1.5, "warning", "too low")],
+    [
+        (1.0, 0.0, "ok", "calibrated"),
+        (0.2, 0.0, "warning", "too narrow"),
+        (8.0, 0.0, "warning", "too wide"),
+        (1.0, -1.5, "warning", "too low"),
+    ],
 )
 def test_ranks_tell_a_q_that_is_too_sure_too_wide_or_beside(factor, shift, level, words):
     model = exact_posterior(factor, shift)
-    found = judge_ranks("z", ranks(model, model.prepare(x=rows(500)), 0)["z"])  # the first: 1 % of seeds would be called out, but as a note
+    # the first: 1 % of seeds would be called out, but as a note
+    found = judge_ranks("z", ranks(model, model.prepare(x=rows(500)), 0)["z"])
     assert found.level == level
     assert words in found.text
 
@@ -268,11 +346,13 @@ def test_ranks_of_classes_and_sequences_are_uniform_at_the_exact_posterior():
     assert rank.shape == (300, 1)
     assert judge_ranks("y", rank).level == "ok"
     chain = Model(p={"y[t]": OneHot(3), "x[t] | y[t]": Normal(2)}, q={"y[t] | x[t]": Exact()})
-    rank = ranks(chain, chain.prepare(x=torch.zeros(300, 4, 2), lengths=torch.arange(300) % 4 + 1), 0)["y"]
+    rank = ranks(
+        chain, chain.prepare(x=torch.zeros(300, 4, 2), lengths=torch.arange(300) % 4 + 1), 0
+    )["y"]
     assert judge_ranks("y", rank).level == "ok"
 
 
-# Scales, numbers, the run's record --------------------------------------------------------------------------------------------------------
+# Scales, numbers, the run's record ----------------------------------------------------------------
 
 
 def test_scales_that_ran_away_are_found():
@@ -283,7 +363,9 @@ def test_scales_that_ran_away_are_found():
         model.factors["q(z|x)"].vectors["scale"].fill_(-12.0)
     found = diagnose(model, {"x": x}, calibrate=False)
     assert found.of("sharp likelihood", "x")[0].figures["columns"] == [1]
-    assert found.of("sharp likelihood", "x")[0].figures["scale"][1] == pytest.approx(math.log1p(math.exp(-12)), rel=1e-6)
+    assert found.of("sharp likelihood", "x")[0].figures["scale"][1] == pytest.approx(
+        math.log1p(math.exp(-12)), rel=1e-6
+    )
     assert found.of("point posterior", "z")
 
 
@@ -297,7 +379,10 @@ def test_numbers_that_are_not_finite_end_the_examination():
 
 
 def record(validation: list[float], training: list[float], **settings) -> Run:
-    made = [{"step": 10 * i, "elbo": value, "validation elbo": held} for i, (held, value) in enumerate(zip(validation, training, strict=True), 1)]
+    made = [
+        {"step": 10 * i, "elbo": value, "validation elbo": held}
+        for i, (held, value) in enumerate(zip(validation, training, strict=True), 1)
+    ]
     return Run(small_vae(1.0, 1.0), Settings(**settings), made, None, made[-1]["step"], 1.0)
 
 
@@ -312,7 +397,9 @@ def test_the_record_tells_over_fitting_and_an_unfinished_warm_up():
     assert [finding.kind for finding in unfinished] == ["over-fitting", "kl warm-up"]
     assert unfinished[1].figures["weight"] == 0.25
     failed = record([-90.0], [-91.0])
-    failed.rows.append({"step": 7, "note": "The loss is not finite at step 7. Skipped (1 of 3).", "kind": SKIPPED})
+    failed.rows.append(
+        {"step": 7, "note": "The loss is not finite at step 7. Skipped (1 of 3).", "kind": SKIPPED}
+    )
     assert judge_history(failed)[1].kind == "failed steps"
 
 
@@ -330,9 +417,12 @@ def test_a_bound_that_fell_back_is_told():
     assert 400 <= found.figures["step"] <= 650
     assert found.figures["best"] - found.figures["last"] == pytest.approx(11, abs=2)
     assert "lower lr=" in found.remedy
-    assert judge_history(course(rising + noise))[0].kind == "over-fitting"  # nothing held out: no more than a note
-    assert judge_history(course(np.full(100, -60.0) + noise))[0].kind == "over-fitting"  # chance alone
-    assert judge_history(course(fallen, classify=5.0))[0].kind == "over-fitting"  # the bound was not all that was raised
+    # nothing held out: no more than a note
+    assert judge_history(course(rising + noise))[0].kind == "over-fitting"
+    # chance alone
+    assert judge_history(course(np.full(100, -60.0) + noise))[0].kind == "over-fitting"
+    # the bound was not all that was raised
+    assert judge_history(course(fallen, classify=5.0))[0].kind == "over-fitting"
     assert judge_history(course([-60, *rising[60:]], kl_warmup=10))[0].kind == "over-fitting"
 
 
@@ -344,26 +434,52 @@ def test_a_run_says_that_its_bound_fell_back():
             with torch.no_grad():
                 model.factors["p(x|z)"].net.blocks.bias.add_(0.5)
 
-    run = fit(model, {"x": X}, validation={"x": X}, steps=100, validate_every=10, log_every=5, after=spoil, seed=0)
-    assert any(row.get("note", "").startswith("The training bound fell back from ") for row in run.rows)
+    run = fit(
+        model,
+        {"x": X},
+        validation={"x": X},
+        steps=100,
+        validate_every=10,
+        log_every=5,
+        after=spoil,
+        seed=0,
+    )
+    assert any(
+        row.get("note", "").startswith("The training bound fell back from ") for row in run.rows
+    )
 
 
 def test_importance_weights_that_rest_on_one_sample_are_told():
     torch.manual_seed(0)
-    for scale, expected in ((0.02, True), (1.0, False)):  # a posterior much narrower than q, or nearly as wide
-        model = Model({"z": Normal(3), "x | z": Normal(3, scale=scale)}, {"z | x": Normal(scale=1.0)})
+    for scale, expected in (
+        (0.02, True),
+        (1.0, False),
+    ):  # a posterior much narrower than q, or nearly as wide
+        model = Model(
+            {"z": Normal(3), "x | z": Normal(3, scale=scale)}, {"z | x": Normal(scale=1.0)}
+        )
         with torch.no_grad():
             model.factors["q(z|x)"].net.blocks.bias.zero_()
         x = model.sample(60, seed=0)["x"]
         run = fit(model, {"x": x}, steps=2, lr=1e-6, bound="iwae", samples=30, seed=0)
         notes = [row["note"] for row in run.rows if "note" in row]
-        assert any(note.startswith("The importance weights rest on one sample: the effective sample size is 1.") for note in notes) == expected
+        assert (
+            any(
+                note.startswith(
+                    "The importance weights rest on one sample: the effective sample size is 1."
+                )
+                for note in notes
+            )
+            == expected
+        )
         found = diagnose(model, {"x": x}, run=run, calibrate=False)
         assert bool(found.of("one weight")) == expected
 
 
 def test_a_healthy_model_gives_no_alarm_and_labels_of_the_wrong_number_are_refused():
-    train, test = ((images.pixels.reshape(len(images.pixels), -1) > 7).astype("float32") for images in digits())
+    train, test = (
+        (images.pixels.reshape(len(images.pixels), -1) > 7).astype("float32") for images in digits()
+    )
     torch.manual_seed(0)
     model = zoo.vae(x=64, z=4, hidden=(64,), likelihood="Bernoulli", dropout=0.0)
     run = fit(model, {"x": train}, validation={"x": test}, steps=600, lr=3e-3, seed=0)
@@ -375,7 +491,7 @@ def test_a_healthy_model_gives_no_alarm_and_labels_of_the_wrong_number_are_refus
         diagnose(model, {"x": test}, labels=[0, 1])
 
 
-# The command line -------------------------------------------------------------------------------------------------------------------------
+# The command line ---------------------------------------------------------------------------------
 
 
 def test_the_command_line_examines_and_checks_a_run(tmp_path, monkeypatch, capsys):
@@ -387,11 +503,38 @@ def test_the_command_line_examines_and_checks_a_run(tmp_path, monkeypatch, capsy
         return capsys.readouterr().out
 
     sizes = ("--set", "h=8", "--set", "hidden=[8]", "--set", "layers=1")
-    aevb("train", "vrnn", "--data", "digits", *sizes, "--steps", 20, "--how", "z=detached", "--out", tmp_path / "run")
+    aevb(
+        "train",
+        "vrnn",
+        "--data",
+        "digits",
+        *sizes,
+        "--steps",
+        20,
+        "--how",
+        "z=detached",
+        "--out",
+        tmp_path / "run",
+    )
     assert "z was trained with how='detached'" in aevb("doctor", tmp_path / "run", "--rows", 100)
     found = json.loads(aevb("doctor", tmp_path / "run", "--rows", 100, "--json", "--no-calibrate"))
     assert found["rows"] == 100
-    assert {finding["kind"] for finding in found["findings"]} >= {"elbo", "biased estimator", "over-fitting"}
-    printed = aevb("check", tmp_path / "run", "--statistic", "mean", "--statistic", "autocorrelation", "--replicates", 20, "--rows", 100)
+    assert {finding["kind"] for finding in found["findings"]} >= {
+        "elbo",
+        "biased estimator",
+        "over-fitting",
+    }
+    printed = aevb(
+        "check",
+        tmp_path / "run",
+        "--statistic",
+        "mean",
+        "--statistic",
+        "autocorrelation",
+        "--replicates",
+        20,
+        "--rows",
+        100,
+    )
     assert "autocorrelation(x)" in printed
     assert (tmp_path / "run" / "check.png").stat().st_size > 1000

@@ -1,6 +1,8 @@
-"""Discrete latents in time: every enumerated bound equals the sum over all C^T paths, written out here.
+"""Discrete latents in time: every enumerated bound equals the sum over all C^T paths, written out
+here.
 
-The reference evaluates complete assignments, one factor and one step at a time, and sums over all of them. All in float64.
+The reference evaluates complete assignments, one factor and one step at a time, and sums over all
+of them. All in float64.
 """
 
 from __future__ import annotations
@@ -37,18 +39,24 @@ def same(a, b, tolerance=1e-10):
     torch.testing.assert_close(a, b, rtol=1e-12, atol=tolerance)
 
 
-# All paths -------------------------------------------------------------------------------------------------------------------------
+# All paths ----------------------------------------------------------------------------------------
 
 
 def factor_at(model, side, name, t, steps):
     """The entry that holds at step t, as its parents' (label, name, index) and its module."""
     places = {name: True, f"{name}[T]": t == steps - 1, f"{name}[0]": t == 0, f"{name}[t]": True}
-    found = {re.split(r"[(|)]", key)[1]: key for key in model.factors if key.startswith(f"{side}({name}") and key[2 + len(name)] in "[|)"}
+    found = {
+        re.split(r"[(|)]", key)[1]: key
+        for key in model.factors
+        if key.startswith(f"{side}({name}") and key[2 + len(name)] in "[|)"
+    }
     key = found[next(place for place, holds in places.items() if holds and place in found)]
     parents = []
     for label in key[:-1].partition("|")[2].split(", ") if "|" in key else ():
         parent, _, index = label.rstrip("]").partition("[")
-        at = {"": None, "0": 0, "T": steps - 1}.get(index, t + int(index[1:] or 0) if index[:1] == "t" else None)
+        at = {"": None, "0": 0, "T": steps - 1}.get(
+            index, t + int(index[1:] or 0) if index[:1] == "t" else None
+        )
         parents.append((label, parent, at))
     return model.factors[key], parents
 
@@ -65,7 +73,11 @@ def raw_at(model, side, name, values, t, steps):
         return factor, factor.root
     net = factor.net
     parts = [
-        F.linear(value_at(values, parent, at, steps, net.blocks.weights[label].shape[1]), net.blocks.weights[label]) for label, parent, at in parents
+        F.linear(
+            value_at(values, parent, at, steps, net.blocks.weights[label].shape[1]),
+            net.blocks.weights[label],
+        )
+        for label, parent, at in parents
     ]
     h = sum(parts) + net.blocks.bias
     return factor, h if net.heads is None else net.heads(torch.relu(h))
@@ -86,19 +98,28 @@ def log_prob_at(model, side, name, values, t, steps):
 
 
 def states(model, side, name, values, steps):
-    """The values of a deterministic node, a GRU or a function, [P, T, d] or [P, d]; zeros where all it reads lies outside."""
+    """The values of a deterministic node, a GRU or a function, [P, T, d] or [P, d]; zeros where all
+    it reads lies outside.
+    """
     if not model.graph.timed[name]:
         return raw_at(model, side, name, values, None, steps)[1]
     factor, parents = factor_at(model, side, name, 0, steps)
     backward = f"{name}[t+1]" in [label for label, *_ in parents]
     state, found = torch.zeros(1, factor.d, dtype=torch.float64), {}
     for t in reversed(range(steps)) if backward else range(steps):
-        inputs = [(label, parent, at) for label, parent, at in factor_at(model, side, name, t, steps)[1] if parent != name]
+        inputs = [
+            (label, parent, at)
+            for label, parent, at in factor_at(model, side, name, t, steps)[1]
+            if parent != name
+        ]
         inside = any(at is None or 0 <= at < steps for *_, at in inputs)
         if not isinstance(factor.spec, GRU):
             state = raw_at(model, side, name, values, t, steps)[1] * inside
         elif inside:
-            x = [value_at(values, parent, at, steps, factor.blocks.weights[label].shape[1]) for label, parent, at in inputs]
+            x = [
+                value_at(values, parent, at, steps, factor.blocks.weights[label].shape[1])
+                for label, parent, at in inputs
+            ]
             x = torch.cat([part.expand(max(map(len, x)), -1) for part in x], -1)
             weights = {
                 "weight_ih": torch.cat([factor.blocks.weights[label] for label, *_ in inputs], -1),
@@ -114,20 +135,33 @@ def states(model, side, name, values, steps):
 
 def support(model, name):
     spec, d = model.graph.rule("p", name).spec, model.graph.size(name)
-    return torch.eye(d).double() if isinstance(spec, OneHot) else torch.tensor(list(itertools.product([0.0, 1.0], repeat=d))).double()
+    return (
+        torch.eye(d).double()
+        if isinstance(spec, OneHot)
+        else torch.tensor(list(itertools.product([0.0, 1.0], repeat=d))).double()
+    )
 
 
 def assignments(model, names, steps):
     """Every joint value of these latents: {name: [P, T, d] or [P, d]}."""
     tables = {name: support(model, name) for name in names}
-    slots = [(name, t) for name in names for t in (range(steps) if model.graph.timed[name] else [None])]
+    slots = [
+        (name, t) for name in names for t in (range(steps) if model.graph.timed[name] else [None])
+    ]
     index = torch.tensor(list(itertools.product(*(range(len(tables[name])) for name, _ in slots))))
     columns = {slot: tables[slot[0]][index[:, i]] for i, slot in enumerate(slots)}
-    return {name: torch.stack([columns[name, t] for t in range(steps)], 1) if model.graph.timed[name] else columns[name, None] for name in names}
+    return {
+        name: torch.stack([columns[name, t] for t in range(steps)], 1)
+        if model.graph.timed[name]
+        else columns[name, None]
+        for name in names
+    }
 
 
 def paths(model, data, steps, known=()):
-    """All paths of one row with their values, log p and log q; where a latent is known, paths agree with it and q has no say."""
+    """All paths of one row with their values, log p and log q; where a latent is known, paths agree
+    with it and q has no say.
+    """
     graph, names = model.graph, model.graph.latents
     values = assignments(model, names, steps)
     agrees = torch.ones(len(next(iter(values.values()))), dtype=torch.bool)
@@ -155,12 +189,17 @@ def sum_over_paths(model, data, steps, known=()):
 
 
 def row_of(model, data, i, length):
-    return {name: value[i : i + 1, :length] if model.graph.timed[name] else value[i : i + 1] for name, value in data.items()}
+    return {
+        name: value[i : i + 1, :length] if model.graph.timed[name] else value[i : i + 1]
+        for name, value in data.items()
+    }
 
 
 def gradients(value, model):
     found = torch.autograd.grad(value, list(model.parameters()), allow_unused=True)
-    return {name: gradient for (name, _), gradient in zip(model.named_parameters(), found, strict=True)}
+    return {
+        name: gradient for (name, _), gradient in zip(model.named_parameters(), found, strict=True)
+    }
 
 
 def check(model, data=None, lengths=None, known=None):
@@ -169,29 +208,55 @@ def check(model, data=None, lengths=None, known=None):
     value = model.elbo(**data, **known, lengths=lengths or data["x"].shape[1]).value
     expected = []
     for i, length in enumerate(lengths or [data["x"].shape[1]] * N):
-        seen = [(name, t, int(labels[i, t])) for name, labels in known.items() for t in range(length) if labels[i, t] >= 0]
+        seen = [
+            (name, t, int(labels[i, t]))
+            for name, labels in known.items()
+            for t in range(length)
+            if labels[i, t] >= 0
+        ]
         expected.append(sum_over_paths(model, row_of(model, data, i, length), length, seen))
     same(value, torch.stack(expected))
     wanted = gradients(sum(expected), model)
     for parameter, gradient in gradients(value.sum(), model).items():
-        assert (gradient is None or not gradient.any()) == (wanted[parameter] is None or not wanted[parameter].any()), parameter
+        assert (gradient is None or not gradient.any()) == (
+            wanted[parameter] is None or not wanted[parameter].any()
+        ), parameter
         if gradient is not None and wanted[parameter] is not None:
             same(gradient, wanted[parameter])
 
 
-# One chain --------------------------------------------------------------------------------------------------------------------------
+# One chain ----------------------------------------------------------------------------------------
 
-MARKOV, EMIT = {"s[0]": OneHot(3, learned=True), "s[t] | s[t-1]": OneHot(3)}, {"x[t] | s[t]": Normal(2)}
+MARKOV, EMIT = (
+    {"s[0]": OneHot(3, learned=True), "s[t] | s[t-1]": OneHot(3)},
+    {"x[t] | s[t]": Normal(2)},
+)
 P = {
     "learned start": MARKOV | EMIT,
     "zeros before the start": {"s[t] | s[t-1]": OneHot(3)} | EMIT,
     "backward": {"s[t] | s[t+1]": OneHot(3), "s[T]": OneHot(3, learned=True)} | EMIT,
     "no chain": {"s[t]": OneHot(3, learned=True)} | EMIT,
-    "x reads the step before": MARKOV | {"x[0] | s[0]": Normal(2), "x[t] | s[t], s[t-1]": Normal(2, net=mlp(4))},
-    "x reads the step after": {"s[t] | s[t-1]": OneHot(3), "x[t] | s[t], s[t+1], x[t-1]": Normal(2)},
-    "through features": {"s[t] | s[t-1]": OneHot(3), "u[t] | s[t], s[t-1]": Deterministic(2, net=mlp(4)), "x[t] | u[t]": Normal(2)},
-    "through features of the step before": {"s[t] | s[t-1]": OneHot(3), "u[t] | s[t-1]": Deterministic(2), "x[t] | u[t], s[t]": Normal(2)},
-    "Bernoulli": {"s[0]": Bernoulli(2, learned=True), "s[t] | s[t-1], x[t-1]": Bernoulli(2), "x[t] | s[t]": Normal(2, net=mlp(4))},
+    "x reads the step before": MARKOV
+    | {"x[0] | s[0]": Normal(2), "x[t] | s[t], s[t-1]": Normal(2, net=mlp(4))},
+    "x reads the step after": {
+        "s[t] | s[t-1]": OneHot(3),
+        "x[t] | s[t], s[t+1], x[t-1]": Normal(2),
+    },
+    "through features": {
+        "s[t] | s[t-1]": OneHot(3),
+        "u[t] | s[t], s[t-1]": Deterministic(2, net=mlp(4)),
+        "x[t] | u[t]": Normal(2),
+    },
+    "through features of the step before": {
+        "s[t] | s[t-1]": OneHot(3),
+        "u[t] | s[t-1]": Deterministic(2),
+        "x[t] | u[t], s[t]": Normal(2),
+    },
+    "Bernoulli": {
+        "s[0]": Bernoulli(2, learned=True),
+        "s[t] | s[t-1], x[t-1]": Bernoulli(2),
+        "x[t] | s[t]": Normal(2, net=mlp(4)),
+    },
 }
 READS = {
     "forward": ["s[t] | s[t-1], x[t]"],
@@ -233,7 +298,7 @@ def test_a_known_chain_has_no_q():
     same(model.log_prob(x=X, s=LABELS), expected)
 
 
-# Several at once ---------------------------------------------------------------------------------------------------------------------
+# Several at once ----------------------------------------------------------------------------------
 
 TWO = {"a[t] | a[t-1]": OneHot(2), "b[t] | b[t-1], a[t]": OneHot(3), "x[t] | a[t], b[t]": Normal(2)}
 JOINT = {
@@ -266,7 +331,12 @@ def test_two_chains_equal_the_sum_over_all_joint_paths(name):
     check(model, {"x": X[:, :3]}, [3, 2, 1])
 
 
-CLASS = {"y": OneHot(2, learned=True), "s[0] | y": OneHot(3), "s[t] | s[t-1], y": OneHot(3), "x[t] | s[t], y": Normal(2)}
+CLASS = {
+    "y": OneHot(2, learned=True),
+    "s[0] | y": OneHot(3),
+    "s[t] | s[t-1], y": OneHot(3),
+    "x[t] | s[t], y": Normal(2),
+}
 SUMMARY = {"g[t] | g[t+1], x[t]": GRU(2)}
 STATIC = {
     "chain given the class": (SUMMARY, ["y | g[0]", "s[t] | s[t-1], x[t], y"]),
@@ -290,7 +360,9 @@ def test_a_class_over_chains_equals_the_sum_over_all_paths(name):
 @pytest.mark.parametrize("end", ["0", "T"])
 @pytest.mark.parametrize("q", ["forward", "independent", "backward"])
 def test_a_static_variable_of_p_reads_an_end_of_the_chain(end, q):
-    """An observed y and a latent w that read the chain's first or last step: averaged with q's marginal there."""
+    """An observed y and a latent w that read the chain's first or last step: averaged with q's
+    marginal there.
+    """
     p = MARKOV | EMIT | {f"y | s[{end}]": Normal(2), f"w | s[{end}]": OneHot(2)}
     model = build(p, {key: OneHot() for key in [*READS[q], "w | y, x[0]"]})
     data = {"x": X, "y": torch.tensor([[0.3, -1.0], [2.0, 0.1], [-0.7, 0.5]]).double()}
@@ -301,16 +373,34 @@ def test_a_static_variable_of_p_reads_an_end_of_the_chain(end, q):
 @pytest.mark.parametrize(
     ("p", "q", "message"),
     [
-        # What one step's value reaches at every step would need the joint of that step and all others.
-        (CLASS, ["s[t] | s[t-1], x[t]", "y | s[T], x[T]"], "reads an end of s, which is enumerated"),
-        (MARKOV | {"u | s[0]": Deterministic(2), "x[t] | s[t], u": Normal(2)}, ["s[t] | x[t]"], "reads an end of s, which is enumerated"),
-        (MARKOV | EMIT | {"y | s[0], s[T]": Normal(2)}, ["s[t] | x[t]"], "reads an end of s, which is enumerated"),
+        # What one step's value reaches at every step would need the joint of that step and all
+        # others.
+        (
+            CLASS,
+            ["s[t] | s[t-1], x[t]", "y | s[T], x[T]"],
+            "reads an end of s, which is enumerated",
+        ),
+        (
+            MARKOV | {"u | s[0]": Deterministic(2), "x[t] | s[t], u": Normal(2)},
+            ["s[t] | x[t]"],
+            "reads an end of s, which is enumerated",
+        ),
+        (
+            MARKOV | EMIT | {"y | s[0], s[T]": Normal(2)},
+            ["s[t] | x[t]"],
+            "reads an end of s, which is enumerated",
+        ),
         (
             TWO,
             ["a[t] | a[t-1], x[t]", "b[t] | b[t+1], x[t]"],
-            "q runs a forward and b backward in time; they cannot be enumerated together. Draw one of them: how={'b': 'gumbel'}.",
+            "q runs a forward and b backward in time; they cannot be enumerated together. Draw "
+            "one of them: how={'b': 'gumbel'}.",
         ),
-        ({"s[t]": OneHot(3), "x[t] | s[t-1], s[t+1]": Normal(2)}, ["s[t] | x[t]"], "depends on s[t-1] and s[t+1] at once, so s cannot be enumerated"),
+        (
+            {"s[t]": OneHot(3), "x[t] | s[t-1], s[t+1]": Normal(2)},
+            ["s[t] | x[t]"],
+            "depends on s[t-1] and s[t+1] at once, so s cannot be enumerated",
+        ),
     ],
 )
 def test_what_the_sum_cannot_reach_is_refused(p, q, message):
@@ -319,7 +409,7 @@ def test_what_the_sum_cannot_reach_is_refused(p, q, message):
         model.plan()
 
 
-# A chain that a state remembers ----------------------------------------------------------------------------------------------------------
+# A chain that a state remembers -------------------------------------------------------------------
 
 MEMORY = {"h[t] | h[t-1], s[t-1]": GRU(2), "s[t] | h[t]": OneHot(3), "x[t] | h[t], s[t]": Normal(2)}
 MEMORY_Q = {"s[t] | h[t], x[t]": OneHot()}
@@ -327,8 +417,18 @@ MEMORY_Q = {"s[t] | h[t], x[t]": OneHot()}
 
 def test_a_remembered_chain_is_not_enumerated():
     model = build(MEMORY, MEMORY_Q)
-    for ask in (lambda: model.elbo(x=X), lambda: model.explain(), lambda: model.elbo(x=X, how={"s": "enumerate"})):
-        with pytest.raises(ValueError, match=re.escape("h[t] remembers s, so s cannot be enumerated (3^T paths). how={'s': 'gumbel'} draws it")):
+    for ask in (
+        lambda: model.elbo(x=X),
+        lambda: model.explain(),
+        lambda: model.elbo(x=X, how={"s": "enumerate"}),
+    ):
+        with pytest.raises(
+            ValueError,
+            match=re.escape(
+                "h[t] remembers s, so s cannot be enumerated (3^T paths). how={'s': 'gumbel'} "
+                "draws it"
+            ),
+        ):
             ask()
 
 
@@ -346,7 +446,10 @@ def test_a_remembered_chain_drawn_by_gumbel_equals_a_loop_over_time(draw):
         s = F.one_hot(soft.argmax(-1), 3).double() if draw == "straight-through" else soft
         values["s"] = torch.cat([values["s"][:, :t], s[:, None], values["s"][:, t + 1 :]], 1)
         if draw == "relaxed":
-            relaxed_q, relaxed_p = (ExpRelaxedCategorical(torch.tensor(temperature, dtype=torch.float64), logits=logits) for logits in (log_q, log_p))
+            relaxed_q, relaxed_p = (
+                ExpRelaxedCategorical(torch.tensor(temperature, dtype=torch.float64), logits=logits)
+                for logits in (log_q, log_p)
+            )
             kl = kl + relaxed_q.log_prob(soft.log()) - relaxed_p.log_prob(soft.log())
         else:
             kl = kl + (log_q.exp() * (log_q - log_p)).sum(-1)
@@ -357,34 +460,55 @@ def test_a_remembered_chain_drawn_by_gumbel_equals_a_loop_over_time(draw):
 
 @pytest.mark.parametrize("labels", [None, [-1, 2, -1]])
 def test_the_score_function_is_unbiased_for_a_remembered_chain(labels):
-    """Value and gradient (along one random direction a parameter), 100 estimates of 64 rows each: within 4 s.e. of all paths."""
+    """Value and gradient (along one random direction a parameter), 100 estimates of 64 rows each:
+    within 4 s.e. of all paths.
+    """
     model, steps, runs, rows = build(MEMORY, MEMORY_Q), 3, 100, 64
     x = X[:1, :steps]
-    data = {"x": x.expand(rows, steps, 2)} | ({} if labels is None else {"s": torch.tensor(labels).expand(rows, steps)})
-    exact = sum_over_paths(model, {"x": x}, steps, [("s", t, label) for t, label in enumerate(labels or []) if label >= 0])
+    data = {"x": x.expand(rows, steps, 2)} | (
+        {} if labels is None else {"s": torch.tensor(labels).expand(rows, steps)}
+    )
+    exact = sum_over_paths(
+        model,
+        {"x": x},
+        steps,
+        [("s", t, label) for t, label in enumerate(labels or []) if label >= 0],
+    )
     directions = {name: torch.randn_like(parameter) for name, parameter in model.named_parameters()}
 
     def project(value):
-        return {name: float((gradient * directions[name]).sum()) for name, gradient in gradients(value, model).items()} | {"": float(value.detach())}
+        return {
+            name: float((gradient * directions[name]).sum())
+            for name, gradient in gradients(value, model).items()
+        } | {"": float(value.detach())}
 
-    found = [project(model.elbo(**data, how={"s": "score"}, samples=4, seed=seed).value.mean()) for seed in range(runs)]
+    found = [
+        project(model.elbo(**data, how={"s": "score"}, samples=4, seed=seed).value.mean())
+        for seed in range(runs)
+    ]
     for name, wanted in project(exact).items():
         estimates = torch.tensor([run[name] for run in found])
         assert abs(estimates.mean() - wanted) < 4 * estimates.std() / math.sqrt(runs), name
 
 
-# A continuous latent drawn for each value of the chain -----------------------------------------------------------------------------------
+# A continuous latent drawn for each value of the chain --------------------------------------------
 
 
 @pytest.mark.parametrize("term", ["closed", "sampled"])
 @pytest.mark.parametrize("reads", ["s[t], x[t]", "s[t], s[t-1], x[t]"])
 def test_a_latent_drawn_for_each_value_of_the_chain(reads, term):
-    """Σ over paths q(s) { Σ_t log p(x_t|z_t) − KL_t(z) + log p(s) − log q(s) }, z_t the draw that belongs to the path's values."""
+    """Σ over paths q(s) { Σ_t log p(x_t|z_t) − KL_t(z) + log p(s) − log q(s) }, z_t the draw that
+    belongs to the path's values.
+    """
     p = MARKOV | {"z[t] | s[t]": Normal(2), "x[t] | z[t]": Normal(2)}
-    model, pair = build(p, {"s[t] | s[t-1], x[t]": OneHot(), f"z[t] | {reads}": Normal()}), "s[t-1]" in reads
+    model, pair = (
+        build(p, {"s[t] | s[t-1], x[t]": OneHot(), f"z[t] | {reads}": Normal()}),
+        "s[t-1]" in reads,
+    )
     noise = model.draw_noise(model.plan(how={"z": term}), model.prepare(x=X), seed=1)
     bound = model.elbo(x=X, how={"z": term}, noise=noise)
-    table = noise["z"].reshape(3, -1, T, N, 2)  # a draw for each value of the step and, if it is read, of the one before
+    # a draw for each value of the step and, if it is read, of the one before
+    table = noise["z"].reshape(3, -1, T, N, 2)
     expected = []
     for i in range(N):
         values = assignments(model, ["s"], T) | {"x": X[i : i + 1]}
@@ -395,13 +519,24 @@ def test_a_latent_drawn_for_each_value_of_the_chain(reads, term):
             before = s[:, t - 1] if t and pair else torch.zeros_like(s[:, t])
             q, p = (
                 torch.distributions.Normal(loc, F.softplus(scale))
-                for loc, scale in (raw_at(model, side, "z", values, t, T)[1].chunk(2, -1) for side in "qp")
+                for loc, scale in (
+                    raw_at(model, side, "z", values, t, T)[1].chunk(2, -1) for side in "qp"
+                )
             )
             draws = []
-            for k in range(3) if pair and not t else [before]:  # before the start all three count alike
+            for k in (
+                range(3) if pair and not t else [before]
+            ):  # before the start all three count alike
                 z = q.loc + q.scale * table[s[:, t], k, t, i]
-                kl = torch.distributions.kl_divergence(q, p) if term == "closed" else q.log_prob(z) - p.log_prob(z)
-                draws.append(log_prob_at(model, "p", "x", values | {"z": z[:, None].expand(-1, T, -1)}, t, T) - kl.sum(-1))
+                kl = (
+                    torch.distributions.kl_divergence(q, p)
+                    if term == "closed"
+                    else q.log_prob(z) - p.log_prob(z)
+                )
+                draws.append(
+                    log_prob_at(model, "p", "x", values | {"z": z[:, None].expand(-1, T, -1)}, t, T)
+                    - kl.sum(-1)
+                )
             total = total + torch.stack(draws).mean(0)
         expected.append((log_q.exp() * (total + log_p - log_q)).sum())
     same(bound.value, torch.stack(expected))
@@ -409,11 +544,21 @@ def test_a_latent_drawn_for_each_value_of_the_chain(reads, term):
 
 @pytest.mark.parametrize("bound", ["elbo", "iwae"])
 def test_a_static_continuous_latent_over_a_chain(bound):
-    """Given each sample of c the chain is summed; then the samples are averaged, or their weights."""
+    """Given each sample of c the chain is summed; then the samples are averaged, or their
+    weights.
+    """
     chain = {"s[0] | c": OneHot(3), "s[t] | s[t-1], c": OneHot(3), "x[t] | s[t], c": Normal(2)}
-    model, k = build({"c": Normal(2)} | chain, {"c | x[0], x[T]": Normal(), "s[t] | s[t-1], x[t], c": OneHot()}), 3
+    model, k = (
+        build(
+            {"c": Normal(2)} | chain,
+            {"c | x[0], x[T]": Normal(), "s[t] | s[t-1], x[t], c": OneHot()},
+        ),
+        3,
+    )
     how = {"c": "sampled"}
-    noise = model.draw_noise(model.plan(how=how, bound=bound, samples=k), model.prepare(x=X), seed=1)
+    noise = model.draw_noise(
+        model.plan(how=how, bound=bound, samples=k), model.prepare(x=X), seed=1
+    )
     value = model.elbo(x=X, how=how, bound=bound, samples=k, noise=noise).value
     for i in range(N):
         row, weights = {"x": X[i : i + 1]}, []
@@ -422,17 +567,26 @@ def test_a_static_continuous_latent_over_a_chain(bound):
             c = loc + F.softplus(scale) * sample
             values = assignments(model, ["s"], T) | row | {"c": c}
             log_p, log_q = (
-                sum(log_prob_at(model, side, name, values, t, T) for name in names for t in range(T)) for side, names in (("p", "sx"), ("q", "s"))
+                sum(
+                    log_prob_at(model, side, name, values, t, T) for name in names for t in range(T)
+                )
+                for side, names in (("p", "sx"), ("q", "s"))
             )
             prior = torch.distributions.Normal(0.0, 1.0).log_prob(c).sum()
-            weights.append((log_q.exp() * (log_p - log_q)).sum() + prior - log_prob_at(model, "q", "c", values, None, T)[0])
+            weights.append(
+                (log_q.exp() * (log_p - log_q)).sum()
+                + prior
+                - log_prob_at(model, "q", "c", values, None, T)[0]
+            )
         weights = torch.stack(weights)
         same(value[i], weights.mean() if bound == "elbo" else weights.logsumexp(0) - math.log(k))
 
 
 @pytest.mark.parametrize("lengths", [None, LENGTHS])
 def test_bayes_rule_at_every_step(lengths):
-    """q(s|z) ∝ p(s) p(z|s): the bound holds log Σ_s p(s) p(z|s), and the posterior is q(z|x) p(s|z)."""
+    """q(s|z) ∝ p(s) p(z|s): the bound holds log Σ_s p(s) p(z|s), and the posterior is q(z|x)
+    p(s|z).
+    """
     p = {"s[t]": OneHot(3, learned=True), "z[t] | s[t]": Normal(2), "x[t] | z[t]": Normal(2)}
     model, how = build(p, {"z[t] | x[t]": Normal(), "s[t] | z[t]": Exact()}), {"z": "sampled"}
     noise = model.draw_noise(model.plan(how=how), model.prepare(x=X), seed=1)
@@ -443,12 +597,22 @@ def test_bayes_rule_at_every_step(lengths):
         total = asked = 0
         for t in range(length):
             loc, scale = raw_at(model, "q", "z", values, t, T)[1].chunk(2, -1)
-            for z, drawn in ((loc + F.softplus(scale) * noise["z"][0, t, i], True), (X[i : i + 1, t], False)):
+            for z, drawn in (
+                (loc + F.softplus(scale) * noise["z"][0, t, i], True),
+                (X[i : i + 1, t], False),
+            ):
                 values["z"] = z[:, None].expand(1, T, 2)
-                each = log_prob_at(model, "p", "s", values, t, T) + log_prob_at(model, "p", "z", values, t, T)
+                each = log_prob_at(model, "p", "s", values, t, T) + log_prob_at(
+                    model, "p", "z", values, t, T
+                )
                 log_qz = log_prob_at(model, "q", "z", values, t, T)
                 if drawn:
-                    total = total + log_prob_at(model, "p", "x", values, t, T) + each.logsumexp(0) - log_qz
+                    total = (
+                        total
+                        + log_prob_at(model, "p", "x", values, t, T)
+                        + each.logsumexp(0)
+                        - log_qz
+                    )
                 else:
                     asked = asked + log_qz + each.log_softmax(0)[LABELS[i, t]]
         same(value[i], total[0])
@@ -458,11 +622,13 @@ def test_bayes_rule_at_every_step(lengths):
 def test_a_continuous_chain_over_switches_is_not_enumerated():
     p = MARKOV | {"z[t] | z[t-1], s[t]": Normal(2), "x[t] | z[t], s[t]": Normal(2)}
     model = build(p, {"s[t] | s[t-1], x[t]": OneHot(), "z[t] | z[t-1], s[t], x[t]": Normal()})
-    with pytest.raises(ValueError, match=re.escape("z[t] remembers s, so s cannot be enumerated (3^T paths)")):
+    with pytest.raises(
+        ValueError, match=re.escape("z[t] remembers s, so s cannot be enumerated (3^T paths)")
+    ):
         model.plan()
 
 
-# Use after training --------------------------------------------------------------------------------------------------------------------------
+# Use after training -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lengths", [None, LENGTHS])
@@ -488,7 +654,10 @@ def test_posterior_of_a_class_and_of_the_chain_given_it(name):
     for i in range(N):
         values, _, log_weight = paths(model, {"x": X[i : i + 1]}, T)
         same(posterior["y"].probs[i], (log_weight.exp() @ values["y"]).detach())
-        same(posterior["s"].probs[i], torch.einsum("p,ptc->tc", log_weight.exp(), values["s"]).detach())
+        same(
+            posterior["s"].probs[i],
+            torch.einsum("p,ptc->tc", log_weight.exp(), values["s"]).detach(),
+        )
 
 
 def frequencies(s):
@@ -527,15 +696,25 @@ def test_reconstruction_is_the_mean_at_a_drawn_path(lengths):
 @pytest.mark.parametrize("n", [2, T])
 def test_a_fixed_path_is_one_row_or_one_for_each_sample(n):
     model = hmm("learned start", "forward")
-    loc = torch.stack([raw_at(model, "p", "x", {"s": F.one_hot(LABELS[:1], 3).double()}, t, T)[1][0, :2] for t in range(T)]).detach()
+    loc = torch.stack(
+        [
+            raw_at(model, "p", "x", {"s": F.one_hot(LABELS[:1], 3).double()}, t, T)[1][0, :2]
+            for t in range(T)
+        ]
+    ).detach()
     for fixed in (LABELS[0], LABELS[:1].expand(n, T), F.one_hot(LABELS[0], 3)):
         same(model.sample(n, steps=T, s=fixed, mean=True)["x"], loc.expand(n, T, 2))
 
 
 @pytest.mark.parametrize("lag", ["t-1", "t+1"])
 def test_a_latent_of_each_step_beside_a_chain_changes_nothing_for_the_chain(lag):
-    """q runs one way in time and p may read the other way; a second enumerated latent, in which nothing differs, costs nothing."""
-    p, q = {"b[t] | b[t-1]": Bernoulli(1), "x[t] | b[t]": Normal(2)}, {f"b[t] | b[{lag}], x[t]": Bernoulli()}
+    """q runs one way in time and p may read the other way; a second enumerated latent, in which
+    nothing differs, costs nothing.
+    """
+    p, q = (
+        {"b[t] | b[t-1]": Bernoulli(1), "x[t] | b[t]": Normal(2)},
+        {f"b[t] | b[{lag}], x[t]": Bernoulli()},
+    )
     torch.manual_seed(0)
     alone = Model(p, q).double()
     both = Model({"y[t]": OneHot(3), **p}, {"y[t]": OneHot(), **q}).double()

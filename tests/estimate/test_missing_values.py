@@ -1,4 +1,6 @@
-"""What is unknown or missing: labels are summed over, entries leave the likelihood, and q reads them as zeros."""
+"""What is unknown or missing: labels are summed over, entries leave the likelihood, and q reads
+them as zeros.
+"""
 
 import numpy as np
 import torch
@@ -8,11 +10,13 @@ from small_models import LABELS, NAN, Sphere, X, mixture, put, vae
 
 from aevb import Mixture, Model, MultivariateNormal, Normal, OneHot, linear
 
-# What is unknown -------------------------------------------------------------------------------------------------------------
+# What is unknown ----------------------------------------------------------------------------------
 
 
 def by_hand(model):
-    """log p(y), log p(x|y) and log q(y|x) of the mixture model for all y, [N, 3] each, from its weights."""
+    """log p(y), log p(x|y) and log q(y|x) of the mixture model for all y, [N, 3] each, from its
+    weights.
+    """
     weights = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
     root = weights["factors.p(y).root"]
     log_prior = root - np.log(np.exp(root).sum())
@@ -73,15 +77,18 @@ def test_a_latent_known_in_every_row_is_clamped():
     assert torch.equal(bound.value, model.elbo(x=X, z=z, seed=5).value)  # nothing is drawn
 
 
-# What is missing -------------------------------------------------------------------------------------------------------------
+# What is missing ----------------------------------------------------------------------------------
 
-HOLES = put(put(put(X, NAN, 0, 1), NAN, 2), NAN, 4, slice(1, 4))  # one entry, a whole row, all but one
+# one entry, a whole row, all but one
+HOLES = put(put(put(X, NAN, 0, 1), NAN, 2), NAN, 4, slice(1, 4))
 
 
 def test_missing_entries_leave_a_factorised_likelihood():
     model = vae(Normal(4, net=linear(), scale="learned"))
     with torch.no_grad():
-        model.factors["p(x|z)"].vectors["scale"].copy_(torch.tensor([0.1, 0.4, -0.3, 0.9], dtype=torch.float64))
+        model.factors["p(x|z)"].vectors["scale"].copy_(
+            torch.tensor([0.1, 0.4, -0.3, 0.9], dtype=torch.float64)
+        )
     z = np.random.default_rng(2).standard_normal((5, 2))
     blocks = model.factors["p(x|z)"].net.blocks
     loc = z @ blocks.weights["z"].detach().numpy().T + blocks.bias.detach().numpy()
@@ -106,7 +113,9 @@ def test_missing_entries_are_marginalised_out_of_a_full_covariance():
     blocks = model.factors["p(x|z)"].net.blocks
     loc = z @ blocks.weights["z"].detach().numpy().T + blocks.bias.detach().numpy()
     expected = [
-        multivariate_normal.logpdf(x[seen], mean[seen], covariance[np.ix_(seen, seen)]) if seen.any() else 0.0
+        multivariate_normal.logpdf(x[seen], mean[seen], covariance[np.ix_(seen, seen)])
+        if seen.any()
+        else 0.0
         for x, mean, seen in zip(HOLES, loc, ~np.isnan(HOLES))
     ]
     assert np.allclose(model.elbo(x=HOLES, z=z).terms["x"].detach(), expected, rtol=0, atol=1e-12)
@@ -117,7 +126,11 @@ def test_missing_entries_are_marginalised_out_of_every_component():
     z = np.random.default_rng(2).standard_normal((5, 2))
     blocks = model.factors["p(x|z)"].net.blocks
     heads = z @ blocks.weights["z"].detach().numpy().T + blocks.bias.detach().numpy()
-    weight, loc, scale = heads[:, :3], heads[:, 3:15].reshape(5, 3, 4), np.log1p(np.exp(heads[:, 15:].reshape(5, 3, 4)))
+    weight, loc, scale = (
+        heads[:, :3],
+        heads[:, 3:15].reshape(5, 3, 4),
+        np.log1p(np.exp(heads[:, 15:].reshape(5, 3, 4))),
+    )
     each = np.where(np.isnan(HOLES)[:, None], 0, norm.logpdf(X[:, None], loc, scale)).sum(-1)
     expected = logsumexp(weight - logsumexp(weight, -1, keepdims=True) + each, -1)
     assert np.allclose(model.elbo(x=HOLES, z=z).terms["x"].detach(), expected, rtol=0, atol=1e-12)
@@ -134,14 +147,20 @@ def test_a_missing_label_that_is_data_leaves_its_likelihood():
     torch.manual_seed(0)
     model = Model({"z": Normal(2), "x | z": OneHot(3)}, {"z | x": Normal()}).double()
     z = np.random.default_rng(2).standard_normal((5, 2))
-    full, holes = (model.elbo(x=labels, z=z).terms["x"].detach() for labels in (LABELS, [0, -1, 1, -1, 0]))
-    assert torch.equal(holes, torch.where(torch.tensor([True, False, True, False, True]), full, 0.0))
+    full, holes = (
+        model.elbo(x=labels, z=z).terms["x"].detach() for labels in (LABELS, [0, -1, 1, -1, 0])
+    )
+    assert torch.equal(
+        holes, torch.where(torch.tensor([True, False, True, False, True]), full, 0.0)
+    )
 
 
 def test_q_reads_missing_entries_as_zeros():
     model = vae()
     zeros = np.nan_to_num(HOLES)
-    assert torch.equal(model.elbo(x=HOLES, seed=0).terms["kl(z)"], model.elbo(x=zeros, seed=0).terms["kl(z)"])
+    assert torch.equal(
+        model.elbo(x=HOLES, seed=0).terms["kl(z)"], model.elbo(x=zeros, seed=0).terms["kl(z)"]
+    )
 
 
 def test_the_mask_that_q_reads_starts_without_effect_and_then_has_one():

@@ -1,4 +1,6 @@
-"""Missing entries leave the bound exactly; a latent known in some rows is clamped there. All under the same noise."""
+"""Missing entries leave the bound exactly; a latent known in some rows is clamped there. All under
+the same noise.
+"""
 
 import math
 
@@ -25,7 +27,11 @@ def test_missing_columns_equal_the_model_without_them():
     part = two_views(3)
     with torch.no_grad():  # the same weights, rows and columns of the missing entries taken out
         for side in ("p(x|z)", "q(z|x)"):
-            for (name, target), (_, source) in zip(part.factors[side].named_parameters(), full.factors[side].named_parameters(), strict=True):
+            for (name, target), (_, source) in zip(
+                part.factors[side].named_parameters(),
+                full.factors[side].named_parameters(),
+                strict=True,
+            ):
                 value = source
                 if side == "p(x|z)" and name.startswith("net.heads"):
                     value = source[[*kept, *(5 + k for k in kept)]]
@@ -58,7 +64,9 @@ def test_each_row_may_miss_other_entries():
 
 def test_a_full_covariance_is_marginalised():
     torch.manual_seed(1)
-    model = Model(p={"z": Normal(2), "x | z": MultivariateNormal(3)}, q={"z | x": Normal(net=linear())}).double()
+    model = Model(
+        p={"z": Normal(2), "x | z": MultivariateNormal(3)}, q={"z | x": Normal(net=linear())}
+    ).double()
     x = torch.tensor([[0.5, NAN, -1.0]], dtype=torch.float64)
     noise = model.draw_noise(model.plan(), model.prepare(x=x), seed=0)
     posterior = model.posterior(x=x)["z"].base_dist
@@ -66,7 +74,9 @@ def test_a_full_covariance_is_marginalised():
     factor = model.factors["p(x|z)"]
     dist = factor.distribution(factor({"z": z}))
     covariance = (dist.scale_tril @ dist.scale_tril.mT)[0][[0, 2]][:, [0, 2]]
-    reference = torch.distributions.MultivariateNormal(dist.loc[0, [0, 2]], covariance).log_prob(x[0, [0, 2]])
+    reference = torch.distributions.MultivariateNormal(dist.loc[0, [0, 2]], covariance).log_prob(
+        x[0, [0, 2]]
+    )
     assert torch.allclose(model.elbo(x=x, noise=noise).terms["x"], reference, rtol=0, atol=1e-12)
 
 
@@ -83,11 +93,20 @@ def test_missing_entries_are_put_inside_the_support_before_the_density():
 @pytest.mark.parametrize("image", [False, True])
 def test_the_mask_is_an_input_whose_weights_start_at_zero(image):
     size = (1, 4, 4) if image else 16
-    nets = {"p": deconv(3, hidden=5) if image else mlp(5), "q": conv(3, hidden=5) if image else mlp(5)}
+    nets = {
+        "p": deconv(3, hidden=5) if image else mlp(5),
+        "q": conv(3, hidden=5) if image else mlp(5),
+    }
     models = []
     for missing in ("zeros", "mask"):
         torch.manual_seed(2)
-        models.append(Model(p={"z": Normal(2), "x | z": Normal(size, net=nets["p"])}, q={"z | x": Normal(net=nets["q"])}, missing=missing).double())
+        models.append(
+            Model(
+                p={"z": Normal(2), "x | z": Normal(size, net=nets["p"])},
+                q={"z | x": Normal(net=nets["q"])},
+                missing=missing,
+            ).double()
+        )
     plain, told = models
     state = plain.state_dict()
     with torch.no_grad():
@@ -101,28 +120,43 @@ def test_the_mask_is_an_input_whose_weights_start_at_zero(image):
     noise = plain.draw_noise(plain.plan(), plain.prepare(x=x), seed=0)
     values = [model.elbo(x=x, noise=noise).value for model in models]
     assert torch.allclose(values[0], values[1], rtol=0, atol=1e-12)
-    gradients = dict(zip([n for n, _ in told.named_parameters()], torch.autograd.grad(values[1].sum(), list(told.parameters())), strict=True))
-    extra = [g for name, g in gradients.items() if ".missing." in name] or [gradients["factors.q(z|x).net.stacks.x.0.weight"][:, 1:]]
+    gradients = dict(
+        zip(
+            [n for n, _ in told.named_parameters()],
+            torch.autograd.grad(values[1].sum(), list(told.parameters())),
+            strict=True,
+        )
+    )
+    extra = [g for name, g in gradients.items() if ".missing." in name] or [
+        gradients["factors.q(z|x).net.stacks.x.0.weight"][:, 1:]
+    ]
     assert all(g.abs().sum() > 0 for g in extra)  # and they learn
 
 
 @pytest.mark.parametrize("build", [gmvae, m2])
 @pytest.mark.parametrize("choices", [{}, {"samples": 3}, {"bound": "iwae", "samples": 3}])
-def test_a_half_labelled_batch_is_its_labelled_half_clamped_and_its_other_half_enumerated(build, choices):
+def test_a_half_labelled_batch_is_its_labelled_half_clamped_and_its_other_half_enumerated(
+    build, choices
+):
     torch.manual_seed(0)
     model = build(x=6, z=2, y=3, hidden=(8,)).double()
     x = (torch.rand(6, 6) > 0.5).double()
     y = torch.tensor([2, 0, 1, -1, -1, -1])
     noise = model.draw_noise(model.plan(**choices), model.prepare(x=x), seed=0)
     mixed = model.elbo(x=x, y=y, noise=noise, **choices).value
-    picked = torch.stack([noise["z"][y[i], :, :, i] for i in range(3)], -2)  # a labelled row uses its own class's noise
+    # a labelled row uses its own class's noise
+    picked = torch.stack([noise["z"][y[i], :, :, i] for i in range(3)], -2)
     labelled = model.elbo(x=x[:3], y=y[:3], noise={"z": picked}, **choices)
     free = model.elbo(x=x[3:], noise={"z": noise["z"][..., 3:, :]}, **choices)
     assert torch.allclose(mixed, torch.cat([labelled.value, free.value]), rtol=0, atol=1e-12)
     if choices.get("bound") != "iwae":
         # log p(y) is there, −log q(y|x) is not
-        assert torch.allclose(labelled.terms["y"], torch.full((3,), -math.log(3), dtype=torch.float64))
-    gradients = torch.autograd.grad(labelled.value.sum(), list(model.factors["q(y|x)"].parameters()), allow_unused=True)
+        assert torch.allclose(
+            labelled.terms["y"], torch.full((3,), -math.log(3), dtype=torch.float64)
+        )
+    gradients = torch.autograd.grad(
+        labelled.value.sum(), list(model.factors["q(y|x)"].parameters()), allow_unused=True
+    )
     assert all(g is None for g in gradients)
 
 
@@ -136,7 +170,9 @@ def test_labels_clamp_drawn_latents_too(draw):
     mixed = model.elbo(x=x, y=y, noise=noise, **choices).value
     rows = {name: value[..., [0, 2], :] for name, value in noise.items()}
     clamped = model.elbo(x=x[[0, 2]], y=y[[0, 2]], samples=2, noise={"z": rows["z"]}).value
-    free = model.elbo(x=x[[1, 3]], noise={name: value[..., [1, 3], :] for name, value in noise.items()}, **choices).value
+    free = model.elbo(
+        x=x[[1, 3]], noise={name: value[..., [1, 3], :] for name, value in noise.items()}, **choices
+    ).value
     assert torch.allclose(mixed[[0, 2]], clamped, rtol=0, atol=1e-12)
     assert torch.allclose(mixed[[1, 3]], free, rtol=0, atol=1e-12)
 
@@ -155,11 +191,16 @@ def test_a_continuous_latent_may_be_known_in_some_rows():
 def test_exact_takes_labels_as_well():
     torch.manual_seed(0)
     model = Model(
-        p={"y": OneHot(3), "z | y": Normal(2), "x | z": Normal(4)}, q={"z | x": Normal(net=linear()), "y | z": Exact()}
-    ).double()  # fmt: skip
+        p={"y": OneHot(3), "z | y": Normal(2), "x | z": Normal(4)},
+        q={"z | x": Normal(net=linear()), "y | z": Exact()},
+    ).double()
     x, y = torch.randn(4, 4, dtype=torch.float64), torch.tensor([1, -1, 2, -1])
     noise = model.draw_noise(model.plan(), model.prepare(x=x), seed=0)
     mixed = model.elbo(x=x, y=y, noise=noise).value
-    clamped = model.elbo(x=x[[0, 2]], y=y[[0, 2]], how={"z": "entropy"}, noise={"z": noise["z"][..., [0, 2], :]}).value
+    clamped = model.elbo(
+        x=x[[0, 2]], y=y[[0, 2]], how={"z": "entropy"}, noise={"z": noise["z"][..., [0, 2], :]}
+    ).value
     assert torch.allclose(mixed[[0, 2]], clamped, rtol=0, atol=1e-12)
-    assert torch.allclose(mixed[[1, 3]], model.elbo(x=x, noise=noise).value[[1, 3]], rtol=0, atol=1e-12)
+    assert torch.allclose(
+        mixed[[1, 3]], model.elbo(x=x, noise=noise).value[[1, 3]], rtol=0, atol=1e-12
+    )

@@ -1,7 +1,8 @@
-"""The exact posterior against brute force: every joint value of the discrete latents, and for each the Gaussian of all continuous unknowns.
+"""The exact posterior against brute force: every joint value of the discrete latents, and for each
+the Gaussian of all continuous unknowns.
 
-The reference knows no filter: log p(x, z) is quadratic in the continuous unknowns, so its first two derivatives at zero give mean and covariance.
-All in float64.
+The reference knows no filter: log p(x, z) is quadratic in the continuous unknowns, so its first two
+derivatives at zero give mean and covariance. All in float64.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from aevb.evidence.structure import Structure
 
 @dataclass
 class Row:
-    """The posterior of one row: log-weights of the configurations; for each the discrete values, and the mean and covariance of the rest."""
+    """The posterior of one row: log-weights of the configurations; for each the discrete values,
+    and the mean and covariance of the rest.
+    """
 
     weights: torch.Tensor
     discrete: list[dict[tuple[str, int], torch.Tensor]]
@@ -33,7 +36,9 @@ class Row:
 
     def probs(self, model, name, t):
         table = model.factors[model.graph.rule("p", name).id].table()
-        here = torch.stack([(values[name, t] == table).all(-1).double() for values in self.discrete])
+        here = torch.stack(
+            [(values[name, t] == table).all(-1).double() for values in self.discrete]
+        )
         return self.weights @ here
 
     def moments(self, place):
@@ -41,20 +46,31 @@ class Row:
         where = self.free[place]
         means = torch.stack([mean[where] for mean in self.means])
         mean = self.weights @ means
-        within = sum(w * c[where, where] for w, c in zip(self.weights, self.covariances, strict=True))
+        within = sum(
+            w * c[where, where] for w, c in zip(self.weights, self.covariances, strict=True)
+        )
         apart = means - mean
         return mean, within + torch.einsum("k,ki,kj->ij", self.weights, apart, apart)
 
 
 def quadratic(model, values, free, holes, steps):
-    """log ∫ p over continuous unknowns, their mean and covariance; ``holes`` are missing entries of observed variables, (name, t, entry)."""
+    """log ∫ p over continuous unknowns, their mean and covariance; ``holes`` are missing entries of
+    observed variables, (name, t, entry).
+    """
     graph = model.graph
     width = sum(graph.size(name) for name, _ in free)
-    batch = laid_out(model, values | {place: torch.zeros(1, graph.size(place[0]), dtype=torch.float64) for place in free}, steps)
+    batch = laid_out(
+        model,
+        values
+        | {place: torch.zeros(1, graph.size(place[0]), dtype=torch.float64) for place in free},
+        steps,
+    )
 
     def f(flat):
         filled = {name: [value[t] for t in range(len(value))] for name, value in batch.items()}
-        for (name, t), part in zip(free, flat[:width].split([graph.size(name) for name, _ in free]), strict=True):
+        for (name, t), part in zip(
+            free, flat[:width].split([graph.size(name) for name, _ in free]), strict=True
+        ):
             filled[name][t] = part[None]
         for (name, t, entry), number in zip(holes, flat[width:], strict=True):
             row = filled[name][t]
@@ -64,9 +80,15 @@ def quadratic(model, values, free, holes, steps):
     zero = torch.zeros(width + len(holes), dtype=torch.float64, requires_grad=True)
     value = f(zero)
     (gradient,) = torch.autograd.grad(value, zero, create_graph=True)
-    precision = -torch.stack([torch.autograd.grad(entry, zero, retain_graph=True)[0] for entry in gradient])
+    precision = -torch.stack(
+        [torch.autograd.grad(entry, zero, retain_graph=True)[0] for entry in gradient]
+    )
     covariance = torch.linalg.inv(precision)
-    log_integral = value + 0.5 * (gradient @ covariance @ gradient + len(zero) * math.log(2 * math.pi) - torch.logdet(precision))
+    log_integral = value + 0.5 * (
+        gradient @ covariance @ gradient
+        + len(zero) * math.log(2 * math.pi)
+        - torch.logdet(precision)
+    )
     return log_integral.item(), (covariance @ gradient).detach(), covariance
 
 
@@ -75,7 +97,13 @@ def brute(model, data, i, steps):
     graph, values, discrete, free, holes = model.graph, {}, [], [], []
     for name in (*graph.stochastic, *graph.given):
         for t in range(steps if graph.timed[name] else 1):
-            value = None if name not in data else data[name][i : i + 1, t] if graph.timed[name] else data[name][i : i + 1]
+            value = (
+                None
+                if name not in data
+                else data[name][i : i + 1, t]
+                if graph.timed[name]
+                else data[name][i : i + 1]
+            )
             if name not in graph.latents:
                 holes += [(name, t, int(entry)) for entry in value[0].isnan().nonzero()[:, 0]]
                 values[name, t] = value.nan_to_num(0.0)
@@ -85,20 +113,36 @@ def brute(model, data, i, steps):
                 (discrete if graph.rule("p", name).spec.finite else free).append((name, t))
     tables = [model.factors[graph.rule("p", name).id].table() for name, _ in discrete]
     indices = list(itertools.product(*(range(len(table)) for table in tables)))
-    every = [{place: table[k : k + 1] for place, table, k in zip(discrete, tables, index, strict=True)} for index in indices]
+    every = [
+        {place: table[k : k + 1] for place, table, k in zip(discrete, tables, index, strict=True)}
+        for index in indices
+    ]
     if free or holes:
-        found = [(chosen, *quadratic(model, values | chosen, free, holes, steps)) for chosen in every]
+        found = [
+            (chosen, *quadratic(model, values | chosen, free, holes, steps)) for chosen in every
+        ]
     else:  # all configurations at once
         whole = {place: torch.cat([chosen[place] for chosen in every]) for place in discrete}
         nothing = torch.zeros(0, dtype=torch.float64), torch.zeros(0, 0, dtype=torch.float64)
-        found = [(chosen, log, *nothing) for chosen, log in zip(every, log_p(model, laid_out(model, values | whole, steps)).tolist(), strict=True)]
+        found = [
+            (chosen, log, *nothing)
+            for chosen, log in zip(
+                every, log_p(model, laid_out(model, values | whole, steps)).tolist(), strict=True
+            )
+        ]
     start, places = 0, {}
     for name, t in free:
         places[name, t] = slice(start, start := start + graph.size(name))
     for name, t, entry in holes:
         places[name, t, entry] = slice(start, start := start + 1)
     logs = torch.tensor([log for _, log, _, _ in found], dtype=torch.float64)
-    return Row(logs.softmax(0), [one[0] for one in found], places, [one[2] for one in found], [one[3] for one in found])
+    return Row(
+        logs.softmax(0),
+        [one[0] for one in found],
+        places,
+        [one[2] for one in found],
+        [one[3] for one in found],
+    )
 
 
 def same(a, b):
@@ -109,7 +153,9 @@ def compare(model, data, lengths):
     """Every marginal of every row."""
     graph = model.graph
     posterior = model.posterior(**data, method="exact", **({"lengths": lengths} if lengths else {}))
-    imputed = model.impute(**data, method="exact", samples=1, **({"lengths": lengths} if lengths else {}))
+    imputed = model.impute(
+        **data, method="exact", samples=1, **({"lengths": lengths} if lengths else {})
+    )
     marginals = {name: posterior[name] for name in graph.latents if name not in posterior.clamped}
     compared = 0
     for i in range(N):
@@ -144,8 +190,16 @@ def test_marginals_are_brute_forces(name):
     compare(model, data_of(model), LENGTHS if name in TIMED else None)
 
 
-HOLED = ["mixture of factor analysers", "full covariances by class", "state space", "state space with a static latent", "mixture of state spaces",
-         "hidden Markov over factor analysers", "factor analysis at every step", "state space backwards, with ends"]  # fmt: skip
+HOLED = [
+    "mixture of factor analysers",
+    "full covariances by class",
+    "state space",
+    "state space with a static latent",
+    "mixture of state spaces",
+    "hidden Markov over factor analysers",
+    "factor analysis at every step",
+    "state space backwards, with ends",
+]
 
 
 @pytest.mark.parametrize("name", HOLED)
@@ -154,7 +208,15 @@ def test_missing_entries_have_their_mean_and_spread(name):
     compare(model, holed(data_of(model), "x"), LENGTHS if name in TIMED else None)
 
 
-@pytest.mark.parametrize("name", ["state space", "mixture of state spaces", "hidden Markov over factor analysers", "factor analysis at every step"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "state space",
+        "mixture of state spaces",
+        "hidden Markov over factor analysers",
+        "factor analysis at every step",
+    ],
+)
 def test_a_missing_end_is_a_forecast(name):
     model = MODELS[name]()
     data = data_of(model)
@@ -165,10 +227,18 @@ def test_a_missing_end_is_a_forecast(name):
 
 @pytest.mark.parametrize(
     ("name", "known"),
-    [("mixture of factor analysers", "y"), ("mixture of factor analysers", "z"), ("two layers, two discrete, given", "c"), ("state space", "z"),
-     ("state space with inputs and lags", "a"), ("state space with a static latent", "w"), ("hidden Markov", "s"), ("two chains", "b"),
-     ("hidden Markov over factor analysers", "z")],
-)  # fmt: skip
+    [
+        ("mixture of factor analysers", "y"),
+        ("mixture of factor analysers", "z"),
+        ("two layers, two discrete, given", "c"),
+        ("state space", "z"),
+        ("state space with inputs and lags", "a"),
+        ("state space with a static latent", "w"),
+        ("hidden Markov", "s"),
+        ("two chains", "b"),
+        ("hidden Markov over factor analysers", "z"),
+    ],
+)
 def test_latents_known_in_some_rows_or_steps(name, known):
     model = MODELS[name]()
     given = {u: data_of(model)[u] for u in model.graph.given}
@@ -179,13 +249,21 @@ def test_latents_known_in_some_rows_or_steps(name, known):
     compare(model, data, LENGTHS if name in TIMED else None)
 
 
-DRAWN = ["two layers, two discrete, given", "state space backwards, with ends", "state space with a static latent", "mixture of state spaces",
-         "two chains", "mixture of hidden Markovs", "hidden Markov over factor analysers"]  # fmt: skip
+DRAWN = [
+    "two layers, two discrete, given",
+    "state space backwards, with ends",
+    "state space with a static latent",
+    "mixture of state spaces",
+    "two chains",
+    "mixture of hidden Markovs",
+    "hidden Markov over factor analysers",
+]
 
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_draws_have_the_posteriors_joint_moments(name):
-    """Means and covariances over all unknowns of one row at once, against those of 20,000 draws: 5.5 standard errors, some 100 numbers a model.
+    """Means and covariances over all unknowns of one row at once, against those of 20,000 draws:
+    5.5 standard errors, some 100 numbers a model.
 
     Of an event too rare to be drawn the standard error would be 0; 5e-4 allows for it.
     """
@@ -195,10 +273,20 @@ def test_draws_have_the_posteriors_joint_moments(name):
     count = 20000
     drawn = model.posterior(**data, method="exact", seed=0).sample(count)
     places = [*row.discrete[0], *row.free]
-    stacked = torch.cat([(drawn[name][:, 0, t] if model.graph.timed[name] else drawn[name][:, 0]) for name, t in places], -1)
+    stacked = torch.cat(
+        [
+            (drawn[name][:, 0, t] if model.graph.timed[name] else drawn[name][:, 0])
+            for name, t in places
+        ],
+        -1,
+    )
     parts = []
     for values, mean, covariance in zip(row.discrete, row.means, row.covariances, strict=True):
-        fixed = torch.cat([values[place][0] for place in row.discrete[0]]) if row.discrete[0] else torch.zeros(0, dtype=torch.float64)
+        fixed = (
+            torch.cat([values[place][0] for place in row.discrete[0]])
+            if row.discrete[0]
+            else torch.zeros(0, dtype=torch.float64)
+        )
         second = torch.zeros(len(fixed) + len(mean), len(fixed) + len(mean), dtype=torch.float64)
         second[len(fixed) :, len(fixed) :] = covariance
         whole = torch.cat([fixed, mean])
@@ -238,20 +326,32 @@ def test_rows_taken_in_parts_are_the_same_rows(monkeypatch):
 
 
 def test_a_row_without_probability_is_named():
-    """Its discrete latents have no posterior: neither equal probabilities nor torch's error about a distribution."""
-    model = Model({"y[t] | y[t-1]": OneHot(2), "x[t] | y[t]": Normal(1)}, {"y[t] | x[t]": OneHot()}).double()
+    """Its discrete latents have no posterior: neither equal probabilities nor torch's error about a
+    distribution.
+    """
+    model = Model(
+        {"y[t] | y[t-1]": OneHot(2), "x[t] | y[t]": Normal(1)}, {"y[t] | x[t]": OneHot()}
+    ).double()
     x = torch.zeros(3, 4, 1, dtype=torch.float64)
     x[1, 2] = 1e200
     posterior = model.posterior(x=x, method="exact")
     for ask in (lambda: posterior["y"], lambda: posterior.sample(2)):
-        with pytest.raises(ValueError, match=r"Row 1 \(from 0\) has no exact posterior: p gives its data the log-probability -inf\. Check"):
+        with pytest.raises(
+            ValueError,
+            match=r"Row 1 \(from 0\) has no exact posterior: p gives its data the log-probability "
+            r"-inf\. Check",
+        ):
             ask()
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-5, 1e-7, 1e-9, 1e-12])
 def test_a_small_variance_is_not_what_rounding_leaves_of_the_prior(scale):
-    """Two latents that each have a measurement and share a third, against the precision matrix in 300 digits."""
-    model = Model({"z": Normal(2), "x | z": Normal(3, linear(bias=False), scale=scale)}, {"z | x": Normal()}).double()
+    """Two latents that each have a measurement and share a third, against the precision matrix in
+    300 digits.
+    """
+    model = Model(
+        {"z": Normal(2), "x | z": Normal(3, linear(bias=False), scale=scale)}, {"z | x": Normal()}
+    ).double()
     seen = torch.tensor([[1.5, 0.0], [0.0, 2.0], [1.0, 1.0]], dtype=torch.float64)
     with torch.no_grad():
         model.factors["p(x|z)"].net.blocks.weights["z"].copy_(seen)
@@ -259,5 +359,7 @@ def test_a_small_variance_is_not_what_rounding_leaves_of_the_prior(scale):
     with mpmath.workdps(300):
         A = mpmath.matrix(seen.tolist())
         covariance = (mpmath.eye(2) + A.T * A / mpmath.mpf(scale) ** 2) ** -1
-        exact = [[float(covariance[i, j] / mpmath.mpf(scale) ** 2) for j in range(2)] for i in range(2)]
+        exact = [
+            [float(covariance[i, j] / mpmath.mpf(scale) ** 2) for j in range(2)] for i in range(2)
+        ]
     np.testing.assert_allclose(found.covariance_matrix[0].detach() / scale**2, exact, rtol=1e-9)

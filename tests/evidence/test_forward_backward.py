@@ -15,9 +15,17 @@ SEEN = {"x[t] | y[t]": Normal(2, scale="learned")}
 STATE = {"y[t] | x[t]": OneHot()}
 
 DECLARATIONS = {
-    "first step of its own": ({"y[0]": OneHot(3, learned=True), "y[t] | y[t-1]": OneHot(3), **SEEN}, STATE, {}),
+    "first step of its own": (
+        {"y[0]": OneHot(3, learned=True), "y[t] | y[t-1]": OneHot(3), **SEEN},
+        STATE,
+        {},
+    ),
     "backwards in time": ({"y[t] | y[t+1]": OneHot(3), **SEEN}, STATE, {}),
-    "both ends read": ({"y[t] | y[t-1]": OneHot(2), **SEEN, "l | y[T]": Normal(1), "f | y[0]": Normal(1)}, STATE, {}),
+    "both ends read": (
+        {"y[t] | y[t-1]": OneHot(2), **SEEN, "l | y[T]": Normal(1), "f | y[0]": Normal(1)},
+        STATE,
+        {},
+    ),
     "inputs, and data that read two states": (
         {"y[t] | y[t-1], u[t]": OneHot(3), "x[t] | y[t], y[t-1]": Normal(2, scale="learned")},
         STATE,
@@ -51,29 +59,44 @@ def both(model, data, monkeypatch, **lengths):
     for fast in (False, True):
         monkeypatch.setattr(Paths, "fast", fast)
         if fast:
-            monkeypatch.setattr(Paths, "_by_logarithms", None)  # the scaled algorithm has the answer
+            # the scaled algorithm has the answer
+            monkeypatch.setattr(Paths, "_by_logarithms", None)
         model.zero_grad()
         value = exact_evidence(model, batch)
         (value * torch.linspace(0.5, 1.5, len(value))).sum().backward()
-        found.append({"value": value.detach()} | {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+        found.append(
+            {"value": value.detach()}
+            | {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        )
     return found
 
 
-@pytest.mark.parametrize(("steps", "lengths"), [(9, [9, 3, 1]), (70, [70, 33, 50])], ids=["short", "in blocks"])
+@pytest.mark.parametrize(
+    ("steps", "lengths"), [(9, [9, 3, 1]), (70, [70, 33, 50])], ids=["short", "in blocks"]
+)
 @pytest.mark.parametrize("rows", ["complete", "ragged", "missing", "known at times"])
 @pytest.mark.parametrize("name", DECLARATIONS)
 def test_scaled_probabilities_give_what_logarithms_do(name, rows, steps, lengths, monkeypatch):
     model, generator = build(name), torch.Generator().manual_seed(1)
     n = len(lengths)
-    given = {name: torch.randn(n, steps, model.graph.size(name), generator=generator, dtype=torch.float64) for name in model.graph.given}
+    given = {
+        name: torch.randn(
+            n, steps, model.graph.size(name), generator=generator, dtype=torch.float64
+        )
+        for name in model.graph.given
+    }
     every = model.sample(n, seed=1, steps=steps, **given)
     data = {name: value for name, value in every.items() if name in model.graph.observed} | given
     if rows == "missing":
-        data["x"] = data["x"].masked_fill(torch.rand(data["x"].shape, generator=generator) < 0.3, torch.nan)
+        data["x"] = data["x"].masked_fill(
+            torch.rand(data["x"].shape, generator=generator) < 0.3, torch.nan
+        )
     if rows == "known at times":
         states = every["y"].argmax(-1)
         data["y"] = states.masked_fill(torch.rand(states.shape, generator=generator) < 0.6, -1)
-    general, fast = both(model, data, monkeypatch, **({"lengths": torch.tensor(lengths)} if rows == "ragged" else {}))
+    general, fast = both(
+        model, data, monkeypatch, **({"lengths": torch.tensor(lengths)} if rows == "ragged" else {})
+    )
     assert general.keys() == fast.keys()
     for key, value in general.items():
         torch.testing.assert_close(fast[key], value, rtol=1e-9, atol=1e-9)
@@ -82,7 +105,10 @@ def test_scaled_probabilities_give_what_logarithms_do(name, rows, steps, lengths
 def test_data_thousands_of_nats_apart_lose_nothing(monkeypatch):
     """Emissions underflow in every state but one; the sum is what the logarithms say."""
     model = build("first step of its own")
-    data = {"x": 40 * torch.randn(2, 60, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)}
+    data = {
+        "x": 40
+        * torch.randn(2, 60, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    }
     general, fast = both(model, data, monkeypatch)
     assert float(general["value"].max()) < -1e4
     for key, value in general.items():

@@ -1,4 +1,6 @@
-"""The recursions of a Gaussian chain against the step-by-step filter (value and gradient) and against its joint Gaussian (smoothed moments)."""
+"""The recursions of a Gaussian chain against the step-by-step filter (value and gradient) and
+against its joint Gaussian (smoothed moments).
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,31 @@ LENGTHS = torch.tensor([12, 3, 7, 7, 1])
 SHOWN = {"x[t] | z[t]": Normal(3, scale="learned")}
 
 DECLARATIONS = {
-    "first step of its own": ({"z[0]": Normal(2, learned=True), "z[t] | z[t-1]": Normal(2, scale="learned"), **SHOWN}, {"z[t] | x[t]": Normal()}, {}),
-    "backwards in time": ({"z[t] | z[t+1]": Normal(2, scale="learned"), **SHOWN}, {"z[t] | x[t]": Normal()}, {}),
+    "first step of its own": (
+        {"z[0]": Normal(2, learned=True), "z[t] | z[t-1]": Normal(2, scale="learned"), **SHOWN},
+        {"z[t] | x[t]": Normal()},
+        {},
+    ),
+    "backwards in time": (
+        {"z[t] | z[t+1]": Normal(2, scale="learned"), **SHOWN},
+        {"z[t] | x[t]": Normal()},
+        {},
+    ),
     "last step of its own": (
-        {"z[t] | z[t-1]": Normal(2, scale="learned"), **SHOWN, "x[T] | z[T]": Normal(3, scale="learned")},
+        {
+            "z[t] | z[t-1]": Normal(2, scale="learned"),
+            **SHOWN,
+            "x[T] | z[T]": Normal(3, scale="learned"),
+        },
         {"z[t] | x[t]": Normal()},
         {},
     ),
     "static Gaussian and its own past": (
-        {"w": Normal(2), "z[t] | z[t-1], w": Normal(2, scale="learned"), "x[t] | z[t], x[t-1], w": Normal(3, scale="learned")},
+        {
+            "w": Normal(2),
+            "z[t] | z[t-1], w": Normal(2, scale="learned"),
+            "x[t] | z[t], x[t-1], w": Normal(3, scale="learned"),
+        },
         {"w | x[T]": Normal(), "z[t] | x[t]": Normal()},
         {},
     ),
@@ -48,7 +66,11 @@ DECLARATIONS = {
         {},
     ),
     "given inputs that decide the spread": (
-        {"z[t] | z[t-1], u[t]": Normal(2, scale="learned"), "x[t] | z[t], u[t]": Normal(2, scale="learned"), "y[t] | u[t]": Normal(1)},
+        {
+            "z[t] | z[t-1], u[t]": Normal(2, scale="learned"),
+            "x[t] | z[t], u[t]": Normal(2, scale="learned"),
+            "y[t] | u[t]": Normal(1),
+        },
         {"z[t] | x[t]": Normal()},
         {"u": 2},
     ),
@@ -67,9 +89,16 @@ def build(declaration):
 
 def drawn(model, steps=T):
     generator = torch.Generator().manual_seed(1)
-    given = {name: torch.randn(N, steps, model.graph.size(name), generator=generator, dtype=torch.float64) for name in model.graph.given}
+    given = {
+        name: torch.randn(
+            N, steps, model.graph.size(name), generator=generator, dtype=torch.float64
+        )
+        for name in model.graph.given
+    }
     every = model.sample(N, seed=1, steps=steps, **given)
-    return {name: value for name, value in every.items() if name in model.graph.observed} | given, every
+    return {
+        name: value for name, value in every.items() if name in model.graph.observed
+    } | given, every
 
 
 def both(model, data, monkeypatch, **lengths):
@@ -82,7 +111,10 @@ def both(model, data, monkeypatch, **lengths):
         model.zero_grad()
         value = exact_evidence(model, batch)
         (value * torch.linspace(0.5, 1.5, N)).sum().backward()
-        found.append({"value": value.detach()} | {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+        found.append(
+            {"value": value.detach()}
+            | {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        )
     return found
 
 
@@ -90,7 +122,18 @@ def hide(value, generator):
     return value.masked_fill(torch.rand(value.shape, generator=generator) < 0.3, torch.nan)
 
 
-@pytest.mark.parametrize("rows", ["complete", "ragged", "missing", "missing alike", "missing and ragged", "latent known at times", "long"])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        "complete",
+        "ragged",
+        "missing",
+        "missing alike",
+        "missing and ragged",
+        "latent known at times",
+        "long",
+    ],
+)
 @pytest.mark.parametrize("name", DECLARATIONS)
 def test_a_chain_is_the_filter(name, rows, monkeypatch):
     model = build(DECLARATIONS[name])
@@ -101,20 +144,30 @@ def test_a_chain_is_the_filter(name, rows, monkeypatch):
             pytest.skip("p reads x, which may then have no missing entries")
         if rows == "missing alike":
             data = {
-                key: value.index_fill(1, torch.tensor([3, 4, 9]), torch.nan) if key not in model.graph.given else value for key, value in data.items()
+                key: value.index_fill(1, torch.tensor([3, 4, 9]), torch.nan)
+                if key not in model.graph.given
+                else value
+                for key, value in data.items()
             }
         else:
-            data = {key: hide(value, generator) if key not in model.graph.given else value for key, value in data.items()}
+            data = {
+                key: hide(value, generator) if key not in model.graph.given else value
+                for key, value in data.items()
+            }
     if rows.startswith("latent"):
         data["z"] = every["z"].index_fill(1, torch.tensor([0, 1, 4, 5, 7, 8, 9, 10, 11]), torch.nan)
-    general, fast = both(model, data, monkeypatch, **({"lengths": LENGTHS} if rows.endswith("ragged") else {}))
+    general, fast = both(
+        model, data, monkeypatch, **({"lengths": LENGTHS} if rows.endswith("ragged") else {})
+    )
     assert general.keys() == fast.keys()
     for key, value in general.items():
         torch.testing.assert_close(fast[key], value, rtol=1e-10, atol=1e-10)
 
 
 def test_a_steady_state_is_reached_and_ends_with_a_gap(monkeypatch):
-    """Covariances that settle, are disturbed by a gap and settle again: 400 steps take far fewer products, and no digit is lost."""
+    """Covariances that settle, are disturbed by a gap and settle again: 400 steps take far fewer
+    products, and no digit is lost.
+    """
     model = build(DECLARATIONS["first step of its own"])
     data, _ = drawn(model, 400)
     data["x"][:, 200:205] = torch.nan
@@ -129,12 +182,24 @@ def test_a_steady_state_is_reached_and_ends_with_a_gap(monkeypatch):
 
 @pytest.mark.parametrize("ratio", [1.0, 1e4, 1e8, 1e16])
 def test_a_small_state_settles_by_its_own_scale(ratio, monkeypatch):
-    """White noise beside a slow state whose scale is far below: the covariance is not constant before that of the slow state is."""
-    p = {"u[t] | u[t-1]": Normal(1, linear(bias=False), scale=0.1 * ratio), "x[t] | u[t]": Normal(1, linear(bias=False), scale=ratio)}
-    p |= {"v[t] | v[t-1]": Normal(1, linear(bias=False), scale="learned"), "w[t] | v[t]": Normal(1, linear(bias=False), scale=1.0)}
+    """White noise beside a slow state whose scale is far below: the covariance is not constant
+    before that of the slow state is.
+    """
+    p = {
+        "u[t] | u[t-1]": Normal(1, linear(bias=False), scale=0.1 * ratio),
+        "x[t] | u[t]": Normal(1, linear(bias=False), scale=ratio),
+    }
+    p |= {
+        "v[t] | v[t-1]": Normal(1, linear(bias=False), scale="learned"),
+        "w[t] | v[t]": Normal(1, linear(bias=False), scale=1.0),
+    }
     model = Model(p, {"u[t] | x[t]": Normal(), "v[t] | w[t]": Normal()}).double()
     with torch.no_grad():
-        for label, factor, value in (("u[t-1]", "p(u[t]|u[t-1])", 0.0), ("v[t-1]", "p(v[t]|v[t-1])", 0.98), ("u[t]", "p(x[t]|u[t])", 1.0)):
+        for label, factor, value in (
+            ("u[t-1]", "p(u[t]|u[t-1])", 0.0),
+            ("v[t-1]", "p(v[t]|v[t-1])", 0.98),
+            ("u[t]", "p(x[t]|u[t])", 1.0),
+        ):
             model.factors[factor].net.blocks.weights[label].fill_(value)
         model.factors["p(w[t]|v[t])"].net.blocks.weights["v[t]"].fill_(1.0)
         model.factors["p(v[t]|v[t-1])"].vectors["scale"].fill_(-2.0)
@@ -152,7 +217,10 @@ def test_smoothed_moments_are_the_joint_gaussians():
     root = rng.normal(size=(1, 1, 1, D, D))
     Q, P = root @ root.swapaxes(-1, -2), np.eye(D)[None, None, None]
     R = np.diag([0.5, 1.0, 2.0])[None, None, None]
-    y, keep = rng.normal(size=(steps, 1, rows, M)), (rng.random((steps, 1, rows, M)) > 0.3).astype(float)
+    y, keep = (
+        rng.normal(size=(steps, 1, rows, M)),
+        (rng.random((steps, 1, rows, M)) > 0.3).astype(float),
+    )
     c, d = rng.normal(size=(1, 1, 1, D)), rng.normal(size=(1, 1, 1, M))
     found = Smoother(Chain(F, c, Q, H, d, R, np.ones((1, 1, 1, D)), P, y, keep))
     mean, covariance = found.smoothed()
@@ -182,5 +250,7 @@ def test_smoothed_moments_are_the_joint_gaussians():
         group = n if found.group is None else found.group[n]
         blocks = np.stack([after[t * D : t * D + D, t * D : t * D + D] for t in range(steps)])
         np.testing.assert_allclose(covariance[:, 0, group], blocks, atol=1e-10)
-        exact = -0.5 * (residual @ np.linalg.solve(S, residual) + np.linalg.slogdet(2 * np.pi * S)[1])
+        exact = -0.5 * (
+            residual @ np.linalg.solve(S, residual) + np.linalg.slogdet(2 * np.pi * S)[1]
+        )
         np.testing.assert_allclose(found.log_likelihood[0, n], exact, rtol=1e-12)

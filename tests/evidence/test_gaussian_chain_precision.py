@@ -1,4 +1,6 @@
-"""Digits of exact Gaussian recursions in time, against the same recursions in 80 decimal digits: diffuse starts, little noise, mixed scales."""
+"""Digits of exact Gaussian recursions in time, against the same recursions in 80 decimal digits:
+diffuse starts, little noise, mixed scales.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ TREND = np.array([[1.0, 1.0], [0.0, 1.0]])
 LEVEL, BOTH, ALIKE = np.array([[1.0, 0.0]]), np.eye(2), np.array([[1.0, 0.0], [1.0, 1e-3]])
 SUM = np.array([[1.0, 1.0]])
 
-# what is seen of (level, slope), and the standard deviations of the first state, of a step and of what is seen
+# what is seen of (level, slope), and the standard deviations of the first state, of a step and of
+# what is seen
 CASES = {
     "mild": (ALIKE, 1.0, 1.0, 1.0),
     "diffuse start, two series nearly alike": (ALIKE, 1e6, 1.0, 1.0),
@@ -50,7 +53,11 @@ def precise(H, Q, R, P, y, F=TREND):
             mean, P = F * mean, F * P * F.T + Q
         S = H * P * H.T + R
         inverse, residual = S**-1, mpmath.matrix(y[t].tolist()) - H * mean
-        total -= (len(y[t]) * mpmath.log(2 * mpmath.pi) + mpmath.log(mpmath.det(S)) + (residual.T * inverse * residual)[0]) / 2
+        total -= (
+            len(y[t]) * mpmath.log(2 * mpmath.pi)
+            + mpmath.log(mpmath.det(S))
+            + (residual.T * inverse * residual)[0]
+        ) / 2
         gain = P * H.T * inverse
         mean, P = mean + gain * residual, P - gain * H * P
     return total
@@ -63,7 +70,17 @@ def as_chain(H, Q, R, P, y):
     noise[0] = P
     wide = (None, None, None)
     zero, none = np.zeros((1, 1, 1, 2)), np.zeros((1, 1, 1, len(H)))
-    return Chain(every[:, None, None], zero, noise[:, None, None], H[wide], none, R[wide], zero, np.zeros((1, 1, 1, 2, 2)), y[:, None, None])
+    return Chain(
+        every[:, None, None],
+        zero,
+        noise[:, None, None],
+        H[wide],
+        none,
+        R[wide],
+        zero,
+        np.zeros((1, 1, 1, 2, 2)),
+        y[:, None, None],
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -72,29 +89,55 @@ def test_value_and_score_keep_their_digits(case):
     found = Smoother(as_chain(H, Q, R, P, y))
     score = found.gradients(np.ones((1, 1)))
     with mpmath.workdps(80):
-        whole = {"F": mpmath.matrix(TREND), **{name: mpmath.matrix(part) for name, part in (("H", H), ("Q", Q), ("R", R), ("P", P))}}
+        whole = {
+            "F": mpmath.matrix(TREND),
+            **{
+                name: mpmath.matrix(part) for name, part in (("H", H), ("Q", Q), ("R", R), ("P", P))
+            },
+        }
         value = precise(**whole, y=y)
-        assert abs(found.log_likelihood[0, 0] - value) < 1e-7 * abs(value), (found.log_likelihood[0, 0], value)
+        assert abs(found.log_likelihood[0, 0] - value) < 1e-7 * abs(value), (
+            found.log_likelihood[0, 0],
+            value,
+        )
         ours = {
-            "F": score.F[1:, 0, 0].sum(0), "H": score.H[0, 0, 0], "Q": score.Q[1:, 0, 0].sum(0), "R": score.R[0, 0, 0], "P": score.Q[0, 0, 0],
-        }  # fmt: skip
+            "F": score.F[1:, 0, 0].sum(0),
+            "H": score.H[0, 0, 0],
+            "Q": score.Q[1:, 0, 0].sum(0),
+            "R": score.R[0, 0, 0],
+            "P": score.Q[0, 0, 0],
+        }
         for name, derivative in ours.items():
             for i in range(derivative.shape[0]):
-                size = max(abs(whole[name][i, i]), mpmath.mpf(1)) if name in "FH" else whole[name][i, i]
+                size = (
+                    max(abs(whole[name][i, i]), mpmath.mpf(1))
+                    if name in "FH"
+                    else whole[name][i, i]
+                )
                 moved = {other: part.copy() for other, part in whole.items()}
                 moved[name][i, i] += size * mpmath.mpf(10) ** -30
-                exact = (precise(**moved, y=y) - value) * mpmath.mpf(10) ** 30  # by a relative change of the entry
+                exact = (precise(**moved, y=y) - value) * mpmath.mpf(
+                    10
+                ) ** 30  # by a relative change of the entry
                 assert abs(derivative[i, i] * size - exact) < 2e-5 * max(1, abs(exact)), (name, i)
 
 
 def declared(case):
     """A case as a model."""
     H, first, step, noise = CASES[case]
-    p = {"u[0]": Normal(2, learned=True), "u[t] | u[t-1]": Normal(2, linear(bias=False), scale=step)}
-    model = Model(p | {"x[t] | u[t]": Normal(len(H), linear(bias=False), scale=noise)}, {"u[t] | x[t]": Normal()}).double()
+    p = {
+        "u[0]": Normal(2, learned=True),
+        "u[t] | u[t-1]": Normal(2, linear(bias=False), scale=step),
+    }
+    model = Model(
+        p | {"x[t] | u[t]": Normal(len(H), linear(bias=False), scale=noise)},
+        {"u[t] | x[t]": Normal()},
+    ).double()
     with torch.no_grad():
         model.factors["p(u[0])"].root[:2] = 0.0
-        model.factors["p(u[0])"].root[2:] = inverse_softplus(torch.tensor(first, dtype=torch.float64))
+        model.factors["p(u[0])"].root[2:] = inverse_softplus(
+            torch.tensor(first, dtype=torch.float64)
+        )
         model.factors["p(u[t]|u[t-1])"].net.blocks.weights["u[t-1]"].copy_(torch.tensor(TREND))
         model.factors["p(x[t]|u[t])"].net.blocks.weights["u[t]"].copy_(torch.tensor(H))
     return model
@@ -118,18 +161,30 @@ def test_smoothed_variances_keep_their_digits(case):
     """Against the inverse of the joint precision of all states, in 80 digits."""
     H, Q, R, P, y = parts(case)
     steps = 12
-    found = declared(case).posterior(x=torch.tensor(y[None, :steps]), method="exact")["u"].stddev[0].detach()
+    found = (
+        declared(case)
+        .posterior(x=torch.tensor(y[None, :steps]), method="exact")["u"]
+        .stddev[0]
+        .detach()
+    )
     with mpmath.workdps(80):
         H, Q, R, P = (mpmath.matrix(part) for part in (H, Q, R, P))
         F, precision, inside = mpmath.matrix(TREND), mpmath.zeros(2 * steps), H.T * R**-1 * H
         for t in range(steps):
             blocks = {(t, t): inside + (Q if t else P) ** -1}
             if t:
-                blocks |= {(t - 1, t - 1): F.T * Q**-1 * F, (t, t - 1): -(Q**-1) * F, (t - 1, t): -F.T * Q**-1}
+                blocks |= {
+                    (t - 1, t - 1): F.T * Q**-1 * F,
+                    (t, t - 1): -(Q**-1) * F,
+                    (t - 1, t): -F.T * Q**-1,
+                }
             for (a, b), block in blocks.items():
                 for i in range(2):
                     for j in range(2):
                         precision[2 * a + i, 2 * b + j] += block[i, j]
         covariance = precision**-1
-        exact = [[float(mpmath.sqrt(covariance[2 * t + i, 2 * t + i])) for i in range(2)] for t in range(steps)]
+        exact = [
+            [float(mpmath.sqrt(covariance[2 * t + i, 2 * t + i])) for i in range(2)]
+            for t in range(steps)
+        ]
     np.testing.assert_allclose(found, exact, rtol=1e-6)

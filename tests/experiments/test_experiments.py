@@ -1,4 +1,6 @@
-"""The laboratory: tasks leave files, are not done twice, and one that fails does not stop the others."""
+"""The laboratory: tasks leave files, are not done twice, and one that fails does not stop the
+others.
+"""
 
 import json
 import os
@@ -22,11 +24,17 @@ def lab(tmp_path) -> Lab:
 
 def only(monkeypatch, **tasks) -> None:
     """A laboratory of one section with these tasks."""
-    monkeypatch.setattr(experiments, "tasks", lambda lab, section: {f"fa/{name}": task for name, task in tasks.items()})
+    monkeypatch.setattr(
+        experiments,
+        "tasks",
+        lambda lab, section: {f"fa/{name}": task for name, task in tasks.items()},
+    )
 
 
 def test_results_come_back_as_they_were(tmp_path):
-    result = Result({"a": [1.5, None], "b": {"c": "Σ"}, "n": np.float64(2)}, {"x y": np.arange(6).reshape(2, 3)})
+    result = Result(
+        {"a": [1.5, None], "b": {"c": "Σ"}, "n": np.float64(2)}, {"x y": np.arange(6).reshape(2, 3)}
+    )
     write(tmp_path / "one" / "task", result)
     found = read(tmp_path / "one" / "task")
     assert found.numbers == {"a": [1.5, None], "b": {"c": "Σ"}, "n": 2.0}
@@ -57,7 +65,9 @@ def test_a_finished_task_is_not_done_again_and_a_failed_one_stops_nothing(lab, m
 
 
 def killed_at_data(lab, name):
-    """What a process of the next test does: the system kills it at one task, and the other is done."""
+    """What a process of the next test does: the system kills it at one task, and the other is
+    done.
+    """
     if name == "fa/data":
         os.kill(os.getpid(), signal.SIGKILL)
     return lab.do(name, lambda lab: Result({"value": 3})), None
@@ -76,7 +86,9 @@ def test_a_killed_process_takes_its_task_with_it_and_no_other(lab, monkeypatch):
 def test_a_folder_of_other_data_is_refused(lab, tmp_path):
     lab.claim()
     lab.claim()
-    with pytest.raises(ValueError, match=r"holds results on digits \(quick\)\. Choose another folder"):
+    with pytest.raises(
+        ValueError, match=r"holds results on digits \(quick\)\. Choose another folder"
+    ):
         Lab(lab.out, "mnist").claim()
 
 
@@ -118,7 +130,9 @@ def test_the_posterior_is_the_perfect_proposal_and_the_prior_is_flagged(lab):
 
 
 def test_a_bounds_tightness_adds_up(lab, tmp_path):
-    """The parts of the gap lie between evidence and ELBO, the bound rises with K (Jensen, the same weights), and all of it survives its files."""
+    """The parts of the gap lie between evidence and ELBO, the bound rises with K (Jensen, the same
+    weights), and all of it survives its files.
+    """
     model = vae.build(lab, ContinuousBernoulli)
     rows = {"x": torch.rand(30, 64, generator=torch.Generator().manual_seed(0))}
     result = Result({"checks": [check("before", 1.0, most=2.0)]})
@@ -127,14 +141,21 @@ def test_a_bounds_tightness_adds_up(lab, tmp_path):
     write(tmp_path / "vae" / "exact", result)
     found = read(tmp_path / "vae" / "exact")
     tight, gap = found.numbers["tight"], found.numbers["tight"]["gap"]
-    assert gap["evidence"] == pytest.approx(gap["elbo"] + gap["approximation"] + gap["amortisation"], abs=1e-4)
+    assert gap["evidence"] == pytest.approx(
+        gap["elbo"] + gap["approximation"] + gap["amortisation"], abs=1e-4
+    )
     assert gap["total"] == pytest.approx(gap["approximation"] + gap["amortisation"], abs=1e-4)
-    assert found.arrays["tight approximation"].mean() == pytest.approx(gap["approximation"], abs=1e-6)
+    assert found.arrays["tight approximation"].mean() == pytest.approx(
+        gap["approximation"], abs=1e-6
+    )
     bounds = [row["bound"] for row in tight["k"].values()]
     assert list(tight["k"]) == ["1", "10", "100"]
     assert np.all(np.diff(bounds) > 0)
-    assert tight["both sides"]["gap"] == pytest.approx(tight["both sides"]["upper"] - tight["both sides"]["lower"], abs=1e-4)
-    assert [one["what"] for one in found.numbers["checks"]] == ["before"]  # a rehearsal has no targets of its own
+    assert tight["both sides"]["gap"] == pytest.approx(
+        tight["both sides"]["upper"] - tight["both sides"]["lower"], abs=1e-4
+    )
+    # a rehearsal has no targets of its own
+    assert [one["what"] for one in found.numbers["checks"]] == ["before"]
     statistics = [one["statistic"] for one in found.numbers["predictive"]["comparisons"]]
     assert tuple(statistics) == evidence.STATISTICS
     assert found.arrays["predictive sd(x)"].shape == (20,)
@@ -145,7 +166,8 @@ def test_a_drawn_class_costs_variance(lab):
     model = zoo.gmvae(x=8, z=2, y=3, hidden=(4,))
     found = evidence.measured(lab, model, {"x": torch.rand(60, 8).round()}, "y").numbers
     assert found["checks"][0]["ok"]
-    assert json.loads(json.dumps(found))["figures"] == found["figures"]  # plain numbers, as files hold them
+    # plain numbers, as files hold them
+    assert json.loads(json.dumps(found))["figures"] == found["figures"]
     by_name = {one["full name"]: one for one in found["figures"]}
     assert by_name["elbo K=1: y enumerate, z pathwise closed"]["squared bias"] == 0
     assert set(found["best"].values()) <= set(by_name)
@@ -153,7 +175,9 @@ def test_a_drawn_class_costs_variance(lab):
 
 
 def test_the_doctor_and_the_filter_look_at_sequences(lab):
-    """Trained with samples detached no gradient reaches q, which the doctor says whether or not the latent is dead yet."""
+    """Trained with samples detached no gradient reaches q, which the doctor says whether or not the
+    latent is dead yet.
+    """
     torch.manual_seed(0)
     model = zoo.vrnn(x=4, h=6, hidden=(8,), layers=1)
     rows = {"x": torch.rand(40, 5, 4).round()}
@@ -161,7 +185,9 @@ def test_the_doctor_and_the_filter_look_at_sequences(lab):
     diagnosis = evidence.examined(lab, model, rows, run)
     assert diagnosis["worst"] == "problem"
     assert any("exactly 0" in finding["text"] for finding in diagnosis["findings"])
-    assert evidence.dead(diagnosis) == sum(finding["kind"] == "collapse" for finding in diagnosis["findings"])
+    assert evidence.dead(diagnosis) == sum(
+        finding["kind"] == "collapse" for finding in diagnosis["findings"]
+    )
     found = evidence.filtered(lab, model, rows)
     values = [found["ways"][name]["value"] for name in ("importance", "particles")]
     errors = [found["ways"][name]["error"] for name in ("importance", "particles")]
@@ -172,8 +198,12 @@ def test_the_doctor_and_the_filter_look_at_sequences(lab):
 
 def test_the_true_models_evidence_is_the_gaussians():
     covariance = fa.FA_LOADINGS @ fa.FA_LOADINGS.T + np.diag(fa.FA_SCALE**2)
-    exact = torch.distributions.MultivariateNormal(torch.zeros(3, dtype=torch.float64), torch.as_tensor(covariance))
-    assert fa.true_evidence() == pytest.approx(float(exact.log_prob(torch.as_tensor(fa.rows()[1]["x"])).mean()), abs=1e-9)
+    exact = torch.distributions.MultivariateNormal(
+        torch.zeros(3, dtype=torch.float64), torch.as_tensor(covariance)
+    )
+    assert fa.true_evidence() == pytest.approx(
+        float(exact.log_prob(torch.as_tensor(fa.rows()[1]["x"])).mean()), abs=1e-9
+    )
 
 
 def test_generated_clusters_are_in_the_order_of_their_digits(lab):
@@ -187,8 +217,23 @@ def test_generated_clusters_are_in_the_order_of_their_digits(lab):
 
 def test_the_command_runs_tasks_in_processes_and_builds_a_report(tmp_path, monkeypatch, capsys):
     out = tmp_path / "reproduction"
-    monkeypatch.setattr(experiments, "tasks", lambda lab, section: {"fa/data": fa.TASKS["fa/data"], "fa/naive": fa.TASKS["fa/naive"]})
-    arguments = ["aevb", "reproduce", "fa", "--quick", "--jobs", "2", "--device", "cpu", "--out", str(out)]
+    monkeypatch.setattr(
+        experiments,
+        "tasks",
+        lambda lab, section: {"fa/data": fa.TASKS["fa/data"], "fa/naive": fa.TASKS["fa/naive"]},
+    )
+    arguments = [
+        "aevb",
+        "reproduce",
+        "fa",
+        "--quick",
+        "--jobs",
+        "2",
+        "--device",
+        "cpu",
+        "--out",
+        str(out),
+    ]
     monkeypatch.setattr("sys.argv", arguments)
     with pytest.raises(SystemExit) as stop:
         cli.main()
@@ -211,7 +256,9 @@ def test_bad_requests_are_answered(monkeypatch, capsys, tmp_path):
         (["--data", "cifar"], "digits or mnist, not 'cifar'"),
         (["--device", "tpu"], "no device 'tpu'"),
     ):
-        monkeypatch.setattr("sys.argv", ["aevb", "reproduce", *arguments, "--out", str(tmp_path / "none")])
+        monkeypatch.setattr(
+            "sys.argv", ["aevb", "reproduce", *arguments, "--out", str(tmp_path / "none")]
+        )
         with pytest.raises(SystemExit) as stop:
             cli.main()
         assert stop.value.code == 2

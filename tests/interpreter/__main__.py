@@ -19,17 +19,27 @@ from .random_declarations import random_declaration
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", type=int, default=1200, help="how many random declarations")
     parser.add_argument("--first", type=int, default=0, help="the first one's seed")
     parser.add_argument("--show", type=int, default=20, help="how many differences to print")
-    parser.add_argument("--faults", action="store_true", help="put each of the known faults into the library and count who notices")
+    parser.add_argument(
+        "--faults",
+        action="store_true",
+        help="put each of the known faults into the library and count who notices",
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.faults:
         for fault in FAULTS:
             found = noticed(fault, range(arguments.first, arguments.first + arguments.models))
-            print(f"{fault:<80} {found['comparisons']:>6} compared {found['noticed']:>6} notice it, {found['errors']} errors", flush=True)
+            print(
+                f"{fault:<80} {found['comparisons']:>6} compared {found['noticed']:>6} notice it, "
+                f"{found['errors']} errors",
+                flush=True,
+            )
         return
     made, differing, refused, shown, started = Counter(), Counter(), 0, 0, time.time()
     for seed in range(arguments.first, arguments.first + arguments.models):
@@ -43,7 +53,8 @@ def main() -> None:
                     shown += 1
                     if shown <= arguments.show:
                         print(
-                            f"seed {seed}: {comparison.what} differs by {comparison.difference:.3g} ({comparison.detail})\n  {declaration}",
+                            f"seed {seed}: {comparison.what} differs by "
+                            f"{comparison.difference:.3g} ({comparison.detail})\n  {declaration}",
                             flush=True,
                         )
         except Exception:
@@ -55,7 +66,10 @@ def main() -> None:
     for what in sorted(made):
         print(f"{what:<28} {made[what]:>7} {differing[what]:>7}")
     total = f"{'all':<28} {sum(made.values()):>7} {sum(differing.values()):>7}"
-    print(f"{total}   {arguments.models} models, {refused} requests refused by the library, {time.time() - started:.0f} s")
+    print(
+        f"{total}   {arguments.models} models, {refused} requests refused by the library, "
+        f"{time.time() - started:.0f} s"
+    )
 
 
 if __name__ == "__main__":

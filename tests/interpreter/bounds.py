@@ -18,7 +18,9 @@ from .unroll import ON_AXES, Finite, Node, Row, World
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a bound is to be estimated: ways and terms of the latents, the nesting (outermost first), samples, weights."""
+    """How a bound is to be estimated: ways and terms of the latents, the nesting (outermost first),
+    samples, weights.
+    """
 
     ways: Mapping[str, str]
     terms: Mapping[str, str]
@@ -31,7 +33,9 @@ class Recipe:
 
 
 def integrand(world: World, recipe: Recipe, frozen: World | None = None) -> Tensor:
-    """Σ log p of what is known + β Σ terms of the latents, on all axes; ``frozen`` gives log q where its parameters are held fixed."""
+    """Σ log p of what is known + β Σ terms of the latents, on all axes; ``frozen`` gives log q
+    where its parameters are held fixed.
+    """
     declaration, total = world.declaration, torch.zeros([1] * len(world.axes), dtype=torch.float64)
     for name in declaration.names("p"):
         if not declaration.stochastic(name):
@@ -56,7 +60,9 @@ def latent_term(world: World, node: Node, recipe: Recipe, frozen: World | None) 
         assert isinstance(q, Finite)
         assert isinstance(p, Finite)
         coordinate = q.relax(world._noise(node), world.temperature)
-        return p.relaxed_log_prob(coordinate, world.temperature) - q.relaxed_log_prob(coordinate, world.temperature)
+        return p.relaxed_log_prob(coordinate, world.temperature) - q.relaxed_log_prob(
+            coordinate, world.temperature
+        )
     if way == "sum":
         return world.log_p(node)
     return world.log_p(node) - (frozen if frozen and way == "pathwise" else world).log_q(node)
@@ -76,7 +82,11 @@ def reduce(world: World, total: Tensor, steps: list[tuple[str, str]]) -> Tensor:
     for kind, name in steps:
         if name == "samples":
             count = total.shape[0]
-            total = total.mean(0, keepdim=True) if kind == "mean" else torch.logsumexp(total, 0, keepdim=True) - math.log(count)
+            total = (
+                total.mean(0, keepdim=True)
+                if kind == "mean"
+                else torch.logsumexp(total, 0, keepdim=True) - math.log(count)
+            )
             continue
         node = (name, None)
         if node not in world.axes:  # known in this row
@@ -93,7 +103,13 @@ def reduce(world: World, total: Tensor, steps: list[tuple[str, str]]) -> Tensor:
     return total
 
 
-def bound(declaration: Declaration, weights: Mapping[str, Tensor], row: Row, noise: Mapping[str, Tensor], recipe: Recipe) -> Tensor:
+def bound(
+    declaration: Declaration,
+    weights: Mapping[str, Tensor],
+    row: Row,
+    noise: Mapping[str, Tensor],
+    recipe: Recipe,
+) -> Tensor:
     """The estimate for one row; its gradient is the one that the recipe asks for."""
     settings = {"ways": recipe.ways, "noise": noise, "temperature": recipe.temperature}
     world = World(declaration, weights, row, **settings)
@@ -102,24 +118,39 @@ def bound(declaration: Declaration, weights: Mapping[str, Tensor], row: Row, noi
     cut = names.index("samples") if "samples" in names else len(names)
     if recipe.gradient == "dreg":
         return _doubly_reparametrised(world, recipe, steps, cut).reshape(())
-    frozen = _with_values(world, {key: value.detach() for key, value in weights.items()}, detach=False) if recipe.gradient == "stl" else None
+    frozen = (
+        _with_values(world, {key: value.detach() for key, value in weights.items()}, detach=False)
+        if recipe.gradient == "stl"
+        else None
+    )
     inside = reduce(world, over_paths(world, integrand(world, recipe, frozen)), steps[:cut])
     value = reduce(world, inside, steps[cut:])
     scored = [name for name, way in recipe.ways.items() if way == "score"]
     if scored:
         surrogate = _score(world, recipe, inside, scored)
         held = [(kind, name) for kind, name in steps[cut + 1 :]]
-        surrogate = reduce(_with_values(world, {key: each.detach() for key, each in weights.items()}, detach=True), surrogate, held)
+        surrogate = reduce(
+            _with_values(world, {key: each.detach() for key, each in weights.items()}, detach=True),
+            surrogate,
+            held,
+        )
         value = value + (surrogate - surrogate.detach())
     return value.reshape(())
 
 
 def expected_bound(
-    declaration: Declaration, weights: Mapping[str, Tensor], row: Row, noise: Mapping[str, Tensor], node_weights: Tensor, recipe: Recipe
+    declaration: Declaration,
+    weights: Mapping[str, Tensor],
+    row: Row,
+    noise: Mapping[str, Tensor],
+    node_weights: Tensor,
+    recipe: Recipe,
 ) -> Tensor:
-    """The bound as a weighted sum over nodes of the noise, with log p − log q of every latent at its value: no term in closed form.
+    """The bound as a weighted sum over nodes of the noise, with log p − log q of every latent at
+    its value: no term in closed form.
 
-    Each of iwae's samples has the nodes to itself, so that the weighted sum is over all tuples of nodes.
+    Each of iwae's samples has the nodes to itself, so that the weighted sum is over all tuples of
+    nodes.
     """
     world, open_recipe = _on_nodes(declaration, weights, row, noise, recipe)
     steps = list(reversed(recipe.nesting))
@@ -134,16 +165,27 @@ def expected_bound(
             weight = (weight.unsqueeze(1) * node_weights).flatten()
         value = value - math.log(recipe.samples)
     for _, name in steps[cut + 1 :]:
-        assert (name, None) not in world.axes or world.log_weight((name, None)).shape[0] == 1, f"{name} depends on samples"
+        assert (name, None) not in world.axes or world.log_weight((name, None)).shape[0] == 1, (
+            f"{name} depends on samples"
+        )
     return (weight * reduce(world, value, steps[cut + 1 :]).reshape(len(weight))).sum()
 
 
 def evidence_on_nodes(
-    declaration: Declaration, weights: Mapping[str, Tensor], row: Row, noise: Mapping[str, Tensor], node_weights: Tensor, recipe: Recipe
+    declaration: Declaration,
+    weights: Mapping[str, Tensor],
+    row: Row,
+    noise: Mapping[str, Tensor],
+    node_weights: Tensor,
+    recipe: Recipe,
 ) -> Tensor:
-    """log of the mean of p/q over nodes of the noise and all values of the enumerated latents: by Jensen above every bound on these nodes."""
+    """log of the mean of p/q over nodes of the noise and all values of the enumerated latents: by
+    Jensen above every bound on these nodes.
+    """
     world, open_recipe = _on_nodes(declaration, weights, row, noise, recipe)
-    total = integrand(world, open_recipe) + world.on_axis(node_weights.log().unsqueeze(-1), "samples").squeeze(-1)
+    total = integrand(world, open_recipe) + world.on_axis(
+        node_weights.log().unsqueeze(-1), "samples"
+    ).squeeze(-1)
     for axis in world.axes[1:]:
         assert isinstance(axis, tuple)
         count = world.value(axis).shape[world.axes.index(axis)]
@@ -152,16 +194,32 @@ def evidence_on_nodes(
     return torch.logsumexp(total.flatten(), 0)
 
 
-def _on_nodes(declaration: Declaration, weights: Mapping[str, Tensor], row: Row, noise: Mapping[str, Tensor], recipe: Recipe) -> tuple[World, Recipe]:
+def _on_nodes(
+    declaration: Declaration,
+    weights: Mapping[str, Tensor],
+    row: Row,
+    noise: Mapping[str, Tensor],
+    recipe: Recipe,
+) -> tuple[World, Recipe]:
     """All nodes of the noise as samples, and the recipe without closed forms."""
     sampled = {name: "summed" if way in ON_AXES else "sampled" for name, way in recipe.ways.items()}
-    world = World(declaration, weights, row, ways=recipe.ways, noise=noise, temperature=recipe.temperature)
+    world = World(
+        declaration, weights, row, ways=recipe.ways, noise=noise, temperature=recipe.temperature
+    )
     return world, replace(recipe, terms=sampled, gradient="plain")
 
 
 def _with_values(world: World, weights: Mapping[str, Tensor], *, detach: bool) -> World:
     """The same draws under other weights."""
-    other = World(world.declaration, weights, world.row, ways=world.ways, noise=world.noise, fixed=world.fixed, temperature=world.temperature)
+    other = World(
+        world.declaration,
+        weights,
+        world.row,
+        ways=world.ways,
+        noise=world.noise,
+        fixed=world.fixed,
+        temperature=world.temperature,
+    )
     for name in world.declaration.latents:
         for node in world.nodes(name):
             value = world.value(node)
@@ -170,12 +228,15 @@ def _with_values(world: World, weights: Mapping[str, Tensor], *, detach: bool) -
 
 
 def _score(world: World, recipe: Recipe, inside: Tensor, names: list[str]) -> Tensor:
-    """The score function's surrogate with a leave-one-out baseline; under iwae each sample is replaced by the others' geometric mean."""
+    """The score function's surrogate with a leave-one-out baseline; under iwae each sample is
+    replaced by the others' geometric mean.
+    """
     nodes = [node for name in names for node in world.nodes(name) if not world.row.known(node)]
     if not nodes:
         return torch.zeros([1] * len(world.axes), dtype=torch.float64)
     log_q = sum(world.log_q(node) for node in nodes)
-    inner = [axis for axis in range(1, len(world.axes)) if inside.shape[axis] == 1]  # a sample has a draw for each of their values
+    # a sample has a draw for each of their values
+    inner = [axis for axis in range(1, len(world.axes)) if inside.shape[axis] == 1]
     log_q = log_q.sum(inner, keepdim=True) if inner else log_q
     k = recipe.samples
     f = inside.detach().expand(k, *inside.shape[1:])
@@ -190,10 +251,17 @@ def _score(world: World, recipe: Recipe, inside: Tensor, names: list[str]) -> Te
     return total
 
 
-def _doubly_reparametrised(world: World, recipe: Recipe, steps: list[tuple[str, str]], cut: int) -> Tensor:
-    """The gradient along the samples is weighted by (1 − β) w + β w², everything else by the normalised weights w."""
+def _doubly_reparametrised(
+    world: World, recipe: Recipe, steps: list[tuple[str, str]], cut: int
+) -> Tensor:
+    """The gradient along the samples is weighted by (1 − β) w + β w², everything else by the
+    normalised weights w.
+    """
     held = {key: value.detach() for key, value in world.weights.items()}
-    live, fixed = _with_values(world, world.weights, detach=True), _with_values(world, held, detach=True)
+    live, fixed = (
+        _with_values(world, world.weights, detach=True),
+        _with_values(world, held, detach=True),
+    )
     along = _with_values(world, held, detach=False)
     value = reduce(live, over_paths(live, integrand(live, recipe, fixed)), steps[:cut])
     path = reduce(along, over_paths(along, integrand(along, recipe)), steps[:cut])

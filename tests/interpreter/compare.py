@@ -23,7 +23,9 @@ from .unroll import ON_AXES, World
 
 KINDS = ("complete", "missing", "clamped")
 TOLERANCE = 1e-8
-MOST_POINTS = 3000  # joint values of all unknowns of one row, beyond which nothing is enumerated here
+MOST_POINTS = (
+    3000  # joint values of all unknowns of one row, beyond which nothing is enumerated here
+)
 MOST_PLACES = 5  # entries of the noise that get three nodes each
 
 Weights = Mapping[str, Tensor]
@@ -54,7 +56,12 @@ class Request:
     temperature: float = 0.5
 
     def choices(self) -> dict[str, Any]:
-        return {"how": dict(self.how), "bound": self.bound, "samples": self.samples, "gradient": self.gradient}
+        return {
+            "how": dict(self.how),
+            "bound": self.bound,
+            "samples": self.samples,
+            "gradient": self.gradient,
+        }
 
 
 def relative(ours: Tensor, theirs: Tensor) -> float:
@@ -69,9 +76,20 @@ def relative(ours: Tensor, theirs: Tensor) -> float:
 
 def gradients(value: Tensor, weights: Weights) -> Tensor:
     """All gradients in one vector; zeros for what the value does not depend on."""
-    found = torch.autograd.grad(value, list(weights.values()), allow_unused=True) if value.requires_grad else [None] * len(weights)
-    parts = [torch.zeros_like(weight) if each is None else each for weight, each in zip(weights.values(), found, strict=True)]
-    return torch.cat([part.reshape(-1) for part in parts]) if parts else torch.zeros(0, dtype=torch.float64)
+    found = (
+        torch.autograd.grad(value, list(weights.values()), allow_unused=True)
+        if value.requires_grad
+        else [None] * len(weights)
+    )
+    parts = [
+        torch.zeros_like(weight) if each is None else each
+        for weight, each in zip(weights.values(), found, strict=True)
+    ]
+    return (
+        torch.cat([part.reshape(-1) for part in parts])
+        if parts
+        else torch.zeros(0, dtype=torch.float64)
+    )
 
 
 class Comparer:
@@ -112,22 +130,48 @@ class Comparer:
                 for node in world.nodes(name):
                     line = world.line("q", node)
                     values = None if line.family == "Exact" else world.family(line).values
-                    values = world.family(world.line("p", node)).values if line.family == "Exact" else values
-                    each = line.options.get("components", 2) if line.family == "Mixture" else len(values) if values is not None else 1
+                    values = (
+                        world.family(world.line("p", node)).values
+                        if line.family == "Exact"
+                        else values
+                    )
+                    each = (
+                        line.options.get("components", 2)
+                        if line.family == "Mixture"
+                        else len(values)
+                        if values is not None
+                        else 1
+                    )
                     count *= 1 if row.known(node) else each
             most = max(most, count)
         return most
 
-    # Bounds -------------------------------------------------------------------------------------------------------------------
+    # Bounds ---------------------------------------------------------------------------------------
 
     def requests(self, count: int) -> list[Request]:
         """The plan's own choices, then some at random."""
         rng, found = self.rng, [Request({})]
-        draws = ["", "", "enumerate", "sum", "stratify", "pathwise", "gumbel", "relaxed", "straight-through", "score", "detached"]
+        draws = [
+            "",
+            "",
+            "enumerate",
+            "sum",
+            "stratify",
+            "pathwise",
+            "gumbel",
+            "relaxed",
+            "straight-through",
+            "score",
+            "detached",
+        ]
         terms = ["", "", "closed", "entropy", "sampled"]
         found.append(Request({}, "iwae", int(rng.choice([1, 2, 3]))))
         while len(found) < count:
-            how = {name: f"{rng.choice(draws)} {rng.choice(terms)}".strip() for name in self.declaration.latents if rng.random() < 0.6}
+            how = {
+                name: f"{rng.choice(draws)} {rng.choice(terms)}".strip()
+                for name in self.declaration.latents
+                if rng.random() < 0.6
+            }
             how = {name: text for name, text in how.items() if text}
             which = str(rng.choice(["elbo", "iwae"]))
             gradient = str(rng.choice(["plain", "plain", "stl", "dreg"]))
@@ -135,7 +179,16 @@ class Comparer:
                 which, how = "iwae", {}
             samples = int(rng.choice([1, 2, 3]))
             beta = float(rng.choice([1.0, 1.0, 0.3]))
-            found.append(Request(how, which, max(samples, 2) if gradient == "dreg" else samples, gradient, beta, float(rng.choice([0.5, 0.8]))))
+            found.append(
+                Request(
+                    how,
+                    which,
+                    max(samples, 2) if gradient == "dreg" else samples,
+                    gradient,
+                    beta,
+                    float(rng.choice([0.5, 0.8])),
+                )
+            )
         return found
 
     def bounds(self, rows: Rows, kind: str, count: int) -> Iterator[Comparison]:
@@ -171,31 +224,57 @@ class Comparer:
         explanation = self.model.explain(**request.choices(), **known)
         formula = Formula(explanation)
         same = from_latex(explanation.latex) == formula.text
-        yield Comparison("printed LaTeX", 0.0 if same else math.inf, f"{explanation.latex} for {formula.text}")
+        yield Comparison(
+            "printed LaTeX", 0.0 if same else math.inf, f"{explanation.latex} for {formula.text}"
+        )
         terms = {name: formula.term(name, way) for name, way in ways.items()}
         for name in (*self.declaration.observed, *plan.clamped):
             assert formula.count("log p", name) == 1, formula.text
-        settings = (request.bound, request.samples, request.gradient, request.kl_weight, request.temperature)
+        settings = (
+            request.bound,
+            request.samples,
+            request.gradient,
+            request.kl_weight,
+            request.temperature,
+        )
         nesting, follows = self.nesting(formula, ways, request)
-        yield Comparison("printed nesting", 0.0 if follows else math.inf, f"{formula.text} should be nested as {nesting}")
+        yield Comparison(
+            "printed nesting",
+            0.0 if follows else math.inf,
+            f"{formula.text} should be nested as {nesting}",
+        )
         recipe = Recipe(ways, terms, nesting, *settings)
         where = f"{kind}, {request}"
         weight = {"kl_weight": request.kl_weight, "temperature": request.temperature}
-        ours = self.model.elbo(**request.choices(), **weight, noise=injected, **rows.arguments()).value
+        ours = self.model.elbo(
+            **request.choices(), **weight, noise=injected, **rows.arguments()
+        ).value
         parts = []
         for n in range(len(rows)):
             own = {key: value[:, :, n if value.shape[2] > 1 else 0] for key, value in noise.items()}
-            parts.append(bound(self.declaration, self.weights, rows.row(self.declaration, n), own, recipe))
+            parts.append(
+                bound(self.declaration, self.weights, rows.row(self.declaration, n), own, recipe)
+            )
         theirs = torch.stack(parts)
         yield Comparison(f"{request.bound} value", relative(ours.detach(), theirs.detach()), where)
         if request.gradient != "plain" and self.sampled_functions(ways):
             return
         share = torch.linspace(0.5, 1.5, len(rows), dtype=torch.float64)
-        mine, other = gradients((share * ours).sum(), self.weights), gradients((share * theirs).sum(), self.weights)
-        size = float(other.abs().max().clamp_min(1.0)) if len(other) else 1.0  # entries cancel as those of one vector
-        yield Comparison(f"{request.bound} gradient, {request.gradient}", relative(mine / size, other / size), where)
+        mine, other = (
+            gradients((share * ours).sum(), self.weights),
+            gradients((share * theirs).sum(), self.weights),
+        )
+        # entries cancel as those of one vector
+        size = float(other.abs().max().clamp_min(1.0)) if len(other) else 1.0
+        yield Comparison(
+            f"{request.bound} gradient, {request.gradient}",
+            relative(mine / size, other / size),
+            where,
+        )
 
-    def nesting(self, formula: Formula, ways: Mapping[str, str], request: Request) -> tuple[Nesting, bool]:
+    def nesting(
+        self, formula: Formula, ways: Mapping[str, str], request: Request
+    ) -> tuple[Nesting, bool]:
         """An order of the sums that follows the rules, and whether the printed one does."""
         orders = nestings(self.declaration, ways, request.bound)
         if request.samples == 1:  # there is nothing to average
@@ -203,69 +282,125 @@ class Comparer:
         printed = formula.nesting([name for name, way in ways.items() if way == "stratify"])
         return (printed, True) if printed in orders else (orders[0], False)
 
-    # Expectations over the noise ----------------------------------------------------------------------------------------------
+    # Expectations over the noise ------------------------------------------------------------------
 
     def expectations(self, rows: Rows, kind: str) -> Iterator[Comparison]:
-        """The mean of the estimate over its noise, by quadrature, is the bound however its terms are taken, and so is its gradient.
+        """The mean of the estimate over its noise, by quadrature, is the bound however its terms
+        are taken, and so is its gradient.
 
-        Each row is repeated once for every node. Three Gauss–Hermite nodes are exact for a term in closed form (quadratic in its own noise), so
-        that both sides agree on any nodes of the rest; a closed form that must not be taken does not. Two samples have every pair of nodes.
+        Each row is repeated once for every node. Three Gauss–Hermite nodes are exact for a term in
+        closed form (quadratic in its own noise), so that both sides agree on any nodes of the rest;
+        a closed form that must not be taken does not. Two samples have every pair of nodes.
         """
-        finite = [name for name in self.declaration.latents if name not in self.declaration.timed and self.declaration.finite(name)]
+        finite = [
+            name
+            for name in self.declaration.latents
+            if name not in self.declaration.timed and self.declaration.finite(name)
+        ]
         for n in range(len(rows)):
             for gradient in ("plain", "stl"):
                 yield from self.one_expectation(rows, n, Request({}, gradient=gradient), kind)
             for how in ({}, *({name: "sum"} for name in finite)):
                 yield from self.one_expectation(rows, n, Request(how, "iwae", 2), kind)
 
-    def one_expectation(self, rows: Rows, n: int, request: Request, kind: str) -> Iterator[Comparison]:
+    def one_expectation(
+        self, rows: Rows, n: int, request: Request, kind: str
+    ) -> Iterator[Comparison]:
         try:
             plan = self.plan(rows.repeated(n, 2), request)
         except ValueError:
             return
-        ways, samples = {name: choice.draw for name, choice in plan.choices.items()}, request.samples
-        shapes = {key: shape for key, (sort, shape) in plan.layout(2, rows.steps, dropout=False).items() if sort == "normal" and shape[-2] == 2}
-        if len(shapes) < len(plan.layout(2, rows.steps, dropout=False)) or not set(ways.values()) <= {"pathwise", *ON_AXES}:
+        ways, samples = (
+            {name: choice.draw for name, choice in plan.choices.items()},
+            request.samples,
+        )
+        shapes = {
+            key: shape
+            for key, (sort, shape) in plan.layout(2, rows.steps, dropout=False).items()
+            if sort == "normal" and shape[-2] == 2
+        }
+        if len(shapes) < len(plan.layout(2, rows.steps, dropout=False)) or not set(
+            ways.values()
+        ) <= {"pathwise", *ON_AXES}:
             return  # not Gaussian, or a root of q, which is drawn once for all rows
-        places = [(key, t, i) for key, shape in shapes.items() for t in range(min(shape[-3], rows.lengths[n])) for i in range(shape[-1])]
+        places = [
+            (key, t, i)
+            for key, shape in shapes.items()
+            for t in range(min(shape[-3], rows.lengths[n]))
+            for i in range(shape[-1])
+        ]
         if not 0 < len(places) <= MOST_PLACES // samples:
             return
         nodes, node_weights = gauss_hermite(len(places), 3)
-        noise = {key: torch.zeros(len(nodes), shape[-3], shape[-1], dtype=torch.float64) for key, shape in shapes.items()}
+        noise = {
+            key: torch.zeros(len(nodes), shape[-3], shape[-1], dtype=torch.float64)
+            for key, shape in shapes.items()
+        }
         for position, (key, t, i) in enumerate(places):
             noise[key][:, t, i] = nodes[:, position]
-        tuples = torch.cartesian_prod(*[torch.arange(len(nodes))] * samples).reshape(-1, samples)  # the samples' nodes, one tuple a row
+        # the samples' nodes, one tuple a row
+        tuples = torch.cartesian_prod(*[torch.arange(len(nodes))] * samples).reshape(-1, samples)
         many = rows.repeated(n, len(tuples))
         layout = plan.layout(len(tuples), many.steps, dropout=False)
-        formula = Formula(self.model.explain(**request.choices(), clamped=plan.clamped, partial=plan.partial))
+        formula = Formula(
+            self.model.explain(**request.choices(), clamped=plan.clamped, partial=plan.partial)
+        )
         nesting, follows = self.nesting(formula, ways, request)
-        yield Comparison("printed nesting", 0.0 if follows else math.inf, f"{formula.text} should be nested as {nesting}")
+        yield Comparison(
+            "printed nesting",
+            0.0 if follows else math.inf,
+            f"{formula.text} should be nested as {nesting}",
+        )
         recipe = Recipe(ways, {}, nesting, request.bound, samples, request.gradient)
-        injected = {key: noise[key][tuples].permute(1, 2, 0, 3).expand(shape) for key, (_, shape) in layout.items()}
+        injected = {
+            key: noise[key][tuples].permute(1, 2, 0, 3).expand(shape)
+            for key, (_, shape) in layout.items()
+        }
         each = self.model.elbo(**request.choices(), noise=injected, **many.arguments()).value
         ours = (node_weights[tuples].prod(1) * each).sum()
-        drawn = (self.declaration, self.weights, rows.row(self.declaration, n), noise, node_weights, recipe)
+        drawn = (
+            self.declaration,
+            self.weights,
+            rows.row(self.declaration, n),
+            noise,
+            node_weights,
+            recipe,
+        )
         theirs = expected_bound(*drawn)
         where = f"{kind}, row {n}, {request}"
-        yield Comparison(f"expected {request.bound}", relative(ours.detach(), theirs.detach()), where)
+        yield Comparison(
+            f"expected {request.bound}", relative(ours.detach(), theirs.detach()), where
+        )
         mine, other = gradients(ours, self.weights), gradients(theirs, self.weights)
         size = float(other.abs().max().clamp_min(1.0)) if len(other) else 1.0
-        yield Comparison(f"expected gradient, {request.gradient}", relative(mine / size, other / size), where)
+        yield Comparison(
+            f"expected gradient, {request.gradient}", relative(mine / size, other / size), where
+        )
         if request.bound == "iwae":
             single = expected_bound(*drawn[:-1], replace(recipe, samples=1))
             rising = torch.stack([single, ours, evidence_on_nodes(*drawn)]).detach()
-            yield Comparison("one sample ≤ two ≤ evidence", float((rising[:-1] - rising[1:]).max().clamp_min(0.0)), f"{where}: {rising.tolist()}")
+            yield Comparison(
+                "one sample ≤ two ≤ evidence",
+                float((rising[:-1] - rising[1:]).max().clamp_min(0.0)),
+                f"{where}: {rising.tolist()}",
+            )
 
     def sampled_functions(self, ways: Mapping[str, str]) -> bool:
-        """Whether q reads a deterministic node that depends on a sample: how its own weights are treated by stl and dreg is a choice."""
+        """Whether q reads a deterministic node that depends on a sample: how its own weights are
+        treated by stl and dreg is a choice.
+        """
         return any(
             line.side == "q"
             and line.stochastic
-            and any(not self.declaration.stochastic(read.name) and read.name not in self.declaration.given for read in line.reads)
+            and any(
+                not self.declaration.stochastic(read.name)
+                and read.name not in self.declaration.given
+                for read in line.reads
+            )
             for line in self.declaration.lines
         )
 
-    # Evidence and log-probabilities ------------------------------------------------------------------------------------------------
+    # Evidence and log-probabilities ---------------------------------------------------------------
 
     def evidence(self, rows: Rows, kind: str) -> Iterator[Comparison]:
         try:
@@ -273,37 +408,74 @@ class Comparer:
         except ValueError:
             self.refused += 1
             return
-        joints = [joint(self.declaration, self.weights, rows.row(self.declaration, n)) for n in range(len(rows))]
+        joints = [
+            joint(self.declaration, self.weights, rows.row(self.declaration, n))
+            for n in range(len(rows))
+        ]
         if any(each is None for each in joints):
-            yield Comparison("evidence", math.inf, f"{kind}: the library calls this evidence exact, but log p is not quadratic")
+            yield Comparison(
+                "evidence",
+                math.inf,
+                f"{kind}: the library calls this evidence exact, but log p is not quadratic",
+            )
             return
         theirs = torch.stack([each.log_evidence() for each in joints if each is not None])
         yield Comparison("evidence", relative(ours, theirs.detach()), kind)
 
     def log_probabilities(self, rows: Rows, kind: str) -> Iterator[Comparison]:
-        """log p of a complete assignment and log q of latents, both at samples of the library's own."""
+        """log p of a complete assignment and log q of latents, both at samples of the library's
+        own.
+        """
         declaration, model = self.declaration, self.model
         posterior = model.posterior(seed=self.seed, method="q", **rows.arguments())
         drawn = {name: value[0] for name, value in posterior.sample(1).items()}
-        latents = {name: value.reshape(len(rows), *([rows.steps] if name in declaration.timed else []), -1) for name, value in drawn.items()}
-        ours = posterior.log_prob(**latents) if latents else torch.zeros(len(rows), dtype=torch.float64)
+        latents = {
+            name: value.reshape(len(rows), *([rows.steps] if name in declaration.timed else []), -1)
+            for name, value in drawn.items()
+        }
+        ours = (
+            posterior.log_prob(**latents)
+            if latents
+            else torch.zeros(len(rows), dtype=torch.float64)
+        )
         theirs, joint_p = [], []
         for n in range(len(rows)):
             row = rows.row(declaration, n)
-            full = {name: value[n : n + 1, : row.steps] if name in declaration.timed else value[n : n + 1] for name, value in latents.items()}
+            full = {
+                name: value[n : n + 1, : row.steps]
+                if name in declaration.timed
+                else value[n : n + 1]
+                for name, value in latents.items()
+            }
             world = World(declaration, self.weights, row, ways={}, fixed=full)
-            unknown = [node for name in latents for node in world.nodes(name) if not row.known(node)]
-            theirs.append(sum((world.log_q(node) for node in unknown), torch.zeros(1, dtype=torch.float64)).reshape(()))
+            unknown = [
+                node for name in latents for node in world.nodes(name) if not row.known(node)
+            ]
+            theirs.append(
+                sum(
+                    (world.log_q(node) for node in unknown), torch.zeros(1, dtype=torch.float64)
+                ).reshape(())
+            )
             if not any(name in row.present for name in declaration.observed):
                 names = [name for name in declaration.names("p") if declaration.stochastic(name)]
-                joint_p.append(sum(world.log_p(node) for name in names for node in world.nodes(name)).reshape(()))
+                joint_p.append(
+                    sum(world.log_p(node) for name in names for node in world.nodes(name)).reshape(
+                        ()
+                    )
+                )
         yield Comparison("log q", relative(ours.detach(), torch.stack(theirs).detach()), kind)
         if len(joint_p) == len(rows):
             arguments = rows.arguments() | latents
-            yield Comparison("log p", relative(model.log_prob(**arguments).detach(), torch.stack(joint_p).detach()), kind)
+            yield Comparison(
+                "log p",
+                relative(model.log_prob(**arguments).detach(), torch.stack(joint_p).detach()),
+                kind,
+            )
 
     def marginals(self, rows: Rows, kind: str) -> Iterator[Comparison]:
-        """``posterior(...)[v]``: log-probabilities of all values, or of a few points; certainty where the value is known."""
+        """``posterior(...)[v]``: log-probabilities of all values, or of a few points; certainty
+        where the value is known.
+        """
         declaration = self.declaration
         try:
             self.plan(rows, Request({}))
@@ -315,19 +487,33 @@ class Comparer:
             if rows.knows(declaration, name):
                 continue
             family = declaration.rules("p", name)["t" if name in declaration.timed else ""]
-            table = World(declaration, self.weights, rows.row(declaration, 0), ways={}).family(family).values
-            points = torch.from_numpy(values(self.rng, family.family, (3, declaration.sizes[name]))) if table is None else table
+            table = (
+                World(declaration, self.weights, rows.row(declaration, 0), ways={})
+                .family(family)
+                .values
+            )
+            points = (
+                torch.from_numpy(values(self.rng, family.family, (3, declaration.sizes[name])))
+                if table is None
+                else table
+            )
             theirs = self._marginals(rows, name, points)
             if theirs is None:
                 continue
             shape = (len(points), *[1] * (2 if name in declaration.timed else 1), points.shape[-1])
             ours = posterior[name].log_prob(points.reshape(shape)).detach()
-            real = [(n, t) for n in range(len(rows)) for t in (range(rows.lengths[n]) if name in declaration.timed else [None])]
+            real = [
+                (n, t)
+                for n in range(len(rows))
+                for t in (range(rows.lengths[n]) if name in declaration.timed else [None])
+            ]
             found = torch.stack([ours[:, n] if t is None else ours[:, n, t] for n, t in real])
             expected = torch.stack([theirs[place] for place in real]).detach()
             yield Comparison("posterior", relative(found.exp(), expected.exp()), f"{kind}, {name}")
 
-    def _marginals(self, rows: Rows, name: str, points: Tensor) -> dict[tuple[int, int | None], Tensor] | None:
+    def _marginals(
+        self, rows: Rows, name: str, points: Tensor
+    ) -> dict[tuple[int, int | None], Tensor] | None:
         found: dict[tuple[int, int | None], Tensor] = {}
         for n in range(len(rows)):
             row = rows.row(self.declaration, n)

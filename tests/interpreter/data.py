@@ -1,4 +1,6 @@
-"""Random rows for a declaration: complete, with missing entries, with latents known in some rows, with rows of different lengths."""
+"""Random rows for a declaration: complete, with missing entries, with latents known in some rows,
+with rows of different lengths.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from .unroll import Row
 
 @dataclass(frozen=True)
 class Rows:
-    """What the library is given ([N, d] or [N, T, d], NaN where unknown), and how long each row is."""
+    """What the library is given ([N, d] or [N, T, d], NaN where unknown), and how long each row
+    is.
+    """
 
     arrays: dict[str, Tensor]
     lengths: list[int]
@@ -41,11 +45,16 @@ class Rows:
     def knows(self, declaration: Declaration, name: str) -> bool:
         """Whether a latent is known at every step of every row."""
         steps = [range(length) if name in declaration.timed else [None] for length in self.lengths]
-        return all(self.row(declaration, n).known((name, t)) for n, own in enumerate(steps) for t in own)
+        return all(
+            self.row(declaration, n).known((name, t)) for n, own in enumerate(steps) for t in own
+        )
 
     def repeated(self, n: int, times: int) -> Rows:
         """One row, many times."""
-        arrays = {name: array[n : n + 1].expand(times, *array.shape[1:]).clone() for name, array in self.arrays.items()}
+        arrays = {
+            name: array[n : n + 1].expand(times, *array.shape[1:]).clone()
+            for name, array in self.arrays.items()
+        }
         return Rows(arrays, [self.lengths[n]] * times, self.steps, self.ragged)
 
 
@@ -63,17 +72,32 @@ def values(rng: np.random.Generator, family: str, shape: tuple[int, ...]) -> np.
 
 
 def random_rows(declaration: Declaration, rng: np.random.Generator, kind: str) -> Rows:
-    """``kind``: "complete", "missing" (entries of data, some latents known, ragged), or "clamped" (a latent known in every row)."""
+    """``kind``: "complete", "missing" (entries of data, some latents known, ragged), or "clamped"
+    (a latent known in every row).
+    """
     n = 3
     steps = int(rng.choice([1, 2, 3])) if declaration.timed else 1
     ragged = bool(declaration.timed) and kind != "complete" and steps > 1
     lengths = [int(rng.integers(1, steps + 1)) if ragged else steps for _ in range(n)]
     arrays = {}
     for name in (*declaration.observed, *declaration.given):
-        family = next(iter(declaration.rules("p", name).values())).family if name not in declaration.given else "Normal"
-        shape = (n, steps, declaration.sizes[name]) if name in declaration.timed else (n, declaration.sizes[name])
+        family = (
+            next(iter(declaration.rules("p", name).values())).family
+            if name not in declaration.given
+            else "Normal"
+        )
+        shape = (
+            (n, steps, declaration.sizes[name])
+            if name in declaration.timed
+            else (n, declaration.sizes[name])
+        )
         array = values(rng, family, shape)
-        read = any(other.name == name for line in declaration.lines if line.side == "p" for other in line.reads)
+        read = any(
+            other.name == name
+            for line in declaration.lines
+            if line.side == "p"
+            for other in line.reads
+        )
         if kind == "missing" and not read:
             gone = rng.random(shape) < 0.25
             if family == "OneHot":
@@ -83,7 +107,11 @@ def random_rows(declaration: Declaration, rng: np.random.Generator, kind: str) -
     for name in declaration.latents if kind != "complete" else ():
         if rng.random() < 0.5:
             family = declaration.rules("p", name)["t" if name in declaration.timed else ""].family
-            shape = (n, steps, declaration.sizes[name]) if name in declaration.timed else (n, declaration.sizes[name])
+            shape = (
+                (n, steps, declaration.sizes[name])
+                if name in declaration.timed
+                else (n, declaration.sizes[name])
+            )
             array = values(rng, family, shape)
             if kind == "missing":
                 array = np.where(rng.random((*shape[:-1], 1)) < 0.5, np.nan, array)

@@ -1,4 +1,6 @@
-"""A declaration as plain data, from which both the library's model and the interpreter's equations are made."""
+"""A declaration as plain data, from which both the library's model and the interpreter's equations
+are made.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,19 @@ class Read:
     lag: int = 0
 
     def __str__(self) -> str:
-        return self.name + {"": "", "0": "[0]", "T": "[T]", "t": f"[t{self.lag:+d}]" if self.lag else "[t]"}[self.at]
+        return (
+            self.name
+            + {"": "", "0": "[0]", "T": "[T]", "t": f"[t{self.lag:+d}]" if self.lag else "[t]"}[
+                self.at
+            ]
+        )
 
 
 @dataclass(frozen=True)
 class Line:
-    """One entry of p or q: a variable, its parents, its family with options, and the widths of its network's hidden layers."""
+    """One entry of p or q: a variable, its parents, its family with options, and the widths of its
+    network's hidden layers.
+    """
 
     side: str
     target: Read
@@ -86,7 +95,10 @@ class Declaration:
 
     @cached_property
     def _names(self) -> dict[str, list[str]]:
-        return {side: list(dict.fromkeys(line.name for line in self.lines if line.side == side)) for side in "pq"}
+        return {
+            side: list(dict.fromkeys(line.name for line in self.lines if line.side == side))
+            for side in "pq"
+        }
 
     def stochastic(self, name: str) -> bool:
         return name in self._stochastic
@@ -96,35 +108,58 @@ class Declaration:
         return frozenset(line.name for line in self.lines if line.stochastic)
 
     def finite(self, name: str) -> bool:
-        return all(line.family in ("OneHot", "Bernoulli") for line in self.rules("p", name).values())
+        return all(
+            line.family in ("OneHot", "Bernoulli") for line in self.rules("p", name).values()
+        )
 
     @cached_property
     def latents(self) -> list[str]:
-        return [name for name in self.names("q") if name in self.names("p") and self.stochastic(name)]
+        return [
+            name for name in self.names("q") if name in self.names("p") and self.stochastic(name)
+        ]
 
     @cached_property
     def observed(self) -> list[str]:
-        return [name for name in self.names("p") if self.stochastic(name) and name not in self.names("q")]
+        return [
+            name
+            for name in self.names("p")
+            if self.stochastic(name) and name not in self.names("q")
+        ]
 
     def model(self, seed: int) -> Any:
-        """The library's model in double precision, every weight drawn anew so that none is at a special value."""
+        """The library's model in double precision, every weight drawn anew so that none is at a
+        special value.
+        """
         sides: dict[str, dict[str, Any]] = {"p": {}, "q": {}}
         for line in self.lines:
             owner = "p" if line.name in self.names("p") else "q"
-            sides[line.side][line.key] = line.conditional(self.sizes[line.name] if line.side == owner else None)
+            sides[line.side][line.key] = line.conditional(
+                self.sizes[line.name] if line.side == owner else None
+            )
         given = {name: self.sizes[name] for name in self.given}
         model = aevb.Model(sides["p"], sides["q"], given, missing=self.missing).double()
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter.copy_(0.6 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+                parameter.copy_(
+                    0.6 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                )
         return model
 
     def __str__(self) -> str:
         parts = [
-            f"{side} = {{" + ", ".join(f'"{line.key}": {self._shown(line)}' for line in self.lines if line.side == side) + "}" for side in ("p", "q")
+            f"{side} = {{"
+            + ", ".join(
+                f'"{line.key}": {self._shown(line)}' for line in self.lines if line.side == side
+            )
+            + "}"
+            for side in ("p", "q")
         ]
-        given = f", given = {{{', '.join(f'{name!r}: {self.sizes[name]}' for name in self.given)}}}" if self.given else ""
+        given = (
+            f", given = {{{', '.join(f'{name!r}: {self.sizes[name]}' for name in self.given)}}}"
+            if self.given
+            else ""
+        )
         return ", ".join(parts) + given + (', missing = "mask"' if self.missing == "mask" else "")
 
     def _shown(self, line: Line) -> str:

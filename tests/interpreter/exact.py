@@ -1,7 +1,9 @@
-"""Evidence and posterior by definition: sums over all values of the finite unknowns, Gaussian integrals of the others.
+"""Evidence and posterior by definition: sums over all values of the finite unknowns, Gaussian
+integrals of the others.
 
-The logarithm of the joint density is evaluated on points from which a quadratic function of the continuous unknowns is known exactly, so that
-nothing of a filter or of a regression is shared with the library.
+The logarithm of the joint density is evaluated on points from which a quadratic function of the
+continuous unknowns is known exactly, so that nothing of a filter or of a regression is shared with
+the library.
 """
 
 from __future__ import annotations
@@ -33,7 +35,12 @@ class Joint:
         if not n:
             return self.constant
         mean = torch.linalg.solve(self.precision, self.linear.unsqueeze(-1)).squeeze(-1)
-        return self.constant + 0.5 * (mean * self.linear).sum(-1) + 0.5 * n * LOG_TWO_PI - 0.5 * torch.logdet(self.precision)
+        return (
+            self.constant
+            + 0.5 * (mean * self.linear).sum(-1)
+            + 0.5 * n * LOG_TWO_PI
+            - 0.5 * torch.logdet(self.precision)
+        )
 
     def log_evidence(self) -> Tensor:
         return torch.logsumexp(self.log_integral().flatten(), 0)
@@ -44,12 +51,30 @@ def joint(declaration: Declaration, weights: Mapping[str, Tensor], row: Row) -> 
     finite = {name: "enumerate" for name in declaration.latents if declaration.finite(name)}
     free = [name for name in declaration.latents if name not in finite]
     blank = World(declaration, weights, row, ways=finite)
-    places = [(node, i) for name in free for node in blank.nodes(name) if not row.known(node) for i in range(declaration.sizes[name])]
+    places = [
+        (node, i)
+        for name in free
+        for node in blank.nodes(name)
+        if not row.known(node)
+        for i in range(declaration.sizes[name])
+    ]
     n = len(places)
-    probe = torch.linspace(-1.3, 1.7, n, dtype=torch.float64) if n else torch.zeros(0, dtype=torch.float64)
+    probe = (
+        torch.linspace(-1.3, 1.7, n, dtype=torch.float64)
+        if n
+        else torch.zeros(0, dtype=torch.float64)
+    )
     eye = torch.eye(n, dtype=torch.float64)
     pairs = [(i, j) for i in range(n) for j in range(i)]
-    points = torch.stack([torch.zeros(n, dtype=torch.float64), *eye, *-eye, *(eye[i] + eye[j] for i, j in pairs), probe])
+    points = torch.stack(
+        [
+            torch.zeros(n, dtype=torch.float64),
+            *eye,
+            *-eye,
+            *(eye[i] + eye[j] for i, j in pairs),
+            probe,
+        ]
+    )
     fixed = {}
     for name in free:
         steps = blank.nodes(name)
@@ -63,19 +88,31 @@ def joint(declaration: Declaration, weights: Mapping[str, Tensor], row: Row) -> 
         fixed[name] = value if name in declaration.timed else value[:, 0]
     world = World(declaration, weights, row, ways=finite, fixed=fixed)
     names = [name for name in declaration.names("p") if declaration.stochastic(name)]
-    if any(world.line("p", node).family not in ("Normal", "MultivariateNormal") for node in {node for node, _ in places}):
+    if any(
+        world.line("p", node).family not in ("Normal", "MultivariateNormal")
+        for node in {node for node, _ in places}
+    ):
         return None
     log_p = sum(world.log_p(node) for name in names for node in world.nodes(name))
     shape = [len(points), *(world.value(axis).shape[i] for i, axis in enumerate(world.axes) if i)]  # type: ignore[arg-type]
     f = log_p.expand(shape).movedim(0, -1)
-    c, plus, minus, mixed = f[..., 0], f[..., 1 : n + 1], f[..., n + 1 : 2 * n + 1], f[..., 2 * n + 1 : -1]
+    c, plus, minus, mixed = (
+        f[..., 0],
+        f[..., 1 : n + 1],
+        f[..., n + 1 : 2 * n + 1],
+        f[..., 2 * n + 1 : -1],
+    )
     linear = (plus - minus) / 2
     rows = [[torch.zeros_like(c)] * n for _ in range(n)]
     for i in range(n):
         rows[i][i] = -(plus[..., i] + minus[..., i] - 2 * c)
     for position, (i, j) in enumerate(pairs):
         rows[i][j] = rows[j][i] = -(mixed[..., position] - plus[..., i] - plus[..., j] + c)
-    precision = torch.stack([torch.stack(each, -1) for each in rows], -2) if n else torch.zeros(*c.shape, 0, 0, dtype=torch.float64)
+    precision = (
+        torch.stack([torch.stack(each, -1) for each in rows], -2)
+        if n
+        else torch.zeros(*c.shape, 0, 0, dtype=torch.float64)
+    )
     guess = c + linear @ probe - 0.5 * (precision @ probe) @ probe if n else c
     if not torch.allclose(guess, f[..., -1], rtol=1e-8, atol=1e-8):
         return None

@@ -1,7 +1,8 @@
 """The families' densities, draws and expectations, from their textbook formulas.
 
-A family maps raw numbers ([…, heads]) to densities of values ([…, d]). Expectations under a Gaussian are sums over Gauss–Hermite nodes,
-which are exact for the quadratic log-densities they are asked about; those of finite families are sums over all values.
+A family maps raw numbers ([…, heads]) to densities of values ([…, d]). Expectations under a
+Gaussian are sums over Gauss–Hermite nodes, which are exact for the quadratic log-densities they are
+asked about; those of finite families are sums over all values.
 """
 
 from __future__ import annotations
@@ -39,12 +40,16 @@ def gauss_hermite(d: int, count: int) -> tuple[Tensor, Tensor]:
     """Nodes [count^d, d] and weights of E over N(0, I)."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(count)
     grid = np.array(list(itertools.product(nodes, repeat=d))).reshape(-1, d)
-    product = np.array([math.prod(each) for each in itertools.product(weights / weights.sum(), repeat=d)])
+    product = np.array(
+        [math.prod(each) for each in itertools.product(weights / weights.sum(), repeat=d)]
+    )
     return torch.from_numpy(grid), torch.from_numpy(product)
 
 
 class Family:
-    """One entry's distribution: ``parts`` splits raw numbers and learned vectors into parameters."""
+    """One entry's distribution: ``parts`` splits raw numbers and learned vectors into
+    parameters.
+    """
 
     noise: str | None = None
     values: Tensor | None = None
@@ -67,7 +72,9 @@ class Family:
 
 
 class Distribution:
-    """log_prob, and where they exist draw, expect (E of a function of the value), entropy and moments."""
+    """log_prob, and where they exist draw, expect (E of a function of the value), entropy and
+    moments.
+    """
 
     def log_prob(self, value: Tensor, present: Tensor | None = None) -> Tensor:
         raise NotImplementedError
@@ -97,11 +104,17 @@ class Gaussian(Distribution):
             index = present.nonzero().flatten()
             gap, rows = gap[..., index], rows[..., index, :]
             if not len(index):
-                return torch.zeros(torch.broadcast_shapes(value.shape[:-1], self.loc.shape[:-1]), dtype=value.dtype)
-        root = torch.linalg.qr(rows.mT).R.mT  # L Lᵀ of the entries that are there, never formed: its condition is the square of the root's
+                return torch.zeros(
+                    torch.broadcast_shapes(value.shape[:-1], self.loc.shape[:-1]), dtype=value.dtype
+                )
+        # L Lᵀ of the entries that are there, never formed: its condition is the square of the
+        # root's
+        root = torch.linalg.qr(rows.mT).R.mT
         gap = gap.unsqueeze(-1)
         lead = torch.broadcast_shapes(gap.shape[:-2], root.shape[:-2])
-        white = torch.linalg.solve_triangular(root.expand(*lead, *root.shape[-2:]), gap.expand(*lead, *gap.shape[-2:]), upper=False)
+        white = torch.linalg.solve_triangular(
+            root.expand(*lead, *root.shape[-2:]), gap.expand(*lead, *gap.shape[-2:]), upper=False
+        )
         log_det = root.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
         return -0.5 * (white.square().sum((-2, -1)) + root.shape[-1] * LOG_TWO_PI) - log_det
 
@@ -110,7 +123,9 @@ class Gaussian(Distribution):
 
     def expect(self, function: Any) -> Tensor:
         nodes, weights = gauss_hermite(self.loc.shape[-1], 3)
-        return sum(weight * function(self.draw(node)) for node, weight in zip(nodes, weights, strict=True))
+        return sum(
+            weight * function(self.draw(node)) for node, weight in zip(nodes, weights, strict=True)
+        )
 
     def moments(self) -> tuple[Tensor, Tensor]:
         return self.loc, (self.factor @ self.factor.mT).diagonal(dim1=-2, dim2=-1)
@@ -123,7 +138,12 @@ class Independent(Gaussian):
         self.loc, self.scale = loc, scale
 
     def log_prob(self, value: Tensor, present: Tensor | None = None) -> Tensor:
-        return masked_sum(-0.5 * ((value - self.loc) / self.scale) ** 2 - torch.log(self.scale) - 0.5 * LOG_TWO_PI, present)
+        return masked_sum(
+            -0.5 * ((value - self.loc) / self.scale) ** 2
+            - torch.log(self.scale)
+            - 0.5 * LOG_TWO_PI,
+            present,
+        )
 
     def draw(self, noise: Tensor) -> Tensor:
         return self.loc + self.scale * noise
@@ -136,7 +156,11 @@ class NormalFamily(Family):
     noise = "normal"
 
     def heads(self) -> dict[str, int]:
-        return {"loc": self.d, "scale": self.d} if self.options.get("scale", "network") == "network" else {"loc": self.d}
+        return (
+            {"loc": self.d, "scale": self.d}
+            if self.options.get("scale", "network") == "network"
+            else {"loc": self.d}
+        )
 
     def standard(self) -> Tensor:
         raw = super().standard()
@@ -147,7 +171,11 @@ class NormalFamily(Family):
         scale = self.options.get("scale", "network")
         if scale == "network":
             return softplus(parts[1])
-        return softplus(vectors["scale"]) if scale == "learned" else torch.full((self.d,), float(scale), dtype=torch.float64)
+        return (
+            softplus(vectors["scale"])
+            if scale == "learned"
+            else torch.full((self.d,), float(scale), dtype=torch.float64)
+        )
 
     def density(self, raw: Tensor, vectors: dict[str, Tensor]) -> Gaussian:
         parts = self.split(raw)
@@ -158,7 +186,11 @@ class MultivariateNormalFamily(Family):
     noise = "normal"
 
     def heads(self) -> dict[str, int]:
-        own = {"tril": self.d * (self.d + 1) // 2} if self.options.get("covariance", "network") == "network" else {}
+        own = (
+            {"tril": self.d * (self.d + 1) // 2}
+            if self.options.get("covariance", "network") == "network"
+            else {}
+        )
         return {"loc": self.d} | own
 
     def standard(self) -> Tensor:
@@ -185,14 +217,19 @@ class MixtureOf(Distribution):
         self.log_weights, self.parts = log_weights, parts
 
     def log_prob(self, value: Tensor, present: Tensor | None = None) -> Tensor:
-        each = [part.log_prob(value, present) + self.log_weights[..., k] for k, part in enumerate(self.parts)]
+        each = [
+            part.log_prob(value, present) + self.log_weights[..., k]
+            for k, part in enumerate(self.parts)
+        ]
         return torch.logsumexp(torch.stack(torch.broadcast_tensors(*each)), 0)
 
     def moments(self) -> tuple[Tensor, Tensor]:
         weights = self.log_weights.exp()
         means, variances = zip(*(part.moments() for part in self.parts), strict=True)
         mean = sum(weights[..., k : k + 1] * means[k] for k in range(len(means)))
-        second = sum(weights[..., k : k + 1] * (variances[k] + means[k] ** 2) for k in range(len(means)))
+        second = sum(
+            weights[..., k : k + 1] * (variances[k] + means[k] ** 2) for k in range(len(means))
+        )
         return mean, second - mean**2
 
 
@@ -204,7 +241,11 @@ class MixtureFamily(Family):
         return self.options.get("components", 2)
 
     def heads(self) -> dict[str, int]:
-        return {"weight": self.components, "loc": self.components * self.d, "scale": self.components * self.d}
+        return {
+            "weight": self.components,
+            "loc": self.components * self.d,
+            "scale": self.components * self.d,
+        }
 
     def standard(self) -> Tensor:
         k, d = self.components, self.d
@@ -221,14 +262,22 @@ class MixtureFamily(Family):
 
 
 class Finite(Distribution):
-    """Probabilities of a list of values; ``entries`` is log p of each entry being 1, and being 0 where that counts."""
+    """Probabilities of a list of values; ``entries`` is log p of each entry being 1, and being 0
+    where that counts.
+    """
 
-    def __init__(self, values: Tensor, log_one: Tensor, log_zero: Tensor | None, logits: Tensor) -> None:
+    def __init__(
+        self, values: Tensor, log_one: Tensor, log_zero: Tensor | None, logits: Tensor
+    ) -> None:
         self.values, self.log_one, self.log_zero, self.logits = values, log_one, log_zero, logits
 
     def log_prob(self, value: Tensor, present: Tensor | None = None) -> Tensor:
         if self.log_zero is None:
-            return (value * self.log_one).sum(-1) if present is None or bool(present.all()) else torch.zeros_like((value * self.log_one).sum(-1))
+            return (
+                (value * self.log_one).sum(-1)
+                if present is None or bool(present.all())
+                else torch.zeros_like((value * self.log_one).sum(-1))
+            )
         return masked_sum(value * self.log_one + (1 - value) * self.log_zero, present)
 
     def expect(self, function: Any) -> Tensor:
@@ -252,7 +301,12 @@ class Finite(Distribution):
         a = self.logits - temperature * coordinate
         if self.log_zero is None:
             c = a.shape[-1]
-            return math.lgamma(c) + (c - 1) * math.log(temperature) + a.sum(-1) - c * torch.logsumexp(a, -1)
+            return (
+                math.lgamma(c)
+                + (c - 1) * math.log(temperature)
+                + a.sum(-1)
+                - c * torch.logsumexp(a, -1)
+            )
         return (math.log(temperature) + a - 2 * softplus(a)).sum(-1)
 
 
@@ -289,7 +343,9 @@ class LaplaceDistribution(Distribution):
         self.loc, self.scale = loc, scale
 
     def log_prob(self, value: Tensor, present: Tensor | None = None) -> Tensor:
-        return masked_sum(-torch.log(2 * self.scale) - (value - self.loc).abs() / self.scale, present)
+        return masked_sum(
+            -torch.log(2 * self.scale) - (value - self.loc).abs() / self.scale, present
+        )
 
     def draw(self, noise: Tensor) -> Tensor:
         return self.loc + self.scale * noise
@@ -321,7 +377,11 @@ class StudentDistribution(Distribution):
     def log_prob(self, value: Tensor, present: Tensor | None = None) -> Tensor:
         v = self.df
         constant = math.lgamma((v + 1) / 2) - math.lgamma(v / 2) - 0.5 * math.log(v * math.pi)
-        each = constant - torch.log(self.scale) - (v + 1) / 2 * torch.log1p(((value - self.loc) / self.scale) ** 2 / v)
+        each = (
+            constant
+            - torch.log(self.scale)
+            - (v + 1) / 2 * torch.log1p(((value - self.loc) / self.scale) ** 2 / v)
+        )
         return masked_sum(each, present)
 
     def draw(self, noise: Tensor) -> Tensor:
@@ -331,7 +391,9 @@ class StudentDistribution(Distribution):
         v = self.df
         digamma = lambda x: float(torch.digamma(torch.tensor(x, dtype=torch.float64)))  # noqa: E731
         log_beta = math.lgamma(v / 2) + math.lgamma(0.5) - math.lgamma((v + 1) / 2)
-        constant = (v + 1) / 2 * (digamma((v + 1) / 2) - digamma(v / 2)) + 0.5 * math.log(v) + log_beta
+        constant = (
+            (v + 1) / 2 * (digamma((v + 1) / 2) - digamma(v / 2)) + 0.5 * math.log(v) + log_beta
+        )
         return (constant + torch.log(self.scale) + 0 * self.loc).sum(-1)
 
 
@@ -342,7 +404,9 @@ class StudentTFamily(NormalFamily):
 
     def density(self, raw: Tensor, vectors: dict[str, Tensor]) -> Any:
         parts = self.split(raw)
-        return StudentDistribution(parts[0], self.scales(parts, vectors), self.options.get("df", 4.0))
+        return StudentDistribution(
+            parts[0], self.scales(parts, vectors), self.options.get("df", 4.0)
+        )
 
 
 class PoissonDistribution(Distribution):
@@ -350,7 +414,9 @@ class PoissonDistribution(Distribution):
         self.log_rate = log_rate
 
     def log_prob(self, value: Tensor, present: Tensor | None = None) -> Tensor:
-        return masked_sum(value * self.log_rate - torch.exp(self.log_rate) - torch.lgamma(value + 1), present)
+        return masked_sum(
+            value * self.log_rate - torch.exp(self.log_rate) - torch.lgamma(value + 1), present
+        )
 
     def moments(self) -> tuple[Tensor, Tensor]:
         return self.log_rate.exp(), self.log_rate.exp()
@@ -374,13 +440,21 @@ class NegativeBinomialDistribution(Distribution):
 
     def log_prob(self, value: Tensor, present: Tensor | None = None) -> Tensor:
         r, m = self.r, self.mean
-        each = torch.lgamma(value + r) - torch.lgamma(value + 1) - torch.lgamma(r) + r * torch.log(r / (r + m)) + value * torch.log(m / (r + m))
+        each = (
+            torch.lgamma(value + r)
+            - torch.lgamma(value + 1)
+            - torch.lgamma(r)
+            + r * torch.log(r / (r + m))
+            + value * torch.log(m / (r + m))
+        )
         return masked_sum(each, present)
 
 
 class NegativeBinomialFamily(Family):
     def heads(self) -> dict[str, int]:
-        return {"log_mean": self.d} | ({"dispersion": self.d} if self.options.get("dispersion", "learned") == "network" else {})
+        return {"log_mean": self.d} | (
+            {"dispersion": self.d} if self.options.get("dispersion", "learned") == "network" else {}
+        )
 
     def standard(self) -> Tensor:
         raw = super().standard()
@@ -389,7 +463,13 @@ class NegativeBinomialFamily(Family):
 
     def density(self, raw: Tensor, vectors: dict[str, Tensor]) -> Any:
         parts, setting = self.split(raw), self.options.get("dispersion", "learned")
-        r = softplus(parts[1]) if setting == "network" else softplus(vectors["dispersion"]) if setting == "learned" else torch.tensor(float(setting))
+        r = (
+            softplus(parts[1])
+            if setting == "network"
+            else softplus(vectors["dispersion"])
+            if setting == "learned"
+            else torch.tensor(float(setting))
+        )
         return NegativeBinomialDistribution(parts[0].exp(), r.double())
 
 
@@ -399,7 +479,13 @@ class BetaDistribution(Distribution):
 
     def log_prob(self, value: Tensor, present: Tensor | None = None) -> Tensor:
         a, b = self.a, self.b
-        each = (a - 1) * torch.log(value) + (b - 1) * torch.log1p(-value) + torch.lgamma(a + b) - torch.lgamma(a) - torch.lgamma(b)
+        each = (
+            (a - 1) * torch.log(value)
+            + (b - 1) * torch.log1p(-value)
+            + torch.lgamma(a + b)
+            - torch.lgamma(a)
+            - torch.lgamma(b)
+        )
         return masked_sum(each, present)
 
 
@@ -420,7 +506,11 @@ class ContinuousBernoulliDistribution(Distribution):
         self.logits = logits
 
     def log_prob(self, value: Tensor, present: Tensor | None = None) -> Tensor:
-        each = value * self.logits - softplus(self.logits) + torch.log(self.logits / torch.tanh(self.logits / 2))
+        each = (
+            value * self.logits
+            - softplus(self.logits)
+            + torch.log(self.logits / torch.tanh(self.logits / 2))
+        )
         return masked_sum(each, present)
 
     def draw(self, noise: Tensor) -> Tensor:
@@ -439,7 +529,15 @@ class ContinuousBernoulliFamily(Family):
 
 
 FAMILIES: dict[str, type[Family]] = {
-    "Normal": NormalFamily, "MultivariateNormal": MultivariateNormalFamily, "Mixture": MixtureFamily, "OneHot": OneHotFamily,
-    "Bernoulli": BernoulliFamily, "Laplace": LaplaceFamily, "StudentT": StudentTFamily, "Poisson": PoissonFamily,
-    "NegativeBinomial": NegativeBinomialFamily, "Beta": BetaFamily, "ContinuousBernoulli": ContinuousBernoulliFamily,
-}  # fmt: skip
+    "Normal": NormalFamily,
+    "MultivariateNormal": MultivariateNormalFamily,
+    "Mixture": MixtureFamily,
+    "OneHot": OneHotFamily,
+    "Bernoulli": BernoulliFamily,
+    "Laplace": LaplaceFamily,
+    "StudentT": StudentTFamily,
+    "Poisson": PoissonFamily,
+    "NegativeBinomial": NegativeBinomialFamily,
+    "Beta": BetaFamily,
+    "ContinuousBernoulli": ContinuousBernoulliFamily,
+}

@@ -30,7 +30,9 @@ from .random_declarations import random_declaration
 def wrapped(owner: Any, name: str, change: Any) -> AbstractContextManager[Any]:
     """Replace a function by one that gets the original first."""
     original = getattr(owner, name)
-    return patch.object(owner, name, lambda *arguments, **named: change(original, *arguments, **named))
+    return patch.object(
+        owner, name, lambda *arguments, **named: change(original, *arguments, **named)
+    )
 
 
 def no_end_of_q(original: Any, self: Any, side: str, name: str, region: str) -> Any:
@@ -53,7 +55,9 @@ class WithoutLogarithms:
 
 
 def dreg_without_weight(original: Any, self: Any, kl_weight: Any = 1.0) -> Tensor:
-    return torch.softmax(original(self, 1.0) * 0 + _sample_logits(self, kl_weight), aevb.estimate.estimators.SAMPLES)
+    return torch.softmax(
+        original(self, 1.0) * 0 + _sample_logits(self, kl_weight), aevb.estimate.estimators.SAMPLES
+    )
 
 
 def _sample_logits(self: Any, kl_weight: Any) -> Tensor:
@@ -62,15 +66,21 @@ def _sample_logits(self: Any, kl_weight: Any) -> Tensor:
         if name == "#S":
             break
         total = aevb.estimate.estimators.contract(total, self.weight(name), axis)
-    return aevb.estimate.estimators.expand_axis(total, aevb.estimate.estimators.SAMPLES, self.plan.samples)
+    return aevb.estimate.estimators.expand_axis(
+        total, aevb.estimate.estimators.SAMPLES, self.plan.samples
+    )
 
 
-def all_present(original: Any, self: Any, dist: Any, value: Tensor, present: Tensor | None = None) -> Tensor:
+def all_present(
+    original: Any, self: Any, dist: Any, value: Tensor, present: Tensor | None = None
+) -> Tensor:
     return original(self, dist, value, None)
 
 
 def padded_end(original: Any, self: Any, value: Tensor) -> Tensor:
-    return aevb.estimate.program.over_time(value, self.count).narrow(aevb.estimate.program.TIME, self.count - 1, 1)
+    return aevb.estimate.program.over_time(value, self.count).narrow(
+        aevb.estimate.program.TIME, self.count - 1, 1
+    )
 
 
 ORDER = aevb.derive.plan.Plan.order.fget  # type: ignore[attr-defined]
@@ -78,13 +88,21 @@ ORDER = aevb.derive.plan.Plan.order.fget  # type: ignore[attr-defined]
 
 def reordered(change: Any) -> AbstractContextManager[Any]:
     """Replace the plan's order of sums, and with it the printed formula, by a function of it."""
-    return patch.object(aevb.derive.plan.Plan, "order", property(lambda self: change(self, ORDER(self))))
+    return patch.object(
+        aevb.derive.plan.Plan, "order", property(lambda self: change(self, ORDER(self)))
+    )
 
 
 def by_draws(plan: Any, order: tuple[str, ...]) -> tuple[str, ...]:
-    """The latents on each side of the mean over samples by q's order of draws alone, the last one innermost."""
+    """The latents on each side of the mean over samples by q's order of draws alone, the last one
+    innermost.
+    """
     inner, outer = order[: order.index("#S")], order[order.index("#S") + 1 :]
-    return *(name for name in reversed(plan.slots) if name in inner), "#S", *(name for name in reversed(plan.slots) if name in outer)
+    return (
+        *(name for name in reversed(plan.slots) if name in inner),
+        "#S",
+        *(name for name in reversed(plan.slots) if name in outer),
+    )
 
 
 def samples_first(original: Any, self: Any) -> list[tuple[str, int]]:
@@ -93,11 +111,17 @@ def samples_first(original: Any, self: Any) -> list[tuple[str, int]]:
 
 def weight_of_all_samples(original: Any, self: Any, name: str) -> Tensor:
     weight = original(self, name)
-    return weight if self.graph.timed[name] else weight.mean(aevb.estimate.estimators.SAMPLES, keepdim=True)
+    return (
+        weight
+        if self.graph.timed[name]
+        else weight.mean(aevb.estimate.estimators.SAMPLES, keepdim=True)
+    )
 
 
 def means_of_samples_first() -> AbstractContextManager[Any]:
-    """The estimate alone, whatever the formula says: the mean over samples first, then sums with the mean of each weight."""
+    """The estimate alone, whatever the formula says: the mean over samples first, then sums with
+    the mean of each weight.
+    """
     stack = ExitStack()
     stack.enter_context(wrapped(aevb.estimate.estimators.Estimate, "sequence", samples_first))
     stack.enter_context(wrapped(aevb.estimate.estimators.Estimate, "weight", weight_of_all_samples))
@@ -108,39 +132,75 @@ NORMALS = (aevb.Normal, aevb.Normal)
 KL = aevb.derive.divergences._KL
 
 FAULTS: dict[str, Any] = {
-    "densities of q ignore its ends": lambda: wrapped(aevb.estimate.program.Program, "entry", no_end_of_q),
-    "q's entropy has the wrong sign": lambda: wrapped(aevb.declare.families.Normal, "entropy", lambda original, *a: -original(*a)),
-    "KL between Normals has its arguments exchanged": lambda: patch.dict(KL, {NORMALS: lambda q, p, kl=KL[NORMALS]: kl(p, q)}),
-    "a KL in closed form though p's parent depends on the latent": lambda: patch.object(aevb.derive.plan, "conflict", lambda *a, **k: None),
-    "missing entries of a Normal count": lambda: wrapped(aevb.declare.families.Normal, "log_prob", all_present),
-    "iwae lacks − log K": lambda: patch.object(aevb.estimate.estimators, "math", WithoutLogarithms()),
-    "pairwise marginals of a chain are transposed": lambda: wrapped(aevb.estimate.chain_marginals.Chain, "weights", transposed_pairs),
-    "dreg weights samples by w² whatever the KL weight": lambda: wrapped(aevb.estimate.estimators.Estimate, "gradient_scale", dreg_without_weight),
-    "a known latent pays − log q": lambda: wrapped(aevb.estimate.estimators.Estimate, "_where_unknown", lambda original, self, name, term: term),
-    "the last step of a padded row is read at the padding": lambda: wrapped(aevb.estimate.program.Program, "last_step", padded_end),
+    "densities of q ignore its ends": lambda: wrapped(
+        aevb.estimate.program.Program, "entry", no_end_of_q
+    ),
+    "q's entropy has the wrong sign": lambda: wrapped(
+        aevb.declare.families.Normal, "entropy", lambda original, *a: -original(*a)
+    ),
+    "KL between Normals has its arguments exchanged": lambda: patch.dict(
+        KL, {NORMALS: lambda q, p, kl=KL[NORMALS]: kl(p, q)}
+    ),
+    "a KL in closed form though p's parent depends on the latent": lambda: patch.object(
+        aevb.derive.plan, "conflict", lambda *a, **k: None
+    ),
+    "missing entries of a Normal count": lambda: wrapped(
+        aevb.declare.families.Normal, "log_prob", all_present
+    ),
+    "iwae lacks − log K": lambda: patch.object(
+        aevb.estimate.estimators, "math", WithoutLogarithms()
+    ),
+    "pairwise marginals of a chain are transposed": lambda: wrapped(
+        aevb.estimate.chain_marginals.Chain, "weights", transposed_pairs
+    ),
+    "dreg weights samples by w² whatever the KL weight": lambda: wrapped(
+        aevb.estimate.estimators.Estimate, "gradient_scale", dreg_without_weight
+    ),
+    "a known latent pays − log q": lambda: wrapped(
+        aevb.estimate.estimators.Estimate, "_where_unknown", lambda original, self, name, term: term
+    ),
+    "the last step of a padded row is read at the padding": lambda: wrapped(
+        aevb.estimate.program.Program, "last_step", padded_end
+    ),
     "a function of nothing but the outside is not zeros": lambda: wrapped(
         aevb.estimate.program.Program, "_zero_outside", lambda original, self, v, e: v
     ),
     "a Gaussian belief forgets the noise of a rule": lambda: wrapped(
         aevb.evidence.square_root_belief.RootBelief,
         "extended",
-        lambda original, self, column, rule: original(self, column, replace(rule, noise=0.5 * rule.noise)),
+        lambda original, self, column, rule: original(
+            self, column, replace(rule, noise=0.5 * rule.noise)
+        ),
     ),
     "the sum over finite latents forgets their prior": lambda: wrapped(
-        aevb.evidence.finite.Tables, "log_p", lambda original, self, name: original(self, name) * (name not in self.structure.discrete)
+        aevb.evidence.finite.Tables,
+        "log_p",
+        lambda original, self, name: original(self, name) * (name not in self.structure.discrete),
     ),
-    "the mean over samples is planned before every sum": lambda: reordered(lambda plan, order: ("#S", *(name for name in order if name != "#S"))),
+    "the mean over samples is planned before every sum": lambda: reordered(
+        lambda plan, order: ("#S", *(name for name in order if name != "#S"))
+    ),
     "the mean over samples is taken before every sum": means_of_samples_first,
-    "every sum is planned before the mean over samples": lambda: reordered(lambda plan, order: (*(name for name in order if name != "#S"), "#S")),
-    "every sum is taken before the mean over samples": lambda: wrapped(
-        aevb.estimate.estimators.Estimate, "sequence", lambda original, self: sorted(original(self), key=lambda step: step[0] == "#S")
+    "every sum is planned before the mean over samples": lambda: reordered(
+        lambda plan, order: (*(name for name in order if name != "#S"), "#S")
     ),
-    "an expectation is planned inside a logarithm that its weights do not depend on": lambda: reordered(by_draws),
+    "every sum is taken before the mean over samples": lambda: wrapped(
+        aevb.estimate.estimators.Estimate,
+        "sequence",
+        lambda original, self: sorted(original(self), key=lambda step: step[0] == "#S"),
+    ),
+    "an expectation is planned inside a logarithm that its weights do not depend on": lambda: (
+        reordered(by_draws)
+    ),
 }
 
 
-def noticed(fault: str | None, seeds: Iterable[int], kinds: Sequence[str] = KINDS, requests: int = 7) -> Counter[str]:
-    """How many comparisons of these random models notice a fault, by what was compared; "error" counts models that failed."""
+def noticed(
+    fault: str | None, seeds: Iterable[int], kinds: Sequence[str] = KINDS, requests: int = 7
+) -> Counter[str]:
+    """How many comparisons of these random models notice a fault, by what was compared; "error"
+    counts models that failed.
+    """
     found: Counter[str] = Counter()
     for seed in seeds:
         declaration, _ = random_declaration(seed)

@@ -1,4 +1,6 @@
-"""q's marginals by definition: sums over the values of everything finite that a latent depends on."""
+"""q's marginals by definition: sums over the values of everything finite that a latent depends
+on.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,12 @@ def ancestors(world: World, node: Node) -> set[Node]:
         side = "q" if current[0] in world.declaration.latents else world.owner(current[0])
         for read in world.line(side, current).reads:
             above = world.parent(read, current)
-            if above is None or above in found or above[0] in world.declaration.given or above[0] in world.declaration.observed:
+            if (
+                above is None
+                or above in found
+                or above[0] in world.declaration.given
+                or above[0] in world.declaration.observed
+            ):
                 continue
             if above[0] in world.declaration.latents and world.row.known(above):
                 continue
@@ -29,8 +36,12 @@ def ancestors(world: World, node: Node) -> set[Node]:
     return {each for each in found if each[0] in world.declaration.latents}
 
 
-def marginal(declaration: Declaration, weights: Mapping[str, Tensor], row: Row, node: Node, values: Tensor) -> Tensor | None:
-    """log q of each of these values ([V, d]) of one latent at one step; None where it depends on a continuous latent."""
+def marginal(
+    declaration: Declaration, weights: Mapping[str, Tensor], row: Row, node: Node, values: Tensor
+) -> Tensor | None:
+    """log q of each of these values ([V, d]) of one latent at one step; None where it depends on a
+    continuous latent.
+    """
     finite = {name: "enumerate" for name in declaration.latents if declaration.finite(name)}
     blank = World(declaration, weights, row, ways=finite)
     above = ancestors(blank, node)

@@ -1,8 +1,11 @@
-"""In which order a bound's sums are taken, from the declared graphs alone: the rule that the plan and the printed formula must follow.
+"""In which order a bound's sums are taken, from the declared graphs alone: the rule that the plan
+and the printed formula must follow.
 
-1. A sum is inside every sum that its weights depend on, directly or through other variables: the weights are then known where they are used.
-2. log Σ exp E ≤ E log Σ exp. So an expectation is outside every sum in a logarithm (the samples' log-mean-exp, ``how`` "sum", a mixture's
-   components) that rule 1 does not put outside it, as far as all latents together allow.
+1. A sum is inside every sum that its weights depend on, directly or through other variables: the
+weights are then known where they are used.
+2. log Σ exp E ≤ E log Σ exp. So an expectation is outside every sum in a logarithm (the samples'
+   log-mean-exp, ``how`` "sum", a mixture's components) that rule 1 does not put outside it, as far
+   as all latents together allow.
 
 All orders are tried here. Orders that break rule 2 equally often, and least, are equally good.
 """
@@ -23,11 +26,19 @@ def kind(way: str, bound: str) -> str:
     inside = bound == "iwae"
     if way == "samples":
         return "log mean exp" if inside else "mean"
-    return "log sum exp" if way == "sum" else "log expect exp" if way == "stratify" and inside else "expect"
+    return (
+        "log sum exp"
+        if way == "sum"
+        else "log expect exp"
+        if way == "stratify" and inside
+        else "expect"
+    )
 
 
 def blanket(declaration: Declaration, name: str) -> set[str]:
-    """The variables in those factors of p that contain a latent, itself excepted; a deterministic node stands for what it reads."""
+    """The variables in those factors of p that contain a latent, itself excepted; a deterministic
+    node stands for what it reads.
+    """
     found: set[str] = set()
     for line in (line for line in declaration.lines if line.side == "p" and line.stochastic):
         members, frontier = {line.name}, [read.name for read in line.reads]
@@ -36,13 +47,19 @@ def blanket(declaration: Declaration, name: str) -> set[str]:
             if current not in members:
                 members.add(current)
                 if current not in declaration.given and not declaration.stochastic(current):
-                    frontier += [read.name for rule in _lines(declaration, "p", current) for read in rule.reads]
+                    frontier += [
+                        read.name
+                        for rule in _lines(declaration, "p", current)
+                        for read in rule.reads
+                    ]
         found |= members if name in members else set()
     return found - {name}
 
 
 def dependencies(declaration: Declaration, ways: Mapping[str, str]) -> dict[str, set[str]]:
-    """The unknown latents that each latent depends on under q, through all that lies between; "samples" beside a latent that is drawn."""
+    """The unknown latents that each latent depends on under q, through all that lies between;
+    "samples" beside a latent that is drawn.
+    """
     known = {*declaration.observed, *declaration.given} | (set(declaration.latents) - set(ways))
     found = {}
     for name in ways:
@@ -54,7 +71,11 @@ def dependencies(declaration: Declaration, ways: Mapping[str, str]) -> dict[str,
                 continue
             above.add(current)
             frontier |= _above(declaration, current)
-        drawn = {"samples"} if any(ways.get(each) not in (None, "enumerate", "sum") for each in above) else set()
+        drawn = (
+            {"samples"}
+            if any(ways.get(each) not in (None, "enumerate", "sum") for each in above)
+            else set()
+        )
         found[name] = {each for each in above if each in ways} | drawn
     return found
 
@@ -71,9 +92,15 @@ def _above(declaration: Declaration, name: str) -> set[str]:
 
 
 def nestings(declaration: Declaration, ways: Mapping[str, str], bound: str) -> list[Nesting]:
-    """The orders that follow the rules. Latents in time have no part in them: all their paths are summed before."""
+    """The orders that follow the rules. Latents in time have no part in them: all their paths are
+    summed before.
+    """
     above = dependencies(declaration, ways)
-    kinds = {name: kind(way, bound) for name, way in ways.items() if way in ON_AXES and name not in declaration.timed}
+    kinds = {
+        name: kind(way, bound)
+        for name, way in ways.items()
+        if way in ON_AXES and name not in declaration.timed
+    }
     kinds["samples"] = kind("samples", bound)
     above["samples"] = set()
     allowed: dict[Nesting, int] = {}
@@ -81,6 +108,9 @@ def nestings(declaration: Declaration, ways: Mapping[str, str], bound: str) -> l
         pairs = [(outer, inner) for i, outer in enumerate(order) for inner in order[i + 1 :]]
         if any(inner in above[outer] for outer, inner in pairs):
             continue
-        loose = sum(kinds[inner] == "expect" and "log" in kinds[outer] and outer not in above[inner] for outer, inner in pairs)
+        loose = sum(
+            kinds[inner] == "expect" and "log" in kinds[outer] and outer not in above[inner]
+            for outer, inner in pairs
+        )
         allowed[tuple((kinds[name], name) for name in order)] = loose
     return [order for order, loose in allowed.items() if loose == min(allowed.values())]

@@ -10,16 +10,46 @@ from typing import Any
 
 from .declaration import Declaration, Line, Read
 
-REAL_P = (("Normal", 60), ("MultivariateNormal", 15), ("Laplace", 8), ("StudentT", 7), ("Mixture", 10))
-REAL_Q = (("Normal", 55), ("MultivariateNormal", 20), ("Mixture", 10), ("Laplace", 10), ("StudentT", 5))
+REAL_P = (
+    ("Normal", 60),
+    ("MultivariateNormal", 15),
+    ("Laplace", 8),
+    ("StudentT", 7),
+    ("Mixture", 10),
+)
+REAL_Q = (
+    ("Normal", 55),
+    ("MultivariateNormal", 20),
+    ("Mixture", 10),
+    ("Laplace", 10),
+    ("StudentT", 5),
+)
 DATA = (
-    ("Normal", 40), ("MultivariateNormal", 12), ("Bernoulli", 12), ("OneHot", 8), ("Poisson", 8), ("NegativeBinomial", 5), ("Laplace", 5),
-    ("StudentT", 5), ("Mixture", 8), ("Beta", 3), ("ContinuousBernoulli", 4),
-)  # fmt: skip
+    ("Normal", 40),
+    ("MultivariateNormal", 12),
+    ("Bernoulli", 12),
+    ("OneHot", 8),
+    ("Poisson", 8),
+    ("NegativeBinomial", 5),
+    ("Laplace", 5),
+    ("StudentT", 5),
+    ("Mixture", 8),
+    ("Beta", 3),
+    ("ContinuousBernoulli", 4),
+)
 SUPPORTS = {
-    "Normal": "real", "MultivariateNormal": "real", "Laplace": "real", "StudentT": "real", "Mixture": "real", "Bernoulli": "binary",
-    "OneHot": "class", "Poisson": "count", "NegativeBinomial": "count", "Beta": "unit", "ContinuousBernoulli": "unit",
-}  # fmt: skip
+    "Normal": "real",
+    "MultivariateNormal": "real",
+    "Laplace": "real",
+    "StudentT": "real",
+    "Mixture": "real",
+    "Bernoulli": "binary",
+    "OneHot": "class",
+    "Poisson": "count",
+    "NegativeBinomial": "count",
+    "Beta": "unit",
+    "ContinuousBernoulli": "unit",
+}
 
 
 def pick(rng: random.Random, weighted: Sequence[tuple[str, int]]) -> str:
@@ -27,7 +57,9 @@ def pick(rng: random.Random, weighted: Sequence[tuple[str, int]]) -> str:
 
 
 class Author:
-    """Writes one declaration. ``gaussian`` keeps to linear-Gaussian and finite variables, whose evidence is exact."""
+    """Writes one declaration. ``gaussian`` keeps to linear-Gaussian and finite variables, whose
+    evidence is exact.
+    """
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -43,13 +75,16 @@ class Author:
     def chance(self, probability: float) -> bool:
         return self.rng.random() < probability
 
-    # Families -----------------------------------------------------------------------------------------------------------------
+    # Families -------------------------------------------------------------------------------------
 
     def options(self, family: str, reads: Sequence[Read], side: str) -> dict[str, Any]:
         rng, options = self.rng, {}
-        smooth = self.gaussian and any(self.kinds.get(read.name) == "real" for read in reads)  # the spread must not depend on a Gaussian
+        # the spread must not depend on a Gaussian
+        smooth = self.gaussian and any(self.kinds.get(read.name) == "real" for read in reads)
         if family in ("Normal", "Laplace", "StudentT"):
-            options["scale"] = rng.choice(["learned", 0.7] if smooth else ["network", "network", "learned", 0.7])
+            options["scale"] = rng.choice(
+                ["learned", 0.7] if smooth else ["network", "network", "learned", 0.7]
+            )
         if family == "StudentT":
             options["df"] = rng.choice([3.0, 5.5])
         if family == "MultivariateNormal" and (smooth or self.chance(0.4)):
@@ -65,7 +100,15 @@ class Author:
     def line(self, side: str, target: Read, reads: Sequence[Read], family: str) -> Line:
         reads = tuple(dict.fromkeys(reads))
         hidden = (3,) if reads and not self.gaussian and self.chance(0.25) else ()
-        return Line(side, target, reads, family, self.options(family, reads, side), hidden, self.rng.choice(["tanh", "softplus"]))
+        return Line(
+            side,
+            target,
+            reads,
+            family,
+            self.options(family, reads, side),
+            hidden,
+            self.rng.choice(["tanh", "softplus"]),
+        )
 
     def family(self, name: str, side: str) -> str:
         kind = self.kinds[name]
@@ -74,7 +117,11 @@ class Author:
         if kind == "binary":
             return "Bernoulli"
         if kind == "unit":
-            return "ContinuousBernoulli" if side == "q" else self.rng.choice(["Beta", "ContinuousBernoulli"])
+            return (
+                "ContinuousBernoulli"
+                if side == "q"
+                else self.rng.choice(["Beta", "ContinuousBernoulli"])
+            )
         if kind == "count":
             return self.rng.choice(["Poisson", "NegativeBinomial"])
         if self.gaussian:
@@ -82,21 +129,34 @@ class Author:
         family = pick(self.rng, REAL_P if side == "p" else REAL_Q)
         return "Normal" if side == "q" and family == "Mixture" and name in self.timed else family
 
-    # p -------------------------------------------------------------------------------------------------------------------------
+    # p --------------------------------------------------------------------------------------------
 
     def latent_kinds(self) -> list[str]:
         rng = self.rng
-        return rng.choices(["real", "class", "binary", "unit"], [50, 25, 20, 0 if self.gaussian else 4], k=rng.choice([1, 1, 2, 2, 2, 3]))
+        return rng.choices(
+            ["real", "class", "binary", "unit"],
+            [50, 25, 20, 0 if self.gaussian else 4],
+            k=rng.choice([1, 1, 2, 2, 2, 3]),
+        )
 
     def write(self) -> Declaration:
         rng = self.rng
-        pool = {"real": ["z", "u", "w"], "class": ["y", "k", "j"], "binary": ["b", "a", "d"], "unit": ["m", "n_", "o"]}
+        pool = {
+            "real": ["z", "u", "w"],
+            "class": ["y", "k", "j"],
+            "binary": ["b", "a", "d"],
+            "unit": ["m", "n_", "o"],
+        }
         kinds = self.latent_kinds()
         latents = [pool[kind].pop(0) for kind in kinds]
         self.kinds |= dict(zip(latents, kinds, strict=True))
         observed = ["x", "l"][: rng.choice([1, 1, 1, 2])]
         for name in observed:
-            family = rng.choice(["Normal", "Normal", "MultivariateNormal", "Bernoulli"]) if self.gaussian else pick(rng, DATA)
+            family = (
+                rng.choice(["Normal", "Normal", "MultivariateNormal", "Bernoulli"])
+                if self.gaussian
+                else pick(rng, DATA)
+            )
             if self.gaussian and "real" in kinds and family == "Bernoulli":
                 family = "Normal"
             self.kinds[name] = SUPPORTS[family]
@@ -126,13 +186,24 @@ class Author:
         self.posterior(latents, observed)
         self.drop_unread_given()
         missing = "mask" if self.chance(0.2) else "zeros"
-        return Declaration(tuple(self.lines), self.sizes, tuple(self.given), frozenset(self.timed), missing)
+        return Declaration(
+            tuple(self.lines), self.sizes, tuple(self.given), frozenset(self.timed), missing
+        )
 
     def drop_unread_given(self) -> None:
         if not any(read.name == "c" for line in self.lines for read in line.reads):
             self.given = []
 
-    def sources(self, done: Sequence[str], later: Sequence[str], *, timed: bool, direction: int, near: float = 0.5, far: float = 0.2) -> list[Read]:
+    def sources(
+        self,
+        done: Sequence[str],
+        later: Sequence[str],
+        *,
+        timed: bool,
+        direction: int,
+        near: float = 0.5,
+        far: float = 0.2,
+    ) -> list[Read]:
         """Parents of a rule for every step, or of a static variable."""
         reads = []
         for name in [*done, *self.given]:
@@ -143,11 +214,20 @@ class Author:
             elif name not in self.timed and self.chance(near):
                 reads.append(Read(name))
         if timed and direction:
-            reads += [Read(name, "t", direction) for name in dict.fromkeys([*done, *later]) if name in self.timed and self.chance(far)]
+            reads += [
+                Read(name, "t", direction)
+                for name in dict.fromkeys([*done, *later])
+                if name in self.timed and self.chance(far)
+            ]
         return reads
 
-    def factor(self, side: str, name: str, done: list[str], order: Sequence[str], observed: bool) -> None:
-        timed, later = name in self.timed, [other for other in order if other not in done and other != name and not observed]
+    def factor(
+        self, side: str, name: str, done: list[str], order: Sequence[str], observed: bool
+    ) -> None:
+        timed, later = (
+            name in self.timed,
+            [other for other in order if other not in done and other != name and not observed],
+        )
         reads = self.sources(done, later, timed=timed, direction=-1)
         if timed and self.chance(0.2 if observed else 0.6):
             reads.append(Read(name, "t", -1))
@@ -165,12 +245,25 @@ class Author:
         kind = self.kinds[name]
         if self.gaussian and kind == "real":
             return self.rng.choice(["Normal", "MultivariateNormal"])
-        return pick(self.rng, [(family, weight) for family, weight in DATA if SUPPORTS[family] == kind])
+        return pick(
+            self.rng, [(family, weight) for family, weight in DATA if SUPPORTS[family] == kind]
+        )
 
-    def ends(self, side: str, name: str, done: Sequence[str], first: float, last: float, *, observed: bool = False) -> None:
+    def ends(
+        self,
+        side: str,
+        name: str,
+        done: Sequence[str],
+        first: float,
+        last: float,
+        *,
+        observed: bool = False,
+    ) -> None:
         for at, probability in (("0", first), ("T", last)):
             if name in self.timed and self.chance(probability):
-                candidates = [Read(other, at if other in self.timed else "") for other in [*done, *self.given]]
+                candidates = [
+                    Read(other, at if other in self.timed else "") for other in [*done, *self.given]
+                ]
                 reads = [read for read in candidates if self.chance(0.5)]
                 family = self.observed_family(name) if observed else self.family(name, side)
                 self.lines.append(self.line(side, Read(name, at), reads, family))
@@ -184,9 +277,22 @@ class Author:
         options: dict[str, Any] = {}
         if timed:
             self.timed.add(name)
-            reads = self.sources(done, order if side == "p" else (), timed=True, direction=direction, near=0.4, far=0.4)
-            family = rng.choice(["GRU", "LSTM", "Deterministic"]) if not self.gaussian else "Deterministic"
-            reads = reads or [Read(other, "t", direction) for other in order if other in self.timed][:1]
+            reads = self.sources(
+                done,
+                order if side == "p" else (),
+                timed=True,
+                direction=direction,
+                near=0.4,
+                far=0.4,
+            )
+            family = (
+                rng.choice(["GRU", "LSTM", "Deterministic"])
+                if not self.gaussian
+                else "Deterministic"
+            )
+            reads = (
+                reads or [Read(other, "t", direction) for other in order if other in self.timed][:1]
+            )
             if family != "Deterministic" or self.chance(0.3):
                 reads = [Read(name, "t", direction), *reads]
             if family != "Deterministic" and self.chance(0.3):
@@ -197,9 +303,13 @@ class Author:
                 reads = [Read(done[0], "0" if done[0] in self.timed else "")]
         if family == "Deterministic" and not self.gaussian:
             options["activation"] = rng.choice(["identity", "tanh"])
-        self.lines.append(Line(side, Read(name, "t" if timed else ""), tuple(dict.fromkeys(reads)), family, options))
+        self.lines.append(
+            Line(
+                side, Read(name, "t" if timed else ""), tuple(dict.fromkeys(reads)), family, options
+            )
+        )
 
-    # q -------------------------------------------------------------------------------------------------------------------------
+    # q --------------------------------------------------------------------------------------------
 
     def posterior(self, latents: list[str], observed: list[str]) -> None:
         order = latents[:]
@@ -219,13 +329,17 @@ class Author:
             reads = self.sources(done, [], timed=timed, direction=self.direction, near=0.6)
             if timed and self.direction and self.chance(0.5):
                 reads.append(Read(name, "t", self.direction))
-            self.lines.append(self.line("q", Read(name, "t" if timed else ""), reads, self.family(name, "q")))
+            self.lines.append(
+                self.line("q", Read(name, "t" if timed else ""), reads, self.family(name, "q"))
+            )
             self.ends("q", name, done, 0.2, 0.2)
             done.append(name)
 
 
 class NestingAuthor(Author):
-    """Writes several finite latents beside a continuous one, all static: bounds with many sums, whose order matters."""
+    """Writes several finite latents beside a continuous one, all static: bounds with many sums,
+    whose order matters.
+    """
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__(rng)
@@ -233,13 +347,19 @@ class NestingAuthor(Author):
 
     def latent_kinds(self) -> list[str]:
         rng = self.rng
-        kinds = ["real", *rng.choices(["class", "binary"], k=2), *rng.choices(["class", "binary", "real"], k=rng.choice([0, 1]))]
+        kinds = [
+            "real",
+            *rng.choices(["class", "binary"], k=2),
+            *rng.choices(["class", "binary", "real"], k=rng.choice([0, 1])),
+        ]
         rng.shuffle(kinds)
         return kinds
 
 
 def random_declaration(seed: int) -> tuple[Declaration, int]:
-    """A declaration that the library accepts, and how many it refused on the way. One seed in ten is for nested sums."""
+    """A declaration that the library accepts, and how many it refused on the way. One seed in ten
+    is for nested sums.
+    """
     rng, refused = random.Random(seed), 0
     while True:
         declaration = (NestingAuthor if seed % 10 == 9 else Author)(rng).write()
@@ -260,11 +380,20 @@ def _with_exact(declaration: Declaration, key: str) -> Declaration:
     """Bayes' rule says what Exact() reads."""
     target, _, parents = key.partition(" | ")
     reads = tuple(_read(text.strip()) for text in parents.split(",") if text.strip())
-    lines = [replace(line, reads=reads) if line.side == "q" and str(line.target) == target else line for line in declaration.lines]
+    lines = [
+        replace(line, reads=reads) if line.side == "q" and str(line.target) == target else line
+        for line in declaration.lines
+    ]
     return replace(declaration, lines=tuple(lines))
 
 
 def _read(text: str) -> Read:
     name, _, index = text.partition("[")
     index = index.removesuffix("]")
-    return Read(name, "", 0) if not index else Read(name, index) if index in "0T" else Read(name, "t", int(index.removeprefix("t") or 0))
+    return (
+        Read(name, "", 0)
+        if not index
+        else Read(name, index)
+        if index in "0T"
+        else Read(name, "t", int(index.removeprefix("t") or 0))
+    )

@@ -1,7 +1,8 @@
 """One row of data, with p and q unrolled over its steps and every unknown on an axis of its own.
 
-A value is a tensor […, d] with one axis for the samples, then one for each unknown that is enumerated (a pair of a name and a step; the
-components of a mixture are such an unknown). An axis that a value does not depend on has size 1.
+A value is a tensor […, d] with one axis for the samples, then one for each unknown that is
+enumerated (a pair of a name and a step; the components of a mixture are such an unknown). An axis
+that a value does not depend on has size 1.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class Row:
-    """One example: its number of steps, its data ([d] or [T, d]; zeros where missing) and which entries are known."""
+    """One example: its number of steps, its data ([d] or [T, d]; zeros where missing) and which
+    entries are known.
+    """
 
     steps: int
     data: Mapping[str, Tensor]
@@ -39,14 +42,16 @@ class Row:
         name, t = node
         if name not in self.data:
             return False
-        return name not in self.present or bool((self.present[name] if t is None else self.present[name][t]).all())
+        return name not in self.present or bool(
+            (self.present[name] if t is None else self.present[name][t]).all()
+        )
 
 
 class World:
     """The values and log-probabilities of all nodes for one row.
 
-    ``ways`` says how each latent is drawn; ``noise`` holds what it is drawn from ([S, T or 1, d]); ``fixed`` latents have the values given
-    ([S, d] or [S, T, d]).
+    ``ways`` says how each latent is drawn; ``noise`` holds what it is drawn from ([S, T or 1, d]);
+    ``fixed`` latents have the values given ([S, d] or [S, T, d]).
     """
 
     def __init__(
@@ -61,7 +66,12 @@ class World:
         temperature: float = 0.5,
     ) -> None:
         self.declaration, self.weights, self.row = declaration, weights, row
-        self.ways, self.noise, self.fixed, self.temperature = ways, noise or {}, fixed or {}, temperature
+        self.ways, self.noise, self.fixed, self.temperature = (
+            ways,
+            noise or {},
+            fixed or {},
+            temperature,
+        )
         self.axes: list[Node | str] = ["samples"]
         for name in declaration.latents:
             if ways.get(name) in ON_AXES and name not in self.fixed:
@@ -71,13 +81,19 @@ class World:
         self._log_q: dict[Node, Tensor] = {}
         self._log_p: dict[Node, Tensor] = {}
 
-    # The unrolled graph -----------------------------------------------------------------------------------------------------
+    # The unrolled graph ---------------------------------------------------------------------------
 
     def nodes(self, name: str) -> list[Node]:
-        return [(name, t) for t in range(self.row.steps)] if name in self.declaration.timed else [(name, None)]
+        return (
+            [(name, t) for t in range(self.row.steps)]
+            if name in self.declaration.timed
+            else [(name, None)]
+        )
 
     def line(self, side: str, node: Node) -> Line:
-        """The entry that stands for this step: the last step's own, else the first's own, else the rule for every step."""
+        """The entry that stands for this step: the last step's own, else the first's own, else the
+        rule for every step.
+        """
         rules, (_, t) = self.declaration.rules(side, node[0]), node
         if t is None:
             return rules[""]
@@ -97,7 +113,9 @@ class World:
         return "q" if name in self.declaration.names("q") else "p"
 
     def contains(self, factor: Node, node: Node) -> bool:
-        """Whether p's factor has the node in it: it is its variable, or read directly or through deterministic nodes."""
+        """Whether p's factor has the node in it: it is its variable, or read directly or through
+        deterministic nodes.
+        """
         frontier, seen = [factor], {factor}
         if factor == node:
             return True
@@ -107,12 +125,17 @@ class World:
                 above = self.parent(read, current)
                 if above == node:
                     return True
-                if above and above not in seen and not self.declaration.stochastic(above[0]) and above[0] not in self.declaration.given:
+                if (
+                    above
+                    and above not in seen
+                    and not self.declaration.stochastic(above[0])
+                    and above[0] not in self.declaration.given
+                ):
                     seen.add(above)
                     frontier.append(above)
         return False
 
-    # Values -----------------------------------------------------------------------------------------------------------------------
+    # Values ---------------------------------------------------------------------------------------
 
     def shaped(self, value: Tensor) -> Tensor:
         """[d] with all axes, of size 1."""
@@ -162,14 +185,20 @@ class World:
         if way in ("gumbel", "relaxed", "straight-through"):
             assert isinstance(q, Finite)
             soft = q.soft(q.relax(noise, self.temperature))
-            return soft if way != "straight-through" else q.draw(noise).detach() + soft - soft.detach()
+            return (
+                soft if way != "straight-through" else q.draw(noise).detach() + soft - soft.detach()
+            )
         return q.draw(noise)
 
     def _function(self, node: Node) -> Tensor:
         line = self.line(self.owner(node[0]), node)
         if line.family == "Deterministic":
-            if line.target.at in ("t", "") and all(self.parent(read, node) is None for read in line.reads):
-                return self.shaped(torch.zeros(self.declaration.sizes[line.name], dtype=torch.float64))
+            if line.target.at in ("t", "") and all(
+                self.parent(read, node) is None for read in line.reads
+            ):
+                return self.shaped(
+                    torch.zeros(self.declaration.sizes[line.name], dtype=torch.float64)
+                )
             return ACTIVATIONS[line.options.get("activation", "identity")](self.raw(line, node))
         return self.state(node)[line.options.get("layers", 1) - 1]
 
@@ -189,7 +218,9 @@ class World:
                 self._states[node] = initial
             else:
                 own = next(self.parent(read, node) for read in line.reads if read.name == line.name)
-                self._states[node] = self._cell(line, node, initial if own is None else self.state(own))
+                self._states[node] = self._cell(
+                    line, node, initial if own is None else self.state(own)
+                )
         return self._states[node]
 
     def _cell(self, line: Line, node: Node, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -211,11 +242,15 @@ class World:
                 hidden[i] = (1 - update) * torch.tanh(n + sigmoid(r + r2) * n2) + update * hidden[i]
         return (*hidden, *cells)
 
-    # Networks ---------------------------------------------------------------------------------------------------------------------
+    # Networks -------------------------------------------------------------------------------------
 
     def read(self, read: Read, node: Node) -> Tensor:
         above = self.parent(read, node)
-        return self.shaped(torch.zeros(self.declaration.sizes[read.name], dtype=torch.float64)) if above is None else self.value(above)
+        return (
+            self.shaped(torch.zeros(self.declaration.sizes[read.name], dtype=torch.float64))
+            if above is None
+            else self.value(above)
+        )
 
     def _linear(self, value: Tensor, prefix: str) -> Tensor:
         return value @ self.weights[f"{prefix}.weight"].T + self.weights[f"{prefix}.bias"]
@@ -227,7 +262,11 @@ class World:
                 continue
             total = total + self.read(read, node) @ self.weights[f"{prefix}.weights.{read}"].T
             above = self.parent(read, node)
-            if f"{prefix}.missing.{read}" in self.weights and above is not None and read.name in self.row.present:
+            if (
+                f"{prefix}.missing.{read}" in self.weights
+                and above is not None
+                and read.name in self.row.present
+            ):
                 present = self.row.present[read.name]
                 absent = (~(present if above[1] is None else present[above[1]])).double()
                 total = total + self.shaped(absent) @ self.weights[f"{prefix}.missing.{read}"].T
@@ -237,7 +276,11 @@ class World:
         """The numbers an entry's network gives for this node, or its root."""
         prefix = f"factors.{line.id}"
         if not line.reads:
-            return self.shaped(self.weights[f"{prefix}.root"] if f"{prefix}.root" in self.weights else self.family(line).standard())
+            return self.shaped(
+                self.weights[f"{prefix}.root"]
+                if f"{prefix}.root" in self.weights
+                else self.family(line).standard()
+            )
         h = self.first(line, node, f"{prefix}.net.blocks")
         if not line.hidden:
             return h
@@ -252,13 +295,19 @@ class World:
     def density(self, side: str, node: Node) -> Distribution:
         line = self.line(side, node)
         prefix = f"factors.{line.id}.vectors."
-        vectors = {name.removeprefix(prefix): value for name, value in self.weights.items() if name.startswith(prefix)}
+        vectors = {
+            name.removeprefix(prefix): value
+            for name, value in self.weights.items()
+            if name.startswith(prefix)
+        }
         return self.family(line).density(self.raw(line, node), vectors)
 
-    # Log-probabilities -----------------------------------------------------------------------------------------------------------
+    # Log-probabilities ----------------------------------------------------------------------------
 
     def log_p(self, node: Node) -> Tensor:
-        """log p(v | ·) at v's value, the entries that are missing marginalised out; all axes, no event."""
+        """log p(v | ·) at v's value, the entries that are missing marginalised out; all axes, no
+        event.
+        """
         if node not in self._log_p:
             name, t = node
             present = None
@@ -275,11 +324,18 @@ class World:
         """log q(v | ·) at v's value; for a stratified mixture the whole mixture's."""
         if node not in self._log_q:
             exact = self.line("q", node).family == "Exact"
-            self._log_q[node] = self._bayes(node) if exact else self.density("q", node).log_prob(self.value(node))
+            self._log_q[node] = (
+                self._bayes(node) if exact else self.density("q", node).log_prob(self.value(node))
+            )
         return self._log_q[node]
 
     def _bayes(self, node: Node) -> Tensor:
-        factors = [other for name in self.declaration.names("p") if self.declaration.stochastic(name) for other in self.nodes(name)]
+        factors = [
+            other
+            for name in self.declaration.names("p")
+            if self.declaration.stochastic(name)
+            for other in self.nodes(name)
+        ]
         total = sum(self.log_p(factor) for factor in factors if self.contains(factor, node))
         if node in self.axes:
             return total - torch.logsumexp(total, self.axes.index(node), keepdim=True)
@@ -289,13 +345,29 @@ class World:
         """log Σ over the values of a node that is fixed here, of p's factors that contain it."""
         parts = []
         for value in self.family(self.line("p", node)).values:  # type: ignore[union-attr]
-            other = World(self.declaration, self.weights, self.row, ways=self.ways, noise=self.noise, fixed=self.fixed)
+            other = World(
+                self.declaration,
+                self.weights,
+                self.row,
+                ways=self.ways,
+                noise=self.noise,
+                fixed=self.fixed,
+            )
             other._values = {
-                key: known for key, known in self._values.items() if self.declaration.stochastic(key[0]) or key[0] in self.declaration.given
+                key: known
+                for key, known in self._values.items()
+                if self.declaration.stochastic(key[0]) or key[0] in self.declaration.given
             }
             other._values[node] = self.shaped(value)
-            factors = [each for name in self.declaration.names("p") if self.declaration.stochastic(name) for each in self.nodes(name)]
-            parts.append(sum(other.log_p(factor) for factor in factors if self.contains(factor, node)))
+            factors = [
+                each
+                for name in self.declaration.names("p")
+                if self.declaration.stochastic(name)
+                for each in self.nodes(name)
+            ]
+            parts.append(
+                sum(other.log_p(factor) for factor in factors if self.contains(factor, node))
+            )
         return torch.logsumexp(torch.stack(torch.broadcast_tensors(*parts)), 0)
 
     def log_weight(self, node: Node) -> Tensor:

@@ -51,12 +51,17 @@ def as_prior(model: Model) -> Model:
     return model
 
 
-# Known cells of the same variable ----------------------------------------------------------------------------------------------------------
+# Known cells of the same variable -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["q", "exact"])
 def test_a_full_covariance_reads_the_known_cells(method):
-    model = as_prior(built({"z": Normal(1), "x | z": MultivariateNormal(3, covariance="shared")}, {"z | x": Normal(scale=1.0)}))
+    model = as_prior(
+        built(
+            {"z": Normal(1), "x | z": MultivariateNormal(3, covariance="shared")},
+            {"z | x": Normal(scale=1.0)},
+        )
+    )
     factor = model.factors["p(x|z)"]
     dist = factor.distribution(factor({"z": torch.zeros(1, 1, dtype=torch.float64)}))
     mu, sigma = dist.loc[0].detach(), dist.covariance_matrix.reshape(3, 3).detach()
@@ -75,34 +80,57 @@ def test_a_full_covariance_reads_the_known_cells(method):
         assert (found.sd["x"][row, known] == 0).all()
         drawn = found.draws["x"][:, row]
         assert torch.equal(drawn[:, known], x[row, known].expand(4000, -1))
-        assert ((drawn[:, missing].mean(0) - mean).abs() < 5 * covariance.diagonal().sqrt() / 4000**0.5).all()
+        assert (
+            (drawn[:, missing].mean(0) - mean).abs() < 5 * covariance.diagonal().sqrt() / 4000**0.5
+        ).all()
         if len(missing) > 1:
-            assert torch.allclose(torch.cov(drawn[:, missing].T), covariance, atol=0.12 * float(covariance.diagonal().max()))
+            assert torch.allclose(
+                torch.cov(drawn[:, missing].T),
+                covariance,
+                atol=0.12 * float(covariance.diagonal().max()),
+            )
     assert torch.equal(found.missing["x"], x.isnan())
 
 
 def test_a_mixture_likelihood_reads_the_known_cells():
-    model = as_prior(built({"z": Normal(1), "x | z": Mixture(2, components=3)}, {"z | x": Normal(scale=1.0)}))
+    model = as_prior(
+        built({"z": Normal(1), "x | z": Mixture(2, components=3)}, {"z | x": Normal(scale=1.0)})
+    )
     factor = model.factors["p(x|z)"]
     dist = factor.distribution(factor({"z": torch.zeros(1, 1, dtype=torch.float64)}))
-    weights, loc, scale = (part[0].detach().numpy() for part in (dist.log_weights.exp(), dist.loc, dist.scale))
+    weights, loc, scale = (
+        part[0].detach().numpy() for part in (dist.log_weights.exp(), dist.loc, dist.scale)
+    )
     x = torch.tensor([[0.7, NAN], [NAN, -1.2]], dtype=torch.float64)
     found = model.impute(x=x, samples=1, seed=0)
     grid = np.linspace(-15, 15, 20001)
     for row, missing in ((0, 1), (1, 0)):
         known = norm.pdf(float(x[row, 1 - missing]), loc[:, 1 - missing], scale[:, 1 - missing])
-        density = (weights * known * norm.pdf(grid[:, None], loc[:, missing], scale[:, missing])).sum(1)
+        density = (
+            weights * known * norm.pdf(grid[:, None], loc[:, missing], scale[:, missing])
+        ).sum(1)
         density /= density.sum()
         mean = (density * grid).sum()
         assert float(found.mean["x"][row, missing]) == pytest.approx(mean, abs=1e-6)
-        assert float(found.sd["x"][row, missing]) == pytest.approx(math.sqrt((density * (grid - mean) ** 2).sum()), abs=1e-6)
+        assert float(found.sd["x"][row, missing]) == pytest.approx(
+            math.sqrt((density * (grid - mean) ** 2).sum()), abs=1e-6
+        )
 
 
-# Discrete latents, other families ------------------------------------------------------------------------------------------------------------
+# Discrete latents, other families -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "family", [MultivariateNormal(3), Normal(3), Poisson(3), Bernoulli(3), ContinuousBernoulli(3), StudentT(3, df=5.0)], ids=repr
+    "family",
+    [
+        MultivariateNormal(3),
+        Normal(3),
+        Poisson(3),
+        Bernoulli(3),
+        ContinuousBernoulli(3),
+        StudentT(3, df=5.0),
+    ],
+    ids=repr,
 )
 def test_a_mixtures_cells_are_the_sum_over_its_classes(family):
     model = built({"y": OneHot(3, learned=True), "x | y": family}, {"y | x": Exact()})
@@ -112,8 +140,12 @@ def test_a_mixtures_cells_are_the_sum_over_its_classes(family):
     assert found.method == "exact"
     for row in range(5):
         one = x[row : row + 1]
-        weights = (torch.stack([model.log_evidence(x=one, y=torch.tensor([c])).value for c in range(3)])).softmax(0)[:, 0]
-        classes = model.factors["p(x|y)"].distribution(model.factors["p(x|y)"]({"y": torch.eye(3, dtype=torch.float64)}))
+        weights = (
+            torch.stack([model.log_evidence(x=one, y=torch.tensor([c])).value for c in range(3)])
+        ).softmax(0)[:, 0]
+        classes = model.factors["p(x|y)"].distribution(
+            model.factors["p(x|y)"]({"y": torch.eye(3, dtype=torch.float64)})
+        )
         spec, present = model.factors["p(x|y)"].spec, ~one.isnan()
         each = spec.given_known(classes, one.nan_to_num(0.5).expand(3, 3), present.expand(3, 3))
         mean = weights @ each.mean
@@ -123,7 +155,10 @@ def test_a_mixtures_cells_are_the_sum_over_its_classes(family):
 
 
 def test_classes_are_probabilities():
-    model = built({"y": OneHot(2, learned=True), "x | y": Normal(2), "k | y": OneHot(3)}, {"y | x, k": Exact()})
+    model = built(
+        {"y": OneHot(2, learned=True), "x | y": Normal(2), "k | y": OneHot(3)},
+        {"y | x, k": Exact()},
+    )
     drawn = model.sample(4, seed=0)
     k = drawn["k"].argmax(-1)
     k[1] = -1
@@ -141,12 +176,16 @@ def test_the_variance_of_a_continuous_bernoulli_is_its_integral():
         density = np.exp(logit * (x - (logit > 0)))
         density /= density.sum()
         expected = (density * x * x).sum() - (density * x).sum() ** 2
-        assert float(continuous_bernoulli_variance(torch.tensor(logit, dtype=torch.float64))) == pytest.approx(expected, rel=2e-4)
+        assert float(
+            continuous_bernoulli_variance(torch.tensor(logit, dtype=torch.float64))
+        ) == pytest.approx(expected, rel=2e-4)
 
 
 def test_draws_by_q_agree_with_the_exact_moments_where_q_is_exact():
     """Averages over 20,000 draws within 5 standard errors, of some 6 cells."""
-    model = built({"z": Normal(2), "x | z": Normal(3, scale="learned")}, {"z | x": MultivariateNormal()})
+    model = built(
+        {"z": Normal(2), "x | z": Normal(3, scale="learned")}, {"z | x": MultivariateNormal()}
+    )
     x = randn(3, 3)
     x[0, 1], x[1, :2], x[2] = NAN, NAN, NAN
     exact = model.posterior(x=x, method="exact")
@@ -164,11 +203,14 @@ def test_draws_by_q_agree_with_the_exact_moments_where_q_is_exact():
     assert ((drawn.draws.std(0)[here] / sd[here] - 1).abs() < 0.03).all()
 
 
-# As users call it ------------------------------------------------------------------------------------------------------------------------------
+# As users call it ---------------------------------------------------------------------------------
 
 
 def test_it_is_the_same_for_a_seed_and_nan_beyond_the_end():
-    model = built({"z[t] | z[t-1]": Normal(1, net=mlp(3)), "x[t] | z[t]": Normal(2)}, {"z[t] | z[t-1], x[t]": Normal()})
+    model = built(
+        {"z[t] | z[t-1]": Normal(1, net=mlp(3)), "x[t] | z[t]": Normal(2)},
+        {"z[t] | z[t-1], x[t]": Normal()},
+    )
     x = [randn(4, 2), randn(2, 2, seed=1)]
     x[1][0, 1] = NAN
     fit(model, {"x": x}, steps=2)
@@ -188,14 +230,22 @@ def test_averages_beat_column_means_after_mle():
     x = randn(300, 2) @ loadings + 0.4 * randn(300, 6, seed=2)
     holes = torch.rand(x.shape, generator=torch.Generator().manual_seed(3)) < 0.2
     seen = torch.where(holes, NAN, x)
-    model = Model(p={"z": Normal(2), "x | z": Normal(6, scale="learned")}, q={"z | x": Normal(net=mlp(8))}).double()
+    model = Model(
+        p={"z": Normal(2), "x | z": Normal(6, scale="learned")}, q={"z | x": Normal(net=mlp(8))}
+    ).double()
     fit(model, {"x": seen}, schedule=mle(), steps=150, lr=0.05)
     filled = model.impute(x=seen)
     by_means = torch.where(holes, torch.nanmean(seen, 0), x)
-    covariance, best = loadings.T @ loadings + 0.16 * torch.eye(6), torch.zeros_like(x)  # with the parameters that made the data
+    # with the parameters that made the data
+    covariance, best = (loadings.T @ loadings + 0.16 * torch.eye(6), torch.zeros_like(x))
     for row, (known, value) in enumerate(zip(~holes, x, strict=True)):
-        best[row] = covariance[:, known] @ torch.linalg.solve(covariance[known][:, known], value[known])
-    ours, means, least = (float((guess - x)[holes].square().mean().sqrt()) for guess in (filled.mean["x"], by_means, best))
+        best[row] = covariance[:, known] @ torch.linalg.solve(
+            covariance[known][:, known], value[known]
+        )
+    ours, means, least = (
+        float((guess - x)[holes].square().mean().sqrt())
+        for guess in (filled.mean["x"], by_means, best)
+    )
     assert ours < 1.03 * least < 0.6 * means
     inside = ((filled.mean["x"] - x)[holes].abs() < 1.96 * filled.sd["x"][holes]).double().mean()
     assert 0.88 < float(inside) < 0.99
@@ -215,4 +265,6 @@ def test_random_numbers_of_latents_and_data_differ():
 
 def test_samples_are_counted_from_one():
     with pytest.raises(ValueError, match="at least 1, got 0"):
-        built({"z": Normal(1), "x | z": Normal(1)}, {"z | x": Normal()}).impute(x=randn(2, 1), samples=0)
+        built({"z": Normal(1), "x | z": Normal(1)}, {"z | x": Normal()}).impute(
+            x=randn(2, 1), samples=0
+        )

@@ -21,9 +21,16 @@ def built(p, q, seed: int = 0, **choices) -> Model:
     return Model(p=p, q=q, **choices).double()
 
 
-# Factors of the ends ---------------------------------------------------------------------------------------------------------------
+# Factors of the ends ------------------------------------------------------------------------------
 
-ENDS = [Normal(), Normal(scale="learned"), Normal(scale=3.0), MultivariateNormal(covariance="shared"), MultivariateNormal(), Laplace()]
+ENDS = [
+    Normal(),
+    Normal(scale="learned"),
+    Normal(scale=3.0),
+    MultivariateNormal(covariance="shared"),
+    MultivariateNormal(),
+    Laplace(),
+]
 LENGTHS = [3, 1, 2]
 
 
@@ -39,7 +46,9 @@ def test_a_marginal_has_the_factor_of_its_step(end, at, ragged):
     for row, length in enumerate(LENGTHS if ragged else [3, 3, 3]):
         for t in range(length):
             factor = own if t == (0 if at == "0" else length - 1) else main
-            expected = factor.distribution(factor({f"x[{'t' if factor is main else at}]": x[row, t]}))
+            expected = factor.distribution(
+                factor({f"x[{'t' if factor is main else at}]": x[row, t]})
+            )
             assert torch.allclose(marginal.mean[row, t], expected.mean)
             assert torch.allclose(marginal.stddev[row, t], expected.stddev)
     z = randn(3, 3, 2, seed=1)
@@ -53,7 +62,8 @@ def test_a_marginal_over_samples_has_the_factor_of_its_step():
     x = randn(2, 3, 1)
     marginal = model.posterior(x=x, samples=20000, seed=0)["z"]
     drawn = model.posterior(x=x, seed=1).sample(20000)["z"]
-    assert torch.allclose(marginal.mean, drawn.mean(0), atol=0.04)  # 1 / sqrt(20000) is 0.007; the gain of each step is below 1
+    # 1 / sqrt(20000) is 0.007; the gain of each step is below 1
+    assert torch.allclose(marginal.mean, drawn.mean(0), atol=0.04)
     assert torch.allclose(marginal.stddev, drawn.std(0), atol=0.04)
     assert torch.allclose(marginal.stddev[:, 0], torch.ones(2, 1, dtype=torch.float64))
 
@@ -65,12 +75,18 @@ def test_classes_have_the_factor_of_their_step():
     probs = model.posterior(x=x)["y"].probs
     first = model.factors["q(y[0]|x[0])"]({"x[0]": x[:, 0]}).softmax(-1)
     step = model.factors["q(y[t]|y[t-1], x[t])"]
-    rows = torch.stack([step({"y[t-1]": torch.eye(3, dtype=torch.float64)[c], "x[t]": x[:, 1]}).softmax(-1) for c in range(3)], 1)
+    rows = torch.stack(
+        [
+            step({"y[t-1]": torch.eye(3, dtype=torch.float64)[c], "x[t]": x[:, 1]}).softmax(-1)
+            for c in range(3)
+        ],
+        1,
+    )
     assert torch.allclose(probs[:, 0], first)
     assert torch.allclose(probs[:, 1], (first.unsqueeze(-1) * rows).sum(1))
 
 
-# Rows where the latent is known --------------------------------------------------------------------------------------------------------
+# Rows where the latent is known -------------------------------------------------------------------
 
 B = torch.tensor([[1.0], [0.0], [NAN]], dtype=torch.float64)
 Z = torch.tensor([[2.0], [NAN], [-3.0]], dtype=torch.float64)
@@ -83,7 +99,10 @@ def test_a_known_binary_latent_is_certain(q):
     posterior, free = model.posterior(x=x, b=B)["b"], model.posterior(x=x)["b"]
     assert posterior.mean[:2].flatten().tolist() == [1.0, 0.0]
     assert torch.equal(posterior.mean[2], free.mean[2])
-    assert torch.equal(posterior.log_prob(torch.ones(3, 1, dtype=torch.float64))[:2].exp(), torch.tensor([1.0, 0.0], dtype=torch.float64))
+    assert torch.equal(
+        posterior.log_prob(torch.ones(3, 1, dtype=torch.float64))[:2].exp(),
+        torch.tensor([1.0, 0.0], dtype=torch.float64),
+    )
     assert torch.equal(posterior.sample((5,))[:, :2], B[:2].expand(5, 2, 1))
 
 
@@ -100,7 +119,9 @@ def test_a_known_continuous_latent_is_a_point(family):
 
 
 def test_a_latent_known_at_some_steps_is_a_point_there():
-    model = built({"z[t] | z[t-1]": Normal(1), "x[t] | z[t]": Normal(1)}, {"z[t] | z[t-1], x[t]": Normal()})
+    model = built(
+        {"z[t] | z[t-1]": Normal(1), "x[t] | z[t]": Normal(1)}, {"z[t] | z[t-1], x[t]": Normal()}
+    )
     z = torch.tensor([[[0.5], [NAN], [NAN]], [[NAN], [-1.0], [NAN]]], dtype=torch.float64)
     found = model.posterior(x=randn(2, 3, 1), z=z)["z"]
     known = ~z.isnan()
@@ -108,19 +129,24 @@ def test_a_latent_known_at_some_steps_is_a_point_there():
     assert torch.equal(found.stddev == 0, known)
 
 
-# Bayes' rule -----------------------------------------------------------------------------------------------------------------------
+# Bayes' rule --------------------------------------------------------------------------------------
 
 X_OF_Y = {"b[t]": Bernoulli(1, learned=True), "y": OneHot(2, learned=True), "x[t] | y": Normal(1)}
 READERS = {
     "at the end": (X_OF_Y, {"b[t]": Exact(), "y | b[T]": OneHot()}, "y"),
-    "at the next step": ({"b[t]": Bernoulli(1, learned=True), "z[t]": Normal(1), "x[t] | z[t]": Normal(1)},
-                         {"b[t]": Exact(), "z[t] | b[t], b[t+1]": Normal()}, "z"),
-}  # fmt: skip
+    "at the next step": (
+        {"b[t]": Bernoulli(1, learned=True), "z[t]": Normal(1), "x[t] | z[t]": Normal(1)},
+        {"b[t]": Exact(), "z[t] | b[t], b[t+1]": Normal()},
+        "z",
+    ),
+}
 
 
 @pytest.mark.parametrize("how", READERS)
 def test_a_latent_may_read_one_that_bayes_rule_gives(how):
-    """Averages of draws and the marginal, both over 40,000 draws: they differ by more than 0.03 with probability below 1e-6."""
+    """Averages of draws and the marginal, both over 40,000 draws: they differ by more than 0.03
+    with probability below 1e-6.
+    """
     p, q, name = READERS[how]
     model = built(p, q, seed=3)
     with torch.no_grad():
@@ -130,16 +156,30 @@ def test_a_latent_may_read_one_that_bayes_rule_gives(how):
     drawn = posterior.sample(40_000)
     assert (posterior[name].mean[0] - drawn[name].mean(0)[0]).abs().max() < 0.03
     bits = drawn["b"][:, 0, :, 0]
-    for last in (0.0, 1.0):  # each draw belongs to the bits that were drawn with it, and log_prob says so
+    for last in (
+        0.0,
+        1.0,
+    ):  # each draw belongs to the bits that were drawn with it, and log_prob says so
         here = bits[:, -1] == last
         same = (bits == bits[here][0]).all(-1)
         if name == "y":
-            ways = [posterior.log_prob(b=drawn["b"][here][0], y=value.double().unsqueeze(0)) for value in torch.eye(2)]
+            ways = [
+                posterior.log_prob(b=drawn["b"][here][0], y=value.double().unsqueeze(0))
+                for value in torch.eye(2)
+            ]
             expected = torch.cat(ways).softmax(0)
             assert (drawn["y"][same, 0].mean(0) - expected).abs().max() < 0.04
         else:
             z = drawn["z"][same, 0, :, 0]
-            mean, log_q = z.mean(0), lambda at, here=here: posterior.log_prob(b=drawn["b"][here][0], z=at.reshape(1, 3, 1))
+            mean, log_q = (
+                z.mean(0),
+                lambda at, here=here: posterior.log_prob(
+                    b=drawn["b"][here][0], z=at.reshape(1, 3, 1)
+                ),
+            )
             step = torch.eye(3).double()
-            slope = torch.cat([log_q(mean + 0.5 * each) - log_q(mean - 0.5 * each) for each in step])  # of a Gaussian: (loc − mean) / scale²
+            # of a Gaussian: (loc − mean) / scale²
+            slope = torch.cat(
+                [log_q(mean + 0.5 * each) - log_q(mean - 0.5 * each) for each in step]
+            )
             assert slope.abs().max() < 0.2

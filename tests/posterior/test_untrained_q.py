@@ -1,4 +1,6 @@
-"""A q that was not trained for its p is not used without a word: the exact posterior answers where it is known, otherwise nothing does."""
+"""A q that was not trained for its p is not used without a word: the exact posterior answers where
+it is known, otherwise nothing does.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,23 @@ import numpy as np
 import pytest
 import torch
 
-from aevb import Bernoulli, Exact, Model, MultivariateNormal, Normal, OneHot, alternate, diagnose, em, fit, joint, load, load_run, mle, mlp
+from aevb import (
+    Bernoulli,
+    Exact,
+    Model,
+    MultivariateNormal,
+    Normal,
+    OneHot,
+    alternate,
+    diagnose,
+    em,
+    fit,
+    joint,
+    load,
+    load_run,
+    mle,
+    mlp,
+)
 from aevb.predictive.replicate import complete
 from aevb.training.schedules import Phase, Schedule
 
@@ -34,13 +52,19 @@ def correlated(n: int = 60) -> torch.Tensor:
 def binary() -> Model:
     """A model whose posterior is not known."""
     torch.manual_seed(0)
-    return Model(p={"z": Normal(1), "x | z": Bernoulli(3, net=mlp(4))}, q={"z | x": Normal(net=mlp(4))})
+    return Model(
+        p={"z": Normal(1), "x | z": Bernoulli(3, net=mlp(4))}, q={"z | x": Normal(net=mlp(4))}
+    )
 
 
 def by_hand(model: Model, x: torch.Tensor) -> torch.Tensor:
     """E[z | x] of factor analysis by the formula."""
     factor = model.factors["p(x|z)"]
-    w, b, s = factor.net.blocks.weights["z"], factor.net.blocks.bias, torch.nn.functional.softplus(factor.vectors["scale"])
+    w, b, s = (
+        factor.net.blocks.weights["z"],
+        factor.net.blocks.bias,
+        torch.nn.functional.softplus(factor.vectors["scale"]),
+    )
     precision = torch.eye(2) + w.T @ (w / s[:, None].square())
     return torch.linalg.solve(precision, w.T @ ((x - b) / s.square()).T).T.detach()
 
@@ -83,11 +107,22 @@ WAYS = {
     "M-steps alone": lambda model, x: fit(model, {"x": x}, schedule=MSteps(), steps=5),
     "an optimiser of p alone": own_loop,
     "p set by hand": lambda model, x: set_by_hand(model),
-    "trained, then p set by hand": lambda model, x: (fit(model, {"x": x}, steps=5), set_by_hand(model)),
+    "trained, then p set by hand": lambda model, x: (
+        fit(model, {"x": x}, steps=5),
+        set_by_hand(model),
+    ),
     "trained, then a frozen q": trained_then_frozen,
-    "trained, then M-steps": lambda model, x: (fit(model, {"x": x}, steps=5), fit(model, {"x": x}, schedule=MSteps(), steps=5)),
-    "hardly any E-steps": lambda model, x: fit(model, {"x": x}, schedule=alternate(1, 20), steps=21),
-    "q trained, then mle": lambda model, x: (fit(model, {"x": x}, steps=5), fit(model, {"x": x}, schedule=mle(), steps=5)),
+    "trained, then M-steps": lambda model, x: (
+        fit(model, {"x": x}, steps=5),
+        fit(model, {"x": x}, schedule=MSteps(), steps=5),
+    ),
+    "hardly any E-steps": lambda model, x: fit(
+        model, {"x": x}, schedule=alternate(1, 20), steps=21
+    ),
+    "q trained, then mle": lambda model, x: (
+        fit(model, {"x": x}, steps=5),
+        fit(model, {"x": x}, schedule=mle(), steps=5),
+    ),
 }
 
 
@@ -106,7 +141,9 @@ def test_the_exact_posterior_stands_in(way):
     assert torch.allclose(again, model.factors["p(x|z)"]({"z": drawn}), atol=1e-5)
     batch = model.prepare(x=x)
     with model._evaluating(0):
-        assert torch.equal(complete(model, batch, seed=3)["z"][0], model.posterior(x=x, seed=3).sample()["z"][0])
+        assert torch.equal(
+            complete(model, batch, seed=3)["z"][0], model.posterior(x=x, seed=3).sample()["z"][0]
+        )
     fit(model, {"x": x}, steps=5, schedule=joint())
     assert (model.untaught() == {}) == ("frozen" not in way)
 
@@ -116,7 +153,9 @@ def test_em_that_sets_q_keeps_it_and_em_that_cannot_does_not():
     model = factors({"z | x": MultivariateNormal(covariance="shared")})
     fit(model, {"x": x}, schedule=em(), steps=3)
     assert model.posterior(x=x).method == "q"
-    assert torch.allclose(model.posterior(x=x)["z"].mean, model.posterior(x=x, method="exact")["z"].mean, atol=1e-4)
+    assert torch.allclose(
+        model.posterior(x=x)["z"].mean, model.posterior(x=x, method="exact")["z"].mean, atol=1e-4
+    )
     model = factors({"z | x": Normal(net=mlp(4))})
     fit(model, {"x": x}, schedule=em(), steps=3)
     assert "em() left q as it is" in model.untaught()["z"]
@@ -124,7 +163,9 @@ def test_em_that_sets_q_keeps_it_and_em_that_cannot_does_not():
 
 
 def test_q_that_saw_gaps_in_one_column_does_not_answer_for_gaps_in_another(tmp_path):
-    """Whether q saw missing entries is on record for each column, in memory, in a run, in a saved model and in a state_dict."""
+    """Whether q saw missing entries is on record for each column, in memory, in a run, in a saved
+    model and in a state_dict.
+    """
     x = (randn(40, 3) > 0).float()
     first, second, both = x.clone(), x.clone(), x.clone()
     first[4, 0], second[3, 1], second[7, 1] = NAN, NAN, NAN
@@ -134,10 +175,18 @@ def test_q_that_saw_gaps_in_one_column_does_not_answer_for_gaps_in_another(tmp_p
     model.save(tmp_path / "saved")
     given = binary()
     given.load_state_dict(model.state_dict())
-    for found in (model, load_run(tmp_path / "run"), load(tmp_path / "saved"), copy.deepcopy(model), given):
+    for found in (
+        model,
+        load_run(tmp_path / "run"),
+        load(tmp_path / "saved"),
+        copy.deepcopy(model),
+        given,
+    ):
         assert found.posterior(x=first).method == "q"
         with pytest.raises(
-            ValueError, match=r"2 rows lack entries of x \(first, from 0: row 3\), which q was not trained on: .* every entry of column 1"
+            ValueError,
+            match=r"2 rows lack entries of x \(first, from 0: row 3\), which q was not trained on: "
+            r".* every entry of column 1",
         ):
             found.posterior(x=second)
         with pytest.raises(ValueError, match=r"1 row lacks entries of x \(first, from 0: row 6\)"):
@@ -184,11 +233,18 @@ def test_q_that_saw_complete_rows_alone_does_not_read_missing_cells_as_zeros(tmp
     model = binary()
     fit(model, {"x": x}, steps=3, out=tmp_path / "run")
     model.save(tmp_path / "saved")
-    for found in (model, load_run(tmp_path / "run"), load(tmp_path / "saved"), copy.deepcopy(model)):
+    for found in (
+        model,
+        load_run(tmp_path / "run"),
+        load(tmp_path / "saved"),
+        copy.deepcopy(model),
+    ):
         assert found.posterior(x=x).method == "q"
         for ask in (found.posterior, found.reconstruct, found.impute):
             with pytest.raises(
-                ValueError, match=r"2 rows lack entries of x \(first, from 0: row 3\), which q was not trained on.*read a missing entry as 0"
+                ValueError,
+                match=r"2 rows lack entries of x \(first, from 0: row 3\), which q was not trained "
+                r"on.*read a missing entry as 0",
             ):
                 ask(x=gaps)
             ask(x=gaps, method="q")
@@ -200,17 +256,31 @@ def test_q_that_saw_complete_rows_alone_does_not_read_missing_cells_as_zeros(tmp
     fit(linear, {"x": correlated()}, steps=3)
     lacking = correlated()
     lacking[0, 0] = NAN
-    assert (linear.posterior(x=correlated()).method, linear.posterior(x=lacking).method) == ("q", "exact")
+    assert (linear.posterior(x=correlated()).method, linear.posterior(x=lacking).method) == (
+        "q",
+        "exact",
+    )
     by_formula = factors({"z | x": MultivariateNormal(covariance="shared")})
     fit(by_formula, {"x": correlated()}, schedule=em(), steps=3)
-    assert (by_formula.posterior(x=correlated()).method, by_formula.posterior(x=lacking).method) == ("q", "exact")
+    assert (
+        by_formula.posterior(x=correlated()).method,
+        by_formula.posterior(x=lacking).method,
+    ) == ("q", "exact")
 
 
 def test_after_may_ask_for_a_posterior_in_an_m_phase():
     model, x = binary(), (randn(40, 3) > 0).float()
     asked = []
     after = lambda step, model: asked.append(model.posterior(x=x).method)  # noqa: E731
-    fit(model, {"x": x}, validation={"x": x}, steps=16, schedule=alternate(4, 4), validate_every=1, after=after)
+    fit(
+        model,
+        {"x": x},
+        validation={"x": x},
+        steps=16,
+        schedule=alternate(4, 4),
+        validate_every=1,
+        after=after,
+    )
     assert asked == ["q"] * 16
 
 
@@ -245,7 +315,10 @@ def test_without_an_exact_posterior_it_is_refused(way):
     model, x = binary(), (randn(40, 3) > 0).float()
     WAYS[way](model, x)
     for ask in (model.posterior, model.reconstruct, model.impute):
-        with pytest.raises(ValueError, match=rf"{REFUSED[way]}.*the exact posterior is not known.*schedule=joint\(\)"):
+        with pytest.raises(
+            ValueError,
+            match=rf"{REFUSED[way]}.*the exact posterior is not known.*schedule=joint\(\)",
+        ):
             ask(x=x)
         ask(x=x, method="q")
     for parameter in model.phi():
@@ -262,11 +335,15 @@ def test_a_model_as_it_was_built_has_its_own_q():
 
 def test_a_latent_that_every_row_knew_has_no_trained_q():
     torch.manual_seed(0)
-    model = Model(p={"y": OneHot(2, learned=True), "z": Normal(1), "x | y, z": Normal(4, scale="learned")},
-                  q={"y | x": OneHot(), "z | x, y": Normal(scale="learned")})  # fmt: skip
+    model = Model(
+        p={"y": OneHot(2, learned=True), "z": Normal(1), "x | y, z": Normal(4, scale="learned")},
+        q={"y | x": OneHot(), "z | x, y": Normal(scale="learned")},
+    )
     x, y = correlated(), torch.arange(60) % 2
     fit(model, {"x": x, "y": y}, steps=5)
-    assert model.untaught() == {"y": "y was known in every training row, so that q(y|·) was not trained"}
+    assert model.untaught() == {
+        "y": "y was known in every training row, so that q(y|·) was not trained"
+    }
     assert model.posterior(x=x, y=y).method == "q"
     assert model.posterior(x=x).method == "exact"
     fit(model, {"x": x, "y": y}, steps=5, classify=1)
@@ -278,11 +355,15 @@ def gaussian_latent(x: torch.Tensor) -> tuple[Model, torch.Tensor]:
 
 
 def class_latent(x: torch.Tensor) -> tuple[Model, torch.Tensor]:
-    return Model(p={"z": OneHot(2, learned=True), "x | z": Normal(4)}, q={"z | x": OneHot()}), torch.arange(len(x)) % 2
+    return Model(
+        p={"z": OneHot(2, learned=True), "x | z": Normal(4)}, q={"z | x": OneHot()}
+    ), torch.arange(len(x)) % 2
 
 
 def class_without_closed_form(x: torch.Tensor) -> tuple[Model, torch.Tensor]:
-    return Model(p={"z": OneHot(2, learned=True), "x | z": Normal(4, net=mlp(4))}, q={"z | x": OneHot()}), torch.arange(len(x)) % 2
+    return Model(
+        p={"z": OneHot(2, learned=True), "x | z": Normal(4, net=mlp(4))}, q={"z | x": OneHot()}
+    ), torch.arange(len(x)) % 2
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -296,7 +377,9 @@ def test_em_on_rows_that_all_know_the_latent_does_not_train_q(declared, frozen):
     run = fit(model, {"x": x, "z": z}, schedule=em(), steps=3)
     assert set(model.untaught()) == {"z"}
     assert model.posterior(x=x).method == "exact"
-    assert frozen or any("z is known in every row: nothing teaches q(z|·)" in row.get("note", "") for row in run.rows)
+    assert frozen or any(
+        "z is known in every row: nothing teaches q(z|·)" in row.get("note", "") for row in run.rows
+    )
     assert not any("classify" in row.get("note", "") for row in run.rows)  # which em() would refuse
 
 
@@ -314,7 +397,9 @@ def test_the_record_survives_saving_copying_and_casting(tmp_path):
     trained = factors()
     fit(trained, {"x": x}, steps=4, out=tmp_path / "trained")
     trained.save(tmp_path / "saved again")
-    assert load_run(tmp_path / "trained").untaught() == load(tmp_path / "saved again").untaught() == {}
+    assert (
+        load_run(tmp_path / "trained").untaught() == load(tmp_path / "saved again").untaught() == {}
+    )
     factors().save(tmp_path / "new")
     new = load(tmp_path / "new")
     assert new.untaught() == {}
@@ -344,12 +429,15 @@ def test_an_exact_posterior_is_refused_where_there_is_none():
         binary().posterior(x=torch.zeros(2, 3), method="bayes")
 
 
-# The end of a sequence -----------------------------------------------------------------------------------------------------------------
+# The end of a sequence ----------------------------------------------------------------------------
 
 
 def deep(q_reads: str = "x[t]") -> Model:
     torch.manual_seed(0)
-    return Model(p={"z[t] | z[t-1]": Normal(1, net=mlp(4)), "x[t] | z[t]": Normal(1)}, q={f"z[t] | z[t-1], {q_reads}": Normal(net=mlp(4))})
+    return Model(
+        p={"z[t] | z[t-1]": Normal(1, net=mlp(4)), "x[t] | z[t]": Normal(1)},
+        q={f"z[t] | z[t-1], {q_reads}": Normal(net=mlp(4))},
+    )
 
 
 def test_q_does_not_forecast():
@@ -358,7 +446,11 @@ def test_q_does_not_forecast():
     ends, gaps = x.clone(), x.clone()
     ends[1, 3:], gaps[1, 2] = NAN, NAN
     for ask in (model.posterior, model.reconstruct, model.impute):
-        with pytest.raises(ValueError, match=r"1 row ends in steps without data \(first, from 0: row 1\).*cannot forecast.*not linear.*lengths="):
+        with pytest.raises(
+            ValueError,
+            match=r"1 row ends in steps without data \(first, from 0: row 1\).*cannot "
+            r"forecast.*not linear.*lengths=",
+        ):
             ask(x=ends)
         ask(x=ends, lengths=[5, 3, 5, 5, 5, 5])
         ask(x=ends, method="q")
@@ -375,7 +467,11 @@ def test_q_does_not_forecast():
 
 def test_a_linear_model_forecasts_exactly_though_its_q_is_trained():
     torch.manual_seed(0)
-    p = {"z[0]": Normal(1, learned=True), "z[t] | z[t-1]": Normal(1, scale=0.5), "x[t] | z[t]": Normal(1, scale=0.3)}
+    p = {
+        "z[0]": Normal(1, learned=True),
+        "z[t] | z[t-1]": Normal(1, scale=0.5),
+        "x[t] | z[t]": Normal(1, scale=0.3),
+    }
     model = Model(p, q={"z[t] | z[t-1], x[t]": Normal(scale="learned")})
     fit(model, {"x": randn(20, 6, 1)}, steps=3)
     x = randn(3, 6, 1)
@@ -384,7 +480,9 @@ def test_a_linear_model_forecasts_exactly_though_its_q_is_trained():
     found = model.impute(x=x)
     assert found.method == model.posterior(x=x).method == "exact"
     with torch.no_grad():
-        blocks = {name: model.factors[name].net.blocks for name in ("p(z[t]|z[t-1])", "p(x[t]|z[t])")}
+        blocks = {
+            name: model.factors[name].net.blocks for name in ("p(z[t]|z[t-1])", "p(x[t]|z[t])")
+        }
         a, c = (next(iter(part.weights.values())).squeeze() for part in blocks.values())
         b, d = (part.bias.squeeze() for part in blocks.values())
         last = model.posterior(x=x[:, :4], method="exact")["z"]
@@ -392,5 +490,7 @@ def test_a_linear_model_forecasts_exactly_though_its_q_is_trained():
         for t in (4, 5):
             mean, variance = a * mean + b, a**2 * variance + 0.25
             assert torch.allclose(found.mean["x"][:, t, 0], c * mean + d, atol=1e-5)
-            assert torch.allclose(found.sd["x"][:, t, 0], (c**2 * variance + 0.09).sqrt(), atol=1e-5)
+            assert torch.allclose(
+                found.sd["x"][:, t, 0], (c**2 * variance + 0.09).sqrt(), atol=1e-5
+            )
     assert (found.sd["x"][:, 5] > found.sd["x"][:, 4]).all() or float(a.abs()) < 1

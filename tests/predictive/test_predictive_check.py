@@ -1,4 +1,6 @@
-"""Predictive checks: replicates that obey p, statistics against their definitions, p-values of right and wrong models."""
+"""Predictive checks: replicates that obey p, statistics against their definitions, p-values of
+right and wrong models.
+"""
 
 import json
 
@@ -20,7 +22,9 @@ def over_dispersed(n: int = 400) -> np.ndarray:
 
 
 def counts(family) -> Model:
-    """x does not depend on z: a plain family at the data's mean; q is the prior, which is then the posterior."""
+    """x does not depend on z: a plain family at the data's mean; q is the prior, which is then the
+    posterior.
+    """
     model = Model(p={"z": Normal(1), "x | z": family}, q={"z | x": Normal()})
     with torch.no_grad():
         blocks = model.factors["p(x|z)"].net.blocks
@@ -36,7 +40,9 @@ def test_a_poisson_has_too_little_variance_for_over_dispersed_counts():
     assert check["mean(x)"].p > 0.05
     assert check["sd(x)"].above == 1 / 301  # above all of the replicates
     assert check["zeros(x)"].above == 1 / 301
-    assert {"sd(x)", "zeros(x)", "sd(x[0])", "sd(x[1])", "sd(x[2])"} <= {found.label for found in check.extreme()}
+    assert {"sd(x)", "zeros(x)", "sd(x[0])", "sd(x[1])", "sd(x[2])"} <= {
+        found.label for found in check.extreme()
+    }
     assert "← not reproduced" in str(check)
 
 
@@ -44,23 +50,38 @@ def test_a_poisson_has_too_little_variance_for_over_dispersed_counts():
 def test_the_right_family_reproduces_them(kind):
     model = counts(NegativeBinomial(3, dispersion=R))
     check = predictive_check(model, {"x": over_dispersed()}, kind=kind, seed=1)
-    assert {found.statistic for found in check.comparisons} == {"mean", "sd", "zeros", "max", "correlation"}
-    assert all(found.p > 0.01 for found in check.comparisons)  # 5 p-values a kind: some 5 % of seeds would fail one
+    assert {found.statistic for found in check.comparisons} == {
+        "mean",
+        "sd",
+        "zeros",
+        "max",
+        "correlation",
+    }
+    # 5 p-values a kind: some 5 % of seeds would fail one
+    assert all(found.p > 0.01 for found in check.comparisons)
 
 
 def test_the_p_values_of_prior_replicates_are_uniform_under_the_model_itself():
     torch.manual_seed(0)
-    model = Model(p={"z": Normal(2), "x | z": Normal(4, net=mlp(8), scale=0.5)}, q={"z | x": Normal()})
+    model = Model(
+        p={"z": Normal(2), "x | z": Normal(4, net=mlp(8), scale=0.5)}, q={"z | x": Normal()}
+    )
     above = []
     for seed in range(40):
         x = model.sample(30, seed=seed)["x"]
-        above.append(predictive_check(model, {"x": x}, ["mean"], kind="prior", replicates=39, seed=1000 + seed)["mean(x)"].above)
-    assert np.abs(np.sort(above) - (np.arange(40) + 0.5) / 40).max() < 0.26  # Kolmogorov–Smirnov: 1 % of seeds would fail
+        above.append(
+            predictive_check(
+                model, {"x": x}, ["mean"], kind="prior", replicates=39, seed=1000 + seed
+            )["mean(x)"].above
+        )
+    # Kolmogorov–Smirnov: 1 % of seeds would fail
+    assert np.abs(np.sort(above) - (np.arange(40) + 0.5) / 40).max() < 0.26
 
 
 def autoregression(weight: float) -> Model:
     model = Model(
-        p={"z": Normal(1), "x[t] | x[t-1], z": Normal(2, net=linear(bias=False), scale=1.0)}, q={"b[t] | b[t+1], x[t]": GRU(3), "z | b[0]": Normal()}
+        p={"z": Normal(1), "x[t] | x[t-1], z": Normal(2, net=linear(bias=False), scale=1.0)},
+        q={"b[t] | b[t+1], x[t]": GRU(3), "z | b[0]": Normal()},
     )
     with torch.no_grad():
         weights = model.factors["p(x[t]|x[t-1], z)"].net.blocks.weights
@@ -72,17 +93,34 @@ def autoregression(weight: float) -> Model:
 def test_replicated_sequences_read_what_was_replicated_before():
     lengths = torch.randint(5, 13, (200,), generator=torch.Generator().manual_seed(0))
     x = autoregression(0.8).sample(200, steps=12, seed=0)["x"]
-    right = predictive_check(autoregression(0.8), {"x": x, "lengths": lengths}, ["sd", "autocorrelation"], replicates=100, seed=0)
-    wrong = predictive_check(autoregression(0.0), {"x": x, "lengths": lengths}, ["sd", "autocorrelation"], replicates=100, seed=0)
+    right = predictive_check(
+        autoregression(0.8),
+        {"x": x, "lengths": lengths},
+        ["sd", "autocorrelation"],
+        replicates=100,
+        seed=0,
+    )
+    wrong = predictive_check(
+        autoregression(0.0),
+        {"x": x, "lengths": lengths},
+        ["sd", "autocorrelation"],
+        replicates=100,
+        seed=0,
+    )
     assert all(found.p > 0.05 for found in right.comparisons)
     assert [found.above for found in wrong.comparisons] == [1 / 101] * 2
-    assert right["autocorrelation(x)"].replicates.mean() == pytest.approx(0.74, abs=0.05)  # below 0.8: a sequence starts at zero
+    # below 0.8: a sequence starts at zero
+    assert right["autocorrelation(x)"].replicates.mean() == pytest.approx(0.74, abs=0.05)
 
 
 def test_redrawing_holds_the_others_and_follows_p():
     torch.manual_seed(0)
     model = Model(
-        p={"y": OneHot(3), "z | y": Normal(2, scale=1e-3), "x | z": Normal(2, net=linear(), scale=1e-3)},
+        p={
+            "y": OneHot(3),
+            "z | y": Normal(2, scale=1e-3),
+            "x | z": Normal(2, net=linear(), scale=1e-3),
+        },
         q={"y | x": OneHot(net=mlp(4)), "z | x, y": Normal(net=mlp(4))},
     )
     with model._evaluating(0):
@@ -102,7 +140,9 @@ def test_replicates_miss_what_the_data_miss():
     x[:25, 1] = np.nan
     model = Model(p={"z": Normal(1), "x | z": Poisson(3)}, q={"z | x": Normal()})
     seen = []
-    predictive_check(model, {"x": x}, {"missing": lambda rows: seen.append(np.isnan(rows)) or 0.0}, replicates=20)
+    predictive_check(
+        model, {"x": x}, {"missing": lambda rows: seen.append(np.isnan(rows)) or 0.0}, replicates=20
+    )
     assert len(seen) == 21
     assert all((mask == np.isnan(x)).all() for mask in seen)
 
@@ -112,11 +152,20 @@ def test_a_column_of_which_nothing_is_known_is_not_compared():
     x[:, 1] = np.nan
     model = Model(p={"z": Normal(1), "x | z": Normal(3)}, q={"z | x": Normal()})
     check = predictive_check(model, {"x": x}, ["mean", "sd"], columns=True, replicates=20)
-    assert [found.label for found in check.comparisons] == ["mean(x)", "mean(x[0])", "mean(x[2])", "sd(x)", "sd(x[0])", "sd(x[2])"]
+    assert [found.label for found in check.comparisons] == [
+        "mean(x)",
+        "mean(x[0])",
+        "mean(x[2])",
+        "sd(x)",
+        "sd(x[0])",
+        "sd(x[2])",
+    ]
 
 
 def test_many_columns_of_the_model_itself_are_seldom_strange():
-    """500 columns, more than 99 replicates can tell apart by counting: each lies outside all of them once in 50 times."""
+    """500 columns, more than 99 replicates can tell apart by counting: each lies outside all of
+    them once in 50 times.
+    """
     model = Model(p={"z": Normal(1), "x | z": Normal(500, scale=1.0)}, q={"z | x": Normal()})
     with torch.no_grad():
         model.factors["p(x|z)"].net.blocks.weights["z"].zero_()
@@ -126,7 +175,12 @@ def test_many_columns_of_the_model_itself_are_seldom_strange():
     assert len(outside) > 3  # Binomial(501, 0.02): one seed in 100
     assert len(check.extreme()) <= 1
     x[:, 7] += 2.0
-    assert predictive_check(model, {"x": x}, ["mean"], columns=True, kind="prior", replicates=99).extreme()[0].label == "mean(x[7])"
+    assert (
+        predictive_check(model, {"x": x}, ["mean"], columns=True, kind="prior", replicates=99)
+        .extreme()[0]
+        .label
+        == "mean(x[7])"
+    )
 
 
 def test_statistics_are_what_their_names_say():
@@ -140,14 +194,26 @@ def test_statistics_are_what_their_names_say():
     np.testing.assert_allclose(STATISTICS["autocorrelation"](x), pairs)
     holes = np.where(random.random(x.shape) < 0.3, np.nan, x)
     columns = [holes[..., i][np.isfinite(holes[..., i])] for i in range(3)]
-    for name, function in (("mean", np.mean), ("sd", np.std), ("max", np.max), ("q95", lambda column: np.quantile(column, 0.95))):
-        np.testing.assert_allclose(STATISTICS[name](holes), [function(column) for column in columns])
+    for name, function in (
+        ("mean", np.mean),
+        ("sd", np.std),
+        ("max", np.max),
+        ("q95", lambda column: np.quantile(column, 0.95)),
+    ):
+        np.testing.assert_allclose(
+            STATISTICS[name](holes), [function(column) for column in columns]
+        )
 
 
 def test_functions_of_ones_own_json_and_a_picture(tmp_path):
     model = Model(p={"z": Normal(1), "x | z": Bernoulli(4)}, q={"z | x": Normal()})
     x = torch.rand(60, 4, generator=torch.Generator().manual_seed(0)).round()
-    check = predictive_check(model, {"x": x}, {"pairs": lambda x: [x[:, 0] @ x[:, 1], x[:, 2] @ x[:, 3]], "all": lambda x: x.sum()}, replicates=30)
+    check = predictive_check(
+        model,
+        {"x": x},
+        {"pairs": lambda x: [x[:, 0] @ x[:, 1], x[:, 2] @ x[:, 3]], "all": lambda x: x.sum()},
+        replicates=30,
+    )
     assert [found.label for found in check.comparisons] == ["pairs(x[0])", "pairs(x[1])", "all(x)"]
     assert check["all(x)"].observed == float(x.sum())
     assert len(json.loads(json.dumps(check.to_dict()))["comparisons"]) == 3

@@ -1,4 +1,6 @@
-"""OpenMP threads do not spin while threads of this process wait for cores, and spin again afterwards; results do not change."""
+"""OpenMP threads do not spin while threads of this process wait for cores, and spin again
+afterwards; results do not change.
+"""
 
 import hashlib
 import os
@@ -14,8 +16,12 @@ from aevb import Bernoulli, fit, zoo
 from aevb.runtime import contention
 from aevb.runtime.contention import CONTENDED, FREE, QUIET, Policy, can_start, sharing_cores, waited
 
-linux = pytest.mark.skipif(not contention.SCHEDSTAT, reason="the scheduler's statistics are Linux's")
-gnu = pytest.mark.skipif(not contention.SCHEDSTAT or not contention.openmp(), reason="torch does not use libgomp here")
+linux = pytest.mark.skipif(
+    not contention.SCHEDSTAT, reason="the scheduler's statistics are Linux's"
+)
+gnu = pytest.mark.skipif(
+    not contention.SCHEDSTAT or not contention.openmp(), reason="torch does not use libgomp here"
+)
 
 
 class Team:
@@ -90,7 +96,8 @@ def test_contexts_are_nested_and_share_one_thread_that_sleeps_outside():
 
 @linux
 def test_teams_are_released_when_nobody_is_inside_any_more(policy, monkeypatch):
-    monkeypatch.setattr(contention, "waited", lambda: {"a thread": time.perf_counter_ns()})  # it waits all the time
+    # it waits all the time
+    monkeypatch.setattr(contention, "waited", lambda: {"a thread": time.perf_counter_ns()})
     with sharing_cores():
         end = time.perf_counter() + 10
         while not held and time.perf_counter() < end:
@@ -108,7 +115,14 @@ def test_a_run_watches_for_contention_and_changes_no_setting():
     seen, before = [], torch.get_num_threads()
     x = (torch.rand(40, 6) < 0.5).float()
     model = zoo.vae(6, 2, hidden=(4,), likelihood=Bernoulli())
-    fit(model, {"x": x}, validation={"x": x}, steps=4, batch=10, after=lambda *_: seen.append(watching()))
+    fit(
+        model,
+        {"x": x},
+        validation={"x": x},
+        steps=4,
+        batch=10,
+        after=lambda *_: seen.append(watching()),
+    )
     assert seen
     assert all(seen)
     assert not watching()
@@ -150,7 +164,8 @@ from aevb.training import fit as fitting
 torch.set_num_threads(2)
 a = torch.zeros(100_000)
 
-def spun():  # CPU seconds that the other thread of the team spends after a product, while this one sleeps
+# CPU seconds that the other thread of the team spends after a product, while this one sleeps.
+def spun():
     a.add_(1)
     began = time.process_time()
     time.sleep(0.2)
@@ -166,8 +181,10 @@ def steps(count):  # CPU seconds
     torch.manual_seed(0)
     model = zoo.vae(256, 20, hidden=(300, 300), likelihood=Bernoulli())
     began = time.process_time()
-    fit(model, {"x": (torch.rand(500, 256) < 0.5).float()}, steps=count, batch=500, seed=0, progress=False)
-    return time.process_time() - began, hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
+    x = (torch.rand(500, 256) < 0.5).float()
+    fit(model, {"x": x}, steps=count, batch=500, seed=0, progress=False)
+    weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    return time.process_time() - began, hashlib.sha256(weights).hexdigest()
 
 core = min(os.sched_getaffinity(0))
 for task in os.listdir("/proc/self/task"):
@@ -184,7 +201,13 @@ print(shared, spinning, weights == same)
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
 def test_two_threads_on_one_core_do_not_spin_and_compute_the_same():
     """The two threads of the team wait for the same core: that is contention on any machine."""
-    done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "2"})
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "2"},
+    )
     assert done.returncode == 0, done.stderr
     shared, spinning, equal = done.stdout.split()
     assert equal == "True"

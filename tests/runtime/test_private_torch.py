@@ -1,4 +1,6 @@
-"""Training goes on where a torch release lacks a private API: each is patched away in turn, and the run ends with the same numbers."""
+"""Training goes on where a torch release lacks a private API: each is patched away in turn, and the
+run ends with the same numbers.
+"""
 
 import pytest
 import torch
@@ -8,7 +10,8 @@ from aevb.runtime import private_torch
 from aevb.training import gradient_steps
 from aevb.training.events import NOT_COMPILED, events
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses what torch advises against
+# torch's compiler uses what torch advises against
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 def vae():
@@ -16,11 +19,17 @@ def vae():
 
 
 def heavy():
-    return Model({"z": StudentT(2), "x | z": Bernoulli(6, net=mlp(8))}, {"z | x": Normal(net=mlp(8))})
+    return Model(
+        {"z": StudentT(2), "x | z": Bernoulli(6, net=mlp(8))}, {"z | x": Normal(net=mlp(8))}
+    )
 
 
 def vrnn():
-    p = {"h[t] | h[t-1], z[t-1]": LSTM(4), "z[t] | h[t]": Normal(2), "x[t] | h[t], z[t]": Bernoulli(2, net=mlp(4))}
+    p = {
+        "h[t] | h[t-1], z[t-1]": LSTM(4),
+        "z[t] | h[t]": Normal(2),
+        "x[t] | h[t], z[t]": Bernoulli(2, net=mlp(4)),
+    }
     return Model(p, {"z[t] | h[t], x[t]": Normal(net=mlp(4))})
 
 
@@ -31,8 +40,18 @@ def trained(build, monkeypatch, **settings):
     x = (torch.rand(40, 6) < 0.5).float()
     torch.manual_seed(0)
     model = build().double()
-    run = fit(model, {"x": x.reshape(40, 3, 2) if build is vrnn else x}, steps=12, batch=10, seed=1, clip=1.0, **settings)
-    return {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}, run
+    run = fit(
+        model,
+        {"x": x.reshape(40, 3, 2) if build is vrnn else x},
+        steps=12,
+        batch=10,
+        seed=1,
+        clip=1.0,
+        **settings,
+    )
+    return {
+        name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)
+    }, run
 
 
 def refuse(*_, **__):
@@ -51,7 +70,9 @@ def test_a_run_without_a_private_api_has_the_same_numbers(name, build, monkeypat
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
     (event,) = events(run.rows, NOT_COMPILED)
     expected = private_torch.SLOWER.get(
-        name, "Steps run as they are written, since they could not be recorded: this version of torch has no TorchDispatchMode"
+        name,
+        "Steps run as they are written, since they could not be recorded: this version of torch "
+        "has no TorchDispatchMode",
     )
     assert expected in event.text
 
@@ -68,7 +89,10 @@ def test_without_torchs_compiler_a_compiled_run_goes_on_uncompiled(monkeypatch):
 def test_without_the_gamma_sampler_draws_follow_the_generator_and_the_distribution(monkeypatch):
     monkeypatch.setattr(private_torch, "standard_gamma", None)
     before = torch.random.get_rng_state()
-    a, b = (private_torch.gamma(torch.full((20_000,), 2.5), torch.Generator().manual_seed(3)) for _ in range(2))
+    a, b = (
+        private_torch.gamma(torch.full((20_000,), 2.5), torch.Generator().manual_seed(3))
+        for _ in range(2)
+    )
     assert torch.equal(a, b)
     assert torch.equal(torch.random.get_rng_state(), before)
     c, d = (private_torch.gamma(torch.full((20,), 2.5), None) for _ in range(2))
@@ -104,15 +128,31 @@ def test_large_products_without_onednn_are_the_same(monkeypatch):
     from aevb.compiled_step.gradients import affine
 
     torch.manual_seed(0)
-    x, weight, bias = torch.randn(256, 300), torch.randn(280, 300, requires_grad=True), torch.randn(280, requires_grad=True)
-    expected = torch.autograd.grad(affine(x, weight, bias, relu=True).square().sum(), [weight, bias])
+    x, weight, bias = (
+        torch.randn(256, 300),
+        torch.randn(280, 300, requires_grad=True),
+        torch.randn(280, requires_grad=True),
+    )
+    expected = torch.autograd.grad(
+        affine(x, weight, bias, relu=True).square().sum(), [weight, bias]
+    )
     monkeypatch.setattr(private_torch, "onednn_linear", None)
     found = torch.autograd.grad(affine(x, weight, bias, relu=True).square().sum(), [weight, bias])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-2)
 
 
-@pytest.mark.parametrize("where", ["recording.traced", "recording.rewritten", "recording.fused", "recording.CompiledStep.__call__"])
-@pytest.mark.parametrize("error", [KeyError, TypeError, AttributeError, AssertionError, RuntimeError])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "recording.traced",
+        "recording.rewritten",
+        "recording.fused",
+        "recording.CompiledStep.__call__",
+    ],
+)
+@pytest.mark.parametrize(
+    "error", [KeyError, TypeError, AttributeError, AssertionError, RuntimeError]
+)
 def test_a_run_survives_whatever_an_optimisation_raises(where, error, monkeypatch):
     expected, _ = trained(vae, monkeypatch)
 
@@ -133,7 +173,11 @@ def test_unchecked_code_of_another_compiler_is_not_run(monkeypatch):
     real = private_torch.inductor()
     inner = lambda *given, **choices: SimpleNamespace(run=real.compile_fx_inner(*given, **choices))  # noqa: E731  # without current_callable
     monkeypatch.setattr(private_torch, "cpp_kernels", lambda: None)
-    monkeypatch.setattr(private_torch, "inductor", lambda: SimpleNamespace(**{**vars(real), "compile_fx_inner": inner}))
+    monkeypatch.setattr(
+        private_torch,
+        "inductor",
+        lambda: SimpleNamespace(**{**vars(real), "compile_fx_inner": inner}),
+    )
     remarks, given = [], [torch.ones(40)]
     code = fusing.or_plain(fusing.compiled, lambda x: [x.sin() + 1], given, remarks)
     torch.testing.assert_close(code(given)[0], torch.ones(40).sin() + 1)

@@ -1,4 +1,6 @@
-"""Seeded calls: the same numbers from any thread, and no state of torch or of the model switched meanwhile."""
+"""Seeded calls: the same numbers from any thread, and no state of torch or of the model switched
+meanwhile.
+"""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -18,13 +20,23 @@ X, SERIES = torch.randn(12, 3, generator=GENERATOR), torch.randn(2, 3, 2, genera
 HOLES = torch.where(torch.rand(X.shape, generator=GENERATOR) < 0.3, torch.nan, X)
 
 torch.manual_seed(0)
-DEEP = Model({"z": Normal(2), "x | z": Normal(3, net=mlp(4, dropout=0.5))}, {"z | x": Normal(net=mlp(4, dropout=0.5))})
-LINEAR = Model({"y": OneHot(2), "z | y": Normal(2), "x | z": Normal(3, scale=1.0)}, {"y | x": OneHot(), "z | x, y": Normal()})
+DEEP = Model(
+    {"z": Normal(2), "x | z": Normal(3, net=mlp(4, dropout=0.5))},
+    {"z | x": Normal(net=mlp(4, dropout=0.5))},
+)
+LINEAR = Model(
+    {"y": OneHot(2), "z | y": Normal(2), "x | z": Normal(3, scale=1.0)},
+    {"y | x": OneHot(), "z | x, y": Normal()},
+)
 BAYES = Model({"y": OneHot(3), "x | y": ContinuousBernoulli(3)}, {"y | x": Exact()})
 TORCHS_OWN = Model(  # families that torch draws itself
-    {"k": Poisson(1, learned=True), "b | k": Beta(1), "x | b": Normal(3)}, {"k | x": Poisson(), "b | x, k": Beta()}
+    {"k": Poisson(1, learned=True), "b | k": Beta(1), "x | b": Normal(3)},
+    {"k | x": Poisson(), "b | x, k": Beta()},
 )
-TIMED = Model({"z[t] | z[t-1]": Normal(2, net=mlp(4)), "x[t] | z[t]": Normal(2)}, {"z[t] | z[t-1], x[t]": Normal()})
+TIMED = Model(
+    {"z[t] | z[t-1]": Normal(2, net=mlp(4)), "x[t] | z[t]": Normal(2)},
+    {"z[t] | z[t-1], x[t]": Normal()},
+)
 
 CALLS = {
     "sample": lambda seed: DEEP.sample(9, seed=seed)["x"],
@@ -33,19 +45,33 @@ CALLS = {
     "sample in time": lambda seed: TIMED.sample(5, steps=4, seed=seed)["x"],
     "reconstruct": lambda seed: DEEP.reconstruct(x=X, mean=False, seed=seed, method="q")["x"],
     "impute by q": lambda seed: DEEP.impute(x=HOLES, seed=seed, samples=4, method="q").draws["x"],
-    "impute exactly": lambda seed: LINEAR.impute(x=HOLES, seed=seed, samples=4, method="exact").draws["x"],
+    "impute exactly": lambda seed: LINEAR.impute(
+        x=HOLES, seed=seed, samples=4, method="exact"
+    ).draws["x"],
     "posterior": lambda seed: TIMED.posterior(x=SERIES, seed=seed, method="q")["z"].mean,
     "posterior samples": lambda seed: DEEP.posterior(x=X, seed=seed, method="q").sample(3)["z"],
-    "posterior samples, Bayes": lambda seed: BAYES.posterior(x=X.sigmoid(), seed=seed).sample(3)["y"],
-    "posterior samples, exact": lambda seed: LINEAR.posterior(x=X, seed=seed, method="exact").sample(3)["z"],
+    "posterior samples, Bayes": lambda seed: BAYES.posterior(x=X.sigmoid(), seed=seed).sample(3)[
+        "y"
+    ],
+    "posterior samples, exact": lambda seed: LINEAR.posterior(
+        x=X, seed=seed, method="exact"
+    ).sample(3)["z"],
     "elbo": lambda seed: DEEP.elbo(x=X, seed=seed).value,
     "elbo, torch's own": lambda seed: TORCHS_OWN.elbo(x=X, seed=seed, samples=2).value,
-    "importance": lambda seed: DEEP.log_evidence(x=X, samples=20, seed=seed, method="importance").value,
+    "importance": lambda seed: (
+        DEEP.log_evidence(x=X, samples=20, seed=seed, method="importance").value
+    ),
     "prior": lambda seed: TORCHS_OWN.log_evidence(x=X, samples=20, seed=seed, method="prior").value,
-    "ais": lambda seed: DEEP.log_evidence(x=X, samples=2, seed=seed, method=AIS(temperatures=4, leapfrog=2)).value,
-    "particles": lambda seed: TIMED.log_evidence(x=SERIES, samples=20, seed=seed, method="particles").value,
+    "ais": lambda seed: (
+        DEEP.log_evidence(x=X, samples=2, seed=seed, method=AIS(temperatures=4, leapfrog=2)).value
+    ),
+    "particles": lambda seed: (
+        TIMED.log_evidence(x=SERIES, samples=20, seed=seed, method="particles").value
+    ),
     "gap": lambda seed: DEEP.gap(x=X, seed=seed, iterations=2, samples=20).best,
-    "fresh": lambda seed: torch.cat([parameter.flatten() for parameter in DEEP.fresh(seed).parameters()]),
+    "fresh": lambda seed: torch.cat(
+        [parameter.flatten() for parameter in DEEP.fresh(seed).parameters()]
+    ),
 }
 
 
@@ -71,7 +97,13 @@ def test_nothing_is_switched_while_a_seeded_call_runs(name):
     torch.manual_seed(123)
     state, seen = torch.get_rng_state(), []
     hook = DEEP.factors["p(x|z)"].register_forward_hook(
-        lambda *_: seen.append((DEEP.training, torch.equal(torch.get_rng_state(), state), all(p.requires_grad for p in DEEP.parameters())))
+        lambda *_: seen.append(
+            (
+                DEEP.training,
+                torch.equal(torch.get_rng_state(), state),
+                all(p.requires_grad for p in DEEP.parameters()),
+            )
+        )
     )
     try:
         CALLS[name](0)
@@ -88,7 +120,10 @@ def test_another_thread_may_train_while_one_evaluates():
         inside.wait(10)
         found["training"] = drops_units(DEEP)
         bound = DEEP.elbo(x=X).value.sum()
-        found["gradients"] = [gradient is not None for gradient in torch.autograd.grad(bound, list(DEEP.parameters()), allow_unused=True)]
+        found["gradients"] = [
+            gradient is not None
+            for gradient in torch.autograd.grad(bound, list(DEEP.parameters()), allow_unused=True)
+        ]
 
     thread = threading.Thread(target=train)
     thread.start()

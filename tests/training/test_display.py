@@ -37,7 +37,11 @@ SETTINGS = {"steps": 30, "batch": 20, "validate_every": 10}
 
 
 def train(model: Model | None = None, **changed) -> Run:
-    return fit(small_gmvae() if model is None else model, {"x": X}, **({"validation": {"x": X}} | SETTINGS | changed))
+    return fit(
+        small_gmvae() if model is None else model,
+        {"x": X},
+        **({"validation": {"x": X}} | SETTINGS | changed),
+    )
 
 
 @contextmanager
@@ -138,7 +142,9 @@ def test_steps_redraw_the_panel_at_most_five_times_a_second(monkeypatch):
 def test_many_terms_and_long_names_fit_a_narrow_terminal(monkeypatch):
     with terminal(monkeypatch, columns=60):
         panel = Live(0, 10**6, 1234.5)
-        row = {"elbo": -1e7, "lr": 1e-3, "gradient": 1e9} | {f"kl(latent_{i})": float("nan") if i else 1e-9 for i in range(40)}
+        row = {"elbo": -1e7, "lr": 1e-3, "gradient": 1e9} | {
+            f"kl(latent_{i})": float("nan") if i else 1e-9 for i in range(40)
+        }
         panel.row({"step": 3, "phase": "E", **row} | {"validation elbo": -3.0})
         panel.close()
         with panel.console.capture() as captured:
@@ -154,10 +160,24 @@ def test_many_terms_and_long_names_fit_a_narrow_terminal(monkeypatch):
 def test_elsewhere_lines_are_a_table_with_one_line_a_validation(capsys):
     run = train(progress=True)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["step", "epoch", "elbo", "x", "kl(y)", "kl(z)", "validation", "best", "lr", "steps/s", "left"]
+    assert lines[0].split() == [
+        "step",
+        "epoch",
+        "elbo",
+        "x",
+        "kl(y)",
+        "kl(z)",
+        "validation",
+        "best",
+        "lr",
+        "steps/s",
+        "left",
+    ]
     assert [line.split()[0] for line in lines[1:]] == ["10", "20", "30"]
     assert len({len(line) for line in lines}) == 1  # aligned
-    assert [line.split()[6] for line in lines[1:]] == [number(value) for value in run.history["validation elbo"]]
+    assert [line.split()[6] for line in lines[1:]] == [
+        number(value) for value in run.history["validation elbo"]
+    ]
     assert lines[-1].split()[-1] == "0:00"
 
 
@@ -220,7 +240,9 @@ def test_the_best_is_that_of_the_bound_which_is_trained(capsys):
     run = train(bound="iwae", samples=3, progress=True)
     lines = capsys.readouterr().out.splitlines()
     values = run.history["validation iwae"]
-    assert [line.split()[lines[0].split().index("validation")] for line in lines[1:]] == [number(value) for value in values]
+    assert [line.split()[lines[0].split().index("validation")] for line in lines[1:]] == [
+        number(value) for value in values
+    ]
     assert run.best == ((values.argmax() + 1) * 10, values.max())
 
 
@@ -256,7 +278,13 @@ def test_numbers_and_times_are_short():
         "nan",
         "2.50e+09",
     ]
-    assert [clock(s) for s in (7, 754, 3723, 273600, float("inf"))] == ["0:07", "12:34", "1:02:03", "3 d 4 h", "–"]
+    assert [clock(s) for s in (7, 754, 3723, 273600, float("inf"))] == [
+        "0:07",
+        "12:34",
+        "1:02:03",
+        "3 d 4 h",
+        "–",
+    ]
 
 
 def test_the_bound_shown_is_smoothed_and_forgets_what_is_not_finite():
@@ -266,7 +294,7 @@ def test_the_bound_shown_is_smoothed_and_forgets_what_is_not_finite():
     assert shown.train["elbo"] == pytest.approx(-13.0)
 
 
-# TensorBoard ---------------------------------------------------------------------------------------------------------------------------
+# TensorBoard --------------------------------------------------------------------------------------
 
 
 def events(folder) -> dict[str, list[tuple[int, float]]]:
@@ -295,12 +323,16 @@ def test_tensorboard_reads_what_the_history_says_and_no_step_twice(tmp_path, mon
     monkeypatch.setattr(Stepper, "step", dying)
     with pytest.raises(KilledError):
         train(out=tmp_path, tensorboard=True)
-    assert [step for step, _ in events(tmp_path / "tensorboard")["training/elbo"]] == list(range(1, 18))
+    assert [step for step, _ in events(tmp_path / "tensorboard")["training/elbo"]] == list(
+        range(1, 18)
+    )
     monkeypatch.undo()
     run = train(out=tmp_path, tensorboard=True, resume=True)
     found = events(tmp_path / "tensorboard")
     names = {"elbo", "x", "kl(y)", "kl(z)"}
-    assert set(found) == {f"training/{name}" for name in names | {"lr", "gradient"}} | {f"validation/{name}" for name in names}
+    assert set(found) == {f"training/{name}" for name in names | {"lr", "gradient"}} | {
+        f"validation/{name}" for name in names
+    }
     for tag, pairs in found.items():
         name = tag.removeprefix("training/").replace("/", " ")
         assert [step for step, _ in pairs] == run.history[f"{name}.step"].tolist(), tag
@@ -308,7 +340,10 @@ def test_tensorboard_reads_what_the_history_says_and_no_step_twice(tmp_path, mon
 
 
 def test_tensorboard_is_refused_where_it_cannot_work(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="tensorboard=True writes into the run's folder; give that folder with out="):
+    with pytest.raises(
+        ValueError,
+        match="tensorboard=True writes into the run's folder; give that folder with out=",
+    ):
         train(tensorboard=True)
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
     with pytest.raises(ValueError, match=r"pip install 'aevb\[tensorboard\]'"):
@@ -317,30 +352,58 @@ def test_tensorboard_is_refused_where_it_cannot_work(tmp_path, monkeypatch):
     assert train(out=tmp_path, tensorboard=True).step == 30
 
 
-# The history and its picture ------------------------------------------------------------------------------------------------------------
+# The history and its picture ----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def alternating(tmp_path_factory):
     torch.manual_seed(0)
     out, x = tmp_path_factory.mktemp("alternating"), factor_analysis(100)
-    settings = {"steps": 250, "batch": 50, "lr": 0.05, "schedule": alternate(60, 40), "validate_every": 10, "log_every": 7}
+    settings = {
+        "steps": 250,
+        "batch": 50,
+        "lr": 0.05,
+        "schedule": alternate(60, 40),
+        "validate_every": 10,
+        "log_every": 7,
+    }
     return fit(fa(), {"x": x}, validation={"x": x}, out=out, **settings)
 
 
 def test_the_history_has_the_evidence_and_the_gap(alternating):
     history = alternating.history
-    assert len(history["validation gap"]) == len(history["validation evidence"]) == len(history["validation elbo"]) == 25
+    assert (
+        len(history["validation gap"])
+        == len(history["validation evidence"])
+        == len(history["validation elbo"])
+        == 25
+    )
     assert (history["validation gap"] > 0).all()
     computed = history["validation evidence"] - history["validation elbo"]
-    assert np.allclose(history["validation gap"], computed, atol=1.0)  # the ELBO is sampled, the gap is not
-    bare = Run(alternating.model, alternating.settings, [{"step": 1, "elbo": -3.0, "evidence": -2.5}], None, 1, 0.0)
+    # the ELBO is sampled, the gap is not
+    assert np.allclose(history["validation gap"], computed, atol=1.0)
+    bare = Run(
+        alternating.model,
+        alternating.settings,
+        [{"step": 1, "elbo": -3.0, "evidence": -2.5}],
+        None,
+        1,
+        0.0,
+    )
     assert bare.history["gap"].tolist() == [0.5]
 
 
 def test_the_phases_are_the_schedules(alternating):
-    assert alternating.phases == [("E", 0, 60), ("M", 60, 100), ("E", 100, 160), ("M", 160, 200), ("E", 200, 250)]
-    assert [row["phase"] for row in alternating.rows if "phase" in row][:15] == ["E"] * 8 + ["M"] * 6 + ["E"]
+    assert alternating.phases == [
+        ("E", 0, 60),
+        ("M", 60, 100),
+        ("E", 100, 160),
+        ("M", 160, 200),
+        ("E", 200, 250),
+    ]
+    assert [row["phase"] for row in alternating.rows if "phase" in row][:15] == ["E"] * 8 + [
+        "M"
+    ] * 6 + ["E"]
     assert train(steps=3).phases == [("joint", 0, 3)]
 
 
@@ -348,7 +411,11 @@ def test_a_run_is_read_back_from_its_folder(alternating):
     found = Run.load(alternating.out)
     assert found.rows == alternating.rows
     assert found.settings == alternating.settings
-    assert (found.step, found.best, found.phases) == (alternating.step, alternating.best, alternating.phases)
+    assert (found.step, found.best, found.phases) == (
+        alternating.step,
+        alternating.best,
+        alternating.phases,
+    )
     assert 0 < found.seconds <= alternating.seconds
     for name, tensor in alternating.model.state_dict().items():
         assert torch.equal(tensor, found.model.state_dict()[name])
@@ -359,7 +426,9 @@ def test_a_run_is_read_back_from_its_folder(alternating):
 def test_the_seconds_of_a_resumed_run_go_on(tmp_path):
     train(out=tmp_path, steps=20, decay="constant")
     last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["seconds"]
-    (tmp_path / "metrics.jsonl").write_text((tmp_path / "metrics.jsonl").read_text().replace(f'"seconds": {last}', '"seconds": 1000.0'))
+    (tmp_path / "metrics.jsonl").write_text(
+        (tmp_path / "metrics.jsonl").read_text().replace(f'"seconds": {last}', '"seconds": 1000.0')
+    )
     run = train(out=tmp_path, decay="constant", resume=True)
     assert run.rows[-1]["seconds"] > 1000
 
@@ -368,11 +437,18 @@ def test_the_picture_has_the_bound_above_and_each_term_below(alternating, tmp_pa
     figure = alternating.plot(tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
     top, *below = figure.axes
-    assert [text.get_text() for text in top.get_legend().get_texts()] == ["E-steps", "elbo, training", "elbo, validation", "evidence, validation"]
+    assert [text.get_text() for text in top.get_legend().get_texts()] == [
+        "E-steps",
+        "elbo, training",
+        "elbo, validation",
+        "evidence, validation",
+    ]
     assert [axes.get_title(loc="left") for axes in below] == ["log p(x|·)", "kl(z)", "gap"]
     assert all(len(axes.patches) == 3 for axes in figure.axes)
     drawn = {line.get_label(): line for line in top.lines}
-    assert np.array_equal(drawn["elbo, validation"].get_ydata(), alternating.history["validation elbo"])
+    assert np.array_equal(
+        drawn["elbo, validation"].get_ydata(), alternating.history["validation elbo"]
+    )
 
 
 def test_a_burst_and_a_wild_start_do_not_flatten_the_curve():
@@ -386,7 +462,15 @@ def test_a_burst_and_a_wild_start_do_not_flatten_the_curve():
     assert -80 < high < -75
 
 
-@pytest.mark.parametrize("rows", [[], [{"step": 1, "elbo": -1.0}], [{"step": 1, "elbo": float("nan")}], [{"step": 0, "note": "skipped"}]])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [{"step": 1, "elbo": -1.0}],
+        [{"step": 1, "elbo": float("nan")}],
+        [{"step": 0, "note": "skipped"}],
+    ],
+)
 def test_a_short_run_has_a_picture_too(rows, tmp_path):
     Run(small_gmvae(), loop.Settings(), rows, None, 1, 0.0).plot(tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 1000

@@ -1,4 +1,6 @@
-"""Many processes train the weights that one trains; when one of them dies, all stop and the last checkpoint is valid."""
+"""Many processes train the weights that one trains; when one of them dies, all stop and the last
+checkpoint is valid.
+"""
 
 import os
 import signal
@@ -27,7 +29,8 @@ torch.set_num_threads(1)
 
 
 def mixture():
-    torch.manual_seed(int(os.environ.get("RANK", "0")))  # other initial weights elsewhere: the first process's must win
+    # Every process starts with other weights: those of the first must win.
+    torch.manual_seed(int(os.environ.get("RANK", "0")))
     return Model(
         p={"y": OneHot(3), "z | y": Normal(2), "x | z": Bernoulli(8, net=mlp(8, dropout=0.1))},
         q={"y | x": OneHot(net=mlp(8)), "z | x, y": Normal(net=mlp(8))},
@@ -38,21 +41,50 @@ def mixture():
 @pytest.fixture
 def files(tmp_path):
     (tmp_path / "models.py").write_text(MODEL)
-    np.savez(tmp_path / "data.npz", x=(np.random.default_rng(0).random((99, 8)) > 0.5).astype(float))
+    np.savez(
+        tmp_path / "data.npz", x=(np.random.default_rng(0).random((99, 8)) > 0.5).astype(float)
+    )
     return tmp_path
 
 
 def command(folder, out, epochs: float, processes: int) -> list[str]:
-    launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={processes}"] if processes > 1 else []
-    arguments = ["--data", folder / "data.npz", "--out", out, "--epochs", epochs, "--batch", "33", "--checkpoint-every", "3"]
-    return [sys.executable, *launcher, "-m", "aevb", "train", f"{folder}/models.py:mixture", *map(str, arguments)]
+    launcher = (
+        ["-m", "torch.distributed.run", f"--nproc-per-node={processes}"] if processes > 1 else []
+    )
+    arguments = [
+        "--data",
+        folder / "data.npz",
+        "--out",
+        out,
+        "--epochs",
+        epochs,
+        "--batch",
+        "33",
+        "--checkpoint-every",
+        "3",
+    ]
+    return [
+        sys.executable,
+        *launcher,
+        "-m",
+        "aevb",
+        "train",
+        f"{folder}/models.py:mixture",
+        *map(str, arguments),
+    ]
 
 
 def test_two_processes_train_what_one_trains(files):
     found = []
     for processes in (1, 2):
         out = files / f"run{processes}"
-        done = subprocess.run(command(files, out, 7, processes), capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(
+            command(files, out, 7, processes),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         found.append(load_file(out / "checkpoints" / "step-21" / "weights.safetensors"))
     for name, tensor in found[0].items():
@@ -67,23 +99,39 @@ def test_more_processes_than_rows_of_a_step_are_refused(monkeypatch):
 
     monkeypatch.setattr(loop, "join", lambda device: Alone(3, 4))
     model, x = zoo.fa(), np.random.default_rng(0).normal(size=(10, 3))
-    with pytest.raises(ValueError, match=r"A step takes 3 rows, so some of the 4 processes would have none\. Start at most 3 .*, or raise batch="):
+    with pytest.raises(
+        ValueError,
+        match=r"A step takes 3 rows, so some of the 4 processes would have none\. Start at most 3 "
+        r".*, or raise batch=",
+    ):
         fit(model, {"x": x}, batch=3, steps=1)
-    with pytest.raises(ValueError, match=r"A step takes 2 rows, .* Start at most 2 processes \(torchrun --nproc-per-node\)\.$"):
+    with pytest.raises(
+        ValueError,
+        match=r"A step takes 2 rows, .* Start at most 2 processes \(torchrun --nproc-per-node\)\.$",
+    ):
         fit(model, {"x": x[:2]}, schedule=em(), steps=1)
 
 
 @pytest.mark.parametrize("request_", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
-def test_when_one_process_dies_or_hangs_all_stop_with_a_sentence_and_the_checkpoint_is_valid(files, request_):
-    """The first process is left waiting for the second, and says so within ``AEVB_WAIT`` seconds; the launcher then ends the rest."""
+def test_when_one_process_dies_or_hangs_all_stop_with_a_sentence_and_the_checkpoint_is_valid(
+    files, request_
+):
+    """The first process is left waiting for the second, and says so within ``AEVB_WAIT`` seconds;
+    the launcher then ends the rest.
+    """
     out, told = files / "run", files / "told"
     with told.open("wb") as errors:
         asked = {**os.environ, "AEVB_WAIT": "6"}
-        launcher = subprocess.Popen(command(files, out, 10**6, 2), stdout=subprocess.DEVNULL, stderr=errors, env=asked)
+        launcher = subprocess.Popen(
+            command(files, out, 10**6, 2), stdout=subprocess.DEVNULL, stderr=errors, env=asked
+        )
     deadline = time.monotonic() + 60
     while not list(out.glob("checkpoints/step-*")) and time.monotonic() < deadline:
         time.sleep(0.1)
-    workers = [int(pid) for pid in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()]
+    workers = [
+        int(pid)
+        for pid in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    ]
     assert len(workers) == 2
     os.kill(workers[-1], request_)
     if request_ == signal.SIGSTOP:
@@ -92,23 +140,34 @@ def test_when_one_process_dies_or_hangs_all_stop_with_a_sentence_and_the_checkpo
         os.kill(workers[-1], signal.SIGCONT)  # the launcher waits for it, too
     assert launcher.wait(timeout=60) != 0
     if request_ == signal.SIGSTOP:
-        assert "aevb: Another process of this run has ended, or has not answered for 6 s (AEVB_WAIT), so that none can go on." in told.read_text()
+        assert (
+            "aevb: Another process of this run has ended, or has not answered for 6 s "
+            "(AEVB_WAIT), so that none can go on." in told.read_text()
+        )
     found = latest(out)
     assert found is not None
     assert found.step % 3 == 0
 
 
 def test_every_row_and_its_noise_belong_to_one_process():
-    noise = {"z": torch.arange(35.0).reshape(1, 1, 7, 5), "static": torch.zeros(1, 1, 1, 5), "seed": torch.tensor(3)}
+    noise = {
+        "z": torch.arange(35.0).reshape(1, 1, 7, 5),
+        "static": torch.zeros(1, 1, 1, 5),
+        "seed": torch.tensor(3),
+    }
     parts = [World(rank, 3).rows_of(noise, 7) for rank in range(3)]
     assert torch.equal(torch.cat([part["z"] for part in parts], -2), noise["z"])
     assert all(part["static"].shape == (1, 1, 1, 5) for part in parts)
-    assert [int(part["seed"]) for part in parts] == [3, 5, 7]  # one of its own each; the first keeps the batch's
+    # one of its own each; the first keeps the batch's
+    assert [int(part["seed"]) for part in parts] == [3, 5, 7]
     assert [World(rank, 3).share(7) for rank in range(3)] == [slice(0, 2), slice(2, 4), slice(4, 7)]
 
 
 def test_what_torch_draws_from_a_seed_is_not_alike_in_two_processes():
     dist, seed = torch.distributions.Poisson(torch.full((50, 3), 4.0)), {"z": torch.tensor(11)}
-    alone, first, second = (sample_with_seed(dist, World(rank, size).rows_of(seed, 100)["z"]) for rank, size in ((0, 1), (0, 2), (1, 2)))
+    alone, first, second = (
+        sample_with_seed(dist, World(rank, size).rows_of(seed, 100)["z"])
+        for rank, size in ((0, 1), (0, 2), (1, 2))
+    )
     assert torch.equal(alone, first)  # one process draws as it always did
     assert (first != second).float().mean() > 0.5  # of 150 equal rates, a seventh agree by chance

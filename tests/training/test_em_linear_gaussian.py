@@ -1,4 +1,6 @@
-"""EM of linear-Gaussian models from second moments: against EM written out row by row, scikit-learn, and an interrupted run."""
+"""EM of linear-Gaussian models from second moments: against EM written out row by row,
+scikit-learn, and an interrupted run.
+"""
 
 import copy
 import signal
@@ -32,7 +34,8 @@ CANCER, WINE = standardised(load_breast_cancer().data), standardised(load_wine()
 def factors(d: int, count: int, **net) -> Model:
     torch.manual_seed(0)
     return Model(
-        p={"z": Normal(count), "x | z": Normal(d, scale="learned", **net)}, q={"z | x": MultivariateNormal(net=linear(), covariance="shared")}
+        p={"z": Normal(count), "x | z": Normal(d, scale="learned", **net)},
+        q={"z | x": MultivariateNormal(net=linear(), covariance="shared")},
     )
 
 
@@ -40,7 +43,7 @@ def holes(x: np.ndarray, share: float = 0.2, seed: int = 0) -> np.ndarray:
     return np.where(np.random.default_rng(seed).random(x.shape) < share, np.nan, x)
 
 
-# One iteration, against EM written out ---------------------------------------------------------------------------------------------
+# One iteration, against EM written out ------------------------------------------------------------
 
 
 def declared(kind: str) -> tuple[Model, dict[str, np.ndarray]]:
@@ -48,16 +51,29 @@ def declared(kind: str) -> tuple[Model, dict[str, np.ndarray]]:
     n = 40
     c, z = random.normal(2, 3, (n, 2)), random.normal(size=(n, 2))
     y = z @ random.normal(size=(2, 3)) + c @ random.normal(size=(2, 3)) + 5
-    x = 100 * (y @ random.normal(size=(3, 4)) + z @ random.normal(size=(2, 4)) + random.normal(size=(n, 4)))
+    x = 100 * (
+        y @ random.normal(size=(3, 4)) + z @ random.normal(size=(2, 4)) + random.normal(size=(n, 4))
+    )
     torch.manual_seed(1)
     if kind == "hierarchy":
-        p = {"u": Normal(1, learned=True), "z | u": Normal(2, scale="learned"), "y | z, c": Normal(3, net=linear(bias=False), scale=0.5)}
+        p = {
+            "u": Normal(1, learned=True),
+            "z | u": Normal(2, scale="learned"),
+            "y | z, c": Normal(3, net=linear(bias=False), scale=0.5),
+        }
         p |= {"x | y, z": MultivariateNormal(4, covariance="shared")}
         model = Model(p, {"z | x, y, c": Normal(), "u | z": Normal()}, given={"c": 2})
     elif kind == "no bias":
         model = factors(4, 2, net=linear(bias=False))
     elif kind == "observed roots":
-        model = Model({"y": Normal(3), "z | y": Normal(2, scale="learned"), "x | z": Normal(4, scale="learned")}, {"z | x, y": Normal()})
+        model = Model(
+            {
+                "y": Normal(3),
+                "z | y": Normal(2, scale="learned"),
+                "x | z": Normal(4, scale="learned"),
+            },
+            {"z | x, y": Normal()},
+        )
     else:
         model = factors(4, 2)
     model = model.double()
@@ -69,16 +85,23 @@ def declared(kind: str) -> tuple[Model, dict[str, np.ndarray]]:
 
 
 def by_rows(model: Model, data: dict[str, np.ndarray]) -> None:
-    """One iteration of EM, an example at a time, by the joint Gaussian's posterior and weighted least squares."""
+    """One iteration of EM, an example at a time, by the joint Gaussian's posterior and weighted
+    least squares.
+    """
     graph, everything = model.graph, model.prepare(**data)
     sums: dict[tuple[str, int], list] = {}
     for row in range(len(next(iter(data.values())))):
         batch = {name: value[:, row : row + 1] for name, value in everything.items()}
-        unknown = [name for name in graph.latents if name not in batch or (f"{name}?" in batch and not bool(batch[f"{name}?"].all()))]
+        unknown = [
+            name
+            for name in graph.latents
+            if name not in batch or (f"{name}?" in batch and not bool(batch[f"{name}?"].all()))
+        ]
         batch = {
             name: value
             for name, value in batch.items()
-            if name.rstrip("?") not in unknown and not (name.rstrip("?") in graph.latents and "?" in name)
+            if name.rstrip("?") not in unknown
+            and not (name.rstrip("?") in graph.latents and "?" in name)
         }
         mean = {name: value[0, 0] for name, value in batch.items() if not name.endswith("?")}
         posterior = gaussian_posterior(model, batch, unknown) if unknown else None
@@ -93,21 +116,44 @@ def by_rows(model: Model, data: dict[str, np.ndarray]) -> None:
             if entry.side != "p" or not any(True for _ in model.factors[entry.id].parameters()):
                 continue
             name, parents = entry.key.name, [ref.name for ref in entry.key.parents]
-            bias = entry.spec.learned if not parents else model.factors[entry.id].net.blocks.bias is not None
-            design = torch.cat([mean[parent] for parent in parents] + ([torch.ones(1, dtype=torch.float64)] if bias else []))
-            places = [(parent, i) for parent in parents for i in range(graph.size(parent))] + ([None] if bias else [])
+            bias = (
+                entry.spec.learned
+                if not parents
+                else model.factors[entry.id].net.blocks.bias is not None
+            )
+            design = torch.cat(
+                [mean[parent] for parent in parents]
+                + ([torch.ones(1, dtype=torch.float64)] if bias else [])
+            )
+            places = [(parent, i) for parent in parents for i in range(graph.size(parent))] + (
+                [None] if bias else []
+            )
 
             def shared(a, b, covariance=covariance, at=at):
-                return covariance[at[a[0]][a[1]], at[b[0]][b[1]]] if a and b and a[0] in at and b[0] in at else 0.0
+                return (
+                    covariance[at[a[0]][a[1]], at[b[0]][b[1]]]
+                    if a and b and a[0] in at and b[0] in at
+                    else 0.0
+                )
 
-            inner = torch.outer(design, design) + torch.tensor([[shared(a, b) for b in places] for a in places]).reshape(len(places), len(places))
+            inner = torch.outer(design, design) + torch.tensor(
+                [[shared(a, b) for b in places] for a in places]
+            ).reshape(len(places), len(places))
             for d in range(graph.size(name)):
                 if f"{name}?" in batch and not bool(batch[f"{name}?"][0, 0, d]):
                     continue
-                outer = mean[name][d] * design + torch.tensor([shared((name, d), b) for b in places])
-                own = mean[name] * mean[name][d] + torch.tensor([shared((name, d), (name, e)) for e in range(graph.size(name))])
+                outer = mean[name][d] * design + torch.tensor(
+                    [shared((name, d), b) for b in places]
+                )
+                own = mean[name] * mean[name][d] + torch.tensor(
+                    [shared((name, d), (name, e)) for e in range(graph.size(name))]
+                )
                 all_outer = torch.stack(
-                    [mean[name][e] * design + torch.tensor([shared((name, e), b) for b in places]) for e in range(graph.size(name))]
+                    [
+                        mean[name][e] * design
+                        + torch.tensor([shared((name, e), b) for b in places])
+                        for e in range(graph.size(name))
+                    ]
                 )
                 total = sums.setdefault((entry.id, d), [0.0, 0.0, 0.0, 0.0, 0])
                 for i, term in enumerate((inner, outer, own, all_outer, 1)):
@@ -117,9 +163,17 @@ def by_rows(model: Model, data: dict[str, np.ndarray]) -> None:
             d = graph.size(entry.key.name)
             if (entry.id, 0) not in sums:
                 continue
-            solved = [torch.linalg.solve(sums[entry.id, i][0], sums[entry.id, i][1]) for i in range(d)]
+            solved = [
+                torch.linalg.solve(sums[entry.id, i][0], sums[entry.id, i][1]) for i in range(d)
+            ]
             matrix = torch.stack(solved)
-            left = torch.stack([(sums[entry.id, i][2] - solved[i] @ sums[entry.id, i][3].mT) / sums[entry.id, i][4] for i in range(d)])
+            left = torch.stack(
+                [
+                    (sums[entry.id, i][2] - solved[i] @ sums[entry.id, i][3].mT)
+                    / sums[entry.id, i][4]
+                    for i in range(d)
+                ]
+            )
             factor = model.factors[entry.id]
             start = 0
             for ref in entry.key.parents:
@@ -134,17 +188,32 @@ def by_rows(model: Model, data: dict[str, np.ndarray]) -> None:
                 root = torch.linalg.cholesky((left + left.mT) / 2)
                 rows, columns = torch.tril_indices(d, d)
                 entries = root[rows, columns]
-                factor.vectors["tril"].copy_(torch.where(rows == columns, torch.log(torch.expm1(entries.abs())), entries))
+                factor.vectors["tril"].copy_(
+                    torch.where(rows == columns, torch.log(torch.expm1(entries.abs())), entries)
+                )
             if not entry.key.parents and entry.spec.learned:
-                factor.root.copy_(torch.cat([matrix[:, -1], torch.log(torch.expm1(left.diagonal().sqrt()))]))
+                factor.root.copy_(
+                    torch.cat([matrix[:, -1], torch.log(torch.expm1(left.diagonal().sqrt()))])
+                )
 
 
-CASES = ["plain", "no bias", "hierarchy", "observed roots", "missing", "missing, no bias", "known codes", "missing, known codes"]
+CASES = [
+    "plain",
+    "no bias",
+    "hierarchy",
+    "observed roots",
+    "missing",
+    "missing, no bias",
+    "known codes",
+    "missing, known codes",
+]
 
 
 @pytest.mark.parametrize("kind", CASES)
 def test_an_iteration_is_the_one_written_out_row_by_row(kind, monkeypatch):
-    model, data = declared(kind.removeprefix("missing, ").replace("missing", "plain").replace("known codes", "plain"))
+    model, data = declared(
+        kind.removeprefix("missing, ").replace("missing", "plain").replace("known codes", "plain")
+    )
     random = np.random.default_rng(2)
     if kind.startswith("missing"):
         data["x"] = holes(data["x"])
@@ -157,7 +226,9 @@ def test_an_iteration_is_the_one_written_out_row_by_row(kind, monkeypatch):
         method.open(Rows(open_source(model.graph, data, model._parameter()), World()))
         own = method.read()
         evidence, following = method.update(own)
-        assert float(evidence) == pytest.approx(float(model.log_evidence(**data).value.mean()), rel=1e-12)
+        assert float(evidence) == pytest.approx(
+            float(model.log_evidence(**data).value.mean()), rel=1e-12
+        )
         before = {name: value.clone() for name, value in model.state_dict().items()}
         method.write(own)
         for name, value in model.state_dict().items():
@@ -166,19 +237,31 @@ def test_an_iteration_is_the_one_written_out_row_by_row(kind, monkeypatch):
         by_rows(other, data)
     for name, value in model.state_dict().items():
         if "p(" in name:
-            torch.testing.assert_close(value, other.state_dict()[name], rtol=1e-7, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}")
+            torch.testing.assert_close(
+                value,
+                other.state_dict()[name],
+                rtol=1e-7,
+                atol=1e-7,
+                msg=lambda text, name=name: f"{name}: {text}",
+            )
     if kind.startswith("missing"):  # rows that are read again at every iteration
         monkeypatch.setattr(em_moments, "KEPT", 0)
         with torch.no_grad():
             method.open(Rows(open_source(model.graph, data, model._parameter()), World()))
             assert method.moments.streams
-            torch.testing.assert_close(method.update(own), (evidence, following), rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(
+                method.update(own), (evidence, following), rtol=1e-12, atol=1e-12
+            )
 
 
-# Whole runs ----------------------------------------------------------------------------------------------------------------------------
+# Whole runs ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("x", "count", "best", "most"), [(CANCER, 5, -16.5464, 120), (WINE, 3, -15.08025, 35)], ids=["cancer", "wine"])
+@pytest.mark.parametrize(
+    ("x", "count", "best", "most"),
+    [(CANCER, 5, -16.5464, 120), (WINE, 3, -15.08025, 35)],
+    ids=["cancer", "wine"],
+)
 def test_the_defaults_reach_the_maximum_in_few_iterations(x, count, best, most):
     run = fit(factors(x.shape[1], count), {"x": x}, schedule=em())
     evidence = run.history["evidence"]
@@ -186,14 +269,27 @@ def test_the_defaults_reach_the_maximum_in_few_iterations(x, count, best, most):
     assert (np.diff(evidence) >= 0).all()
     assert run.step <= most
     assert run.history["evidence.step"][-1] == run.step
-    assert run.rows[-2]["note"] == f"em() converged after {run.step} iterations: the last ones raised the mean evidence by less than tol=1e-05 nats."
-    assert float(run.model.log_evidence(x=x).value.double().mean()) == pytest.approx(evidence[-1], abs=1e-5)
+    assert (
+        run.rows[-2]["note"]
+        == f"em() converged after {run.step} iterations: the last ones raised the mean evidence "
+        f"by less than tol=1e-05 nats."
+    )
+    assert float(run.model.log_evidence(x=x).value.double().mean()) == pytest.approx(
+        evidence[-1], abs=1e-5
+    )
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2])
 def test_acceleration_saves_iterations_and_never_lowers_the_evidence(share):
     x = holes(WINE, share) if share else WINE
-    runs = [fit(factors(13, 3).double(), {"x": x}, schedule=em(start="keep", accelerate=accelerate, tol=1e-4)) for accelerate in (True, False)]
+    runs = [
+        fit(
+            factors(13, 3).double(),
+            {"x": x},
+            schedule=em(start="keep", accelerate=accelerate, tol=1e-4),
+        )
+        for accelerate in (True, False)
+    ]
     evidence = [run.history["evidence"] for run in runs]
     assert all((np.diff(found) >= -1e-12).all() for found in evidence)
     assert 1.5 * runs[0].step < runs[1].step
@@ -201,7 +297,9 @@ def test_acceleration_saves_iterations_and_never_lowers_the_evidence(share):
 
 
 def test_a_trial_that_lowers_the_evidence_is_not_taken():
-    """A fixed-point iteration whose extrapolation is misled: the evidence falls where plain EM goes on."""
+    """A fixed-point iteration whose extrapolation is misled: the evidence falls where plain EM goes
+    on.
+    """
     path = torch.tensor([0.0, 1.0, 1.5, 1.75, 1.9], dtype=torch.float64)
 
     def update(point):
@@ -222,7 +320,11 @@ def test_a_trial_that_lowers_the_evidence_is_not_taken():
 def test_the_limit_is_said_and_tol_0_goes_to_it():
     run = fit(factors(13, 3), {"x": WINE}, schedule=em(), steps=5)
     assert run.step == 5
-    assert run.rows[-2]["note"] == "em() ended after 5 iterations, as asked, before it converged (tol=1e-05); more steps= would raise the evidence."
+    assert (
+        run.rows[-2]["note"]
+        == "em() ended after 5 iterations, as asked, before it converged (tol=1e-05); more "
+        "steps= would raise the evidence."
+    )
     run = fit(factors(13, 3), {"x": WINE}, schedule=em(tol=0), steps=60)
     assert run.step == 60
     assert not [row for row in run.rows if "note" in row]
@@ -245,13 +347,17 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch,
         fit(factors(13, 3), {"x": x}, schedule=em(), out=tmp_path / "part")
     monkeypatch.setattr(Training, "_take_step", take)
     torch.manual_seed(5)
-    part = Model(p={"z": Normal(3), "x | z": Normal(13, scale="learned")}, q={"z | x": MultivariateNormal(net=linear(), covariance="shared")})
+    part = Model(
+        p={"z": Normal(3), "x | z": Normal(13, scale="learned")},
+        q={"z | x": MultivariateNormal(net=linear(), covariance="shared")},
+    )
     resumed = fit(part, {"x": x}, schedule=em(), out=tmp_path / "part", resume=True)
     assert resumed.step == run.step
     np.testing.assert_array_equal(resumed.history["evidence"], run.history["evidence"])
     for a, b in zip(whole.state_dict().values(), part.state_dict().values(), strict=True):
         assert torch.equal(a, b)
-    again = fit(part, {"x": x}, schedule=em(), out=tmp_path / "part", resume=True)  # it has converged: nothing is left to do
+    # it has converged: nothing is left to do
+    again = fit(part, {"x": x}, schedule=em(), out=tmp_path / "part", resume=True)
     assert again.step == run.step
     assert [row.get("note") for row in again.rows].count(run.rows[-2]["note"]) == 1
 
@@ -273,7 +379,7 @@ def test_iterations_of_another_model_are_refused(tmp_path, monkeypatch):
         fit(factors(13, 3), {"x": WINE}, schedule=em(), steps=9, out=tmp_path, resume=True)
 
 
-# Where it starts -----------------------------------------------------------------------------------------------------------------------
+# Where it starts ----------------------------------------------------------------------------------
 
 
 def test_a_fresh_model_starts_from_the_data_and_another_from_its_own_weights(tmp_path):
@@ -304,8 +410,11 @@ def test_principal_components_are_the_posterior_of_probabilistic_pca():
     values = torch.tensor([5.0, 3.0, 1.0, 1.0], dtype=torch.float64)
     gain, variances = principal_components(values.diag(), 2)
     torch.testing.assert_close(variances, 1 / values[:2])
-    torch.testing.assert_close(gain.abs(), torch.eye(2, 4, dtype=torch.float64) * ((values - 1).sqrt() / values))
-    gain, variances = principal_components(torch.eye(2, dtype=torch.float64), 3)  # more latents than columns
+    torch.testing.assert_close(
+        gain.abs(), torch.eye(2, 4, dtype=torch.float64) * ((values - 1).sqrt() / values)
+    )
+    # more latents than columns
+    gain, variances = principal_components(torch.eye(2, dtype=torch.float64), 3)
     assert gain.shape == (3, 2)
     assert float(variances[2]) == 1.0
     assert bool((gain[:2].norm(dim=1) > 0).all())
@@ -315,14 +424,25 @@ def test_a_hierarchy_starts_above_a_random_one():
     random = np.random.default_rng(3)
     u, c = random.normal(size=(500, 1)), random.normal(size=(500, 2))
     z = u @ random.normal(size=(1, 3)) + 0.5 * random.normal(size=(500, 3))
-    x = z @ random.normal(size=(3, 8)) + c @ random.normal(size=(2, 8)) + 0.3 * random.normal(size=(500, 8)) + 4
-    p = {"u": Normal(1), "z | u": Normal(3, scale="learned"), "x | z, c": Normal(8, scale="learned")}
+    x = (
+        z @ random.normal(size=(3, 8))
+        + c @ random.normal(size=(2, 8))
+        + 0.3 * random.normal(size=(500, 8))
+        + 4
+    )
+    p = {
+        "u": Normal(1),
+        "z | u": Normal(3, scale="learned"),
+        "x | z, c": Normal(8, scale="learned"),
+    }
     runs = {}
     for start in ("data", "keep"):
         torch.manual_seed(0)
         model = Model(p, {"z | x, c": Normal(), "u | z": Normal()}, given={"c": 2}).double()
         runs[start] = fit(model, {"x": x, "c": c}, schedule=em(start=start))
-    first, last = ({start: run.history["evidence"][i] for start, run in runs.items()} for i in (0, -1))
+    first, last = (
+        {start: run.history["evidence"][i] for start, run in runs.items()} for i in (0, -1)
+    )
     assert first["data"] > first["keep"] + 1
     assert last["data"] > last["keep"] - 1e-3
     assert runs["data"].step < 300
@@ -330,7 +450,11 @@ def test_a_hierarchy_starts_above_a_random_one():
 
 @pytest.mark.parametrize(
     ("choice", "message"),
-    [({"tol": -1}, "tol is a gain"), ({"start": "k"}, "start is 'auto', 'data' or 'keep'"), ({"accelerate": 1}, "True or False")],
+    [
+        ({"tol": -1}, "tol is a gain"),
+        ({"start": "k"}, "start is 'auto', 'data' or 'keep'"),
+        ({"accelerate": 1}, "True or False"),
+    ],
 )
 def test_settings_of_em_are_checked(choice, message):
     with pytest.raises(ValueError, match=message):
@@ -341,6 +465,8 @@ def test_what_is_frozen_is_not_overwritten():
     model = factors(13, 3)
     model.factors["p(x|z)"].net.blocks.weights["z"].requires_grad_(False)
     with pytest.raises(
-        ValueError, match=r"em\(\) sets all of p's parameters in closed form, but .*weights\.z is frozen\. Use mle\(\) or joint\(\)\."
+        ValueError,
+        match=r"em\(\) sets all of p's parameters in closed form, but .*weights\.z is frozen\. Use "
+        r"mle\(\) or joint\(\)\.",
     ):
         fit(model, {"x": WINE}, schedule=em(), steps=2)

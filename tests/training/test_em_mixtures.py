@@ -1,4 +1,6 @@
-"""EM of mixtures as matrix products: against the table of responsibilities, brute force, scikit-learn, and an interrupted run."""
+"""EM of mixtures as matrix products: against the table of responsibilities, brute force,
+scikit-learn, and an interrupted run.
+"""
 
 import copy
 import signal
@@ -19,14 +21,23 @@ from aevb.training.fit import Training
 
 IRIS = load_iris().data
 SPECS = {
-    "diagonal": Normal(4), "one scale": Normal(4, scale="learned"), "fixed scale": Normal(4, scale=0.7), "full": MultivariateNormal(4),
-    "tied": MultivariateNormal(4, covariance="shared"), "bits": Bernoulli(4), "counts": Poisson(4), "classes": OneHot(4),
-}  # fmt: skip
+    "diagonal": Normal(4),
+    "one scale": Normal(4, scale="learned"),
+    "fixed scale": Normal(4, scale=0.7),
+    "full": MultivariateNormal(4),
+    "tied": MultivariateNormal(4, covariance="shared"),
+    "bits": Bernoulli(4),
+    "counts": Poisson(4),
+    "classes": OneHot(4),
+}
 
 
 def declared(spec, *, learned: bool = True) -> Model:
     torch.manual_seed(0)
-    model = Model(p={"y": OneHot(3, learned=learned), "x | y": spec, "w": Normal(2, learned=learned)}, q={"y | x": Exact()}).double()
+    model = Model(
+        p={"y": OneHot(3, learned=learned), "x | y": spec, "w": Normal(2, learned=learned)},
+        q={"y | x": Exact()},
+    ).double()
     with torch.no_grad():
         for parameter in model.theta():
             parameter.add_(0.2 * torch.randn_like(parameter))
@@ -35,11 +46,21 @@ def declared(spec, *, learned: bool = True) -> Model:
 
 def rows(kind: str, *, holes: bool = False, n: int = 60) -> dict[str, np.ndarray]:
     random = np.random.default_rng(0)
-    x = 3 * random.normal(size=(3, 4))[random.integers(3, size=n)] + random.normal(size=(n, 4)) @ random.normal(size=(4, 4)) + 50
+    x = (
+        3 * random.normal(size=(3, 4))[random.integers(3, size=n)]
+        + random.normal(size=(n, 4)) @ random.normal(size=(4, 4))
+        + 50
+    )
     if kind == "classes":
         return {"x": random.integers(4, size=n), "w": random.normal(size=(n, 2))}
-    x = {"bits": (x > 50).astype(float), "counts": random.poisson(np.exp((x - 50).clip(-2, 2))).astype(float)}.get(kind, x)
-    return {"x": np.where(random.random(x.shape) < 0.2, np.nan, x) if holes else x, "w": random.normal(size=(n, 2))}
+    x = {
+        "bits": (x > 50).astype(float),
+        "counts": random.poisson(np.exp((x - 50).clip(-2, 2))).astype(float),
+    }.get(kind, x)
+    return {
+        "x": np.where(random.random(x.shape) < 0.2, np.nan, x) if holes else x,
+        "w": random.normal(size=(n, 2)),
+    }
 
 
 def opened(kind: type, model: Model, data: dict[str, np.ndarray]):
@@ -53,7 +74,10 @@ def opened(kind: type, model: Model, data: dict[str, np.ndarray]):
 @pytest.mark.parametrize("kind", SPECS)
 def test_an_iteration_is_that_of_the_table_of_responsibilities(kind, holes, labels, monkeypatch):
     if holes and (kind == "classes" or isinstance(SPECS[kind], MultivariateNormal)):
-        pytest.skip("classes have no part that is missing; the table has no full covariances with missing entries")
+        pytest.skip(
+            "classes have no part that is missing; the table has no full covariances with missing "
+            "entries"
+        )
     model, data = declared(SPECS[kind], learned=kind != "bits"), rows(kind, holes=holes)
     if labels:
         data["y"] = np.where(np.arange(60) % 4 == 0, np.arange(60) % 3, -1)
@@ -65,14 +89,17 @@ def test_an_iteration_is_that_of_the_table_of_responsibilities(kind, holes, labe
         reference, expected = slow.update(slow.read())
         assert float(evidence) == pytest.approx(float(reference), rel=1e-11)
         torch.testing.assert_close(following, expected, rtol=1e-9, atol=1e-9)
-        monkeypatch.setattr(responsibilities, "KEPT", 0)  # rows that are read again at every iteration
+        # rows that are read again at every iteration
+        monkeypatch.setattr(responsibilities, "KEPT", 0)
         again = opened(Mixtures, model, data)
         assert again.kept is None
         torch.testing.assert_close(again.update(own), (evidence, following), rtol=1e-12, atol=1e-12)
 
 
 def test_a_full_covariance_with_missing_entries_is_bayes_rule_by_hand():
-    """Each row's known entries have a Gaussian of their own in each cluster; the missing ones are filled by regression on them."""
+    """Each row's known entries have a Gaussian of their own in each cluster; the missing ones are
+    filled by regression on them.
+    """
     x = rows("full", holes=True)["x"]
     model = declared(SPECS["full"])
     blocks = model.factors["p(x|y)"].net.blocks
@@ -85,7 +112,19 @@ def test_a_full_covariance_with_missing_entries_is_bayes_rule_by_hand():
         for (i, j), value in zip(position, raw[k, 4:], strict=True):
             roots[k, i, j] = np.log1p(np.exp(value)) * 5 if i == j else value
     with torch.no_grad():
-        new = np.concatenate([loc, [[np.log(np.expm1(roots[k, i, j])) if i == j else roots[k, i, j] for i, j in position] for k in range(3)]], 1)
+        new = np.concatenate(
+            [
+                loc,
+                [
+                    [
+                        np.log(np.expm1(roots[k, i, j])) if i == j else roots[k, i, j]
+                        for i, j in position
+                    ]
+                    for k in range(3)
+                ],
+            ],
+            1,
+        )
         blocks.weights["y"].copy_(torch.as_tensor(new.T))
         blocks.bias.zero_()
     covariance, table = roots @ roots.transpose(0, 2, 1), np.zeros((len(x), 3))
@@ -95,15 +134,24 @@ def test_a_full_covariance_with_missing_entries_is_bayes_rule_by_hand():
         for k in range(3):
             c, off = covariance[k], row[here] - loc[k, here]
             inverse = np.linalg.inv(c[np.ix_(here, here)])
-            table[i, k] = logits[k] - 0.5 * (off @ inverse @ off + np.linalg.slogdet(2 * np.pi * c[np.ix_(here, here)])[1])
-            filled[i, k, here], filled[i, k, gone] = row[here], loc[k, gone] + c[np.ix_(gone, here)] @ inverse @ off
-            spread[i, k][np.ix_(gone, gone)] = c[np.ix_(gone, gone)] - c[np.ix_(gone, here)] @ inverse @ c[np.ix_(here, gone)]
+            table[i, k] = logits[k] - 0.5 * (
+                off @ inverse @ off + np.linalg.slogdet(2 * np.pi * c[np.ix_(here, here)])[1]
+            )
+            filled[i, k, here], filled[i, k, gone] = (
+                row[here],
+                loc[k, gone] + c[np.ix_(gone, here)] @ inverse @ off,
+            )
+            spread[i, k][np.ix_(gone, gone)] = (
+                c[np.ix_(gone, gone)] - c[np.ix_(gone, here)] @ inverse @ c[np.ix_(here, gone)]
+            )
     table -= np.log(np.exp(logits).sum())
     evidence = np.logaddexp.reduce(table, 1)
     weight = np.exp(table - evidence[:, None])
     mean = np.einsum("nk,nkd->kd", weight, filled) / weight.sum(0)[:, None]
     off = filled - mean
-    expected = (np.einsum("nk,nki,nkj->kij", weight, off, off) + np.einsum("nk,nkij->kij", weight, spread)) / weight.sum(0)[:, None, None]
+    expected = (
+        np.einsum("nk,nki,nkj->kij", weight, off, off) + np.einsum("nk,nkij->kij", weight, spread)
+    ) / weight.sum(0)[:, None, None]
     data = {"x": x, "w": rows("full")["w"]}
     with torch.no_grad():
         method = opened(Mixtures, model, data)
@@ -117,45 +165,76 @@ def test_a_full_covariance_with_missing_entries_is_bayes_rule_by_hand():
     np.testing.assert_allclose(root @ root.transpose(0, 2, 1), expected, rtol=1e-8)
     run = fit(model, data, schedule=em(start="keep"), steps=40)
     assert (np.diff(run.history["evidence"]) >= 0).all()
-    assert run.history["evidence"][-1] == pytest.approx(float(model.log_evidence(**data).value.mean()), abs=1e-9)
+    assert run.history["evidence"][-1] == pytest.approx(
+        float(model.log_evidence(**data).value.mean()), abs=1e-9
+    )
 
 
-# Whole runs ----------------------------------------------------------------------------------------------------------------------------
+# Whole runs ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["diag", "full"])
 def test_from_the_same_start_the_evidence_is_no_lower_than_scikit_learns(kind):
     random = np.random.default_rng(0)
-    x = 1.5 * random.normal(size=(4, 5))[random.integers(4, size=2000)] + random.normal(size=(2000, 5)) @ random.normal(size=(5, 5)) / 2 + 100
+    x = (
+        1.5 * random.normal(size=(4, 5))[random.integers(4, size=2000)]
+        + random.normal(size=(2000, 5)) @ random.normal(size=(5, 5)) / 2
+        + 100
+    )
     means, scale = x[:4], x.std(0)
     precision = np.stack([np.diag(scale**-2.0) if kind == "full" else scale**-2.0] * 4)
     theirs = GaussianMixture(
-        4, covariance_type=kind, weights_init=np.full(4, 0.25), means_init=means, precisions_init=precision, max_iter=1000, random_state=0
+        4,
+        covariance_type=kind,
+        weights_init=np.full(4, 0.25),
+        means_init=means,
+        precisions_init=precision,
+        max_iter=1000,
+        random_state=0,
     ).fit(x)
-    model = Model(p={"y": OneHot(4, learned=True), "x | y": MultivariateNormal(5) if kind == "full" else Normal(5)}, q={"y | x": Exact()})
+    model = Model(
+        p={
+            "y": OneHot(4, learned=True),
+            "x | y": MultivariateNormal(5) if kind == "full" else Normal(5),
+        },
+        q={"y | x": Exact()},
+    )
     raw = torch.as_tensor(np.log(np.expm1(scale)))
     rows, columns = torch.tril_indices(5, 5)
     head = torch.where(rows == columns, raw[rows], 0.0) if kind == "full" else raw
     with torch.no_grad():
-        model.factors["p(x|y)"].net.blocks.weights["y"].copy_(torch.cat([torch.as_tensor(means), head.expand(4, -1)], 1).T)
+        model.factors["p(x|y)"].net.blocks.weights["y"].copy_(
+            torch.cat([torch.as_tensor(means), head.expand(4, -1)], 1).T
+        )
         model.factors["p(x|y)"].net.blocks.bias.zero_()
     run = fit(model, {"x": x}, schedule=em())  # weights that were set are kept
     assert run.history["evidence"][-1] > theirs.lower_bound_ - 1e-3
     assert (np.diff(run.history["evidence"]) >= 0).all()
     assert any("em() converged after" in row.get("note", "") for row in run.rows)
-    assert float(model.log_evidence(x=x).value.mean()) == pytest.approx(run.history["evidence"][-1], abs=1e-3)  # single precision
+    # single precision
+    assert float(model.log_evidence(x=x).value.mean()) == pytest.approx(
+        run.history["evidence"][-1], abs=1e-3
+    )
 
 
 def test_a_fresh_mixture_starts_at_clusters_of_the_data():
     """Ten clusters far apart: every seed finds them all, where random weights merge some."""
     random = np.random.default_rng(0)
     x = 100 * random.normal(size=(10, 3))[np.arange(600) % 10] + random.normal(size=(600, 3))
-    truth = GaussianMixture(10, covariance_type="diag", means_init=[x[k::10].mean(0) for k in range(10)]).fit(x).score(x)
+    truth = (
+        GaussianMixture(
+            10, covariance_type="diag", means_init=[x[k::10].mean(0) for k in range(10)]
+        )
+        .fit(x)
+        .score(x)
+    )
 
     def found(seed: int, **choices) -> float:
         torch.manual_seed(seed)
         model = Model(p={"y": OneHot(10, learned=True), "x | y": Normal(3)}, q={"y | x": Exact()})
-        return fit(model, {"x": x}, schedule=em(**choices), steps=60, seed=seed).history["evidence"][-1]
+        return fit(model, {"x": x}, schedule=em(**choices), steps=60, seed=seed).history[
+            "evidence"
+        ][-1]
 
     assert all(found(seed) > truth - 1e-3 for seed in range(5))
     assert max(found(seed, start="keep") for seed in range(5)) < truth - 0.5
@@ -164,7 +243,9 @@ def test_a_fresh_mixture_starts_at_clusters_of_the_data():
 
 def test_labels_say_which_cluster_is_which():
     x, labels = IRIS, np.where(np.arange(150) % 10 == 0, load_iris().target, -1)
-    model = Model(p={"y": OneHot(3, learned=True), "x | y": MultivariateNormal(4)}, q={"y | x": Exact()})
+    model = Model(
+        p={"y": OneHot(3, learned=True), "x | y": MultivariateNormal(4)}, q={"y | x": Exact()}
+    )
     fit(model, {"x": x, "y": labels}, schedule=em())
     clusters = model.posterior(x=x)["y"].probs.argmax(-1).numpy()
     assert (clusters == load_iris().target).mean() > 0.95
@@ -172,13 +253,16 @@ def test_labels_say_which_cluster_is_which():
 
 def test_centres_are_those_of_clusters_far_apart():
     centres = torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0], [10.0, 10.0]])
-    rows = centres.repeat(25, 1) + 0.1 * torch.randn(100, 2, generator=torch.Generator().manual_seed(0))
+    rows = centres.repeat(25, 1) + 0.1 * torch.randn(
+        100, 2, generator=torch.Generator().manual_seed(0)
+    )
     found = cluster_centres(rows, 4, 0)
     assert float(torch.cdist(centres, found).amin(1).max()) < 0.1
     known = torch.full((100,), -1)
     known[:4] = torch.tensor([3, 2, 1, 0])
     assert float((cluster_centres(rows, 4, 0, known) - centres.flip(0)).abs().max()) < 0.2
-    assert cluster_centres(rows[:1].repeat(5, 1), 3, 0).isfinite().all()  # fewer different rows than clusters
+    # fewer different rows than clusters
+    assert cluster_centres(rows[:1].repeat(5, 1), 3, 0).isfinite().all()
 
 
 @pytest.mark.parametrize("kind", ["diagonal", "full"])
@@ -206,8 +290,13 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch,
 
 
 def test_other_finite_models_take_the_table():
-    two = Model(p={"a": OneHot(2, learned=True), "b | a": OneHot(3), "x | b": Normal(2)}, q={"a | x": OneHot(), "b | x, a": OneHot()})
-    bits = Model(p={"b": Bernoulli(2, learned=True), "x": Normal(2, learned=True)}, q={"b | x": Bernoulli()})
+    two = Model(
+        p={"a": OneHot(2, learned=True), "b | a": OneHot(3), "x | b": Normal(2)},
+        q={"a | x": OneHot(), "b | x, a": OneHot()},
+    )
+    bits = Model(
+        p={"b": Bernoulli(2, learned=True), "x": Normal(2, learned=True)}, q={"b | x": Bernoulli()}
+    )
     for model in (two, bits):
         method = exact_em(model)
         assert type(method) is Responsibilities

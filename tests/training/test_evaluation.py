@@ -1,4 +1,6 @@
-"""An evaluation that is asked again, as weights change, says what a new one says; on a GPU by a graph. The bound with its error."""
+"""An evaluation that is asked again, as weights change, says what a new one says; on a GPU by a
+graph. The bound with its error.
+"""
 
 import numpy as np
 import pytest
@@ -14,7 +16,10 @@ from aevb.zoo import fa
 
 def test_an_evaluation_that_is_asked_again_says_what_a_new_one_says():
     model, factors = small_vae(), fa()
-    for one, x in ((model, bits(2300)), (factors, np.random.default_rng(0).standard_normal((30, 3)))):
+    for one, x in (
+        (model, bits(2300)),
+        (factors, np.random.default_rng(0).standard_normal((30, 3))),
+    ):
         source = open_source(one.graph, {"x": x}, one._parameter())
         again = Evaluation(one, source, samples=3, bound="iwae", seed=5)
         for _ in range(3):
@@ -34,9 +39,13 @@ class Graph:
         self.evaluation.found = self.evaluation._totals(self.held)
 
 
-def test_an_evaluation_is_captured_when_it_is_asked_again_and_anew_where_weights_have_moved(monkeypatch):
+def test_an_evaluation_is_captured_when_it_is_asked_again_and_anew_where_weights_have_moved(
+    monkeypatch,
+):
     made = []
-    monkeypatch.setattr(Evaluation, "_captured", lambda self, held: made.append(held) or Graph(self, held))
+    monkeypatch.setattr(
+        Evaluation, "_captured", lambda self, held: made.append(held) or Graph(self, held)
+    )
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**9, 10**9))
     model, other = vae(), vae()
     source = open_source(model.graph, {"x": data(2500)}, model._parameter())

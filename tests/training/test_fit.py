@@ -12,7 +12,19 @@ from sklearn.decomposition import FactorAnalysis
 from small_runs import across, assert_equal_weights, bits, small_vae, weights
 from torch import nn
 
-from aevb import Bernoulli, Exact, Model, Network, Normal, OneHot, Poisson, diagnose, fit, linear, mlp
+from aevb import (
+    Bernoulli,
+    Exact,
+    Model,
+    Network,
+    Normal,
+    OneHot,
+    Poisson,
+    diagnose,
+    fit,
+    linear,
+    mlp,
+)
 from aevb.data.builtin import factor_analysis
 from aevb.data.preparation import Affine
 from aevb.data.sources import Mapped, Resident, open_source
@@ -26,7 +38,7 @@ from aevb.training.schedules import alternate, em, joint, mle
 from aevb.training.settings import Settings
 from aevb.zoo import fa, gmvae, vae
 
-# The loop ---------------------------------------------------------------------------------------------------------------------------
+# The loop -----------------------------------------------------------------------------------------
 
 
 def test_every_epoch_visits_every_row_once_and_batches_have_one_size():
@@ -36,17 +48,24 @@ def test_every_epoch_visits_every_row_once_and_batches_have_one_size():
     for epoch in range(4):
         assert sorted(rows[10 * epoch : 10 * epoch + 10].tolist()) == list(range(10))
     again = Order(10, 4, seed=3)
-    assert torch.equal(torch.cat([again.rows(step) for step in reversed(range(10))]), torch.cat([order.rows(s) for s in reversed(range(10))]))
+    assert torch.equal(
+        torch.cat([again.rows(step) for step in reversed(range(10))]),
+        torch.cat([order.rows(s) for s in reversed(range(10))]),
+    )
     assert not torch.equal(Order(10, 4, seed=4).rows(0), order.rows(0))
 
 
 def test_training_raises_the_bound_and_records_it(tmp_path):
     model, x = small_vae(), bits()
-    run = fit(model, {"x": x}, validation={"x": x}, epochs=30, batch=30, lr=1e-2, out=tmp_path / "run")
+    run = fit(
+        model, {"x": x}, validation={"x": x}, epochs=30, batch=30, lr=1e-2, out=tmp_path / "run"
+    )
     history = run.history
     assert history["validation elbo"][-1] > history["validation elbo"][0] + 0.05
     assert run.step == 90
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert rows == run.rows
     recorded = [row for row in rows if "elbo" in row]
     assert all(abs(row["elbo"] - row["x"] + row["kl(z)"]) < 1e-4 for row in recorded)
@@ -77,13 +96,26 @@ def test_an_e_phase_moves_only_phi_and_an_m_phase_only_theta():
         assert torch.equal(before[name], middle[name]) == name.startswith("factors.p("), name
     fit(model, {"x": x}, steps=60, batch=32, lr=0.05, schedule=alternate(1, 59))
     after = weights(model)
-    assert all(not torch.equal(middle[name], after[name]) for name in before if name.startswith("factors.p("))
+    assert all(
+        not torch.equal(middle[name], after[name])
+        for name in before
+        if name.startswith("factors.p(")
+    )
 
 
 def test_in_an_e_phase_the_evidence_stands_still_while_the_bound_rises_to_it():
     torch.manual_seed(0)
     model, x = fa(), factor_analysis(500)
-    run = fit(model, {"x": x}, validation={"x": x}, steps=1000, batch=50, lr=0.1, schedule=alternate(1000, 1000), validate_every=100)
+    run = fit(
+        model,
+        {"x": x},
+        validation={"x": x},
+        steps=1000,
+        batch=50,
+        lr=0.1,
+        schedule=alternate(1000, 1000),
+        validate_every=100,
+    )
     evidence, bound = run.history["validation evidence"], run.history["validation elbo"]
     assert np.ptp(evidence) == 0
     assert bound[0] < bound[-1] <= evidence[-1] + 0.1  # a sampled bound: 0.03 nats of noise
@@ -110,15 +142,26 @@ def test_labels_known_for_some_rows_train_with_one_plan():
 
 def test_early_stopping_gives_back_the_best_weights():
     model = small_vae()
-    run = fit(model, {"x": bits(20)}, validation={"x": bits(50)[20:]}, epochs=400, batch=20, lr=0.05, patience=3, decay="constant")
+    run = fit(
+        model,
+        {"x": bits(20)},
+        validation={"x": bits(50)[20:]},
+        epochs=400,
+        batch=20,
+        lr=0.05,
+        patience=3,
+        decay="constant",
+    )
     values = run.history["validation elbo"]
     assert run.step < 400
     assert len(values) - 1 - int(values.argmax()) == 3
-    found = evaluate(model, Resident(model.graph, {"x": bits(50)[20:]}, model._parameter()), seed=0)["elbo"]
+    found = evaluate(
+        model, Resident(model.graph, {"x": bits(50)[20:]}, model._parameter()), seed=0
+    )["elbo"]
     assert abs(found - values.max()) < 1e-5
 
 
-# Trouble ----------------------------------------------------------------------------------------------------------------------------------
+# Trouble ------------------------------------------------------------------------------------------
 
 
 def test_a_non_finite_loss_takes_no_step_and_names_step_rows_and_factor(tmp_path, monkeypatch):
@@ -136,19 +179,29 @@ def test_a_non_finite_loss_takes_no_step_and_names_step_rows_and_factor(tmp_path
     monkeypatch.setattr(loop.Training, "_take_step", poisoned)
     with pytest.raises(
         TrainingError,
-        match=r"Step 12: the term x \(p's factor p\(x\|z\)\) is not finite for rows .*\. The parameters of p\(x\|z\) are not finite\. "
-        r"No step was taken\. The last good",
+        match=r"Step 12: the term x \(p's factor p\(x\|z\)\) is not finite for rows .*\. The "
+        r"parameters of p\(x\|z\) are not finite\. No step was taken\. The last good",
     ) as error:
         fit(model, {"x": bits()}, steps=30, batch=20, checkpoint_every=10, out=tmp_path)
     assert "step-10" in str(error.value)
-    changed = [name for name, tensor in seen["before"].items() if not torch.equal(tensor, model.state_dict()[name])]
+    changed = [
+        name
+        for name, tensor in seen["before"].items()
+        if not torch.equal(tensor, model.state_dict()[name])
+    ]
     assert changed == ["factors.p(x|z).net.heads.bias"]  # only the poison
 
 
-@pytest.mark.parametrize("settings", [{}, {"skip": 3}, {"schedule": mle()}], ids=["bound", "skip", "evidence"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"skip": 3}, {"schedule": mle()}], ids=["bound", "skip", "evidence"]
+)
 def test_one_step_that_is_far_too_long_is_no_success(tmp_path, settings):
     model = fa(6, 2) if "schedule" in settings else small_vae()
-    with pytest.raises(TrainingError, match=r"^After step 0, .* The weights are of no use and were not saved\. Use a lower lr \(it was 1e\+38\)"):
+    with pytest.raises(
+        TrainingError,
+        match=r"^After step 0, .* The weights are of no use and were not saved\. Use a lower lr "
+        r"\(it was 1e\+38\)",
+    ):
         fit(model, {"x": bits()}, steps=1, batch=20, lr=1e38, out=tmp_path, **settings)
     assert folders(tmp_path) == []
 
@@ -164,7 +217,11 @@ def test_weights_that_a_step_has_ruined_are_not_saved(tmp_path, monkeypatch):
 
     with monkeypatch.context() as during:
         during.setattr(loop.Training, "_take_step", too_far)
-        with pytest.raises(TrainingError, match=r"^After step 19, the term x .* not saved\. The last good checkpoint is .*step-10\."):
+        with pytest.raises(
+            TrainingError,
+            match=r"^After step 19, the term x .* not saved\. The last good checkpoint is "
+            r".*step-10\.",
+        ):
             fit(small_vae(), {"x": bits()}, steps=30, batch=20, checkpoint_every=10, out=tmp_path)
     assert [path.name for path in folders(tmp_path)] == ["step-10"]
     resumed = small_vae()
@@ -225,13 +282,15 @@ def test_settings_that_cannot_work_are_refused_before_the_first_step(settings, m
 def test_unknown_settings_and_untrainable_plans_are_refused():
     with pytest.raises(TypeError, match="fit has no setting 'learning_rate'"):
         fit(small_vae(), {"x": bits()}, learning_rate=1e-3)
-    with pytest.raises(ValueError, match="cancels q\\(y\\) from the bound, so it cannot be trained"):
+    with pytest.raises(
+        ValueError, match="cancels q\\(y\\) from the bound, so it cannot be trained"
+    ):
         fit(gmvae(x=6, z=2, y=3, hidden=(4,)), {"x": bits()}, bound="iwae", how={"y": "sum"})
     with pytest.raises(ValueError, match="alternate takes positive numbers"):
         alternate(0, 5)
 
 
-# Data -------------------------------------------------------------------------------------------------------------------------------------
+# Data ---------------------------------------------------------------------------------------------
 
 
 def test_memory_mapped_rows_train_as_rows_in_memory_do(tmp_path):
@@ -242,7 +301,9 @@ def test_memory_mapped_rows_train_as_rows_in_memory_do(tmp_path):
     fit(models[0], {"x": x}, steps=10)
     fit(models[1], {"x": tmp_path / "x.npy"}, steps=10)
     assert_equal_weights(weights(models[0]), weights(models[1]))
-    source = Mapped(models[0].graph, {"x": np.load(tmp_path / "x.npy", mmap_mode="r")}, models[0]._parameter())
+    source = Mapped(
+        models[0].graph, {"x": np.load(tmp_path / "x.npy", mmap_mode="r")}, models[0]._parameter()
+    )
     rows = torch.tensor([9, 2, 4000, 2])
     taken = source.take(rows)
     assert torch.equal(taken["x"][0], torch.as_tensor(np.nan_to_num(x[rows])))
@@ -265,7 +326,14 @@ def test_files_and_datasets_give_the_same_rows_as_arrays(tmp_path):
             return x[i]
 
     found = []
-    for data in ({"x": x}, x, tmp_path / "data.npz", tmp_path / "data.csv", Rows(), torch.utils.data.DataLoader(Rows(), batch_size=7)):
+    for data in (
+        {"x": x},
+        x,
+        tmp_path / "data.npz",
+        tmp_path / "data.csv",
+        Rows(),
+        torch.utils.data.DataLoader(Rows(), batch_size=7),
+    ):
         model = small_vae()
         fit(model, data, steps=5)
         found.append(weights(model))
@@ -283,7 +351,9 @@ BAD_FILES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "content", "message"), BAD_FILES, ids=[name for name, _, _ in BAD_FILES])
+@pytest.mark.parametrize(
+    ("name", "content", "message"), BAD_FILES, ids=[name for name, _, _ in BAD_FILES]
+)
 def test_files_that_cannot_be_read_are_named(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / name).write_text(content)
@@ -296,11 +366,16 @@ def test_empty_cells_of_a_table_are_missing_entries(tmp_path):
     model = small_vae()
     source = open_source(model.graph, tmp_path / "x.csv", model._parameter())
     assert isinstance(source, Resident)
-    assert source.batch["x?"][0].tolist() == [[True, True, False, True, True, True], [True, True, True, False, True, True]]
+    assert source.batch["x?"][0].tolist() == [
+        [True, True, False, True, True, True],
+        [True, True, True, False, True, True],
+    ]
 
 
 def test_data_by_position_need_a_single_variable():
-    model = Model(p={"z": Normal(2), "x | z, u": Normal(3)}, q={"z | x": Normal(net=linear())}, given={"u": 1})
+    model = Model(
+        p={"z": Normal(2), "x | z, u": Normal(3)}, q={"z | x": Normal(net=linear())}, given={"u": 1}
+    )
     with pytest.raises(ValueError, match="Pass the data by name: {'x': …, 'u': …}"):
         fit(model, np.zeros((3, 3)), steps=1)
     with pytest.raises(ValueError, match="The data are empty"):
@@ -314,15 +389,37 @@ def test_one_row_and_a_batch_larger_than_the_data_work():
     assert fit(labels, {"x": np.arange(5.0)[:, None]}, epochs=2, batch=100).step == 2
 
 
-# What was found by looking ------------------------------------------------------------------------------------------------------------
+# What was found by looking ------------------------------------------------------------------------
 
 
 SILLY = [
-    {"warmup": -3}, {"kl_warmup": -3}, {"clip": 0}, {"clip": -1.0}, {"clip": float("nan")}, {"patience": 0}, {"epochs": 0}, {"epochs": -1},
-    {"steps": 0}, {"steps": 10.5}, {"lr": True}, {"temperature": -1.0}, {"skip": -1}, {"log_every": 1.5}, {"seed": -1}, {"seed": 1.5},
-    {"schedule": "alternate"}, {"schedule": alternate}, {"how": "gumbel"}, {"how": None}, {"steps": "10"}, {"lr": "0.1"}, {"lr": float("inf")},
-    {"classify": -1.0}, {"validate_every": 0}, {"samples": 0},
-]  # fmt: skip
+    {"warmup": -3},
+    {"kl_warmup": -3},
+    {"clip": 0},
+    {"clip": -1.0},
+    {"clip": float("nan")},
+    {"patience": 0},
+    {"epochs": 0},
+    {"epochs": -1},
+    {"steps": 0},
+    {"steps": 10.5},
+    {"lr": True},
+    {"temperature": -1.0},
+    {"skip": -1},
+    {"log_every": 1.5},
+    {"seed": -1},
+    {"seed": 1.5},
+    {"schedule": "alternate"},
+    {"schedule": alternate},
+    {"how": "gumbel"},
+    {"how": None},
+    {"steps": "10"},
+    {"lr": "0.1"},
+    {"lr": float("inf")},
+    {"classify": -1.0},
+    {"validate_every": 0},
+    {"samples": 0},
+]
 
 
 @pytest.mark.parametrize("settings", SILLY, ids=str)
@@ -333,7 +430,14 @@ def test_settings_that_make_no_sense_are_named(settings):
 
 
 def test_numpys_numbers_are_numbers(tmp_path):
-    run = fit(small_vae(), {"x": bits()}, steps=np.int64(3), lr=np.float32(0.01), seed=np.int64(3), out=tmp_path)
+    run = fit(
+        small_vae(),
+        {"x": bits()},
+        steps=np.int64(3),
+        lr=np.float32(0.01),
+        seed=np.int64(3),
+        out=tmp_path,
+    )
     assert run.step == 3
     assert tomllib.loads((tmp_path / "config.toml").read_text())["steps"] == 3
 
@@ -357,7 +461,11 @@ def test_a_gradient_that_is_not_finite_names_its_parameter(monkeypatch):
     model = small_vae()
     bias = model.factors["p(x|z)"].net.heads.bias
     bias.register_hook(lambda gradient: gradient * float("nan"))
-    with pytest.raises(TrainingError, match=r"Step 0: the gradient of factors\.p\(x\|z\)\.net\.heads\.bias is not finite for rows .*\(100 rows\)"):
+    with pytest.raises(
+        TrainingError,
+        match=r"Step 0: the gradient of factors\.p\(x\|z\)\.net\.heads\.bias is not finite for "
+        r"rows .*\(100 rows\)",
+    ):
         fit(model, {"x": bits(100)}, steps=5)
 
 
@@ -376,7 +484,11 @@ def test_gradients_that_were_there_before_move_nothing(schedule):
 
 
 def test_a_seed_is_a_number_however_it_is_written():
-    assert seed_of(np.int64(3), "noise", torch.tensor(4)) == seed_of(3, "noise", 4) != seed_of(4, "noise", 3)
+    assert (
+        seed_of(np.int64(3), "noise", torch.tensor(4))
+        == seed_of(3, "noise", 4)
+        != seed_of(4, "noise", 3)
+    )
     assert seed_of(1, "a") != seed_of(1, "b")
     assert 0 <= seed_of(0) < 2**63
 
@@ -385,7 +497,11 @@ def test_weights_that_are_not_finite_are_refused_before_the_first_step():
     model = small_vae()
     with torch.no_grad():
         model.factors["p(x|z)"].net.blocks.bias[3] = torch.nan
-    with pytest.raises(ValueError, match=r"The parameter factors\.p\(x\|z\)\.net\.blocks\.bias holds numbers that are not finite"):
+    with pytest.raises(
+        ValueError,
+        match=r"The parameter factors\.p\(x\|z\)\.net\.blocks\.bias holds numbers that are not "
+        r"finite",
+    ):
         fit(model, {"x": bits()}, steps=3)
 
 
@@ -394,7 +510,10 @@ class Transposing(nn.Module):
 
     def __init__(self, parents, heads, *, copied):
         super().__init__()
-        self.weight, self.copied = nn.Parameter(torch.linspace(-1, 1, parents * heads).reshape(heads, parents)), copied
+        self.weight, self.copied = (
+            nn.Parameter(torch.linspace(-1, 1, parents * heads).reshape(heads, parents)),
+            copied,
+        )
 
     def first(self, inputs, *, bias=True, missing=None):
         (x,) = inputs.values()
@@ -412,7 +531,9 @@ class transposing(Network):
     copied: bool
 
     def build(self, parents, heads, shape, masked):
-        return Transposing(sum(sum(shape) for shape in parents.values()), sum(heads), copied=self.copied)
+        return Transposing(
+            sum(sum(shape) for shape in parents.values()), sum(heads), copied=self.copied
+        )
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
@@ -420,7 +541,9 @@ def test_a_gradient_that_lies_otherwise_than_its_parameter_moves_it_as_any_other
     found = []
     for copied in (False, True):
         torch.manual_seed(0)
-        model = Model({"z": Normal(2), "x | z": Bernoulli(6)}, {"z | x": Normal(net=transposing(copied))})
+        model = Model(
+            {"z": Normal(2), "x | z": Bernoulli(6)}, {"z | x": Normal(net=transposing(copied))}
+        )
         fit(model, bits(), steps=12, batch=10, lr=0.05, clip=clip, seed=0)
         found.append(weights(model))
     assert_equal_weights(*found)
@@ -435,13 +558,32 @@ def test_the_recorded_bound_is_the_bound_while_the_kl_warms_up():
 
 @pytest.mark.parametrize("gradient", ["plain", "dreg"])
 def test_the_recorded_iwae_is_the_bound_while_the_kl_warms_up(gradient):
-    choices = {"steps": 4, "bound": "iwae", "samples": 3, "gradient": gradient, "log_every": 1, "lr": 1e-12}
-    plain, weighted = (fit(small_vae(), {"x": bits()}, kl_warmup=warmup, **choices).history["iwae"] for warmup in (0, 3))
+    choices = {
+        "steps": 4,
+        "bound": "iwae",
+        "samples": 3,
+        "gradient": gradient,
+        "log_every": 1,
+        "lr": 1e-12,
+    }
+    plain, weighted = (
+        fit(small_vae(), {"x": bits()}, kl_warmup=warmup, **choices).history["iwae"]
+        for warmup in (0, 3)
+    )
     np.testing.assert_allclose(plain, weighted, rtol=1e-5)
 
 
 def test_warm_up_is_over_once_though_phases_are_short():
-    run = fit(small_vae(), {"x": bits()}, steps=40, warmup=20, schedule=alternate(5, 5), decay="constant", lr=1e-3, log_every=1)
+    run = fit(
+        small_vae(),
+        {"x": bits()},
+        steps=40,
+        warmup=20,
+        schedule=alternate(5, 5),
+        decay="constant",
+        lr=1e-3,
+        log_every=1,
+    )
     np.testing.assert_allclose(run.history["lr"], 1e-3 * np.minimum(1, np.arange(1, 41) / 20))
 
 
@@ -452,7 +594,14 @@ def test_validation_is_of_the_bound_that_is_trained():
     assert run.best is not None
     assert run.best.value == pytest.approx(max(run.history["validation iwae"]))
     counts = Model(p={"k": Poisson(1), "x | k": Normal(2)}, q={"k | x": Poisson()})
-    fit(counts, {"x": np.random.default_rng(0).normal(size=(20, 2))}, validation={"x": np.zeros((4, 2))}, steps=4, samples=2, how={"k": "score"})
+    fit(
+        counts,
+        {"x": np.random.default_rng(0).normal(size=(20, 2))},
+        validation={"x": np.zeros((4, 2))},
+        steps=4,
+        samples=2,
+        how={"k": "score"},
+    )
 
 
 def test_padding_teaches_nothing():
@@ -462,12 +611,19 @@ def test_padding_teaches_nothing():
 
     def trained(extra):
         torch.manual_seed(0)
-        model = Model(p={"y[t]": Bernoulli(1), "x[t] | y[t]": Normal(1)}, q={"y[t] | x[t]": Bernoulli()}).double()
-        data = {name: np.pad(value, ((0, 0), (0, extra), (0, 0)), constant_values=1) for name, value in (("x", x), ("y", y))}
+        model = Model(
+            p={"y[t]": Bernoulli(1), "x[t] | y[t]": Normal(1)}, q={"y[t] | x[t]": Bernoulli()}
+        ).double()
+        data = {
+            name: np.pad(value, ((0, 0), (0, extra), (0, 0)), constant_values=1)
+            for name, value in (("x", x), ("y", y))
+        }
         fit(model, data | {"lengths": np.full(20, 2)}, steps=20, batch=20, classify=5.0)
         return model
 
-    for a, b in zip(trained(0).state_dict().values(), trained(3).state_dict().values(), strict=True):
+    for a, b in zip(
+        trained(0).state_dict().values(), trained(3).state_dict().values(), strict=True
+    ):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
@@ -478,7 +634,15 @@ def test_the_model_is_left_as_it_was_when_training_stops(tmp_path):
         signal.raise_signal(signal.SIGTERM)
 
     with pytest.raises(KeyboardInterrupt, match="stopped after step"):
-        fit(model, {"x": bits()}, validation={"x": bits()}, steps=50, validate_every=5, after=stop, out=tmp_path)
+        fit(
+            model,
+            {"x": bits()},
+            validation={"x": bits()},
+            steps=50,
+            validate_every=5,
+            after=stop,
+            out=tmp_path,
+        )
     assert not model.training
     assert all(parameter.grad is None for parameter in model.parameters())
     assert latest(tmp_path).step >= 5
@@ -488,7 +652,14 @@ def test_the_model_is_left_as_it_was_when_training_stops(tmp_path):
 def test_checkpoints_of_small_data_do_not_take_longer_than_training(tmp_path, monkeypatch):
     written = []
     real = Folder.save
-    monkeypatch.setattr(Folder, "save", lambda self, checkpoint, keep: (written.append(checkpoint.step), real(self, checkpoint, keep)))
+    monkeypatch.setattr(
+        Folder,
+        "save",
+        lambda self, checkpoint, keep: (
+            written.append(checkpoint.step),
+            real(self, checkpoint, keep),
+        ),
+    )
     fit(small_vae(), {"x": bits(20)}, validation={"x": bits(20)}, steps=200, batch=20, out=tmp_path)
     assert len(written) <= 4  # the best and the last, however often it was validated
     assert written[-1] == 200
@@ -506,13 +677,27 @@ def test_the_defaults_alone_give_a_good_model(seed):
 
 
 def test_what_after_returns_is_recorded():
-    run = fit(small_vae(), {"x": bits()}, validation={"x": bits()}, steps=20, validate_every=5, after=lambda step, model: {"twice": 2.0 * step})
+    run = fit(
+        small_vae(),
+        {"x": bits()},
+        validation={"x": bits()},
+        steps=20,
+        validate_every=5,
+        after=lambda step, model: {"twice": 2.0 * step},
+    )
     np.testing.assert_array_equal(run.history["twice"], [10, 20, 30, 40])
 
 
 def test_after_may_change_weights_but_not_how_they_lie():
     def changed(how):
-        return fit(small_vae(), {"x": bits()}, validation={"x": bits()}, steps=20, validate_every=5, after=torch.no_grad()(how)).model
+        return fit(
+            small_vae(),
+            {"x": bits()},
+            validation={"x": bits()},
+            steps=20,
+            validate_every=5,
+            after=torch.no_grad()(how),
+        ).model
 
     def scaled(step, model):
         for parameter in model.parameters():
@@ -522,16 +707,23 @@ def test_after_may_change_weights_but_not_how_they_lie():
         model.load_state_dict({name: 0.9 * value for name, value in model.state_dict().items()})
 
     assert_equal_weights(weights(changed(scaled)), weights(changed(loaded)))
-    with pytest.raises(TrainingError, match=r"after= put another tensor in the place of factors\..*weight.* at step 5"):
+    with pytest.raises(
+        TrainingError,
+        match=r"after= put another tensor in the place of factors\..*weight.* at step 5",
+    ):
         changed(lambda step, model: across(model) and None)
     with pytest.raises(TrainingError, match=r"after= froze factors\.p\(x\|z\)\..* at step 5"):
         changed(lambda step, model: model.factors["p(x|z)"].requires_grad_(False) and None)
 
 
 def test_one_parameter_under_two_names_is_refused():
-    model = Model(p={"z": Normal(2), "v | z": Bernoulli(3), "x | z": Bernoulli(3)}, q={"z | x, v": Normal()})
+    model = Model(
+        p={"z": Normal(2), "v | z": Bernoulli(3), "x | z": Bernoulli(3)}, q={"z | x, v": Normal()}
+    )
     model.factors["p(v|z)"].net.blocks = model.factors["p(x|z)"].net.blocks
-    with pytest.raises(ValueError, match=r"factors\.p\(.*bias and factors\.p\(.*bias are one parameter"):
+    with pytest.raises(
+        ValueError, match=r"factors\.p\(.*bias and factors\.p\(.*bias are one parameter"
+    ):
         fit(model, {"x": bits(d=3), "v": bits(d=3)}, steps=2)
 
 
@@ -545,11 +737,20 @@ def test_a_latent_that_every_row_knows_leaves_q_untaught_and_the_run_says_so():
     model = mixture()
     before = weights(model)
     run = fit(model, rows, steps=5)
-    assert [row["note"].partition(":")[0] for row in run.rows if "note" in row] == ["y is known in every row"]
-    assert {name for name, value in weights(model).items() if torch.equal(value, before[name])} == {n for n in before if "q(y|x)" in n}
+    assert [row["note"].partition(":")[0] for row in run.rows if "note" in row] == [
+        "y is known in every row"
+    ]
+    assert {name for name, value in weights(model).items() if torch.equal(value, before[name])} == {
+        n for n in before if "q(y|x)" in n
+    }
     found = diagnose(model, rows, run=run, calibrate=False)
-    remedy = "To train q(y|·) too, add classify=1 (--classify 1); to infer y without labels, leave y out of the data."
-    assert [(finding.about, finding.remedy) for finding in found.of("untaught q")] == [("y", remedy)]
+    remedy = (
+        "To train q(y|·) too, add classify=1 (--classify 1); to infer y without labels, leave y "
+        "out of the data."
+    )
+    assert [(finding.about, finding.remedy) for finding in found.of("untaught q")] == [
+        ("y", remedy)
+    ]
     assert [(finding.about, finding.remedy) for finding in found.of("collapse")] == [("y", remedy)]
     for taught in ({"classify": 1.0}, {"schedule": alternate(2, 2), "classify": 1.0}):
         assert not [row for row in fit(mixture(), rows, steps=5, **taught).rows if "note" in row]
@@ -560,16 +761,29 @@ def test_a_latent_that_every_row_knows_leaves_q_untaught_and_the_run_says_so():
 
 
 def test_advice_on_what_nothing_teaches_is_advice_that_works():
-    """classify= is for classes that q reads off the data; agree= has the labels among its targets, and so teaches them."""
+    """classify= is for classes that q reads off the data; agree= has the labels among its targets,
+    and so teaches them.
+    """
 
     def notes(model, **more):
         choices = {name: more.pop(name) for name in ("agree", "distort") if name in more}
-        return [row["note"].partition("|·). ")[2] for row in fit(model, {"x": bits(), **more}, steps=3, **choices).rows if "note" in row]
+        return [
+            row["note"].partition("|·). ")[2]
+            for row in fit(model, {"x": bits(), **more}, steps=3, **choices).rows
+            if "note" in row
+        ]
 
     code = Model(p={"z": Normal(2), "x | z": Bernoulli(6)}, q={"z | x": Normal()})
-    assert notes(code, z=np.zeros((90, 2))) == ["To infer z without labels, leave z out of the data."]
-    after = Model(p={"z": Normal(2), "y": OneHot(3), "x | y, z": Bernoulli(6)}, q={"z | x": Normal(), "y | x, z": OneHot()})
-    assert notes(after, y=np.arange(90) % 3) == ["To infer y without labels, leave y out of the data."]
+    assert notes(code, z=np.zeros((90, 2))) == [
+        "To infer z without labels, leave z out of the data."
+    ]
+    after = Model(
+        p={"z": Normal(2), "y": OneHot(3), "x | y, z": Bernoulli(6)},
+        q={"z | x": Normal(), "y | x, z": OneHot()},
+    )
+    assert notes(after, y=np.arange(90) % 3) == [
+        "To infer y without labels, leave y out of the data."
+    ]
     assert notes(mixture(), y=np.arange(90) % 3, agree=1.0, distort={"x": Affine((2, 3))}) == []
 
 
@@ -580,23 +794,46 @@ def test_seeds_are_refused_where_a_fresh_model_would_lack_something():
         fit(model, {"x": bits()}, steps=2, seeds=2)
     model = small_vae()
     nn.utils.parametrizations.weight_norm(model.factors["p(x|z)"].net.heads)
-    with pytest.raises(ValueError, match=r"seeds= trains fresh models .*(parametrization|ParametrizedLinear)"):
+    with pytest.raises(
+        ValueError, match=r"seeds= trains fresh models .*(parametrization|ParametrizedLinear)"
+    ):
         fit(model, {"x": bits()}, steps=2, seeds=2)
-    with pytest.raises(ValueError, match=r"has a parameter .*parametrizations.* that its declaration does not create"):
+    with pytest.raises(
+        ValueError,
+        match=r"has a parameter .*parametrizations.* that its declaration does not create",
+    ):
         model.fresh(0)
 
 
-@pytest.mark.parametrize(("idle", "value"), [("bound", "iwae"), ("samples", 3), ("kl_warmup", 2), ("temperature", 0.7)])
+@pytest.mark.parametrize(
+    ("idle", "value"), [("bound", "iwae"), ("samples", 3), ("kl_warmup", 2), ("temperature", 0.7)]
+)
 @pytest.mark.parametrize("schedule", [em(), mle()], ids=str)
 def test_what_exact_answers_would_not_use_is_refused(schedule, idle, value):
-    with pytest.raises(ValueError, match=rf"^{idle}= configures q or the estimate of the bound, but {type(schedule).__name__}\("):
-        fit(fa(), {"x": np.random.default_rng(0).normal(size=(20, 3))}, steps=5, schedule=schedule, **{idle: value})
+    with pytest.raises(
+        ValueError,
+        match=rf"^{idle}= configures q or the estimate of the bound, but "
+        rf"{type(schedule).__name__}\(",
+    ):
+        fit(
+            fa(),
+            {"x": np.random.default_rng(0).normal(size=(20, 3))},
+            steps=5,
+            schedule=schedule,
+            **{idle: value},
+        )
 
 
 @pytest.mark.parametrize("schedule", [em(), mle()], ids=str)
 def test_exact_answers_teach_no_q(schedule):
     with pytest.raises(ValueError, match=r"^classify= configures q"):
-        fit(mixture(), {"x": bits(), "y": np.arange(90) % 3}, steps=2, schedule=schedule, classify=1.0)
+        fit(
+            mixture(),
+            {"x": bits(), "y": np.arange(90) % 3},
+            steps=2,
+            schedule=schedule,
+            classify=1.0,
+        )
 
 
 def test_what_is_exact_is_not_trained_to_classify():
@@ -611,7 +848,9 @@ def test_counts_in_the_thousands_are_read_by_their_logarithms():
     assert counts.max() > 1000
     net = mlp(32)
     model = Model(p={"z": Normal(3), "x | z": Poisson(12, net=net)}, q={"z | x": Normal(net=net)})
-    with pytest.raises(TrainingError, match=r"Nothing has been learned yet.*x is large.*mlp\(…, log=True\)"):
+    with pytest.raises(
+        TrainingError, match=r"Nothing has been learned yet.*x is large.*mlp\(…, log=True\)"
+    ):
         fit(model, {"x": counts}, steps=5)
     torch.manual_seed(0)
     run = fit(vae(12, 3, hidden=(32,), likelihood="Poisson", dropout=0.0), {"x": counts}, steps=300)

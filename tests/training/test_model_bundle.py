@@ -19,7 +19,9 @@ from aevb.training.fit import Training
 from aevb.training.settings import Settings
 
 SEEDS = (3, 5, 8)
-TOGETHER = {name: case for name, case in CASES.items() if "schedule" not in case[2]} | {"partly frozen": (partly_frozen, {}, {"schedule": joint()})}
+TOGETHER = {name: case for name, case in CASES.items() if "schedule" not in case[2]} | {
+    "partly frozen": (partly_frozen, {}, {"schedule": joint()})
+}
 
 
 @pytest.fixture(autouse=True)
@@ -30,13 +32,23 @@ def _ends_as_written(monkeypatch):
 
 def trainings(name, **more):
     build, inputs, settings = TOGETHER[name]
-    x = data().reshape(60, 4, 4) if build in (vrnn, partly_frozen) else data() * 0.8 + 0.1 if name == "Beta" else data()
+    x = (
+        data().reshape(60, 4, 4)
+        if build in (vrnn, partly_frozen)
+        else data() * 0.8 + 0.1
+        if name == "Beta"
+        else data()
+    )
     torch.manual_seed(0)
     model = build() if name == "bfloat16" else build().double()
     found = []
     for seed in SEEDS:
-        chosen = Settings(**{"steps": 2000, "batch": 20, "lr": 0.01, "seed": seed, **settings, **more})
-        found.append(Training(model.fresh(seed), {"x": x, **inputs}, None, chosen, None, False, ExitStack()))
+        chosen = Settings(
+            **{"steps": 2000, "batch": 20, "lr": 0.01, "seed": seed, **settings, **more}
+        )
+        found.append(
+            Training(model.fresh(seed), {"x": x, **inputs}, None, chosen, None, False, ExitStack())
+        )
         found[-1].model.train()
     return found
 
@@ -54,13 +66,17 @@ def together(trainings):
         stepper = training.stepper
         stepper.rates = torch.full((1, flat.ALIGNED), training.settings.lr, dtype=stepper.dtype)
         stepper.load(training.step, [training.settings.lr])
-    return bundle.bundled([training.stepper for training in trainings], trainings[0].settings.schedule.phase(0, 1))
+    return bundle.bundled(
+        [training.stepper for training in trainings], trainings[0].settings.schedule.phase(0, 1)
+    )
 
 
 def advance(whole, trainings, count):
     for _ in range(count):
         for training in trainings:
-            rate = training.rate(training.settings.schedule.phase(training.step, training.total), training.step)
+            rate = training.rate(
+                training.settings.schedule.phase(training.step, training.total), training.step
+            )
             training.stepper.load(training.step, [rate])
             training.stepper.rates[0, 0] = rate  # which a GPU is told in single precision
             training.step += 1
@@ -74,8 +90,11 @@ def test_models_as_one_are_the_models_alone(name):
     advance(whole, one, 6)
     for a, b in zip(alone, one, strict=True):
         steps(a, stepping.WARM_UP + 6)
-        torch.testing.assert_close(dict(a.model.state_dict()), dict(b.model.state_dict()), rtol=1e-8, atol=1e-10)
-        torch.testing.assert_close(a.stepper.state(), b.stepper.state(), rtol=1e-7, atol=1e-9)  # what a checkpoint holds
+        torch.testing.assert_close(
+            dict(a.model.state_dict()), dict(b.model.state_dict()), rtol=1e-8, atol=1e-10
+        )
+        # what a checkpoint holds
+        torch.testing.assert_close(a.stepper.state(), b.stepper.state(), rtol=1e-7, atol=1e-9)
         mine, theirs = a.stepper.read(), b.stepper.read()
         assert mine.keys() == theirs.keys()
         assert list(theirs.values()) == pytest.approx(list(mine.values()), rel=1e-8)
@@ -87,9 +106,14 @@ def test_products_of_models_as_one_are_in_half_precision_too():
     inputs = whole.inputs(0)
     objectives, _, gradients = whole.compiled(inputs)
     for row, training in enumerate(one):
-        objective, _, expected = training.stepper._evaluate(phase, {name: value[row] for name, value in inputs.items()})
+        objective, _, expected = training.stepper._evaluate(
+            phase, {name: value[row] for name, value in inputs.items()}
+        )
         assert float(objectives[row]) == pytest.approx(float(objective), rel=1e-2)
-        ours, theirs = (torch.cat([part.flatten() for part in parts]) for parts in ([gradient[row] for gradient in gradients], expected))
+        ours, theirs = (
+            torch.cat([part.flatten() for part in parts])
+            for parts in ([gradient[row] for gradient in gradients], expected)
+        )
         assert 0 < float((ours - theirs).norm()) < 2e-2 * float(theirs.norm())
 
 
@@ -97,7 +121,10 @@ def test_a_model_that_fails_or_has_ended_stays_where_it_is_and_the_others_go_on(
     one, reference = trainings("vae"), trainings("vae")
     whole = together(one)
     advance(whole, one, 2)
-    before = [{name: value.clone() for name, value in training.model.state_dict().items()} for training in one]
+    before = [
+        {name: value.clone() for name, value in training.model.state_dict().items()}
+        for training in one
+    ]
     with torch.no_grad():
         place = next(iter(one[1].model.parameters()))
         kept = place.clone()
@@ -115,8 +142,18 @@ def test_a_model_that_fails_or_has_ended_stays_where_it_is_and_the_others_go_on(
     advance(whole, one[:2], 2)
     for training, count in ((reference[0], 6), (reference[2], 4)):
         steps(training, stepping.WARM_UP + count)
-    torch.testing.assert_close(dict(one[0].model.state_dict()), dict(reference[0].model.state_dict()), rtol=1e-8, atol=1e-10)
-    torch.testing.assert_close(dict(one[2].model.state_dict()), dict(reference[2].model.state_dict()), rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(
+        dict(one[0].model.state_dict()),
+        dict(reference[0].model.state_dict()),
+        rtol=1e-8,
+        atol=1e-10,
+    )
+    torch.testing.assert_close(
+        dict(one[2].model.state_dict()),
+        dict(reference[2].model.state_dict()),
+        rtol=1e-8,
+        atol=1e-10,
+    )
 
 
 def test_who_leaves_takes_its_weights_along():
@@ -127,15 +164,25 @@ def test_who_leaves_takes_its_weights_along():
     one[1].stepper.close()
     whole.vector.values[0].zero_()
     torch.testing.assert_close(dict(one[1].model.state_dict()), values, rtol=0, atol=0)
-    assert all(value.untyped_storage().nbytes() == value.numel() * 8 for value in one[1].model.state_dict().values())
+    assert all(
+        value.untyped_storage().nbytes() == value.numel() * 8
+        for value in one[1].model.state_dict().values()
+    )
 
 
 def test_models_of_which_torch_cannot_make_one_run_side_by_side(monkeypatch):
-    monkeypatch.setattr(stepping.GradientSteps, "record", lambda *_: (_ for _ in ()).throw(RuntimeError("no batching rule")))
+    monkeypatch.setattr(
+        stepping.GradientSteps,
+        "record",
+        lambda *_: (_ for _ in ()).throw(RuntimeError("no batching rule")),
+    )
     one = trainings("vae")
     weights = [next(iter(training.model.parameters())) for training in one]
     assert together(one) is None
-    assert all(weight is next(iter(training.model.parameters())) for weight, training in zip(weights, one, strict=True))
+    assert all(
+        weight is next(iter(training.model.parameters()))
+        for weight, training in zip(weights, one, strict=True)
+    )
     assert all(weight.untyped_storage().nbytes() == weight.numel() * 8 for weight in weights)
 
 
@@ -149,7 +196,10 @@ def test_only_models_that_differ_in_their_weights_alone_are_one():
             vars(found[-1]).update(more if i else {})
         return found
 
-    everything, part = SimpleNamespace(name="joint", theta=True, phi=True), SimpleNamespace(name="E", theta=False, phi=True)
+    everything, part = (
+        SimpleNamespace(name="joint", theta=True, phi=True),
+        SimpleNamespace(name="E", theta=False, phi=True),
+    )
     assert bundle.can_bundle(some(), [everything] * 2)
     assert not bundle.can_bundle(some(1), [everything])
     assert not bundle.can_bundle(some(), [part] * 2)
@@ -161,25 +211,44 @@ def test_only_models_that_differ_in_their_weights_alone_are_one():
 def test_adam_over_rows_is_adam_over_each():
     torch.manual_seed(0)
     sizes = ((5, 4), (3,), (7,), (2, 2))
-    models = [[torch.nn.Parameter(torch.randn(size, dtype=torch.float64)) for size in sizes] for _ in range(3)]
-    copies = [[torch.nn.Parameter(parameter.detach().clone()) for parameter in model] for model in models]
+    models = [
+        [torch.nn.Parameter(torch.randn(size, dtype=torch.float64)) for size in sizes]
+        for _ in range(3)
+    ]
+    copies = [
+        [torch.nn.Parameter(parameter.detach().clone()) for parameter in model] for model in models
+    ]
     holders = [[Adam(1e-3) for _ in group] for group in (models, copies)]
     for group, optimisers in zip((models, copies), holders, strict=True):
         for model, optimiser in zip(group, optimisers, strict=True):
             optimiser.update(model, [torch.ones_like(parameter) for parameter in model])
     rows = flat.Vector(*zip(models, holders[0], strict=True), remarks=[])
     singly = [flat.Vector(pair, remarks=[]) for pair in zip(copies, holders[1], strict=True)]
-    bad, sums, taken, moved = torch.tensor([0.0, 1.0, 0.0]), torch.zeros(3, 2, dtype=torch.float64), torch.zeros(3), torch.zeros(3)
-    rates, totals, measured = torch.tensor([0.1, 0.2, 0.3]), torch.randn(3, dtype=torch.float64), torch.randn(3, 1, dtype=torch.float64)
+    bad, sums, taken, moved = (
+        torch.tensor([0.0, 1.0, 0.0]),
+        torch.zeros(3, 2, dtype=torch.float64),
+        torch.zeros(3),
+        torch.zeros(3),
+    )
+    rates, totals, measured = (
+        torch.tensor([0.1, 0.2, 0.3]),
+        torch.randn(3, dtype=torch.float64),
+        torch.randn(3, 1, dtype=torch.float64),
+    )
     for _ in range(4):
         for gradient in rows.gradients.values():
             gradient.normal_()
         counts = [tuple(count[i].clone() for count in (bad, sums, taken, moved)) for i in range(3)]
         for i, vector in enumerate(singly):
-            found = {copy: rows.gradients[model][i] for copy, model in zip(copies[i], models[0], strict=True)}
+            found = {
+                copy: rows.gradients[model][i]
+                for copy, model in zip(copies[i], models[0], strict=True)
+            }
             vector.finish(found, rates[i], 0.5, totals[i], measured[i], counts[i])
         rows.finish(rows.gradients, rates, 0.5, totals, measured, (bad, sums, taken, moved))
-        torch.testing.assert_close((bad, sums, taken, moved), tuple(map(torch.stack, zip(*counts, strict=True))))
+        torch.testing.assert_close(
+            (bad, sums, taken, moved), tuple(map(torch.stack, zip(*counts, strict=True)))
+        )
     assert bad.tolist() == [0, 1, 0]
     assert taken.tolist() == moved.tolist() == [4, 0, 4]
     for model, copy, mine, theirs in zip(models, copies, *holders, strict=True):
@@ -188,7 +257,7 @@ def test_adam_over_rows_is_adam_over_each():
             torch.testing.assert_close(mine.state[a], theirs.state[b], rtol=1e-12, atol=1e-12)
 
 
-# From fit to fit --------------------------------------------------------------------------------------------------------------------------
+# From fit to fit ----------------------------------------------------------------------------------
 
 
 class Stream:
@@ -200,7 +269,8 @@ class Stream:
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """What ``fit(compile=True)`` does on a GPU, done by the CPU: streams are nothing, a graph is its steps, clusters are functions.
+    """What ``fit(compile=True)`` does on a GPU, done by the CPU: streams are nothing, a graph is
+    its steps, clusters are functions.
 
     Returns the sizes of the bundles that were made, and 0 for each that could not be.
     """
@@ -214,14 +284,22 @@ def gpu(monkeypatch):
         monkeypatch.setattr(module, "AT_ONCE", 2)  # an epoch has three steps
 
     def captured(models, count):
-        assert all(stepper.seen["joint"] >= stepping.WARM_UP for model, _ in models for stepper in getattr(model, "steppers", [model]))
-        return SimpleNamespace(replay=lambda: [cuda_graphs._advance(model, phase, count) for model, phase in models])
+        assert all(
+            stepper.seen["joint"] >= stepping.WARM_UP
+            for model, _ in models
+            for stepper in getattr(model, "steppers", [model])
+        )
+        return SimpleNamespace(
+            replay=lambda: [cuda_graphs._advance(model, phase, count) for model, phase in models]
+        )
 
     def clusters(graph, remarks, **choices):
         graph = fusing.fused(graph, remarks, **choices)
         for node in graph.graph.nodes:
             if isinstance(node.target, fusing.Compiled):
-                node.target.run = lambda arguments, function=node.target.function: function(*arguments)
+                node.target.run = lambda arguments, function=node.target.function: function(
+                    *arguments
+                )
         return graph
 
     monkeypatch.setattr(step_queue, "captured", captured)
@@ -249,25 +327,45 @@ def gpu(monkeypatch):
     monkeypatch.setattr(stepping.GraphSteps, "inputs", inputs)
     made, real = [], bundle.bundled
     monkeypatch.setattr(
-        bundle, "bundled", lambda steppers, phase, number: (found := real(steppers, phase, number), made.append(len(steppers) if found else 0))[0]
+        bundle,
+        "bundled",
+        lambda steppers, phase, number: (
+            found := real(steppers, phase, number),
+            made.append(len(steppers) if found else 0),
+        )[0],
     )
     return made
 
 
 def as_alone(model, rows, runs, *, broken=False, **choices):
-    """Every run is the one that its seed gives alone, taken eagerly. One that was ``broken`` off recorded its metrics there."""
+    """Every run is the one that its seed gives alone, taken eagerly. One that was ``broken`` off
+    recorded its metrics there.
+    """
     for run in runs:
         seed = run.settings.seed
         alone = fit(model.fresh(seed), rows, seed=seed, **choices)
         assert run.step == alone.step
-        torch.testing.assert_close(dict(run.model.state_dict()), dict(alone.model.state_dict()), rtol=1e-5, atol=1e-6)
-        for name in () if broken else ("elbo", "gradient", *(["validation elbo"] if "validation" in choices else [])):
-            assert float(run.history[name][-1]) == pytest.approx(float(alone.history[name][-1]), rel=1e-5)
+        torch.testing.assert_close(
+            dict(run.model.state_dict()), dict(alone.model.state_dict()), rtol=1e-5, atol=1e-6
+        )
+        for name in (
+            ()
+            if broken
+            else ("elbo", "gradient", *(["validation elbo"] if "validation" in choices else []))
+        ):
+            assert float(run.history[name][-1]) == pytest.approx(
+                float(alone.history[name][-1]), rel=1e-5
+            )
         for parameter in run.model.parameters():
-            assert parameter.untyped_storage().nbytes() == parameter.numel() * parameter.element_size()
+            assert (
+                parameter.untyped_storage().nbytes() == parameter.numel() * parameter.element_size()
+            )
 
 
-@pytest.mark.parametrize(("name", "bundles"), [("vae", [3]), ("dropout", [3]), ("mixture", [3]), ("sequence", [3]), ("partly frozen", [3])])
+@pytest.mark.parametrize(
+    ("name", "bundles"),
+    [("vae", [3]), ("dropout", [3]), ("mixture", [3]), ("sequence", [3]), ("partly frozen", [3])],
+)
 def test_seeds_that_are_compiled_are_the_seeds_alone(gpu, name, bundles):
     build, inputs, settings = TOGETHER[name]
     torch.manual_seed(0)
@@ -285,7 +383,15 @@ def test_seeds_that_are_compiled_are_the_seeds_alone(gpu, name, bundles):
 def test_seeds_end_each_in_its_time_and_have_their_best_weights(gpu):
     model = gmvae().double()
     rows, held = {"x": data(40)}, {"x": data(60)[40:]}
-    choices = {"steps": 400, "batch": 20, "lr": 0.03, "patience": 2, "validate_every": 7, "log_every": 7, "validation": held}
+    choices = {
+        "steps": 400,
+        "batch": 20,
+        "lr": 0.03,
+        "patience": 2,
+        "validate_every": 7,
+        "log_every": 7,
+        "validation": held,
+    }
     runs = fit(model, rows, seeds=4, compile=True, **choices)
     assert gpu == [4]
     assert len({run.step for run in runs}) > 1
@@ -311,7 +417,15 @@ def test_seeds_that_were_interrupted_apart_go_on_as_one(gpu, tmp_path):
     model, rows = vae().double(), {"x": data()}
     choices = {"batch": 20, "decay": "constant", "log_every": 10}
     for seed, step in enumerate((40, 38, 12)):
-        fit(model.fresh(seed), rows, seed=seed, steps=step, out=tmp_path / f"seed-{seed}", compile=True, **choices)
+        fit(
+            model.fresh(seed),
+            rows,
+            seed=seed,
+            steps=step,
+            out=tmp_path / f"seed-{seed}",
+            compile=True,
+            **choices,
+        )
     runs = fit(model, rows, seeds=3, compile=True, steps=40, out=tmp_path, resume=True, **choices)
     assert gpu == []  # the others end before the third is warm
     as_alone(model, rows, runs, broken=True, steps=40, **choices)
@@ -334,6 +448,10 @@ def test_a_step_of_one_seed_that_fails_is_left_out_and_said(gpu, monkeypatch):
     monkeypatch.setattr(bundle.Bundle, "inputs", spoiled)
     monkeypatch.setattr(stepping.GraphSteps, "what_failed", lambda self, step, phase: "mine.")
     runs = fit(model, rows, seeds=3, compile=True, steps=60, batch=20, log_every=10, skip=1)
-    assert [[row["note"] for row in run.rows if "note" in row] for run in runs] == [[], ["Step 25: mine. No step was taken. Skipped (1 of 1)."], []]
+    assert [[row["note"] for row in run.rows if "note" in row] for run in runs] == [
+        [],
+        ["Step 25: mine. No step was taken. Skipped (1 of 1)."],
+        [],
+    ]
     as_alone(model, rows, [runs[0], runs[2]], steps=60, batch=20, log_every=10)
     assert runs[1].step == 60

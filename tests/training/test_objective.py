@@ -1,4 +1,6 @@
-"""What is added to the bound: labels that are known teach q, and a class stays when its image is distorted."""
+"""What is added to the bound: labels that are known teach q, and a class stays when its image is
+distorted.
+"""
 
 import math
 import signal
@@ -18,7 +20,7 @@ from aevb.training.run import Run
 from aevb.training.settings import Settings
 from aevb.zoo import gmvae, m2
 
-# Labels ------------------------------------------------------------------------------------------------------------------------
+# Labels -------------------------------------------------------------------------------------------
 
 
 def test_classification_teaches_q_what_clamped_rows_do_not():
@@ -29,7 +31,9 @@ def test_classification_teaches_q_what_clamped_rows_do_not():
         model = m2(x=6, z=2, y=3, hidden=(8,))
         before = {name: tensor for name, tensor in weights(model).items() if "q(y|x)" in name}
         fit(model, {"x": x, "y": y}, steps=30, batch=30, lr=1e-2, classify=weight)
-        found[weight] = any(not torch.equal(tensor, model.state_dict()[name]) for name, tensor in before.items())
+        found[weight] = any(
+            not torch.equal(tensor, model.state_dict()[name]) for name, tensor in before.items()
+        )
     assert found == {0.0: False, 5.0: True}
 
 
@@ -48,25 +52,47 @@ def test_labels_in_time_are_classified_whatever_the_order_of_the_data():
         return model
 
     first, second = trained(x=x, y=labels), trained(y=labels, x=x)
-    assert all(torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True)
+    )
     assert (first.posterior(x=x)["y"].probs.argmax(-1).numpy() == labels).all()
 
 
 def test_classification_and_agreement_compute_nothing_that_reads_a_latent():
-    """p's h is a function of latents, and q's f and g one of the data and one of a latent; both terms need f alone."""
+    """p's h is a function of latents, and q's f and g one of the data and one of a latent; both
+    terms need f alone.
+    """
     torch.manual_seed(0)
     model = Model(
         p={"y": OneHot(3), "z": Normal(2), "h | y, z": Deterministic(4), "x | h": Bernoulli(64)},
-        q={"f | x": Deterministic(5), "y | f": OneHot(), "g | y": Deterministic(2), "z | f, g": Normal()},
+        q={
+            "f | x": Deterministic(5),
+            "y | f": OneHot(),
+            "g | y": Deterministic(2),
+            "z | f, g": Normal(),
+        },
     )
     x, labels = torch.as_tensor(images(), dtype=torch.float32), torch.arange(40) % 4 - 1
-    fit(model, {"x": x, "y": labels}, steps=2, batch=40, classify=1.0, agree=1.0, distort={"x": Affine((8, 8))})
-    objective = Objective(model, model.plan(), SimpleNamespace(like=x), 40, Settings(), ["y"], ["y"], None)
+    fit(
+        model,
+        {"x": x, "y": labels},
+        steps=2,
+        batch=40,
+        classify=1.0,
+        agree=1.0,
+        distort={"x": Affine((8, 8))},
+    )
+    objective = Objective(
+        model, model.plan(), SimpleNamespace(like=x), 40, Settings(), ["y"], ["y"], None
+    )
     log_q = model.factors["q(y|f)"]({"f": model.factors["q(f|x)"]({"x": x})}).log_softmax(-1)
     known = labels >= 0
     batch = model.prepare(x=x, y=labels)
     torch.testing.assert_close(objective._classification(batch), log_q[known, labels[known]].sum())
-    target = torch.where(known[:, None], torch.nn.functional.one_hot(labels.clamp_min(0), 3), log_q.exp().detach())
+    target = torch.where(
+        known[:, None], torch.nn.functional.one_hot(labels.clamp_min(0), 3), log_q.exp().detach()
+    )
     torch.testing.assert_close(objective.agreement(batch, batch), (target * log_q).sum())
 
 
@@ -83,11 +109,13 @@ def test_the_agreement_of_a_root_of_q_counts_every_row():
     torch.manual_seed(0)
     model = Model({"y": OneHot(3), "x | y": Bernoulli(64)}, {"y": OneHot(learned=True)})
     batch = model.prepare(x=images())
-    objective = Objective(model, model.plan(), SimpleNamespace(like=batch["x"]), 40, Settings(), [], ["y"], None)
+    objective = Objective(
+        model, model.plan(), SimpleNamespace(like=batch["x"]), 40, Settings(), [], ["y"], None
+    )
     torch.testing.assert_close(objective.agreement(batch, batch), torch.tensor(-40 * math.log(3)))
 
 
-# A class that stays when the image is distorted ---------------------------------------------------------------------------------------
+# A class that stays when the image is distorted ---------------------------------------------------
 
 
 def clusters(seed: int = 0) -> Model:
@@ -107,7 +135,8 @@ def test_a_distortion_of_nothing_is_nothing_and_a_shift_shifts():
     draws = torch.zeros(5, 6, dtype=torch.float64)
     draws[:, 4] = 1
     moved = Affine((8, 8), shift=1 / 8)(rows, draws, binary=False).reshape(5, 8, 8)
-    torch.testing.assert_close(moved[:, :, :7], rows.reshape(5, 8, 8)[:, :, 1:])  # a column to the left
+    # a column to the left
+    torch.testing.assert_close(moved[:, :, :7], rows.reshape(5, 8, 8)[:, :, 1:])
     draws = torch.zeros(5, 6, dtype=torch.float64)
     draws[:, 0] = 1
     turned = Affine((8, 8), rotate=np.pi / 2)(rows, draws, binary=True).reshape(5, 8, 8)
@@ -117,10 +146,21 @@ def test_a_distortion_of_nothing_is_nothing_and_a_shift_shifts():
 def test_agreement_is_the_cross_entropy_with_the_distorted_image(monkeypatch):
     seen = []
     real = Stepper._distorted
-    monkeypatch.setattr(Stepper, "_distorted", lambda self, batch: (seen.append((self, batch)), real(self, batch))[1])
+    monkeypatch.setattr(
+        Stepper,
+        "_distorted",
+        lambda self, batch: (seen.append((self, batch)), real(self, batch))[1],
+    )
     model = clusters()
     labels = np.where(np.arange(40) < 10, 1, -1)
-    fit(model, {"x": images(), "y": labels}, steps=1, batch=40, agree=2.0, distort={"x": Affine((8, 8))})
+    fit(
+        model,
+        {"x": images(), "y": labels},
+        steps=1,
+        batch=40,
+        agree=2.0,
+        distort={"x": Affine((8, 8))},
+    )
     stepper, batch = seen[0]
     stepper.drawing.manual_seed(5)
     total = stepper.objective.agreement(batch, batch | real(stepper, batch))
@@ -141,7 +181,12 @@ def test_agreement_is_the_cross_entropy_with_the_distorted_image(monkeypatch):
 
 
 def test_a_run_with_distortions_resumes_bit_for_bit(tmp_path):
-    settings = {"steps": 20, "agree": 1.0, "distort": {"x": Affine((8, 8), rotate=0.1)}, "batch": 16}
+    settings = {
+        "steps": 20,
+        "agree": 1.0,
+        "distort": {"x": Affine((8, 8), rotate=0.1)},
+        "batch": 16,
+    }
     whole, part = clusters(), clusters()
     fit(whole, {"x": images()}, **settings)
 
@@ -149,11 +194,21 @@ def test_a_run_with_distortions_resumes_bit_for_bit(tmp_path):
         signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        fit(part, {"x": images()}, out=tmp_path, validation={"x": images()}, validate_every=7, after=stop, **settings)
+        fit(
+            part,
+            {"x": images()},
+            out=tmp_path,
+            validation={"x": images()},
+            validate_every=7,
+            after=stop,
+            **settings,
+        )
     resumed = clusters(seed=3)
     fit(resumed, {"x": images()}, out=tmp_path, resume=True, **settings)
     assert_equal_weights(weights(whole), weights(resumed))
-    assert tomllib.loads((tmp_path / "config.toml").read_text())["distort"] == {"x": [8, 8, 0.1, 0.3, 0.12, 0.06]}
+    assert tomllib.loads((tmp_path / "config.toml").read_text())["distort"] == {
+        "x": [8, 8, 0.1, 0.3, 0.12, 0.06]
+    }
     assert Run.load(tmp_path).settings.distort == settings["distort"]
 
 
@@ -162,10 +217,19 @@ def test_a_run_with_distortions_resumes_bit_for_bit(tmp_path):
     [
         ({"agree": 1.0}, "Set both, or neither"),
         ({"distort": {"x": Affine((8, 8))}}, "Set both, or neither"),
-        ({"agree": 1.0, "distort": {"x": Affine((4, 4))}}, r"images of shape \(4, 4\) for 'x', which is no observed variable of that size"),
-        ({"agree": 1.0, "distort": {"z": Affine((1, 2))}}, "for 'z', which is no observed variable"),
+        (
+            {"agree": 1.0, "distort": {"x": Affine((4, 4))}},
+            r"images of shape \(4, 4\) for 'x', which is no observed variable of that size",
+        ),
+        (
+            {"agree": 1.0, "distort": {"z": Affine((1, 2))}},
+            "for 'z', which is no observed variable",
+        ),
         ({"agree": -1.0}, "agree is a weight, 0 or more"),
-        ({"agree": 1.0, "distort": {"x": "affine"}}, "distort is a dictionary from variable to distortion"),
+        (
+            {"agree": 1.0, "distort": {"x": "affine"}},
+            "distort is a dictionary from variable to distortion",
+        ),
     ],
 )
 def test_distortions_that_cannot_be_are_refused(settings, message):
@@ -174,5 +238,7 @@ def test_distortions_that_cannot_be_are_refused(settings, message):
 
 
 def test_agreement_needs_a_class():
-    with pytest.raises(ValueError, match=r"agree= needs q\(y\|x\) of a OneHot latent without a time index"):
+    with pytest.raises(
+        ValueError, match=r"agree= needs q\(y\|x\) of a OneHot latent without a time index"
+    ):
         fit(small_vae(), {"x": bits()}, steps=1, agree=1.0, distort={"x": Affine((2, 3))})

@@ -43,9 +43,20 @@ def test_a_run_has_few_threads_and_what_is_called_has_all(sixteen, monkeypatch):
     seen, during = [], []
     x = (torch.rand(40, 6) < 0.5).float()
     real = fitting.Training._take_step
-    monkeypatch.setattr(fitting.Training, "_take_step", lambda self, phase: (during.append(torch.get_num_threads()), real(self, phase))[1])
+    monkeypatch.setattr(
+        fitting.Training,
+        "_take_step",
+        lambda self, phase: (during.append(torch.get_num_threads()), real(self, phase))[1],
+    )
     model = zoo.vae(6, 2, hidden=(4,), likelihood=Bernoulli())
-    fit(model, {"x": x}, validation={"x": x}, steps=4, batch=10, after=lambda *_: seen.append(torch.get_num_threads()))
+    fit(
+        model,
+        {"x": x},
+        validation={"x": x},
+        steps=4,
+        batch=10,
+        after=lambda *_: seen.append(torch.get_num_threads()),
+    )
     assert during == [FEW] * 4
     assert seen == [16]
     assert torch.get_num_threads() == 16

@@ -1,4 +1,5 @@
-"""The reconstruction teaches q: a VRNN on rows of digits uses its latent, unless samples are detached.
+"""The reconstruction teaches q: a VRNN on rows of digits uses its latent, unless samples are
+detached.
 
 On MNIST where ``AEVB_DATA`` names a folder that holds it, else on scikit-learn's digits.
 """
@@ -15,10 +16,14 @@ from aevb.zoo import vrnn
 
 
 def binary_rows() -> tuple[torch.Tensor, float]:
-    """Images as sequences of rows, and the KL (nats) that a latent in use should pass after 300 steps."""
+    """Images as sequences of rows, and the KL (nats) that a latent in use should pass after 300
+    steps.
+    """
     path = Path(os.environ.get("AEVB_DATA", "")) / "mnist" / "t10k-images-idx3-ubyte.gz"
     if path.is_file():
-        pixels = np.frombuffer(gzip.decompress(path.read_bytes()), np.uint8, offset=16).reshape(-1, 28, 28)
+        pixels = np.frombuffer(gzip.decompress(path.read_bytes()), np.uint8, offset=16).reshape(
+            -1, 28, 28
+        )
         return torch.as_tensor((pixels >= 128).astype(np.float32)), 5.0
     return torch.as_tensor((load_digits().images >= 8).astype(np.float32)), 0.3
 

@@ -1,4 +1,6 @@
-"""The benchmarks run, all ways of writing a step compute one bound, and the page of numbers says what the files say."""
+"""The benchmarks run, all ways of writing a step compute one bound, and the page of numbers says
+what the files say.
+"""
 
 import json
 import math
@@ -22,7 +24,11 @@ from products import products
 from studies import STUDIES, Place
 from tables import DOCS, PAGES, rendered
 
-OWN = [name for name, entry in ENTRIES.items() if entry.needs is None and not entry.slow and entry.device is None]
+OWN = [
+    name
+    for name, entry in ENTRIES.items()
+    if entry.needs is None and not entry.slow and entry.device is None
+]
 
 
 def problem(model, **more):
@@ -37,7 +43,19 @@ def cores(monkeypatch):
 
 
 def test_a_quick_run_times_every_own_way_and_writes_ratios(tmp_path, capsys):
-    steps.main(["--quick", "--models", *SIZES, "--ways", *OWN, "--threads", "1", "--json", str(tmp_path / "steps.json")])
+    steps.main(
+        [
+            "--quick",
+            "--models",
+            *SIZES,
+            "--ways",
+            *OWN,
+            "--threads",
+            "1",
+            "--json",
+            str(tmp_path / "steps.json"),
+        ]
+    )
     found = json.loads((tmp_path / "steps.json").read_text())
     assert found["machine"]["versions"]["torch"] == version("torch")
     assert list(found["models"]) == list(SIZES)
@@ -46,13 +64,18 @@ def test_a_quick_run_times_every_own_way_and_writes_ratios(tmp_path, capsys):
         assert set(one["ways"]) == set(contenders(model, "cpu", OWN))
         assert {BASE, OURS, FLOOR, "aevb, eager", "aevb, bfloat16"} <= set(one["ways"])
         assert one["ways"][BASE]["speed"] == one["ways"][FLOOR]["floor"] == 1.0
-        assert all(row[key] > 0 for row in one["ways"].values() for key in ("ms", "low", "high", "speed", "floor"))
+        assert all(
+            row[key] > 0
+            for row in one["ways"].values()
+            for key in ("ms", "low", "high", "speed", "floor")
+        )
     assert "aevb, eager" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("model", SIZES)
 def test_all_ways_compute_the_same_bound_at_the_same_weights(model):
-    # Draws are seeded. At five standard errors another seed would fail about once in a million comparisons.
+    # Draws are seeded. At five standard errors another seed would fail about once in a million
+    # comparisons.
     found = bounds(problem(model), OWN, steps=0, epochs=1)
     assert set(found) == set(contenders(model, "cpu", OWN)) - {FLOOR}
     assert disagreeing(found) == []
@@ -77,8 +100,17 @@ def test_eager_steps_are_not_recorded(recorded):
 def test_a_bound_that_is_another_is_found_out():
     ours = Bounds(-100.0, 0.1, -50.0)
     assert disagreeing({OURS: ours, "the same": Bounds(-100.3, 0.1, -51.0)}) == []
-    wrong = disagreeing({OURS: ours, "without a term": Bounds(-97.7, 0.1, -51.0), "stuck": Bounds(-100.0, 0.1, math.nan)})
-    assert [line.split(":")[0] for line in wrong] == ["without a term, at the first weights", "stuck, after training"]
+    wrong = disagreeing(
+        {
+            OURS: ours,
+            "without a term": Bounds(-97.7, 0.1, -51.0),
+            "stuck": Bounds(-100.0, 0.1, math.nan),
+        }
+    )
+    assert [line.split(":")[0] for line in wrong] == [
+        "without a term, at the first weights",
+        "stuck, after training",
+    ]
 
 
 def test_a_contender_that_fails_is_left_out_with_its_reason(monkeypatch):
@@ -86,7 +118,9 @@ def test_a_contender_that_fails_is_left_out_with_its_reason(monkeypatch):
         raise RuntimeError("no such kernel\nat some line")
 
     monkeypatch.setitem(ENTRIES, "Pyro", type(ENTRIES["Pyro"])(broken, ("vae",)))
-    monkeypatch.setitem(ENTRIES, "pythae", type(ENTRIES["pythae"])(broken, ("vae",), needs="no_such_module"))
+    monkeypatch.setitem(
+        ENTRIES, "pythae", type(ENTRIES["pythae"])(broken, ("vae",), needs="no_such_module")
+    )
     found, left_out = build(problem("vae"), [FLOOR, "Pyro", "pythae", "aevb, compiled"], quick=True)
     assert list(found) == [FLOOR]
     assert left_out == {
@@ -98,28 +132,57 @@ def test_a_contender_that_fails_is_left_out_with_its_reason(monkeypatch):
 
 @pytest.mark.parametrize("model", SIZES)
 def test_the_floor_has_all_products_of_a_step(model):
-    """A layer of a × b costs a·b multiplications a row in each of three products, less the gradient of the data."""
+    """A layer of a × b costs a·b multiplications a row in each of three products, less the gradient
+    of the data.
+    """
     s = SIZES[model]
     H, C, T, h = s.hidden[0], s.classes, s.steps, s.h
     a_row = {
         "vae": 2 * s.x * H + 3 * (H * H + H * 2 * s.z) + 3 * (s.z * H + H * H + H * s.x),
-        "gmvae": 2 * s.x * H + 3 * (H * H + H * C) + 2 * s.x * H + 3 * C * (H * H + H * 2 * s.z) + 3 * C * (s.z * H + H * H + H * s.x),
+        "gmvae": 2 * s.x * H
+        + 3 * (H * H + H * C)
+        + 2 * s.x * H
+        + 3 * C * (H * H + H * 2 * s.z)
+        + 3 * C * (s.z * H + H * H + H * s.x),
         "vrnn": T * 2 * s.x * (4 * h + H)  # what the cells and q read of the data
         + 3 * (T - 1) * 4 * h * (s.z + 3 * h)  # two layers of cells: z, below, and twice the state
         + 3 * T * (h * H + H * H + H * 2 * s.z)  # q
         + 3 * T * (h * H + H * H + H * 2 * s.z)  # the prior of z
         + 3 * T * ((h + s.z) * H + H * H + H * s.x),
     }
-    found = sum(p.rows * p.times * p.inputs * p.outputs * (3 if p.back else 2) for p in products(Problem(model, s)))
+    found = sum(
+        p.rows * p.times * p.inputs * p.outputs * (3 if p.back else 2)
+        for p in products(Problem(model, s))
+    )
     assert found == BATCH * a_row[model.removesuffix("-tutorial")]
 
 
 def test_times_are_ratios_within_rounds():
-    found = timing.summary({"slow": [4.0, 40.0, 8.0], "fast": [1.0, 10.0, 4.0]}, base="slow", floor="fast")
-    assert found["slow"] == {"ms": 8000.0, "low": 6000.0, "high": 24000.0, "speed": 1.0, "floor": 4.0}
-    assert found["fast"] == {"ms": 4000.0, "low": 2500.0, "high": 7000.0, "speed": 4.0, "floor": 1.0}
+    found = timing.summary(
+        {"slow": [4.0, 40.0, 8.0], "fast": [1.0, 10.0, 4.0]}, base="slow", floor="fast"
+    )
+    assert found["slow"] == {
+        "ms": 8000.0,
+        "low": 6000.0,
+        "high": 24000.0,
+        "speed": 1.0,
+        "floor": 4.0,
+    }
+    assert found["fast"] == {
+        "ms": 4000.0,
+        "low": 2500.0,
+        "high": 7000.0,
+        "speed": 4.0,
+        "floor": 1.0,
+    }
     counted = []
-    times = timing.interleaved({"a": lambda: counted.append("a"), "b": lambda: counted.append("b")}, 3, 0.0, "cpu", warm_up=2)
+    times = timing.interleaved(
+        {"a": lambda: counted.append("a"), "b": lambda: counted.append("b")},
+        3,
+        0.0,
+        "cpu",
+        warm_up=2,
+    )
     assert {name: len(values) for name, values in times.items()} == {"a": 3, "b": 3}
     assert sorted(counted[10:]) == ["a"] * 3 + ["b"] * 3
 
@@ -129,7 +192,8 @@ def test_a_quick_study_of_growth_writes_a_file_and_a_picture(tmp_path):
     scaling.main([*options, "--only", "rows", "latent", "seeds"])
     scaling.main([*options, "--only", "classes"])
     found = json.loads((tmp_path / "scaling-cpu.json").read_text())
-    assert list(found["studies"]) == ["rows", "latent", "classes"]  # those before stay: the machine is the same
+    # those before stay: the machine is the same
+    assert list(found["studies"]) == ["rows", "latent", "classes"]
     assert list(found["left out"]) == ["seeds"]
     for study in found["studies"].values():
         for points in study["lines"].values():
@@ -148,7 +212,9 @@ def test_runs_together_and_sequences_are_steps_of_fit(tmp_path):
             for piece in points.values():
                 taken = piece()
                 taken.block_until_ready()
-                assert all(run.step == 1 and float(run.stepper.tally.taken) == 1 for run in taken.runs)
+                assert all(
+                    run.step == 1 and float(run.stepper.tally.taken) == 1 for run in taken.runs
+                )
 
 
 def test_commands_are_timed_from_start_to_end():
@@ -157,19 +223,36 @@ def test_commands_are_timed_from_start_to_end():
 
 
 STEPS = {
-    "machine": {"device": "a chip", "kind": "cpu", "cores": 4, "threads": 2, "float32 products": "highest", "versions": {"torch": "9"}},
+    "machine": {
+        "device": "a chip",
+        "kind": "cpu",
+        "cores": 4,
+        "threads": 2,
+        "float32 products": "highest",
+        "versions": {"torch": "9"},
+    },
     "models": {
         "vae": {
             "rounds": 3,
-            "ways": {BASE: {"ms": 12.345, "speed": 1.0, "floor": 4.0}, OURS: {"ms": 3.0, "speed": 4.1, "floor": 1.01}},
+            "ways": {
+                BASE: {"ms": 12.345, "speed": 1.0, "floor": 4.0},
+                OURS: {"ms": 3.0, "speed": 4.1, "floor": 1.01},
+            },
             "left out": {"Pyro": "it is not there"},
         }
     },
 }
 
 
-TIMES = {BASE: {"ms": 9.0, "speed": 1.0}, OURS: {"ms": 0.1234, "speed": 73.0}, "aevb, compiled": {"ms": 0.2, "speed": 45.0}}
-FITS = {"machine": STEPS["machine"], "models": {"vae": {"rounds": 2, "ways": TIMES}, "gmvae": {"rounds": 9, "ways": TIMES}}}
+TIMES = {
+    BASE: {"ms": 9.0, "speed": 1.0},
+    OURS: {"ms": 0.1234, "speed": 73.0},
+    "aevb, compiled": {"ms": 0.2, "speed": 45.0},
+}
+FITS = {
+    "machine": STEPS["machine"],
+    "models": {"vae": {"rounds": 2, "ways": TIMES}, "gmvae": {"rounds": 9, "ways": TIMES}},
+}
 
 
 def test_models_measured_earlier_on_the_same_machine_stay_in_the_file(tmp_path, monkeypatch):
@@ -177,22 +260,50 @@ def test_models_measured_earlier_on_the_same_machine_stay_in_the_file(tmp_path, 
     monkeypatch.setattr(timing, "machine", lambda device: dict(here))
     timing.keep(path, "cpu", {"vae": 1, "gmvae": 2})
     timing.keep(path, "cpu", {"gmvae": 3})
-    assert json.loads(path.read_text()) == {"machine": {"device": "one"}, "models": {"vae": 1, "gmvae": 3}}
+    assert json.loads(path.read_text()) == {
+        "machine": {"device": "one"},
+        "models": {"vae": 1, "gmvae": 3},
+    }
     here["device"] = "another"
     timing.keep(path, "cpu", {"vrnn": 4})
     assert json.loads(path.read_text()) == {"machine": {"device": "another"}, "models": {"vrnn": 4}}
 
 
 def test_a_fit_and_the_tutorials_loop_take_turns(tmp_path, capsys):
-    fits.main(["--quick", "--models", "vae-tutorial", "--ways", OURS, "--device", "cpu", "--json", str(tmp_path / "fits.json")])
+    fits.main(
+        [
+            "--quick",
+            "--models",
+            "vae-tutorial",
+            "--ways",
+            OURS,
+            "--device",
+            "cpu",
+            "--json",
+            str(tmp_path / "fits.json"),
+        ]
+    )
     found = json.loads((tmp_path / "fits.json").read_text())["models"]["vae-tutorial"]
     assert (list(found["ways"]), found["rounds"], found["steps"]) == ([OURS, BASE], 1, 2)
-    assert found["ways"][OURS]["speed"] == pytest.approx(found["ways"][BASE]["ms"] / found["ways"][OURS]["ms"], rel=1e-3)
+    assert found["ways"][OURS]["speed"] == pytest.approx(
+        found["ways"][BASE]["ms"] / found["ways"][OURS]["ms"], rel=1e-3
+    )
     assert "times the tutorial's speed" in capsys.readouterr().out
 
 
 def test_both_precisions_train_from_the_same_seeds(tmp_path, capsys):
-    arguments = ["--data", "digits", "--models", "vae", "--seeds", "2", "--epochs", "1", "--device", "cpu"]
+    arguments = [
+        "--data",
+        "digits",
+        "--models",
+        "vae",
+        "--seeds",
+        "2",
+        "--epochs",
+        "1",
+        "--device",
+        "cpu",
+    ]
     precision.main([*arguments, "--json", str(tmp_path / "precision.json")])
     found = json.loads((tmp_path / "precision.json").read_text())
     row = found["models"]["vae"]
@@ -204,11 +315,17 @@ def test_both_precisions_train_from_the_same_seeds(tmp_path, capsys):
     assert row["error"] == pytest.approx(abs(better[0] - better[1]) / 2)
     assert "2 seeds: bfloat16 is better by" in capsys.readouterr().out
     page = rendered("<!-- precision.json: run it -->\n<!-- end -->\n", tmp_path)
-    assert f"| 2 | {sum(full) / 2:.2f} | {sum(half) / 2:.2f} | {row['better']:+.2f} ± {row['error']:.2f} |" in page
+    assert (
+        f"| 2 | {sum(full) / 2:.2f} | {sum(half) / 2:.2f} | {row['better']:+.2f} ± "
+        f"{row['error']:.2f} |" in page
+    )
 
 
 def test_the_page_is_filled_from_the_files(tmp_path):
-    page = "before\n<!-- steps-cpu.json: run this -->\nold\n<!-- end -->\nbetween\n<!-- race.json: and that -->\n<!-- end -->\nafter\n"
+    page = (
+        "before\n<!-- steps-cpu.json: run this -->\nold\n<!-- end -->\nbetween\n<!-- race.json: "
+        "and that -->\n<!-- end -->\nafter\n"
+    )
     page += "<!-- fits-cpu.json: last -->\n<!-- end -->\n<!-- fits.json: all -->\n<!-- end -->\n"
     (tmp_path / "steps-cpu.json").write_text(json.dumps(STEPS))
     (tmp_path / "fits-cpu.json").write_text(json.dumps(FITS))

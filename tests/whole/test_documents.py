@@ -9,7 +9,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Smaller sizes, so that a page takes seconds. What is printed then has other numbers, except where nothing was trained.
+# Smaller sizes, so that a page takes seconds. What is printed then has other numbers, except where
+# nothing was trained.
 SMALLER = {
     r"\bsteps=\d{3,}": "steps=20",
     r"\bepochs=\d+": "steps=2",
@@ -50,7 +51,9 @@ def test_every_block_runs_and_prints_what_the_page_shows(name):
     for block, output in found:
         assert (block.printed is not None) == bool(output), f"line {block.line} of {name}"
         if any(word in block.code for word in UNTRAINED):
-            assert output == block.printed, f"line {block.line} of {name}; python docs/run.py {name} writes it anew"
+            assert output == block.printed, (
+                f"line {block.line} of {name}; python docs/run.py {name} writes it anew"
+            )
             compared += 1
     assert compared
 
@@ -58,7 +61,8 @@ def test_every_block_runs_and_prints_what_the_page_shows(name):
 def test_what_a_page_shows_is_written_anew(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
-        "One.\n\n```python\nx = 2\n```\n\n<!--\n```python\nx += 1\n```\n-->\n```python\nprint(x)\n```\n```text\nold\n```\n\n```sh\nls\n```\n"
+        "One.\n\n```python\nx = 2\n```\n\n<!--\n```python\nx += "
+        "1\n```\n-->\n```python\nprint(x)\n```\n```text\nold\n```\n\n```sh\nls\n```\n"
     )
     before = page.read_text()
     runner().update(page)

@@ -1,4 +1,6 @@
-"""Faults: each is named with its place and its fix, nothing is lost, and once it is removed the run goes on as if it had not been."""
+"""Faults: each is named with its place and its fix, nothing is lost, and once it is removed the run
+goes on as if it had not been.
+"""
 
 import errno
 import hashlib
@@ -28,13 +30,24 @@ from aevb.training.gradient_steps import GradientSteps as Stepper
 from aevb.training.run import Run
 from aevb.training.run_folder import Folder
 
-TRAIN, VALIDATION = np.ones((60, 6), np.float32), np.zeros((30, 6), np.float32)  # the better the one, the worse the other: the best is the first
-SETTINGS = {"steps": 40, "batch": 20, "decay": "constant", "lr": 1e-2, "checkpoint_every": 10, "validate_every": 10}
+# the better the one, the worse the other: the best is the first
+TRAIN, VALIDATION = (np.ones((60, 6), np.float32), np.zeros((30, 6), np.float32))
+SETTINGS = {
+    "steps": 40,
+    "batch": 20,
+    "decay": "constant",
+    "lr": 1e-2,
+    "checkpoint_every": 10,
+    "validate_every": 10,
+}
 
 
 def small_vae(family=Bernoulli, dropout: float = 0.2) -> Model:
     torch.manual_seed(0)
-    return Model(p={"z": Normal(2), "x | z": family(6, net=mlp(8, dropout=dropout))}, q={"z | x": Normal(net=mlp(8))})
+    return Model(
+        p={"z": Normal(2), "x | z": family(6, net=mlp(8, dropout=dropout))},
+        q={"z | x": Normal(net=mlp(8))},
+    )
 
 
 def train(out, model: Model | None = None, **changed) -> Model:
@@ -79,7 +92,7 @@ def at_step(monkeypatch, moment: int, act) -> None:
     monkeypatch.setattr(Stepper, "step", acting)
 
 
-# Damaged checkpoints ---------------------------------------------------------------------------------------------------------------
+# Damaged checkpoints ------------------------------------------------------------------------------
 
 
 def edit(folder, **changes) -> None:
@@ -113,7 +126,11 @@ def put(folder, content: bytes, name: str = "weights.safetensors") -> None:
     """Replace a file together with what the manifest says of it."""
     (folder / name).write_bytes(content)
     files = json.loads((folder / "manifest.json").read_text())["files"]
-    edit(folder, files=files | {name: {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}})
+    edit(
+        folder,
+        files=files
+        | {name: {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}},
+    )
 
 
 def truncate(path, bytes_: int = 7) -> None:
@@ -139,48 +156,134 @@ def rename(folder, name: str, key: str) -> None:
 
 
 def narrow(folder) -> None:
-    put(folder, save({name: tensor.half() for name, tensor in load_file(folder / "weights.safetensors").items()}))
+    put(
+        folder,
+        save(
+            {
+                name: tensor.half()
+                for name, tensor in load_file(folder / "weights.safetensors").items()
+            }
+        ),
+    )
 
 
 DAMAGES = {
-    "weights truncated": (lambda f: truncate(f / "weights.safetensors"), "weights.safetensors is damaged: .* bytes instead of"),
-    "weights grown": (lambda f: truncate(f / "weights.safetensors", -1), "weights.safetensors is damaged: .* bytes instead of"),
-    "weights empty": (lambda f: (f / "weights.safetensors").write_bytes(b""), "weights.safetensors is damaged: 0 bytes instead of"),
-    "weights, one byte": (lambda f: flip(f / "weights.safetensors"), "its SHA-256 is not the one recorded"),
-    "optimiser, one byte": (lambda f: flip(f / "optimizer.safetensors"), "its SHA-256 is not the one recorded"),
-    "weights missing": (lambda f: (f / "weights.safetensors").unlink(), "weights.safetensors is missing"),
-    "optimiser missing": (lambda f: (f / "optimizer.safetensors").unlink(), "optimizer.safetensors is missing"),
+    "weights truncated": (
+        lambda f: truncate(f / "weights.safetensors"),
+        "weights.safetensors is damaged: .* bytes instead of",
+    ),
+    "weights grown": (
+        lambda f: truncate(f / "weights.safetensors", -1),
+        "weights.safetensors is damaged: .* bytes instead of",
+    ),
+    "weights empty": (
+        lambda f: (f / "weights.safetensors").write_bytes(b""),
+        "weights.safetensors is damaged: 0 bytes instead of",
+    ),
+    "weights, one byte": (
+        lambda f: flip(f / "weights.safetensors"),
+        "its SHA-256 is not the one recorded",
+    ),
+    "optimiser, one byte": (
+        lambda f: flip(f / "optimizer.safetensors"),
+        "its SHA-256 is not the one recorded",
+    ),
+    "weights missing": (
+        lambda f: (f / "weights.safetensors").unlink(),
+        "weights.safetensors is missing",
+    ),
+    "optimiser missing": (
+        lambda f: (f / "optimizer.safetensors").unlink(),
+        "optimizer.safetensors is missing",
+    ),
     "weights a folder": (
         lambda f: (f / "weights.safetensors").unlink() or (f / "weights.safetensors").mkdir(),
         "cannot be read: Is a directory",
     ),
     "manifest missing": (lambda f: (f / "manifest.json").unlink(), "manifest.json is missing"),
-    "manifest truncated": (lambda f: truncate(f / "manifest.json"), "manifest.json is damaged: it is no JSON"),
-    "manifest empty": (lambda f: (f / "manifest.json").write_bytes(b""), "manifest.json is damaged: it is no JSON"),
-    "manifest binary": (lambda f: (f / "manifest.json").write_bytes(b"\xff\x00\xfe"), "manifest.json is damaged: it is no JSON"),
-    "no version": (lambda f: without(f, "version"), "manifest.json is damaged: version is missing, or not what it should be"),
+    "manifest truncated": (
+        lambda f: truncate(f / "manifest.json"),
+        "manifest.json is damaged: it is no JSON",
+    ),
+    "manifest empty": (
+        lambda f: (f / "manifest.json").write_bytes(b""),
+        "manifest.json is damaged: it is no JSON",
+    ),
+    "manifest binary": (
+        lambda f: (f / "manifest.json").write_bytes(b"\xff\x00\xfe"),
+        "manifest.json is damaged: it is no JSON",
+    ),
+    "no version": (
+        lambda f: without(f, "version"),
+        "manifest.json is damaged: version is missing, or not what it should be",
+    ),
     "no step": (lambda f: without(f, "step"), "damaged: step is missing"),
     "no files": (lambda f: without(f, "files"), "damaged: files is missing"),
-    "no file": (lambda f: without(f, "files", "optimizer.safetensors"), "damaged: files: optimizer.safetensors is missing"),
-    "no hash": (lambda f: without(f, "files", "weights.safetensors", "sha256"), "damaged: files: weights.safetensors is missing"),
+    "no file": (
+        lambda f: without(f, "files", "optimizer.safetensors"),
+        "damaged: files: optimizer.safetensors is missing",
+    ),
+    "no hash": (
+        lambda f: without(f, "files", "weights.safetensors", "sha256"),
+        "damaged: files: weights.safetensors is missing",
+    ),
     "no state": (lambda f: without(f, "state"), "damaged: state is missing"),
     "no best": (lambda f: without(f, "state", "best"), "damaged: state: best is missing"),
-    "no sums": (lambda f: edit_state(f, metrics={"taken": 3}), "damaged: state: metrics is missing"),
-    "sums of words": (lambda f: edit_state(f, metrics={"taken": 3, "sums": {"elbo": "low"}}), "damaged: state: metrics is missing"),
-    "no settings": (lambda f: without(f, "state", "settings"), "damaged: state: settings is missing"),
+    "no sums": (
+        lambda f: edit_state(f, metrics={"taken": 3}),
+        "damaged: state: metrics is missing",
+    ),
+    "sums of words": (
+        lambda f: edit_state(f, metrics={"taken": 3, "sums": {"elbo": "low"}}),
+        "damaged: state: metrics is missing",
+    ),
+    "no settings": (
+        lambda f: without(f, "state", "settings"),
+        "damaged: state: settings is missing",
+    ),
     "step a word": (lambda f: edit(f, step="thirty"), "damaged: step is missing, or not"),
     "files a list": (lambda f: edit(f, files=[1]), "damaged: files is missing, or not"),
     "best a number": (lambda f: edit_state(f, best=3), "damaged: state: best is missing, or not"),
-    "waited a word": (lambda f: edit_state(f, waited="long"), "damaged: state: waited is missing, or not"),
-    "pickle as weights": (lambda f: put(f, pickle.dumps({"weights": [1, 2, 3]})), "weights.safetensors is not a safetensors file"),
-    "foreign": (lambda f: (f / "manifest.json").write_text('{"format": "something else"}'), "was not written by aevb. Move it out"),
-    "foreign list": (lambda f: (f / "manifest.json").write_text("[]"), "was not written by aevb. Move it out"),
-    "newer": (lambda f: edit(f, version=99), "format version 99, newer than this version's 1. Update aevb"),
-    "another step's": (lambda f: edit(f, step=29), "holds the checkpoint of step 29. Rename it to step-29, or delete it"),
-    "other shapes": (lambda f: reshape(f, "weights.safetensors"), r"has shape \[3\], the model's has .*\. Resume with the model"),
-    "other moments": (lambda f: reshape(f, "optimizer.safetensors"), r"has shape \[3\], the model's has"),
-    "other names": (lambda f: rename(f, "weights.safetensors", "w"), "its weights are not this model's: .* is in only one of them. Resume with"),
-    "other parameters": (lambda f: rename(f, "optimizer.safetensors", "w/exp_avg"), "its optimiser is not this model's: w/exp_avg belongs to no"),
+    "waited a word": (
+        lambda f: edit_state(f, waited="long"),
+        "damaged: state: waited is missing, or not",
+    ),
+    "pickle as weights": (
+        lambda f: put(f, pickle.dumps({"weights": [1, 2, 3]})),
+        "weights.safetensors is not a safetensors file",
+    ),
+    "foreign": (
+        lambda f: (f / "manifest.json").write_text('{"format": "something else"}'),
+        "was not written by aevb. Move it out",
+    ),
+    "foreign list": (
+        lambda f: (f / "manifest.json").write_text("[]"),
+        "was not written by aevb. Move it out",
+    ),
+    "newer": (
+        lambda f: edit(f, version=99),
+        "format version 99, newer than this version's 1. Update aevb",
+    ),
+    "another step's": (
+        lambda f: edit(f, step=29),
+        "holds the checkpoint of step 29. Rename it to step-29, or delete it",
+    ),
+    "other shapes": (
+        lambda f: reshape(f, "weights.safetensors"),
+        r"has shape \[3\], the model's has .*\. Resume with the model",
+    ),
+    "other moments": (
+        lambda f: reshape(f, "optimizer.safetensors"),
+        r"has shape \[3\], the model's has",
+    ),
+    "other names": (
+        lambda f: rename(f, "weights.safetensors", "w"),
+        "its weights are not this model's: .* is in only one of them. Resume with",
+    ),
+    "other parameters": (
+        lambda f: rename(f, "optimizer.safetensors", "w/exp_avg"),
+        "its optimiser is not this model's: w/exp_avg belongs to no",
+    ),
     "other precision": (narrow, "is torch.float16, the model's is torch.float32"),
 }
 
@@ -196,10 +299,19 @@ def test_a_damaged_checkpoint_is_refused_and_the_advice_works(tmp_path, whole, p
     before = sorted(str(path.relative_to(out)) for path in out.rglob("*"))
     with pytest.raises(CheckpointError, match=message) as error:
         train(out, resume=True)
-    assert sorted(str(path.relative_to(out)) for path in out.rglob("*")) == before  # nothing was deleted
-    with pytest.raises(CheckpointError) if "this model's" not in message and "the model's" not in message else pytest.raises(ValueError):
+    # nothing was deleted
+    assert sorted(str(path.relative_to(out)) for path in out.rglob("*")) == before
+    with (
+        pytest.raises(CheckpointError)
+        if "this model's" not in message and "the model's" not in message
+        else pytest.raises(ValueError)
+    ):
         load_run(out, which="last")
-    if (advice := re.search(r"Delete (\S+); resume=True then goes on from (\S+)\.$", str(error.value))) is not None:
+    if (
+        advice := re.search(
+            r"Delete (\S+); resume=True then goes on from (\S+)\.$", str(error.value)
+        )
+    ) is not None:
         assert (advice[1], advice[2]) == (str(newest), "step-20")
         shutil.rmtree(advice[1])
         assert same(train(out, resume=True), whole[1])
@@ -212,17 +324,26 @@ def test_without_an_earlier_checkpoint_the_advice_is_to_start_again(tmp_path, wh
         train(out, steps=10)
         (folder,) = folders(out)
         flip(folder / "weights.safetensors")
-        with pytest.raises(CheckpointError, match=r"Delete .*step-10; there is none before it, so training then starts again\."):
+        with pytest.raises(
+            CheckpointError,
+            match=r"Delete .*step-10; there is none before it, so training then starts again\.",
+        ):
             train(out, resume=True)
         shutil.rmtree(folder)
         assert same(train(out, resume=resume), whole[1])
         assert rows(out) == rows(whole[0])
 
 
-def test_a_model_declared_otherwise_does_not_continue_a_run_though_its_weights_fit(tmp_path, partway):
+def test_a_model_declared_otherwise_does_not_continue_a_run_though_its_weights_fit(
+    tmp_path, partway
+):
     out = tmp_path / "run"
     shutil.copytree(partway, out)
-    with pytest.raises(CheckpointError, match="was trained with another model: model.json declares another p. Resume with the same model"):
+    with pytest.raises(
+        CheckpointError,
+        match="was trained with another model: model.json declares another p. Resume with the same "
+        "model",
+    ):
         train(out, small_vae(dropout=0.3), resume=True)
 
 
@@ -240,7 +361,17 @@ def test_resuming_writes_a_damaged_declaration_again(tmp_path, whole, partway, c
     load_run(out)
 
 
-@pytest.mark.parametrize("tail", ['{"step": 30, "elb', "\x00\x00\x00", '{"elbo": 1}', '{"step": "x"}', "[]", '{"step": 31, "elbo": 0.0}'])
+@pytest.mark.parametrize(
+    "tail",
+    [
+        '{"step": 30, "elb',
+        "\x00\x00\x00",
+        '{"elbo": 1}',
+        '{"step": "x"}',
+        "[]",
+        '{"step": 31, "elbo": 0.0}',
+    ],
+)
 def test_a_half_written_record_is_passed_over(tmp_path, whole, partway, tail):
     out = tmp_path / "run"
     shutil.copytree(partway, out)
@@ -250,14 +381,16 @@ def test_a_half_written_record_is_passed_over(tmp_path, whole, partway, tail):
     assert rows(out) == rows(whole[0])
 
 
-# The disk refuses ------------------------------------------------------------------------------------------------------------------
+# The disk refuses ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def size_limit(monkeypatch):
-    """Files may not be written, with the words of a limit on their size; taken away again by ``None``.
+    """Files may not be written, with the words of a limit on their size; taken away again by
+    ``None``.
 
-    (The kernel's own limit would bind this process's other files too, such as the log that its output may go to.)
+    (The kernel's own limit would bind this process's other files too, such as the log that its
+    output may go to.)
     """
     real, refused = Path.open, [False]
 
@@ -271,20 +404,29 @@ def size_limit(monkeypatch):
 
 
 @pytest.mark.parametrize(("log_every", "place"), [(1, "metrics.jsonl"), (1000, "checkpoints")])
-def test_a_disk_that_refuses_in_mid_run_costs_nothing(tmp_path, whole, monkeypatch, size_limit, log_every, place):
+def test_a_disk_that_refuses_in_mid_run_costs_nothing(
+    tmp_path, whole, monkeypatch, size_limit, log_every, place
+):
     at_step(monkeypatch, 15, lambda stepper: size_limit(100))
-    with pytest.raises(TrainingError, match=rf"^Step \d+: .*{place} could not be written: File too large\. Raise the limit .*step-10\.$"):
+    with pytest.raises(
+        TrainingError,
+        match=rf"^Step \d+: .*{place} could not be written: File too large\. Raise the limit "
+        rf".*step-10\.$",
+    ):
         train(tmp_path, log_every=log_every, validate_every=10 if log_every == 1 else 1000)
     size_limit(None)
     monkeypatch.undo()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-10"]
     assert read(folders(tmp_path)[0]).step == 10
-    model = train(tmp_path, log_every=log_every, validate_every=10 if log_every == 1 else 1000, resume=True)
+    model = train(
+        tmp_path, log_every=log_every, validate_every=10 if log_every == 1 else 1000, resume=True
+    )
     assert same(model, whole[1])
 
 
 WORDS = {
-    errno.ENOSPC: "No space left on device. Make room, then resume=True goes on from the last good checkpoint, .*step-10",
+    errno.ENOSPC: "No space left on device. Make room, then resume=True goes on from the last good "
+    "checkpoint, .*step-10",
     errno.EDQUOT: "Disk quota exceeded. Make room in your quota, then resume=True",
     errno.EROFS: "Read-only file system. Make it writable, then resume=True",
     errno.EACCES: "Permission denied. Make it writable, then resume=True",
@@ -298,37 +440,59 @@ def test_the_systems_words_come_with_the_remedy(tmp_path, whole, monkeypatch, nu
         raise OSError(number, os.strerror(number))
 
     at_step(monkeypatch, 15, lambda stepper: monkeypatch.setattr(os, "fsync", refuse))
-    with pytest.raises(TrainingError, match=f"^Step 20: {tmp_path}/checkpoints could not be written: {WORDS[number]}"):
+    with pytest.raises(
+        TrainingError,
+        match=f"^Step 20: {tmp_path}/checkpoints could not be written: {WORDS[number]}",
+    ):
         train(tmp_path)
     monkeypatch.undo()
     assert same(train(tmp_path, resume=True), whole[1])
     assert rows(tmp_path) == rows(whole[0])
 
 
-def test_before_the_first_checkpoint_the_advice_is_to_start_again(tmp_path, whole, monkeypatch, size_limit):
+def test_before_the_first_checkpoint_the_advice_is_to_start_again(
+    tmp_path, whole, monkeypatch, size_limit
+):
     at_step(monkeypatch, 5, lambda stepper: size_limit(100))
-    with pytest.raises(TrainingError, match="Raise the limit .* and start again: no checkpoint was written yet"):
+    with pytest.raises(
+        TrainingError, match="Raise the limit .* and start again: no checkpoint was written yet"
+    ):
         train(tmp_path)
     size_limit(None)
     monkeypatch.undo()
     assert same(train(tmp_path), whole[1])
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_the_first_step(tmp_path, monkeypatch, size_limit):
+def test_a_folder_that_cannot_be_written_is_refused_before_the_first_step(
+    tmp_path, monkeypatch, size_limit
+):
     (tmp_path / "file").write_text("")
     at_step(monkeypatch, 0, lambda stepper: pytest.fail("a step was taken"))
-    with pytest.raises(TrainingError, match=r"file/run could not be written: Not a directory\..* choose another folder; nothing was trained yet"):
+    with pytest.raises(
+        TrainingError,
+        match=r"file/run could not be written: Not a directory\..* choose another folder; nothing "
+        r"was trained yet",
+    ):
         train(tmp_path / "file" / "run")
     size_limit(100)
-    with pytest.raises(TrainingError, match="could not be written: File too large.*nothing was trained yet"):
+    with pytest.raises(
+        TrainingError, match="could not be written: File too large.*nothing was trained yet"
+    ):
         train(tmp_path / "run")
     assert list((tmp_path / "run").iterdir()) == []
 
 
-def test_scalars_for_tensorboard_are_refused_like_other_files(tmp_path, whole, monkeypatch, size_limit):
-    at_step(monkeypatch, 15, lambda stepper: size_limit((tmp_path / "metrics.jsonl").stat().st_size))
+def test_scalars_for_tensorboard_are_refused_like_other_files(
+    tmp_path, whole, monkeypatch, size_limit
+):
+    at_step(
+        monkeypatch, 15, lambda stepper: size_limit((tmp_path / "metrics.jsonl").stat().st_size)
+    )
     monkeypatch.setattr(Folder, "append", lambda self, row: None)
-    with pytest.raises(TrainingError, match=r"^Step \d+: .*tensorboard could not be written: File too large\. .*step-10\.$"):
+    with pytest.raises(
+        TrainingError,
+        match=r"^Step \d+: .*tensorboard could not be written: File too large\. .*step-10\.$",
+    ):
         train(tmp_path, tensorboard=True)
     size_limit(None)
     monkeypatch.undo()
@@ -339,29 +503,48 @@ def test_scalars_for_tensorboard_are_refused_like_other_files(tmp_path, whole, m
 def test_a_folder_removed_in_mid_run_is_missed_and_not_made_again(tmp_path, monkeypatch, log_every):
     out, model = tmp_path / "run", small_vae()
     at_step(monkeypatch, 15, lambda stepper: shutil.rmtree(out))
-    with pytest.raises(TrainingError, match="No such file or directory. The run's folder was removed while it trained"):
+    with pytest.raises(
+        TrainingError,
+        match="No such file or directory. The run's folder was removed while it trained",
+    ):
         train(out, model, log_every=log_every, validate_every=1000)
     assert not out.exists()
     model.save(tmp_path / "kept")
 
 
-def test_on_the_command_line_a_fault_is_one_line_and_exit_code_1(tmp_path, monkeypatch, capsys, size_limit):
+def test_on_the_command_line_a_fault_is_one_line_and_exit_code_1(
+    tmp_path, monkeypatch, capsys, size_limit
+):
     (tmp_path / "models.py").write_text(
         "from aevb import Bernoulli, Model, Normal, mlp\n\n"
-        'vae = Model(p={"z": Normal(2), "x | z": Bernoulli(6, net=mlp(8))}, q={"z | x": Normal(net=mlp(8))})\n'
+        'vae = Model(p={"z": Normal(2), "x | z": Bernoulli(6, net=mlp(8))}, q={"z | x": '
+        "Normal(net=mlp(8))})\n"
     )
     np.save(tmp_path / "x.npy", (np.random.default_rng(0).random((60, 6)) > 0.5).astype(np.float32))
-    arguments = ["train", f"{tmp_path}/models.py:vae", "--data", f"{tmp_path}/x.npy", "--out", f"{tmp_path}/run", "--epochs", "20"]
+    arguments = [
+        "train",
+        f"{tmp_path}/models.py:vae",
+        "--data",
+        f"{tmp_path}/x.npy",
+        "--out",
+        f"{tmp_path}/run",
+        "--epochs",
+        "20",
+    ]
     monkeypatch.setattr(sys, "argv", ["aevb", *arguments])
     at_step(monkeypatch, 10, lambda stepper: size_limit(100))
     with pytest.raises(SystemExit) as stop:
         cli.main()
     assert stop.value.code == 1
     error = capsys.readouterr().err
-    assert re.fullmatch(r"aevb: Step 11: .*metrics.jsonl could not be written: File too large\. .* no checkpoint was written yet\.\n", error)
+    assert re.fullmatch(
+        r"aevb: Step 11: .*metrics.jsonl could not be written: File too large\. .* no checkpoint "
+        r"was written yet\.\n",
+        error,
+    )
 
 
-# Kills -----------------------------------------------------------------------------------------------------------------------------
+# Kills --------------------------------------------------------------------------------------------
 
 
 class KilledError(Exception):
@@ -380,14 +563,19 @@ def test_a_kill_inside_a_save_leaves_the_checkpoint_before_it(tmp_path, whole, m
         real(path, content)
 
     monkeypatch.setattr(checkpoint, "write_synced", dying)
-    monkeypatch.setattr(shutil, "rmtree", lambda path, ignore_errors=False: None)  # a kill cleans nothing up
+    # a kill cleans nothing up
+    monkeypatch.setattr(shutil, "rmtree", lambda path, ignore_errors=False: None)
     with pytest.raises(KilledError):
         train(tmp_path)
     monkeypatch.undo()
     assert [folder.name for folder in folders(tmp_path)] == ["step-10"]
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
     assert same(train(tmp_path, resume=True), whole[1])
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-10", "step-30", "step-40"]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        "step-10",
+        "step-30",
+        "step-40",
+    ]
 
 
 @pytest.mark.parametrize("moment", [3, 8, 20])
@@ -414,7 +602,13 @@ LEFT = {
     "half the settings": [".lock", "model.json", "config.toml.writing"],
     "no record": [".lock", "model.json", "config.toml", "metrics.jsonl.writing"],
     "all but a checkpoint": [".lock", "model.json", "config.toml", "metrics.jsonl"],
-    "half a checkpoint": [".lock", "model.json", "config.toml", "metrics.jsonl", "checkpoints/writing-7/weights.safetensors"],
+    "half a checkpoint": [
+        ".lock",
+        "model.json",
+        "config.toml",
+        "metrics.jsonl",
+        "checkpoints/writing-7/weights.safetensors",
+    ],
 }
 
 
@@ -427,7 +621,9 @@ def test_what_a_kill_at_the_start_leaves_can_be_started_and_resumed(tmp_path, wh
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         source = whole[0] / name.removesuffix(".writing")
         content = source.read_bytes() if source.is_file() else b"half a file"
-        (out / name).write_bytes(content[: len(content) // 2] if name.endswith(".writing") else content)
+        (out / name).write_bytes(
+            content[: len(content) // 2] if name.endswith(".writing") else content
+        )
     with pytest.raises(ValueError, match=r"holds no (run: model.json is missing|checkpoint yet)"):
         load_run(out)
     assert same(train(out, resume=resume), whole[1])
@@ -436,7 +632,7 @@ def test_what_a_kill_at_the_start_leaves_can_be_started_and_resumed(tmp_path, wh
     assert kept == [".lock", "checkpoints", "config.toml", "metrics.jsonl", "model.json"]
 
 
-# The lock --------------------------------------------------------------------------------------------------------------------------
+# The lock -----------------------------------------------------------------------------------------
 
 HOLDER = """
 import fcntl, os, sys, time
@@ -450,11 +646,20 @@ time.sleep(60)
 
 def test_a_folder_is_trained_by_one_process_at_a_time(tmp_path, whole):
     out = tmp_path / "run"
-    with Folder(out).held(), pytest.raises(TrainingError, match=rf"run is being trained by process {os.getpid()}\. Wait until it ends, stop it, or"):
+    with (
+        Folder(out).held(),
+        pytest.raises(
+            TrainingError,
+            match=rf"run is being trained by process {os.getpid()}\. Wait until it ends, stop "
+            rf"it, or",
+        ),
+    ):
         train(out)
     train(out, steps=10)
     (out / ".lock").unlink()
-    holder = subprocess.Popen([sys.executable, "-S", "-c", HOLDER, str(out / ".lock")], stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-S", "-c", HOLDER, str(out / ".lock")], stdout=subprocess.PIPE, text=True
+    )
     with holder:
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(TrainingError, match=f"is being trained by process {holder.pid}"):
@@ -470,14 +675,30 @@ def test_a_folder_is_trained_by_one_process_at_a_time(tmp_path, whole):
 
 def test_a_second_process_that_is_refused_has_written_nothing(tmp_path, monkeypatch, capsys):
     np.savetxt(tmp_path / "other.csv", np.random.default_rng(0).normal(size=(20, 3)), delimiter=",")
-    monkeypatch.setattr(sys, "argv", ["aevb", "train", "fa", "--steps", "3", "--out", f"{tmp_path}/run", "--data", f"{tmp_path}/other.csv"])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        [
+            "aevb",
+            "train",
+            "fa",
+            "--steps",
+            "3",
+            "--out",
+            f"{tmp_path}/run",
+            "--data",
+            f"{tmp_path}/other.csv",
+        ],
+    )
     with Folder(tmp_path / "run").held():
         for name in ("data.json", "model.json", "metrics.jsonl"):
             (tmp_path / "run" / name).write_text("the first one's")
         with pytest.raises(SystemExit, match="1"):
             cli.main()
     assert "is being trained by process" in capsys.readouterr().err
-    found = {path.name: path.read_text() for path in (tmp_path / "run").iterdir() if path.name != ".lock"}
+    found = {
+        path.name: path.read_text() for path in (tmp_path / "run").iterdir() if path.name != ".lock"
+    }
     assert found == dict.fromkeys(("data.json", "model.json", "metrics.jsonl"), "the first one's")
 
 
@@ -493,7 +714,11 @@ def test_a_run_whose_folder_another_took_writes_nothing_there(tmp_path, monkeypa
 
     taken = {}
     at_step(monkeypatch, 15, retake)
-    with pytest.raises(TrainingError, match=rf"run belongs to another run now \(process {os.getpid()}\).* writes nothing more there. The model in"):
+    with pytest.raises(
+        TrainingError,
+        match=rf"run belongs to another run now \(process {os.getpid()}\).* writes nothing more "
+        rf"there. The model in",
+    ):
         train(out, log_every=log_every, validate_every=1000)
     assert len(taken) > 5
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == taken
@@ -522,7 +747,10 @@ def test_a_lock_file_that_was_removed_is_made_again_and_noted(tmp_path, whole, m
     assert same(train(tmp_path), whole[1])
     monkeypatch.undo()
     notes = [row["note"] for row in rows(tmp_path) if "note" in row]
-    assert notes == [f"{tmp_path / '.lock'} was removed while the run trained. It was made again, so that no second process trains here."]
+    assert notes == [
+        f"{tmp_path / '.lock'} was removed while the run trained. It was made again, so that no "
+        f"second process trains here."
+    ]
     assert Run.load(tmp_path).step == 40
 
 
@@ -538,7 +766,10 @@ def test_where_there_are_no_locks_it_is_said_and_two_runs_never_mix(tmp_path, wh
     monkeypatch.setattr(folder.fcntl, "flock", refuse)
     out = tmp_path / "alone"
     assert same(train(out), whole[1])
-    note = f"{out} lies on a file system without locks (No locks available), which cannot keep a second process from training there."
+    note = (
+        f"{out} lies on a file system without locks (No locks available), which cannot keep a "
+        f"second process from training there."
+    )
     assert [row["note"][: len(note)] for row in rows(out) if "note" in row] == [note]
     out = tmp_path / "both"
     at_step(monkeypatch, 15, second)
@@ -547,7 +778,7 @@ def test_where_there_are_no_locks_it_is_said_and_two_runs_never_mix(tmp_path, wh
     assert {read(place).state["settings"]["seed"] for place in folders(out)} == {7}
 
 
-# Whose folder it is ----------------------------------------------------------------------------------------------------------------
+# Whose folder it is -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -558,16 +789,26 @@ def test_only_an_empty_folder_or_a_run_is_taken(tmp_path, monkeypatch, resume):
     small_vae().save(tmp_path / "saved")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(
-        ValueError, match=r"mine holds files that are not a run's \(model.json\), which would be overwritten. Choose a folder that is empty"
+        ValueError,
+        match=r"mine holds files that are not a run's \(model.json\), which would be overwritten. "
+        r"Choose a folder that is empty",
     ):
         train("mine", resume=resume)
-    with pytest.raises(ValueError, match="saved holds a saved model, which would be overwritten. Choose a folder that is empty or does not exist"):
+    with pytest.raises(
+        ValueError,
+        match="saved holds a saved model, which would be overwritten. Choose a folder that is "
+        "empty or does not exist",
+    ):
         train("saved", resume=resume)
     with pytest.raises(ValueError, match=r"\. holds files that are not a run's \(mine, saved\)"):
         train(".", resume=resume)
     with pytest.raises(ValueError, match='out="" names no folder'):
         train("", resume=resume)
-    with pytest.raises(ValueError, match="saved holds a model or a run of its own. Choose another folder for the runs of several seeds"):
+    with pytest.raises(
+        ValueError,
+        match="saved holds a model or a run of its own. Choose another folder for the runs of "
+        "several seeds",
+    ):
         fit(small_vae(), {"x": TRAIN}, out="saved", seeds=2, steps=2)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert same(load(tmp_path / "saved"), small_vae())
@@ -579,12 +820,22 @@ def test_a_lock_of_somebody_else_does_not_make_a_folder_a_run(tmp_path, whole):
         out.mkdir()
         (out / ".lock").write_text(content)
         (out / "model.json").write_text("mine")
-        with pytest.raises(ValueError, match=r"holds files that are not a run's \(\.lock, model\.json\), which would be overwritten"):
+        with pytest.raises(
+            ValueError,
+            match=r"holds files that are not a run's \(\.lock, model\.json\), which would be "
+            r"overwritten",
+        ):
             train(out)
-        assert {path.name: path.read_text() for path in out.iterdir()} == {".lock": content, "model.json": "mine"}
+        assert {path.name: path.read_text() for path in out.iterdir()} == {
+            ".lock": content,
+            "model.json": "mine",
+        }
     out = tmp_path / "killed"
     out.mkdir()
-    for name in ("model.json", "config.toml"):  # a kill between making the lock's file and writing into it
+    for name in (
+        "model.json",
+        "config.toml",
+    ):  # a kill between making the lock's file and writing into it
         shutil.copy(whole[0] / name, out / name)
     (out / ".lock").touch()
     assert same(train(out), whole[1])
@@ -596,7 +847,10 @@ def test_a_lock_that_is_a_link_overwrites_nothing(tmp_path, partway):
     other.write_text("mine")
     (out / ".lock").unlink()
     (out / ".lock").symlink_to(other)
-    with pytest.raises(TrainingError, match=r"\.lock is a link to another file, which would be overwritten. Remove the link"):
+    with pytest.raises(
+        TrainingError,
+        match=r"\.lock is a link to another file, which would be overwritten. Remove the link",
+    ):
         train(out, resume=True)
     (out / ".lock").unlink()
     (out / "model.json.writing").symlink_to(other)
@@ -611,7 +865,7 @@ def test_what_lies_beside_a_run_does_not_keep_it_from_going_on(tmp_path, whole):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-# The files beside the checkpoints --------------------------------------------------------------------------------------------------
+# The files beside the checkpoints -----------------------------------------------------------------
 
 
 def lines_of(out) -> list[str]:
@@ -619,10 +873,22 @@ def lines_of(out) -> list[str]:
 
 
 HISTORIES = {
-    "a line missing": (lambda lines: lines[:2] + lines[3:], r"(1|10) of its \d+ lines are missing or unreadable|are not those that the run wrote"),
-    "half a line": (lambda lines: [*lines[:2], lines[2][:9], *lines[3:]], r"1 of its \d+ lines are missing or unreadable up to step 30"),
-    "a number changed": (lambda lines: [lines[0].replace("1", "7", 1), *lines[1:]], "its lines are not those that the run wrote up to step 30"),
-    "a word for a number": (lambda lines: [re.sub(r'"elbo": [^,]*', '"elbo": "low"', lines[0]), *lines[1:]], r"1 of its \d+ lines are missing"),
+    "a line missing": (
+        lambda lines: lines[:2] + lines[3:],
+        r"(1|10) of its \d+ lines are missing or unreadable|are not those that the run wrote",
+    ),
+    "half a line": (
+        lambda lines: [*lines[:2], lines[2][:9], *lines[3:]],
+        r"1 of its \d+ lines are missing or unreadable up to step 30",
+    ),
+    "a number changed": (
+        lambda lines: [lines[0].replace("1", "7", 1), *lines[1:]],
+        "its lines are not those that the run wrote up to step 30",
+    ),
+    "a word for a number": (
+        lambda lines: [re.sub(r'"elbo": [^,]*', '"elbo": "low"', lines[0]), *lines[1:]],
+        r"1 of its \d+ lines are missing",
+    ),
     "no line": (lambda lines: [], r"(\d+) of its \1 lines are missing or unreadable"),
 }
 
@@ -633,7 +899,10 @@ def test_a_damaged_history_is_told_and_the_run_goes_on(tmp_path, whole, partway,
     out = tmp_path / "run"
     shutil.copytree(partway, out)
     (out / "metrics.jsonl").write_text("".join(line + "\n" for line in act(lines_of(out))))
-    with pytest.warns(IntegrityWarning, match=rf"metrics.jsonl is damaged: .*{message}.*The run's history has what could be read"):
+    with pytest.warns(
+        IntegrityWarning,
+        match=rf"metrics.jsonl is damaged: .*{message}.*The run's history has what could be read",
+    ):
         Run.load(out)
     assert same(train(out, resume=True), whole[1])
     (note,) = [row["note"] for row in rows(out) if "note" in row]
@@ -649,9 +918,14 @@ def test_a_checkpoint_of_another_run_is_told(tmp_path, partway):
         shutil.rmtree(out / "checkpoints")
         shutil.copytree(partway / "checkpoints", out / "checkpoints")
         shutil.rmtree(out / "checkpoints" / f"step-{step}")
-        shutil.copytree(tmp_path / "other" / "checkpoints" / f"step-{step}", out / "checkpoints" / f"step-{step}")
+        shutil.copytree(
+            tmp_path / "other" / "checkpoints" / f"step-{step}",
+            out / "checkpoints" / f"step-{step}",
+        )
         with pytest.warns(
-            IntegrityWarning, match=f"not those that the run wrote up to step {step}, or the checkpoint of step {step} is another run's"
+            IntegrityWarning,
+            match=f"not those that the run wrote up to step {step}, or the checkpoint of step "
+            f"{step} is another run's",
         ):
             load_run(out, which=which)
 
@@ -661,7 +935,11 @@ def test_a_last_checkpoint_that_is_gone_is_told(tmp_path, whole, partway):
     shutil.copytree(partway, out)
     shutil.rmtree(out / "checkpoints" / "step-30")
     for read_it in (load_run, Run.load):
-        with pytest.warns(IntegrityWarning, match="metrics.jsonl goes on to step 30, but the last checkpoint is of step 20: the run was stopped"):
+        with pytest.warns(
+            IntegrityWarning,
+            match="metrics.jsonl goes on to step 30, but the last checkpoint is of step 20: the "
+            "run was stopped",
+        ):
             read_it(out)
     assert same(train(out, resume=True), whole[1])
     load_run(out)
@@ -674,7 +952,9 @@ def test_a_manifest_without_its_own_hash_is_refused(tmp_path, partway):
     manifest = json.loads(path.read_text())
     del manifest["sha256"]
     path.write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointError, match="manifest.json was changed: its SHA-256 is not the one recorded"):
+    with pytest.raises(
+        CheckpointError, match="manifest.json was changed: its SHA-256 is not the one recorded"
+    ):
         load_run(out)
 
 
@@ -691,9 +971,16 @@ def test_the_declaration_of_a_run_is_the_one_its_checkpoints_recorded(tmp_path, 
     shutil.copytree(partway, out)
     content = (out / "model.json").read_text()
     (out / "model.json").write_text(content.replace('"dropout": 0.2', '"dropout": 0.3'))
-    with pytest.raises(CheckpointError, match="model.json was changed: its SHA-256 is not the one that the last checkpoint recorded"):
+    with pytest.raises(
+        CheckpointError,
+        match="model.json was changed: its SHA-256 is not the one that the last checkpoint "
+        "recorded",
+    ):
         load_run(out)
-    with pytest.raises(CheckpointError, match="was trained with another model, and its model.json is missing or damaged"):
+    with pytest.raises(
+        CheckpointError,
+        match="was trained with another model, and its model.json is missing or damaged",
+    ):
         train(out, small_vae(dropout=0.3), resume=True)
     assert same(train(out, resume=True), whole[1])
     assert (out / "model.json").read_text() == content
@@ -711,23 +998,55 @@ def test_the_recipe_of_the_rows_is_the_one_the_checkpoints_recorded(tmp_path, mo
             cli.main()
         return stop.value.code, capsys.readouterr().err
 
-    command = ["train", "fa", "--data", "a.csv", "--prepare", "standardise", "--steps", "3", "--out", "run"]
+    command = [
+        "train",
+        "fa",
+        "--data",
+        "a.csv",
+        "--prepare",
+        "standardise",
+        "--steps",
+        "3",
+        "--out",
+        "run",
+    ]
     assert aevb(*command)[0] == 0
     content = Path("run/data.json").read_text()
-    for change in (lambda: Path("run/data.json").write_text(content.replace('"seed": 0', '"seed": 1')), lambda: Path("run/data.json").unlink()):
+    for change in (
+        lambda: Path("run/data.json").write_text(content.replace('"seed": 0', '"seed": 1')),
+        lambda: Path("run/data.json").unlink(),
+    ):
         change()
         for words in (["evaluate", "run"], ["sample", "run"]):
             code, error = aevb(*words)
             assert code == 2
             assert re.fullmatch(
-                r"aevb: run/data.json (was changed: its SHA-256 .*|is missing)\. Resuming the run with its model and .* again\.\n", error
+                r"aevb: run/data.json (was changed: its SHA-256 .*|is missing)\. Resuming the run "
+                r"with its model and .* again\.\n",
+                error,
             )
         assert aevb(*command, "--resume")[0] == 0
         assert Path("run/data.json").read_text() == content
     assert aevb("evaluate", "run")[0] == 0
-    code, error = aevb("train", "fa", "--data", "a.csv", "--prepare", "standardise", "--steps", "3", "--out", "run", "--resume", "--hold-out", "0.2")
+    code, error = aevb(
+        "train",
+        "fa",
+        "--data",
+        "a.csv",
+        "--prepare",
+        "standardise",
+        "--steps",
+        "3",
+        "--out",
+        "run",
+        "--resume",
+        "--hold-out",
+        "0.2",
+    )
     assert code == 2
-    assert "run was trained with hold_out=0.0, not 0.2 (data.json). Resume with the same data" in error
+    assert (
+        "run was trained with hold_out=0.0, not 0.2 (data.json). Resume with the same data" in error
+    )
 
 
 def test_a_run_is_not_resumed_with_one_row_changed_in_the_middle(tmp_path, partway):
@@ -745,14 +1064,18 @@ def test_a_run_of_an_earlier_version_without_these_hashes_goes_on(tmp_path, whol
     for place in folders(out):
         manifest = json.loads((place / "manifest.json").read_text())
         del manifest["sha256"], manifest["beside"], manifest["state"]["history"]
-        manifest["state"]["settings"]["data"] = loop._partial_fingerprint(open_source(small_vae().graph, {"x": TRAIN}, torch.empty(0)))
+        manifest["state"]["settings"]["data"] = loop._partial_fingerprint(
+            open_source(small_vae().graph, {"x": TRAIN}, torch.empty(0))
+        )
         (place / "manifest.json").write_text(json.dumps(manifest))
     load_run(out)
     Run.load(out)
     with pytest.raises(CheckpointError, match="was trained on other data"):
         fit(small_vae(), {"x": 1 - TRAIN}, out=out, resume=True, **SETTINGS)
     assert same(train(out, resume=True), whole[1])
-    assert [row["note"][:40] for row in rows(out) if "note" in row] == ["The version of aevb that began this run "]
+    assert [row["note"][:40] for row in rows(out) if "note" in row] == [
+        "The version of aevb that began this run "
+    ]
 
 
 def test_a_run_that_failed_lets_go_of_its_folder(tmp_path, monkeypatch):
@@ -767,19 +1090,30 @@ def test_a_run_that_failed_lets_go_of_its_folder(tmp_path, monkeypatch):
     assert kept.value.__traceback__ is not None  # and not because the failed one was forgotten
 
 
-# Numbers ---------------------------------------------------------------------------------------------------------------------------
+# Numbers ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("family", "value", "message"),
     [
-        (Bernoulli, np.inf, r"x has 1 value not finite \(first, from 0: row 17, column 4: inf\)\. Replace them; NaN marks a missing entry"),
+        (
+            Bernoulli,
+            np.inf,
+            r"x has 1 value not finite \(first, from 0: row 17, column 4: inf\)\. Replace them; "
+            r"NaN marks a missing entry",
+        ),
         (Normal, -np.inf, r"x has 1 value not finite \(first, from 0: row 17, column 4: -inf\)"),
-        (Bernoulli, 0.5, r"not 0 or 1 \(first, from 0: row 17, column 4: 0\.5\), but p gives x a Bernoulli\. Binarise them"),
+        (
+            Bernoulli,
+            0.5,
+            r"not 0 or 1 \(first, from 0: row 17, column 4: 0\.5\), but p gives x a Bernoulli\. "
+            r"Binarise them",
+        ),
         (
             ContinuousBernoulli,
             255.0,
-            r"outside \[0, 1\] \(first, from 0: row 17, column 4: 255\.0\), but p gives x a ContinuousBernoulli\. They look like grey levels",
+            r"outside \[0, 1\] \(first, from 0: row 17, column 4: 255\.0\), but p gives x a "
+            r"ContinuousBernoulli\. They look like grey levels",
         ),
     ],
 )
@@ -790,7 +1124,13 @@ def test_values_that_cannot_be_are_named_before_the_first_step(tmp_path, family,
     with pytest.raises(ValueError, match=message):
         fit(small_vae(family), {"x": x}, out=out, **SETTINGS)
     with pytest.raises(ValueError, match=message):
-        fit(small_vae(family), {"x": np.round(np.clip(np.nan_to_num(x, posinf=0, neginf=0), 0, 1))}, validation={"x": x}, out=out, **SETTINGS)
+        fit(
+            small_vae(family),
+            {"x": np.round(np.clip(np.nan_to_num(x, posinf=0, neginf=0), 0, 1))},
+            validation={"x": x},
+            out=out,
+            **SETTINGS,
+        )
     assert not out.exists()
 
 
@@ -811,7 +1151,8 @@ def test_a_loss_that_is_not_finite_at_step_100_loses_nothing(tmp_path, monkeypat
 
     at_step(monkeypatch, 100, poison)
     message = (
-        r"^Step 100: the term x \(p.s factor p\(x\|z\)\) is not finite for rows .* The parameters of p\(x\|z\) are not finite\. No step was taken\."
+        r"^Step 100: the term x \(p.s factor p\(x\|z\)\) is not finite for rows .* The parameters "
+        r"of p\(x\|z\) are not finite\. No step was taken\."
     )
     with pytest.raises(TrainingError, match=message + r" The last good .*step-100\."):
         train(tmp_path / "run", **settings)
@@ -849,7 +1190,7 @@ def test_a_skipped_step_is_noted_once_though_the_run_is_resumed_there(tmp_path, 
     assert rows(tmp_path / "run") == rows(tmp_path / "whole")
 
 
-# Best and last ---------------------------------------------------------------------------------------------------------------------
+# Best and last ------------------------------------------------------------------------------------
 
 
 def test_the_best_and_the_last_checkpoint_are_kept_and_either_is_loaded(whole):
@@ -868,12 +1209,17 @@ def test_the_best_is_kept_though_checkpoints_are_not_due_then(tmp_path):
     assert [folder.name for folder in folders(tmp_path)] == ["step-7", "step-40"]
     assert same(load_run(tmp_path), train(None, steps=7))
     shutil.rmtree(tmp_path / "checkpoints" / "step-7")
-    with pytest.raises(CheckpointError, match='step-7, the best checkpoint, is missing. Load the last one: which="last"'):
+    with pytest.raises(
+        CheckpointError,
+        match='step-7, the best checkpoint, is missing. Load the last one: which="last"',
+    ):
         load_run(tmp_path)
     load_run(tmp_path, which="last")
 
 
-def test_after_patience_the_model_has_the_best_weights_though_the_run_was_resumed(tmp_path, monkeypatch):
+def test_after_patience_the_model_has_the_best_weights_though_the_run_was_resumed(
+    tmp_path, monkeypatch
+):
     settings = {"patience": 3, "steps": 100}
     reference = train(tmp_path / "whole", **settings)
     assert same(reference, load_run(tmp_path / "whole"))

@@ -1,4 +1,6 @@
-"""Hostile files and folders: each is read, or refused by a sentence; none takes much memory. Random damage to a folder is never silent."""
+"""Hostile files and folders: each is read, or refused by a sentence; none takes much memory. Random
+damage to a folder is never silent.
+"""
 
 import time
 import tracemalloc
@@ -34,12 +36,20 @@ def folders():
         yield
 
 
-QUICK = {"saved": ("load",), "run": ("load_run", "sample")}  # the other commands read folders by the same functions
+# the other commands read folders by the same functions
+QUICK = {"saved": ("load",), "run": ("load_run", "sample")}
 LARGE = ("million", "100,000 tensors", "9,900", "many axes", "gigabytes")  # seconds of writing JSON
-HOSTILE = [(kind, name) for kind, (named, _) in hostile_folders.KINDS.items() for name in named if not any(words in name for words in LARGE)]
+HOSTILE = [
+    (kind, name)
+    for kind, (named, _) in hostile_folders.KINDS.items()
+    for name in named
+    if not any(words in name for words in LARGE)
+]
 
 
-@pytest.mark.parametrize(("kind", "name"), HOSTILE, ids=[f"{kind} {name}" for kind, name in HOSTILE])
+@pytest.mark.parametrize(
+    ("kind", "name"), HOSTILE, ids=[f"{kind} {name}" for kind, name in HOSTILE]
+)
 def test_a_hostile_folder_is_read_or_refused_by_a_sentence(folders, kind, name):
     hostile_folders.make(kind, name)
     began = time.perf_counter()
@@ -49,7 +59,10 @@ def test_a_hostile_folder_is_read_or_refused_by_a_sentence(folders, kind, name):
     assert time.perf_counter() - began < 20
 
 
-@pytest.mark.parametrize(("kind", "count", "commands"), [("run", 10, ("load_run", "Run.load", "sample", "train --resume")), ("saved", 40, ("load",))])
+@pytest.mark.parametrize(
+    ("kind", "count", "commands"),
+    [("run", 10, ("load_run", "Run.load", "sample", "train --resume")), ("saved", 40, ("load",))],
+)
 def test_random_damage_is_told_or_changes_nothing(folders, kind, count, commands):
     found = list(faults.damage(kind, count, 5, commands))
     assert len(found) == count * len(commands)

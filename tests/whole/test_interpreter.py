@@ -1,4 +1,6 @@
-"""The library's bounds, gradients, evidences and posteriors against an independent interpreter, on random declarations."""
+"""The library's bounds, gradients, evidences and posteriors against an independent interpreter, on
+random declarations.
+"""
 
 import pytest
 from interpreter.compare import KINDS, Comparer
@@ -35,7 +37,10 @@ NOTICED = {  # a random declaration, and the kind of rows, whose comparisons not
     "the mean over samples is taken before every sum": (63, "missing"),
     "every sum is planned before the mean over samples": (69, "missing"),
     "every sum is taken before the mean over samples": (69, "missing"),
-    "an expectation is planned inside a logarithm that its weights do not depend on": (79, "complete"),
+    "an expectation is planned inside a logarithm that its weights do not depend on": (
+        79,
+        "complete",
+    ),
 }
 
 

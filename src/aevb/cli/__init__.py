@@ -22,7 +22,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    help="Latent variable models by auto-encoding variational Bayes: you declare p and q, and aevb derives the bound.",
+    help="Latent variable models by auto-encoding variational Bayes: you declare p and q, and aevb "
+    "derives the bound.",
     epilog="Start with: aevb models; aevb train gmvae --data digits --out run",
 )
 
@@ -36,7 +37,11 @@ def _version(asked: bool) -> None:
 
 
 @app.callback()
-def _common(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False) -> None:
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     pass
 
 
@@ -56,8 +61,8 @@ app.command(rich_help_panel="Runs")(reproduce.reproduce)
 def main() -> None:
     """Run the command line and exit with a code.
 
-    The code is 0 on success, 1 if a run failed, 2 for a wrong argument or wrong data, and 130 after an
-    interrupt (Ctrl-C).
+    The code is 0 on success, 1 if a run failed, 2 for a wrong argument or wrong data, and 130 after
+    an interrupt (Ctrl-C).
     """
     out, sys.stdout = sys.stdout, Output(sys.stdout)  # type: ignore[assignment]
     try:
@@ -75,7 +80,9 @@ def main() -> None:
 
 
 class Output:
-    """Standard output that survives a closed pipe (``| head``): later text is discarded, the run continues."""
+    """Standard output that survives a closed pipe (``| head``): later text is discarded, the run
+    continues.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -102,7 +109,9 @@ class Output:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """Return the exceptions that mean a failed run. Imported late, so that ``--help`` does not load torch."""
+    """Return the exceptions that mean a failed run. Imported late, so that ``--help`` does not load
+    torch.
+    """
     from aevb.training.checkpoint import TrainingError
 
     return TrainingError, OSError
@@ -115,7 +124,13 @@ class _WarningPrinter:
         self.lines: set[str] = set()
 
     def __call__(
-        self, message: Warning | str, category: type[Warning], filename: str, lineno: int, file: object = None, line: str | None = None
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: object = None,
+        line: str | None = None,
     ) -> None:
         text = f"aevb: {in_its_words(message)}"
         if text not in self.lines:

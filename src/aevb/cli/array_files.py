@@ -32,17 +32,20 @@ def write(
 ) -> None:
     """Write one array per variable to a file.
 
-    A .npz or .npy file holds the arrays unchanged. A .csv file has a header; it takes the names from
-    ``columns`` if their number fits. It has one line per row, or, with ``timed`` variables, one line
-    per step, and ``lengths`` gives the number of steps of each row. Rows and steps are counted from 0,
-    or numbered as in the table ``numbers``. A .csv has six digits per number, or with ``exact=True`` as
-    many digits as reading the number back exactly needs.
+    A .npz or .npy file holds the arrays unchanged. A .csv file has a header; it takes the names
+    from ``columns`` if their number fits. It has one line per row, or, with ``timed`` variables,
+    one line per step, and ``lengths`` gives the number of steps of each row. Rows and steps are
+    counted from 0, or numbered as in the table ``numbers``. A .csv has six digits per number, or
+    with ``exact=True`` as many digits as reading the number back exactly needs.
     """
     import numpy as np
 
     refuse_kind(out)
     if out.suffix == ".npy" and len(arrays) > 1:
-        raise ValueError(f"{out}: a .npy file holds a single array, but these are {', '.join(arrays)}. Write a .npz or a .csv file.")
+        raise ValueError(
+            f"{out}: a .npy file holds a single array, but these are {', '.join(arrays)}. Write a "
+            f".npz or a .csv file."
+        )
     if out.suffix != ".csv":
         with whole_file(out) as place, place.open("wb") as binary:
             if out.suffix == ".npz":
@@ -60,13 +63,21 @@ def write(
         table = table.reshape(n, length, -1)[real]
         width = table.shape[1]
         own = columns.get(name) or []
-        names += own if len(own) == width else [name] if width == 1 else [f"{name}{i}" for i in range(width)]
+        names += (
+            own
+            if len(own) == width
+            else [name]
+            if width == 1
+            else [f"{name}{i}" for i in range(width)]
+        )
         parts.append(table)
     keys = [""] * len(parts[0])
     if timed:
         names = [*(("row", "step") if numbers is None else numbers.keys.names), *names]
         rows, steps = real.nonzero()
-        counted = (f"{row},{step}," for row, step in zip(rows.tolist(), steps.tolist(), strict=True))
+        counted = (
+            f"{row},{step}," for row, step in zip(rows.tolist(), steps.tolist(), strict=True)
+        )
         keys = list(counted) if numbers is None else numbers.numbers(rows, steps)
     with whole_file(out) as place, place.open("w", encoding="utf-8", newline="") as file:
         file.write(",".join(names) + "\n")

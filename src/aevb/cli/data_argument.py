@@ -19,7 +19,9 @@ ROWS = 1000  # rows per batch after training
 
 
 def recipe_of(run: Path) -> Recipe | None:
-    """Return how a run prepared its rows; None for a run that was not trained by the command line."""
+    """Return how a run prepared its rows; None for a run that was not trained by the command
+    line.
+    """
     from aevb.data.datasets import Recipe
     from aevb.training.checkpoint import check_beside, latest_manifest
 
@@ -36,7 +38,14 @@ def whole_of(recipe: Recipe | None) -> Recipe | None:
 
 
 def load_rows(
-    run: Path, model: Model, data: str | None, prepare: str | None, seed: int, *, missing: Sequence[float] | None = None, whole: bool = False
+    run: Path,
+    model: Model,
+    data: str | None,
+    prepare: str | None,
+    seed: int,
+    *,
+    missing: Sequence[float] | None = None,
+    whole: bool = False,
 ) -> Loaded:
     """Load the rows that a command names, or else those of the run, prepared as in training.
 
@@ -47,19 +56,30 @@ def load_rows(
     recipe = whole_of(recipe_of(run)) if whole else recipe_of(run)
     name = data or (recipe.data if recipe else None)
     if name is None:
-        raise ValueError(f"{run} does not record which data it was trained on. Name them, e.g. --data digits.")
+        raise ValueError(
+            f"{run} does not record which data it was trained on. Name them, e.g. --data digits."
+        )
     try:
         return load(name, model.graph, prepare=prepare, seed=seed, missing=missing, like=recipe)
     except ValueError as error:
         if data is None and not Path(name).exists():
-            raise ValueError(f"{error} {run} was trained on {name}: change to the folder that holds this file, or use --data PATH.") from None
+            raise ValueError(
+                f"{error} {run} was trained on {name}: change to the folder that holds this file, "
+                f"or use --data PATH."
+            ) from None
         raise
 
 
 def model_and_rows(
-    text: str, data: str | None, prepare: str | None, seed: int, settings: Mapping[str, str], missing: Sequence[float] | None = None
+    text: str,
+    data: str | None,
+    prepare: str | None,
+    seed: int,
+    settings: Mapping[str, str],
+    missing: Sequence[float] | None = None,
 ) -> tuple[Model, Loaded]:
-    """Return the model that the command line names and rows for it, from ``--data`` or from the run.
+    """Return the model that the command line names and rows for it, from ``--data`` or from the
+    run.
 
     The model is the trained one if the text names a run.
     """
@@ -67,18 +87,32 @@ def model_and_rows(
 
     if is_run(text):
         if settings:
-            raise ValueError("--set gives arguments to a zoo model; a run already has its arguments. Leave out --set.")
+            raise ValueError(
+                "--set gives arguments to a zoo model; a run already has its arguments. Leave out "
+                "--set."
+            )
         model = open_run(Path(text))
         return model, load_rows(Path(text), model, data, prepare, seed, missing=missing)
     if data is None:
-        raise ValueError(f"{text} is not the folder of a run, so it has no data of its own. Name them: --data digits.")
+        raise ValueError(
+            f"{text} is not the folder of a run, so it has no data of its own. Name them: --data "
+            f"digits."
+        )
     model = resolve(text, data, settings, missing)
     return model, load(data, model.graph, prepare=prepare, seed=seed, missing=missing)
 
 
 def which_rows(loaded: Loaded) -> str:
     """Describe the rows that a command uses, e.g. " (held out)"; empty if it uses all rows."""
-    return "" if loaded.test is None else " (held out)" if loaded.recipe.hold_out else " (validation)" if loaded.recipe.validation else " (test)"
+    return (
+        ""
+        if loaded.test is None
+        else " (held out)"
+        if loaded.recipe.hold_out
+        else " (validation)"
+        if loaded.recipe.validation
+        else " (test)"
+    )
 
 
 def counted_rows(model: Model, loaded: Loaded, split: Split) -> str:
@@ -94,7 +128,9 @@ def counted_rows(model: Model, loaded: Loaded, split: Split) -> str:
     elif "lengths" in split.raw:
         lengths = np.asarray(split.raw["lengths"])
     else:
-        lengths = np.array([len(row) for row in timed] if isinstance(timed, list) else [np.shape(timed)[1]])
+        lengths = np.array(
+            [len(row) for row in timed] if isinstance(timed, list) else [np.shape(timed)[1]]
+        )
     low, high = int(lengths.min()), int(lengths.max())
     count = f"{low}" if low == high else f"{low} to {high}"
     span = f" ({loaded.lines.span})" if loaded.lines is not None and loaded.lines.span else ""
@@ -108,14 +144,20 @@ def batches(model: Model, data: Mapping[str, Any]) -> list[dict[str, Tensor]]:
     from aevb.data.sources import open_source
 
     source = open_source(model.graph, data, model._parameter())
-    return [source.take(torch.arange(start, min(source.n, start + ROWS))) for start in range(0, source.n, ROWS)]
+    return [
+        source.take(torch.arange(start, min(source.n, start + ROWS)))
+        for start in range(0, source.n, ROWS)
+    ]
 
 
 def without_latents(model: Model, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the data without the known values of latents."""
     from aevb.estimate.places import Placed, places_of
 
-    return Placed({name: value for name, value in data.items() if name not in model.graph.latents}, places_of(data))
+    return Placed(
+        {name: value for name, value in data.items() if name not in model.graph.latents},
+        places_of(data),
+    )
 
 
 def known_rows(model: Model, data: Mapping[str, Any]) -> dict[str, int]:
@@ -130,6 +172,10 @@ def known_rows(model: Model, data: Mapping[str, Any]) -> dict[str, int]:
     for name in model.graph.latents:
         if name in data:
             value = data[name]
-            rows = [is_known(name, row).all() for row in value] if isinstance(value, list) else is_known(name, value).reshape(len(value), -1).all(1)
+            rows = (
+                [is_known(name, row).all() for row in value]
+                if isinstance(value, list)
+                else is_known(name, value).reshape(len(value), -1).all(1)
+            )
             found[name] = int(np.sum(rows))
     return found

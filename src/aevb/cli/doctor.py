@@ -24,14 +24,21 @@ def doctor(
     missing: RunMissing = None,
     rows: Annotated[int, typer.Option(help="Largest number of rows to examine.")] = 1000,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate/--no-calibrate", help="Check the calibration of q on data simulated from p (simulation-based calibration).")
+        bool,
+        typer.Option(
+            "--calibrate/--no-calibrate",
+            help="Check the calibration of q on data simulated from p (simulation-based "
+            "calibration).",
+        ),
     ] = True,
     as_json: AsJson = False,
     seed: Seed = 0,
 ) -> None:
-    """Diagnose a trained model: what is wrong, why, and what to do (dead latents and classes, calibration, over-fitting, diverging scales).
+    """Diagnose a trained model: what is wrong, why, and what to do (dead latents and classes,
+    calibration, over-fitting, diverging scales).
 
-    Uses the test rows if there are any (of a built-in data set, --validation or --hold-out), otherwise the training rows.
+    Uses the test rows if there are any (of a built-in data set, --validation or --hold-out),
+    otherwise the training rows.
 
     Example: aevb doctor run
     """
@@ -40,7 +47,9 @@ def doctor(
     model = open_run(run)
     loaded = load_rows(run, model, data, prepare, seed, missing=missing)
     chosen = loaded.test or loaded.train
-    found = diagnose(model, chosen.data, run=run, labels=chosen.labels, rows=rows, calibrate=calibrate, seed=seed)
+    found = diagnose(
+        model, chosen.data, run=run, labels=chosen.labels, rows=rows, calibrate=calibrate, seed=seed
+    )
     for line in units_note(model, loaded):
         print(line, file=sys.stderr if as_json else sys.stdout)
     print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else found)
@@ -51,19 +60,36 @@ def check(
     data: RunData = None,
     prepare: RunPrepare = None,
     missing: RunMissing = None,
-    out: Annotated[Path | None, typer.Option(parser=path, help="A .png file for the plot; by default check.png in the run's folder.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            parser=path, help="A .png file for the plot; by default check.png in the run's folder."
+        ),
+    ] = None,
     statistic: Annotated[
         list[str] | None,
-        typer.Option(help="mean, sd, zeros, min, max, q05, q50, q95, correlation, autocorrelation; by default those that suit the data."),
+        typer.Option(
+            help="mean, sd, zeros, min, max, q05, q50, q95, correlation, autocorrelation; by "
+            "default those that suit the data."
+        ),
     ] = None,
-    columns: Annotated[bool, typer.Option("--columns", help="Compute the statistics of each column too.")] = False,
-    prior: Annotated[bool, typer.Option("--prior", help="Draw the latents from p, not from the posterior: a prior predictive check.")] = False,
+    columns: Annotated[
+        bool, typer.Option("--columns", help="Compute the statistics of each column too.")
+    ] = False,
+    prior: Annotated[
+        bool,
+        typer.Option(
+            "--prior",
+            help="Draw the latents from p, not from the posterior: a prior predictive check.",
+        ),
+    ] = False,
     replicates: Annotated[int, typer.Option(help="Number of simulated data sets.")] = 300,
     rows: Annotated[int, typer.Option(help="Largest number of rows to use.")] = 2000,
     as_json: AsJson = False,
     seed: Seed = 0,
 ) -> None:
-    """Posterior predictive check: compare statistics of the data with those of data simulated from the model, as a table and a plot.
+    """Posterior predictive check: compare statistics of the data with those of data simulated from
+    the model, as a table and a plot.
 
     Example: aevb check run --statistic sd --statistic max --columns
     """
@@ -73,11 +99,21 @@ def check(
     loaded = load_rows(run, model, data, prepare, seed, missing=missing)
     chosen = (loaded.test or loaded.train).data
     found = predictive_check(
-        model, without_latents(model, chosen), statistic or None, columns=columns, kind="prior" if prior else "posterior", replicates=replicates,
-        rows=rows, seed=seed,
-    )  # fmt: skip
+        model,
+        without_latents(model, chosen),
+        statistic or None,
+        columns=columns,
+        kind="prior" if prior else "posterior",
+        replicates=replicates,
+        rows=rows,
+        seed=seed,
+    )
     out = out or run / "check.png"
     found.plot(out)
     for line in statistics_note(model, loaded):
         print(line, file=sys.stderr if as_json else sys.stdout)
-    print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else f"{found}\nThe plot{which_rows(loaded)} is in {out}.")
+    print(
+        json.dumps(found.to_dict(), indent=2, ensure_ascii=False)
+        if as_json
+        else f"{found}\nThe plot{which_rows(loaded)} is in {out}."
+    )

@@ -19,7 +19,13 @@ def models() -> None:
     for name, build in zoo.items():
         summary = (inspect.getdoc(build) or "").partition("\n\n")[0].replace("\n", " ")
         print(f"{name:<8} {summary}")
-        print(f"{'':<8} " + " ".join(f"--set {argument(parameter)}" for parameter in inspect.signature(build).parameters.values()))
+        print(
+            f"{'':<8} "
+            + " ".join(
+                f"--set {argument(parameter)}"
+                for parameter in inspect.signature(build).parameters.values()
+            )
+        )
     print("\nShow one model and its estimator: aevb explain gmvae")
 
 
@@ -30,14 +36,19 @@ def explain(
     bound: BoundName = Settings.bound,
     samples: Samples = Settings.samples,
     gradient: Gradient = Settings.gradient,
-    latex: Annotated[bool, typer.Option("--latex", help="Print only the estimator, as LaTeX.")] = False,
+    latex: Annotated[
+        bool, typer.Option("--latex", help="Print only the estimator, as LaTeX.")
+    ] = False,
 ) -> None:
     """Print a model, the estimator derived for it, and the reason for each choice.
 
-    file.py:name executes that file with Python. Read a file from someone else before you name it here.
+    file.py:name executes that file with Python. Read a file from someone else before you name it
+    here.
 
     Example: aevb explain gmvae --how y=gumbel
     """
     found = resolve(model, settings=pairs("--set", set_))
-    explanation = found.explain(how=pairs("--how", how), bound=bound, samples=samples, gradient=gradient)
+    explanation = found.explain(
+        how=pairs("--how", how), bound=bound, samples=samples, gradient=gradient
+    )
     print(explanation.latex if latex else f"{found}\n\n{explanation}")

@@ -1,4 +1,6 @@
-"""Find the model that a command names: a zoo model, file.py:name, or the folder of a saved model."""
+"""Find the model that a command names: a zoo model, file.py:name, or the folder of a saved
+model.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ if TYPE_CHECKING:
     from aevb.model import Model
 
 
-def resolve(text: str, data: str | None = None, settings: Mapping[str, str] | None = None, missing: Sequence[float] | None = None) -> Model:
+def resolve(
+    text: str,
+    data: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    missing: Sequence[float] | None = None,
+) -> Model:
     """Return the model that the command line names.
 
     A zoo model takes the sizes that ``settings`` does not give from the data.
@@ -29,7 +36,11 @@ def resolve(text: str, data: str | None = None, settings: Mapping[str, str] | No
             from aevb.data.datasets import sizes
 
             known = sizes(data, zoo[text]().graph, missing or ())
-            given = {name: value for name, value in known.items() if name in inspect.signature(zoo[text]).parameters} | given
+            given = {
+                name: value
+                for name, value in known.items()
+                if name in inspect.signature(zoo[text]).parameters
+            } | given
         return _built(text, zoo[text], given)
     path, colon, name = text.rpartition(":")
     if colon and path.endswith(".py"):
@@ -37,25 +48,41 @@ def resolve(text: str, data: str | None = None, settings: Mapping[str, str] | No
         if inspect.isfunction(found):
             found = _built(text, found, _arguments(text, found, settings or {}))
         elif settings:
-            raise ValueError(f"--set gives arguments to a function, but {name!r} in {path} is not a function.")
+            raise ValueError(
+                f"--set gives arguments to a function, but {name!r} in {path} is not a function."
+            )
         if not isinstance(found, Model):
-            raise ValueError(f"{name!r} in {path} is a {type(found).__name__}, not a Model or a function that returns one.")
+            raise ValueError(
+                f"{name!r} in {path} is a {type(found).__name__}, not a Model or a function that "
+                f"returns one."
+            )
         return found
     if is_run(text) or (Path(text) / "model.json").is_file():
         if settings:
-            raise ValueError("--set gives arguments to a zoo model; a saved model already has its arguments. Leave out --set.")
+            raise ValueError(
+                "--set gives arguments to a zoo model; a saved model already has its arguments. "
+                "Leave out --set."
+            )
         return open_run(Path(text)) if is_run(text) else load(text)
-    raise ValueError(f"There is no model {text!r}. Name one of {', '.join(zoo)}, a file.py:name, or the folder of a run or a saved model.")
+    raise ValueError(
+        f"There is no model {text!r}. Name one of {', '.join(zoo)}, a file.py:name, or the folder "
+        f"of a run or a saved model."
+    )
 
 
 def open_run(run: Path) -> Model:
     """Return the model of a run. Refuse a folder that holds the runs of several seeds."""
     from aevb.training.run import load_run
 
-    seeds = sorted((path.parent for path in run.glob("seed-*/model.json")), key=lambda path: (len(path.name), path.name))
+    seeds = sorted(
+        (path.parent for path in run.glob("seed-*/model.json")),
+        key=lambda path: (len(path.name), path.name),
+    )
     if seeds and not (run / "model.json").is_file():
         shown = ", ".join(map(str, seeds[:8])) + (", …" if len(seeds) > 8 else "")
-        raise ValueError(f"{run} holds {len(seeds)} runs, one for each seed. Name one of them: {shown}.")
+        raise ValueError(
+            f"{run} holds {len(seeds)} runs, one for each seed. Name one of them: {shown}."
+        )
     return load_run(run)
 
 
@@ -70,17 +97,25 @@ def _built(name: str, build: Callable[..., Any], arguments: Mapping[str, Any]) -
         return build(**arguments)
     except (TypeError, AttributeError) as error:
         given = " ".join(f"{key}={json.dumps(value)}" for key, value in arguments.items())
-        raise ValueError(f"{name} cannot be built with {given or 'no arguments'}: {str(error).rstrip('.')}.") from error
+        raise ValueError(
+            f"{name} cannot be built with {given or 'no arguments'}: {str(error).rstrip('.')}."
+        ) from error
 
 
 def _arguments(name: str, build: Callable[..., Any], settings: Mapping[str, str]) -> dict[str, Any]:
     parameters = inspect.signature(build).parameters
     for key in settings:
         if key not in parameters:
-            raise ValueError(f"{name} has no argument {key!r}. Its arguments are {', '.join(map(argument, parameters.values())) or 'none'}.")
+            raise ValueError(
+                f"{name} has no argument {key!r}. Its arguments are "
+                f"{', '.join(map(argument, parameters.values())) or 'none'}."
+            )
     values = {key: _value(text) for key, text in settings.items()}
     lists = {key for key in values if isinstance(parameters[key].default, tuple)}
-    return {key: (value,) if key in lists and not isinstance(value, tuple) else value for key, value in values.items()}
+    return {
+        key: (value,) if key in lists and not isinstance(value, tuple) else value
+        for key, value in values.items()
+    }
 
 
 def argument(parameter: inspect.Parameter) -> str:
@@ -102,7 +137,9 @@ def _value(text: str) -> Any:
 def _from_file(path: Path, name: str) -> object:
     if not path.is_file():
         raise ValueError(f"There is no file {path}.")
-    module_name = f"aevb model file {path.stem}"  # no importable module has such a name, so this shadows none
+    module_name = (
+        f"aevb model file {path.stem}"  # no importable module has such a name, so this shadows none
+    )
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -113,6 +150,8 @@ def _from_file(path: Path, name: str) -> object:
         from aevb.model import Model
 
         models = [key for key, value in vars(module).items() if isinstance(value, Model)]
-        raise ValueError(f"{path} has no {name!r}." + (f" Its models are {', '.join(models)}." if models else ""))
+        raise ValueError(
+            f"{path} has no {name!r}." + (f" Its models are {', '.join(models)}." if models else "")
+        )
     found: object = getattr(module, name)
     return found

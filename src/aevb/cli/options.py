@@ -17,7 +17,9 @@ from aevb.training.settings import Settings, default_of, documentation
 
 SEEDS = {"min": 0, "max": 2**63 - 1}
 SETTINGS = {one.name: one for one in fields(Settings)}
-FORMS: dict[str, dict[str, Any]] = {  # the syntax of settings whose value is not a single number or word
+FORMS: dict[
+    str, dict[str, Any]
+] = {  # the syntax of settings whose value is not a single number or word
     "how": {"metavar": "LATENT=CHOICE", "help": "Write --how y=gumbel; may be repeated."},
     "schedule": {"metavar": "NAME[:NUMBERS]", "help": "Write e.g. --schedule alternate:1000,1000."},
     "seed": SEEDS,
@@ -29,16 +31,22 @@ FILE_ONLY = ("distort",)  # settings that only a configuration file can give: th
 def setting_option(name: str, *, shown: bool = False) -> Any:
     """Return the option of a setting, with its documentation as help text.
 
-    ``shown=True`` adds the setting's default to the help text, for an option whose own default is None.
+    ``shown=True`` adds the setting's default to the help text, for an option whose own default is
+    None.
     """
     one, form = SETTINGS[name], FORMS.get(name, {})
     text = f"{documentation(one)} {form.get('help', '')}".strip()
     panel = "Estimator" if name in ESTIMATOR else None if name == "seed" else "Training"
-    return typer.Option(**form | {"help": text, "rich_help_panel": panel, "show_default": _default(one) if shown else True})
+    return typer.Option(
+        **form
+        | {"help": text, "rich_help_panel": panel, "show_default": _default(one) if shown else True}
+    )
 
 
 def _default(one: Field[Any]) -> str | bool:
-    """Return the default of a setting as a user would type it; False if there is nothing to show."""
+    """Return the default of a setting as a user would type it; False if there is nothing to
+    show.
+    """
     value = default_of(one)
     if value is None or isinstance(value, bool | Mapping):
         return False
@@ -53,11 +61,20 @@ def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
     signature = inspect.signature(command, eval_str=True)
     hints = get_type_hints(Settings, localns={"Affine": object})
     options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[_typed(hint), setting_option(name, shown=True)])
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[_typed(hint), setting_option(name, shown=True)],
+        )
         for name, hint in hints.items()
         if name in SETTINGS and name not in FILE_ONLY
     ]
-    own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+    own = [
+        parameter
+        for parameter in signature.parameters.values()
+        if parameter.kind is not parameter.VAR_KEYWORD
+    ]
     command.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
     return command
 
@@ -68,22 +85,37 @@ def _typed(hint: Any) -> Any:
 
 
 ModelName = Annotated[
-    str, typer.Argument(help="A name from `aevb models`; file.py:name (Python executes the file); or the folder of a saved model or run.")
+    str,
+    typer.Argument(
+        help="A name from `aevb models`; file.py:name (Python executes the file); or the folder of "
+        "a saved model or run."
+    ),
 ]
-RunFolder = Annotated[Path, typer.Argument(help="The folder of a run (`aevb train … --out FOLDER`).")]
+RunFolder = Annotated[
+    Path, typer.Argument(help="The folder of a run (`aevb train … --out FOLDER`).")
+]
 Data = Annotated[
     str | None,
-    typer.Option(help="A built-in data set (digits, mnist, fashion, fa) or a file (.csv, .tsv, .txt, .parquet, .npz, .npy).", rich_help_panel="Data"),
+    typer.Option(
+        help="A built-in data set (digits, mnist, fashion, fa) or a file (.csv, .tsv, .txt, "
+        ".parquet, .npz, .npy).",
+        rich_help_panel="Data",
+    ),
 ]
 RunData = Annotated[
-    str | None, typer.Option(help="Other data than the training data. They are prepared like the training data.", rich_help_panel="Data")
+    str | None,
+    typer.Option(
+        help="Other data than the training data. They are prepared like the training data.",
+        rich_help_panel="Data",
+    ),
 ]
 Set = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="Set an argument of the model, e.g. --set z=5 --set likelihood=Normal. May be repeated.",
+        help="Set an argument of the model, e.g. --set z=5 --set likelihood=Normal. May be "
+        "repeated.",
         rich_help_panel="Model",
     ),
 ]
@@ -95,24 +127,36 @@ Seed = Annotated[int, setting_option("seed")]
 Prepare = Annotated[
     str | None,
     typer.Option(
-        help="How to transform the data. Tables: standardise. Grey levels: threshold, binarise, dequantise, scale, counts; binarise-fresh and "
-        "dequantise-fresh draw again in each epoch. none: no change. Built-in images are prepared as the likelihood requires.",
+        help="How to transform the data. Tables: standardise. Grey levels: threshold, binarise, "
+        "dequantise, scale, counts; binarise-fresh and dequantise-fresh draw again in each "
+        "epoch. none: no change. Built-in images are prepared as the likelihood requires.",
         rich_help_panel="Data",
     ),
 ]
 Missing = Annotated[
     list[float] | None,
     typer.Option(
-        metavar="NUMBER", help="A number that marks missing cells of a table, e.g. --missing -999. May be repeated.", rich_help_panel="Data"
+        metavar="NUMBER",
+        help="A number that marks missing cells of a table, e.g. --missing -999. May be repeated.",
+        rich_help_panel="Data",
     ),
 ]
 RunMissing = Annotated[
     list[float] | None,
     typer.Option(
-        metavar="NUMBER", help="A number that marks missing cells; by default the same as in training. May be repeated.", rich_help_panel="Data"
+        metavar="NUMBER",
+        help="A number that marks missing cells; by default the same as in training. May be "
+        "repeated.",
+        rich_help_panel="Data",
     ),
 ]
-RunPrepare = Annotated[str | None, typer.Option(help="Prepare the rows differently from training (see aevb train --help).", rich_help_panel="Data")]
+RunPrepare = Annotated[
+    str | None,
+    typer.Option(
+        help="Prepare the rows differently from training (see aevb train --help).",
+        rich_help_panel="Data",
+    ),
+]
 
 
 def path(text: str) -> Path:
@@ -126,12 +170,17 @@ def refuse_input(out: Path, *inputs: str | None) -> None:
     """Refuse an output path that is one of the input files: writing would overwrite the data."""
     for name in inputs:
         if name is not None and out.exists() and Path(name).exists() and out.samefile(name):
-            raise ValueError(f"--out {out} is the file that the data are read from. Write to another file.")
+            raise ValueError(
+                f"--out {out} is the file that the data are read from. Write to another file."
+            )
 
 
 def pairs(option: str, items: list[str] | None) -> dict[str, str]:
     """Parse the ``NAME=VALUE`` items of a repeated option into a dictionary."""
-    example = {"--how": "latent=choice, e.g. --how y=gumbel", "--set": "NAME=VALUE, e.g. --set z=5"}[option]
+    example = {
+        "--how": "latent=choice, e.g. --how y=gumbel",
+        "--set": "NAME=VALUE, e.g. --set z=5",
+    }[option]
     choices = {}
     for item in items or []:
         name, equals, value = item.partition("=")
@@ -161,8 +210,16 @@ def in_its_words(error: BaseException | str) -> str:
         "schedule=joint()": "--schedule joint",
         "classify=1": "--classify 1",
     }
-    text = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else getattr(error, "for_commands", str(error))
-    text = re.sub(r'method="(\w+)"( or "(\w+)")?', lambda found: f"--evidence {found[1]}" + (f" or {found[3]}" if found[3] else ""), text)
+    text = (
+        f"{error.strerror}: {error.filename}"
+        if isinstance(error, OSError) and error.filename
+        else getattr(error, "for_commands", str(error))
+    )
+    text = re.sub(
+        r'method="(\w+)"( or "(\w+)")?',
+        lambda found: f"--evidence {found[1]}" + (f" or {found[3]}" if found[3] else ""),
+        text,
+    )
     for ours, theirs in words.items():
         text = text.replace(ours, theirs)
     return text

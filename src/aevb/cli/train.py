@@ -1,4 +1,6 @@
-"""The command ``aevb train``: train a model on data, e.g. ``aevb train gmvae --data digits --out run``."""
+"""The command ``aevb train``: train a model on data, e.g. ``aevb train gmvae --data digits --out
+run``.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,19 @@ import typer
 
 from aevb.cli.data_argument import counted_rows, known_rows, recipe_of
 from aevb.cli.model_argument import is_run, resolve
-from aevb.cli.options import SEEDS, Data, Missing, ModelName, Prepare, Set, device_of, in_its_words, pairs, path, takes_settings
+from aevb.cli.options import (
+    SEEDS,
+    Data,
+    Missing,
+    ModelName,
+    Prepare,
+    Set,
+    device_of,
+    in_its_words,
+    pairs,
+    path,
+    takes_settings,
+)
 from aevb.cli.units import units_note
 from aevb.training.schedules import parse_schedule
 from aevb.training.settings import Settings, read_toml
@@ -30,45 +44,81 @@ SHOWN = 4  # columns of a variable to print
 @takes_settings
 def train(
     model: ModelName,
-    out: Annotated[Path, typer.Option(parser=path, help="A folder for the files of the run; it must be new or empty.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            parser=path, help="A folder for the files of the run; it must be new or empty."
+        ),
+    ],
     data: Data = None,
     set_: Set = None,
     prepare: Prepare = None,
     missing: Missing = None,
-    validation: Annotated[str | None, typer.Option(help="A file of validation rows.", rich_help_panel="Data")] = None,
-    hold_out: Annotated[float, typer.Option(help="Fraction of the file's rows to hold out for validation, e.g. 0.1.", rich_help_panel="Data")] = 0.0,
+    validation: Annotated[
+        str | None, typer.Option(help="A file of validation rows.", rich_help_panel="Data")
+    ] = None,
+    hold_out: Annotated[
+        float,
+        typer.Option(
+            help="Fraction of the file's rows to hold out for validation, e.g. 0.1.",
+            rich_help_panel="Data",
+        ),
+    ] = 0.0,
     split: Annotated[
-        int, typer.Option(help="Seed that chooses the rows of --hold-out. --seed does not change them.", rich_help_panel="Data", **SEEDS)
+        int,
+        typer.Option(
+            help="Seed that chooses the rows of --hold-out. --seed does not change them.",
+            rich_help_panel="Data",
+            **SEEDS,
+        ),
     ] = 0,
     config: Annotated[
         Path | None,
         typer.Option(
-            help="A TOML file of settings, e.g. another run's config.toml. Options override it. Only settings are read: other entries of a "
-            "run's config.toml (data, fresh, frozen, numbers) are ignored.",
+            help="A TOML file of settings, e.g. another run's config.toml. Options override it. "
+            "Only settings are read: other entries of a run's config.toml (data, fresh, "
+            "frozen, numbers) are ignored.",
             rich_help_panel="Training",
         ),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(help="Train this many models, with seeds 0, 1, …, in the folders seed-0, seed-1, ….")] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            help="Train this many models, with seeds 0, 1, …, in the folders seed-0, seed-1, …."
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write scalars for TensorBoard into the run's folder.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run: repeat its command and add --resume.")] = False,
+    tensorboard: Annotated[
+        bool,
+        typer.Option("--tensorboard", help="Write scalars for TensorBoard into the run's folder."),
+    ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Continue an interrupted run: repeat its command and add --resume."
+        ),
+    ] = False,
     **settings: Any,
 ) -> None:
     """Train a model on data and write everything about the run into a folder.
 
-    A zoo model takes its sizes from the data and may have its own defaults for --lr and --batch. Validation uses the test rows of built-in data sets.
+    A zoo model takes its sizes from the data and may have its own defaults for --lr and --batch.
+    Validation uses the test rows of built-in data sets.
 
     Examples:
 
     aevb train gmvae --data digits --out run
 
-    aevb train vae --data table.csv --set likelihood=Normal --set z=5 --prepare standardise --hold-out 0.1 --out run
+    aevb train vae --data table.csv --set likelihood=Normal --set z=5 --prepare standardise
+    --hold-out 0.1 --out run
 
-    aevb train vrnn --data sequences.npz --set likelihood=Poisson --schedule alternate:500,500 --out run
+    aevb train vrnn --data sequences.npz --set likelihood=Poisson --schedule alternate:500,500 --out
+    run
 
     aevb train gmvae --data digits --seeds 8 --out runs
 
-    If the model is the folder of a run, training continues from its weights, on its own data or on --data, prepared in the same way:
+    If the model is the folder of a run, training continues from its weights, on its own data or on
+    --data, prepared in the same way:
 
     aevb train run --lr 1e-4 --out further
 
@@ -85,48 +135,92 @@ def train(
 
     asked = _asked(settings)
     if seeds is not None and (seeds < 1 or asked.get("seed")):
-        raise ValueError(f"--seeds {seeds} is a number of runs, at least 1, with the seeds 0, 1, …. For one run with another seed use --seed alone.")
+        raise ValueError(
+            f"--seeds {seeds} is a number of runs, at least 1, with the seeds 0, 1, …. For one "
+            f"run with another seed use --seed alone."
+        )
     places = [out] if seeds is None else [out / f"seed-{i}" for i in range(seeds)]
     if resume and not any(place.is_dir() and any(place.iterdir()) for place in places):
         raise ValueError(
-            f"There is no run in {out} that --resume could continue. Name its folder by --out, or leave out --resume to start a new run."
+            f"There is no run in {out} that --resume could continue. Name its folder by --out, or "
+            f"leave out --resume to start a new run."
         )
     given = _over(read_toml(config) if config is not None else {}, asked)
     if seeds is not None:
         given.pop("seed", None)
     seed: int = given.get("seed", Settings.seed)
     torch.manual_seed(seed)
-    before = recipe_of(Path(model)) if is_run(model) else None  # how the run to continue from prepared its rows
-    before = before and replace(before, known=None)  # the new rows may have labels that its rows did not have
+    # how the run to continue from prepared its rows
+    before = recipe_of(Path(model)) if is_run(model) else None
+    # the new rows may have labels that its rows did not have
+    before = before and replace(before, known=None)
     data = data or (before.data if before else None)
     if data is None:
         raise ValueError("Say which data to train on, e.g. --data digits or --data table.csv.")
     if is_run(model) and seeds is not None:
-        raise ValueError("--seeds trains new models, but this command continues a run. Leave out --seeds.")
+        raise ValueError(
+            "--seeds trains new models, but this command continues a run. Leave out --seeds."
+        )
     found = resolve(model, data, pairs("--set", set_), missing)
     found = found.to(device_of(device))
     if before is not None and (validation or hold_out):
         before = replace(before, validation=validation, hold_out=hold_out, split=split, data=data)
     loaded = load(
-        data, found.graph, prepare=prepare, seed=seed, validation=validation, hold_out=hold_out, split=split, missing=missing, like=before
-    )  # fmt: skip
+        data,
+        found.graph,
+        prepare=prepare,
+        seed=seed,
+        validation=validation,
+        hold_out=hold_out,
+        split=split,
+        missing=missing,
+        like=before,
+    )
     speaks = os.environ.get("RANK", "0") == "0"  # of several processes, only the first one prints
     for place in places:
         refuse_taken(place, resume and place.exists())
-    choices = {name: given[name] for name in ("how", "bound", "samples", "gradient") if name in given}
+    choices = {
+        name: given[name] for name in ("how", "bound", "samples", "gradient") if name in given
+    }
     known = known_rows(found, loaded.train.data)
     if speaks:
         everywhere = {name for name, count in known.items() if count == _count(loaded.train)}
-        print(f"{found}\n\n{found.explain(**choices, clamped=everywhere, partial=known.keys() - everywhere)}\n")
-        print("\n".join([_data_line(found, loaded, known), *_columns(loaded), *_unused_classes(loaded, known), *units_note(found, loaded)]) + "\n")
+        partial = known.keys() - everywhere
+        print(f"{found}\n\n{found.explain(**choices, clamped=everywhere, partial=partial)}\n")
+        print(
+            "\n".join(
+                [
+                    _data_line(found, loaded, known),
+                    *_columns(loaded),
+                    *_unused_classes(loaded, known),
+                    *units_note(found, loaded),
+                ]
+            )
+            + "\n"
+        )
     schedule = given.get("schedule")
     # The learning rates of the zoo's recipes are for training on the bound only.
-    usual: Mapping[str, Any] = recipes.get(model, {}) if schedule is None or schedule.objective == "bound" else {}
-    files: dict[str, Any] = {"out": out, "resume": resume, "progress": True, "tensorboard": tensorboard}
+    usual: Mapping[str, Any] = (
+        recipes.get(model, {}) if schedule is None or schedule.objective == "bound" else {}
+    )
+    files: dict[str, Any] = {
+        "out": out,
+        "resume": resume,
+        "progress": True,
+        "tensorboard": tensorboard,
+    }
     check = loaded.test.data if loaded.test else None
     try:
         with _advised(model):
-            made = fit(found, loaded.train.data, validation=check, seeds=seeds, recipe=loaded.recipe, **files, **{**usual, **given})
+            made = fit(
+                found,
+                loaded.train.data,
+                validation=check,
+                seeds=seeds,
+                recipe=loaded.recipe,
+                **files,
+                **{**usual, **given},
+            )
     except KeyboardInterrupt as stop:  # typer would drop the message
         if speaks:
             print(f"aevb: {in_its_words(stop) or 'interrupted'}", file=sys.stderr)
@@ -138,18 +232,39 @@ def train(
         run.plot(place / "curves.png")
     first = runs[0]
     if seeds is None:
-        print(f"\n{first.step} steps in {first.seconds:.1f} s. The run is in {out}: curves.png, metrics.jsonl, checkpoints.")
+        print(
+            f"\n{first.step} steps in {first.seconds:.1f} s. The run is in {out}: curves.png, "
+            f"metrics.jsonl, checkpoints."
+        )
     else:
-        print(f"\n{seeds} runs in {max(run.seconds for run in runs):.1f} s. They are in {out}, each with curves.png, metrics.jsonl, checkpoints:")
+        print(
+            f"\n{seeds} runs in {max(run.seconds for run in runs):.1f} s. They are in {out}, each "
+            f"with curves.png, metrics.jsonl, checkpoints:"
+        )
         for run, place in zip(runs, places, strict=True):
-            judged = f", best validation {run.best.value:.3f} at step {run.best.step}" if run.best else ""
+            judged = (
+                f", best validation {run.best.value:.3f} at step {run.best.step}"
+                if run.best
+                else ""
+            )
             print(f"  {place.name}: {run.step} steps{judged}")
-        out = max(zip(runs, places, strict=True), key=lambda pair: pair[0].best.value if pair[0].best else 0.0)[1]
-    print("Next: " + "; ".join(f"aevb {command} {shlex.quote(str(out))}" for command in ("evaluate", "doctor", "sample")))
+        out = max(
+            zip(runs, places, strict=True),
+            key=lambda pair: pair[0].best.value if pair[0].best else 0.0,
+        )[1]
+    print(
+        "Next: "
+        + "; ".join(
+            f"aevb {command} {shlex.quote(str(out))}"
+            for command in ("evaluate", "doctor", "sample")
+        )
+    )
 
 
 def _asked(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that the user gave as options, in the form that :class:`Settings` takes."""
+    """Return the settings that the user gave as options, in the form that :class:`Settings`
+    takes.
+    """
     given = {name: value for name, value in options.items() if value is not None and value != []}
     if "how" in given:
         given["how"] = pairs("--how", given["how"])
@@ -167,7 +282,11 @@ def _over(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, An
     epochs and steps both set the length of training, so either of them overrides the other.
     """
     same = {"epochs", "steps"}
-    kept = {name: value for name, value in recorded.items() if not (name in same and same & asked.keys())}
+    kept = {
+        name: value
+        for name, value in recorded.items()
+        if not (name in same and same & asked.keys())
+    }
     return kept | dict(asked)
 
 
@@ -180,9 +299,17 @@ def _data_line(model: Model, loaded: Loaded, known: Mapping[str, int]) -> str:
     recipe = loaded.recipe
     n = _count(loaded.train)
     parts = [f"{counted_rows(model, loaded, loaded.train)} of {recipe.data}"]
-    parts += [f"{name} known in {'all' if count == n else count}" for name, count in known.items() if count]
+    parts += [
+        f"{name} known in {'all' if count == n else count}"
+        for name, count in known.items()
+        if count
+    ]
     parts += (
-        [f"{recipe.prepare}d" if recipe.prepare in ("standardise", "dequantise", "binarise", "scale") else str(recipe.prepare)]
+        [
+            f"{recipe.prepare}d"
+            if recipe.prepare in ("standardise", "dequantise", "binarise", "scale")
+            else str(recipe.prepare)
+        ]
         if recipe.prepare
         else []
     )
@@ -206,13 +333,23 @@ def _unused_classes(loaded: Loaded, known: Mapping[str, int]) -> list[str]:
     found = []
     for name, count in known.items():
         labels = loaded.train.data[name]
-        if count and not isinstance(labels, list) and (here := np.asarray(labels, dtype=float)).ndim == 1 and here[here >= 0].min(initial=2) == 1:
-            found.append(f"{name}: the labels begin with 1, so no row has class 0. If the classes are numbered from 1, subtract 1.")
+        if (
+            count
+            and not isinstance(labels, list)
+            and (here := np.asarray(labels, dtype=float)).ndim == 1
+            and here[here >= 0].min(initial=2) == 1
+        ):
+            found.append(
+                f"{name}: the labels begin with 1, so no row has class 0. If the classes are "
+                f"numbered from 1, subtract 1."
+            )
     return found
 
 
 class _advised:
-    """Add to an error about a zoo model's likelihood how to choose another one on the command line."""
+    """Add to an error about a zoo model's likelihood how to choose another one on the command
+    line.
+    """
 
     def __init__(self, model: str) -> None:
         self.model = model
@@ -227,4 +364,7 @@ class _advised:
         if not isinstance(error, FamilyError) or error.variable != "x" or self.model not in zoo:
             return
         if "likelihood" in inspect.signature(zoo[self.model]).parameters:
-            raise ValueError(f"{error} On the command line: --set likelihood=Normal (or another family), or --prepare.") from None
+            raise ValueError(
+                f"{error} On the command line: --set likelihood=Normal (or another family), or "
+                f"--prepare."
+            ) from None

@@ -11,9 +11,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aevb.cli.array_files import refuse_kind, write
-from aevb.cli.data_argument import ROWS, batches, counted_rows, known_rows, load_rows, recipe_of, which_rows, whole_of, without_latents
+from aevb.cli.data_argument import (
+    ROWS,
+    batches,
+    counted_rows,
+    known_rows,
+    load_rows,
+    recipe_of,
+    which_rows,
+    whole_of,
+    without_latents,
+)
 from aevb.cli.model_argument import open_run
-from aevb.cli.options import RunData, RunFolder, RunMissing, RunPrepare, Seed, in_its_words, path, refuse_input
+from aevb.cli.options import (
+    RunData,
+    RunFolder,
+    RunMissing,
+    RunPrepare,
+    Seed,
+    in_its_words,
+    path,
+    refuse_input,
+)
 from aevb.cli.units import Units
 
 if TYPE_CHECKING:
@@ -31,16 +50,23 @@ def evaluate(
     data: RunData = None,
     prepare: RunPrepare = None,
     missing: RunMissing = None,
-    samples: Annotated[int, typer.Option(help="Importance samples for log p(x); 0 skips it.")] = 100,
+    samples: Annotated[
+        int, typer.Option(help="Importance samples for log p(x); 0 skips it.")
+    ] = 100,
     evidence: Annotated[
         str | None,
-        typer.Option(help="Estimate log p(x) with its error: by importance (also prints the bound for 1 to 1000 samples), ais, particles or prior."),
+        typer.Option(
+            help="Estimate log p(x) with its error: by importance (also prints the bound for 1 to "
+            "1000 samples), ais, particles or prior."
+        ),
     ] = None,
     seed: Seed = 0,
 ) -> None:
-    """Print the bound, its terms and log p(x) in nats per example; and the clustering accuracy if the data have labels.
+    """Print the bound, its terms and log p(x) in nats per example; and the clustering accuracy if
+    the data have labels.
 
-    Uses the test rows if there are any (of a built-in data set, --validation or --hold-out), otherwise the training rows.
+    Uses the test rows if there are any (of a built-in data set, --validation or --hold-out),
+    otherwise the training rows.
 
     Example: aevb evaluate run
     """
@@ -53,38 +79,64 @@ def evaluate(
     from aevb.training import evaluation
 
     if evidence is not None and evidence not in METHODS:  # before anything is computed
-        raise ValueError(f"Unknown --evidence {evidence}. Choose {', '.join(METHODS[:-1])} or {METHODS[-1]}.")
+        raise ValueError(
+            f"Unknown --evidence {evidence}. Choose {', '.join(METHODS[:-1])} or {METHODS[-1]}."
+        )
     model = open_run(run)
     loaded = load_rows(run, model, data, prepare, seed, missing=missing)
     chosen = loaded.test or loaded.train
     source = open_source(model.graph, chosen.data, model._parameter())
     values = evaluation.evaluate_precisely(model, source, seed=seed)
     units = Units.of(model, loaded, source)
-    print(f"{counted_rows(model, loaded, chosen)} of {loaded.recipe.validation or loaded.recipe.data}{which_rows(loaded)}, nats per example:")
+    print(
+        f"{counted_rows(model, loaded, chosen)} of "
+        f"{loaded.recipe.validation or loaded.recipe.data}{which_rows(loaded)}, nats per example:"
+    )
     n, known = source.n, known_rows(model, chosen.data)
-    reasons = list(dict.fromkeys(reason for name, reason in model.untaught().items() if known.get(name) != n))
+    reasons = list(
+        dict.fromkeys(reason for name, reason in model.untaught().items() if known.get(name) != n)
+    )
     for name, (value, error) in values.items():
         if not reasons or name == "evidence":
-            print(f"  {name:<12} {value - units.lower(name):10.3f}" + (f" ± {error:.2g}" if error else ""))
+            print(
+                f"  {name:<12} {value - units.lower(name):10.3f}"
+                + (f" ± {error:.2g}" if error else "")
+            )
     for reason in reasons:
-        print(f"  {reason}: the bound of that q and its terms say nothing about p and are not printed")
-    if samples and "evidence" not in values and evidence is None:
-        found = evaluation.evaluate_evidence(model, source, samples=samples, seed=seed) - units.lower()
-        rises = "a lower bound that rises with their number" + "; with an untrained q it may be far too low: try --evidence prior or ais" * bool(
-            reasons
+        print(
+            f"  {reason}: the bound of that q and its terms say nothing about p and are not printed"
         )
-        print(f"  {_log_p(model, chosen.data):<12} {found:10.3f}   importance sampling, {samples} samples: {rises}")
+    if samples and "evidence" not in values and evidence is None:
+        found = (
+            evaluation.evaluate_evidence(model, source, samples=samples, seed=seed) - units.lower()
+        )
+        rises = (
+            "a lower bound that rises with their number"
+            + "; with an untrained q it may be far too low: try --evidence prior or ais"
+            * bool(reasons)
+        )
+        print(
+            f"  {_log_p(model, chosen.data):<12} {found:10.3f}   importance sampling, {samples} "
+            f"samples: {rises}"
+        )
     sampled = not reasons and any(error for _, error in values.values())
     if evidence:
         sampled |= _print_evidence(model, source, evidence, seed, units) != "exact"
     if sampled:
-        print("  ± is the sampling error: the standard error of the estimate for these rows, not the variation between rows")
+        print(
+            "  ± is the sampling error: the standard error of the estimate for these rows, not "
+            "the variation between rows"
+        )
     if units.note:
         print(f"  {units.note}")
     labels = np.full(n, -1) if chosen.labels is None else chosen.labels
     labelled = labels >= 0
     for name in model.graph.latents:
-        if labelled.any() and model.graph.rule("p", name).spec.finite and not model.graph.timed[name]:
+        if (
+            labelled.any()
+            and model.graph.rule("p", name).spec.finite
+            and not model.graph.timed[name]
+        ):
             try:
                 probs = _posterior_means(model, without_latents(model, chosen.data), seed)[0][name]
             except UntaughtError as error:
@@ -92,15 +144,27 @@ def evaluate(
                 continue
             accuracy = clustering_accuracy(probs.argmax(-1)[labelled], labels[labelled].astype(int))
             entropy = -(probs * _log(probs)).sum(-1).mean()
-            print(f"  clusters {name}: {accuracy:.3f} of the rows match their label (best matching), conditional entropy {entropy:.3f}")
+            print(
+                f"  clusters {name}: {accuracy:.3f} of the rows match their label (best "
+                f"matching), conditional entropy {entropy:.3f}"
+            )
     if chosen.labels_of is not None:
-        print(f"  The training rows had no labels {chosen.labels_of}: labels are only compared with the clusters, and log p does not include them")
+        print(
+            f"  The training rows had no labels {chosen.labels_of}: labels are only compared with "
+            f"the clusters, and log p does not include them"
+        )
 
 
 def _log_p(model: Model, data: Mapping[str, Any]) -> str:
-    """Name the evidence, e.g. "log p(x, y where known)": the data and the latents with known values."""
+    """Name the evidence, e.g. "log p(x, y where known)": the data and the latents with known
+    values.
+    """
     n = len(next(iter(data.values())))
-    known = [f"{name}{'' if count == n else ' where known'}" for name, count in known_rows(model, data).items() if count]
+    known = [
+        f"{name}{'' if count == n else ' where known'}"
+        for name, count in known_rows(model, data).items()
+        if count
+    ]
     return f"log p({', '.join([*model.graph.observed, *known])})"
 
 
@@ -115,12 +179,21 @@ def _print_evidence(model: Model, source: Source, method: str, seed: int, units:
 
     batch = source.take(torch.arange(source.n))
     if method in ("ais", "particles") and sys.stderr.isatty():
-        print(f"  {method}: this takes many passes through the model for each of {source.n} rows …", file=sys.stderr)
+        print(
+            f"  {method}: this takes many passes through the model for each of {source.n} rows …",
+            file=sys.stderr,
+        )
     found = log_evidence(model, batch, method=method, seed=seed)
     found = replace(found, value=units.shift(found.value))
     if found.method == "importance":
         bounds = curve(model, batch, seed=seed)
-        print(*(f"  {line}" for line in str(replace(bounds, value=units.shift(bounds.value))).splitlines()), sep="\n")
+        print(
+            *(
+                f"  {line}"
+                for line in str(replace(bounds, value=units.shift(bounds.value))).splitlines()
+            ),
+            sep="\n",
+        )
     print(*(f"  {line}" for line in in_its_words(str(found)).splitlines()), sep="\n")
     return found.method
 
@@ -128,16 +201,36 @@ def _print_evidence(model: Model, source: Source, method: str, seed: int, units:
 def sample(
     run: RunFolder,
     out: Annotated[
-        Path | None, typer.Option(parser=path, help="A .png file for images, otherwise .csv or .npz; by default in the run's folder.")
+        Path | None,
+        typer.Option(
+            parser=path,
+            help="A .png file for images, otherwise .csv or .npz; by default in the run's folder.",
+        ),
     ] = None,
-    n: Annotated[int, typer.Option("-n", help="Number of samples (per class, if the model has a discrete root latent or a given class).")] = 15,
-    steps: Annotated[int | None, typer.Option(help="Length of sequences; by default that of the longest training sequence.")] = None,
+    n: Annotated[
+        int,
+        typer.Option(
+            "-n",
+            help="Number of samples (per class, if the model has a discrete root latent or a given "
+            "class).",
+        ),
+    ] = 15,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Length of sequences; by default that of the longest training sequence."),
+    ] = None,
     draw: Annotated[
-        bool, typer.Option("--draw", help="Sample the observed variables too. By default their means given the sampled latents are written.")
+        bool,
+        typer.Option(
+            "--draw",
+            help="Sample the observed variables too. By default their means given the sampled "
+            "latents are written.",
+        ),
     ] = False,
     seed: Seed = 0,
 ) -> None:
-    """Sample from a trained model: a grid of images with one row per class, or a table of all observed variables in the units of the data.
+    """Sample from a trained model: a grid of images with one row per class, or a table of all
+    observed variables in the units of the data.
 
     Example: aevb sample run --out samples.png
     """
@@ -160,36 +253,62 @@ def sample(
         refuse_kind(out)
     if recipe is not None:
         refuse_input(out, recipe.data, recipe.validation)
-    classes = next((name for name in (*graph.given, *graph.stochastic) if _classes(graph, name)), None)
+    classes = next(
+        (name for name in (*graph.given, *graph.stochastic) if _classes(graph, name)), None
+    )
     count = _classes(graph, classes) if classes else 1
     parts = []
     for c in range(count):
         fixed: dict[str, Any] = {classes: c} if classes else {}
         parts.append(model.sample(n, steps=length, mean=not draw, seed=seed + c, **fixed))
-    drawn = {name: np.concatenate([part[name].cpu().numpy() for part in parts]) for name in graph.observed}
+    drawn = {
+        name: np.concatenate([part[name].cpu().numpy() for part in parts])
+        for name in graph.observed
+    }
     what = first
     if out.suffix == ".png":
         if shape is None:
-            raise ValueError(f"{first} has {graph.size(first)} columns, which do not form an image. Write a table: --out samples.csv.")
+            raise ValueError(
+                f"{first} has {graph.size(first)} columns, which do not form an image. Write a "
+                f"table: --out samples.csv."
+            )
         x, named = drawn[first], [f"{classes} = {c}" for c in range(count)] if classes else []
-        grid(np.clip(x.reshape(len(x), *(x.shape[1:] if graph.timed[first] else shape)), 0, 1), n, out, named)
+        grid(
+            np.clip(x.reshape(len(x), *(x.shape[1:] if graph.timed[first] else shape)), 0, 1),
+            n,
+            out,
+            named,
+        )
     else:
         labels = {classes: np.repeat(np.arange(count), n)} if classes else {}
-        arrays = {name: _as_data(graph, recipe, name, value) for name, value in drawn.items()} | labels
-        write(out, arrays, (recipe.columns if recipe else None) or {}, () if _one_line_per_row(recipe, timed, length) else timed)
+        arrays = {
+            name: _as_data(graph, recipe, name, value) for name, value in drawn.items()
+        } | labels
+        write(
+            out,
+            arrays,
+            (recipe.columns if recipe else None) or {},
+            () if _one_line_per_row(recipe, timed, length) else timed,
+        )
         what = ", ".join(graph.observed)
-    print(f"{n * count} samples of {what}{f', {n} for each of the {count} values of {classes}' if classes else ''} in {out}")
+    print(
+        f"{n * count} samples of "
+        f"{what}{f', {n} for each of the {count} values of {classes}' if classes else ''} in {out}"
+    )
 
 
 def encode(
     run: RunFolder,
-    out: Annotated[Path, typer.Option(parser=path, help="A .csv or .npz file, or .npy for a single latent.")],
+    out: Annotated[
+        Path, typer.Option(parser=path, help="A .csv or .npz file, or .npy for a single latent.")
+    ],
     data: RunData = None,
     prepare: RunPrepare = None,
     missing: RunMissing = None,
     seed: Seed = 0,
 ) -> None:
-    """Write the posterior means of the latents (probabilities for discrete ones), for every row of a file or the test rows of a built-in data set.
+    """Write the posterior means of the latents (probabilities for discrete ones), for every row of
+    a file or the test rows of a built-in data set.
 
     Example: aevb encode run --out codes.csv
     """
@@ -213,10 +332,24 @@ def encode(
 
 def impute(
     run: RunFolder,
-    out: Annotated[Path, typer.Option(parser=path, help="A .csv or .npz file, or .npy for a single array. Parquet cannot be written.")],
-    data: Annotated[str | None, typer.Option(help="A file with missing cells; by default the training file.", rich_help_panel="Data")] = None,
+    out: Annotated[
+        Path,
+        typer.Option(
+            parser=path,
+            help="A .csv or .npz file, or .npy for a single array. Parquet cannot be written.",
+        ),
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="A file with missing cells; by default the training file.", rich_help_panel="Data"
+        ),
+    ] = None,
     missing: RunMissing = None,
-    samples: Annotated[int, typer.Option(help="Number of draws from q to average over, if the posterior is not exact.")] = 50,
+    samples: Annotated[
+        int,
+        typer.Option(help="Number of draws from q to average over, if the posterior is not exact."),
+    ] = 50,
     seed: Seed = 0,
 ) -> None:
     """Fill the missing cells of a file by their posterior mean given the known cells.
@@ -237,27 +370,35 @@ def impute(
     refuse_input(out, name)
     loaded = load(name, graph, missing=missing, like=whole_of(recipe))
     means, method = _imputed(model, loaded.train.data, samples, seed)
-    raw, lengths = pad(graph, loaded.train.raw, loaded.train.raw.get("steps"), loaded.train.raw.get("lengths"))
+    raw, lengths = pad(
+        graph, loaded.train.raw, loaded.train.raw.get("steps"), loaded.train.raw.get("lengths")
+    )
     raw |= {} if lengths is None else {"lengths": lengths}
     filled, count = {}, 0
     for variable, value in raw.items():
         array = np.asarray(value)
         if variable in means:
             mean = in_units(recipe, graph, variable, means[variable])
-            labels = array.ndim < mean.ndim and array.size < mean.size  # an image may be stored flat
+            # an image may be stored flat
+            labels = array.ndim < mean.ndim and array.size < mean.size
             lost = _missing(array, labels) & _inside(raw, array, graph.timed[variable])
             count += int(lost.sum())
             array = np.where(lost, mean.argmax(-1) if labels else mean.reshape(array.shape), array)
         filled[variable] = array
     _write_filled(out, filled, graph, loaded.recipe, loaded.lines)
     how = "by the exact posterior" if method == "exact" else f"by {samples} draws of q"
-    print(f"{count} missing cells of {counted_rows(model, loaded, loaded.train)} filled, in {out} ({how})")
+    print(
+        f"{count} missing cells of {counted_rows(model, loaded, loaded.train)} filled, in {out} "
+        f"({how})"
+    )
 
 
-# Computations --------------------------------------------------------------------------------------------------------------------
+# Computations -------------------------------------------------------------------------------------
 
 
-def _posterior_means(model: Model, data: Mapping[str, Any], seed: int) -> tuple[dict[str, np.ndarray], str]:
+def _posterior_means(
+    model: Model, data: Mapping[str, Any], seed: int
+) -> tuple[dict[str, np.ndarray], str]:
     """Return the posterior mean of every latent, and which posterior gave it: "exact" or "q".
 
     Means are [N, size] or [N, T, size], with NaN beyond the end of a sequence.
@@ -270,11 +411,20 @@ def _posterior_means(model: Model, data: Mapping[str, Any], seed: int) -> tuple[
 
     found: dict[str, list[np.ndarray]] = {name: [] for name in model.graph.latents}
     parts_of_rows = batches(model, data)
-    # If q cannot answer for some rows, use the exact posterior for all, so that codes are comparable.
+    # If q cannot answer for some rows, use the exact posterior for all, so that codes are
+    # comparable.
     exact = any(why_not_q(model, model.teaching, batch) is not None for batch in parts_of_rows)
     method = "q"
     for i, batch in enumerate(parts_of_rows):
-        posterior = posterior_of(model, model.teaching, batch, seed=seed + i, prefer_exact=exact, first_row=i * ROWS, places=places_of(data))
+        posterior = posterior_of(
+            model,
+            model.teaching,
+            batch,
+            seed=seed + i,
+            prefer_exact=exact,
+            first_row=i * ROWS,
+            places=places_of(data),
+        )
         method = posterior.method
         for name, parts in found.items():
             with torch.no_grad():
@@ -285,8 +435,12 @@ def _posterior_means(model: Model, data: Mapping[str, Any], seed: int) -> tuple[
     return {name: np.concatenate(parts) for name, parts in found.items()}, method
 
 
-def _imputed(model: Model, data: Mapping[str, Any], samples: int, seed: int) -> tuple[dict[str, np.ndarray], str]:
-    """Return the observed variables with missing cells filled by posterior means, and the posterior used."""
+def _imputed(
+    model: Model, data: Mapping[str, Any], samples: int, seed: int
+) -> tuple[dict[str, np.ndarray], str]:
+    """Return the observed variables with missing cells filled by posterior means, and the posterior
+    used.
+    """
     import numpy as np
 
     from aevb.estimate.places import places_of
@@ -296,9 +450,20 @@ def _imputed(model: Model, data: Mapping[str, Any], samples: int, seed: int) -> 
         raise ValueError(f"--samples must be at least 1, got {samples}.")
     found = []
     for i, batch in enumerate(batches(model, data)):
-        posterior = posterior_of(model, model.teaching, batch, seed=seed + i, prefer_exact=True, first_row=i * ROWS, places=places_of(data))
+        posterior = posterior_of(
+            model,
+            model.teaching,
+            batch,
+            seed=seed + i,
+            prefer_exact=True,
+            first_row=i * ROWS,
+            places=places_of(data),
+        )
         found.append(impute(posterior, samples, draws=False))
-    return {name: np.concatenate([part.mean[name].cpu().numpy() for part in found]) for name in found[0].mean}, found[0].method
+    return {
+        name: np.concatenate([part.mean[name].cpu().numpy() for part in found])
+        for name in found[0].mean
+    }, found[0].method
 
 
 def _as_data(graph: Graph, recipe: Recipe | None, name: str, value: np.ndarray) -> np.ndarray:
@@ -310,20 +475,31 @@ def _as_data(graph: Graph, recipe: Recipe | None, name: str, value: np.ndarray) 
 
     from aevb.data.datasets import in_units
 
-    return np.asarray(value.argmax(-1)) if graph.rule("p", name).spec.categorical else in_units(recipe, graph, name, value)
+    return (
+        np.asarray(value.argmax(-1))
+        if graph.rule("p", name).spec.categorical
+        else in_units(recipe, graph, name, value)
+    )
 
 
 def _one_line_per_row(recipe: Recipe | None, timed: list[str], length: int | None) -> bool:
-    """Return whether sequences of this length fit the run's own table, which has one column per step."""
+    """Return whether sequences of this length fit the run's own table, which has one column per
+    step.
+    """
     from aevb.data.tables import TABLES
 
     if recipe is None or recipe.long or Path(recipe.data).suffix not in TABLES:
         return False
     columns = recipe.columns
-    return all(length == (recipe.steps if columns is None else len(columns.get(name, ()))) for name in timed)
+    return all(
+        length == (recipe.steps if columns is None else len(columns.get(name, ())))
+        for name in timed
+    )
 
 
-def _write_filled(out: Path, filled: dict[str, np.ndarray], graph: Graph, recipe: Recipe, numbers: Lines | None) -> None:
+def _write_filled(
+    out: Path, filled: dict[str, np.ndarray], graph: Graph, recipe: Recipe, numbers: Lines | None
+) -> None:
     """Write filled arrays in the layout of their file.
 
     A .csv has one line per row if that can hold the sequences, otherwise one line per step.
@@ -340,7 +516,15 @@ def _write_filled(out: Path, filled: dict[str, np.ndarray], graph: Graph, recipe
         wide = numbers is None and lengths is None and all(filled[name].ndim == 2 for name in timed)
         timed = [] if wide else timed
     columns = dict(recipe.columns or {}) if Path(recipe.data).suffix in TABLES else {}
-    write(out, filled, columns, timed, exact=True, lengths=None if lengths is None else np.asarray(lengths), numbers=numbers)
+    write(
+        out,
+        filled,
+        columns,
+        timed,
+        exact=True,
+        lengths=None if lengths is None else np.asarray(lengths),
+        numbers=numbers,
+    )
 
 
 def _missing(array: np.ndarray, labels: bool) -> np.ndarray:
@@ -356,7 +540,11 @@ def _inside(data: Mapping[str, Any], array: np.ndarray, timed: bool) -> np.ndarr
 
     if not timed or not ("lengths" in data or "steps" in data):
         return np.ones(array.shape, bool)
-    real = np.asarray(data["steps"]).astype(bool) if "steps" in data else np.arange(array.shape[1]) < np.asarray(data["lengths"])[:, None]
+    real = (
+        np.asarray(data["steps"]).astype(bool)
+        if "steps" in data
+        else np.arange(array.shape[1]) < np.asarray(data["lengths"])[:, None]
+    )
     return np.broadcast_to(real.reshape(*real.shape, *[1] * (array.ndim - 2)), array.shape)
 
 
@@ -367,7 +555,8 @@ def _log(probs: np.ndarray) -> np.ndarray:
 
 
 def _image_shape(graph: Graph, name: str, recipe: Recipe | None) -> tuple[int, ...] | None:
-    """Return the image shape of a variable: (height, width) or (3, height, width); None if it is no image.
+    """Return the image shape of a variable: (height, width) or (3, height, width); None if it is no
+    image.
 
     It is the declared shape, else the shape of the data, else a square if the size allows one.
     """
@@ -384,8 +573,14 @@ def _image_shape(graph: Graph, name: str, recipe: Recipe | None) -> tuple[int, .
 
 
 def _classes(graph: Any, name: str) -> int:
-    """Return the number of classes of a given or discrete root variable that sampling can fix, else 0."""
+    """Return the number of classes of a given or discrete root variable that sampling can fix, else
+    0.
+    """
     if name in graph.given:
         return graph.size(name) if graph.size(name) > 1 and not graph.timed[name] else 0
     spec = graph.rule("p", name).spec
-    return graph.size(name) if spec.categorical and not graph.reads("p", name) and not graph.timed[name] else 0
+    return (
+        graph.size(name)
+        if spec.categorical and not graph.reads("p", name) and not graph.timed[name]
+        else 0
+    )

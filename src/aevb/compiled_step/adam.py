@@ -25,10 +25,17 @@ class Adam:
     def __init__(self, rate: float | Tensor) -> None:
         self.rate = rate
         self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
-        self.sharing: dict[Tensor, int] = {}  # for each shared step counter, the number of its parameters
+        self.sharing: dict[
+            Tensor, int
+        ] = {}  # for each shared step counter, the number of its parameters
 
     @torch.no_grad()
-    def update(self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor], failed: Tensor | None = None) -> None:
+    def update(
+        self,
+        parameters: Sequence[nn.Parameter],
+        gradients: Sequence[Tensor],
+        failed: Tensor | None = None,
+    ) -> None:
         """Update the parameters, unless the tensor ``failed`` is 1; no device synchronisation."""
         if not parameters:
             return
@@ -38,21 +45,42 @@ class Adam:
         else:
             steps = list({id(state["step"]): state["step"] for state in states}.values())
             private_torch.add_to(steps, 1 - failed)
-        means, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+        means, squares, steps = (
+            [state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step")
+        )
         if parameters[0].device.type in FUSED and private_torch.fused_adam is not None:
-            choices: Any = {"lr": self.rate, "beta1": BETAS[0], "beta2": BETAS[1], "eps": EPS, "found_inf": failed}
+            choices: Any = {
+                "lr": self.rate,
+                "beta1": BETAS[0],
+                "beta2": BETAS[1],
+                "eps": EPS,
+                "found_inf": failed,
+            }
             choices |= {"weight_decay": 0.0, "amsgrad": False, "maximize": False}
-            private_torch.fused_adam(list(parameters), list(gradients), means, squares, [], steps, **choices)
+            private_torch.fused_adam(
+                list(parameters), list(gradients), means, squares, [], steps, **choices
+            )
             return
-        live = torch.ones((), dtype=torch.bool, device=steps[0].device) if failed is None else failed == 0
+        live = (
+            torch.ones((), dtype=torch.bool, device=steps[0].device)
+            if failed is None
+            else failed == 0
+        )
         by_step = {id(step): lengths(step.to(parameters[0].dtype), self.rate) for step in steps}
-        for value, mean, square, gradient, step in zip(parameters, means, squares, gradients, steps, strict=True):
+        for value, mean, square, gradient, step in zip(
+            parameters, means, squares, gradients, steps, strict=True
+        ):
             move(value, mean, square, gradient, live, *by_step[id(step)])
 
     def _of(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         if parameter not in self.state:
-            step = torch.zeros((), dtype=torch.float32, device=parameter.device)  # the dtype that the fused kernel expects
-            self.state[parameter] = {"step": step, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
+            # the dtype that the fused kernel expects
+            step = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            self.state[parameter] = {
+                "step": step,
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
         return self.state[parameter]
 
     def _count(self, states: Sequence[dict[str, Tensor]]) -> None:
@@ -73,29 +101,45 @@ class Adam:
                 state["step"] = step
 
     def tensors(self, names: Mapping[Any, str]) -> dict[str, Tensor]:
-        """Return the state by parameter name. A shared step counter is copied for each parameter."""
+        """Return the state by parameter name. A shared step counter is copied for each
+        parameter.
+        """
         return {
             f"{names[parameter]}/{key}": value if value.dim() else value.clone()
             for parameter, state in self.state.items()
             for key, value in state.items()
         }
 
-    def restore(self, tensors: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> None:
+    def restore(
+        self, tensors: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]
+    ) -> None:
         for name, tensor in tensors.items():
             parameter_name, _, key = name.rpartition("/")
             parameter = parameters[parameter_name]
             there = tensor.to(parameter.device)
-            value = torch.empty_like(parameter).copy_(there) if tensor.dim() else there.clone()  # in the parameter's memory layout
+            # in the parameter's memory layout
+            value = torch.empty_like(parameter).copy_(there) if tensor.dim() else there.clone()
             self.state.setdefault(parameter, {})[key] = value.detach()
 
 
 def lengths(step: Tensor, rate: float | Tensor) -> tuple[Tensor, Tensor]:
-    """Return the bias-corrected step size, and the scale of the square root of the second moment."""
-    first, second = (-torch.expm1(step * math.log(beta)) for beta in BETAS)  # 1 − βᵗ, exact also where βᵗ is almost 1
+    """Return the bias-corrected step size, and the scale of the square root of the second
+    moment.
+    """
+    # 1 − βᵗ, exact also where βᵗ is almost 1
+    first, second = (-torch.expm1(step * math.log(beta)) for beta in BETAS)
     return rate / first, second.rsqrt()
 
 
-def move(value: Tensor, mean: Tensor, square: Tensor, gradient: Tensor, live: Tensor, length: Tensor, scale: Tensor) -> None:
+def move(
+    value: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    gradient: Tensor,
+    live: Tensor,
+    length: Tensor,
+    scale: Tensor,
+) -> None:
     """Apply Adam's update in place; change nothing where ``live`` is false."""
     new_mean = mean + (1 - BETAS[0]) * (gradient - mean)
     new_square = BETAS[1] * square + (1 - BETAS[1]) * gradient.square()

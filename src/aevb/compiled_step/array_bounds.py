@@ -1,12 +1,13 @@
 """Prevent out-of-bounds writes of code that torch compiles for the CPU.
 
-A known bug of the compiler is corrected; compiled code with any other out-of-bounds write is rejected.
+A known bug of the compiler is corrected; compiled code with any other out-of-bounds write is
+rejected.
 
-The bug (pytorch issue 196681): a sum may be vectorised over an axis that it keeps, eight numbers at a
-time. If the length of that axis is no multiple of eight, the last vector must be stored partially. Up
-to torch 2.14, the compiler does so only if the summed axis directly follows the vectorised axis. With
-an axis between them, it stores the whole vector, into the next row and past the end of the result,
-and corrupts the heap.
+The bug (pytorch issue 196681): a sum may be vectorised over an axis that it keeps, eight numbers at
+a time. If the length of that axis is no multiple of eight, the last vector must be stored
+partially. Up to torch 2.14, the compiler does so only if the summed axis directly follows the
+vectorised axis. With an axis between them, it stores the whole vector, into the next row and past
+the end of the result, and corrupts the heap.
 """
 
 from __future__ import annotations
@@ -28,15 +29,23 @@ _alone = Lock()  # the correction patches a class of torch, which all threads sh
 
 @contextmanager
 def corrected() -> Iterator[None]:
-    """Patch the compiler, inside the context, to store the last vector of every such sum partially."""
+    """Patch the compiler, inside the context, to store the last vector of every such sum
+    partially.
+    """
     proxy = private_torch.cpp_kernels()
-    if proxy is None:  # another version of the compiler; :func:`stays_inside` still detects out-of-bounds writes
+    if (
+        proxy is None
+    ):  # another version of the compiler; :func:`stays_inside` still detects out-of-bounds writes
         yield
         return
     original = proxy.aggregate_reduction_buffers
 
     def aggregate(kernels: Any, by_range: bool, vectorised: Any) -> None:
-        beneath = vectorised is not None and not vectorised.is_reduction and any(loop.is_reduction for loop in kernels.loop_nest.loops)
+        beneath = (
+            vectorised is not None
+            and not vectorised.is_reduction
+            and any(loop.is_reduction for loop in kernels.loop_nest.loops)
+        )
         original(kernels, by_range or beneath, vectorised)
 
     with _alone, patch.object(proxy, "aggregate_reduction_buffers", aggregate):
@@ -57,8 +66,12 @@ def stays_inside(code: Callable[[list[Tensor]], Any], arguments: Sequence[Tensor
         return memory.as_strided(tuple(shape), tuple(stride))
 
     def copied(argument: Tensor) -> Tensor:
-        copy, whole = allocate(argument.shape, argument.stride(), argument.dtype), ((_length(argument.shape, argument.stride()),), (1,))
-        copy.as_strided(*whole).copy_(argument.detach().as_strided(*whole))  # the memory, not the elements: an expanded tensor shares some
+        copy, whole = (
+            allocate(argument.shape, argument.stride(), argument.dtype),
+            ((_length(argument.shape, argument.stride()),), (1,)),
+        )
+        # the memory, not the elements: an expanded tensor shares some
+        copy.as_strided(*whole).copy_(argument.detach().as_strided(*whole))
         return copy
 
     copies = [copied(argument) for argument in arguments]
@@ -69,4 +82,8 @@ def stays_inside(code: Callable[[list[Tensor]], Any], arguments: Sequence[Tensor
 
 def _length(shape: Sequence[int], stride: Sequence[int]) -> int:
     """Return the number of memory elements from the first to the last element of a tensor."""
-    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if all(shape) else 0
+    return (
+        1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+        if all(shape)
+        else 0
+    )

@@ -1,8 +1,8 @@
 """Differentiable functions with hand-written gradients that are cheaper than autograd's.
 
-Two costs are avoided. A weight's gradient is computed in the weight's own memory layout, so it need not
-be copied. In a loop over time, a weight's gradient is one product over all time steps instead of a sum
-of one small product per step (:func:`deferred`).
+Two costs are avoided. A weight's gradient is computed in the weight's own memory layout, so it need
+not be copied. In a loop over time, a weight's gradient is one product over all time steps instead
+of a sum of one small product per step (:func:`deferred`).
 
 Under ``torch.autocast``, products run in the lower precision. ``full`` converts the result to the
 weight's dtype, for parameters of distributions. Every gradient is itself differentiable, so second
@@ -25,7 +25,9 @@ from aevb.runtime import private_torch
 from aevb.runtime.private_torch import is_transformed
 
 
-def affine(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False, full: bool = False) -> Tensor:
+def affine(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False, full: bool = False
+) -> Tensor:
     """x Wᵀ + b over any leading axes, or max(x Wᵀ + b, 0)."""
     precision = _precision(weight)
     x = x.to(precision)
@@ -33,7 +35,12 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool 
         y = F.linear(x, weight.to(precision), None if bias is None else bias.to(precision))
         y = F.relu(y) if relu else y
     elif _fixed.get():
-        y = _Affine.apply(x, weight.detach().to(precision), None if bias is None else bias.detach().to(precision), relu)  # type: ignore[no-untyped-call]
+        y = _Affine.apply(
+            x,
+            weight.detach().to(precision),
+            None if bias is None else bias.detach().to(precision),
+            relu,
+        )  # type: ignore[no-untyped-call]
     elif (loop := _loop.get()) is not None and weight.requires_grad:
         key = id(weight), id(bias)
         if key not in loop:
@@ -41,7 +48,9 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool 
         anchored = loop[key]
         y = _Step.apply(x, anchored.seen, anchored.bias, relu, anchored.waiting)  # type: ignore[no-untyped-call]
     else:
-        y = _Affine.apply(x, weight.to(precision), None if bias is None else bias.to(precision), relu)  # type: ignore[no-untyped-call]
+        y = _Affine.apply(
+            x, weight.to(precision), None if bias is None else bias.to(precision), relu
+        )  # type: ignore[no-untyped-call]
     return y.to(weight.dtype) if full else y
 
 
@@ -63,7 +72,9 @@ def weights_fixed() -> Iterator[None]:
 
 @contextmanager
 def held_fixed(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Set ``requires_grad=False`` inside the context, so that no layer computes unused weight gradients."""
+    """Set ``requires_grad=False`` inside the context, so that no layer computes unused weight
+    gradients.
+    """
     learning = [parameter for parameter in parameters if parameter.requires_grad]
     try:
         for parameter in learning:
@@ -76,7 +87,11 @@ def held_fixed(parameters: Iterable[Tensor]) -> Iterator[None]:
 
 def _precision(weight: Tensor) -> torch.dtype:
     kind = weight.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) and weight.dtype == torch.float32 else weight.dtype
+    return (
+        torch.get_autocast_dtype(kind)
+        if torch.is_autocast_enabled(kind) and weight.dtype == torch.float32
+        else weight.dtype
+    )
 
 
 def _flat(x: Tensor) -> Tensor:
@@ -86,10 +101,13 @@ def _flat(x: Tensor) -> Tensor:
 _ONEDNN = torch.backends.mkldnn.is_available()
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False) -> Tensor:
+def _product(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False
+) -> Tensor:
     """Return x Wᵀ + b for a matrix x, with an optional ReLU.
 
-    On the CPU, oneDNN is faster than the BLAS of torch.mm. oneDNN and the GPU's routine fuse the ReLU.
+    On the CPU, oneDNN is faster than the BLAS of torch.mm. oneDNN and the GPU's routine fuse the
+    ReLU.
     """
     if _for_onednn(x, weight):
         return private_torch.onednn_linear(x, weight, bias, "relu" if relu else "none", [], "")
@@ -100,7 +118,9 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: boo
 
 
 def _of_weight(g: Tensor, x: Tensor) -> Tensor:
-    """Return gᵀ x in the weight's layout. oneDNN needs a contiguous first matrix, and is worth the copy of g."""
+    """Return gᵀ x in the weight's layout. oneDNN needs a contiguous first matrix, and is worth the
+    copy of g.
+    """
     if _for_onednn(g, x.t()):
         return _product(g.t().contiguous(), x.t())
     return torch.mm(g.t(), x)
@@ -130,14 +150,15 @@ class _Affine(Function):
         return of_x, of_weight, g.sum(0) if ctx.needs_input_grad[2] else None, None
 
 
-# Weights used at every time step of a loop -----------------------------------------------------------------------------------------------
+# Weights used at every time step of a loop --------------------------------------------------------
 
 
 class _Waiting:
-    """The pairs (input, gradient of the output), one per time step, that make up a weight's gradient.
+    """The pairs (input, gradient of the output), one per time step, that make up a weight's
+    gradient.
 
-    The autograd graph refers to this object. To avoid reference cycles, it does not refer to the weight,
-    and it keeps the pairs only during one backward pass.
+    The autograd graph refers to this object. To avoid reference cycles, it does not refer to the
+    weight, and it keeps the pairs only during one backward pass.
     """
 
     def __init__(self) -> None:
@@ -145,7 +166,9 @@ class _Waiting:
         self.pass_ = -1
 
     def of_this_pass(self) -> list[tuple[Tensor, Tensor]]:
-        """Return the pairs of the current backward pass, without those that a failed pass left behind."""
+        """Return the pairs of the current backward pass, without those that a failed pass left
+        behind.
+        """
         current = private_torch.graph_task()
         if current != self.pass_:
             self.pairs, self.pass_ = [], current
@@ -153,7 +176,9 @@ class _Waiting:
 
 
 class _Anchored:
-    """A weight and its bias as a loop uses them. It keeps the originals alive, because their ids are its key."""
+    """A weight and its bias as a loop uses them. It keeps the originals alive, because their ids
+    are its key.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, precision: torch.dtype) -> None:
         self.originals, self.waiting = (weight, bias), _Waiting()
@@ -166,7 +191,9 @@ _loop: ContextVar[dict[tuple[int, int], _Anchored] | None] = ContextVar("loop", 
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Defer the weight gradients of :func:`affine`: one product over all uses inside the context."""
+    """Defer the weight gradients of :func:`affine`: one product over all uses inside the
+    context.
+    """
     if is_transformed() or not torch.is_grad_enabled() or not private_torch.can_defer():
         yield
         return
@@ -181,14 +208,18 @@ class _Anchor(Function):
     """Identity on a weight. Autograd calls its backward once, after those of all time steps."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, bias: Tensor | None, waiting: _Waiting) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        ctx: Any, weight: Tensor, bias: Tensor | None, waiting: _Waiting
+    ) -> tuple[Tensor, Tensor | None]:
         ctx.waiting = waiting
         ctx.set_materialize_grads(False)
         return weight.view_as(weight), None if bias is None else bias.view_as(bias)
 
     @staticmethod
     def backward(ctx: Any, of_weight: Tensor | None, of_bias: Tensor | None) -> Any:
-        """Add the product over all pairs to the incoming gradients, which come from second derivatives."""
+        """Add the product over all pairs to the incoming gradients, which come from second
+        derivatives.
+        """
         if pairs := ctx.waiting.of_this_pass():
             x, g = (torch.cat([pair[i] for pair in pairs]) for i in (0, 1))
             ctx.waiting.pairs = []
@@ -201,7 +232,9 @@ class _Anchor(Function):
 
 class _Step(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, waiting: _Waiting) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, waiting: _Waiting
+    ) -> Tensor:
         y = _product(_flat(x), weight, bias, relu=relu).reshape(*x.shape[:-1], weight.shape[0])
         ctx.save_for_backward(x, weight, *([y] if relu else []))
         ctx.waiting = waiting
@@ -214,24 +247,38 @@ class _Step(Function):
             gradient = torch.ops.aten.threshold_backward(gradient, y[0], 0)
         if private_torch.will_execute(ctx.next_functions[1][0]):  # the weight's gradient is needed
             ctx.waiting.of_this_pass().append((_flat(x), _flat(gradient)))
-        return _product(_flat(gradient), weight.t()).reshape(x.shape) if ctx.needs_input_grad[0] else None, None, None, None, None
+        return (
+            _product(_flat(gradient), weight.t()).reshape(x.shape)
+            if ctx.needs_input_grad[0]
+            else None,
+            None,
+            None,
+            None,
+            None,
+        )
 
 
-# Likelihoods and cells -----------------------------------------------------------------------------------------------------------------
+# Likelihoods and cells ----------------------------------------------------------------------------
 
 
 def bernoulli_log_prob(logits: Tensor, x: Tensor) -> Tensor:
-    """Return Σ x η − softplus(η) over the last axis; its gradient with respect to η is x − sigmoid(η)."""
+    """Return Σ x η − softplus(η) over the last axis; its gradient with respect to η is x −
+    sigmoid(η).
+    """
     if is_transformed():
         return (x * logits - F.softplus(logits)).sum(-1)
-    return _Bernoulli.apply(logits, x)  # type: ignore[no-untyped-call,no-any-return]
+    return _Bernoulli.apply(logits, x)  # type: ignore[no-untyped-call]
 
 
 class _Bernoulli(Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, x: Tensor) -> Tensor:
         ctx.save_for_backward(logits, x)
-        if _elementary.get() and logits.device.type == "cpu" and (many := _multiplied(logits.shape[-1])) > 1:
+        if (
+            _elementary.get()
+            and logits.device.type == "cpu"
+            and (many := _multiplied(logits.shape[-1])) > 1
+        ):
             factors = (1 + torch.exp(-logits.abs())).unflatten(-1, (many, -1))
             return (x * logits - logits.clamp_min(0)).sum(-1) - factors.prod(-2).log().sum(-1)
         return (x * logits).sub_(F.softplus(logits)).sum(-1)
@@ -240,12 +287,18 @@ class _Bernoulli(Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         logits, x = ctx.saved_tensors
         g = gradient.unsqueeze(-1)
-        of_logits = ((x - torch.sigmoid(logits)) * g).sum_to_size(logits.shape) if ctx.needs_input_grad[0] else None
+        of_logits = (
+            ((x - torch.sigmoid(logits)) * g).sum_to_size(logits.shape)
+            if ctx.needs_input_grad[0]
+            else None
+        )
         return of_logits, (logits * g).sum_to_size(x.shape) if ctx.needs_input_grad[1] else None
 
 
 def _multiplied(size: int) -> int:
-    """Return how many factors 1 + exp(−|η|) ≤ 2 to multiply per logarithm, the costliest operation on a CPU."""
+    """Return how many factors 1 + exp(−|η|) ≤ 2 to multiply per logarithm, the costliest operation
+    on a CPU.
+    """
     return next((many for many in range(64, 1, -1) if size % many == 0 and size // many >= 16), 1)
 
 
@@ -254,7 +307,9 @@ _elementary: ContextVar[bool] = ContextVar("elementary", default=False)
 
 @contextmanager
 def elementary() -> Iterator[None]:
-    """Use elementary operations for LSTM cells and Bernoulli likelihoods, so that a compiler can fuse them."""
+    """Use elementary operations for LSTM cells and Bernoulli likelihoods, so that a compiler can
+    fuse them.
+    """
     token = _elementary.set(True)
     try:
         yield
@@ -265,14 +320,19 @@ def elementary() -> Iterator[None]:
 def lstm_cell(inputs: Tensor, recurrent: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
     """Return the new hidden state and cell of an LSTM.
 
-    ``inputs`` and ``recurrent`` are the two parts of the gates (input, forget, candidate, output). On a
-    GPU, forward and backward are one kernel each.
+    ``inputs`` and ``recurrent`` are the two parts of the gates (input, forget, candidate, output).
+    On a GPU, forward and backward are one kernel each.
     """
     fused = inputs.device.type == "cuda" and private_torch.lstm_cell is not None
     if not is_transformed() and (fused or _elementary.get()):
         shape = torch.broadcast_shapes(inputs.shape[:-1], recurrent.shape[:-1], cell.shape[:-1])
-        rows = [value.expand(*shape, value.shape[-1]).reshape(-1, value.shape[-1]) for value in (inputs, recurrent, cell)]
-        hidden, new = _Cell.apply(*rows) if _elementary.get() else private_torch.lstm_cell(*rows)[:2]  # type: ignore[no-untyped-call]
+        rows = [
+            value.expand(*shape, value.shape[-1]).reshape(-1, value.shape[-1])
+            for value in (inputs, recurrent, cell)
+        ]
+        hidden, new = (
+            _Cell.apply(*rows) if _elementary.get() else private_torch.lstm_cell(*rows)[:2]  # type: ignore[no-untyped-call]
+        )
         return hidden.reshape(*shape, -1), new.reshape(*shape, -1)
     i, f, c, o = (inputs + recurrent).chunk(4, -1)
     new = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(c)
@@ -280,7 +340,9 @@ def lstm_cell(inputs: Tensor, recurrent: Tensor, cell: Tensor) -> tuple[Tensor, 
 
 
 class _Cell(Function):
-    """An LSTM cell of elementary operations. Its gradients are concatenated, so that they fuse into one kernel."""
+    """An LSTM cell of elementary operations. Its gradients are concatenated, so that they fuse into
+    one kernel.
+    """
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, recurrent: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:

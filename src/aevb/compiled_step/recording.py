@@ -1,10 +1,10 @@
 """Record the operations of a step once, and replay them without the Python code that chose them.
 
 An estimate is a pure function of parameters, batch and noise, and every step of a run executes the
-same operations. The operations of one step, including its gradients, are therefore recorded as a graph
-and replayed. The results are the same bit for bit. With ``streams``, for a CUDA graph, the operations
-are also rewritten; with ``fuse``, torch compiles those between matrix products. The results then differ
-by rounding.
+same operations. The operations of one step, including its gradients, are therefore recorded as a
+graph and replayed. The results are the same bit for bit. With ``streams``, for a CUDA graph, the
+operations are also rewritten; with ``fuse``, torch compiles those between matrix products. The
+results then differ by rounding.
 """
 
 from __future__ import annotations
@@ -24,13 +24,17 @@ from aevb.compiled_step.tracing import memory_of, traced, written
 from aevb.runtime import private_torch
 
 aten = torch.ops.aten
-SAME = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)  # operations that return their argument
-Function = Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor]]  # from inputs to objective and metrics
+# operations that return their argument
+SAME = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
+# from inputs to objective and metrics
+Function = Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor]]
 Found = tuple[Tensor, Tensor, list[Tensor | None]]  # objective, metrics, gradients of −objective
 
 
 class _With(nn.Module):
-    """A function wrapped as a module, so that ``functional_call`` can replace the parameters it uses."""
+    """A function wrapped as a module, so that ``functional_call`` can replace the parameters it
+    uses.
+    """
 
     def __init__(self, module: nn.Module, function: Function) -> None:
         super().__init__()
@@ -41,13 +45,19 @@ class _With(nn.Module):
 
 
 class CompiledStep:
-    """A compiled step: maps inputs to the objective, the metrics and the gradients of the active parameters.
+    """A compiled step: maps inputs to the objective, the metrics and the gradients of the active
+    parameters.
 
     ``remarks`` lists the optimisations that failed, and why; the step then runs without them.
     """
 
     def __init__(
-        self, graph: fx.GraphModule, parameters: Sequence[Tensor], inputs: Mapping[str, Tensor], streams: CudaStreams | None, remarks: list[str]
+        self,
+        graph: fx.GraphModule,
+        parameters: Sequence[Tensor],
+        inputs: Mapping[str, Tensor],
+        streams: CudaStreams | None,
+        remarks: list[str],
     ) -> None:
         self.parameters, self.shapes, self.remarks = list(parameters), shapes(inputs), remarks
         self._concurrent = None if streams is None else ConcurrentRun(graph, streams)
@@ -56,10 +66,15 @@ class CompiledStep:
         self.order: list[int] = []  # index of each active parameter's gradient among the results
 
     def write_into(self, places: Mapping[Any, Tensor]) -> None:
-        """Write gradients directly into these tensors, if they are computed last on their CUDA stream."""
+        """Write gradients directly into these tensors, if they are computed last on their CUDA
+        stream.
+        """
         if self._concurrent is not None:
             outputs = self._concurrent.outputs[len(self._concurrent.outputs) - len(self.order) :]
-            self._concurrent.into = {outputs[i]: places[parameter] for i, parameter in zip(self.order, self.active, strict=True)}
+            self._concurrent.into = {
+                outputs[i]: places[parameter]
+                for i, parameter in zip(self.order, self.active, strict=True)
+            }
 
     def fits(self, inputs: Mapping[str, Tensor]) -> bool:
         """Whether the step was compiled for inputs with these names, shapes and strides."""
@@ -84,18 +99,17 @@ def compile_step(
     """Compile a step: record ``function`` and its gradients, then rewrite and fuse the operations.
 
     Arguments:
-        function: Maps the inputs to the objective and the metrics, and reads the module's parameters.
-        module: The module whose parameters ``function`` reads.
-        inputs: Example inputs. The compiled step accepts inputs with the same shapes and strides.
-        active: The parameters to differentiate with respect to.
-        fuse: Compile the operations between matrix products.
-        streams: Additional CUDA streams that a step on a GPU may use.
-        copies: The stacked parameters of several modules of one kind. They have a leading axis of
+        function: Maps the inputs to the objective and the metrics, and reads the module's
+        parameters. module: The module whose parameters ``function`` reads. inputs: Example inputs.
+        The compiled step accepts inputs with the same shapes and strides. active: The parameters to
+        differentiate with respect to. fuse: Compile the operations between matrix products.
+        streams: Additional CUDA streams that a step on a GPU may use. copies: The stacked
+        parameters of several modules of one kind. They have a leading axis of
             modules, and so have the inputs. The result is then one step of all modules at once.
 
     A step that cannot be rewritten or fused is replayed as recorded, and its ``remarks`` give the
-    reason. A RuntimeError says that the function cannot be recorded at all, for example because it reads
-    the value of a tensor.
+    reason. A RuntimeError says that the function cannot be recorded at all, for example because it
+    reads the value of a tensor.
     """
     named = dict(module.named_parameters())
     wanted = {id(parameter) for parameter in active}
@@ -103,14 +117,27 @@ def compile_step(
 
     def flat(*tensors: Tensor) -> tuple[Tensor | None, ...]:
         parameters = {name: tensor.detach() for name, tensor in zip(named, tensors, strict=False)}
-        sources = [parameters[name].requires_grad_() for name, parameter in named.items() if id(parameter) in wanted]
+        sources = [
+            parameters[name].requires_grad_()
+            for name, parameter in named.items()
+            if id(parameter) in wanted
+        ]
         data = dict(zip(inputs, tensors[len(named) :], strict=True))
-        objective, measured = torch.func.functional_call(whole, {f"module.{name}": tensor for name, tensor in parameters.items()}, (data,))
+        objective, measured = torch.func.functional_call(
+            whole, {f"module.{name}": tensor for name, tensor in parameters.items()}, (data,)
+        )
         return objective.detach(), measured, *gradients_of(objective, sources)
 
     parameters, given = list(named.values()), list(inputs.values())
     with elementary() if fuse else nullcontext():
-        graph = _trim(traced(flat, *parameters, *(given if copies is None else [value[0] for value in given]), fold=not fuse))
+        graph = _trim(
+            traced(
+                flat,
+                *parameters,
+                *(given if copies is None else [value[0] for value in given]),
+                fold=not fuse,
+            )
+        )
         if copies is not None:
             parameters = list(copies)  # type: ignore[arg-type]
             with torch.no_grad(), private_torch.vmap_without_loops():
@@ -125,13 +152,21 @@ def compile_step(
             graph = fused(graph, remarks, on_gpu=streams is not None)
     except UnchangeableError as reason:
         remarks.append(f"the operations of a step run as recorded, without optimisation: {reason}")
-    except Exception as error:  # a failed optimisation must not stop a run; the graph may be half rewritten, so record again
+    # a failed optimisation must not stop a run; the graph may be half rewritten, so record again
+    except Exception as error:
         cause = f"{type(error).__name__}: {error}".partition("\n")[0]
         step = compile_step(function, module, inputs, active, copies=copies)
-        step.remarks.append(f"the operations of a step run as recorded, without optimisation ({cause})")
+        step.remarks.append(
+            f"the operations of a step run as recorded, without optimisation ({cause})"
+        )
         return step
     step = CompiledStep(graph, parameters, inputs, streams, remarks)
-    places = {id(parameter): i for i, parameter in enumerate(parameter for parameter in named.values() if id(parameter) in wanted)}
+    places = {
+        id(parameter): i
+        for i, parameter in enumerate(
+            parameter for parameter in named.values() if id(parameter) in wanted
+        )
+    }
     step.active, step.order = list(active), [places[id(parameter)] for parameter in active]
     return step
 
@@ -143,8 +178,9 @@ def gradients_of(objective: Tensor, parameters: Sequence[Tensor]) -> list[Tensor
         found += torch.autograd.grad(-objective, parameters, allow_unused=True)
     if all(gradient is None for gradient in found):
         raise ValueError(
-            "The objective depends on no parameter that this phase may train: those that it uses are frozen, or their variable is known "
-            "from the data. Unfreeze some parameters, use another schedule, or leave labels out."
+            "The objective depends on no parameter that this phase may train: those that it uses "
+            "are frozen, or their variable is known from the data. Unfreeze some parameters, use "
+            "another schedule, or leave labels out."
         )
     return found
 
@@ -155,9 +191,15 @@ def shapes(inputs: Mapping[str, Tensor]) -> tuple[Any, ...]:
 
 
 def _trim(graph: fx.GraphModule) -> fx.GraphModule:
-    """Remove operations without effect: detach, factors and powers of 1, sums of one term, redundant views."""
+    """Remove operations without effect: detach, factors and powers of 1, sums of one term,
+    redundant views.
+    """
     reshaping = (aten.view.default, private_torch.UNSAFE_VIEW)
-    changed = {memory_of(argument) for node in graph.graph.nodes for argument in written(node.target, node.args, node.kwargs)}
+    changed = {
+        memory_of(argument)
+        for node in graph.graph.nodes
+        for argument in written(node.target, node.args, node.kwargs)
+    }
     for node in list(graph.graph.nodes):
         if node.op != "call_function" or not node.all_input_nodes:
             continue
@@ -170,7 +212,9 @@ def _trim(graph: fx.GraphModule) -> fx.GraphModule:
             same = _form(source) == _form(node)
         elif _copies(node) and _form(source) == _form(node):
             root = memory_of(source)
-            given_away = root.op in ("placeholder", "get_attr") and any(user.op == "output" for user in node.users)
+            given_away = root.op in ("placeholder", "get_attr") and any(
+                user.op == "output" for user in node.users
+            )
             same = not given_away and changed.isdisjoint((root, node))
         if same:
             node.replace_all_uses_with(source)
@@ -181,12 +225,18 @@ def _trim(graph: fx.GraphModule) -> fx.GraphModule:
 
 
 def _as_they_come(graph: fx.GraphModule, count: int) -> None:
-    """Return the last ``count`` results, the gradients, in bfloat16 if so computed: compiled code converts them."""
+    """Return the last ``count`` results, the gradients, in bfloat16 if so computed: compiled code
+    converts them.
+    """
     output = next(node for node in graph.graph.nodes if node.op == "output")
-    results = list(output.args[0])  # type: ignore[arg-type]
+    results = list(output.args[0])
     for i in range(len(results) - count, len(results)):
         node: Any = results[i]
-        if node is not None and node.target is private_torch.TO_COPY and node.args[0].meta["val"].dtype == torch.bfloat16:
+        if (
+            node is not None
+            and node.target is private_torch.TO_COPY
+            and node.args[0].meta["val"].dtype == torch.bfloat16
+        ):
             results[i] = node.args[0]
     output.args = (tuple(results),)
     graph.graph.eliminate_dead_code()
@@ -199,7 +249,8 @@ def _copies(node: fx.Node) -> bool:
         return bool(node.args[1] == 1)
     if node.target is aten.cat.default:
         return len(node.all_input_nodes) == 1 == len(node.args[0])  # type: ignore[arg-type]
-    return node.target is aten.sum.dim_IntList and len(node.args) == 3  # keepdim: with equal shapes, a sum over axes of size one
+    # keepdim: with equal shapes, a sum over axes of size one
+    return node.target is aten.sum.dim_IntList and len(node.args) == 3
 
 
 def _form(node: fx.Node) -> tuple[Any, ...]:

@@ -2,9 +2,9 @@
 
 On a GPU, the time of a small model, or of a loop over time, depends on the number of sequential
 operations more than on their size. Three rewrites reduce it. Products of the same input become one
-product with concatenated weights. A sum with a product becomes one multiply-add. Operations whose results
-are needed only at the end of the step, such as the gradients of weights, run on other streams. The
-results differ from the recording's only by rounding.
+product with concatenated weights. A sum with a product becomes one multiply-add. Operations whose
+results are needed only at the end of the step, such as the gradients of weights, run on other
+streams. The results differ from the recording's only by rounding.
 """
 
 from __future__ import annotations
@@ -25,12 +25,16 @@ Node = Any  # an fx.Node: its arguments may be anything
 LINEAR = private_torch.ONEDNN_LINEAR
 PRODUCTS = (aten.mm.default, aten.addmm.default)
 SHAPED = (aten.view.default, private_torch.UNSAFE_VIEW, aten.reshape.default)
-RESHAPES = (*SHAPED, aten.unsqueeze.default, aten.squeeze.dim)  # views with the same elements in the same order
+# views with the same elements in the same order
+RESHAPES = (*SHAPED, aten.unsqueeze.default, aten.squeeze.dim)
 VIEWS = (*RESHAPES, aten.t.default, aten.slice.Tensor, aten.expand.default)
 CAST = private_torch.TO_COPY
 ENDS = (aten.mm.default, aten.bmm.default, aten.sum.dim_IntList, CAST)
-DEFERRED = "deferred"  # marks a node that runs on a branch stream; the value is the number of its group
-CONCURRENT = "concurrent"  # marks independent products: (number of the group, whether it leaves the main stream)
+DEFERRED = (
+    "deferred"  # marks a node that runs on a branch stream; the value is the number of its group
+)
+# marks independent products: (number of the group, whether it leaves the main stream)
+CONCURRENT = "concurrent"
 VALUES = 2  # results of a step before its gradients: the objective and the metrics
 OFTEN = 4  # fewest uses of the same weights for which concatenating them pays
 ALIGNED = 8  # alignment of matrix rows, in numbers, that fast routines need
@@ -40,12 +44,14 @@ class UnchangeableError(Exception):
     """A step cannot be rewritten, because the order of its operations matters."""
 
 
-def rewritten(graph: fx.GraphModule, parameters: int, *, defer: bool = True, values: bool = False) -> fx.GraphModule:
+def rewritten(
+    graph: fx.GraphModule, parameters: int, *, defer: bool = True, values: bool = False
+) -> fx.GraphModule:
     """Return the rewritten step. The first ``parameters`` arguments of the graph are the weights.
 
-    ``defer`` marks operations that are needed only at the end of the step. With ``values``, these include
-    the operations that only the objective and the metrics need, not the gradients. That pays if every
-    operation is a kernel of its own.
+    ``defer`` marks operations that are needed only at the end of the step. With ``values``, these
+    include the operations that only the objective and the metrics need, not the gradients. That
+    pays if every operation is a kernel of its own.
     """
     _join(graph, parameters)
     _accumulate(graph.graph)
@@ -79,7 +85,9 @@ def _join(graph: fx.GraphModule, parameters: int) -> None:
 
 
 def _anew(graph: fx.GraphModule) -> fx.GraphModule:
-    """Return a copy of the graph. After moving nodes, fx frees values too early, because it mistakes their last user."""
+    """Return a copy of the graph. After moving nodes, fx frees values too early, because it
+    mistakes their last user.
+    """
     copy = fx.Graph()
     known: dict[Node, Node] = {}
     result = copy.graph_copy(graph.graph, known)
@@ -96,19 +104,27 @@ def _calls(graph: fx.Graph) -> Iterator[Node]:
 
 
 def _without_side_effects(graph: fx.Graph) -> None:
-    """Replace in-place operations by ordinary ones, if nothing else reads the value that they overwrite.
+    """Replace in-place operations by ordinary ones, if nothing else reads the value that they
+    overwrite.
 
     Raise UnchangeableError for any other write, because rewriting changes the order of operations.
     """
     for node in _calls(graph):
-        if not isinstance(node.target, private_torch.Operation) or not node.target._schema.is_mutable:
+        if (
+            not isinstance(node.target, private_torch.Operation)
+            or not node.target._schema.is_mutable
+        ):
             continue
         packet, _, overload = node.target.__name__.partition(".")
         into = written(node.target, node.args, node.kwargs)
         alone = into == [node.args[0]] and into[0].op == "call_function" and len(into[0].users) == 1
-        part = alone and is_view(into[0]) and not written(into[0].target, into[0].args, into[0].kwargs)
+        part = (
+            alone and is_view(into[0]) and not written(into[0].target, into[0].args, into[0].kwargs)
+        )
         if not alone or part or not hasattr(aten, packet[:-1]):
-            raise UnchangeableError(f"{node.target} writes into a value that other operations may read")
+            raise UnchangeableError(
+                f"{node.target} writes into a value that other operations may read"
+            )
         node.target = getattr(getattr(aten, packet[:-1]), overload)
 
 
@@ -140,14 +156,18 @@ def _hoist(graph: fx.Graph, parameters: int) -> tuple[set[Node], Node]:
     return found, last
 
 
-# Products of one input --------------------------------------------------------------------------------------------------------------------
+# Products of one input ----------------------------------------------------------------------------
 
 
 def _merge(graph: fx.Graph, weights: set[Node], last: Node) -> None:
     of_input: dict[Node, list[Node]] = defaultdict(list)
     for node in _calls(graph):
         bias = _bias(node)
-        plain = node.target in PRODUCTS and not node.kwargs and (bias is None or (bias in weights and bias.meta["val"].dim() == 1))
+        plain = (
+            node.target in PRODUCTS
+            and not node.kwargs
+            and (bias is None or (bias in weights and bias.meta["val"].dim() == 1))
+        )
         if plain and node.args[-1] in weights:
             of_input[node.args[-2]].append(node)
     kinds = Counter(_kind(nodes) for nodes in of_input.values() if len(nodes) > 1)
@@ -162,9 +182,15 @@ def _merge(graph: fx.Graph, weights: set[Node], last: Node) -> None:
                 whole[kind] = _side_by_side(graph, nodes)
         weight, bias = whole[kind]
         with graph.inserting_before(min(nodes, key=places.__getitem__)):
-            product = call(graph, aten.mm.default, x, weight) if bias is None else call(graph, aten.addmm.default, bias, x, weight)
+            product = (
+                call(graph, aten.mm.default, x, weight)
+                if bias is None
+                else call(graph, aten.addmm.default, bias, x, weight)
+            )
             ends = list(accumulate((node.meta["val"].shape[1] for node in nodes), initial=0))
-            parts = [call(graph, aten.slice.Tensor, product, 1, *between) for between in pairwise(ends)]
+            parts = [
+                call(graph, aten.slice.Tensor, product, 1, *between) for between in pairwise(ends)
+            ]
         for node, part in zip(nodes, parts, strict=True):
             node.replace_all_uses_with(part)
             graph.erase_node(node)
@@ -187,24 +213,37 @@ def _side_by_side(graph: fx.Graph, nodes: Sequence[Node]) -> tuple[Node, Node | 
         weight = call(graph, aten.constant_pad_nd.default, weight, [0, gap])
     if all(_bias(node) is None for node in nodes):
         return weight, None
-    parts = [_bias(node) or call(graph, aten.new_zeros.default, weight, [node.args[-1].meta["val"].shape[1]]) for node in nodes]
+    parts = [
+        _bias(node)
+        or call(graph, aten.new_zeros.default, weight, [node.args[-1].meta["val"].shape[1]])
+        for node in nodes
+    ]
     parts += [call(graph, aten.new_zeros.default, weight, [gap])] if gap else []
     return weight, call(graph, aten.cat.default, parts)
 
 
-# Products that are added ----------------------------------------------------------------------------------------------------------------
+# Products that are added --------------------------------------------------------------------------
 
 
 def _accumulate(graph: fx.Graph) -> None:
     for node in _calls(graph):
-        if node.target is not aten.add.Tensor or node.kwargs or not all(isinstance(arg, fx.Node) for arg in node.args):
+        if (
+            node.target is not aten.add.Tensor
+            or node.kwargs
+            or not all(isinstance(arg, fx.Node) for arg in node.args)
+        ):
             continue
         shape = node.meta["val"].shape
         if any(arg.meta["val"].shape != shape for arg in node.args):
             continue
         for total, part in (node.args, node.args[::-1]):
             product = _root(part)
-            if product.target is aten.mm.default and _alone(part) and _own(total) and total.meta["val"].is_contiguous():
+            if (
+                product.target is aten.mm.default
+                and _alone(part)
+                and _own(total)
+                and total.meta["val"].is_contiguous()
+            ):
                 break
         else:
             continue
@@ -212,10 +251,16 @@ def _accumulate(graph: fx.Graph) -> None:
         if total.meta["val"].dtype != product.meta["val"].dtype:
             continue
         with graph.inserting_before(node):
-            flat = total if list(total.meta["val"].shape) == size else call(graph, aten.view.default, total, size)
+            flat = (
+                total
+                if list(total.meta["val"].shape) == size
+                else call(graph, aten.view.default, total, size)
+            )
             added = graph.call_function(aten.addmm_.default, (flat, *product.args))
             added.meta["val"] = flat.meta["val"]
-            result = added if list(shape) == size else call(graph, aten.view.default, added, list(shape))
+            result = (
+                added if list(shape) == size else call(graph, aten.view.default, added, list(shape))
+            )
         node.replace_all_uses_with(result)
         graph.erase_node(node)
 
@@ -266,7 +311,9 @@ def _alone(node: Node) -> bool:
 
 
 def _own(node: Node) -> bool:
-    """Whether a node may be overwritten: this is its only use, and no other slice of its memory overlaps it."""
+    """Whether a node may be overwritten: this is its only use, and no other slice of its memory
+    overlaps it.
+    """
     while len(node.users) == 1 and node.target in VIEWS:
         if node.target is aten.slice.Tensor and len(node.args[0].users) > 1:
             return _computed(node.args[0]) and _disjoint(list(node.args[0].users))
@@ -277,12 +324,19 @@ def _own(node: Node) -> bool:
 
 
 def _computed(node: Node) -> bool:
-    """Whether a node surely has memory of its own: true of products; a compiler may turn x + 0 into x itself."""
+    """Whether a node surely has memory of its own: true of products; a compiler may turn x + 0 into
+    x itself.
+    """
     return node.target in (aten.mm.default, aten.addmm.default, aten.addmm_.default)
 
 
 def _disjoint(parts: Sequence[Node]) -> bool:
-    if any(part.target is not aten.slice.Tensor or len(part.args) != 4 or part.args[1] != parts[0].args[1] for part in parts):
+    if any(
+        part.target is not aten.slice.Tensor
+        or len(part.args) != 4
+        or part.args[1] != parts[0].args[1]
+        for part in parts
+    ):
         return False
     base, axis = parts[0].args[:2]
     ends = sorted(slice(*part.args[2:]).indices(base.meta["val"].shape[axis])[:2] for part in parts)
@@ -295,14 +349,15 @@ def call(graph: fx.Graph, target: Any, *args: Any) -> Node:
     return node
 
 
-# Operations that can be deferred ------------------------------------------------------------------------------------------------
+# Operations that can be deferred ------------------------------------------------------------------
 
 
 def _leaves(graph: fx.Graph, values: bool) -> list[set[Node]]:
-    """Return groups of operations that can be deferred: the last products and sums of the gradients.
+    """Return groups of operations that can be deferred: the last products and sums of the
+    gradients.
 
-    Independent groups are separate. With ``values``, one more group has the operations that only the
-    objective and the metrics need.
+    Independent groups are separate. With ``values``, one more group has the operations that only
+    the objective and the metrics need.
     """
     found: set[Node] = set()
     groups: list[set[Node]] = []
@@ -311,11 +366,20 @@ def _leaves(graph: fx.Graph, values: bool) -> list[set[Node]]:
     for_values: set[Node] = set()
     for node in reversed(list(graph.nodes)):
         users = [user for user in node.users if user.op != "output"]
-        if values and node.op == "call_function" and node not in of_gradients and for_values.issuperset(users):
+        if (
+            values
+            and node.op == "call_function"
+            and node not in of_gradients
+            and for_values.issuperset(users)
+        ):
             for_values.add(node)
             continue
         ends = node.target in ENDS and (not users or all(user.target is CAST for user in users))
-        if node.op == "call_function" and (ends or (users and node.target in (*VIEWS, aten.cat.default))) and found.issuperset(users):
+        if (
+            node.op == "call_function"
+            and (ends or (users and node.target in (*VIEWS, aten.cat.default)))
+            and found.issuperset(users)
+        ):
             joined = [group for group in groups if not group.isdisjoint(users)]
             groups = [group for group in groups if group not in joined] + [{node}.union(*joined)]
             found.add(node)

@@ -1,8 +1,8 @@
 """Trace a function of tensors into an fx graph, including the gradients that it computes.
 
-This is a simpler version of torch's ``make_fx`` for training steps: a fixed sequence of operations that
-does not depend on the values of tensors. It needs no Python guards, symbolic sizes or fake tensors, and
-traces a loop over time in a fraction of the time.
+This is a simpler version of torch's ``make_fx`` for training steps: a fixed sequence of operations
+that does not depend on the values of tensors. It needs no Python guards, symbolic sizes or fake
+tensors, and traces a loop over time in a fraction of the time.
 """
 
 from __future__ import annotations
@@ -20,23 +20,40 @@ from aevb.runtime import private_torch
 
 aten = torch.ops.aten
 Node = Any  # an fx.Node: its arguments may be anything
-UNSAFE = (private_torch.UNSAFE_VIEW, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)  # views whose schema does not say so
+# views whose schema does not say so
+UNSAFE = (private_torch.UNSAFE_VIEW, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)
 VALUE_DEPENDENT = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-FIXED = {aten.ones_like, aten.zeros_like, aten.full_like, aten.new_zeros, aten.new_ones, aten.new_full, aten.zeros, aten.ones, aten.full,
-         aten.scalar_tensor, aten.lift_fresh}  # fmt: skip  # results independent of the values of the arguments
+# results independent of the values of the arguments
+FIXED = {
+    aten.ones_like,
+    aten.zeros_like,
+    aten.full_like,
+    aten.new_zeros,
+    aten.new_ones,
+    aten.new_full,
+    aten.zeros,
+    aten.ones,
+    aten.full,
+    aten.scalar_tensor,
+    aten.lift_fresh,
+}
 
 
 def traced(function: Callable[..., Any], *tensors: Tensor, fold: bool = False) -> fx.GraphModule:
     """Return the operations of ``function`` on these tensors, as a graph. It is called once.
 
-    Other tensors that it uses become constants. With ``fold``, values computed only from constants that
-    it creates (``zeros``, ``full``, …) become constants as well.
+    Other tensors that it uses become constants. With ``fold``, values computed only from constants
+    that it creates (``zeros``, ``full``, …) become constants as well.
 
     The function may consist only of operations on tensors. The tracer does not see conversions
     (``tolist``, ``numpy``, ``.data``) or new objects (``nn.Parameter``): the graph then replays the
     values of this call.
     """
-    tensors = tuple(tensor.detach() if any(tensor is other for other in tensors[:i]) else tensor for i, tensor in enumerate(tensors))  # no duplicates
+    # no duplicates
+    tensors = tuple(
+        tensor.detach() if any(tensor is other for other in tensors[:i]) else tensor
+        for i, tensor in enumerate(tensors)
+    )
     if private_torch.DispatchMode is None:
         raise RuntimeError("this version of torch has no TorchDispatchMode")
     with _Tracer(tensors, fold) as tracer:
@@ -48,8 +65,9 @@ def traced(function: Callable[..., Any], *tensors: Tensor, fold: bool = False) -
 class _Tracer(private_torch.DispatchMode or object):  # type: ignore[misc]
     """Execute and record every operation in order.
 
-    The node of a tensor is the operation that created it, or the last one that wrote into it directly.
-    Writes through views need no extra treatment, because the graph replays operations in the same order.
+    The node of a tensor is the operation that created it, or the last one that wrote into it
+    directly. Writes through views need no extra treatment, because the graph replays operations in
+    the same order.
     """
 
     def __init__(self, tensors: Sequence[Tensor], fold: bool) -> None:
@@ -66,10 +84,16 @@ class _Tracer(private_torch.DispatchMode or object):  # type: ignore[misc]
     def _should_skip_dynamo(cls) -> bool:
         return False  # the default, True, makes torch import its compiler
 
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
-        if any(tag in operation.tags for tag in VALUE_DEPENDENT) and not _by_numbers(operation, args):
-            raise RuntimeError(f"{operation} asks for the value of a tensor, which differs from step to step.")
+        if any(tag in operation.tags for tag in VALUE_DEPENDENT) and not _by_numbers(
+            operation, args
+        ):
+            raise RuntimeError(
+                f"{operation} asks for the value of a tensor, which differs from step to step."
+            )
         for tensor in written(operation, args, kwargs):
             self._keep(self._node(tensor))
             for node in self.places.pop(_place(tensor), ()):
@@ -87,16 +111,23 @@ class _Tracer(private_torch.DispatchMode or object):  # type: ignore[misc]
                 if isinstance(part, Tensor):
                     self._made(self.graph.call_function(getitem, (node, i)), part)
         elif result is not None:
-            raise RuntimeError(f"{operation} returns a {type(result).__name__}, which may differ from step to step.")
+            raise RuntimeError(
+                f"{operation} returns a {type(result).__name__}, which may differ from step to "
+                f"step."
+            )
         return result
 
     def _made(self, node: Node, tensor: Tensor) -> None:
-        node.meta["val"] = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        node.meta["val"] = torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
+        )
         self.nodes[tensor] = node
 
     def named(self, values: Any) -> Any:
         """Return the values with every tensor replaced by its node."""
-        return fx.node.map_aggregate(values, lambda value: self._node(value) if isinstance(value, Tensor) else value)
+        return fx.node.map_aggregate(
+            values, lambda value: self._node(value) if isinstance(value, Tensor) else value
+        )
 
     def _node(self, tensor: Tensor) -> Node:
         return self.nodes[tensor] if tensor in self.nodes else self._constant(tensor)
@@ -125,7 +156,9 @@ class _Tracer(private_torch.DispatchMode or object):  # type: ignore[misc]
         operation, sources = node.target, node.all_input_nodes
         if operation._schema.is_mutable or torch.Tag.nondeterministic_seeded in operation.tags:
             return False
-        return operation.overloadpacket in FIXED or (bool(sources) and all(source in self.same for source in sources))
+        return operation.overloadpacket in FIXED or (
+            bool(sources) and all(source in self.same for source in sources)
+        )
 
     def finish(self, results: Any) -> None:
         """Set the outputs, and replace constant results by constants.
@@ -150,7 +183,9 @@ class _Tracer(private_torch.DispatchMode or object):  # type: ignore[misc]
 
 
 def memory_of(node: Node) -> Node:
-    """Return the node that allocated this node's memory: itself, or the base of a view or in-place write."""
+    """Return the node that allocated this node's memory: itself, or the base of a view or in-place
+    write.
+    """
     while node.op == "call_function" and node.all_input_nodes and is_view(node):
         into = written(node.target, node.args, node.kwargs)
         node = into[0] if into else node.all_input_nodes[0]
@@ -165,8 +200,12 @@ def is_view(node: Node) -> bool:
 
 
 def _by_numbers(operation: Any, args: Sequence[Any]) -> bool:
-    """Whether the operation indexes by integers, not by a mask: the size of its result is then fixed."""
-    return operation is aten.index.Tensor and all(index is None or index.dtype not in (torch.bool, torch.uint8) for index in args[1])
+    """Whether the operation indexes by integers, not by a mask: the size of its result is then
+    fixed.
+    """
+    return operation is aten.index.Tensor and all(
+        index is None or index.dtype not in (torch.bool, torch.uint8) for index in args[1]
+    )
 
 
 def written(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -174,8 +213,14 @@ def written(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> l
     schema = getattr(operation, "_schema", None)
     if schema is None or not schema.is_mutable:
         return []
-    named = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | dict(kwargs)
-    found = [named[argument.name] for argument in schema.arguments if argument.alias_info is not None and argument.alias_info.is_write]
+    named = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | dict(
+        kwargs
+    )
+    found = [
+        named[argument.name]
+        for argument in schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
     return [value for one in found for value in (one if isinstance(one, list | tuple) else [one])]
 
 

@@ -1,7 +1,8 @@
 """Built-in data sets: included in the library, or downloaded and verified.
 
-``digits`` (scikit-learn's 1,797 images of 8×8, embedded), ``mnist`` and ``fashion`` (from the folder ``AEVB_DATA``, the cache, or a
-download whose checksum is verified), ``fa`` (the tutorial's synthetic factor-analysis data).
+``digits`` (scikit-learn's 1,797 images of 8×8, embedded), ``mnist`` and ``fashion`` (from the
+folder ``AEVB_DATA``, the cache, or a download whose checksum is verified), ``fa`` (the tutorial's
+synthetic factor-analysis data).
 """
 
 from __future__ import annotations
@@ -18,9 +19,15 @@ import numpy as np
 FA_LOADINGS = np.array([[-0.5, -1.0], [-1.0, -1.0], [2.0, 0.5]])
 FA_SCALE = np.array([0.4, 0.2, 0.3])
 
-_IDX = {"train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"), "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")}
+_IDX = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
 _MIRRORS = {
-    "mnist": ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
+    "mnist": (
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    ),
     "fashion": ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
 }
 # MD5 of the gzipped files, as published; a downloaded file with another checksum is refused.
@@ -52,7 +59,9 @@ def factor_analysis(n: int = 1000, *, seed: int = 0) -> np.ndarray:
 
 
 def digits() -> tuple[Images, Images]:
-    """Return scikit-learn's handwritten digits as training and test images; every sixth row is a test row."""
+    """Return scikit-learn's handwritten digits as training and test images; every sixth row is a
+    test row.
+    """
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
     data = load_digits()
@@ -63,7 +72,10 @@ def digits() -> tuple[Images, Images]:
 
 def mnist(name: str = "mnist") -> tuple[Images, Images]:
     """Return the training and test images of MNIST, or of Fashion-MNIST with ``name="fashion"``."""
-    train, test = (Images(_idx(name, files[0]), _idx(name, files[1]).astype(np.int64), 256) for files in (_IDX["train"], _IDX["test"]))
+    train, test = (
+        Images(_idx(name, files[0]), _idx(name, files[1]).astype(np.int64), 256)
+        for files in (_IDX["train"], _IDX["test"])
+    )
     return train, test
 
 
@@ -77,7 +89,9 @@ def at_hand(name: str) -> bool:
 
 
 def _folders(name: str) -> list[Path]:
-    return [Path(os.environ[key]) / name for key in ("AEVB_DATA",) if os.environ.get(key)] + [cache_folder() / name]
+    return [Path(os.environ[key]) / name for key in ("AEVB_DATA",) if os.environ.get(key)] + [
+        cache_folder() / name
+    ]
 
 
 def _find(name: str, file: str) -> Path | None:
@@ -102,7 +116,9 @@ def _parse(content: bytes, path: Path) -> np.ndarray:
         shape = tuple(int.from_bytes(raw[4 + 4 * i : 8 + 4 * i], "big") for i in range(raw[3]))
         return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape)
     except (OSError, EOFError, ValueError, IndexError) as error:
-        raise ValueError(f"{path} is damaged: {str(error).rstrip('.')}. Delete it, or put a good copy there.") from None
+        raise ValueError(
+            f"{path} is damaged: {str(error).rstrip('.')}. Delete it, or put a good copy there."
+        ) from None
 
 
 def _fetch(name: str, file: str, folder: Path) -> bytes:

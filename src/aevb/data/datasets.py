@@ -24,14 +24,26 @@ from aevb.data.files import layout, read_file, read_lines
 from aevb.data.grey_levels import Fresh
 from aevb.data.long_tables import Lines
 from aevb.data.mapped_rows import one_column, some_rows
-from aevb.data.preparation import CHOICES, InfiniteError, Standardised, default_preparation, parts, prepare_levels, standardise
+from aevb.data.preparation import (
+    CHOICES,
+    InfiniteError,
+    Standardised,
+    default_preparation,
+    parts,
+    prepare_levels,
+    standardise,
+)
 from aevb.data.tables import TABLES
 from aevb.declare.graph import Graph
 from aevb.estimate.keys import mask_of
 from aevb.estimate.places import Placed, places_of
 from aevb.runtime.checked_files import LONGEST_BESIDE, DataWarning, read_json
 
-IMAGES: dict[str, Callable[[], tuple[Images, Images]]] = {"digits": digits, "mnist": mnist, "fashion": partial(mnist, "fashion")}
+IMAGES: dict[str, Callable[[], tuple[Images, Images]]] = {
+    "digits": digits,
+    "mnist": mnist,
+    "fashion": partial(mnist, "fashion"),
+}
 NAMES = ("fa", *IMAGES)
 
 
@@ -44,7 +56,9 @@ class Recipe:
     levels: int | None = None  # its number of grey levels
     mean: list[float] | None = None  # what standardise subtracted from its columns,
     scale: list[float] | None = None  # and what it divided them by
-    others: Mapping[str, Mapping[str, list[float]]] | None = None  # mean and scale of the other observed variables that were standardised
+    others: Mapping[str, Mapping[str, list[float]]] | None = (
+        None  # mean and scale of the other observed variables that were standardised
+    )
     columns: Mapping[str, list[str]] | None = None  # the columns of a table, per variable
     long: bool | None = None  # whether that table had one line per step
     image: list[int] | None = None  # height and width, if rows were images
@@ -54,10 +68,19 @@ class Recipe:
     split: int = 0  # and the seed that chose them
     seed: int = 0  # the seed of random preparations
     missing: list[float] | None = None  # numbers that mark missing cells of a table
-    known: list[str] | None = None  # the variables, latents included, that the training rows have values of
+    known: list[str] | None = (
+        None  # the variables, latents included, that the training rows have values of
+    )
 
     def text(self) -> str:
-        return json.dumps({key: value for key, value in asdict(self).items() if value is not None}, indent=2, ensure_ascii=False) + "\n"
+        return (
+            json.dumps(
+                {key: value for key, value in asdict(self).items() if value is not None},
+                indent=2,
+                ensure_ascii=False,
+            )
+            + "\n"
+        )
 
     @classmethod
     def read(cls, folder: Path) -> Recipe | None:
@@ -67,10 +90,17 @@ class Recipe:
             return None
         try:
             record = read_json(path, LONGEST_BESIDE)
-            before = {"split": record.get("seed", 0)} | ({"known": list(record["columns"])} if record.get("columns") else {})  # older runs
-            return cls(**before | record)._checked()  # older runs chose the held-out rows by the run's seed
+            # older runs
+            before = {"split": record.get("seed", 0)} | (
+                {"known": list(record["columns"])} if record.get("columns") else {}
+            )
+            return cls(
+                **before | record
+            )._checked()  # older runs chose the held-out rows by the run's seed
         except (ValueError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is damaged: {str(error).rstrip('.')}. Delete it, and give --prepare.") from None
+            raise ValueError(
+                f"{path} is damaged: {str(error).rstrip('.')}. Delete it, and give --prepare."
+            ) from None
 
     def _checked(self) -> Recipe:
         """Return the recipe itself; raise ValueError if a field has a wrong type or value."""
@@ -80,13 +110,18 @@ class Recipe:
                 raise ValueError(f"{name} is {json.dumps(value)[:60]}")
         if self.prepare is not None and self.prepare not in CHOICES:
             raise ValueError(f"prepare is {self.prepare[:60]!r}")
-        for mean, scale in [(self.mean, self.scale), *((table.get("mean"), table.get("scale")) for table in (self.others or {}).values())]:
+        for mean, scale in [
+            (self.mean, self.scale),
+            *((table.get("mean"), table.get("scale")) for table in (self.others or {}).values()),
+        ]:
             if (mean is None) != (scale is None) or len(mean or ()) != len(scale or ()):
                 raise ValueError("mean and scale are of different columns")
         return self
 
     def undo(self, x: np.ndarray, other: str | None = None) -> np.ndarray:
-        """Convert values of the first observed variable, or of ``other``, back to the units of the data."""
+        """Convert values of the first observed variable, or of ``other``, back to the units of the
+        data.
+        """
         numbers, how = self.numbers(other), (self.prepare or "").partition("-")[0]
         if numbers is not None:
             return numbers.undo(x)
@@ -98,8 +133,16 @@ class Recipe:
 
     def numbers(self, other: str | None = None) -> Standardised | None:
         """Return the mean and scale that standardised the first observed variable, or ``other``."""
-        found = {"mean": self.mean, "scale": self.scale} if other is None else (self.others or {}).get(other, {})
-        return None if found.get("mean") is None else Standardised(np.empty(0), np.array(found["mean"]), np.array(found["scale"]))
+        found = (
+            {"mean": self.mean, "scale": self.scale}
+            if other is None
+            else (self.others or {}).get(other, {})
+        )
+        return (
+            None
+            if found.get("mean") is None
+            else Standardised(np.empty(0), np.array(found["mean"]), np.array(found["scale"]))
+        )
 
     def spread(self, other: str | None = None) -> np.ndarray | None:
         """Return, per column, how many units of the data equal 1 in the prepared values.
@@ -109,7 +152,9 @@ class Recipe:
         if self.prepare == "standardise":
             numbers = self.numbers(other)
             return None if numbers is None else numbers.scale
-        levels = {"dequantise": self.levels or 256, "scale": (self.levels or 256) - 1}.get((self.prepare or "").partition("-")[0])
+        levels = {"dequantise": self.levels or 256, "scale": (self.levels or 256) - 1}.get(
+            (self.prepare or "").partition("-")[0]
+        )
         return None if levels is None or other is not None else np.array([float(levels)])
 
 
@@ -142,7 +187,9 @@ _KINDS: dict[str, Callable[[Any], bool]] = {  # checks of a recipe's fields
     "scale": lambda value: _finite(value) and all(number > 0 for number in value),
     "hold_out": lambda value: _is(int, float)(value) and 0 <= value < 1,
     "long": _is(bool),
-    "image": lambda value: isinstance(value, list) and len(value) == 2 and all(map(_whole(1, 2**20), value)),
+    "image": lambda value: (
+        isinstance(value, list) and len(value) == 2 and all(map(_whole(1, 2**20), value))
+    ),
     "columns": _table_of(_list_of(str)),
     "known": _list_of(str),
     "missing": _finite,
@@ -152,7 +199,9 @@ _KINDS: dict[str, Callable[[Any], bool]] = {  # checks of a recipe's fields
 
 def in_units(recipe: Recipe | None, graph: Graph, name: str, value: np.ndarray) -> np.ndarray:
     """Convert values of a variable from the model's units to the units of the data."""
-    return value if recipe is None else recipe.undo(value, None if name == graph.observed[0] else name)
+    return (
+        value if recipe is None else recipe.undo(value, None if name == graph.observed[0] else name)
+    )
 
 
 def log_spreads(recipe: Recipe, graph: Graph) -> dict[str, np.ndarray]:
@@ -163,8 +212,11 @@ def log_spreads(recipe: Recipe, graph: Graph) -> dict[str, np.ndarray]:
     found = {}
     for name in graph.observed:
         spread = recipe.spread(None if name == graph.observed[0] else name)
-        if spread is not None and not any(entry.spec.support.is_discrete for entry in graph.p[name].values()):
-            each = graph.size(name) // spread.size  # 0 for a run in which each step has its own spread
+        if spread is not None and not any(
+            entry.spec.support.is_discrete for entry in graph.p[name].values()
+        ):
+            # 0 for a run in which each step has its own spread
+            each = graph.size(name) // spread.size
             found[name] = np.log(np.tile(spread, each) if each else spread[:, None, None])
     return found
 
@@ -172,8 +224,8 @@ def log_spreads(recipe: Recipe, graph: Graph) -> dict[str, np.ndarray]:
 def log_jacobian(recipe: Recipe, graph: Graph, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return, per variable and row, what to subtract from log p to get the units of the data, [N].
 
-    A variable x = mean + spread · x' has log p(x) = log p(x') − Σ log spread. The sum is over the known
-    entries at real steps.
+    A variable x = mean + spread · x' has log p(x) = log p(x') − Σ log spread. The sum is over the
+    known entries at real steps.
     """
     found = {}
     for name, spread in log_spreads(recipe, graph).items():
@@ -186,11 +238,15 @@ def log_jacobian(recipe: Recipe, graph: Graph, batch: Mapping[str, Tensor]) -> d
 
 @dataclass(frozen=True)
 class Split:
-    """Rows for one model, and their labels if the data have any (whether or not the model reads them)."""
+    """Rows for one model, and their labels if the data have any (whether or not the model reads
+    them).
+    """
 
     data: dict[str, Any]
     labels: np.ndarray | None = None
-    labels_of: str | None = None  # the latent of the labels, if they are for comparison only and not data
+    labels_of: str | None = (
+        None  # the latent of the labels, if they are for comparison only and not data
+    )
     raw: dict[str, Any] = field(default_factory=dict)  # the rows before preparation
 
 
@@ -201,11 +257,15 @@ class Loaded:
     train: Split
     test: Split | None
     recipe: Recipe
-    lines: Lines | None = None  # of a table with one line per step: which lines belong to which row, held out or not
+    lines: Lines | None = (
+        None  # of a table with one line per step: which lines belong to which row, held out or not
+    )
 
 
 def sizes(name: str, graph: Graph, missing: Sequence[float] = ()) -> dict[str, int]:
-    """Return the sizes of a zoo model's variables from data: x from the columns, y from the labels."""
+    """Return the sizes of a zoo model's variables from data: x from the columns, y from the
+    labels.
+    """
     if name == "fa":
         return {"x": 3}
     if name in IMAGES:
@@ -217,7 +277,11 @@ def sizes(name: str, graph: Graph, missing: Sequence[float] = ()) -> dict[str, i
             shape = (0, *value[0].shape) if isinstance(value, list) else value.shape
             inner = shape[2 if graph.timed[variable] else 1 :]
             labels = not inner and variable != graph.observed[0]
-            found[variable] = int(np.nanmax(np.concatenate(value) if isinstance(value, list) else value)) + 1 if labels else int(np.prod(inner))
+            found[variable] = (
+                int(np.nanmax(np.concatenate(value) if isinstance(value, list) else value)) + 1
+                if labels
+                else int(np.prod(inner))
+            )
     return found
 
 
@@ -236,33 +300,45 @@ def load(
     """Load the rows of a built-in data set or of a file, prepared for a model.
 
     A built-in data set has test rows. For a file, ``validation`` names a file of test rows, or
-    ``hold_out`` gives the fraction of rows to hold out. Which rows are held out depends on ``split``
-    only, so runs with different seeds are evaluated on the same rows. ``missing`` are numbers that mark
-    missing cells of a table. ``like`` is the recipe of a run: rows are then prepared like its training
-    rows. If these had no values of a latent, values in the new rows are labels for comparison, not
-    data, because the run numbered its classes itself.
+    ``hold_out`` gives the fraction of rows to hold out. Which rows are held out depends on
+    ``split`` only, so runs with different seeds are evaluated on the same rows. ``missing`` are
+    numbers that mark missing cells of a table. ``like`` is the recipe of a run: rows are then
+    prepared like its training rows. If these had no values of a latent, values in the new rows are
+    labels for comparison, not data, because the run numbered its classes itself.
     """
     if prepare is not None and prepare not in (*CHOICES, "none"):
-        raise ValueError(f"Unknown preparation {prepare!r}. Choose one of {', '.join((*CHOICES, 'none'))}.")
+        raise ValueError(
+            f"Unknown preparation {prepare!r}. Choose one of {', '.join((*CHOICES, 'none'))}."
+        )
     if not 0 <= hold_out < 1:
-        raise ValueError(f"hold_out is a fraction of the rows, from 0 to less than 1; got {hold_out}.")
+        raise ValueError(
+            f"hold_out is a fraction of the rows, from 0 to less than 1; got {hold_out}."
+        )
     x = graph.observed[0]
     recipe = Recipe(name, validation=validation, hold_out=hold_out, split=split, seed=seed)
     if like is not None:
-        recipe = like if like.data == name else replace(like, data=name, validation=None, hold_out=0.0)
+        recipe = (
+            like if like.data == name else replace(like, data=name, validation=None, hold_out=0.0)
+        )
     if missing:
         recipe = replace(recipe, missing=[float(number) for number in missing])
     if recipe.missing and name in NAMES:
         raise ValueError(f"{name} has no missing cells; --missing is for tables.")
     if name in NAMES and (recipe.hold_out or recipe.validation):
-        raise ValueError(f"{name} has its own test rows; --validation and --hold-out are for files.")
-    train, test, found, lines = (*_builtin(name, graph, recipe), None) if name in NAMES else _file(name, graph, recipe)
+        raise ValueError(
+            f"{name} has its own test rows; --validation and --hold-out are for files."
+        )
+    train, test, found, lines = (
+        (*_builtin(name, graph, recipe), None) if name in NAMES else _file(name, graph, recipe)
+    )
     recipe = replace(found, prepare=prepare or recipe.prepare, levels=recipe.levels or found.levels)
     if recipe.prepare is None and name in IMAGES:
         recipe = replace(recipe, prepare=default_preparation(graph, x))
     if recipe.prepare in (None, "none"):
         plain_test = None if test is None else replace(test, raw=test.data)
-        return Loaded(replace(train, raw=train.data), plain_test, replace(recipe, prepare=None), lines)
+        return Loaded(
+            replace(train, raw=train.data), plain_test, replace(recipe, prepare=None), lines
+        )
     if recipe.prepare == "standardise":
         if recipe.mean is None and recipe.others is None:
             recipe = _measured(recipe, graph, train.data)
@@ -273,7 +349,14 @@ def load(
         if recipe.prepare == "standardise":
             done = _standardised(recipe, graph, split.data)
         else:
-            done = {x: prepare_levels(str(recipe.prepare), split.data[x], recipe.levels or 256, seed=recipe.seed + offset)}
+            done = {
+                x: prepare_levels(
+                    str(recipe.prepare),
+                    split.data[x],
+                    recipe.levels or 256,
+                    seed=recipe.seed + offset,
+                )
+            }
         return replace(split, data=split.data | done, raw=split.data)
 
     return Loaded(prepared(train, 0), None if test is None else prepared(test, 1), recipe, lines)
@@ -283,28 +366,50 @@ def _measured(recipe: Recipe, graph: Graph, data: Mapping[str, Any]) -> Recipe:
     """Add the mean and scale of every real-valued observed variable to the recipe."""
     found = {}
     for name in graph.observed:
-        if name in data and all(entry.spec.support in (constraints.real, constraints.real_vector) for entry in graph.p[name].values()):
+        if name in data and all(
+            entry.spec.support in (constraints.real, constraints.real_vector)
+            for entry in graph.p[name].values()
+        ):
             try:
                 record = standardise(_real(graph, data, name))
             except InfiniteError as error:
                 row, step, column = error.place
-                where = places_of(data).first(row, name, step if graph.timed[name] else None, column)
-                raise ValueError(f"{name}: standardise takes finite numbers, but not all are ({where}: {error.value}). {error.fix}") from None
+                where = places_of(data).first(
+                    row, name, step if graph.timed[name] else None, column
+                )
+                raise ValueError(
+                    f"{name}: standardise takes finite numbers, but not all are ({where}: "
+                    f"{error.value}). {error.fix}"
+                ) from None
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
             found[name] = {"mean": record.mean.tolist(), "scale": record.scale.tolist()}
     if not found:
         rules = [(name, entry) for name in graph.observed for entry in graph.p[name].values()]
-        families = ", ".join(f"{name if len(graph.p[name]) == 1 else entry.key.target} a {type(entry.spec).__name__}" for name, entry in rules)
-        raise ValueError(f"standardise is for variables that may be any real number, but p gives {families}. Leave out --prepare standardise.")
+        families = ", ".join(
+            f"{name if len(graph.p[name]) == 1 else entry.key.target} a {type(entry.spec).__name__}"
+            for name, entry in rules
+        )
+        raise ValueError(
+            f"standardise is for variables that may be any real number, but p gives {families}. "
+            f"Leave out --prepare standardise."
+        )
     first = found.pop(graph.observed[0], {"mean": None, "scale": None})
     return replace(recipe, **first, others=found or None)
 
 
 def _standardised(recipe: Recipe, graph: Graph, data: Mapping[str, Any]) -> dict[str, Any]:
     """Standardise variables with the means and scales of a recipe."""
-    records = {name: recipe.numbers(None if name == graph.observed[0] else name) for name in graph.observed if name in data}
-    return {name: standardise(_steps(graph, name, data[name]), like=record) for name, record in records.items() if record is not None}
+    records = {
+        name: recipe.numbers(None if name == graph.observed[0] else name)
+        for name in graph.observed
+        if name in data
+    }
+    return {
+        name: standardise(_steps(graph, name, data[name]), like=record)
+        for name, record in records.items()
+        if record is not None
+    }
 
 
 def _builtin(name: str, graph: Graph, recipe: Recipe) -> tuple[Split, Split, Recipe]:
@@ -321,11 +426,19 @@ def _builtin(name: str, graph: Graph, recipe: Recipe) -> tuple[Split, Split, Rec
         return Split(data, images.labels)
 
     shape = both[0].pixels.shape
-    described = replace(recipe, levels=both[0].levels, image=list(shape[1:]), steps=shape[1] if graph.timed[x] else None, long=None)
+    described = replace(
+        recipe,
+        levels=both[0].levels,
+        image=list(shape[1:]),
+        steps=shape[1] if graph.timed[x] else None,
+        long=None,
+    )
     return split(both[0]), split(both[1]), described
 
 
-def _file(name: str, graph: Graph, recipe: Recipe) -> tuple[Split, Split | None, Recipe, Lines | None]:
+def _file(
+    name: str, graph: Graph, recipe: Recipe
+) -> tuple[Split, Split | None, Recipe, Lines | None]:
     x, path = graph.observed[0], Path(name)
     recipe = _laid_out(path, graph, recipe)
     data, lines = _read(path, graph, recipe.columns, recipe.missing)
@@ -338,36 +451,69 @@ def _file(name: str, graph: Graph, recipe: Recipe) -> tuple[Split, Split | None,
         if recipe.hold_out:
             raise ValueError("Validation rows come from --validation or from --hold-out, not both.")
         other = Path(recipe.validation)
-        test = _flat(graph, x, _read(other, graph, _laid_out(other, graph, recipe).columns, recipe.missing)[0])
+        test = _flat(
+            graph,
+            x,
+            _read(other, graph, _laid_out(other, graph, recipe).columns, recipe.missing)[0],
+        )
     elif recipe.hold_out:
         n = len(data[x])
         held = max(1, round(n * recipe.hold_out))
         if held >= n:
-            raise ValueError(f"{name} has {n} row{'s' * (n != 1)}: holding out {held} leaves none to train on.")
+            raise ValueError(
+                f"{name} has {n} row{'s' * (n != 1)}: holding out {held} leaves none to train on."
+            )
         order = np.random.default_rng(recipe.split).permutation(n)
         train_rows, test_rows = np.sort(order[held:]), np.sort(order[:held])
         places = places_of(data)
-        data, test = (Placed({key: some_rows(value, rows) for key, value in data.items()}, places.some(rows)) for rows in (train_rows, test_rows))
-    timed = next((data[name] for name in graph.observed if graph.timed[name] and name in data), None)
-    longest = None if timed is None else max(map(len, timed)) if isinstance(timed, list) else timed.shape[1]
+        data, test = (
+            Placed({key: some_rows(value, rows) for key, value in data.items()}, places.some(rows))
+            for rows in (train_rows, test_rows)
+        )
+    timed = next(
+        (data[name] for name in graph.observed if graph.timed[name] and name in data), None
+    )
+    longest = (
+        None
+        if timed is None
+        else max(map(len, timed))
+        if isinstance(timed, list)
+        else timed.shape[1]
+    )
     recipe = replace(recipe, steps=longest)
-    recipe = replace(recipe, known=[name for name in data if name in graph.shapes]) if recipe.known is None else recipe
-    return _labelled(data, graph, recipe), None if test is None else _labelled(test, graph, recipe), recipe, lines
+    recipe = (
+        replace(recipe, known=[name for name in data if name in graph.shapes])
+        if recipe.known is None
+        else recipe
+    )
+    return (
+        _labelled(data, graph, recipe),
+        None if test is None else _labelled(test, graph, recipe),
+        recipe,
+        lines,
+    )
 
 
 def _laid_out(path: Path, graph: Graph, recipe: Recipe) -> Recipe:
     """Add the columns of this table to the recipe.
 
-    They are the columns of training if both tables have the same layout: one line per row, or one line
-    per step.
+    They are the columns of training if both tables have the same layout: one line per row, or one
+    line per step.
     """
     columns, long = layout(path, graph)
     kept = columns is None or (recipe.columns and bool(recipe.long) == long)
     return replace(recipe, columns=recipe.columns if kept else columns, long=long or None)
 
 
-def _read(path: Path, graph: Graph, columns: Mapping[str, list[str]] | None, missing: Sequence[float] | None) -> tuple[dict[str, Any], Lines | None]:
-    data, lines = read_lines(path, graph, columns=columns if path.suffix in TABLES else None, missing=missing or ())
+def _read(
+    path: Path,
+    graph: Graph,
+    columns: Mapping[str, list[str]] | None,
+    missing: Sequence[float] | None,
+) -> tuple[dict[str, Any], Lines | None]:
+    data, lines = read_lines(
+        path, graph, columns=columns if path.suffix in TABLES else None, missing=missing or ()
+    )
     if graph.observed[0] not in data:
         raise ValueError(f"{path} holds {', '.join(data)}, but not {graph.observed[0]}.")
     return data, lines
@@ -376,17 +522,31 @@ def _read(path: Path, graph: Graph, columns: Mapping[str, list[str]] | None, mis
 def _flat(graph: Graph, x: str, data: dict[str, Any]) -> dict[str, Any]:
     """Flatten images [N, height, width] to rows if the variable is declared flat."""
     value = data[x]
-    flat = not graph.timed[x] and isinstance(value, np.ndarray) and value.ndim > 2 and len(graph.shapes[x]) == 1
+    flat = (
+        not graph.timed[x]
+        and isinstance(value, np.ndarray)
+        and value.ndim > 2
+        and len(graph.shapes[x]) == 1
+    )
     return data | {x: value.reshape(len(value), -1)} if flat else data
 
 
 def _labelled(data: dict[str, Any], graph: Graph, recipe: Recipe) -> Split:
     latents = {name: value for name, value in data.items() if name in graph.latents}
-    labels = {name: np.asarray(value) for name, value in latents.items() if not isinstance(value, list) and np.ndim(value) == 1}
+    labels = {
+        name: np.asarray(value)
+        for name, value in latents.items()
+        if not isinstance(value, list) and np.ndim(value) == 1
+    }
     new = [name for name in latents if name not in (recipe.known or ())]
     for name in new:
         if name not in labels:
-            warnings.warn(f"The values of {name} are not used, because the training rows of this run had none.", DataWarning, 2)
+            warnings.warn(
+                f"The values of {name} are not used, because the training rows of this run had "
+                f"none.",
+                DataWarning,
+                2,
+            )
     first = next(iter(labels), None)
     kept = Placed({name: value for name, value in data.items() if name not in new}, places_of(data))
     return Split(kept, labels.get(first or ""), labels_of=first if first in new else None)
@@ -408,7 +568,9 @@ class _Real:
 
 
 def _steps(graph: Graph, name: str, value: Any) -> Any:
-    """Return values whose last axis holds the columns: [N, T] of one number per step becomes [N, T, 1]."""
+    """Return values whose last axis holds the columns: [N, T] of one number per step becomes [N, T,
+    1].
+    """
     axes = 1 + value[0].ndim if isinstance(value, list) else value.ndim
     return one_column(value) if graph.timed[name] and graph.size(name) == 1 and axes == 2 else value
 
@@ -418,7 +580,12 @@ def _real(graph: Graph, data: Mapping[str, Any], x: str) -> Any:
     value, lengths, steps = _steps(graph, x, data[x]), data.get("lengths"), data.get("steps")
     if isinstance(value, list) or (lengths is None and steps is None):
         return value
-    return _Real(value, np.asarray(steps).astype(bool) if steps is not None else np.arange(value.shape[1]) < np.asarray(lengths)[:, None])
+    return _Real(
+        value,
+        np.asarray(steps).astype(bool)
+        if steps is not None
+        else np.arange(value.shape[1]) < np.asarray(lengths)[:, None],
+    )
 
 
 def _count_levels(x: Any) -> int:
@@ -426,7 +593,10 @@ def _count_levels(x: Any) -> int:
         return 256
     highest = max((float(part[~np.isnan(part)].max(initial=0.0)) for part in parts(x)), default=0.0)
     if highest != int(highest):
-        raise ValueError(f"Grey levels are whole numbers from 0, but the data go up to {highest}. Use --prepare none to leave them unchanged.")
+        raise ValueError(
+            f"Grey levels are whole numbers from 0, but the data go up to {highest}. Use "
+            f"--prepare none to leave them unchanged."
+        )
     return max(2, int(highest) + 1)
 
 
@@ -436,7 +606,9 @@ def plain(value: Any) -> np.ndarray:
 
 
 def clustering_accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
-    """Return the fraction of rows whose cluster matches their label, under the best one-to-one matching."""
+    """Return the fraction of rows whose cluster matches their label, under the best one-to-one
+    matching.
+    """
     from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 
     labels = np.unique(labels, return_inverse=True)[1]  # labels may be any numbers

@@ -1,7 +1,7 @@
 """Read arrays by variable from .npy, .npz, .csv and .parquet files.
 
-Uncompressed arrays are memory-mapped and never loaded as a whole. A table has either one line per row,
-with one column per step for a variable with time, or one line per step (``long_tables.py``).
+Uncompressed arrays are memory-mapped and never loaded as a whole. A table has either one line per
+row, with one column per step for a variable with time, or one line per step (``long_tables.py``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ from typing import Any
 import numpy as np
 
 from aevb.data.archives import read_archive, read_array
-from aevb.data.long_tables import Keys, Lines, is_row, keys_of, lines_of, refuse_count, refuse_numbering
+from aevb.data.long_tables import (
+    Keys,
+    Lines,
+    is_row,
+    keys_of,
+    lines_of,
+    refuse_count,
+    refuse_numbering,
+)
 from aevb.data.markers import array_warnings, marker_warnings
 from aevb.data.tables import TABLES, Header, Table, header, marked, read_table
 from aevb.data.text_tables import FEW, WordsError
@@ -35,9 +43,10 @@ def read_file(
 ) -> dict[str, Any]:
     """Read the arrays of a file, by variable.
 
-    ``only`` names the one variable that the file is for. ``columns`` gives the columns of each variable,
-    instead of the names in the header. ``check=False`` does not check the number of columns: a model
-    may take its sizes from it. ``missing`` are numbers that mark missing cells of a table.
+    ``only`` names the one variable that the file is for. ``columns`` gives the columns of each
+    variable, instead of the names in the header. ``check=False`` does not check the number of
+    columns: a model may take its sizes from it. ``missing`` are numbers that mark missing cells of
+    a table.
 
     Raises ValueError if the file cannot be read or does not fit the model.
     """
@@ -53,23 +62,37 @@ def read_lines(
     check: bool = True,
     missing: Sequence[float] = (),
 ) -> tuple[dict[str, Any], Lines | None]:
-    """Read the arrays of a file as :func:`read_file` does, and the lines of a table with one line per step.
+    """Read the arrays of a file as :func:`read_file` does, and the lines of a table with one line
+    per step.
 
     The second value says which lines belong to which row; it is None for other files.
     """
     if not path.is_file():
-        raise ValueError(f"There is no file {path}; the data sets by name are {', '.join(('fa', 'digits', 'mnist', 'fashion'))}.")
+        raise ValueError(
+            f"There is no file {path}; the data sets by name are "
+            f"{', '.join(('fa', 'digits', 'mnist', 'fashion'))}."
+        )
     try:
         if path.suffix in (".npy", ".npz"):
             if missing:
-                raise ValueError("numbers that mark missing cells (--missing) are for tables only. Write NaN in the arrays")
+                raise ValueError(
+                    "numbers that mark missing cells (--missing) are for tables only. Write NaN "
+                    "in the arrays"
+                )
             plain = path.suffix == ".npy"
-            arrays = {only or _names(graph)[0]: read_array(path)} if plain else _by_name(path, read_archive(path), graph, only)
+            arrays = (
+                {only or _names(graph)[0]: read_array(path)}
+                if plain
+                else _by_name(path, read_archive(path), graph, only)
+            )
             for warning in array_warnings(arrays, graph.observed, f"{path}: "):
                 warnings.warn(warning, stacklevel=2)
             return arrays, None
         if path.suffix not in TABLES:
-            raise ValueError(f"files of kind {path.suffix or 'no suffix'} are not known; use .npy, .npz, .csv or .parquet")
+            raise ValueError(
+                f"files of kind {path.suffix or 'no suffix'} are not known; use .npy, .npz, .csv "
+                f"or .parquet"
+            )
         unused = [] if columns is None else _unused(path, header(path), graph, columns)
         table = marked(read_table(path, unused), missing)
     except _ColumnsError:
@@ -77,28 +100,44 @@ def read_lines(
     except (OSError, EOFError, ValueError) as error:
         raise _unreadable(path, error, graph) from None
     if unused:
-        mine = ", ".join(map(repr, unused[:12])) + (f", … ({len(unused)})" if len(unused) > 12 else "")
+        mine = ", ".join(map(repr, unused[:12])) + (
+            f", … ({len(unused)})" if len(unused) > 12 else ""
+        )
         warnings.warn(
-            f"{path}: the column{'s' * (len(unused) > 1)} {mine} {_are(unused)} not used, because the model was trained without {_them(unused)}.",
+            f"{path}: the column{'s' * (len(unused) > 1)} {mine} {_are(unused)} not used, because "
+            f"the model was trained without {_them(unused)}.",
             DataWarning,
             2,
         )
     names = [repr(name) for name in table.names or range(1, table.values.shape[1] + 1)]
-    fix = "leave its cells empty, or read the table yourself and use aevb.data.mark_missing(x, {marker})."
-    for warning in marker_warnings(table.values, names, f"{path}: ", fix, "leave its cells empty, or add --missing {marker}."):
+    fix = (
+        "leave its cells empty, or read the table yourself and use aevb.data.mark_missing(x, "
+        "{marker})."
+    )
+    for warning in marker_warnings(
+        table.values, names, f"{path}: ", fix, "leave its cells empty, or add --missing {marker}."
+    ):
         warnings.warn(warning, stacklevel=2)
     return _split(path, table, graph, only, columns, check)
 
 
 def layout(path: Path, graph: Graph) -> tuple[dict[str, list[str]] | None, bool]:
-    """Return the columns of each variable, if the table has a header, and whether it has one line per step."""
+    """Return the columns of each variable, if the table has a header, and whether it has one line
+    per step.
+    """
     if path.suffix not in TABLES or not path.is_file():
         return None, False
     try:
         found = header(path)
         columns = None if found.names is None else assign(found.names, graph)
-        taken = {_names(graph)[0]: [str(j + 1) for j in range(found.width)]} if columns is None else columns
-        return columns, keys_of(found.names, graph) is not None or (not found.lists and _one_step(graph, taken, True))
+        taken = (
+            {_names(graph)[0]: [str(j + 1) for j in range(found.width)]}
+            if columns is None
+            else columns
+        )
+        return columns, keys_of(found.names, graph) is not None or (
+            not found.lists and _one_step(graph, taken, True)
+        )
     except (OSError, ValueError) as error:
         raise _unreadable(path, error, graph) from None
 
@@ -110,21 +149,39 @@ def _unreadable(path: Path, error: Exception, graph: Graph) -> ValueError:
     if len(error.found) == 1:
         return ValueError(f"{path}: {error}, and no other value follows. Leave the column out.")
     if len(error.found) > FEW:
-        return ValueError(f"{path}: {error!s}, but more than {FEW} different words. Leave the column out.")
+        return ValueError(
+            f"{path}: {error!s}, but more than {FEW} different words. Leave the column out."
+        )
     shown = ", ".join(error.found[:6]) + (", …" if len(error.found) > 6 else "")
-    numbers = ", ".join(f"{word} = {i}" for i, word in enumerate(error.found[:3])) + (", …" if len(error.found) > 3 else "")
+    numbers = ", ".join(f"{word} = {i}" for i, word in enumerate(error.found[:3])) + (
+        ", …" if len(error.found) > 3 else ""
+    )
     if graph.timed[first] and is_row(column):
-        return ValueError(f"{path}: the column {column!r} holds words ({shown}), not numbers. Number the rows in it ({numbers}).")
+        return ValueError(
+            f"{path}: the column {column!r} holds words ({shown}), not numbers. Number the rows "
+            f"in it ({numbers})."
+        )
     if column in graph.shapes and _labels(graph, column):
-        return ValueError(f"{path}: the column {column!r} holds words ({shown}), not numbers. Number the classes in it from 0 ({numbers}).")
+        return ValueError(
+            f"{path}: the column {column!r} holds words ({shown}), not numbers. Number the "
+            f"classes in it from 0 ({numbers})."
+        )
     name = re.sub(r"\W|^(?=\d)", "_", column) if column else "c"
-    rows = " If they name the sequences, number these in a column row." if graph.timed[first] else ""
-    parents = ", ".join(dict.fromkeys(map(str, graph.reads("p", first)))) if first in graph.p else ""
-    declared = f'"{name}{"[t]" * graph.timed[first]}{" | " * bool(parents)}{parents}": OneHot({len(error.found)})'
+    rows = (
+        " If they name the sequences, number these in a column row." if graph.timed[first] else ""
+    )
+    parents = (
+        ", ".join(dict.fromkeys(map(str, graph.reads("p", first)))) if first in graph.p else ""
+    )
+    declared = (
+        f'"{name}{"[t]" * graph.timed[first]}{" | " * bool(parents)}{parents}": '
+        f"OneHot({len(error.found)})"
+    )
     return ValueError(
-        f"{path}: the column {column!r} holds words ({shown}), not numbers. If they are categories, declare a variable for them, {declared} in p, "
-        f"and number them in the file ({numbers}) in a column {name}; as a column of {first} the numbers would be treated as measurements. "
-        f"Or leave the column out.{rows}"
+        f"{path}: the column {column!r} holds words ({shown}), not numbers. If they are "
+        f"categories, declare a variable for them, {declared} in p, and number them in the file "
+        f"({numbers}) in a column {name}; as a column of {first} the numbers would be treated as "
+        f"measurements. Or leave the column out.{rows}"
     )
 
 
@@ -135,25 +192,40 @@ def _names(graph: Graph) -> list[str]:
 def _by_name(path: Path, arrays: dict[str, Any], graph: Graph, only: str | None) -> dict[str, Any]:
     if only in arrays:
         return {only: arrays[only]}
-    known = {name: array for name, array in arrays.items() if name in graph.shapes or name in ("steps", "lengths")}
+    known = {
+        name: array
+        for name, array in arrays.items()
+        if name in graph.shapes or name in ("steps", "lengths")
+    }
     others = [name for name in arrays if name not in known]
     if any(name in graph.shapes for name in known):
         if others:
             mine = ", ".join(map(repr, others))
             warnings.warn(
-                f"{path}: the array{'s' * (len(others) > 1)} {mine} {_are(others)} not used, because no variable has that name.", DataWarning, 2
+                f"{path}: the array{'s' * (len(others) > 1)} {mine} {_are(others)} not used, "
+                f"because no variable has that name.",
+                DataWarning,
+                2,
             )
         return known
     if len(others) != 1:
-        raise ValueError(f"its arrays are {', '.join(arrays) or 'none'}; name them after the model's variables ({', '.join(_names(graph))})")
+        raise ValueError(
+            f"its arrays are {', '.join(arrays) or 'none'}; name them after the model's variables "
+            f"({', '.join(_names(graph))})"
+        )
     return {only or _names(graph)[0]: arrays[others[0]]} | known
 
 
-# From columns to variables ---------------------------------------------------------------------------------------------------------
+# From columns to variables ------------------------------------------------------------------------
 
 
 def _split(
-    path: Path, table: Table, graph: Graph, only: str | None, columns: Mapping[str, list[str]] | None, check: bool
+    path: Path,
+    table: Table,
+    graph: Graph,
+    only: str | None,
+    columns: Mapping[str, list[str]] | None,
+    check: bool,
 ) -> tuple[dict[str, Any], Lines | None]:
     """Split the columns of a table into arrays by variable.
 
@@ -161,7 +233,11 @@ def _split(
     belong to the first observed variable.
     """
     first = only or _names(graph)[0]
-    names = table.names if table.names is not None else tuple(str(j + 1) for j in range(table.values.shape[1]))
+    names = (
+        table.names
+        if table.names is not None
+        else tuple(str(j + 1) for j in range(table.values.shape[1]))
+    )
     lists = {name: table.lists[name] for name in table.lists if name in graph.shapes}
     rest = [name for name in table.lists if name not in lists]
     try:
@@ -171,31 +247,61 @@ def _split(
         else:
             taken = assign(names, graph) if columns is None else _recorded(names, graph, columns)
         if only is not None and table.names is not None:
-            taken = {only: taken.get(only) or [name for name in names if keys is None or name not in keys.names]}
+            taken = {
+                only: taken.get(only)
+                or [name for name in names if keys is None or name not in keys.names]
+            }
         if len(rest) == 1 and not taken.get(first) and first not in lists:
             lists[first] = table.lists[rest[0]]
         elif rest:
-            raise ValueError(f"the column {rest[0]!r} holds lists. Name it after its variable ({', '.join(_names(graph))}), or drop it")
+            raise ValueError(
+                f"the column {rest[0]!r} holds lists. Name it after its variable "
+                f"({', '.join(_names(graph))}), or drop it"
+            )
         if keys is None and not lists and len(table.values) > 1 and _one_step(graph, taken, check):
             keys = Keys(None, None)
         if check:
-            _check_columns(table, graph, {name: cells for name, cells in taken.items() if name not in lists}, only, tuple(lists), keys)
+            _check_columns(
+                table,
+                graph,
+                {name: cells for name, cells in taken.items() if name not in lists},
+                only,
+                tuple(lists),
+                keys,
+            )
         index = {name: i for i, name in enumerate(names)}
-        arrays = {name: table.values[:, [index[cell] for cell in cells]] for name, cells in taken.items() if cells}
-        stacked = {name: np.stack(rows) if len({row.shape for row in rows}) == 1 else rows for name, rows in lists.items()}
+        arrays = {
+            name: table.values[:, [index[cell] for cell in cells]]
+            for name, cells in taken.items()
+            if cells
+        }
+        stacked = {
+            name: np.stack(rows) if len({row.shape for row in rows}) == 1 else rows
+            for name, rows in lists.items()
+        }
         found = {name: _values(graph, name, array, check) for name, array in arrays.items()}
         if keys is None:
             for name in taken:
                 if graph.timed[name] and not _labels(graph, name):
                     refuse_numbering(found[name], taken[name], name)
             wide = frozenset(name for name in taken if graph.timed[name])
-            return Placed(found | stacked, INDICES if table.lines is None else Places(table.lines.tolist(), taken, wide)), None
+            return Placed(
+                found | stacked,
+                INDICES if table.lines is None else Places(table.lines.tolist(), taken, wide),
+            ), None
         by_row = lines_of(table.values, table.names, keys, table.lines)
         for name in taken if keys.step is None else ():
             if not _labels(graph, name):
                 refuse_count(found[name][by_row.order], taken[name], name)
-        found = {name: by_row.sequences(value) if graph.timed[name] else by_row.constants(name, value) for name, value in found.items()}
-        places = INDICES if table.lines is None else Places(np.split(table.lines[by_row.order], by_row.starts[1:]), taken)
+        found = {
+            name: by_row.sequences(value) if graph.timed[name] else by_row.constants(name, value)
+            for name, value in found.items()
+        }
+        places = (
+            INDICES
+            if table.lines is None
+            else Places(np.split(table.lines[by_row.order], by_row.starts[1:]), taken)
+        )
         return Placed(found | stacked, places), by_row
     except ValueError as error:
         raise ValueError(f"{path}: {str(error).rstrip('.')}.") from None
@@ -208,16 +314,21 @@ def _one_step(graph: Graph, taken: Mapping[str, list[str]], check: bool) -> bool
     """
 
     def one(name: str, cells: list[str]) -> bool:
-        return len(cells) == 1 if not check or _labels(graph, name) else len(cells) == graph.size(name)
+        return (
+            len(cells) == 1 if not check or _labels(graph, name) else len(cells) == graph.size(name)
+        )
 
-    return bool(taken) and all(graph.timed[name] and one(name, cells) for name, cells in taken.items())
+    return bool(taken) and all(
+        graph.timed[name] and one(name, cells) for name, cells in taken.items()
+    )
 
 
 def assign(names: tuple[str, ...], graph: Graph) -> dict[str, list[str]]:
     """Return the columns of each variable for a table with this header."""
     keys, first = keys_of(names, graph), _names(graph)[0]
     names = names if keys is None else tuple(name for name in names if name not in keys.names)
-    known = [name for name in graph.latents if graph.rule("p", name).spec.finite]  # only latents with labels: a column z is data, not the code
+    # only latents with labels: a column z is data, not the code
+    known = [name for name in graph.latents if graph.rule("p", name).spec.finite]
     variables = sorted((*_names(graph), *known), key=len, reverse=True)
     numbered: dict[str, list[tuple[int, str]]] = {}
     rest = []
@@ -229,14 +340,19 @@ def assign(names: tuple[str, ...], graph: Graph) -> dict[str, list[str]]:
                 break
         else:
             rest.append(column)
-    found = {variable: [column for _, column in sorted(pairs, key=lambda pair: pair[0])] for variable, pairs in numbered.items()}
+    found = {
+        variable: [column for _, column in sorted(pairs, key=lambda pair: pair[0])]
+        for variable, pairs in numbered.items()
+    }
     if rest:
         mine = {*rest, *found.get(first, ())}
         found[first] = [column for column in names if column in mine]
     return {variable: found[variable] for variable in (*_names(graph), *found) if variable in found}
 
 
-def _recorded(names: tuple[str, ...], graph: Graph, columns: Mapping[str, list[str]]) -> dict[str, list[str]]:
+def _recorded(
+    names: tuple[str, ...], graph: Graph, columns: Mapping[str, list[str]]
+) -> dict[str, list[str]]:
     """Find the columns that a run was trained with, by name and in any order.
 
     The columns of latents may be absent. Labels of a latent that the run did not have are added.
@@ -244,16 +360,26 @@ def _recorded(names: tuple[str, ...], graph: Graph, columns: Mapping[str, list[s
     found, there = {}, set(names)
     for variable, wanted in columns.items():
         if variable not in graph.shapes:
-            raise ValueError(f"data.json gives columns to {variable}, but the model has no such variable")
+            raise ValueError(
+                f"data.json gives columns to {variable}, but the model has no such variable"
+            )
         absent = [column for column in wanted if column not in there]
         if not absent:
             found[variable] = list(wanted)
         elif variable not in graph.latents or len(absent) < len(wanted):
             which = f"column{'s' * (len(absent) > 1)} {_listed(map(repr, absent))}"
-            raise ValueError(f"it lacks the {which} that {variable} was trained with; its columns are {_listed(names)}")
+            raise ValueError(
+                f"it lacks the {which} that {variable} was trained with; its columns are "
+                f"{_listed(names)}"
+            )
     taken = {column for wanted in columns.values() for column in wanted}
     for name, cells in assign(names, graph).items():
-        if name not in columns and name in graph.latents and _labels(graph, name) and not graph.timed[name]:
+        if (
+            name not in columns
+            and name in graph.latents
+            and _labels(graph, name)
+            and not graph.timed[name]
+        ):
             found |= {name: cells} if len(cells) == 1 and cells[0] not in taken else {}
     return found
 
@@ -263,15 +389,22 @@ class _ColumnsError(ValueError):
 
 
 def _unused(path: Path, found: Header, graph: Graph, columns: Mapping[str, list[str]]) -> list[str]:
-    """Return the columns that a run does not use: neither row or step numbers nor data of a variable."""
+    """Return the columns that a run does not use: neither row or step numbers nor data of a
+    variable.
+    """
     if found.names is None:
         return []
     try:
         taken, keys = _recorded(found.names, graph, columns), keys_of(found.names, graph)
     except ValueError as error:
         raise _ColumnsError(f"{path}: {error}.") from None
-    used = {*(keys.names if keys else ()), *(column for cells in taken.values() for column in cells)}
-    lists = [name for name in found.lists if name not in graph.shapes and taken.get(_names(graph)[0])]
+    used = {
+        *(keys.names if keys else ()),
+        *(column for cells in taken.values() for column in cells),
+    }
+    lists = [
+        name for name in found.lists if name not in graph.shapes and taken.get(_names(graph)[0])
+    ]
     return [name for name in found.names if name not in used] + lists
 
 
@@ -284,7 +417,12 @@ def _them(names: Sequence[str]) -> str:
 
 
 def _check_columns(
-    table: Table, graph: Graph, taken: Mapping[str, list[str]], only: str | None, elsewhere: tuple[str, ...], keys: Keys | None
+    table: Table,
+    graph: Graph,
+    taken: Mapping[str, list[str]],
+    only: str | None,
+    elsewhere: tuple[str, ...],
+    keys: Keys | None,
 ) -> None:
     """Refuse a table that gives a variable no columns, or a wrong number of columns."""
     problem: tuple[str, list[str]] | None = None
@@ -295,14 +433,19 @@ def _check_columns(
         d = graph.size(name)
         fine = len(cells) == d or (len(cells) == 1 and _labels(graph, name))
         if graph.timed[name] and keys is None:
-            fine = d == 1 or (d > 1 and _labels(graph, name))  # a row is a sequence of numbers, or of labels
+            # a row is a sequence of numbers, or of labels
+            fine = d == 1 or (d > 1 and _labels(graph, name))
         if not fine:
             problem = problem or (name, cells)
     if problem is None:
         return
     name, cells = problem
     wide = graph.timed[name] and keys is None
-    need = "one column per step" if wide else f"{graph.size(name)} column{'s' * (graph.size(name) > 1)}"
+    need = (
+        "one column per step"
+        if wide
+        else f"{graph.size(name)} column{'s' * (graph.size(name) > 1)}"
+    )
     need += ", or one of labels" if _labels(graph, name) and not wide else ""
     had = f"gets {len(cells)} ({_listed(cells)})" if cells else "gets none"
     names = f"Its columns are {_listed(table.names)}. " if table.names else "It has no header. "
@@ -312,9 +455,15 @@ def _check_columns(
         else f"; columns that match no variable name belong to {_names(graph)[0]}."
     )
     if wide and graph.size(name) > 1:
-        fix = f"A line can hold a sequence of one number per step; for more, write one line per step (row,step,{name}0,{name}1,…), or use .npz."
+        fix = (
+            f"A line can hold a sequence of one number per step; for more, write one line per "
+            f"step (row,step,{name}0,{name}1,…), or use .npz."
+        )
     if keys is not None and keys.names and cells:
-        fix += f" Each line is read as one step, because the column {keys.names[0]!r} numbers them; if a line is a whole row, drop that column."
+        fix += (
+            f" Each line is read as one step, because the column {keys.names[0]!r} numbers them; "
+            f"if a line is a whole row, drop that column."
+        )
     raise ValueError(f"{name} needs {need}, but {had}. {names}{fix}")
 
 
@@ -323,11 +472,19 @@ def _labels(graph: Graph, name: str) -> bool:
 
 
 def _values(graph: Graph, name: str, array: np.ndarray, check: bool) -> np.ndarray:
-    """Return the values of a variable; a single column of a variable with several classes holds labels, [N]."""
+    """Return the values of a variable; a single column of a variable with several classes holds
+    labels, [N].
+    """
     may_be_labels = name in graph.given or graph.rule("p", name).spec.categorical
-    return array[:, 0] if may_be_labels and array.shape[1] == 1 and (graph.size(name) > 1 or not check) else array
+    return (
+        array[:, 0]
+        if may_be_labels and array.shape[1] == 1 and (graph.size(name) > 1 or not check)
+        else array
+    )
 
 
 def _listed(names: Any, limit: int = 12) -> str:
     shown = list(names)
-    return ", ".join(map(str, shown[:limit])) + (f", … ({len(shown)})" if len(shown) > limit else "")
+    return ", ".join(map(str, shown[:limit])) + (
+        f", … ({len(shown)})" if len(shown) > limit else ""
+    )

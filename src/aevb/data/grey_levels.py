@@ -1,9 +1,10 @@
-"""Prepare grey levels 0 … L − 1 for a likelihood: binarise, dequantise to (0, 1), scale, or keep as counts.
+"""Prepare grey levels 0 … L − 1 for a likelihood: binarise, dequantise to (0, 1), scale, or keep as
+counts.
 
-Each function maps an array to an array, or a list of sequences to such a list. The rows of a mapped file
-are prepared lazily (:class:`Prepared`), with the same random numbers as an array in memory would get.
-With ``fresh=True``, ``binarise`` and ``dequantise`` return :class:`Fresh` levels: training draws every
-row again each time it takes the row.
+Each function maps an array to an array, or a list of sequences to such a list. The rows of a mapped
+file are prepared lazily (:class:`Prepared`), with the same random numbers as an array in memory
+would get. With ``fresh=True``, ``binarise`` and ``dequantise`` return :class:`Fresh` levels:
+training draws every row again each time it takes the row.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from torch import Tensor
 
 from aevb.estimate.batch import unmasked
 
-INSIDE = 2.0**-24  # smallest distance of a dequantised value from 0 and 1: a density may be undefined there
+# smallest distance of a dequantised value from 0 and 1: a density may be undefined there
+INSIDE = 2.0**-24
 
 
 @dataclass(frozen=True, eq=False)
 class Fresh:
-    """Grey levels 0 … ``levels`` − 1 that ``how`` draws again each time rows are taken for training.
+    """Grey levels 0 … ``levels`` − 1 that ``how`` draws again each time rows are taken for
+    training.
 
-    The stored levels do not change. In validation and evaluation the draw of a row is always the same.
+    The stored levels do not change. In validation and evaluation the draw of a row is always the
+    same.
     """
 
     values: Any
@@ -41,7 +45,11 @@ class Fresh:
     def middle(self, levels: np.ndarray, first_row: int | None = None) -> np.ndarray:
         """Return a possible value of a draw, for checks; ``first_row`` as in ``_levels``."""
         checked = _levels(self.how, levels, self.levels, first_row)
-        return _RULES["threshold"](checked, self.levels, None) if self.how == "binarise" else (checked + 0.5) / self.levels
+        return (
+            _RULES["threshold"](checked, self.levels, None)
+            if self.how == "binarise"
+            else (checked + 0.5) / self.levels
+        )
 
     def once(self, seed: int = 0) -> np.ndarray:
         """Draw all rows once and return them as an array."""
@@ -87,8 +95,17 @@ class Prepared:
         if index.ndim == 0:
             return self[index[None]][0]
         first = int(index[0]) if len(index) else 0
-        levels = _levels(self.how, np.asarray(self.raw[rows if isinstance(rows, slice) else index]), self.levels, first)
-        draws = _uniform(self.seed, index, math.prod(self.shape[1:])).reshape(levels.shape) if self.how in DRAWN else None
+        levels = _levels(
+            self.how,
+            np.asarray(self.raw[rows if isinstance(rows, slice) else index]),
+            self.levels,
+            first,
+        )
+        draws = (
+            _uniform(self.seed, index, math.prod(self.shape[1:])).reshape(levels.shape)
+            if self.how in DRAWN
+            else None
+        )
         return _RULES[self.how](levels, self.levels, draws)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -114,7 +131,9 @@ def threshold(x: Any, levels: int = 256, *, seed: int = 0) -> Any:
 
 
 def binarise(x: Any, levels: int = 256, *, seed: int = 0, fresh: bool = False) -> Any:
-    """Draw 1 with probability x / (levels − 1), else 0: once, or with ``fresh=True`` each time a row is taken."""
+    """Draw 1 with probability x / (levels − 1), else 0: once, or with ``fresh=True`` each time a
+    row is taken.
+    """
     return _fresh("binarise", x, levels) if fresh else _prepared("binarise", x, levels, seed)
 
 
@@ -149,21 +168,31 @@ def is_mapped(x: Any) -> bool:
 
 
 def _prepared(how: str, x: Any, levels: int, seed: int) -> Any:
-    """Prepare grey levels: an array or a list of sequences at once, the rows of a file when indexed."""
+    """Prepare grey levels: an array or a list of sequences at once, the rows of a file when
+    indexed.
+    """
     if is_mapped(x):
         return Prepared(x, how, levels, seed)
     if _of_different_lengths(x):
         rows = [np.asarray(row) for row in unmasked(x)]
-        return np.split(_prepared(how, np.concatenate(rows), levels, seed), np.cumsum([len(row) for row in rows])[:-1])
+        return np.split(
+            _prepared(how, np.concatenate(rows), levels, seed),
+            np.cumsum([len(row) for row in rows])[:-1],
+        )
     array = _levels(how, x, levels)
-    draws = np.random.default_rng(seed).random(array.shape, dtype=np.float32) if how in DRAWN else None
+    draws = (
+        np.random.default_rng(seed).random(array.shape, dtype=np.float32) if how in DRAWN else None
+    )
     return _RULES[how](array, levels, draws)
 
 
 def _fresh(how: str, x: Any, levels: int) -> Fresh:
     """Return :class:`Fresh` grey levels; those of a mapped file are checked when they are read."""
     if _of_different_lengths(x):
-        raise ValueError(f"{how}-fresh takes an array; pad the sequences to one length and pass lengths=…, or use {how}.")
+        raise ValueError(
+            f"{how}-fresh takes an array; pad the sequences to one length and pass lengths=…, or "
+            f"use {how}."
+        )
     return Fresh(x if is_mapped(x) else _levels(how, x, levels), how, levels)
 
 
@@ -172,7 +201,8 @@ def _of_different_lengths(x: Any) -> bool:
 
 
 def _uniform(seed: int, rows: np.ndarray, width: int) -> np.ndarray:
-    """Return what ``default_rng(seed).random`` gives for these rows of a float32 array, [rows, width].
+    """Return what ``default_rng(seed).random`` gives for these rows of a float32 array, [rows,
+    width].
 
     Two float32 numbers use the halves of one 64-bit word, and the generator can jump to any word.
     """
@@ -192,7 +222,9 @@ def _uniform(seed: int, rows: np.ndarray, width: int) -> np.ndarray:
 
 
 def _levels(what: str, x: Any, levels: int, first_row: int | None = None) -> np.ndarray:
-    """Check grey levels and return them; ``first_row`` is the number of the first row within its file."""
+    """Check grey levels and return them; ``first_row`` is the number of the first row within its
+    file.
+    """
     x = unmasked(x)
     array = x if isinstance(x, np.ndarray) else np.asarray(x)
     if array.dtype.kind not in "biuf":
@@ -203,7 +235,8 @@ def _levels(what: str, x: Any, levels: int, first_row: int | None = None) -> np.
             row = int(((array < 0) | (array > levels - 1)).nonzero()[0][0])
             where = "" if first_row is None else f" (first, from 0: row {first_row + row})"
             raise ValueError(
-                f"{what} takes grey levels 0 … {levels - 1}, but these go from {low} to {high}{where}. Give the number of levels: levels=…."
+                f"{what} takes grey levels 0 … {levels - 1}, but these go from {low} to "
+                f"{high}{where}. Give the number of levels: levels=…."
             )
     return array
 
@@ -216,7 +249,8 @@ def _dequantised(x: np.ndarray, levels: int, u: Any) -> np.ndarray:
     return np.clip(found, np.float32(INSIDE), np.float32(1 - INSIDE), out=found)
 
 
-# Functions of the grey levels, the number of levels, and uniform numbers on [0, 1) (None if not needed).
+# Functions of the grey levels, the number of levels, and uniform numbers on [0, 1) (None if not
+# needed).
 _RULES: dict[str, Callable[[np.ndarray, int, Any], np.ndarray]] = {
     "dequantise": _dequantised,
     "threshold": lambda x, levels, u: _where_known(x, x >= levels / 2),

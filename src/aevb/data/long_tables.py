@@ -1,8 +1,8 @@
 """Long tables, with one line per step: find the row and step columns, and the lines of each row.
 
-Samples and codes of sequences are written in this form, with the columns ``row`` and ``step``. In other
-files these columns may have other names, such as id or year. A table without them, in which every line
-holds one step of every variable, is one sequence.
+Samples and codes of sequences are written in this form, with the columns ``row`` and ``step``. In
+other files these columns may have other names, such as id or year. A table without them, in which
+every line holds one step of every variable, is one sequence.
 """
 
 from __future__ import annotations
@@ -18,10 +18,28 @@ import numpy as np
 from aevb.declare.graph import Graph
 
 ROWS = ("row", "id", "series", "sequence", "subject", "patient", "unit")
-STEPS = ("step", "t", "time", "timestamp", "date", "year", "quarter", "month", "week", "day", "hour", "minute", "second", "period")
+STEPS = (
+    "step",
+    "t",
+    "time",
+    "timestamp",
+    "date",
+    "year",
+    "quarter",
+    "month",
+    "week",
+    "day",
+    "hour",
+    "minute",
+    "second",
+    "period",
+)
 COUNTED = 5  # fewest lines for an evenly rising column to count as a line number
-ROUNDED = 0.02  # relative error allowed in the spacing of times: months written in years are rounded
-SORTED = math.log(20_000)  # a column is sorted on purpose if its values have at least this many orders (log)
+ROUNDED = (
+    0.02  # relative error allowed in the spacing of times: months written in years are rounded
+)
+# a column is sorted on purpose if its values have at least this many orders (log)
+SORTED = math.log(20_000)
 
 
 @dataclass(frozen=True)
@@ -51,9 +69,14 @@ def keys_of(names: Sequence[str] | None, graph: Graph) -> Keys | None:
 def _key(names: list[str], words: tuple[str, ...], what: str) -> str | None:
     if words[0] in names:
         return words[0]
-    found = [name for name in names if name.lower() in words] or [name for name in names if words is ROWS and _is_id(name)]
+    found = [name for name in names if name.lower() in words] or [
+        name for name in names if words is ROWS and _is_id(name)
+    ]
     if len(found) > 1:
-        raise ValueError(f"its columns {' and '.join(map(repr, found))} look like {what}. Rename the right one to {words[0]!r}, and drop the others")
+        raise ValueError(
+            f"its columns {' and '.join(map(repr, found))} look like {what}. Rename the right one "
+            f"to {words[0]!r}, and drop the others"
+        )
     return found[0] if found else None
 
 
@@ -63,7 +86,9 @@ def is_row(name: str) -> bool:
 
 
 def _is_id(name: str) -> bool:
-    """Return whether the name ends in the word id: ``patient_id``, ``patientId``, ``Patient ID``."""
+    """Return whether the name ends in the word id: ``patient_id``, ``patientId``, ``Patient
+    ID``.
+    """
     return re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower())[-1] == "id"
 
 
@@ -79,37 +104,63 @@ class Lines:
     keys: Keys
 
     def sequences(self, values: np.ndarray) -> Any:
-        """Return the values of each row at its steps: an array if all lengths are equal, else a list."""
+        """Return the values of each row at its steps: an array if all lengths are equal, else a
+        list.
+        """
         rows = np.split(values[self.order], self.starts[1:])
         return np.stack(rows) if len({len(row) for row in rows}) == 1 else rows
 
     def constants(self, name: str, values: np.ndarray) -> np.ndarray:
-        """Return the value of each row of a variable without time; it must be equal on all lines of a row."""
+        """Return the value of each row of a variable without time; it must be equal on all lines of
+        a row.
+        """
         ordered = values[self.order]
         found = ordered[self.starts]
         lengths = np.diff([*self.starts, len(ordered)])
         again = np.repeat(found, lengths, 0)
-        differs = ((ordered != again) & ~(np.isnan(ordered) & np.isnan(again))).reshape(len(ordered), -1).any(1)
+        differs = (
+            ((ordered != again) & ~(np.isnan(ordered) & np.isnan(again)))
+            .reshape(len(ordered), -1)
+            .any(1)
+        )
         if differs.any():
             row = self.rows[np.repeat(np.arange(len(lengths)), lengths)[differs.argmax()]]
-            raise ValueError(f"{name} has no time, but changes within row {row}. Repeat a row's value on each of its lines")
+            raise ValueError(
+                f"{name} has no time, but changes within row {row}. Repeat a row's value on each "
+                f"of its lines"
+            )
         return found
 
     def numbers(self, rows: np.ndarray, steps: np.ndarray) -> list[str]:
         """Format these rows and steps as the first cells of a line, numbered as in the table."""
         times = self.begins[rows] + self.spacing * steps
-        parts = [self.rows[rows].tolist()] * (self.keys.row is not None) + [[f"{time:.15g}" for time in times]] * (self.keys.step is not None)
-        return ["".join(f"{number}," for number in line) for line in zip(*parts, strict=True)] if parts else [""] * len(rows)
+        parts = [self.rows[rows].tolist()] * (self.keys.row is not None) + [
+            [f"{time:.15g}" for time in times]
+        ] * (self.keys.step is not None)
+        return (
+            ["".join(f"{number}," for number in line) for line in zip(*parts, strict=True)]
+            if parts
+            else [""] * len(rows)
+        )
 
     @property
     def span(self) -> str:
         """The first and last time in the table, as text; empty without a step column."""
         lengths = np.diff([*self.starts, len(self.order)])
         last = self.begins + self.spacing * (lengths - 1)
-        return f"{self.keys.step} {self.begins.min():.15g} to {last.max():.15g}" if self.keys.step else ""
+        return (
+            f"{self.keys.step} {self.begins.min():.15g} to {last.max():.15g}"
+            if self.keys.step
+            else ""
+        )
 
 
-def lines_of(values: np.ndarray, names: Sequence[str] | None, keys: Keys, numbers_of_lines: np.ndarray | None = None) -> Lines:
+def lines_of(
+    values: np.ndarray,
+    names: Sequence[str] | None,
+    keys: Keys,
+    numbers_of_lines: np.ndarray | None = None,
+) -> Lines:
     """Sort the lines of a table by row and step; refuse a row with missing or repeated steps.
 
     ``numbers_of_lines`` are the line numbers in the file, for messages.
@@ -117,21 +168,33 @@ def lines_of(values: np.ndarray, names: Sequence[str] | None, keys: Keys, number
     numbers = [_column(values, names, key) for key in (keys.row, keys.step)]
     for key, column in zip((keys.row, keys.step), numbers, strict=True):
         whole = key in (keys.row, "step")
-        if column is not None and (bad := ~(np.abs(column) < 2.0**53) | whole & (column != np.round(column))).any():
+        if (
+            column is not None
+            and (bad := ~(np.abs(column) < 2.0**53) | whole & (column != np.round(column))).any()
+        ):
             line = int(bad.argmax())
-            where = f"row {line} (from 0)" if numbers_of_lines is None else f"line {numbers_of_lines[line]}"
-            raise ValueError(f"{where} has the {key} {column[line]}; {'rows and steps are whole' if whole else 'times are'} numbers")
+            where = (
+                f"row {line} (from 0)"
+                if numbers_of_lines is None
+                else f"line {numbers_of_lines[line]}"
+            )
+            raise ValueError(
+                f"{where} has the {key} {column[line]}; "
+                f"{'rows and steps are whole' if whole else 'times are'} numbers"
+            )
     row = np.zeros(len(values)) if numbers[0] is None else numbers[0]
     alone = keys.row is not None and len(np.unique(row)) == len(row) > 1
     if alone and keys.step is None:
         raise ValueError(
-            f"its column {keys.row!r} numbers the lines one by one, and no column numbers the steps. If a line is a whole row, drop {keys.row!r}; "
+            f"its column {keys.row!r} numbers the lines one by one, and no column numbers the "
+            f"steps. If a line is a whole row, drop {keys.row!r}; "
             "if it is a step, number the steps of each row 0, 1, 2, … in a column step"
         )
     if alone and keys.row != ROWS[0]:
         raise ValueError(
-            f"its column {keys.row!r} numbers the lines one by one, so each line would be a sequence of one step. If the lines are the steps of one "
-            f"sequence, drop {keys.row!r}; if you mean sequences of one step, rename it to {ROWS[0]!r}"
+            f"its column {keys.row!r} numbers the lines one by one, so each line would be a "
+            f"sequence of one step. If the lines are the steps of one sequence, drop "
+            f"{keys.row!r}; if you mean sequences of one step, rename it to {ROWS[0]!r}"
         )
     time = np.arange(len(values), dtype=float) if numbers[1] is None else numbers[1]
     order = np.lexsort((time, row))
@@ -147,14 +210,31 @@ def lines_of(values: np.ndarray, names: Sequence[str] | None, keys: Keys, number
     wrong = ordered != expected
     if wrong.any():
         at = wrong.argmax()
-        number, step, wanted = rows[np.searchsorted(starts, at, "right") - 1], int(ordered[at]), expected[at]
-        what = f"lacks step {wanted}" if step > wanted else f"has step {step} twice" if step >= first else f"begins with step {step}"
-        raise ValueError(f"row {number} {what}. Number the steps of a row 0, 1, 2, …, and leave cells empty where nothing was observed")
+        number, step, wanted = (
+            rows[np.searchsorted(starts, at, "right") - 1],
+            int(ordered[at]),
+            expected[at],
+        )
+        what = (
+            f"lacks step {wanted}"
+            if step > wanted
+            else f"has step {step} twice"
+            if step >= first
+            else f"begins with step {step}"
+        )
+        raise ValueError(
+            f"row {number} {what}. Number the steps of a row 0, 1, 2, …, and leave cells empty "
+            f"where nothing was observed"
+        )
     return Lines(order, starts, rows, np.full(len(rows), float(first)), 1.0, keys)
 
 
 def _column(values: np.ndarray, names: Sequence[str] | None, key: str | None) -> np.ndarray | None:
-    return None if key is None or names is None else np.asarray(values[:, list(names).index(key)], dtype=float)
+    return (
+        None
+        if key is None or names is None
+        else np.asarray(values[:, list(names).index(key)], dtype=float)
+    )
 
 
 def _spacing(time: np.ndarray, starts: np.ndarray, rows: np.ndarray, keys: Keys) -> float:
@@ -172,52 +252,69 @@ def _spacing(time: np.ndarray, starts: np.ndarray, rows: np.ndarray, keys: Keys)
         where = f"row {rows[np.searchsorted(starts, at, 'right') - 1]}" if keys.row else "it"
         before, here = f"{time[at - 1]:.15g}", f"{time[at]:.15g}"
         if twice.any():
-            more = "" if keys.row else ". If its lines belong to several rows, number the rows in a column row"
+            more = (
+                ""
+                if keys.row
+                else ". If its lines belong to several rows, number the rows in a column row"
+            )
             raise ValueError(f"{where} has the {keys.step} {here} twice{more}")
         raise ValueError(
-            f"{where} goes from {keys.step} {before} to {here}, where steps are {spacing:.15g} apart. Add lines with empty cells for what lies "
-            f"between, or number the steps 0, 1, 2, … in a column step, and drop {keys.step!r}"
+            f"{where} goes from {keys.step} {before} to {here}, where steps are {spacing:.15g} "
+            f"apart. Add lines with empty cells for what lies between, or number the steps 0, 1, "
+            f"2, … in a column step, and drop {keys.step!r}"
         )
     exact = (between[inner] == spacing).all()
     return spacing if exact else float(between[inner].mean())
 
 
 def refuse_numbering(values: np.ndarray, columns: Sequence[str], name: str) -> None:
-    """Refuse a table with one column per step if a column numbers the lines, the rows or the times."""
+    """Refuse a table with one column per step if a column numbers the lines, the rows or the
+    times.
+    """
     if _named_after(name, columns) or values.shape[1] < 2:
         return
     for j, column in enumerate(columns):
         if what := _counting(values[:, j]) or _ordering(values[:, j]):
             raise ValueError(
-                f"its column {column!r} {what}, so it is not a step of a sequence. If a line is a step, rename it to step (or time, year, …) "
-                f"if it numbers the steps, or to row (or id) if it numbers the sequences. If a line is a whole sequence, drop the column; if it is "
-                f"data, name the columns {name}0, {name}1, …"
+                f"its column {column!r} {what}, so it is not a step of a sequence. If a line is a "
+                f"step, rename it to step (or time, year, …) if it numbers the steps, or to row "
+                f"(or id) if it numbers the sequences. If a line is a whole sequence, drop the "
+                f"column; if it is data, name the columns {name}0, {name}1, …"
             )
     if name in columns:
         other = next(column for column in columns if column != name)
         raise ValueError(
-            f"its columns {name!r} and {other!r} would be two steps of {name}. If a line is a step, drop {other!r}, or rename it to step if it "
-            f"numbers the steps and to row if it numbers the sequences. If a line is a whole sequence, name the columns {name}0, {name}1, …"
+            f"its columns {name!r} and {other!r} would be two steps of {name}. If a line is a "
+            f"step, drop {other!r}, or rename it to step if it numbers the steps and to row if it "
+            f"numbers the sequences. If a line is a whole sequence, name the columns {name}0, "
+            f"{name}1, …"
         )
 
 
 def refuse_count(values: np.ndarray, columns: Sequence[str], name: str) -> None:
     """Refuse a table that is a single sequence if one of its columns counts the lines."""
-    for j, column in enumerate(columns if values.shape[1] > 1 and not _named_after(name, columns) else ()):
+    for j, column in enumerate(
+        columns if values.shape[1] > 1 and not _named_after(name, columns) else ()
+    ):
         if what := _counting(values[:, j]):
             raise ValueError(
-                f"its column {column!r} {what}. If it numbers the steps, rename it to step (or time, year, …), and declare {name} one smaller; "
-                f"if it is data, name the columns {name}0, {name}1, …"
+                f"its column {column!r} {what}. If it numbers the steps, rename it to step (or "
+                f"time, year, …), and declare {name} one smaller; if it is data, name the columns "
+                f"{name}0, {name}1, …"
             )
 
 
 def _named_after(name: str, columns: Sequence[str]) -> bool:
-    """Return whether the header assigns these columns to the variable by name (``x0``, ``x1``, …)."""
+    """Return whether the header assigns these columns to the variable by name (``x0``, ``x1``,
+    …).
+    """
     return all(re.fullmatch(rf"{re.escape(name)}[ _.\-]?\d+", column) for column in columns)
 
 
 def _counting(column: np.ndarray) -> str | None:
-    """Describe a column that counts, from line to line or repeatedly from its first value; else None."""
+    """Describe a column that counts, from line to line or repeatedly from its first value; else
+    None.
+    """
     between = np.diff(column)
     step = float(np.median(np.abs(between))) if len(column) >= COUNTED else 0.0
     if not step > 0:  # constant, or with missing entries
@@ -226,8 +323,13 @@ def _counting(column: np.ndarray) -> str | None:
     if even.all() and ((between > 0).all() or (between < 0).all()):
         return f"counts the lines ({column[0]:.15g}, {column[1]:.15g}, …, {column[-1]:.15g})"
     again = (between < 0) & (column[1:] == column[0])
-    if (again | (even & (between > 0))).all() and np.count_nonzero(~again) > np.count_nonzero(again) + 1:
-        return f"counts repeatedly from {column[0]:.15g} ({', '.join(f'{value:.15g}' for value in column[:3])}, …)"
+    if (again | (even & (between > 0))).all() and np.count_nonzero(~again) > np.count_nonzero(
+        again
+    ) + 1:
+        return (
+            f"counts repeatedly from {column[0]:.15g} "
+            f"({', '.join(f'{value:.15g}' for value in column[:3])}, …)"
+        )
     return None
 
 
@@ -241,8 +343,15 @@ def _ordering(column: np.ndarray) -> str | None:
         return None
     if (between >= 0).all() or (between <= 0).all():
         _, counts = np.unique(column, return_counts=True)
-        orders = math.lgamma(len(column) + 1) - sum(math.lgamma(count + 1) for count in counts.tolist())  # log of the number of orders
-        return f"is in order ({column[0]:.15g}, {column[1]:.15g}, …, {column[-1]:.15g})" if orders > SORTED else None
+        # log of the number of orders
+        orders = math.lgamma(len(column) + 1) - sum(
+            math.lgamma(count + 1) for count in counts.tolist()
+        )
+        return (
+            f"is in order ({column[0]:.15g}, {column[1]:.15g}, …, {column[-1]:.15g})"
+            if orders > SORTED
+            else None
+        )
     whole = np.sort(column)
     if (whole == np.round(whole)).all() and (np.diff(whole) == 1).all():
         return f"has every number from {whole[0]:.15g} to {whole[-1]:.15g} once"

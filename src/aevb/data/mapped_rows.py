@@ -23,7 +23,8 @@ class OnDisk:
 
     def __init__(self, array: np.memmap) -> None:
         self.file = open(array.filename, "rb", buffering=0)  # type: ignore[arg-type]  # noqa: SIM115
-        begin = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY  # where the map begins in the file; the array may begin later
+        # where the map begins in the file; the array may begin later
+        begin = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
         address = np.frombuffer(array._mmap, np.uint8, 1).__array_interface__["data"][0]  # type: ignore[attr-defined]
         self.offset = begin + array.__array_interface__["data"][0] - address
         self.dtype, self.shape = array.dtype, array.shape
@@ -49,7 +50,10 @@ class OnDisk:
         count = os.preadv(self.number, [into], place)
         if count < len(into):  # one call reads at most 2 GiB, and 0 bytes at the end of the file
             if not count:
-                raise ValueError(f"{self.file.name} became shorter while it was read. Write it again, and restart.")
+                raise ValueError(
+                    f"{self.file.name} became shorter while it was read. Write it again, and "
+                    f"restart."
+                )
             self._read(into[count:], place + count)
 
 
@@ -72,10 +76,16 @@ class Rows:
 
 
 def memory_map(value: Any) -> np.memmap | None:
-    """Return the memory map that an array, its selected rows or its preparation reads from; else None."""
+    """Return the memory map that an array, its selected rows or its preparation reads from; else
+    None.
+    """
     while isinstance(value, Rows | Standardised | Prepared | Fresh):
         value = value.values if isinstance(value, Fresh) else value.raw
-    return value if isinstance(value, np.memmap) and getattr(value, "_mmap", None) is not None else None
+    return (
+        value
+        if isinstance(value, np.memmap) and getattr(value, "_mmap", None) is not None
+        else None
+    )
 
 
 def check_length(array: np.memmap) -> None:
@@ -88,7 +98,10 @@ def check_length(array: np.memmap) -> None:
     there = os.stat(array.filename).st_size
     need = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY + len(array._mmap)  # type: ignore[attr-defined]
     if there < need:
-        raise ValueError(f"{array.filename} has {there} bytes, but had {need} when it was opened: something truncated it since. Write it again.")
+        raise ValueError(
+            f"{array.filename} has {there} bytes, but had {need} when it was opened: something "
+            f"truncated it since. Write it again."
+        )
 
 
 def some_rows(value: Any, index: np.ndarray) -> Any:
@@ -111,12 +124,19 @@ def one_column(value: Any) -> Any:
 
 
 def rows_of(value: Any) -> Any:
-    """Return an object to read rows from: :class:`OnDisk` for a plainly mapped array, else the array."""
+    """Return an object to read rows from: :class:`OnDisk` for a plainly mapped array, else the
+    array.
+    """
     if isinstance(value, Rows):
         return Rows(rows_of(value.raw), value.index)
     if isinstance(value, Standardised | Prepared):
         return replace(value, raw=rows_of(value.raw))
-    if memory_map(value) is not None and value.mode == "r" and value.flags.c_contiguous and value.filename:
+    if (
+        memory_map(value) is not None
+        and value.mode == "r"
+        and value.flags.c_contiguous
+        and value.filename
+    ):
         return OnDisk(value)
     if isinstance(value, np.memmap):
         return value

@@ -1,4 +1,6 @@
-"""Numbers that mark missing values, such as -999, which other programs write for a missing measurement."""
+"""Numbers that mark missing values, such as -999, which other programs write for a missing
+measurement.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ def mark_missing(x: Any, *markers: float) -> np.ndarray:
 
 
 def find_markers(values: np.ndarray) -> dict[float, dict[int, int]]:
-    """Find the usual markers that repeat in a column of values [N, C], far outside its other values.
+    """Find the usual markers that repeat in a column of values [N, C], far outside its other
+    values.
 
     Returns the count by marker and column.
     """
@@ -41,20 +44,31 @@ def find_markers(values: np.ndarray) -> dict[float, dict[int, int]]:
         rest = column[~held[:, j] & np.isfinite(column)]
         for marker in np.unique(column[held[:, j]]).tolist() if rest.size else ():
             count = int((column == marker).sum())
-            with np.errstate(over="ignore", invalid="ignore"):  # the squares of very large numbers overflow
+            with np.errstate(
+                over="ignore", invalid="ignore"
+            ):  # the squares of very large numbers overflow
                 far = max(rest.min() - marker, marker - rest.max()) > FAR * rest.std()
             if count > 1 and far:
                 found.setdefault(marker, {})[j] = count
     return found
 
 
-def marker_warnings(values: np.ndarray, names: Sequence[str], where: str, fix: str, for_commands: str | None = None) -> list[DataWarning]:
-    """Return one warning per marker in the columns; ``{marker}`` in ``fix`` is replaced by the number."""
+def marker_warnings(
+    values: np.ndarray, names: Sequence[str], where: str, fix: str, for_commands: str | None = None
+) -> list[DataWarning]:
+    """Return one warning per marker in the columns; ``{marker}`` in ``fix`` is replaced by the
+    number.
+    """
     found = []
     for marker, columns in find_markers(values).items():
-        shown = ", ".join(f"{names[j]} ({count} times)" for j, count in list(columns.items())[:SHOWN]) + ", …" * (len(columns) > SHOWN)
+        shown = ", ".join(
+            f"{names[j]} ({count} times)" for j, count in list(columns.items())[:SHOWN]
+        ) + ", …" * (len(columns) > SHOWN)
         many = "s" * (len(columns) > 1)
-        text = f"{where}the value {marker:g} repeats far outside the others of its column: column{many} {shown}. If it marks missing entries, "
+        text = (
+            f"{where}the value {marker:g} repeats far outside the others of its column: "
+            f"column{many} {shown}. If it marks missing entries, "
+        )
         warning = DataWarning(text + fix.format(marker=f"{marker:g}"))
         if for_commands is not None:
             warning.for_commands = text + for_commands.format(marker=f"{marker:g}")
@@ -63,17 +77,34 @@ def marker_warnings(values: np.ndarray, names: Sequence[str], where: str, fix: s
 
 
 def array_warnings(arrays: Any, observed: Collection[str], where: str = "") -> list[DataWarning]:
-    """Return marker warnings for arrays by variable, from a subset of their rows; columns are indices."""
+    """Return marker warnings for arrays by variable, from a subset of their rows; columns are
+    indices.
+    """
     found = []
     for name, value in arrays.items():
         raw = value.raw if isinstance(value, Standardised) else value
-        if name not in observed or not isinstance(raw, np.ndarray | Tensor) or raw.ndim < 1 or not len(raw):
+        if (
+            name not in observed
+            or not isinstance(raw, np.ndarray | Tensor)
+            or raw.ndim < 1
+            or not len(raw)
+        ):
             continue
         some = raw[np.linspace(0, len(raw) - 1, min(LOOK, len(raw))).astype(int)]
-        columns = some.detach().double().cpu().numpy() if isinstance(some, Tensor) else np.asarray(unmasked(some))
+        columns = (
+            some.detach().double().cpu().numpy()
+            if isinstance(some, Tensor)
+            else np.asarray(unmasked(some))
+        )
         if not columns.size or columns.dtype.kind not in "iuf":
             continue
         columns = columns.reshape(-1, columns.shape[-1] if columns.ndim > 1 else 1)
         fix = f"write NaN there: aevb.data.mark_missing({name}, {{marker}})."
-        found += marker_warnings(columns, [f"{j} of {name} (from 0)" for j in range(columns.shape[1])], where, fix, "write NaN there.")
+        found += marker_warnings(
+            columns,
+            [f"{j} of {name} (from 0)" for j in range(columns.shape[1])],
+            where,
+            fix,
+            "write NaN there.",
+        )
     return found

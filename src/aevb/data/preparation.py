@@ -1,7 +1,7 @@
 """Prepare tables, images and grey levels (``grey_levels.py``) for a likelihood.
 
-``standardise`` returns a record that numpy and ``fit`` accept as an array. It keeps the means and scales,
-so that other rows can be standardised in the same way and samples converted back.
+``standardise`` returns a record that numpy and ``fit`` accept as an array. It keeps the means and
+scales, so that other rows can be standardised in the same way and samples converted back.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ class Standardised:
 
     @property
     def values(self) -> Any:
-        return [self.apply(np.asarray(row)) for row in self.raw] if isinstance(self.raw, list) else self.apply(np.asarray(self.raw))
+        return (
+            [self.apply(np.asarray(row)) for row in self.raw]
+            if isinstance(self.raw, list)
+            else self.apply(np.asarray(self.raw))
+        )
 
     def apply(self, x: np.ndarray) -> np.ndarray:
         """Standardise other rows with the same mean and scale."""
@@ -42,7 +46,9 @@ class Standardised:
         """Convert standardised values back to the units of ``raw``."""
         array = np.asarray(x)
         found = self._columns(array) * self.scale + self.mean
-        return np.asarray(found, dtype=array.dtype if array.dtype.kind == "f" else None).reshape(array.shape)
+        return np.asarray(found, dtype=array.dtype if array.dtype.kind == "f" else None).reshape(
+            array.shape
+        )
 
     def _columns(self, x: np.ndarray) -> np.ndarray:
         """Return values with the standardised columns as the last axis.
@@ -54,7 +60,9 @@ class Standardised:
             return x if x.shape[-1:] == (1,) else x[..., None]
         columns = x[..., 0] if x.shape[-2:] == (d, 1) else x
         if columns.shape[-1:] != (d,):
-            raise ValueError(f"The values have shape {list(x.shape)}, but {d} columns were standardised.")
+            raise ValueError(
+                f"The values have shape {list(x.shape)}, but {d} columns were standardised."
+            )
         return columns
 
     def __len__(self) -> int:
@@ -70,10 +78,10 @@ class Standardised:
 def standardise(x: Any, like: Standardised | None = None) -> Standardised:
     """Scale every column (the last axis) to mean 0 and standard deviation 1.
 
-    Missing entries (NaN) are ignored. A constant column is only centred. ``like`` is the record of other
-    rows, whose mean and scale are then used: ``standardise(test, like=train)``. ``fit`` and numpy accept
-    the record as an array; ``record.undo(samples)`` converts back to the units of x. In a list of
-    sequences of different lengths, all steps of all sequences count.
+    Missing entries (NaN) are ignored. A constant column is only centred. ``like`` is the record of
+    other rows, whose mean and scale are then used: ``standardise(test, like=train)``. ``fit`` and
+    numpy accept the record as an array; ``record.undo(samples)`` converts back to the units of x.
+    In a list of sequences of different lengths, all steps of all sequences count.
 
     Raises :class:`InfiniteError` (a ValueError) if an entry is infinite.
 
@@ -85,14 +93,20 @@ def standardise(x: Any, like: Standardised | None = None) -> Standardised:
     if isinstance(x, list | tuple) and x and np.ndim(x[0]):
         raw: Any = [np.asarray(row) for row in x]
     else:
-        raw = x if isinstance(x, np.memmap) or hasattr(x, "raw") else np.asarray(x)  # rows of a file are read when needed
+        # rows of a file are read when needed
+        raw = x if isinstance(x, np.memmap) or hasattr(x, "raw") else np.asarray(x)
     if isinstance(raw, list) and len({row.shape for row in raw}) == 1:
         raw = np.stack(raw)
     if like is not None:
         shape = (raw[0] if isinstance(raw, list) else raw).shape
         width = 1 if not isinstance(raw, list) and len(shape) == 1 else shape[-1]
-        if like.mean.size != 1 and like.mean.size not in (width, *(shape[-2:-1] if width == 1 else ())):
-            raise ValueError(f"The rows have {width} columns, but like= was standardised with {like.mean.size}.")
+        if like.mean.size != 1 and like.mean.size not in (
+            width,
+            *(shape[-2:-1] if width == 1 else ()),
+        ):
+            raise ValueError(
+                f"The rows have {width} columns, but like= was standardised with {like.mean.size}."
+            )
         return Standardised(raw, like.mean, like.scale)
     count, mean, square, low, high = 0.0, 0.0, 0.0, np.inf, -np.inf
     for part in parts(raw):  # merge means and squares of parts, so that a file is read in parts
@@ -106,13 +120,20 @@ def standardise(x: Any, like: Standardised | None = None) -> Standardised:
         square = square + spread + (here - mean) ** 2 * count * n / total
         mean = mean + (here - mean) * n / total
         count = count + n
-        low, high = np.minimum(low, np.where(known, part, np.inf).min(0)), np.maximum(high, np.where(known, part, -np.inf).max(0))
+        low, high = (
+            np.minimum(low, np.where(known, part, np.inf).min(0)),
+            np.maximum(high, np.where(known, part, -np.inf).max(0)),
+        )
     deviation = np.sqrt(square / np.maximum(count, 1))
-    return Standardised(raw, np.asarray(mean), np.where((high > low) & (deviation > 0), deviation, 1.0))
+    return Standardised(
+        raw, np.asarray(mean), np.where((high > low) & (deviation > 0), deviation, 1.0)
+    )
 
 
 class InfiniteError(ValueError):
-    """An entry is infinite. ``value`` is the first such entry and ``place`` its (row, step, column)."""
+    """An entry is infinite. ``value`` is the first such entry and ``place`` its (row, step,
+    column).
+    """
 
     fix = "Replace it; NaN marks a missing entry."
 
@@ -135,7 +156,8 @@ def _first_infinite(raw: Any) -> InfiniteError:
 def as_sequence(images: Any, steps: int | None = None) -> np.ndarray:
     """Turn images into sequences whose steps are the rows of the image.
 
-    [N, height, width] is unchanged. [N, height · width] is split into ``steps`` rows, by default square.
+    [N, height, width] is unchanged. [N, height · width] is split into ``steps`` rows, by default
+    square.
 
     >>> as_sequence(np.zeros((5, 64))).shape
     (5, 8, 8)
@@ -144,11 +166,15 @@ def as_sequence(images: Any, steps: int | None = None) -> np.ndarray:
     if array.ndim == 3:
         return array
     if array.ndim != 2:
-        raise ValueError(f"as_sequence takes images [N, height, width] or [N, height · width], got the shape {list(array.shape)}.")
+        raise ValueError(
+            f"as_sequence takes images [N, height, width] or [N, height · width], got the shape "
+            f"{list(array.shape)}."
+        )
     rows = steps or round(array.shape[1] ** 0.5)
     if array.shape[1] % rows or (steps is None and rows * rows != array.shape[1]):
         raise ValueError(
-            f"{array.shape[1]} columns cannot be split into {steps or 'a square of'} rows. Give the number of rows: as_sequence(x, steps=…)."
+            f"{array.shape[1]} columns cannot be split into {steps or 'a square of'} rows. Give "
+            f"the number of rows: as_sequence(x, steps=…)."
         )
     return array.reshape(len(array), rows, -1)
 
@@ -157,20 +183,34 @@ CHOICES = (*PREPARATIONS, "dequantise-fresh", "binarise-fresh", "standardise")
 
 
 def default_preparation(graph: Graph, name: str) -> str:
-    """Return the preparation that the likelihood of an image requires: binary, counts, or a density."""
+    """Return the preparation that the likelihood of an image requires: binary, counts, or a
+    density.
+    """
     return graph.rule("p", name).spec.preparation
 
 
 def prepare_levels(how: str, x: Any, levels: int, *, seed: int = 0) -> Any:
-    """Prepare grey levels by name: a name of :data:`PREPARATIONS`, ``binarise-fresh`` or ``dequantise-fresh``."""
+    """Prepare grey levels by name: a name of :data:`PREPARATIONS`, ``binarise-fresh`` or
+    ``dequantise-fresh``.
+    """
     name, _, fresh = how.partition("-")
     if how not in CHOICES or how == "standardise":
         raise ValueError(f"Unknown preparation {how!r}. Choose one of {', '.join(CHOICES)}.")
     return PREPARATIONS[name](x, levels, seed=seed, **({"fresh": True} if fresh else {}))
 
 
-def as_variable(graph: Graph, name: str, pixels: np.ndarray, levels: int, *, how: str | None = None, seed: int = 0) -> Any:
-    """Prepare images [N, height, width] for a variable: flat, or one image row per step if it has time."""
+def as_variable(
+    graph: Graph,
+    name: str,
+    pixels: np.ndarray,
+    levels: int,
+    *,
+    how: str | None = None,
+    seed: int = 0,
+) -> Any:
+    """Prepare images [N, height, width] for a variable: flat, or one image row per step if it has
+    time.
+    """
     x = pixels if graph.timed[name] else pixels.reshape(len(pixels), -1)
     return prepare_levels(how or default_preparation(graph, name), x, levels, seed=seed)
 
@@ -189,9 +229,11 @@ def parts(raw: Any) -> Iterator[np.ndarray]:
 
 @dataclass(frozen=True)
 class Affine:
-    """Random affine distortions of images: small rotation, shear, scaling and shift, drawn at every step.
+    """Random affine distortions of images: small rotation, shear, scaling and shift, drawn at every
+    step.
 
-    Each field is the largest distortion. ``rotate`` is in radians, ``shift`` a fraction of the side.
+    Each field is the largest distortion. ``rotate`` is in radians, ``shift`` a fraction of the
+    side.
     """
 
     shape: tuple[int, int]
@@ -209,9 +251,17 @@ class Affine:
         turn, shear = draws[:, 0] * self.rotate, draws[:, 1] * self.shear
         wide, high = 1 + draws[:, 2] * self.scale, 1 + draws[:, 3] * self.scale
         cos, sin = turn.cos(), turn.sin()
-        top = torch.stack([wide * cos, high * (shear * cos - sin), 2 * self.shift * draws[:, 4]], -1)
-        bottom = torch.stack([wide * sin, high * (shear * sin + cos), 2 * self.shift * draws[:, 5]], -1)
+        top = torch.stack(
+            [wide * cos, high * (shear * cos - sin), 2 * self.shift * draws[:, 4]], -1
+        )
+        bottom = torch.stack(
+            [wide * sin, high * (shear * sin + cos), 2 * self.shift * draws[:, 5]], -1
+        )
         images = rows.reshape(-1, 1, *self.shape)
-        grid = torch.nn.functional.affine_grid(torch.stack([top, bottom], 1), list(images.shape), align_corners=False)
-        moved = torch.nn.functional.grid_sample(images, grid, align_corners=False).reshape(rows.shape)
+        grid = torch.nn.functional.affine_grid(
+            torch.stack([top, bottom], 1), list(images.shape), align_corners=False
+        )
+        moved = torch.nn.functional.grid_sample(images, grid, align_corners=False).reshape(
+            rows.shape
+        )
         return (moved > 0.5).to(rows.dtype) if binary else moved

@@ -41,11 +41,15 @@ class Digest:
     def update(self, batch: Batch, first_row: int) -> None:
         for name, value in batch.items():
             rows = value.detach().movedim(-2, 0).cpu().contiguous().numpy()
-            if rows.dtype == bool:  # a mask; a part without missing entries has none, so hash only the missing entries
+            if (
+                rows.dtype == bool
+            ):  # a mask; a part without missing entries has none, so hash only the missing entries
                 rows = np.argwhere(~rows)
                 rows[:, 0] += first_row
             if rows.size:
-                self.hashes.setdefault(name, hashlib.sha256()).update(np.ascontiguousarray(rows).view(np.uint8))
+                self.hashes.setdefault(name, hashlib.sha256()).update(
+                    np.ascontiguousarray(rows).view(np.uint8)
+                )
 
     def __str__(self) -> str:
         whole = hashlib.sha256()
@@ -57,9 +61,9 @@ class Digest:
 class Source:
     """Base class: ``n`` rows laid out for a model. ``take`` returns the batch of some rows.
 
-    Subclasses implement ``read``. ``extents`` holds the smallest and largest value of every column of
-    the observed variables, over known entries at real steps. ``lacking`` holds the columns in which at
-    least one row has a missing entry.
+    Subclasses implement ``read``. ``extents`` holds the smallest and largest value of every column
+    of the observed variables, over known entries at real steps. ``lacking`` holds the columns in
+    which at least one row has a missing entry.
     """
 
     n: int
@@ -70,7 +74,9 @@ class Source:
     near = False  # whether the rows are on the model's device
     places: Places = INDICES  # names of rows and columns in messages
 
-    def take(self, rows: Tensor, *, generator: torch.Generator | None = None, share: slice = slice(None)) -> Batch:
+    def take(
+        self, rows: Tensor, *, generator: torch.Generator | None = None, share: slice = slice(None)
+    ) -> Batch:
         """Return the batch of ``rows[share]``.
 
         The generator draws :class:`Fresh` values for all rows, of which ``share`` keeps its part.
@@ -78,20 +84,33 @@ class Source:
         """
         return self.prepare(*self.draw(rows, generator=generator, share=share))
 
-    def draw(self, rows: Tensor, *, generator: torch.Generator | None = None, share: slice = slice(None)) -> tuple[Batch, dict[str, Tensor]]:
-        """Return the stored values of ``rows[share]``, and uniform numbers for the :class:`Fresh` ones."""
+    def draw(
+        self, rows: Tensor, *, generator: torch.Generator | None = None, share: slice = slice(None)
+    ) -> tuple[Batch, dict[str, Tensor]]:
+        """Return the stored values of ``rows[share]``, and uniform numbers for the :class:`Fresh`
+        ones.
+        """
         chosen = rows[share]
         batch = self.read(chosen)
         if generator is not None:
             return batch, self.uniform(batch, len(rows), generator, share)
-        return batch, {name: self._fixed(chosen, batch[name].shape[0], batch[name].shape[2]) for name in self.fresh}
+        return batch, {
+            name: self._fixed(chosen, batch[name].shape[0], batch[name].shape[2])
+            for name in self.fresh
+        }
 
-    def uniform(self, batch: Batch, n: int, generator: torch.Generator, share: slice = slice(None)) -> dict[str, Tensor]:
-        """Draw the uniform numbers for :class:`Fresh` values of all ``n`` rows, and keep those of ``share``."""
+    def uniform(
+        self, batch: Batch, n: int, generator: torch.Generator, share: slice = slice(None)
+    ) -> dict[str, Tensor]:
+        """Draw the uniform numbers for :class:`Fresh` values of all ``n`` rows, and keep those of
+        ``share``.
+        """
         like, found = self.like, {}
         for name in self.fresh:
             steps, _, d = batch[name].shape
-            found[name] = torch.rand((steps, n, d), generator=generator, device=like.device, dtype=like.dtype)[:, share]
+            found[name] = torch.rand(
+                (steps, n, d), generator=generator, device=like.device, dtype=like.dtype
+            )[:, share]
         return found
 
     def prepare(self, batch: Batch, uniform: Mapping[str, Tensor]) -> Batch:
@@ -100,7 +119,11 @@ class Source:
         for name, numbers in uniform.items():
             value = self.fresh[name].draw(batch[name].to(self.like.dtype), numbers)
             for there in (mask_of(name), "steps"):
-                value = torch.where(batch[there], value, 0.0) if there in batch and (there != "steps" or value.shape[0] > 1) else value
+                value = (
+                    torch.where(batch[there], value, 0.0)
+                    if there in batch and (there != "steps" or value.shape[0] > 1)
+                    else value
+                )
             batch[name] = value
         return batch
 
@@ -117,48 +140,77 @@ class Source:
 
         The hash is the same for data in memory and in files.
         """
-        found, part = Digest(), max(1, CHUNK // max(1, sum(value.nbytes for value in self.on_host(torch.zeros(1).long()).values())))
+        found, part = (
+            Digest(),
+            max(
+                1,
+                CHUNK
+                // max(
+                    1, sum(value.nbytes for value in self.on_host(torch.zeros(1).long()).values())
+                ),
+            ),
+        )
         for start in range(0, self.n, part):
             found.update(self.on_host(torch.arange(start, min(self.n, start + part))), start)
         return str(found)
 
     def _fixed(self, rows: Tensor, steps: int, d: int) -> Tensor:
-        """Return uniform numbers that depend on the row only, not on the other rows of the batch."""
+        """Return uniform numbers that depend on the row only, not on the other rows of the
+        batch.
+        """
         rows = rows.cpu()
         uniform = torch.empty((steps, len(rows), d), device=self.like.device, dtype=self.like.dtype)
         for block in (rows // BLOCK).unique().tolist():
             generator = torch.Generator(self.like.device).manual_seed(block)
-            drawn = torch.rand((steps, BLOCK, d), generator=generator, device=self.like.device, dtype=self.like.dtype)
+            drawn = torch.rand(
+                (steps, BLOCK, d),
+                generator=generator,
+                device=self.like.device,
+                dtype=self.like.dtype,
+            )
             here = (rows // BLOCK == block).nonzero()[:, 0]
             uniform[:, here] = drawn[:, rows[here] % BLOCK]
         return uniform
 
 
 class Resident(Source):
-    """Data in memory, laid out once and then indexed. :class:`Fresh` levels keep their type (e.g. uint8).
+    """Data in memory, laid out once and then indexed. :class:`Fresh` levels keep their type (e.g.
+    uint8).
 
     The data are on the model's device if they fit there, otherwise in host memory.
     """
 
-    def __init__(self, graph: Graph, data: Mapping[str, Any], like: Tensor, places: Places = INDICES) -> None:
+    def __init__(
+        self, graph: Graph, data: Mapping[str, Any], like: Tensor, places: Places = INDICES
+    ) -> None:
         self.like, self.places = like, places
         like = like if _surely_fits(data, like) else like.new_empty((), device="cpu")
         self.fresh = {name: value for name, value in data.items() if isinstance(value, Fresh)}
-        values = {name: value.middle(np.asarray(value.values)) if isinstance(value, Fresh) else value for name, value in data.items()}
+        values = {
+            name: value.middle(np.asarray(value.values)) if isinstance(value, Fresh) else value
+            for name, value in data.items()
+        }
         steps, lengths = values.pop("steps", None), values.pop("lengths", None)
         self.batch = prepare(graph, values, like=like, steps=steps, lengths=lengths, places=places)
         for name, value in self.fresh.items():
             self.batch[name] = raw_on_axes(graph, name, value.values, like)
-        owners = values | {"steps": steps} | {name: value.values for name, value in self.fresh.items()}
+        owners = (
+            values | {"steps": steps} | {name: value.values for name, value in self.fresh.items()}
+        )
         self.batch = {name: _own(value, owners.get(name)) for name, value in self.batch.items()}
         self.n = next(iter(self.batch.values())).shape[-2]
-        self.extents, self.lacking = _extents(graph, self.batch, self.fresh), _lacking(graph, self.batch)
+        self.extents, self.lacking = (
+            _extents(graph, self.batch, self.fresh),
+            _lacking(graph, self.batch),
+        )
         self.near = like.device == self.like.device or _fits(self.batch, self.like)
         if self.near:
             self.batch = {name: value.to(self.like.device) for name, value in self.batch.items()}
 
     def read(self, rows: Tensor) -> Batch:
-        return {name: _taken(value, rows).to(self.like.device) for name, value in self.batch.items()}
+        return {
+            name: _taken(value, rows).to(self.like.device) for name, value in self.batch.items()
+        }
 
     def on_host(self, rows: Tensor) -> Batch:
         return {name: _taken(value, rows).cpu() for name, value in self.batch.items()}
@@ -167,34 +219,57 @@ class Resident(Source):
     def brought(cls, source: Mapped) -> Resident:
         """Copy all rows of mapped files to the model's device, in parts."""
         self = cls.__new__(cls)
-        self.like, self.fresh, self.n, self.extents, self.near = source.like, source.fresh, source.n, source.extents, True
+        self.like, self.fresh, self.n, self.extents, self.near = (
+            source.like,
+            source.fresh,
+            source.n,
+            source.extents,
+            True,
+        )
         self.batch, self.lacking = {}, source.lacking
         for start in range(0, self.n, source.part):
             rows = torch.arange(start, min(self.n, start + source.part))
             for name, value in source.on_host(rows).items():
                 if name not in self.batch:
-                    self.batch[name] = value.new_empty((*value.shape[:-2], self.n, value.shape[-1]), device=self.like.device)
+                    self.batch[name] = value.new_empty(
+                        (*value.shape[:-2], self.n, value.shape[-1]), device=self.like.device
+                    )
                 self.batch[name][..., start : start + len(rows), :].copy_(value)
         return self
 
 
 def _taken(value: Tensor, rows: Tensor) -> Tensor:
-    """Select rows of a tensor [steps, n, d]. With one step it is a matrix, which torch indexes faster."""
+    """Select rows of a tensor [steps, n, d]. With one step it is a matrix, which torch indexes
+    faster.
+    """
     rows = rows.to(value.device)
-    return value[0].index_select(0, rows).unsqueeze(0) if len(value) == 1 else value.index_select(-2, rows)
+    return (
+        value[0].index_select(0, rows).unsqueeze(0)
+        if len(value) == 1
+        else value.index_select(-2, rows)
+    )
 
 
 def _surely_fits(data: Mapping[str, Any], like: Tensor) -> bool:
-    """Return whether the data fit on the device during checking and layout, which need several copies."""
+    """Return whether the data fit on the device during checking and layout, which need several
+    copies.
+    """
     if not like.is_cuda:
         return True
-    count = sum(_numbers_in(value.values if isinstance(value, Fresh) else value) for value in data.values())
+    count = sum(
+        _numbers_in(value.values if isinstance(value, Fresh) else value) for value in data.values()
+    )
     return 8 * count * like.element_size() < torch.cuda.mem_get_info(like.device)[0]
 
 
 def _fits(batch: Batch, like: Tensor, times: int = 1) -> bool:
-    """Return whether ``times`` copies of this batch take less than half of the device's free memory."""
-    return 2 * times * sum(value.numel() * value.element_size() for value in batch.values()) < torch.cuda.mem_get_info(like.device)[0]
+    """Return whether ``times`` copies of this batch take less than half of the device's free
+    memory.
+    """
+    return (
+        2 * times * sum(value.numel() * value.element_size() for value in batch.values())
+        < torch.cuda.mem_get_info(like.device)[0]
+    )
 
 
 def _numbers_in(value: Any) -> int:
@@ -208,31 +283,60 @@ def _numbers_in(value: Any) -> int:
 class Mapped(Source):
     """Arrays in memory-mapped files: checked in parts before training, then read batch by batch.
 
-    ``told(rows, all)`` is called with the number of rows checked so far, because checking a large file
-    takes minutes. The pages of a map that were read count as memory of this process until they are
-    released. Therefore a plain array is read from its file directly (:class:`OnDisk`). The pages of
-    other maps (a part of a file, another order of axes) are released during reading.
+    ``told(rows, all)`` is called with the number of rows checked so far, because checking a large
+    file takes minutes. The pages of a map that were read count as memory of this process until they
+    are released. Therefore a plain array is read from its file directly (:class:`OnDisk`). The
+    pages of other maps (a part of a file, another order of axes) are released during reading.
     """
 
-    def __init__(self, graph: Graph, data: Mapping[str, Any], like: Tensor, told: Told | None = None) -> None:
+    def __init__(
+        self, graph: Graph, data: Mapping[str, Any], like: Tensor, told: Told | None = None
+    ) -> None:
         self.graph, self.like = graph, like
         self.fresh = {name: value for name, value in data.items() if isinstance(value, Fresh)}
-        values, lengths = pad(graph, {name: value.values if isinstance(value, Fresh) else value for name, value in data.items()})
+        values, lengths = pad(
+            graph,
+            {
+                name: value.values if isinstance(value, Fresh) else value
+                for name, value in data.items()
+            },
+        )
         values |= {} if lengths is None else {"lengths": lengths}
-        self.length = values.pop("lengths") if "lengths" in values and np.ndim(values["lengths"]) == 0 else None  # one length for all rows
+        # one length for all rows
+        self.length = (
+            values.pop("lengths")
+            if "lengths" in values and np.ndim(values["lengths"]) == 0
+            else None
+        )
         self.data = {name: rows_of(value) for name, value in values.items()}
-        self.maps = {name: found for name, value in self.data.items() if (found := memory_map(value)) is not None and found.mode == "r"}
+        self.maps = {
+            name: found
+            for name, value in self.data.items()
+            if (found := memory_map(value)) is not None and found.mode == "r"
+        }
         for value in values.values():
             if (found := memory_map(value)) is not None:
                 check_length(found)
         self.before = _mapped_bytes()
         counts = {name: len(value) for name, value in self.data.items()}
         if len(set(counts.values())) > 1:
-            raise ValueError(f"The data disagree on the number of examples: {', '.join(f'{name} {n}' for name, n in counts.items())}.")
+            raise ValueError(
+                f"The data disagree on the number of examples: "
+                f"{', '.join(f'{name} {n}' for name, n in counts.items())}."
+            )
         self.n = next(iter(counts.values()))
         self.masks: set[str] = set()
         self.extents, self.lacking = {}, {}
-        self.part = max(1, CHUNK // max(1, sum(np.asarray(value[:1]).size * like.element_size() for value in self.data.values())))
+        self.part = max(
+            1,
+            CHUNK
+            // max(
+                1,
+                sum(
+                    np.asarray(value[:1]).size * like.element_size() for value in self.data.values()
+                ),
+            ),
+        )
         for start in range(0, max(1, self.n), self.part):
             self._check(start, min(start + self.part, self.n))
             if told is not None:
@@ -242,7 +346,9 @@ class Mapped(Source):
         values = {name: np.asarray(value[start:stop]) for name, value in self.data.items()}
         values |= {name: fresh.middle(values[name], start) for name, fresh in self.fresh.items()}
         steps, lengths = values.pop("steps", None), values.pop("lengths", self.length)
-        batch = prepare(self.graph, values, like=self.like, first_row=start, steps=steps, lengths=lengths)
+        batch = prepare(
+            self.graph, values, like=self.like, first_row=start, steps=steps, lengths=lengths
+        )
         self.masks |= {name for name in batch if is_mask(name)}
         for name, (low, high) in _extents(self.graph, batch, self.fresh).items():
             before = self.extents.get(name, (low, high))
@@ -266,7 +372,8 @@ class Mapped(Source):
             check_length(self.maps[name])
         if len(index) and len(index) == index[-1] - index[0] + 1 and (np.diff(index) == 1).all():
             found = np.asarray(self.data[name][int(index[0]) : int(index[-1]) + 1])
-            found = found if found.base is None else found.copy()  # copy from the map: its pages may be released or written to
+            # copy from the map: its pages may be released or written to
+            found = found if found.base is None else found.copy()
             self._release()
             return found
         if name not in self.maps or not len(index):
@@ -285,8 +392,12 @@ class Mapped(Source):
         values = {name: self._gather(name, index) for name in self.data}
         steps, lengths = values.pop("steps", None), values.pop("lengths", None)
         host = self.like.new_empty((), device="cpu")
-        batch = lay_out(self.graph, values, like=host, masks=self.masks, steps=steps, lengths=lengths)
-        return batch | {name: raw_on_axes(self.graph, name, values[name], host) for name in self.fresh}
+        batch = lay_out(
+            self.graph, values, like=host, masks=self.masks, steps=steps, lengths=lengths
+        )
+        return batch | {
+            name: raw_on_axes(self.graph, name, values[name], host) for name in self.fresh
+        }
 
 
 def _mapped_bytes() -> int:
@@ -314,8 +425,17 @@ def open_source(graph: Graph, data: Any, like: Tensor, told: Told | None = None)
     arrays = read_arrays(data, graph)
     if any(memory_map(value) is not None for value in arrays.values()):
         mapped = Mapped(graph, arrays, like, told)
-        return Resident.brought(mapped) if like.is_cuda and mapped.n and _fits(mapped.on_host(torch.zeros(1).long()), like, mapped.n) else mapped
-    values = {name: value.values if isinstance(value, Standardised) else value for name, value in arrays.items()}
+        return (
+            Resident.brought(mapped)
+            if like.is_cuda
+            and mapped.n
+            and _fits(mapped.on_host(torch.zeros(1).long()), like, mapped.n)
+            else mapped
+        )
+    values = {
+        name: value.values if isinstance(value, Standardised) else value
+        for name, value in arrays.items()
+    }
     return Resident(graph, values, like, places_of(arrays))
 
 
@@ -332,18 +452,27 @@ def _arrays(data: Any, graph: Graph) -> dict[str, Any]:
         return read_file(Path(data), graph)
     if isinstance(data, Mapping):
         if not data:
-            raise ValueError('The data are empty: pass a dictionary from variable to array, e.g. {"x": X}.')
+            raise ValueError(
+                'The data are empty: pass a dictionary from variable to array, e.g. {"x": X}.'
+            )
         for name, value in data.items():
             if isinstance(value, torch.utils.data.Dataset | torch.utils.data.DataLoader):
                 kind = "Dataset" if isinstance(value, torch.utils.data.Dataset) else "DataLoader"
                 raise ValueError(
-                    f"{name} is a {kind}, which holds whole rows. Pass it as the data themselves, e.g. fit(model, dataset), "
-                    f"with rows that are dictionaries by variable or tuples in the order {', '.join(_names(graph))}."
+                    f"{name} is a {kind}, which holds whole rows. Pass it as the data themselves, "
+                    f"e.g. fit(model, dataset), with rows that are dictionaries by variable or "
+                    f"tuples in the order {', '.join(_names(graph))}."
                 )
-        read = {name: _single(Path(value), name, graph) if isinstance(value, str | Path) else value for name, value in data.items()}
+        read = {
+            name: _single(Path(value), name, graph) if isinstance(value, str | Path) else value
+            for name, value in data.items()
+        }
         return Placed(read, places_of(data))
     if isinstance(data, torch.utils.data.IterableDataset):
-        raise ValueError("An IterableDataset cannot return to a row, so a run could not be resumed. Pass arrays, files or a map-style Dataset.")
+        raise ValueError(
+            "An IterableDataset cannot return to a row, so a run could not be resumed. Pass "
+            "arrays, files or a map-style Dataset."
+        )
     if isinstance(data, torch.utils.data.Dataset):
         return _from_dataset(data, graph)
     names = _names(graph)
@@ -375,7 +504,11 @@ def _extents(graph: Graph, batch: Batch, fresh: Mapping[str, Fresh]) -> Extents:
     for name in graph.observed:
         if name in batch and name not in fresh:
             low = high = batch[name]
-            inside = [batch[mask] for mask in (mask_of(name), "steps") if mask in batch and (mask != "steps" or graph.timed[name])]
+            inside = [
+                batch[mask]
+                for mask in (mask_of(name), "steps")
+                if mask in batch and (mask != "steps" or graph.timed[name])
+            ]
             for there in inside:
                 low, high = torch.where(there, low, torch.inf), torch.where(there, high, -torch.inf)
             found[name] = low.amin((0, 1)), high.amax((0, 1))
@@ -383,9 +516,13 @@ def _extents(graph: Graph, batch: Batch, fresh: Mapping[str, Fresh]) -> Extents:
 
 
 def _lacking(graph: Graph, batch: Batch) -> dict[str, set[int]]:
-    """Return, per observed variable, the columns with a missing entry. Masks are True at padded steps."""
+    """Return, per observed variable, the columns with a missing entry. Masks are True at padded
+    steps.
+    """
     masks = {name: batch[mask_of(name)] for name in graph.observed if mask_of(name) in batch}
-    return {name: set((~mask).any(0).any(0).nonzero()[:, 0].tolist()) for name, mask in masks.items()}
+    return {
+        name: set((~mask).any(0).any(0).nonzero()[:, 0].tolist()) for name, mask in masks.items()
+    }
 
 
 def _dataset_of(loader: Any) -> Any:
@@ -396,30 +533,45 @@ def _dataset_of(loader: Any) -> Any:
     usual = (torch.utils.data.SequentialSampler, torch.utils.data.RandomSampler)
     if loader.batch_sampler is not None and not isinstance(loader.sampler, usual):
         raise ValueError(
-            f"The DataLoader has a {type(loader.sampler).__name__}; training orders the rows itself. Pass the Dataset (or a Subset of it)."
+            f"The DataLoader has a {type(loader.sampler).__name__}; training orders the rows "
+            f"itself. Pass the Dataset (or a Subset of it)."
         )
     if loader.collate_fn is not torch.utils.data.default_collate:
-        raise ValueError("The DataLoader has its own collate_fn, but training builds its own batches. Do that work in the Dataset and pass it.")
+        raise ValueError(
+            "The DataLoader has its own collate_fn, but training builds its own batches. Do that "
+            "work in the Dataset and pass it."
+        )
     return loader.dataset
 
 
 def _from_dataset(data: torch.utils.data.Dataset, graph: Graph) -> dict[str, Any]:
-    """Read the rows of a map-style Dataset: dictionaries, tuples (observed, given), or single arrays."""
+    """Read the rows of a map-style Dataset: dictionaries, tuples (observed, given), or single
+    arrays.
+    """
     rows = [data[i] for i in range(len(data))]  # type: ignore[arg-type]
     if not rows:
         raise ValueError("The Dataset has no rows.")
     names = list(rows[0]) if isinstance(rows[0], Mapping) else _names(graph)
     for i, row in enumerate(rows):
-        if isinstance(row, Mapping) != isinstance(rows[0], Mapping) or (isinstance(row, Mapping) and set(row) != set(names)):
+        if isinstance(row, Mapping) != isinstance(rows[0], Mapping) or (
+            isinstance(row, Mapping) and set(row) != set(names)
+        ):
             had = ", ".join(map(str, row)) if isinstance(row, Mapping) else type(row).__name__
             raise ValueError(
-                f"Row {i} (from 0) of the Dataset has {had}, row 0 has {', '.join(map(str, names))}. Let every row have the same variables."
+                f"Row {i} (from 0) of the Dataset has {had}, row 0 has "
+                f"{', '.join(map(str, names))}. Let every row have the same variables."
             )
-        if isinstance(row, tuple | list) and (not isinstance(rows[0], tuple | list) or len(row) != len(rows[0])):
-            raise ValueError(f"Row {i} (from 0) of the Dataset has {len(row)} parts, row 0 has another number. Let every row have the same.")
+        if isinstance(row, tuple | list) and (
+            not isinstance(rows[0], tuple | list) or len(row) != len(rows[0])
+        ):
+            raise ValueError(
+                f"Row {i} (from 0) of the Dataset has {len(row)} parts, row 0 has another number. "
+                f"Let every row have the same."
+            )
     if isinstance(rows[0], tuple | list) and len(rows[0]) > len(names):
         raise ValueError(
-            f"The Dataset's rows have {len(rows[0])} parts, the model reads {len(names)} ({', '.join(names)}). Let each be a dictionary by variable."
+            f"The Dataset's rows have {len(rows[0])} parts, the model reads {len(names)} "
+            f"({', '.join(names)}). Let each be a dictionary by variable."
         )
     columns = (
         ([row[name] for row in rows] for name in names)
@@ -427,7 +579,12 @@ def _from_dataset(data: torch.utils.data.Dataset, graph: Graph) -> dict[str, Any
         else zip(*(row if isinstance(row, tuple | list) else (row,) for row in rows), strict=True)
     )
     return {
-        name: _stacked([np.asarray(value.detach() if isinstance(value, Tensor) else unmasked(value)) for value in column])
+        name: _stacked(
+            [
+                np.asarray(value.detach() if isinstance(value, Tensor) else unmasked(value))
+                for value in column
+            ]
+        )
         for name, column in zip(names, columns, strict=False)
     }
 

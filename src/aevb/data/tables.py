@@ -17,7 +17,9 @@ TABLES = (".csv", ".tsv", ".txt", ".parquet")
 
 @dataclass(frozen=True)
 class Table:
-    """Columns [N, C], with their names if the file has a header. ``lists`` holds columns of lists (Parquet)."""
+    """Columns [N, C], with their names if the file has a header. ``lists`` holds columns of lists
+    (Parquet).
+    """
 
     values: np.ndarray
     names: tuple[str, ...] | None
@@ -27,7 +29,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Header:
-    """Names (if the file has a header) and number of the numeric columns; names of the columns of lists."""
+    """Names (if the file has a header) and number of the numeric columns; names of the columns of
+    lists.
+    """
 
     names: tuple[str, ...] | None
     width: int
@@ -46,7 +50,9 @@ def marked(table: Table, missing: Sequence[float]) -> Table:
     """Replace the numbers that mark missing cells by NaN."""
     if not missing:
         return table
-    lists = {name: [mark_missing(row, *missing) for row in rows] for name, rows in table.lists.items()}
+    lists = {
+        name: [mark_missing(row, *missing) for row in rows] for name, rows in table.lists.items()
+    }
     return replace(table, values=mark_missing(table.values, *missing), lists=lists)
 
 
@@ -70,12 +76,18 @@ def _pyarrow() -> tuple[Any, Any]:
         import pyarrow  # type: ignore[import-not-found, import-untyped]
         from pyarrow import parquet
     except ImportError:
-        raise ValueError("reading Parquet needs pyarrow; install the extra: pip install 'aevb[parquet]'") from None
+        raise ValueError(
+            "reading Parquet needs pyarrow; install the extra: pip install 'aevb[parquet]'"
+        ) from None
     return parquet, pyarrow
 
 
 def _is_list(pyarrow: Any, kind: Any) -> bool:
-    return bool(pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind) or pyarrow.types.is_fixed_size_list(kind))
+    return bool(
+        pyarrow.types.is_list(kind)
+        or pyarrow.types.is_large_list(kind)
+        or pyarrow.types.is_fixed_size_list(kind)
+    )
 
 
 def _read_parquet(path: Path, without: Collection[str]) -> Table:
@@ -103,7 +115,10 @@ def _read_parquet(path: Path, without: Collection[str]) -> Table:
             words = [str(value) for value in column.unique().to_pylist() if value is not None]
             raise WordsError(name, tuple(words[: FEW + 1]) or ("",), 1)
         elif kinds.is_temporal(kind):
-            raise ValueError(f"its column {name!r} holds {kind}, not numbers. Number the steps 0, 1, 2, … in a column step, or leave it out")
+            raise ValueError(
+                f"its column {name!r} holds {kind}, not numbers. Number the steps 0, 1, 2, … in a "
+                f"column step, or leave it out"
+            )
         else:
             raise ValueError(f"its column {name!r} holds {kind}, not numbers; leave it out")
     values = np.stack(list(numbers.values()), 1) if numbers else np.empty((found.num_rows, 0))
@@ -115,9 +130,15 @@ def _lists(name: str, rows: list[Any]) -> list[np.ndarray]:
     found = []
     for i, row in enumerate(rows):
         if row is None:
-            raise ValueError(f"its column {name!r} has no list in row {i} (from 0); remove that row, or write a list")
+            raise ValueError(
+                f"its column {name!r} has no list in row {i} (from 0); remove that row, or write "
+                f"a list"
+            )
         try:
             found.append(np.array(row, dtype=float))
         except (TypeError, ValueError):
-            raise ValueError(f"its column {name!r} holds no list of numbers (or of lists of equal length) in row {i} (from 0)") from None
+            raise ValueError(
+                f"its column {name!r} holds no list of numbers (or of lists of equal length) in "
+                f"row {i} (from 0)"
+            ) from None
     return found

@@ -13,7 +13,9 @@ from typing import IO
 import numpy as np
 
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "None", "?")
-MANY = 5  # a first line of this many consecutive numbers may be a header even if whole numbers follow
+MANY = (
+    5  # a first line of this many consecutive numbers may be a header even if whole numbers follow
+)
 FEW = 50  # most distinct words of a column of categories
 LONGEST = 2**24  # most characters of a line
 _COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
@@ -30,22 +32,31 @@ class WordsError(ValueError):
         self.column, self.found, self.line = column, found, line
 
 
-def read_text(path: Path, without: Collection[str] = ()) -> tuple[np.ndarray, tuple[str, ...] | None, np.ndarray]:
-    """Read a text table: its numbers [N, C], its header, and the line number of each row [N], from 1.
+def read_text(
+    path: Path, without: Collection[str] = ()
+) -> tuple[np.ndarray, tuple[str, ...] | None, np.ndarray]:
+    """Read a text table: its numbers [N, C], its header, and the line number of each row [N], from
+    1.
 
     An empty cell is missing (NaN). The columns ``without`` are skipped and may hold anything.
 
-    The first line is a header if one of its cells is not a number, or if it counts 0, 1, 2, …. A first
-    line that counts from another number is ambiguous and refused.
+    The first line is a header if one of its cells is not a number, or if it counts 0, 1, 2, …. A
+    first line that counts from another number is ambiguous and refused.
     """
     with _opened(path) as file:
         names, width, rows, decimal = _begun(file, path)
-        kept = [j for j, name in enumerate(names or ()) if name not in without] if without else list(range(width))
+        kept = (
+            [j for j, name in enumerate(names or ()) if name not in without]
+            if without
+            else list(range(width))
+        )
         numbers, first, pending = array("d"), -1, array("q")
         lines = array("q")
         signs: dict[str, str] = {}
         for line, cells in rows:
-            if not cells:  # with one column, an empty line is a missing cell, unless it is at the end
+            if (
+                not cells
+            ):  # with one column, an empty line is a missing cell, unless it is at the end
                 pending.extend([line] * (width == 1))
                 continue
             first = line if first < 0 else first
@@ -62,14 +73,25 @@ def read_text(path: Path, without: Collection[str] = ()) -> tuple[np.ndarray, tu
             try:
                 numbers.fromlist([float(cell) for cell in cells])
             except ValueError:
-                numbers.fromlist([_cell(cell, names, j, line, line == first, rows, decimal) for j, cell in zip(kept, cells, strict=True)])
+                numbers.fromlist(
+                    [
+                        _cell(cell, names, j, line, line == first, rows, decimal)
+                        for j, cell in zip(kept, cells, strict=True)
+                    ]
+                )
     if not numbers:
         raise ValueError("it has a header but no rows" if names else "it is empty")
-    return np.frombuffer(numbers, dtype=np.float64).reshape(-1, len(kept)), names and tuple(names[j] for j in kept), np.array(lines)
+    return (
+        np.frombuffer(numbers, dtype=np.float64).reshape(-1, len(kept)),
+        names and tuple(names[j] for j in kept),
+        np.array(lines),
+    )
 
 
 def read_header(path: Path) -> tuple[tuple[str, ...] | None, int]:
-    """Read the column names (None without a header) and the number of columns from the first line."""
+    """Read the column names (None without a header) and the number of columns from the first
+    line.
+    """
     with _opened(path) as file:
         return _begun(file, path)[:2]
 
@@ -86,7 +108,7 @@ def distinct(names: list[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-# The parts of a file -----------------------------------------------------------------------------------------------------------------
+# The parts of a file ------------------------------------------------------------------------------
 
 
 def _opened(path: Path) -> IO[str]:
@@ -108,7 +130,9 @@ def _opened(path: Path) -> IO[str]:
 
 
 def _begun(file: IO[str], path: Path) -> tuple[tuple[str, ...] | None, int, Iterator[Cells], bool]:
-    """Read the header; return it, the number of columns, the other lines, and whether commas are decimal."""
+    """Read the header; return it, the number of columns, the other lines, and whether commas are
+    decimal.
+    """
     separator = _separator(file, path)
     rows = _rows(file, separator)
     blank = 0
@@ -123,23 +147,37 @@ def _begun(file: IO[str], path: Path) -> tuple[tuple[str, ...] | None, int, Iter
     if _consecutive(cells):  # years, or 1, 2, 3, …
         following = next(rows, (0, []))
         rows = chain([following], rows)
-        fractions = any(cell.strip() not in MISSING and not cell.strip().isdecimal() for cell in following[1])
+        fractions = any(
+            cell.strip() not in MISSING and not cell.strip().isdecimal() for cell in following[1]
+        )
         if fractions or len(cells) >= MANY:
             raise ValueError(
-                f"its first line counts {', '.join(cells[:3])}, …: it may be a header or a row. Give the columns names in a first line (x0,x1,…); "
+                f"its first line counts {', '.join(cells[:3])}, …: it may be a header or a row. "
+                f"Give the columns names in a first line (x0,x1,…); "
                 "if that line is a header of numbers, replace it"
             )
     named = any(_number(cell, decimal) is None for cell in cells) or _numbered(cells)
     if named:
         return distinct([cell.strip() for cell in cells]), len(cells), rows, decimal
-    return None, len(cells), chain(((number, []) for number in range(1, blank + 1)), [row], rows), decimal
+    return (
+        None,
+        len(cells),
+        chain(((number, []) for number in range(1, blank + 1)), [row], rows),
+        decimal,
+    )
 
 
 def _separator(file: IO[str], path: Path) -> str | None:
-    """Find the separator of the cells from the first two lines, and rewind the file. None means blanks."""
+    """Find the separator of the cells from the first two lines, and rewind the file. None means
+    blanks.
+    """
     file.seek(0)
     try:
-        lines = [re.sub(r'"[^"]*"', "", text) for text in (file.readline(2**20), file.readline(2**20)) if text.strip()]
+        lines = [
+            re.sub(r'"[^"]*"', "", text)
+            for text in (file.readline(2**20), file.readline(2**20))
+            if text.strip()
+        ]
     except UnicodeDecodeError as error:
         raise _not_unicode(error) from None
     finally:
@@ -149,9 +187,14 @@ def _separator(file: IO[str], path: Path) -> str | None:
     if not lines:
         return ","
     counts = {separator: [line.count(separator) for line in lines] for separator in ";\t,"}
-    found = next((separator for separator, count in counts.items() if all(count) and len(set(count)) == 1), None)
+    found = next(
+        (separator for separator, count in counts.items() if all(count) and len(set(count)) == 1),
+        None,
+    )
     found = found or next((separator for separator, count in counts.items() if count[0]), None)
-    blanks = len(lines[-1].split()) > 1 and all(_number(cell, False) is not None for cell in lines[-1].split())
+    blanks = len(lines[-1].split()) > 1 and all(
+        _number(cell, False) is not None for cell in lines[-1].split()
+    )
     return found or (None if blanks else ",")
 
 
@@ -167,7 +210,10 @@ def _rows(file: IO[str], separator: str | None) -> Iterator[Cells]:
         nonlocal quoted
         for number, text in enumerate(file, 1):
             if len(text) > LONGEST:
-                raise ValueError(f"line {number} has more than {LONGEST} characters. If it is a table of so many columns, save it as .npy")
+                raise ValueError(
+                    f"line {number} has more than {LONGEST} characters. If it is a table of so "
+                    f"many columns, save it as .npy"
+                )
             quoted = quoted or '"' in text
             yield text
 
@@ -181,7 +227,8 @@ def _rows(file: IO[str], separator: str | None) -> Iterator[Cells]:
         if "field limit" in str(error):
             if not quoted:
                 raise ValueError(
-                    f"line {before + 1} has a cell of more than {csv.field_size_limit()} characters, too long for a number or a name"
+                    f"line {before + 1} has a cell of more than {csv.field_size_limit()} "
+                    f"characters, too long for a number or a name"
                 ) from None
             raise _open_quote(before + 1) from None
         raise ValueError(f"line {reader.line_num}: {error}") from None
@@ -190,17 +237,25 @@ def _rows(file: IO[str], separator: str | None) -> Iterator[Cells]:
 
 
 def _open_quote(line: int) -> ValueError:
-    return ValueError(f'a quote (") that opens on line {line} or later is not closed. Remove it, or write it twice ("")')
+    return ValueError(
+        f'a quote (") that opens on line {line} or later is not closed. Remove it, or write it '
+        f'twice ("")'
+    )
 
 
 def _not_unicode(error: UnicodeDecodeError) -> ValueError:
     if error.encoding.startswith("utf-16"):
-        return ValueError(f"it begins as UTF-16 but is not valid UTF-16 ({error.reason}). Save it as UTF-8")
+        return ValueError(
+            f"it begins as UTF-16 but is not valid UTF-16 ({error.reason}). Save it as UTF-8"
+        )
     byte = error.object[error.start]
-    return ValueError(f"it is not UTF-8 text (byte 0x{byte:02x}: Latin-1?). Save it as UTF-8, e.g. iconv -f latin1 -t utf-8 old.csv > new.csv")
+    return ValueError(
+        f"it is not UTF-8 text (byte 0x{byte:02x}: Latin-1?). Save it as UTF-8, e.g. iconv -f "
+        f"latin1 -t utf-8 old.csv > new.csv"
+    )
 
 
-# The cells ---------------------------------------------------------------------------------------------------------------------------
+# The cells ----------------------------------------------------------------------------------------
 
 
 def _numbered(first: list[str]) -> bool:
@@ -237,7 +292,15 @@ def _number(cell: str, decimal: bool) -> float | None:
         return None
 
 
-def _cell(cell: str, names: tuple[str, ...] | None, j: int, line: int, begins: bool, rows: Iterator[Cells], decimal: bool) -> float:
+def _cell(
+    cell: str,
+    names: tuple[str, ...] | None,
+    j: int,
+    line: int,
+    begins: bool,
+    rows: Iterator[Cells],
+    decimal: bool,
+) -> float:
     value = _number(cell, decimal)
     if value is not None:
         return value
@@ -247,11 +310,20 @@ def _cell(cell: str, names: tuple[str, ...] | None, j: int, line: int, begins: b
     if "\n" in cell:
         raise _open_quote(line - cell.count("\n"))
     if _COMMA.fullmatch(text):
-        raise ValueError(f"{place}: a decimal comma? Write {text.replace(',', '.')}, or separate the cells by semicolons")
+        raise ValueError(
+            f"{place}: a decimal comma? Write {text.replace(',', '.')}, or separate the cells by "
+            f"semicolons"
+        )
     if _DATE.fullmatch(text):
-        raise ValueError(f"{place}, a date or a time, not a number. Number the steps 0, 1, 2, … in a column step, or leave the column out")
+        raise ValueError(
+            f"{place}, a date or a time, not a number. Number the steps 0, 1, 2, … in a column "
+            f"step, or leave the column out"
+        )
     if re.match(r"[^\w]*\d", text):
-        raise ValueError(f"{place}, not a number. Write numbers alone (12.5), without units or signs, or leave the column out")
+        raise ValueError(
+            f"{place}, not a number. Write numbers alone (12.5), without units or signs, or leave "
+            f"the column out"
+        )
     if not begins:
         raise ValueError(f"{place}, not a number. If it marks a missing cell, leave the cell empty")
     found = {text: None}
@@ -273,7 +345,10 @@ def _check_signs(cells: list[str], line: int, signs: dict[str, str]) -> None:
             if sign in cell and sign not in signs and _number(cell, True) is not None:
                 signs[sign] = f"{cell.strip()} on line {line}"
     if len(signs) == 2:
-        raise ValueError(f"it has decimal commas and points ({signs[',']}, {signs['.']}). Use one decimal sign and no thousands separators")
+        raise ValueError(
+            f"it has decimal commas and points ({signs[',']}, {signs['.']}). Use one decimal sign "
+            f"and no thousands separators"
+        )
 
 
 def _short(cell: str) -> str:

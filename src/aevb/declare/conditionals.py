@@ -11,8 +11,8 @@ To add a family, write one small class::
     @dataclass(frozen=True, repr=False)
     class Gamma(Conditional):
         support = constraints.positive
-        fill = 1.0                                   # any value of the support, used for missing entries
-        pathwise = True                              # torch's own rsample is differentiable
+        fill = 1.0                       # any value of the support, used for missing entries
+        pathwise = True                  # torch's own rsample is differentiable
 
         def heads(self, d):
             return {"concentration": d, "rate": d}
@@ -45,7 +45,9 @@ Noise = tuple[str, int]  # the kind of noise (see noise.py), and how many number
 _FIXES: dict[Any, str] = {
     constraints.boolean: "Binarise them (x > 0.5), or use ContinuousBernoulli.",
     constraints.unit_interval: "Divide by 256, or use Normal.",
-    constraints.nonnegative_integer: "Counts are whole numbers from 0 on: round them, or use Normal.",
+    constraints.nonnegative_integer: (
+        "Counts are whole numbers from 0 on: round them, or use Normal."
+    ),
     constraints.one_hot: "Pass labels 0 … C−1, or one-hot rows.",
     constraints.positive: "Shift or exponentiate them, or use Normal.",
 }
@@ -64,7 +66,9 @@ class Degenerate(NamedTuple):
 
 
 def constant_columns(why: str, fix: str) -> Degenerate:
-    """Constant columns: a density with a learned scale concentrates on their value without bound."""
+    """Constant columns: a density with a learned scale concentrates on their value without
+    bound.
+    """
     return Degenerate(torch.eq, "constant", why, fix)
 
 
@@ -72,12 +76,12 @@ def constant_columns(why: str, fix: str) -> Degenerate:
 class Conditional:
     """The base class of all conditionals.
 
-    ``size`` is an int, or a shape such as (1, 28, 28); declare it once, in p. ``net`` maps the parents
-    to the distribution's parameters (default: affine). A variable without parents has a fixed standard
-    distribution unless ``learned=True``.
+    ``size`` is an int, or a shape such as (1, 28, 28); declare it once, in p. ``net`` maps the
+    parents to the distribution's parameters (default: affine). A variable without parents has a
+    fixed standard distribution unless ``learned=True``.
 
-    A subclass may set ``pure = True`` if its methods have no side effects. A training step can then be
-    recorded and replayed without calling its Python code again.
+    A subclass may set ``pure = True`` if its methods have no side effects. A training step can then
+    be recorded and replayed without calling its Python code again.
     """
 
     size: int | Shape | None = None
@@ -101,21 +105,33 @@ class Conditional:
     def __post_init__(self) -> None:
         if isinstance(self.size, list):
             object.__setattr__(self, "size", tuple(self.size))
-        sizes = self.size if isinstance(self.size, tuple) else () if self.size is None else (self.size,)
+        sizes = (
+            self.size if isinstance(self.size, tuple) else () if self.size is None else (self.size,)
+        )
         for size in sizes:
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ValueError(f"{type(self).__name__}: a size is a positive whole number or a tuple of them, got {self.size!r}.")
+                raise ValueError(
+                    f"{type(self).__name__}: a size is a positive whole number or a tuple of "
+                    f"them, got {self.size!r}."
+                )
         if self.net is not None and not isinstance(self.net, Network):
-            raise ValueError(f"{type(self).__name__}: net={self.net!r} is not a network. Use linear(), mlp(500, 500), conv(...), deconv(...).")
+            raise ValueError(
+                f"{type(self).__name__}: net={self.net!r} is not a network. Use linear(), "
+                f"mlp(500, 500), conv(...), deconv(...)."
+            )
 
     # What a family defines ------------------------------------------------------------------------
 
     def heads(self, d: int) -> dict[str, int]:
-        """The outputs of the network for a variable with d entries: name → number of raw numbers."""
+        """The outputs of the network for a variable with d entries: name → number of raw
+        numbers.
+        """
         raise TypeError(f"{type(self).__name__} has no heads(d).")
 
     def vectors(self, d: int) -> dict[str, Tensor]:
-        """Raw numbers that are free parameters instead of network outputs: name → initial values."""
+        """Raw numbers that are free parameters instead of network outputs: name → initial
+        values.
+        """
         return {}
 
     def standard(self, d: int) -> dict[str, float]:
@@ -160,7 +176,9 @@ class Conditional:
 
     @property
     def learns_scale(self) -> bool:
-        """Whether training can make the distribution narrower or wider through a scale or a covariance."""
+        """Whether training can make the distribution narrower or wider through a scale or a
+        covariance.
+        """
         return False
 
     @property
@@ -188,7 +206,9 @@ class Conditional:
         """The name of the function in :mod:`aevb.data` that converts grey levels to values of this
         family.
         """
-        return {constraints.boolean: "threshold", constraints.nonnegative_integer: "counts"}.get(self.support, "dequantise")
+        return {constraints.boolean: "threshold", constraints.nonnegative_integer: "counts"}.get(
+            self.support, "dequantise"
+        )
 
     def sample_formula(self, parents: str, component: str = "") -> str | None:
         """The formula of a sample as a function of its parents and of noise ε.
@@ -201,14 +221,16 @@ class Conditional:
         """All values of a finite variable, one per row."""
         return None
 
-    def most_likely(self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor) -> dict[str, Tensor] | None:
+    def most_likely(
+        self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor
+    ) -> dict[str, Tensor] | None:
         """The maximum-likelihood heads and vectors for data with these moments; None if no closed
         form is known.
 
-        Each row is for one value of a parent: ``count`` is the weight of the data with that value ([C, d]),
-        ``mean`` their mean ([C, d]), and ``second`` their second moments ([C, d], or [C, d, d] for a family
-        with ``full_moments``). The heads have one row per value; the vectors are shared. No variance may
-        be below ``floor`` ([d]).
+        Each row is for one value of a parent: ``count`` is the weight of the data with that value
+        ([C, d]), ``mean`` their mean ([C, d]), and ``second`` their second moments ([C, d], or [C,
+        d, d] for a family with ``full_moments``). The heads have one row per value; the vectors are
+        shared. No variance may be below ``floor`` ([d]).
         """
         return None
 
@@ -216,15 +238,19 @@ class Conditional:
         """log p(v) as a quadratic polynomial in each entry of v: the constant and the coefficients
         of v and v².
 
-        Each has the shape of a head. Terms that depend on v only (−log v! of a Poisson) are left out.
-        None if log p is not such a polynomial.
+        Each has the shape of a head. Terms that depend on v only (−log v! of a Poisson) are left
+        out. None if log p is not such a polynomial.
         """
         return None
 
     # What follows from the definition -------------------------------------------------------------
 
-    def log_prob(self, dist: td.Distribution, value: Tensor, present: Tensor | None = None) -> Tensor:
-        """log p(value), summed over the ``present`` entries of the event (all entries by default)."""
+    def log_prob(
+        self, dist: td.Distribution, value: Tensor, present: Tensor | None = None
+    ) -> Tensor:
+        """log p(value), summed over the ``present`` entries of the event (all entries by
+        default).
+        """
         log_prob = dist.log_prob(value)
         if dist.event_shape:
             return log_prob if present is None else torch.where(present.all(-1), log_prob, 0.0)
@@ -247,7 +273,10 @@ class Conditional:
         """Return a mask of the entries outside the support, a description of them, and the fix."""
         check = self.support.check(value)
         bad = ~(check.unsqueeze(-1).expand(value.shape) if check.dim() < value.dim() else check)
-        interval = {constraints.boolean: "that are not 0 or 1", constraints.unit_interval: "outside [0, 1]"}
+        interval = {
+            constraints.boolean: "that are not 0 or 1",
+            constraints.unit_interval: "outside [0, 1]",
+        }
         what = interval.get(self.support, f"outside {type(self).__name__}'s support")
         return bad, what, _FIXES.get(self.support, "Transform the data, or use another family.")
 
@@ -267,12 +296,18 @@ class Conditional:
 class Factor(nn.Module):
     """A conditional with its weights: a map from parents to raw numbers to a distribution.
 
-    ``first`` sums the first-layer blocks of some parents, ``rest`` computes the raw heads as one tensor,
-    and ``distribution`` makes a torch distribution of them. All act on the last axis and broadcast over
-    the axes before it.
+    ``first`` sums the first-layer blocks of some parents, ``rest`` computes the raw heads as one
+    tensor, and ``distribution`` makes a torch distribution of them. All act on the last axis and
+    broadcast over the axes before it.
     """
 
-    def __init__(self, spec: Conditional, shape: Shape, parents: Mapping[str, Shape], masked: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        spec: Conditional,
+        shape: Shape,
+        parents: Mapping[str, Shape],
+        masked: Sequence[str] = (),
+    ) -> None:
         super().__init__()
         d = math.prod(shape)
         self.spec, self.shape, self.d = spec, shape, d
@@ -286,7 +321,12 @@ class Factor(nn.Module):
             self.net = (spec.net or mlp()).build(parents, list(self.sizes.values()), shape, masked)
         else:
             standard = spec.standard(d)
-            self.standard = torch.cat([torch.zeros(size, dtype=torch.float64) + standard.get(name, 0.0) for name, size in self.sizes.items()])
+            self.standard = torch.cat(
+                [
+                    torch.zeros(size, dtype=torch.float64) + standard.get(name, 0.0)
+                    for name, size in self.sizes.items()
+                ]
+            )
             root = self.standard.to(torch.get_default_dtype())
             if spec.learned:
                 self.root = nn.Parameter(root)
@@ -312,28 +352,53 @@ class Factor(nn.Module):
             if count <= TABLE_LIMIT:
                 values = self.spec.values(self.d)
             if values is None:
-                raise ValueError(f"{type(self.spec).__name__}({self.d}) has {count} values, too many to list. Draw it instead (score).")
-            like = next((tensor for tensor in (*self.parameters(), *self.buffers()) if tensor.is_floating_point()), values)
+                raise ValueError(
+                    f"{type(self.spec).__name__}({self.d}) has {count} values, too many to list. "
+                    f"Draw it instead (score)."
+                )
+            like = next(
+                (
+                    tensor
+                    for tensor in (*self.parameters(), *self.buffers())
+                    if tensor.is_floating_point()
+                ),
+                values,
+            )
             self.register_buffer("values", values.to(like), persistent=False)
         return self._buffers["values"]  # type: ignore[return-value]
 
-    def first(self, inputs: Mapping[str, Tensor], *, bias: bool = True, missing: Mapping[str, Tensor] | None = None) -> Tensor:
-        return self.net.first(inputs, bias=bias, missing=missing)  # type: ignore[union-attr,operator]
+    def first(
+        self,
+        inputs: Mapping[str, Tensor],
+        *,
+        bias: bool = True,
+        missing: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        return self.net.first(inputs, bias=bias, missing=missing)  # type: ignore[operator]
 
     def rest(self, h: Tensor, keep: Sequence[Tensor] = ()) -> Tensor:
-        return self.net.rest(h, keep)  # type: ignore[union-attr,operator]
+        return self.net.rest(h, keep)  # type: ignore[operator]
 
-    def forward(self, inputs: Mapping[str, Tensor], keep: Sequence[Tensor] = (), missing: Mapping[str, Tensor] | None = None) -> Tensor:
+    def forward(
+        self,
+        inputs: Mapping[str, Tensor],
+        keep: Sequence[Tensor] = (),
+        missing: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
         """Compute the raw heads from all parents: [..., sum of the heads' sizes]."""
         if not inputs:
-            return self.root.reshape(1, 1, -1)  # type: ignore[union-attr,operator]
+            return self.root.reshape(1, 1, -1)
         return self.rest(self.first(inputs, missing=missing), keep)
 
-    def distribution(self, raw: Tensor, vectors: Callable[[Tensor], Tensor] | None = None) -> td.Distribution:
+    def distribution(
+        self, raw: Tensor, vectors: Callable[[Tensor], Tensor] | None = None
+    ) -> td.Distribution:
         """The torch distribution with these raw heads.
 
         ``vectors`` is applied to the learned vectors, e.g. ``torch.detach``.
         """
         heads = dict(zip(self.sizes, raw.split(list(self.sizes.values()), -1), strict=True))
-        heads |= {name: vectors(vector) if vectors else vector for name, vector in self.vectors.items()}
+        heads |= {
+            name: vectors(vector) if vectors else vector for name, vector in self.vectors.items()
+        }
         return self.spec.distribution(**heads)

@@ -25,7 +25,9 @@ State = tuple[Tensor, ...]
 @register
 @dataclass(frozen=True, repr=False)
 class Deterministic(Conditional):
-    """A function of its parents: ``"h | x": Deterministic(256, net=mlp(500))``, e.g. features that several factors share."""
+    """A function of its parents: ``"h | x": Deterministic(256, net=mlp(500))``, e.g. features that
+    several factors share.
+    """
 
     activation: str = "identity"
     stochastic: ClassVar[bool] = False
@@ -59,7 +61,9 @@ class Cell(Conditional):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.layers, bool) or not isinstance(self.layers, int) or self.layers < 1:
-            raise ValueError(f"{type(self).__name__}: layers is a positive whole number, got {self.layers!r}.")
+            raise ValueError(
+                f"{type(self).__name__}: layers is a positive whole number, got {self.layers!r}."
+            )
         if self.net is not None:
             raise ValueError(f"{type(self).__name__} takes no net; its parents feed its gates.")
 
@@ -69,7 +73,8 @@ class Cell(Conditional):
 class LSTM(Cell):
     """A long short-term memory with ``size`` units.
 
-    Example: ``"h[t] | h[t-1], x[t-1]": LSTM(256, layers=2)``. Its value is the hidden state of the top layer.
+    Example: ``"h[t] | h[t-1], x[t-1]": LSTM(256, layers=2)``. Its value is the hidden state of the
+    top layer.
     """
 
     gates: ClassVar[int] = 4
@@ -91,7 +96,9 @@ class Recurrence(nn.Module):
     ``first`` computes the inputs' part of the bottom layer's gates, ``step`` advances the state.
     """
 
-    def __init__(self, spec: Cell, size: int, parents: Mapping[str, Shape], masked: Sequence[str] = ()) -> None:
+    def __init__(
+        self, spec: Cell, size: int, parents: Mapping[str, Shape], masked: Sequence[str] = ()
+    ) -> None:
         super().__init__()
         self.spec, self.d, self.shape = spec, size, (size,)
         out = spec.gates * size
@@ -104,7 +111,13 @@ class Recurrence(nn.Module):
             if ".missing." not in name:
                 nn.init.uniform_(parameter, -bound, bound)
 
-    def first(self, inputs: Mapping[str, Tensor], *, bias: bool = True, missing: Mapping[str, Tensor] | None = None) -> Tensor:
+    def first(
+        self,
+        inputs: Mapping[str, Tensor],
+        *,
+        bias: bool = True,
+        missing: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
         return self.blocks(inputs, bias=bias, missing=missing, full=True)
 
     def initial(self, like: Tensor) -> State:
@@ -124,8 +137,8 @@ class Recurrence(nn.Module):
         hidden, cells = list(state[:n]), list(state[n:])
         for i in range(n):
             if i:
-                gates = affine(hidden[i - 1], self.upper[i - 1].weight, self.upper[i - 1].bias, full=True)  # type: ignore[arg-type]
-            recurrent = affine(hidden[i], self.recurrent[i].weight, self.recurrent[i].bias, full=True)  # type: ignore[arg-type]
+                gates = _applied(self.upper[i - 1], hidden[i - 1])
+            recurrent = _applied(self.recurrent[i], hidden[i])
             if isinstance(self.spec, LSTM):
                 hidden[i], cells[i] = lstm_cell(gates, recurrent, cells[i])
             else:
@@ -134,3 +147,8 @@ class Recurrence(nn.Module):
                 candidate = torch.tanh(n1 + torch.sigmoid(r + hr) * hn)
                 hidden[i] = candidate + update * (hidden[i] - candidate)
         return hidden[n - 1], (*hidden, *cells)
+
+
+def _applied(layer: nn.Module, value: Tensor) -> Tensor:
+    assert isinstance(layer, nn.Linear)
+    return affine(value, layer.weight, layer.bias, full=True)

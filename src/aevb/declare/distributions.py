@@ -17,7 +17,9 @@ from torch.distributions import constraints
 from torch.distributions.utils import broadcast_all
 
 # torch's ContinuousBernoulli clamps probs at float32's eps; this is the logit of that clamp.
-CLAMPED_LOGIT = math.log(1 - torch.finfo(torch.float32).eps) - math.log(torch.finfo(torch.float32).eps)
+CLAMPED_LOGIT = math.log(1 - torch.finfo(torch.float32).eps) - math.log(
+    torch.finfo(torch.float32).eps
+)
 INVERSE_SOFTPLUS_ONE = math.log(math.expm1(1.0))
 
 
@@ -95,7 +97,11 @@ class ContinuousBernoulli(td.Distribution):
         # xη − softplus(η), in a form without cancellation at large positive η
         positive = self.logits > 0
         decay = F.softplus(torch.where(positive, -self.logits, self.logits))
-        return (value - positive.to(value.dtype)) * self.logits - decay + continuous_bernoulli_log_normalizer(self.logits)
+        return (
+            (value - positive.to(value.dtype)) * self.logits
+            - decay
+            + continuous_bernoulli_log_normalizer(self.logits)
+        )
 
     def icdf(self, value: Tensor) -> Tensor:
         """The quantile function; the reparametrised sample is ``icdf(u)`` with u uniform."""
@@ -104,22 +110,36 @@ class ContinuousBernoulli(td.Distribution):
         inner = u + (1 - u) * torch.exp(-a)
         # u is exactly 0 and e^−a underflows; then x = 0, and its gradient is set to 0.
         end = inner < torch.finfo(inner.dtype).tiny
-        x = torch.where(end, torch.zeros_like(inner), 1 + torch.log(torch.where(end, torch.ones_like(inner), inner)) / a)
+        x = torch.where(
+            end,
+            torch.zeros_like(inner),
+            1 + torch.log(torch.where(end, torch.ones_like(inner), inner)) / a,
+        )
         far = torch.where(self.logits < 0, 1 - x, x)
         e = torch.where(near, self.logits, torch.zeros_like(self.logits))
         v = value * (1 - value)  # the terms of the series are the cumulants of a Bernoulli variable
-        series = value + v * e * (0.5 + e * ((1 - 2 * value) / 6 + e * ((1 - 6 * v) / 24 + e * (1 - 2 * value) * (1 - 12 * v) / 120)))
+        series = value + v * e * (
+            0.5
+            + e
+            * (
+                (1 - 2 * value) / 6
+                + e * ((1 - 6 * v) / 24 + e * (1 - 2 * value) * (1 - 12 * v) / 120)
+            )
+        )
         return torch.where(near, series, far).clamp(0, 1)
 
     def rsample(self, sample_shape=torch.Size()) -> Tensor:  # type: ignore[no-untyped-def]  # noqa: B008
-        u = torch.rand(self._extended_shape(sample_shape), dtype=self.logits.dtype, device=self.logits.device)
+        u = torch.rand(
+            self._extended_shape(sample_shape), dtype=self.logits.dtype, device=self.logits.device
+        )
         return self.icdf(u)
 
 
 class StudentT(td.StudentT):
     """torch's StudentT, but the χ² distribution of its sampler is built only when it samples.
 
-    torch builds and validates the χ² in the constructor, and the validation synchronises with the device.
+    torch builds and validates the χ² in the constructor, and the validation synchronises with the
+    device.
     """
 
     def __init__(self, df: Tensor, loc: Tensor, scale: Tensor) -> None:
@@ -155,7 +175,9 @@ class MultivariateNormal(td.MultivariateNormal):
 
     def log_prob(self, value: Tensor) -> Tensor:
         d = self._unbroadcasted_scale_tril.shape[-1]
-        return -0.5 * (self.whiten(value).square().sum(-1) + d * math.log(2 * math.pi)) - self.log_det
+        return (
+            -0.5 * (self.whiten(value).square().sum(-1) + d * math.log(2 * math.pi)) - self.log_det
+        )
 
     @property
     def log_det(self) -> Tensor:
@@ -209,7 +231,9 @@ class Values(td.Distribution):
         return (self.probs * here.to(self.probs.dtype)).sum(-1).log()
 
     def sample(self, sample_shape=torch.Size()) -> Tensor:  # type: ignore[no-untyped-def]  # noqa: B008
-        return self.table[td.Categorical(probs=self.probs, validate_args=False).sample(sample_shape)]
+        return self.table[
+            td.Categorical(probs=self.probs, validate_args=False).sample(sample_shape)
+        ]
 
 
 class Poisson(td.Poisson):
@@ -242,7 +266,9 @@ class GaussianMixture(td.MixtureSameFamily):
 
     def expand(self, batch_shape, _instance=None):  # type: ignore[no-untyped-def]
         parts = (self.log_weights, self.loc, self.scale)
-        return GaussianMixture(*(part.expand(*batch_shape, *part.shape[len(self.batch_shape) :]) for part in parts))
+        return GaussianMixture(
+            *(part.expand(*batch_shape, *part.shape[len(self.batch_shape) :]) for part in parts)
+        )
 
     def log_prob(self, x: Tensor, present: Tensor | None = None) -> Tensor:
         """The log-density.
@@ -280,11 +306,15 @@ def vector_from_tril(matrix: Tensor) -> Tensor:
     d = matrix.shape[-1]
     rows, columns = torch.tril_indices(d, d, device=matrix.device).unbind(0)
     entries = matrix[..., rows, columns]
-    return torch.where(rows == columns, inverse_softplus(torch.where(rows == columns, entries, 1.0)), entries)
+    return torch.where(
+        rows == columns, inverse_softplus(torch.where(rows == columns, entries, 1.0)), entries
+    )
 
 
 def tril_from_vector(entries: Tensor, d: int) -> Tensor:
-    """A Cholesky factor from its d(d+1)/2 free entries, row by row, with softplus on the diagonal."""
+    """A Cholesky factor from its d(d+1)/2 free entries, row by row, with softplus on the
+    diagonal.
+    """
     rows, columns = torch.tril_indices(d, d, device=entries.device).unbind(0)
     position = torch.full((d, d), entries.shape[-1], dtype=torch.long, device=entries.device)
     position[rows, columns] = torch.arange(entries.shape[-1], device=entries.device)
@@ -304,8 +334,12 @@ def relaxed_log_prob(log_value: Tensor, logits: Tensor, temperature: float | Ten
     return math.lgamma(c) + (c - 1) * _log(temperature) + a.sum(-1) - c * a.logsumexp(-1)
 
 
-def relaxed_bernoulli_log_prob(logit_value: Tensor, logits: Tensor, temperature: float | Tensor) -> Tensor:
-    """Density of logit(ỹ) for the binary relaxation: a logistic with location logits/τ and scale 1/τ."""
+def relaxed_bernoulli_log_prob(
+    logit_value: Tensor, logits: Tensor, temperature: float | Tensor
+) -> Tensor:
+    """Density of logit(ỹ) for the binary relaxation: a logistic with location logits/τ and scale
+    1/τ.
+    """
     a = logits - temperature * logit_value
     return _log(temperature) + a - 2 * F.softplus(a)
 

@@ -2,7 +2,8 @@
 recurrences.
 
 Nodes that depend on each other across time form a strongly connected component, which runs step by
-step in one direction. All other nodes are computed for all steps at once, before or after the loops.
+step in one direction. All other nodes are computed for all steps at once, before or after the
+loops.
 """
 
 from __future__ import annotations
@@ -37,29 +38,51 @@ def schedule(reads: Mapping[str, Sequence[Ref]], side: str) -> tuple[Stage, ...]
         if not inner:
             stages.append(Stage((group[0],)))
             continue
-        present = {node: [ref.name for ref in reads[node] if ref.name in group and not ref.lag] for node in group}
+        present = {
+            node: [ref.name for ref in reads[node] if ref.name in group and not ref.lag]
+            for node in group
+        }
         order = [names[0] if len(names) == 1 else names for names in _components(present)]
         for names in order:
             if not isinstance(names, str):
-                loop = " → ".join(f"{name}[t]" if _timed(reads, name) else name for name in [*names, names[0]])
+                loop = " → ".join(
+                    f"{name}[t]" if _timed(reads, name) else name for name in [*names, names[0]]
+                )
                 at = " at the same t" if any(_timed(reads, name) for name in names) else ""
                 shift = ", or shift it to [t-1]" if at else ""
-                raise ValueError(f"{side}: {loop} read each other{at}. Drop one of the arrows{shift}.")
+                raise ValueError(
+                    f"{side}: {loop} read each other{at}. Drop one of the arrows{shift}."
+                )
         itself = [node for node in group if node in present[node]]
         if itself:
             name = itself[0]
-            fix = f"Read {name}[t-1] instead, or drop it." if _timed(reads, name) else "Drop it right of the bar."
+            fix = (
+                f"Read {name}[t-1] instead, or drop it."
+                if _timed(reads, name)
+                else "Drop it right of the bar."
+            )
             raise ValueError(f"{side}: {name} is its own parent. {fix}")
         signs = {ref.lag for _, ref in inner if ref.lag}
         if len(signs) > 1:
-            back, ahead = (next(f"{node}[t] reads {ref}" for node, ref in sorted(inner, key=str) if ref.lag == lag) for lag in (-1, 1))
-            raise ValueError(f"{side}: {back} and {ahead}, and each needs the other: no order in time computes both. Use one direction.")
+            back, ahead = (
+                next(
+                    f"{node}[t] reads {ref}"
+                    for node, ref in sorted(inner, key=str)
+                    if ref.lag == lag
+                )
+                for lag in (-1, 1)
+            )
+            raise ValueError(
+                f"{side}: {back} and {ahead}, and each needs the other: no order in time computes "
+                f"both. Use one direction."
+            )
         static = next((name for name in group if not _timed(reads, name)), None)
         if static is not None:
             others = " and ".join(f"{name}[t]" for name in group if _timed(reads, name))
             raise ValueError(
-                f"{side}: {static} and {others} need each other across time, but {static} has no [t]: no loop over the steps computes it. "
-                f"Drop one of the arrows, or write {static}[t]."
+                f"{side}: {static} and {others} need each other across time, but {static} has no "
+                f"[t]: no loop over the steps computes it. Drop one of the arrows, or write "
+                f"{static}[t]."
             )
         stages.append(Stage(tuple(str(name) for name in order), -signs.pop()))
     return tuple(stages)
@@ -70,7 +93,9 @@ def _timed(reads: Mapping[str, Sequence[Ref]], name: str) -> bool:
 
 
 def _strongly_connected(reads: Mapping[str, Sequence[Ref]]) -> list[list[str]]:
-    return _components({node: [ref.name for ref in refs if ref.name in reads] for node, refs in reads.items()})
+    return _components(
+        {node: [ref.name for ref in refs if ref.name in reads] for node, refs in reads.items()}
+    )
 
 
 def _components(edges: Mapping[str, Sequence[str]]) -> list[list[str]]:

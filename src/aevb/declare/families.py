@@ -25,9 +25,14 @@ SMALLEST_PROBABILITY = 1e-6
 def _scale_setting(spec: Conditional, name: str, value: Any) -> None:
     numeric = isinstance(value, int | float) and not isinstance(value, bool)
     if numeric and not (value > 0 and math.isfinite(value)):
-        raise ValueError(f'{type(spec).__name__}: {name} must be positive, got {value}. Or use "network" or "learned".')
+        raise ValueError(
+            f'{type(spec).__name__}: {name} must be positive, got {value}. Or use "network" or '
+            f'"learned".'
+        )
     if not numeric and value not in ("network", "learned"):
-        raise ValueError(f'{type(spec).__name__}: {name} is "network", "learned" or a number, got {value!r}.')
+        raise ValueError(
+            f'{type(spec).__name__}: {name} is "network", "learned" or a number, got {value!r}.'
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,7 +53,9 @@ class LocationScale(Conditional):
         return {"loc": d, "scale": d} if self.scale == "network" else {"loc": d}
 
     def vectors(self, d: int) -> dict[str, Tensor]:
-        return {"scale": torch.full((d,), ad.INVERSE_SOFTPLUS_ONE)} if self.scale == "learned" else {}
+        return (
+            {"scale": torch.full((d,), ad.INVERSE_SOFTPLUS_ONE)} if self.scale == "learned" else {}
+        )
 
     def standard(self, d: int) -> dict[str, float]:
         return {"scale": ad.INVERSE_SOFTPLUS_ONE}
@@ -89,21 +96,35 @@ class Normal(LocationScale):
     def distribution(self, loc: Tensor, scale: Tensor | None = None) -> td.Distribution:  # type: ignore[override]
         return td.Normal(loc, self.scales(loc, scale), validate_args=False)
 
-    def log_prob(self, dist: td.Distribution, value: Tensor, present: Tensor | None = None) -> Tensor:
+    def log_prob(
+        self, dist: td.Distribution, value: Tensor, present: Tensor | None = None
+    ) -> Tensor:
         log_prob = ad.normal_log_prob(value, dist.loc, dist.scale)  # type: ignore[attr-defined]
-        return (log_prob if present is None else torch.where(present, log_prob, torch.zeros_like(log_prob))).sum(-1)
+        return (
+            log_prob
+            if present is None
+            else torch.where(present, log_prob, torch.zeros_like(log_prob))
+        ).sum(-1)
 
-    def most_likely(self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor) -> dict[str, Tensor]:
+    def most_likely(
+        self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor
+    ) -> dict[str, Tensor]:
         variance = second - mean.square()
         if self.scale == "learned":  # one scale for all rows
-            variance = (count * variance).sum(0) / count.sum(0).clamp_min(torch.finfo(count.dtype).tiny)
+            variance = (count * variance).sum(0) / count.sum(0).clamp_min(
+                torch.finfo(count.dtype).tiny
+            )
         found = {"scale": ad.inverse_softplus(variance.maximum(floor).sqrt())}
         return {"loc": mean} | (found if isinstance(self.scale, str) else {})
 
     def polynomial(self, loc: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
         scales = self.scales(loc, scale).expand_as(loc)
         precision = scales.square().reciprocal()
-        return -0.5 * loc.square() * precision - scales.log() - 0.5 * math.log(2 * math.pi), loc * precision, -0.5 * precision
+        return (
+            -0.5 * loc.square() * precision - scales.log() - 0.5 * math.log(2 * math.pi),
+            loc * precision,
+            -0.5 * precision,
+        )
 
     def noise(self, d: int) -> Noise:
         return "normal", d
@@ -111,7 +132,11 @@ class Normal(LocationScale):
     def spread_vectors(self, root: Tensor) -> dict[str, Tensor]:
         # In KL(q ‖ p), the nearest Gaussian with independent entries has the diagonal of the
         # precision.
-        return {"scale": ad.inverse_softplus(torch.cholesky_inverse(root).diagonal().rsqrt())} if self.scale == "learned" else {}
+        return (
+            {"scale": ad.inverse_softplus(torch.cholesky_inverse(root).diagonal().rsqrt())}
+            if self.scale == "learned"
+            else {}
+        )
 
     def sample_formula(self, parents: str, component: str = "") -> str:
         return f"μ({parents}) + σ({parents}) ε"
@@ -132,7 +157,9 @@ class Laplace(LocationScale):
 @register
 @dataclass(frozen=True, repr=False)
 class StudentT(LocationScale):
-    """Independent Student t distributions with ``df`` degrees of freedom: for data with outliers."""
+    """Independent Student t distributions with ``df`` degrees of freedom: for data with
+    outliers.
+    """
 
     df: float = 4.0
 
@@ -164,7 +191,9 @@ class MultivariateNormal(Conditional):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.covariance not in ("network", "shared"):
-            raise ValueError(f'MultivariateNormal: covariance is "network" or "shared", got {self.covariance!r}.')
+            raise ValueError(
+                f'MultivariateNormal: covariance is "network" or "shared", got {self.covariance!r}.'
+            )
 
     def heads(self, d: int) -> dict[str, int]:
         return {"loc": d} if self.covariance == "shared" else {"loc": d, "tril": d * (d + 1) // 2}
@@ -182,7 +211,9 @@ class MultivariateNormal(Conditional):
     def distribution(self, loc: Tensor, tril: Tensor) -> td.Distribution:  # type: ignore[override]
         return ad.MultivariateNormal(loc, ad.tril_from_vector(tril, loc.shape[-1]))
 
-    def most_likely(self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor) -> dict[str, Tensor]:
+    def most_likely(
+        self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor
+    ) -> dict[str, Tensor]:
         covariance = second - mean.unsqueeze(-1) * mean.unsqueeze(-2)
         if self.covariance == "shared":
             covariance = (count[:, :1, None] * covariance).sum(0) / count[:, 0].sum()
@@ -215,24 +246,31 @@ class MultivariateNormal(Conditional):
     def reparametrise(self, dist: td.Distribution, noise: Tensor) -> Tensor:
         return dist.loc + ad.matvec(dist._unbroadcasted_scale_tril, noise)  # type: ignore[attr-defined]
 
-    def log_prob(self, dist: td.Distribution, value: Tensor, present: Tensor | None = None) -> Tensor:
+    def log_prob(
+        self, dist: td.Distribution, value: Tensor, present: Tensor | None = None
+    ) -> Tensor:
         if present is None:
             return dist.log_prob(value)
         # Marginalise: give missing entries unit variance and no covariance, then subtract their
         # known contribution.
         keep = present.to(value.dtype)
         factor = dist._unbroadcasted_scale_tril  # type: ignore[attr-defined]
-        covariance = (factor @ factor.mT) * keep.unsqueeze(-1) * keep.unsqueeze(-2) + torch.diag_embed(1 - keep)
+        covariance = (factor @ factor.mT) * keep.unsqueeze(-1) * keep.unsqueeze(
+            -2
+        ) + torch.diag_embed(1 - keep)
         loc = dist.loc  # type: ignore[attr-defined]
         marginal = ad.MultivariateNormal(loc, torch.linalg.cholesky_ex(covariance).L)
         missing = (1 - keep).sum(-1)
-        return marginal.log_prob(torch.where(present, value, loc)) + 0.5 * math.log(2 * math.pi) * missing
+        return (
+            marginal.log_prob(torch.where(present, value, loc))
+            + 0.5 * math.log(2 * math.pi) * missing
+        )
 
     def given_known(self, dist: td.Distribution, value: Tensor, present: Tensor) -> td.Distribution:
         """The conditional Gaussian N(μ + C S⁻¹ (x − μ), Σ − C S⁻¹ Cᵀ) of the missing entries.
 
-        S is the covariance of the present entries, and C the covariance of all entries with them. The
-        present entries get their value as mean, and unit variance.
+        S is the covariance of the present entries, and C the covariance of all entries with them.
+        The present entries get their value as mean, and unit variance.
         """
         keep, factor = present.to(value.dtype), dist._unbroadcasted_scale_tril  # type: ignore[attr-defined]
         covariance = factor @ factor.mT
@@ -241,7 +279,9 @@ class MultivariateNormal(Conditional):
         gain = torch.linalg.solve(observed, cross.mT).mT
         loc = dist.loc  # type: ignore[attr-defined]
         loc = loc + ad.matvec(gain, torch.where(present, value - loc, torch.zeros_like(loc)))
-        left = (covariance - gain @ cross.mT) * (1 - keep).unsqueeze(-1) * (1 - keep).unsqueeze(-2) + torch.diag_embed(keep)
+        left = (covariance - gain @ cross.mT) * (1 - keep).unsqueeze(-1) * (1 - keep).unsqueeze(
+            -2
+        ) + torch.diag_embed(keep)
         return ad.MultivariateNormal(torch.where(present, value, loc), torch.linalg.cholesky(left))
 
 
@@ -250,15 +290,22 @@ class MultivariateNormal(Conditional):
 class Mixture(Conditional):
     """A mixture of ``components`` diagonal Gaussians, e.g. for a multi-modal posterior.
 
-    As a latent's q it is stratified: one draw from every component, weighted by the component's π(x).
+    As a latent's q it is stratified: one draw from every component, weighted by the component's
+    π(x).
     """
 
     components: int = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.components, bool) or not isinstance(self.components, int) or self.components < 1:
-            raise ValueError(f"Mixture: components is a positive whole number, got {self.components!r}.")
+        if (
+            isinstance(self.components, bool)
+            or not isinstance(self.components, int)
+            or self.components < 1
+        ):
+            raise ValueError(
+                f"Mixture: components is a positive whole number, got {self.components!r}."
+            )
 
     def heads(self, d: int) -> dict[str, int]:
         return {"weight": self.components, "loc": self.components * d, "scale": self.components * d}
@@ -278,13 +325,20 @@ class Mixture(Conditional):
         return f"μ{component}({parents}) + σ{component}({parents}) ε"
 
     def standard(self, d: int) -> dict[str, Any]:
-        return {"loc": torch.linspace(-1, 1, self.components).repeat_interleave(d), "scale": ad.INVERSE_SOFTPLUS_ONE}
+        return {
+            "loc": torch.linspace(-1, 1, self.components).repeat_interleave(d),
+            "scale": ad.INVERSE_SOFTPLUS_ONE,
+        }
 
     def distribution(self, weight: Tensor, loc: Tensor, scale: Tensor) -> td.Distribution:  # type: ignore[override]
         shape = (self.components, loc.shape[-1] // self.components)
-        return ad.GaussianMixture(weight, loc.unflatten(-1, shape), F.softplus(scale).unflatten(-1, shape))
+        return ad.GaussianMixture(
+            weight, loc.unflatten(-1, shape), F.softplus(scale).unflatten(-1, shape)
+        )
 
-    def log_prob(self, dist: td.Distribution, value: Tensor, present: Tensor | None = None) -> Tensor:
+    def log_prob(
+        self, dist: td.Distribution, value: Tensor, present: Tensor | None = None
+    ) -> Tensor:
         return dist.log_prob(value, present)  # type: ignore[call-arg]
 
     def given_known(self, dist: td.Distribution, value: Tensor, present: Tensor) -> td.Distribution:
@@ -293,7 +347,11 @@ class Mixture(Conditional):
         each = ad.normal_log_prob(value.unsqueeze(-2), dist.loc, dist.scale)
         each = torch.where(present.unsqueeze(-2), each, torch.zeros_like(each)).sum(-1)
         shape = (*torch.broadcast_shapes(each.shape, dist.log_weights.shape), dist.loc.shape[-1])
-        return ad.GaussianMixture((each + dist.log_weights).log_softmax(-1), dist.loc.expand(shape), dist.scale.expand(shape))
+        return ad.GaussianMixture(
+            (each + dist.log_weights).log_softmax(-1),
+            dist.loc.expand(shape),
+            dist.scale.expand(shape),
+        )
 
 
 @register
@@ -311,14 +369,18 @@ class Bernoulli(Conditional):
     def distribution(self, logits: Tensor) -> td.Distribution:  # type: ignore[override]
         return td.Bernoulli(logits=logits, validate_args=False)
 
-    def log_prob(self, dist: td.Distribution, value: Tensor, present: Tensor | None = None) -> Tensor:
+    def log_prob(
+        self, dist: td.Distribution, value: Tensor, present: Tensor | None = None
+    ) -> Tensor:
         logits = dist.logits  # type: ignore[attr-defined]
         if present is None:
             return bernoulli_log_prob(logits, value)
         log_prob = value * logits - F.softplus(logits)
         return torch.where(present, log_prob, torch.zeros_like(log_prob)).sum(-1)
 
-    def most_likely(self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor) -> dict[str, Tensor]:
+    def most_likely(
+        self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor
+    ) -> dict[str, Tensor]:
         return {"logits": torch.logit(mean, eps=SMALLEST_PROBABILITY)}
 
     def polynomial(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
@@ -329,7 +391,11 @@ class Bernoulli(Conditional):
         return 2 ** min(d, 1024)
 
     def values(self, d: int) -> Tensor:
-        return (torch.arange(2**d).unsqueeze(-1) >> torch.arange(d - 1, -1, -1)).bitwise_and(1).to(torch.get_default_dtype())
+        return (
+            (torch.arange(2**d).unsqueeze(-1) >> torch.arange(d - 1, -1, -1))
+            .bitwise_and(1)
+            .to(torch.get_default_dtype())
+        )
 
     def noise(self, d: int) -> Noise:
         return "logistic", d
@@ -337,12 +403,16 @@ class Bernoulli(Conditional):
     def reparametrise(self, dist: td.Distribution, noise: Tensor) -> Tensor:
         return (dist.logits + noise > 0).to(noise.dtype)  # type: ignore[attr-defined]
 
-    def relax(self, dist: td.Distribution, noise: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
+    def relax(
+        self, dist: td.Distribution, noise: Tensor, temperature: float | Tensor
+    ) -> tuple[Tensor, Tensor]:
         """The relaxed sample and its logit, the space of its density."""
         logit = (dist.logits + noise) / temperature  # type: ignore[attr-defined]
         return logit.sigmoid(), logit
 
-    def relaxed_log_prob(self, dist: td.Distribution, log_value: Tensor, temperature: float | Tensor) -> Tensor:
+    def relaxed_log_prob(
+        self, dist: td.Distribution, log_value: Tensor, temperature: float | Tensor
+    ) -> Tensor:
         return ad.relaxed_bernoulli_log_prob(log_value, dist.logits, temperature).sum(-1)  # type: ignore[attr-defined]
 
 
@@ -351,7 +421,8 @@ class Bernoulli(Conditional):
 class ContinuousBernoulli(Conditional):
     """Independent entries in [0, 1] with density ∝ λˣ(1−λ)¹⁻ˣ, exact for any logit.
 
-    ``clamped=True`` reproduces torch's version for comparison; it clamps λ and therefore caps the density.
+    ``clamped=True`` reproduces torch's version for comparison; it clamps λ and therefore caps the
+    density.
     """
 
     clamped: bool = False
@@ -361,7 +432,9 @@ class ContinuousBernoulli(Conditional):
         return {"logits": d}
 
     def distribution(self, logits: Tensor) -> td.Distribution:  # type: ignore[override]
-        return ad.ContinuousBernoulli(logits.clamp(-ad.CLAMPED_LOGIT, ad.CLAMPED_LOGIT) if self.clamped else logits)
+        return ad.ContinuousBernoulli(
+            logits.clamp(-ad.CLAMPED_LOGIT, ad.CLAMPED_LOGIT) if self.clamped else logits
+        )
 
     def noise(self, d: int) -> Noise:
         return "uniform", d
@@ -376,7 +449,13 @@ class ContinuousBernoulli(Conditional):
         def at_an_end(low: Tensor, high: Tensor) -> Tensor:
             return (high == 0) | (low == 1)
 
-        return Degenerate(at_an_end, "exactly 0 (or exactly 1) in every row", "", "use Bernoulli for binary data", narrows=False)
+        return Degenerate(
+            at_an_end,
+            "exactly 0 (or exactly 1) in every row",
+            "",
+            "use Bernoulli for binary data",
+            narrows=False,
+        )
 
 
 @register
@@ -400,7 +479,9 @@ class OneHot(Conditional):
         if isinstance(self.size, tuple) and len(self.size) > 1:
             raise ValueError(f"OneHot has one number of classes, got the shape {self.size}.")
 
-    def most_likely(self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor) -> dict[str, Tensor]:
+    def most_likely(
+        self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor
+    ) -> dict[str, Tensor]:
         return {"logits": mean.clamp_min(SMALLEST_PROBABILITY).log()}
 
     def polynomial(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
@@ -419,12 +500,16 @@ class OneHot(Conditional):
         perturbed = dist.logits + noise  # type: ignore[attr-defined]
         return torch.zeros_like(perturbed).scatter_(-1, perturbed.argmax(-1, keepdim=True), 1.0)
 
-    def relax(self, dist: td.Distribution, noise: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
+    def relax(
+        self, dist: td.Distribution, noise: Tensor, temperature: float | Tensor
+    ) -> tuple[Tensor, Tensor]:
         """The relaxed sample and its logarithm, the space of its density."""
         log_value = ((dist.logits + noise) / temperature).log_softmax(-1)  # type: ignore[attr-defined]
         return log_value.exp(), log_value
 
-    def relaxed_log_prob(self, dist: td.Distribution, log_value: Tensor, temperature: float | Tensor) -> Tensor:
+    def relaxed_log_prob(
+        self, dist: td.Distribution, log_value: Tensor, temperature: float | Tensor
+    ) -> Tensor:
         return ad.relaxed_log_prob(log_value, dist.logits, temperature)  # type: ignore[attr-defined]
 
 
@@ -441,7 +526,10 @@ class Beta(Conditional):
         return {"concentration1": d, "concentration0": d}
 
     def standard(self, d: int) -> dict[str, float]:
-        return {"concentration1": ad.INVERSE_SOFTPLUS_ONE, "concentration0": ad.INVERSE_SOFTPLUS_ONE}
+        return {
+            "concentration1": ad.INVERSE_SOFTPLUS_ONE,
+            "concentration0": ad.INVERSE_SOFTPLUS_ONE,
+        }
 
     def distribution(self, concentration1: Tensor, concentration0: Tensor) -> td.Distribution:  # type: ignore[override]
         return td.Beta(F.softplus(concentration1), F.softplus(concentration0), validate_args=False)
@@ -454,8 +542,14 @@ class Beta(Conditional):
         return constant_columns("", "use ContinuousBernoulli")
 
     def outside(self, value: Tensor) -> tuple[Tensor, str, str]:
-        """As in the base class, but 0 and 1 also lie outside: the density is 0 or infinite there."""
-        return (value <= 0) | (value >= 1), "outside (0, 1)", "Squeeze them inside, or use ContinuousBernoulli."
+        """As in the base class, but 0 and 1 also lie outside: the density is 0 or infinite
+        there.
+        """
+        return (
+            (value <= 0) | (value >= 1),
+            "outside (0, 1)",
+            "Squeeze them inside, or use ContinuousBernoulli.",
+        )
 
 
 @register
@@ -471,7 +565,9 @@ class Poisson(Conditional):
     def distribution(self, log_rate: Tensor) -> td.Distribution:  # type: ignore[override]
         return ad.Poisson(log_rate)
 
-    def most_likely(self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor) -> dict[str, Tensor]:
+    def most_likely(
+        self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor
+    ) -> dict[str, Tensor]:
         return {"log_rate": mean.clamp_min(SMALLEST_PROBABILITY).log()}
 
     def polynomial(self, log_rate: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
@@ -483,7 +579,8 @@ class Poisson(Conditional):
 class NegativeBinomial(Conditional):
     """Independent over-dispersed counts: mean from the network, variance mean + mean²/r.
 
-    ``dispersion`` is r: one ``"learned"`` vector (default), a head of the ``"network"``, or a number.
+    ``dispersion`` is r: one ``"learned"`` vector (default), a head of the ``"network"``, or a
+    number.
     """
 
     dispersion: str | float = "learned"
@@ -497,13 +594,21 @@ class NegativeBinomial(Conditional):
         return {"log_mean": d, "dispersion": d} if self.dispersion == "network" else {"log_mean": d}
 
     def vectors(self, d: int) -> dict[str, Tensor]:
-        return {"dispersion": torch.full((d,), ad.INVERSE_SOFTPLUS_ONE)} if self.dispersion == "learned" else {}
+        return (
+            {"dispersion": torch.full((d,), ad.INVERSE_SOFTPLUS_ONE)}
+            if self.dispersion == "learned"
+            else {}
+        )
 
     def standard(self, d: int) -> dict[str, float]:
         return {"dispersion": ad.INVERSE_SOFTPLUS_ONE}
 
     def distribution(self, log_mean: Tensor, dispersion: Tensor | None = None) -> td.Distribution:  # type: ignore[override]
-        r = log_mean.new_full((), float(self.dispersion)) if dispersion is None else F.softplus(dispersion)
+        r = (
+            log_mean.new_full((), float(self.dispersion))
+            if dispersion is None
+            else F.softplus(dispersion)
+        )
         return td.NegativeBinomial(r, logits=log_mean - r.log(), validate_args=False)
 
 
@@ -513,7 +618,8 @@ class Exact(Conditional):
     """The exact conditional of an enumerable latent, for use in q: computed from p by Bayes' rule,
     without parameters.
 
-    q(y | ·) is proportional to the product of p's factors that contain y, normalised over y's values.
+    q(y | ·) is proportional to the product of p's factors that contain y, normalised over y's
+    values.
     """
 
     finite: ClassVar[bool] = True
@@ -524,8 +630,13 @@ class Exact(Conditional):
         if self.net is not None:
             raise ValueError("Exact takes no net; it is computed from p by Bayes' rule.")
         if self.learned:
-            raise ValueError("Exact has nothing to learn; it is computed from p by Bayes' rule. Drop learned=True.")
+            raise ValueError(
+                "Exact has nothing to learn; it is computed from p by Bayes' rule. Drop "
+                "learned=True."
+            )
 
 
 # All families by name, except Exact, which has no parameters.
-FAMILIES: dict[str, type[Conditional]] = {name: cls for name, cls in registered(__name__).items() if cls.has_parameters}
+FAMILIES: dict[str, type[Conditional]] = {
+    name: cls for name, cls in registered(__name__).items() if cls.has_parameters
+}

@@ -1,10 +1,10 @@
 """Networks with several named parents.
 
 A network has a block of first-layer weights for each parent and adds the results, instead of
-concatenating the parents. The sum is the same function. But a parent that is constant over some axis
-(a static variable in a sequence, a class that is enumerated) is multiplied once and then broadcast.
-The blocks also split the work of a recurrence: those of parents known in advance run for all steps
-at once, and only the others run inside the loop.
+concatenating the parents. The sum is the same function. But a parent that is constant over some
+axis (a static variable in a sequence, a class that is enumerated) is multiplied once and then
+broadcast. The blocks also split the work of a recurrence: those of parents known in advance run for
+all steps at once, and only the others run inside the loop.
 
 A built network therefore has two methods: ``first`` sums the blocks of some of the parents, and
 ``rest`` computes the remaining layers.
@@ -44,7 +44,9 @@ def _sizes(what: str, sizes: Sequence[int]) -> None:
             raise ValueError(f"{what} takes positive whole numbers, got {size!r}.")
 
 
-def initialise(weight: Tensor, bias: Tensor | None, how: str, fan_in: int, fan_out: int | None = None) -> None:
+def initialise(
+    weight: Tensor, bias: Tensor | None, how: str, fan_in: int, fan_out: int | None = None
+) -> None:
     """Initialise one layer in place.
 
     ``fan_in`` counts the inputs from all parents, even if ``weight`` is one block.
@@ -62,7 +64,9 @@ def initialise(weight: Tensor, bias: Tensor | None, how: str, fan_in: int, fan_o
             weight.zero_()
         else:
             std = math.sqrt(2 / (fan_in + (fan_out or weight.shape[0])))
-            weight.normal_(0, std) if how == "glorot_normal" else weight.uniform_(-std * math.sqrt(3), std * math.sqrt(3))
+            weight.normal_(0, std) if how == "glorot_normal" else weight.uniform_(
+                -std * math.sqrt(3), std * math.sqrt(3)
+            )
         if bias is not None:
             bias.zero_()
 
@@ -83,7 +87,16 @@ class Blocks(nn.Module):
     ``heads`` splits the output rows for initialisation only.
     """
 
-    def __init__(self, parents: Mapping[str, int], out: int, *, bias: bool, init: str, heads: Sequence[int] = (), masked: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        parents: Mapping[str, int],
+        out: int,
+        *,
+        bias: bool,
+        init: str,
+        heads: Sequence[int] = (),
+        masked: Sequence[str] = (),
+    ) -> None:
         super().__init__()
         fan_in = sum(parents.values())
         whole = torch.empty(out, fan_in)
@@ -92,9 +105,18 @@ class Blocks(nn.Module):
         blocks = zip(parents, whole.split(list(parents.values()), -1), strict=True)
         self.weights = Named({name: nn.Parameter(block.clone()) for name, block in blocks})
         # Masks of missing entries are extra inputs of q. Their weights start at zero.
-        self.missing = Named({name: nn.Parameter(torch.zeros(out, parents[name])) for name in masked})
+        self.missing = Named(
+            {name: nn.Parameter(torch.zeros(out, parents[name])) for name in masked}
+        )
 
-    def forward(self, inputs: Mapping[str, Tensor], *, bias: bool = True, missing: Mapping[str, Tensor] | None = None, full: bool = False) -> Tensor:
+    def forward(
+        self,
+        inputs: Mapping[str, Tensor],
+        *,
+        bias: bool = True,
+        missing: Mapping[str, Tensor] | None = None,
+        full: bool = False,
+    ) -> Tensor:
         total: Tensor | None = None
         constant = self.bias if bias else None
         for name, value in inputs.items():
@@ -110,7 +132,9 @@ class Blocks(nn.Module):
         return total
 
 
-def _initialise_heads(weight: Tensor, bias: Tensor | None, init: str, fan_in: int, heads: Sequence[int]) -> None:
+def _initialise_heads(
+    weight: Tensor, bias: Tensor | None, init: str, fan_in: int, heads: Sequence[int]
+) -> None:
     parts = bias.split(list(heads)) if bias is not None else [None] * len(heads)
     for block, part in zip(weight.split(list(heads)), parts, strict=True):
         initialise(block, part, init, fan_in)
@@ -124,7 +148,10 @@ def _layer(fan_in: int, out: int, init: str, heads: Sequence[int] = ()) -> nn.Li
     layer = nn.Linear.__new__(nn.Linear)
     nn.Module.__init__(layer)
     layer.in_features, layer.out_features = fan_in, out
-    layer.weight, layer.bias = nn.Parameter(torch.empty(out, fan_in)), nn.Parameter(torch.empty(out))
+    layer.weight, layer.bias = (
+        nn.Parameter(torch.empty(out, fan_in)),
+        nn.Parameter(torch.empty(out)),
+    )
     _initialise_heads(layer.weight.data, layer.bias.data, init, fan_in, heads or [out])
     return layer
 
@@ -134,16 +161,24 @@ class Network:
     """The specification of a network: an immutable value that builds a new module each time it is
     used.
 
-    A subclass may set ``pure = True`` if its modules have no side effects. A training step can then be
-    recorded and replayed without calling their Python code again.
+    A subclass may set ``pure = True`` if its modules have no side effects. A training step can then
+    be recorded and replayed without calling their Python code again.
     """
 
     pure: ClassVar[bool] = False
 
     def __repr__(self) -> str:
-        shown = [repr(n) for n in getattr(self, fields(self)[0].name)] if fields(self)[0].type == "Shape" else []
+        shown = (
+            [repr(n) for n in getattr(self, fields(self)[0].name)]
+            if fields(self)[0].type == "Shape"
+            else []
+        )
         rest = fields(self)[1:] if fields(self)[0].type == "Shape" else fields(self)
-        shown += [f"{field.name}={value!r}" for field in rest if (value := getattr(self, field.name)) != field.default]
+        shown += [
+            f"{field.name}={value!r}"
+            for field in rest
+            if (value := getattr(self, field.name)) != field.default
+        ]
         name = "linear" if isinstance(self, mlp) and not self.hidden else type(self).__name__
         return f"{name}({', '.join(shown)})"
 
@@ -153,16 +188,26 @@ class Network:
         """
         return ()
 
-    def build(self, parents: Mapping[str, Shape], heads: Sequence[int], shape: Shape, masked: Sequence[str]) -> nn.Module:
+    def build(
+        self,
+        parents: Mapping[str, Shape],
+        heads: Sequence[int],
+        shape: Shape,
+        masked: Sequence[str],
+    ) -> nn.Module:
         """Build a module that maps the parents to ``sum(heads)`` raw numbers; ``shape`` is the
         shape of the variable.
 
-        The module has two methods. ``first(inputs, *, bias, missing)`` sums the contributions of some of
-        the parents (by label) to the first layer. ``rest(h, keep)`` computes the remaining layers; ``keep``
-        holds the masks that ``dropouts`` lists (empty outside training). ``masked`` lists the labels of the
-        parents for which ``first`` gets a mask of missing entries in ``missing``.
+        The module has two methods. ``first(inputs, *, bias, missing)`` sums the contributions of
+        some of the parents (by label) to the first layer. ``rest(h, keep)`` computes the remaining
+        layers; ``keep`` holds the masks that ``dropouts`` lists (empty outside training).
+        ``masked`` lists the labels of the parents for which ``first`` gets a mask of missing
+        entries in ``missing``.
         """
-        raise TypeError(f"{type(self).__name__} has no method build. Define build(parents, heads, shape, masked).")
+        raise TypeError(
+            f"{type(self).__name__} has no method build. Define build(parents, heads, shape, "
+            f"masked)."
+        )
 
 
 @register
@@ -170,8 +215,8 @@ class Network:
 class mlp(Network):
     """A multi-layer perceptron: ``mlp(500, 500, dropout=0.1)``. Without sizes it is ``linear()``.
 
-    ``log=True`` transforms inputs v to asinh(v), about log 2v for large v. Use it for counts: inputs in
-    the thousands would make the first outputs just as large.
+    ``log=True`` transforms inputs v to asinh(v), about log 2v for large v. Use it for counts:
+    inputs in the thousands would make the first outputs just as large.
 
     >>> mlp(500, 500, dropout=0.1)
     mlp(500, 500, dropout=0.1)
@@ -211,29 +256,46 @@ class mlp(Network):
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout is a probability below 1, got {dropout}.")
         if self.hidden and not bias:
-            raise ValueError("mlp with hidden layers always has biases; only linear() takes bias=False.")
+            raise ValueError(
+                "mlp with hidden layers always has biases; only linear() takes bias=False."
+            )
         if log and not self.hidden:
-            raise ValueError("linear() does not transform its parents; log=True needs a hidden layer, e.g. mlp(32, log=True).")
+            raise ValueError(
+                "linear() does not transform its parents; log=True needs a hidden layer, e.g. "
+                "mlp(32, log=True)."
+            )
 
     def dropouts(self) -> tuple[tuple[float, int], ...]:
         return tuple((self.dropout, width) for width in self.hidden) if self.dropout else ()
 
-    def build(self, parents: Mapping[str, Shape], heads: Sequence[int], shape: Shape, masked: Sequence[str]) -> nn.Module:
+    def build(
+        self,
+        parents: Mapping[str, Shape],
+        heads: Sequence[int],
+        shape: Shape,
+        masked: Sequence[str],
+    ) -> nn.Module:
         return MLP(self, parents, heads, masked)
 
 
 def linear(*, bias: bool = True, init: str = "default") -> mlp:
-    """An affine map (``bias=False``: a linear one) from the parents to the distribution's parameters."""
+    """An affine map (``bias=False``: a linear one) from the parents to the distribution's
+    parameters.
+    """
     return mlp(bias=bias, init=init)
 
 
 class MLP(nn.Module):
-    def __init__(self, spec: mlp, parents: Mapping[str, Shape], heads: Sequence[int], masked: Sequence[str]) -> None:
+    def __init__(
+        self, spec: mlp, parents: Mapping[str, Shape], heads: Sequence[int], masked: Sequence[str]
+    ) -> None:
         super().__init__()
         self.spec = spec
         inputs = {name: math.prod(shape) for name, shape in parents.items()}
         if not spec.hidden:
-            self.blocks = Blocks(inputs, sum(heads), bias=spec.bias, init=spec.init, heads=heads, masked=masked)
+            self.blocks = Blocks(
+                inputs, sum(heads), bias=spec.bias, init=spec.init, heads=heads, masked=masked
+            )
         else:
             self.blocks = Blocks(inputs, spec.hidden[0], bias=True, init=spec.init, masked=masked)
         sizes = list(spec.hidden)
@@ -241,7 +303,13 @@ class MLP(nn.Module):
         self.heads = _layer(sizes[-1], sum(heads), spec.init, heads) if sizes else None
         self.activation = ACTIVATIONS[spec.activation]
 
-    def first(self, inputs: Mapping[str, Tensor], *, bias: bool = True, missing: Mapping[str, Tensor] | None = None) -> Tensor:
+    def first(
+        self,
+        inputs: Mapping[str, Tensor],
+        *,
+        bias: bool = True,
+        missing: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
         if self.spec.log:
             inputs = {name: value.asinh() for name, value in inputs.items()}
         return self.blocks(inputs, bias=bias, missing=missing, full=self.heads is None)
@@ -275,42 +343,89 @@ class conv(Network):
     activation: str = "relu"
     init: str = "default"
 
-    def __init__(self, *sizes: int, channels: Sequence[int] = (), hidden: int = 256, activation: str = "relu", init: str = "default") -> None:
+    def __init__(
+        self,
+        *sizes: int,
+        channels: Sequence[int] = (),
+        hidden: int = 256,
+        activation: str = "relu",
+        init: str = "default",
+    ) -> None:
         _set_convolution(self, tuple(sizes) or tuple(channels), hidden, activation, init)
 
-    def build(self, parents: Mapping[str, Shape], heads: Sequence[int], shape: Shape, masked: Sequence[str]) -> nn.Module:
+    def build(
+        self,
+        parents: Mapping[str, Shape],
+        heads: Sequence[int],
+        shape: Shape,
+        masked: Sequence[str],
+    ) -> nn.Module:
         if not any(len(parent) == 3 for parent in parents.values()):
             found = ", ".join(f"{name} {parent}" for name, parent in parents.items())
-            raise ValueError(f"conv needs a parent of shape (channels, height, width); the parents here are {found}. Use mlp.")
+            raise ValueError(
+                f"conv needs a parent of shape (channels, height, width); the parents here are "
+                f"{found}. Use mlp."
+            )
         return Encoder(self, parents, heads, masked)
 
 
 @register
 @dataclass(frozen=True, repr=False)
 class deconv(Network):
-    """A dense layer, then transposed convolutions up to an image: ``deconv(64, 32)`` for a variable of shape (1, 28, 28)."""
+    """A dense layer, then transposed convolutions up to an image: ``deconv(64, 32)`` for a variable
+    of shape (1, 28, 28).
+    """
 
     channels: Shape = ()
     hidden: int = 256
     activation: str = "relu"
     init: str = "default"
 
-    def __init__(self, *sizes: int, channels: Sequence[int] = (), hidden: int = 256, activation: str = "relu", init: str = "default") -> None:
+    def __init__(
+        self,
+        *sizes: int,
+        channels: Sequence[int] = (),
+        hidden: int = 256,
+        activation: str = "relu",
+        init: str = "default",
+    ) -> None:
         _set_convolution(self, tuple(sizes) or tuple(channels), hidden, activation, init)
 
-    def build(self, parents: Mapping[str, Shape], heads: Sequence[int], shape: Shape, masked: Sequence[str]) -> nn.Module:
+    def build(
+        self,
+        parents: Mapping[str, Shape],
+        heads: Sequence[int],
+        shape: Shape,
+        masked: Sequence[str],
+    ) -> nn.Module:
         if len(shape) != 3:
-            raise ValueError(f"deconv makes an image (channels, height, width), but this variable has shape {shape}. Use mlp.")
+            raise ValueError(
+                f"deconv makes an image (channels, height, width), but this variable has shape "
+                f"{shape}. Use mlp."
+            )
         if any(head != math.prod(shape) for head in heads):
-            raise ValueError("deconv gives each pixel its own parameters; this conditional has parameters of another size. Use mlp.")
+            raise ValueError(
+                "deconv gives each pixel its own parameters; this conditional has parameters of "
+                "another size. Use mlp."
+            )
         return Decoder(self, parents, heads, shape, masked)
 
 
-def _set_convolution(spec: conv | deconv, channels: Shape, hidden: int, activation: str, init: str) -> None:
-    for name, value in {"channels": channels, "hidden": hidden, "activation": activation, "init": init}.items():
+def _set_convolution(
+    spec: conv | deconv, channels: Shape, hidden: int, activation: str, init: str
+) -> None:
+    for name, value in {
+        "channels": channels,
+        "hidden": hidden,
+        "activation": activation,
+        "init": init,
+    }.items():
         object.__setattr__(spec, name, value)
     if not channels:
-        raise ValueError(f"{type(spec).__name__} needs at least one number of channels, e.g. {type(spec).__name__}(32, 64).")
+        raise ValueError(
+            f"{type(spec).__name__} needs at least one number of channels, e.g. "
+            f"{type(spec).__name__}(32, 64)."
+        )
     _sizes(type(spec).__name__, (*channels, hidden))
     _choice("activation", activation, list(ACTIVATIONS))
     _choice("initialiser", init, INITIALIZERS)
@@ -323,12 +438,20 @@ def _halve(size: int) -> int:
 def _convolution(layer: nn.Conv2d | nn.ConvTranspose2d, init: str) -> Any:
     if init != "default":
         area = math.prod(layer.kernel_size)
-        initialise(layer.weight.data, layer.bias.data if layer.bias is not None else None, init, layer.in_channels * area, layer.out_channels * area)
+        initialise(
+            layer.weight.data,
+            layer.bias.data if layer.bias is not None else None,
+            init,
+            layer.in_channels * area,
+            layer.out_channels * area,
+        )
     return layer
 
 
 class Encoder(nn.Module):
-    def __init__(self, spec: conv, parents: Mapping[str, Shape], heads: Sequence[int], masked: Sequence[str]) -> None:
+    def __init__(
+        self, spec: conv, parents: Mapping[str, Shape], heads: Sequence[int], masked: Sequence[str]
+    ) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[spec.activation]
         self.shapes = {name: shape for name, shape in parents.items() if len(shape) == 3}
@@ -337,27 +460,53 @@ class Encoder(nn.Module):
         sizes = {name: math.prod(shape) for name, shape in parents.items()}
         for name, (channels, height, width) in self.shapes.items():
             ins = [channels * (1 + (name in self.masked)), *spec.channels]
-            layers = [_convolution(nn.Conv2d(a, b, 3, stride=2, padding=1), spec.init) for a, b in zip(ins, spec.channels, strict=False)]
+            layers = [
+                _convolution(nn.Conv2d(a, b, 3, stride=2, padding=1), spec.init)
+                for a, b in zip(ins, spec.channels, strict=False)
+            ]
             if name in self.masked:
                 nn.init.zeros_(layers[0].weight[:, channels:])
             self.stacks[name] = nn.ModuleList(layers)
             for _ in spec.channels:
                 height, width = _halve(height), _halve(width)
             sizes[name] = spec.channels[-1] * height * width
-        self.blocks = Blocks(sizes, spec.hidden, bias=True, init=spec.init, masked=[name for name in masked if name not in self.shapes])
+        self.blocks = Blocks(
+            sizes,
+            spec.hidden,
+            bias=True,
+            init=spec.init,
+            masked=[name for name in masked if name not in self.shapes],
+        )
         self.heads = _layer(spec.hidden, sum(heads), spec.init, heads)
 
-    def first(self, inputs: Mapping[str, Tensor], *, bias: bool = True, missing: Mapping[str, Tensor] | None = None) -> Tensor:
+    def first(
+        self,
+        inputs: Mapping[str, Tensor],
+        *,
+        bias: bool = True,
+        missing: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
         missing = missing or {}
-        features = {name: self._stack(name, value, missing.get(name)) if name in self.shapes else value for name, value in inputs.items()}
-        return self.blocks(features, bias=bias, missing={name: mask for name, mask in missing.items() if name not in self.shapes})
+        features = {
+            name: self._stack(name, value, missing.get(name)) if name in self.shapes else value
+            for name, value in inputs.items()
+        }
+        return self.blocks(
+            features,
+            bias=bias,
+            missing={name: mask for name, mask in missing.items() if name not in self.shapes},
+        )
 
     def _stack(self, name: str, value: Tensor, absent: Tensor | None) -> Tensor:
         image = value.reshape(-1, *self.shapes[name])
         if name in self.masked:
-            mask = torch.zeros_like(image) if absent is None else absent.to(value.dtype).expand(value.shape).reshape(image.shape)
+            mask = (
+                torch.zeros_like(image)
+                if absent is None
+                else absent.to(value.dtype).expand(value.shape).reshape(image.shape)
+            )
             image = torch.cat([image, mask], 1)
-        for layer in self.stacks[name]:  # type: ignore[union-attr,attr-defined]
+        for layer in self.stacks[name]:  # type: ignore[attr-defined]
             image = self.activation(layer(image))
         return image.reshape(*value.shape[:-1], -1)
 
@@ -366,7 +515,14 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    def __init__(self, spec: deconv, parents: Mapping[str, Shape], heads: Sequence[int], shape: Shape, masked: Sequence[str]) -> None:
+    def __init__(
+        self,
+        spec: deconv,
+        parents: Mapping[str, Shape],
+        heads: Sequence[int],
+        shape: Shape,
+        masked: Sequence[str],
+    ) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[spec.activation]
         inputs = {name: math.prod(parent) for name, parent in parents.items()}
@@ -380,10 +536,17 @@ class Decoder(nn.Module):
         self.grow = _layer(spec.hidden, math.prod(self.seed), spec.init)
         outs = [*spec.channels[1:], shape[0] * len(heads)]
         self.layers = nn.ModuleList(
-            _convolution(nn.ConvTranspose2d(a, b, 4, stride=2, padding=1), spec.init) for a, b in zip(spec.channels, outs, strict=True)
+            _convolution(nn.ConvTranspose2d(a, b, 4, stride=2, padding=1), spec.init)
+            for a, b in zip(spec.channels, outs, strict=True)
         )
 
-    def first(self, inputs: Mapping[str, Tensor], *, bias: bool = True, missing: Mapping[str, Tensor] | None = None) -> Tensor:
+    def first(
+        self,
+        inputs: Mapping[str, Tensor],
+        *,
+        bias: bool = True,
+        missing: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
         return self.blocks(inputs, bias=bias, missing=missing)
 
     def rest(self, h: Tensor, keep: Sequence[Tensor] = ()) -> Tensor:
@@ -401,16 +564,25 @@ class table(Network):
     """A lookup table with one row of free parameters per example: the non-amortised q of classic
     EM.
 
-    Declare ``q={"z | i": Normal(net=table(1000))}, given={"i": 1}``. In the data, ``i`` is the row of each
-    example, 0 … rows−1.
+    Declare ``q={"z | i": Normal(net=table(1000))}, given={"i": 1}``. In the data, ``i`` is the row
+    of each example, 0 … rows−1.
     """
 
     rows: int = 0
 
-    def build(self, parents: Mapping[str, Shape], heads: Sequence[int], shape: Shape, masked: Sequence[str]) -> nn.Module:
+    def build(
+        self,
+        parents: Mapping[str, Shape],
+        heads: Sequence[int],
+        shape: Shape,
+        masked: Sequence[str],
+    ) -> nn.Module:
         _sizes("table", [self.rows])
         if len(parents) != 1 or math.prod(next(iter(parents.values()))) != 1:
-            raise ValueError(f'table({self.rows}) is looked up by one parent of size 1, the row of each example: "z | i" with given={{"i": 1}}.')
+            raise ValueError(
+                f"table({self.rows}) is looked up by one parent of size 1, the row of each "
+                f'example: "z | i" with given={{"i": 1}}.'
+            )
         return Table(self.rows, sum(heads))
 
 
@@ -419,7 +591,13 @@ class Table(nn.Module):
         super().__init__()
         self.rows = nn.Parameter(torch.zeros(rows, out))
 
-    def first(self, inputs: Mapping[str, Tensor], *, bias: bool = True, missing: Mapping[str, Tensor] | None = None) -> Tensor:
+    def first(
+        self,
+        inputs: Mapping[str, Tensor],
+        *,
+        bias: bool = True,
+        missing: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
         (index,) = inputs.values()
         return F.embedding(index.squeeze(-1).long(), self.rows)
 

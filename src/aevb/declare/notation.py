@@ -25,7 +25,9 @@ _LAG = re.compile(r"^t\s*(?:([+-])\s*(\d+))?$")
 
 @dataclass(frozen=True)
 class Ref:
-    """A reference to a variable at a time index: ``x``, ``x[t]``, ``x[t-1]``, ``x[0]`` or ``x[T]``."""
+    """A reference to a variable at a time index: ``x``, ``x[t]``, ``x[t-1]``, ``x[0]`` or
+    ``x[T]``.
+    """
 
     name: str
     at: At = "static"
@@ -33,7 +35,12 @@ class Ref:
     label: str = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        index = {"static": "", "first": "[0]", "last": "[T]", "t": f"[t{self.lag:+d}]" if self.lag else "[t]"}[self.at]
+        index = {
+            "static": "",
+            "first": "[0]",
+            "last": "[T]",
+            "t": f"[t{self.lag:+d}]" if self.lag else "[t]",
+        }[self.at]
         object.__setattr__(self, "label", self.name + index)
 
     @property
@@ -73,11 +80,15 @@ def parse_key(text: str) -> Key:
         raise ValueError(f'{text!r} is not a key. Write "variable | parent, parent", e.g. "x | z".')
     left, bar, right = text.partition("|")
     if bar and not right.strip():
-        raise ValueError(f"{text!r} has a bar but no parents. Drop the bar, or name the parents right of it.")
+        raise ValueError(
+            f"{text!r} has a bar but no parents. Drop the bar, or name the parents right of it."
+        )
     target = _parse_term(left, text)
     parents = tuple(_parse_term(part, text) for part in right.split(",")) if bar else ()
     if target.lag:
-        raise ValueError(f"{text!r} declares {target}. Declare the rule for [t] and shift its parents instead.")
+        raise ValueError(
+            f"{text!r} declares {target}. Declare the rule for [t] and shift its parents instead."
+        )
     if len(set(parents)) < len(parents):
         repeated = min(str(ref) for ref, count in Counter(parents).items() if count > 1)
         raise ValueError(f"{text!r} names the parent {repeated} twice. Name it once.")
@@ -89,7 +100,10 @@ def parse_key(text: str) -> Key:
 def _parse_term(term: str, text: str) -> Ref:
     match = _TERM.match(term)
     if not match:
-        raise ValueError(f"Cannot read {term.strip()!r} in {text!r}. A variable is a name such as z, z[t], z[t-1], z[0] or z[T].")
+        raise ValueError(
+            f"Cannot read {term.strip()!r} in {text!r}. A variable is a name such as z, z[t], "
+            f"z[t-1], z[0] or z[T]."
+        )
     name, index = match.groups()
     if index is None:
         return Ref(name)
@@ -99,7 +113,9 @@ def _parse_term(term: str, text: str) -> Ref:
         return Ref(name, "last")
     lag = _LAG.match(index)
     if not lag:
-        raise ValueError(f"Cannot read the time index [{index}] in {text!r}. Use [t], [t-1], [t+1], [0] or [T].")
+        raise ValueError(
+            f"Cannot read the time index [{index}] in {text!r}. Use [t], [t-1], [t+1], [0] or [T]."
+        )
     shift = int(lag[2] or 0) * (-1 if lag[1] == "-" else 1)
     if abs(shift) > 1:
         raise ValueError(
@@ -117,9 +133,13 @@ def _check_time(target: Ref, parent: Ref, text: str) -> None:
         )
     if target.at == "t" and parent.at in ("first", "last"):
         raise ValueError(
-            f"{text!r} reads {parent} at every t. Read an end of the sequence from a static variable "
+            f"{text!r} reads {parent} at every t. Read an end of the sequence from a static "
+            f"variable "
             f'("c | {parent}", then {target} | c) or in the entry for that step.'
         )
     if target.at in ("first", "last") and parent.at not in (target.at, "static"):
         index = "0" if target.at == "first" else "T"
-        raise ValueError(f"{text!r}: the entry for step [{index}] reads {parent}. It may read static variables and {parent.name}[{index}].")
+        raise ValueError(
+            f"{text!r}: the entry for step [{index}] reads {parent}. It may read static variables "
+            f"and {parent.name}[{index}]."
+        )

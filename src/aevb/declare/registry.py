@@ -25,12 +25,20 @@ def register(cls: C) -> C:
     The class must be a frozen dataclass: put ``@dataclass(frozen=True)`` below ``@register``.
     """
     if not dataclasses.is_dataclass(cls):
-        raise TypeError(f"{cls.__name__} is not a dataclass. Put @dataclass(frozen=True) below @register.")
+        raise TypeError(
+            f"{cls.__name__} is not a dataclass. Put @dataclass(frozen=True) below @register."
+        )
     if not cls.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         raise TypeError(f"{cls.__name__} is a mutable dataclass. Write @dataclass(frozen=True).")
     other = _known.get(cls.__name__)
-    if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
-        raise ValueError(f"The name {cls.__name__!r} is taken by {other.__module__}.{other.__qualname__}. Rename the class.")
+    if other is not None and (other.__module__, other.__qualname__) != (
+        cls.__module__,
+        cls.__qualname__,
+    ):
+        raise ValueError(
+            f"The name {cls.__name__!r} is taken by {other.__module__}.{other.__qualname__}. "
+            f"Rename the class."
+        )
     _known[cls.__name__] = cls
     return cls
 
@@ -53,7 +61,10 @@ def to_record(spec: Any) -> Any:
         return [to_record(item) for item in spec]
     if spec is None or isinstance(spec, bool | int | float | str):
         return spec
-    raise TypeError(f"A declaration holds numbers, strings, tuples and registered specifications, not {type(spec).__name__}: {spec!r}.")
+    raise TypeError(
+        f"A declaration holds numbers, strings, tuples and registered specifications, not "
+        f"{type(spec).__name__}: {spec!r}."
+    )
 
 
 def from_record(record: Any, custom: Iterable[type] = ()) -> Any:
@@ -70,17 +81,24 @@ def _read(record: Any, known: dict[str, type]) -> Any:
         name = record.get("type")
         if not isinstance(name, str) or name not in known:
             raise ValueError(
-                f"The saved model uses {name!r}, which is not a known conditional or network. Pass its class: load(path, custom=[{name}])."
+                f"The saved model uses {name!r}, which is not a known conditional or network. "
+                f"Pass its class: load(path, custom=[{name}])."
             )
         fields = {field.name for field in dataclasses.fields(known[name])}
         unknown = sorted(set(record) - fields - {"type"})
         if unknown:
-            raise ValueError(f"The saved model gives {name} a setting {unknown[0]!r} that it does not have; it may come from another version.")
+            raise ValueError(
+                f"The saved model gives {name} a setting {unknown[0]!r} that it does not have; it "
+                f"may come from another version."
+            )
         settings = {key: _read(value, known) for key, value in record.items() if key != "type"}
         kinds = _kinds(known[name])
         for key, value in settings.items():
             if not _is(value, kinds.get(key, Any)):
-                raise ValueError(f"The saved model gives {name} the setting {key}={_short(value)}, which has the wrong type (expected {kinds[key]}).")
+                raise ValueError(
+                    f"The saved model gives {name} the setting {key}={_short(value)}, which has "
+                    f"the wrong type (expected {kinds[key]})."
+                )
         return known[name](**settings)
     if isinstance(record, list):
         return tuple(_read(item, known) for item in record)

@@ -26,7 +26,12 @@ class Parts(TypedDict):
 
 def serialize(graph: Graph, missing: str) -> dict[str, Any]:
     """Convert the declaration to JSON-ready data."""
-    sides = {side: {str(entry.key): to_record(entry.spec) for entry in graph.entries() if entry.side == side} for side in "pq"}
+    sides = {
+        side: {
+            str(entry.key): to_record(entry.spec) for entry in graph.entries() if entry.side == side
+        }
+        for side in "pq"
+    }
     given = {name: list(shape) for name, shape in graph.given.items()}
     return {"format": "aevb model", "version": FORMAT, **sides, "given": given, "missing": missing}
 
@@ -40,14 +45,38 @@ def deserialize(declaration: Mapping[str, Any], custom: Iterable[type] = ()) -> 
         raise ValueError("This is not an aevb model's declaration.")
     version = declaration.get("version")
     if isinstance(version, int) and version > FORMAT:
-        raise ValueError(f"The model was saved in format {version}, newer than this version's {FORMAT}. Update aevb.")
-    if not isinstance(version, int) or not all(isinstance(declaration.get(part), Mapping) for part in ("p", "q", "given")):
-        raise ValueError("This is not an aevb model's declaration: version, p, q or given is missing or has the wrong type.")
+        raise ValueError(
+            f"The model was saved in format {version}, newer than this version's {FORMAT}. Update "
+            f"aevb."
+        )
+    if not isinstance(version, int) or not all(
+        isinstance(declaration.get(part), Mapping) for part in ("p", "q", "given")
+    ):
+        raise ValueError(
+            "This is not an aevb model's declaration: version, p, q or given is missing or has "
+            "the wrong type."
+        )
     given, missing = declaration["given"], declaration.get("missing", "zeros")
-    if not all(isinstance(shape, list | tuple) for shape in given.values()) or not isinstance(missing, str):
-        raise ValueError("This is not an aevb model's declaration: given must map each variable to a shape, and missing must be a string.")
+    if not all(isinstance(shape, list | tuple) for shape in given.values()) or not isinstance(
+        missing, str
+    ):
+        raise ValueError(
+            "This is not an aevb model's declaration: given must map each variable to a shape, "
+            "and missing must be a string."
+        )
     if len(declaration["p"]) + len(declaration["q"]) > MOST_FACTORS:
-        raise ValueError(f"The declaration has {len(declaration['p']) + len(declaration['q'])} factors; at most {MOST_FACTORS} are read.")
+        raise ValueError(
+            f"The declaration has {len(declaration['p']) + len(declaration['q'])} factors; at "
+            f"most {MOST_FACTORS} are read."
+        )
     custom = tuple(custom)
-    p, q = ({key: from_record(record, custom) for key, record in declaration[side].items()} for side in ("p", "q"))
-    return {"p": p, "q": q, "given": {name: tuple(shape) for name, shape in given.items()}, "missing": missing}
+    p, q = (
+        {key: from_record(record, custom) for key, record in declaration[side].items()}
+        for side in ("p", "q")
+    )
+    return {
+        "p": p,
+        "q": q,
+        "given": {name: tuple(shape) for name, shape in given.items()},
+        "missing": missing,
+    }

@@ -28,8 +28,12 @@ def join(parts: Sequence[Tensor]) -> Tensor:
     """Concatenate parts along time; all other axes are broadcast."""
     if len(parts) == 1:
         return parts[0]
-    shape = torch.broadcast_shapes(*((*part.shape[:TIME], 1, *part.shape[TIME + 1 :]) for part in parts))
-    return torch.cat([part.expand(*shape[:TIME], part.shape[TIME], *shape[TIME + 1 :]) for part in parts], TIME)
+    shape = torch.broadcast_shapes(
+        *((*part.shape[:TIME], 1, *part.shape[TIME + 1 :]) for part in parts)
+    )
+    return torch.cat(
+        [part.expand(*shape[:TIME], part.shape[TIME], *shape[TIME + 1 :]) for part in parts], TIME
+    )
 
 
 def over_time(value: Tensor, count: int) -> Tensor:
@@ -67,7 +71,11 @@ def alike(value: Tensor, like: Tensor) -> Tensor:
     """Add leading axes until the value has as many as ``like``, so that the gradient of their sum
     needs no reduction.
     """
-    return value.reshape(*[1] * (like.dim() - value.dim()), *value.shape) if value.dim() < like.dim() else value
+    return (
+        value.reshape(*[1] * (like.dim() - value.dim()), *value.shape)
+        if value.dim() < like.dim()
+        else value
+    )
 
 
 def expand_axis(value: Tensor, axis: int, count: int) -> Tensor:

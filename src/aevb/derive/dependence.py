@@ -12,7 +12,8 @@ from aevb.declare.graph import Entry, Graph
 from aevb.declare.notation import Ref
 from aevb.derive.draws import Draw
 
-Axis = tuple[str, int]  # an axis a value depends on: samples, steps, examples, or (latent, offset in time)
+# an axis a value depends on: samples, steps, examples, or (latent, offset in time)
+Axis = tuple[str, int]
 S, T, N = ("#S", 0), ("#T", 0), ("#N", 0)  # no variable can have such a name
 
 
@@ -29,8 +30,9 @@ def _shifted(axes: frozenset[Axis], ref: Ref, reader: str, graph: Graph) -> froz
             if abs(moved) > 1:
                 count = graph.rule("p", name).spec.count(graph.size(name))
                 raise ValueError(
-                    f"{reader}[t] remembers {name}, so {name} cannot be enumerated ({count}^T paths). "
-                    f"how={{{name!r}: 'gumbel'}} draws it (or 'score', with samples=2 or more)."
+                    f"{reader}[t] remembers {name}, so {name} cannot be enumerated ({count}^T "
+                    f"paths). how={{{name!r}: 'gumbel'}} draws it (or 'score', with samples=2 or "
+                    f"more)."
                 )
             result.add((name, moved))
         else:
@@ -38,7 +40,9 @@ def _shifted(axes: frozenset[Axis], ref: Ref, reader: str, graph: Graph) -> froz
     return frozenset(result | {T})
 
 
-def find_axes(graph: Graph, draws: dict, stages: tuple[Stage, ...], clamped: frozenset[str]) -> tuple[dict, dict]:
+def find_axes(
+    graph: Graph, draws: dict, stages: tuple[Stage, ...], clamped: frozenset[str]
+) -> tuple[dict, dict]:
     """Compute the axes of every variable's value and of every factor's raw numbers, by fixed-point
     iteration over the graph.
     """
@@ -51,8 +55,13 @@ def find_axes(graph: Graph, draws: dict, stages: tuple[Stage, ...], clamped: fro
 
     def reads(entry: Entry) -> frozenset[Axis]:
         here = entry.key.at
-        parents = [Ref(ref.name, "t") if here in ("first", "last") and ref.timed else ref for ref in entry.key.parents]
-        return none.union(*(_shifted(values.get(ref.name, none), ref, entry.key.name, graph) for ref in parents))
+        parents = [
+            Ref(ref.name, "t") if here in ("first", "last") and ref.timed else ref
+            for ref in entry.key.parents
+        ]
+        return none.union(
+            *(_shifted(values.get(ref.name, none), ref, entry.key.name, graph) for ref in parents)
+        )
 
     changed = True
     while changed:
@@ -60,7 +69,12 @@ def find_axes(graph: Graph, draws: dict, stages: tuple[Stage, ...], clamped: fro
         for stage in stages:
             for name in stage.nodes:
                 side = "q" if name in draws or name not in graph.p else "p"
-                found = none.union(*(reads(entry) for entry in (graph.q if side == "q" else graph.p)[name].values()))
+                found = none.union(
+                    *(
+                        reads(entry)
+                        for entry in (graph.q if side == "q" else graph.p)[name].values()
+                    )
+                )
                 if name in draws:
                     found |= {S, N} | ({T} if graph.timed[name] else set())
                     found |= {(name, 0)} if draws[name][0] is Draw.STRATIFY else set()
@@ -73,12 +87,18 @@ def find_axes(graph: Graph, draws: dict, stages: tuple[Stage, ...], clamped: fro
             for latent in {name for name, _ in axes[entry.id]}:
                 if {(latent, -1), (latent, 1)} <= axes[entry.id]:
                     raise ValueError(
-                        f"{entry.id} depends on {latent}[t-1] and {latent}[t+1] at once, so {latent} cannot be enumerated. "
-                        f"how={{{latent!r}: 'gumbel'}} draws it."
+                        f"{entry.id} depends on {latent}[t-1] and {latent}[t+1] at once, so "
+                        f"{latent} cannot be enumerated. how={{{latent!r}: 'gumbel'}} draws it."
                     )
     for name in draws:
         if isinstance(graph.rule("q", name).spec, Exact):
-            own = none.union(*(axes[entry.id] | values[factor] for factor in graph.factors_containing(name) for entry in graph.p[factor].values()))
+            own = none.union(
+                *(
+                    axes[entry.id] | values[factor]
+                    for factor in graph.factors_containing(name)
+                    for entry in graph.p[factor].values()
+                )
+            )
             axes[graph.rule("q", name).id] = own - {(name, 0)}
     return values, axes
 
@@ -87,7 +107,8 @@ Step = int | None | Literal["any"]
 
 
 def _descends(graph: Graph, target: tuple[str, Step], name: str, clamped: frozenset[str]) -> bool:
-    """Whether a node at a step depends on ``name`` at step 0 in the unrolled graph of q's factors and all deterministic nodes.
+    """Whether a node at a step depends on ``name`` at step 0 in the unrolled graph of q's factors
+    and all deterministic nodes.
 
     The step is None for static nodes, and for nodes that depend on ``name`` at every step through a
     static node. Observed variables block paths. The search goes backwards from the target to its
@@ -125,7 +146,12 @@ def conflict(graph: Graph, name: str, clamped: frozenset[str]) -> str | None:
     """
     for entry in graph.p[name].values():
         for ref in entry.key.parents:
-            steps: list[Step] = [None] if ref.at == "static" else [ref.lag if ref.at == "t" else 0, None]
+            steps: list[Step] = (
+                [None] if ref.at == "static" else [ref.lag if ref.at == "t" else 0, None]
+            )
             if any(_descends(graph, (ref.name, step), name, clamped) for step in steps):
-                return f"p conditions {entry.key.target} on {ref}, which depends on {entry.key.target} under q"
+                return (
+                    f"p conditions {entry.key.target} on {ref}, which depends on "
+                    f"{entry.key.target} under q"
+                )
     return None

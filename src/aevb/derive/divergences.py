@@ -15,12 +15,22 @@ from torch import Tensor
 
 from aevb.declare import distributions as ad
 from aevb.declare.conditionals import Conditional
-from aevb.declare.families import Bernoulli, Beta, Laplace, MultivariateNormal, Normal, OneHot, Poisson
+from aevb.declare.families import (
+    Bernoulli,
+    Beta,
+    Laplace,
+    MultivariateNormal,
+    Normal,
+    OneHot,
+    Poisson,
+)
 
 _KL: dict[tuple[type, type], Callable[[Any, Any], Tensor]] = {}
 
 
-def register_kl(q: type[Conditional], p: type[Conditional]) -> Callable[[Callable[[Any, Any], Tensor]], Callable[[Any, Any], Tensor]]:
+def register_kl(
+    q: type[Conditional], p: type[Conditional]
+) -> Callable[[Callable[[Any, Any], Tensor]], Callable[[Any, Any], Tensor]]:
     """Register KL(q‖p) for two families: decorate a function of the two torch distributions that
     sums over the event.
     """
@@ -46,7 +56,9 @@ def _kl_normal(q: td.Normal, p: td.Normal) -> Tensor:
 @register_kl(MultivariateNormal, Normal)
 def _kl_full_diagonal(q: ad.MultivariateNormal, p: td.Normal) -> Tensor:
     variance = q._unbroadcasted_scale_tril.square().sum(-1)
-    quadratic = ((variance + (q.loc - p.loc).square()) / p.scale.square() - 1 + 2 * p.scale.log()).sum(-1)
+    quadratic = (
+        (variance + (q.loc - p.loc).square()) / p.scale.square() - 1 + 2 * p.scale.log()
+    ).sum(-1)
     return 0.5 * quadratic - q.log_det
 
 
@@ -60,7 +72,11 @@ def _kl_diagonal_full(q: td.Normal, p: ad.MultivariateNormal) -> Tensor:
 def _kl_full(q: ad.MultivariateNormal, p: ad.MultivariateNormal) -> Tensor:
     factor_q, factor_p = q._unbroadcasted_scale_tril, p._unbroadcasted_scale_tril
     shape = torch.broadcast_shapes(factor_q.shape, factor_p.shape)
-    trace = torch.linalg.solve_triangular(factor_p.expand(shape), factor_q.expand(shape), upper=False).square().sum((-2, -1))
+    trace = (
+        torch.linalg.solve_triangular(factor_p.expand(shape), factor_q.expand(shape), upper=False)
+        .square()
+        .sum((-2, -1))
+    )
     return 0.5 * (trace + p.whiten(q.loc).square().sum(-1) - shape[-1]) + p.log_det - q.log_det
 
 

@@ -54,23 +54,40 @@ class Draw(StrEnum):
         """
         family, where = type(q).__name__, f"how={{{name!r}: {self!r}}}"
         if self.enumerates and not p.finite:
-            raise ValueError(f'{where}: {name} is a {family} with infinitely many values. Use "pathwise".')
+            raise ValueError(
+                f'{where}: {name} is a {family} with infinitely many values. Use "pathwise".'
+            )
         if isinstance(q, Exact) and not self.enumerates:
-            raise ValueError(f'{where}: Exact() is the sum over all values of {name}. Use "enumerate".')
+            raise ValueError(
+                f'{where}: Exact() is the sum over all values of {name}. Use "enumerate".'
+            )
         if self is Draw.STRATIFY and q.strata is None:
-            raise ValueError(f"{where}: only a Mixture has components to draw, {name} is a {family}.")
+            raise ValueError(
+                f"{where}: only a Mixture has components to draw, {name} is a {family}."
+            )
         if self in (Draw.PATHWISE, Draw.DETACHED) and not q.pathwise:
             instead = '"enumerate", "gumbel" or "score"' if p.finite else '"stratify" or "score"'
-            raise ValueError(f"{where}: a {family} sample is not a differentiable function of its parameters. Use {instead}.")
+            raise ValueError(
+                f"{where}: a {family} sample is not a differentiable function of its parameters. "
+                f"Use {instead}."
+            )
         if self.relaxes and not q.relaxable:
-            raise ValueError(f"{where}: only OneHot and Bernoulli have a relaxation, {name} is a {family}.")
+            raise ValueError(
+                f"{where}: only OneHot and Bernoulli have a relaxation, {name} is a {family}."
+            )
         if self is Draw.SCORE and samples < 2:
-            raise ValueError(f"{where}: the leave-one-out baseline compares samples. Ask for samples=2 or more.")
+            raise ValueError(
+                f"{where}: the leave-one-out baseline compares samples. Ask for samples=2 or more."
+            )
         if self is Draw.SUM and bound != "iwae":
-            raise ValueError(f'{where} sums inside the logarithm, which is a different bound. Ask for bound="iwae" too, or use "enumerate".')
+            raise ValueError(
+                f"{where} sums inside the logarithm, which is a different bound. Ask for "
+                f'bound="iwae" too, or use "enumerate".'
+            )
         if self is Draw.GUMBEL and bound == "iwae":
             raise ValueError(
-                f"{where}: iwae needs the log-weight of each sample, but a relaxed sample has no probability under the categorical. "
+                f"{where}: iwae needs the log-weight of each sample, but a relaxed sample has no "
+                f"probability under the categorical. "
                 'Use "relaxed" or "straight-through".'
             )
 
@@ -100,12 +117,19 @@ class Term(StrEnum):
         where = f"how={{{name!r}: {self!r}}}"
         if draw.enumerates and self is not Term.CLOSED:
             raise ValueError(
-                f"{where}: {name} is enumerated, so its term is summed exactly; there is no sample. Draw it (gumbel, score) to sample its term."
+                f"{where}: {name} is enumerated, so its term is summed exactly; there is no "
+                f"sample. Draw it (gumbel, score) to sample its term."
             )
         if draw is Draw.RELAXED:
-            raise ValueError(f'{where}: "relaxed" takes both log-probabilities on the relaxed sample. Use "gumbel" for the categorical KL.')
+            raise ValueError(
+                f'{where}: "relaxed" takes both log-probabilities on the relaxed sample. Use '
+                f'"gumbel" for the categorical KL.'
+            )
         if draw is Draw.GUMBEL and self is Term.SAMPLED:
-            raise ValueError(f'{where}: a relaxed sample has no probability under the categorical. Use "relaxed".')
+            raise ValueError(
+                f"{where}: a relaxed sample has no probability under the categorical. Use "
+                f'"relaxed".'
+            )
 
 
 # The values that a request may use.

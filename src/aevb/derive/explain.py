@@ -36,13 +36,28 @@ def describe(graph: Graph, counts: Mapping[str, int]) -> str:
         total = sum(counts[entry.id] for entry in entries)
         product = " ".join(entry.id for entry in entries if entry.spec.stochastic)
         rest = [entry for entry in entries if not entry.spec.stochastic]
-        functions = "; " + ", ".join(f"{entry.key.target} = f({', '.join(map(str, entry.key.parents))})" for entry in rest) if rest else ""
+        functions = (
+            "; "
+            + ", ".join(
+                f"{entry.key.target} = f({', '.join(map(str, entry.key.parents))})"
+                for entry in rest
+            )
+            if rest
+            else ""
+        )
         lines.append(f"{side}:  {product}{functions}   ({total:,} parameters {symbol})")
         for entry in entries:
             size = "×".join(map(str, graph.shapes[entry.key.name]))
-            lines.append(f"    {entry.key!s:<{width}}   {size:>7}   {counts[entry.id]:>9,}   {entry.spec!r}")
+            lines.append(
+                f"    {entry.key!s:<{width}}   {size:>7}   {counts[entry.id]:>9,}   {entry.spec!r}"
+            )
     if graph.given:
-        lines.append("given: " + ", ".join(f"{name} ({'×'.join(map(str, shape))})" for name, shape in graph.given.items()))
+        lines.append(
+            "given: "
+            + ", ".join(
+                f"{name} ({'×'.join(map(str, shape))})" for name, shape in graph.given.items()
+            )
+        )
     roles = [f"latent {', '.join(graph.latents)}", f"observed {', '.join(graph.observed)}"]
     return "\n".join([*lines, "; ".join(roles)])
 
@@ -62,7 +77,12 @@ class Writer:
         choice = self.plan.choices.get(ref.name)
         sampled = choice is not None and not choice.draw.enumerates
         relaxed = choice is not None and choice.draw in (Draw.GUMBEL, Draw.RELAXED)
-        index = {"static": "", "first": "0", "last": "T", "t": f"t{ref.lag:+d}" if ref.lag else "t"}[ref.at]
+        index = {
+            "static": "",
+            "first": "0",
+            "last": "T",
+            "t": f"t{ref.lag:+d}" if ref.lag else "t",
+        }[ref.at]
         if self.tex:
             base = rf"\tilde{{{ref.name}}}" if relaxed else ref.name
             return base + (f"_{{{index}}}" if index else "") + ("^{s}" if sampled else "")
@@ -85,7 +105,8 @@ class Writer:
         log, minus = self._pick("log ", r"\log "), self._pick(" − ", " - ")
         if choice.term is Term.CLOSED or self.constant(choice):
             name, between = self._pick("KL", r"D_{\mathrm{KL}}"), self._pick(" ‖ ", r" \,\|\, ")
-            return f"{minus}{name}({self.factor(q, sampled=False)}{between}{self.factor(p, sampled=False)})"
+            both = between.join(self.factor(one, sampled=False) for one in (q, p))
+            return f"{minus}{name}({both})"
         log_p = f" + {log}{self.factor(p, sampled=True)}"
         if choice.draw is Draw.SUM:
             return log_p
@@ -94,10 +115,17 @@ class Writer:
         return f"{log_p}{minus}{log}{self.factor(q, sampled=True)}"
 
     def constant(self, choice: Choice) -> bool:
-        """Whether an enumerated latent's term is one KL divergence, the same for all of its values and samples."""
+        """Whether an enumerated latent's term is one KL divergence, the same for all of its values
+        and samples.
+        """
         q, p = (self.plan.graph.rule(side, choice.name) for side in "qp")
         axes = self.plan.axes[q.id] | self.plan.axes[p.id]
-        return choice.draw is Draw.ENUMERATE and not q.key.target.timed and closed_form_kl(q.spec, p.spec) is not None and axes <= {N}
+        return (
+            choice.draw is Draw.ENUMERATE
+            and not q.key.target.timed
+            and closed_form_kl(q.spec, p.spec) is not None
+            and axes <= {N}
+        )
 
     def expectations(self) -> str:
         """The expectations in front of the braces, outermost first."""
@@ -110,14 +138,25 @@ class Writer:
         """
         plan, k = self.plan, self.plan.samples
         if name == S[0]:
-            text = self._pick(f"1/{k} Σₛ ", rf"\tfrac{{1}}{{{k}}} \sum_{{s=1}}^{{{k}}} ") if k > 1 else ""
+            text = (
+                self._pick(f"1/{k} Σₛ ", rf"\tfrac{{1}}{{{k}}} \sum_{{s=1}}^{{{k}}} ")
+                if k > 1
+                else ""
+            )
         elif plan.choices[name].draw is Draw.STRATIFY:
             part, of = self.component(name), self.arguments(plan.graph.rule("q", name))
-            text = self._pick(f"Σ{part} π{part}{of} ", rf"\sum_{{{part}}} \pi_{part if len(part) == 1 else f'{{{part}}}'}{of} ")
+            text = self._pick(
+                f"Σ{part} π{part}{of} ",
+                rf"\sum_{{{part}}} \pi_{part if len(part) == 1 else f'{{{part}}}'}{of} ",
+            )
         elif plan.choices[name].draw is Draw.SUM:
             text = self._pick(f"Σ_{name} ", rf"\sum_{{{name}}} ")
         else:
-            text = self._pick(f"Σ_{name} ", rf"\sum_{{{name}}} ") + self.factor(plan.graph.rule("q", name), sampled=False) + " "
+            text = (
+                self._pick(f"Σ_{name} ", rf"\sum_{{{name}}} ")
+                + self.factor(plan.graph.rule("q", name), sampled=False)
+                + " "
+            )
         inside = plan.reduction(name).startswith("log ") and text
         return self._pick(f"log {text}exp ", rf"\log {text}\exp ") if inside else text
 
@@ -140,8 +179,13 @@ class Writer:
         log = self._pick("log ", r"\log ")
         static, timed, after = "", "", ""
         known = (*graph.observed, *(name for name in graph.latents if name in plan.clamped))
-        terms = [(name, f" + {log}{self.factor(graph.rule('p', name), sampled=False)}") for name in known]
-        for name, text in [*terms, *((choice.name, self.term(choice)) for choice in plan.choices.values())]:
+        terms = [
+            (name, f" + {log}{self.factor(graph.rule('p', name), sampled=False)}") for name in known
+        ]
+        for name, text in [
+            *terms,
+            *((choice.name, self.term(choice)) for choice in plan.choices.values()),
+        ]:
             if name in plan.choices and self.constant(plan.choices[name]):
                 after += text
             elif graph.timed[name]:
@@ -151,19 +195,41 @@ class Writer:
         if timed:
             chain = [self.bare(Ref(name, "t")) for name in plan.slots if graph.timed[name]]
             pairs = [name for name, (_, neighbour) in plan.slots.items() if neighbour is not None]
-            lags = {name: {offset for axes in plan.axes.values() for latent, offset in axes if latent == name and offset} for name in pairs}
-            chain += [self.symbol(Ref(name, "t", lag)) for name in pairs for lag in sorted(lags[name])]
+            lags = {
+                name: {
+                    offset
+                    for axes in plan.axes.values()
+                    for latent, offset in axes
+                    if latent == name and offset
+                }
+                for name in pairs
+            }
+            chain += [
+                self.symbol(Ref(name, "t", lag)) for name in pairs for lag in sorted(lags[name])
+            ]
             names = ", ".join(chain)
-            expectation = self._pick(f"E_q({names})", rf"\mathbb{{E}}_{{q({names})}}") if chain else ""
+            expectation = (
+                self._pick(f"E_q({names})", rf"\mathbb{{E}}_{{q({names})}}") if chain else ""
+            )
             static += f" + {self._pick('Σₜ', SUM_TEX)} {expectation}[{timed.removeprefix(' + ')}]"
         inside, outside = static.removeprefix(" + ").lstrip(), self.expectations()
-        return f"{outside}{self._pick('{ ', OPEN_TEX)}{inside}{self._pick(' }', CLOSE_TEX)}{after}" if outside else inside + after
+        return (
+            f"{outside}{self._pick('{ ', OPEN_TEX)}{inside}{self._pick(' }', CLOSE_TEX)}{after}"
+            if outside
+            else inside + after
+        )
 
 
 P_TEX, Q_TEX, ENTROPY_TEX, SUM_TEX = r"p_\theta", r"q_\phi", r"\mathbb{H}", r"\sum_{t}"
 OPEN_TEX, CLOSE_TEX = r"\Big\{ ", r" \Big\}"
 
-_NOISE = {"normal": "N(0, I)", "uniform": "U(0, 1)", "gumbel": "Gumbel(0, 1)", "logistic": "Logistic(0, 1)", "laplace": "Laplace(0, 1)"}
+_NOISE = {
+    "normal": "N(0, I)",
+    "uniform": "U(0, 1)",
+    "gumbel": "Gumbel(0, 1)",
+    "logistic": "Logistic(0, 1)",
+    "laplace": "Laplace(0, 1)",
+}
 
 
 def _sample(choice: Choice, plan: Plan) -> str:
@@ -177,14 +243,23 @@ def _sample(choice: Choice, plan: Plan) -> str:
     kind = (spec.noise(1) or ("", 0))[0]
     if choice.draw in (Draw.PATHWISE, Draw.DETACHED, Draw.STRATIFY):
         stratified = choice.draw is Draw.STRATIFY
-        symbol, kind = spec.sample_formula(parents, write.component(choice.name) if stratified else ""), "normal" if stratified else kind
-        text = f"{name} = {symbol or f'{family}({parents}) at ε'}, ε ~ {_NOISE.get(kind, kind or 'torch rsample')}"
+        symbol, kind = (
+            spec.sample_formula(parents, write.component(choice.name) if stratified else ""),
+            "normal" if stratified else kind,
+        )
+        text = (
+            f"{name} = {symbol or f'{family}({parents}) at ε'}, ε ~ "
+            f"{_NOISE.get(kind, kind or 'torch rsample')}"
+        )
         return text + (", held fixed: no gradient" if choice.draw is Draw.DETACHED else "")
     soft, hard = ("softmax", "onehot(argmax") if kind == "gumbel" else ("sigmoid", "step(")
     if choice.draw in (Draw.GUMBEL, Draw.RELAXED):
         return f"{name} = {soft}((logits({parents}) + g)/τ), g ~ {_NOISE[kind]}"
     if choice.draw is Draw.STRAIGHT_THROUGH:
-        return f"{name} = {hard}(logits({parents}) + g)), gradient of {soft}((logits + g)/τ), g ~ {_NOISE[kind]}"
+        return (
+            f"{name} = {hard}(logits({parents}) + g)), gradient of {soft}((logits + g)/τ), g ~ "
+            f"{_NOISE[kind]}"
+        )
     return f"{name} ~ {write.factor(entry, sampled=False)}"
 
 
@@ -193,41 +268,67 @@ def explain(plan: Plan) -> Explanation:
     biases and cost.
     """
     graph = plan.graph
-    data = ", ".join(f"{n}" for n in (*graph.observed, *(n for n in graph.latents if n in plan.clamped)))
+    data = ", ".join(
+        f"{n}" for n in (*graph.observed, *(n for n in graph.latents if n in plan.clamped))
+    )
     given = " | " + ", ".join(graph.given) if graph.given else ""
     draws = {choice.draw for choice in plan.choices.values()}
-    relation = "≈" if Draw.GUMBEL in draws else "of the relaxed model ≥" if Draw.RELAXED in draws else "≥"
+    relation = (
+        "≈" if Draw.GUMBEL in draws else "of the relaxed model ≥" if Draw.RELAXED in draws else "≥"
+    )
     name = {"elbo": "ELBO", "iwae": f"importance-weighted bound, K = {plan.samples}"}[plan.bound]
     lines = [
-        f"log p({data}{given}) {relation} E of this estimator ({name}):" if plan.choices else f"log p({data}{given}) =",
+        f"log p({data}{given}) {relation} E of this estimator ({name}):"
+        if plan.choices
+        else f"log p({data}{given}) =",
         "",
         f"  {Writer(plan, tex=False).estimator()}",
         "",
     ]
-    samples = [_sample(choice, plan) for choice in plan.choices.values() if not choice.draw.enumerates]
+    samples = [
+        _sample(choice, plan) for choice in plan.choices.values() if not choice.draw.enumerates
+    ]
     lines += [f"  {text}" for text in samples] + ([""] if samples else [])
     for choice in plan.choices.values():
         exact = isinstance(graph.rule("q", choice.name).spec, Exact)
-        lines.append(f"{choice.name}: {'enumerated by Bayes' if exact else choice.draw}: {choice.why_draw}.")
+        lines.append(
+            f"{choice.name}: {'enumerated by Bayes' if exact else choice.draw}: {choice.why_draw}."
+        )
         lines.append(f"{' ' * len(choice.name)}  term {choice.term}: {choice.why_term}.")
     for entry in graph.entries():
         if entry.key.at in ("first", "last") and entry.spec.stochastic:
-            lines.append(f"at the {entry.key.at} step {entry.id} replaces {graph.rule(entry.side, entry.key.name).id}.")
+            lines.append(
+                f"at the {entry.key.at} step {entry.id} replaces "
+                f"{graph.rule(entry.side, entry.key.name).id}."
+            )
     for latent in sorted(plan.partial & set(graph.latents)):
-        lines.append(f"{latent}: clamped in rows where it is known: these have log p({latent}) and no −log q({latent}).")
+        lines.append(
+            f"{latent}: clamped in rows where it is known: these have log p({latent}) and no −log "
+            f"q({latent})."
+        )
     for latent, note in plan.biased.items():
-        lines.append(f"{latent}: biased: {note}." if plan.choices[latent].draw is not Draw.RELAXED else f"{latent}: {note}.")
+        lines.append(
+            f"{latent}: biased: {note}."
+            if plan.choices[latent].draw is not Draw.RELAXED
+            else f"{latent}: {note}."
+        )
     for latent in plan.untrained:
-        lines.append(f"{latent}: q({latent}) cancels from this bound, so the bound cannot train q({latent}).")
+        lines.append(
+            f"{latent}: q({latent}) cancels from this bound, so the bound cannot train q({latent})."
+        )
     if plan.gradient != "plain":
         lines.append(
             {
-                "stl": "gradient: sticking the landing; −log q is differentiated through the sample only.",
+                "stl": "gradient: sticking the landing; −log q is differentiated through the "
+                "sample only.",
                 "dreg": "gradient: doubly reparametrised for φ, plain for θ.",
             }[plan.gradient]
         )
     shared = [
-        n for n in graph.deterministic if n in graph.p and any(ref.name == n for e in graph.entries() if e.side == "q" for ref in e.key.parents)
+        n
+        for n in graph.deterministic
+        if n in graph.p
+        and any(ref.name == n for e in graph.entries() if e.side == "q" for ref in e.key.parents)
     ]
     for node in shared:
         lines.append(f"q reads {node}, a node of p: an M-step on θ also changes q.")

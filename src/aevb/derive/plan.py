@@ -77,7 +77,12 @@ class Plan:
         frontier = {name}
         while frontier:
             entries = self.graph.q[frontier.pop()].values()
-            new = {axis for entry in entries for axis, _ in self.axes[entry.id] if axis in (*self.slots, S[0])} - found
+            new = {
+                axis
+                for entry in entries
+                for axis, _ in self.axes[entry.id]
+                if axis in (*self.slots, S[0])
+            } - found
             found |= new
             frontier |= new - {S[0]}
         return frozenset(found)
@@ -87,24 +92,35 @@ class Plan:
         """Static latents with an axis whose weights depend on samples: their expectation precedes
         the mean over samples.
         """
-        return tuple(name for name in self.slots if not self.graph.timed[name] and S[0] in self.weights_read(name))
+        return tuple(
+            name
+            for name in self.slots
+            if not self.graph.timed[name] and S[0] in self.weights_read(name)
+        )
 
     @property
     def order(self) -> tuple[str, ...]:
         """The order of the expectations, innermost first: latents with an axis, and "#S" for the
         mean over samples.
 
-        A latent comes before all axes that its weights depend on. A sum inside a logarithm comes before
-        the other expectations where possible: log Σ exp E ≤ E log Σ exp, so this order gives the tighter
-        bound. Of several such sums, the one that must follow the fewest expectations comes first.
+        A latent comes before all axes that its weights depend on. A sum inside a logarithm comes
+        before the other expectations where possible: log Σ exp E ≤ E log Σ exp, so this order gives
+        the tighter bound. Of several such sums, the one that must follow the fewest expectations
+        comes first.
         """
         # Weights depend only on later latents of this list.
         latents = [name for name in reversed(self.slots) if not self.graph.timed[name]]
         read = {name: self.weights_read(name) for name in latents}
-        precede = {name: [other for other in latents if name in read[other]] for name in (*latents, S[0])}
+        precede = {
+            name: [other for other in latents if name in read[other]] for name in (*latents, S[0])
+        }
         early = [name for name in precede if name == S[0] or self.reduction(name) != "expectation"]
-        early.sort(key=lambda name: sum(self.reduction(other) == "expectation" for other in precede[name]))
-        return tuple(dict.fromkeys([*(each for name in early for each in (*precede[name], name)), *latents]))
+        early.sort(
+            key=lambda name: sum(self.reduction(other) == "expectation" for other in precede[name])
+        )
+        return tuple(
+            dict.fromkeys([*(each for name in early for each in (*precede[name], name)), *latents])
+        )
 
     def reduction(self, name: str) -> str:
         """How to reduce an axis of ``order``: "mean", "expectation", "log mean exp", "log
@@ -114,7 +130,13 @@ class Plan:
         if name == S[0]:
             return "log mean exp" if inside else "mean"
         draw = self.choices[name].draw
-        return "log sum exp" if draw is Draw.SUM else "log expectation exp" if draw is Draw.STRATIFY and inside else "expectation"
+        return (
+            "log sum exp"
+            if draw is Draw.SUM
+            else "log expectation exp"
+            if draw is Draw.STRATIFY and inside
+            else "expectation"
+        )
 
     @property
     def untrained(self) -> tuple[str, ...]:
@@ -143,10 +165,16 @@ class Plan:
         (next) step, else 0.
         """
         rules = self.graph.p if side == "p" else self.graph.q
-        offsets = {offset for entry in rules[name].values() for _, offset in self.axes[entry.id] | self.values[name] if offset}
+        offsets = {
+            offset
+            for entry in rules[name].values()
+            for _, offset in self.axes[entry.id] | self.values[name]
+            if offset
+        }
         if len(offsets) > 1:
             raise ValueError(
-                f"{side}'s factor of {name} depends on an enumerated latent at [t-1] and at [t+1]. Draw that latent instead (how=…: 'gumbel')."
+                f"{side}'s factor of {name} depends on an enumerated latent at [t-1] and at "
+                f"[t+1]. Draw that latent instead (how=…: 'gumbel')."
             )
         return offsets.pop() if offsets else 0
 
@@ -155,9 +183,17 @@ class Plan:
         depends on an enumerated sequence.
         """
         enumerated = {name for name in self.slots if self.graph.timed[name]}
-        return sorted({ref.at for ref in entry.key.parents if any(name in enumerated for name, _ in self.values.get(ref.name, ()))})
+        return sorted(
+            {
+                ref.at
+                for ref in entry.key.parents
+                if any(name in enumerated for name, _ in self.values.get(ref.name, ()))
+            }
+        )
 
-    def layout(self, n: int, steps: int, *, dropout: bool) -> dict[str, tuple[str, tuple[int, ...]]]:
+    def layout(
+        self, n: int, steps: int, *, dropout: bool
+    ) -> dict[str, tuple[str, tuple[int, ...]]]:
         """The noise that one estimate needs: name → (kind, shape)."""
         noise: dict[str, tuple[str, tuple[int, ...]]] = {}
         for name in self.drawn:
@@ -166,8 +202,15 @@ class Plan:
                 key = self.noise_keys[entry.id]
                 if key in noise:
                     continue
-                kind, width = ("normal", d) if self.choices[name].draw is Draw.STRATIFY else entry.spec.noise(d) or ("seed", 0)
-                noise[key] = (kind, self._shape(self.values[name], n, steps, width) if width else ())
+                kind, width = (
+                    ("normal", d)
+                    if self.choices[name].draw is Draw.STRATIFY
+                    else entry.spec.noise(d) or ("seed", 0)
+                )
+                noise[key] = (
+                    kind,
+                    self._shape(self.values[name], n, steps, width) if width else (),
+                )
         if dropout:
             for entry in self.graph.entries():
                 if entry.id not in self.axes or entry.spec.net is None:
@@ -224,13 +267,21 @@ def derive(
             raise ValueError(f"{name!r} is not a variable of this model.")
     for name in how:
         if name not in graph.latents:
-            raise ValueError(f"how names {name!r}, which is not a latent. The latents are {', '.join(graph.latents)}.")
+            raise ValueError(
+                f"how names {name!r}, which is not a latent. The latents are "
+                f"{', '.join(graph.latents)}."
+            )
     latents = [name for name in graph.latents if name not in clamped]
     requests = {name: _words(name, how.get(name, "")) for name in latents}
     draws = _draws(graph, latents, requests, samples, bound, sampling)
     if sampling:
         draws = {
-            name: (draw if isinstance(graph.rule("q", name).spec, Exact) or draw is Draw.PATHWISE else Draw.SAMPLE, why)
+            name: (
+                draw
+                if isinstance(graph.rule("q", name).spec, Exact) or draw is Draw.PATHWISE
+                else Draw.SAMPLE,
+                why,
+            )
             for name, (draw, why) in draws.items()
         }
     drawn = tuple(name for name in latents if not draws[name][0].enumerates)
@@ -242,13 +293,26 @@ def derive(
         term, why_term = _term(graph, name, draw, requests[name][1], bound, gradient, clamped, axes)
         choices[name] = Choice(name, draw, term, why, why_term)
     slots = _slots(choices, axes, values)
-    plan = Plan(graph, choices, bound, samples, gradient, clamped, partial, stages, slots, axes, values, _noise_keys(graph, drawn))
+    plan = Plan(
+        graph,
+        choices,
+        bound,
+        samples,
+        gradient,
+        clamped,
+        partial,
+        stages,
+        slots,
+        axes,
+        values,
+        _noise_keys(graph, drawn),
+    )
     if not sampling:
         _check_combinations(plan)
     return plan
 
 
-# How each latent is drawn ------------------------------------------------------------------------------------------------
+# How each latent is drawn -------------------------------------------------------------------------
 
 
 def _words(name: str, text: str) -> tuple[Draw | None, Term | None]:
@@ -263,13 +327,21 @@ def _words(name: str, text: str) -> tuple[Draw | None, Term | None]:
         elif word in TERMS and term is None:
             term = Term(word)
         elif word in DRAWS or word in TERMS:
-            raise ValueError(f"how={{{name!r}: {text!r}}} asks for two things at once. Give one word for the draw, one for the term.")
+            raise ValueError(
+                f"how={{{name!r}: {text!r}}} asks for two things at once. Give one word for the "
+                f"draw, one for the term."
+            )
         else:
-            raise ValueError(f"how={{{name!r}: {text!r}}}: unknown word {word!r}. Draws: {', '.join(DRAWS)}. Terms: {', '.join(TERMS)}.")
+            raise ValueError(
+                f"how={{{name!r}: {text!r}}}: unknown word {word!r}. Draws: {', '.join(DRAWS)}. "
+                f"Terms: {', '.join(TERMS)}."
+            )
     return draw, term
 
 
-def _draws(graph: Graph, latents: list[str], requests: dict, samples: int, bound: str, sampling: bool) -> dict[str, tuple[Draw, str]]:
+def _draws(
+    graph: Graph, latents: list[str], requests: dict, samples: int, bound: str, sampling: bool
+) -> dict[str, tuple[Draw, str]]:
     draws: dict[str, tuple[Draw, str]] = {}
     budget = LIMIT
     for name in latents:
@@ -287,22 +359,33 @@ def _draws(graph: Graph, latents: list[str], requests: dict, samples: int, bound
             draws[name] = (Draw.ENUMERATE, f"p's own conditional by Bayes, over {count} values")
         elif count is not None and count <= budget:
             budget //= count
-            draws[name] = (Draw.ENUMERATE, f"{count} values: the expectation is a sum, without variance")
+            draws[name] = (
+                Draw.ENUMERATE,
+                f"{count} values: the expectation is a sum, without variance",
+            )
         elif count is not None:
             kind = Draw.SCORE if samples > 1 else Draw.RELAXED if bound == "iwae" else Draw.GUMBEL
             draws[name] = (kind, f"{count} values are too many to enumerate (over {LIMIT} jointly)")
         elif q.strata is not None:
-            draws[name] = (Draw.STRATIFY, f"each of the {q.strata} components is drawn once and weighted by its probability")
+            draws[name] = (
+                Draw.STRATIFY,
+                f"each of the {q.strata} components is drawn once and weighted by its probability",
+            )
         elif all(entry.spec.pathwise for entry in graph.q[name].values()):
-            draws[name] = (Draw.PATHWISE, f"a {family} sample is a differentiable function of its parameters and of noise")
+            draws[name] = (
+                Draw.PATHWISE,
+                f"a {family} sample is a differentiable function of its parameters and of noise",
+            )
         elif samples > 1 or sampling:
             draws[name] = (
                 Draw.SCORE,
-                f"a {family} sample is not a differentiable function of its parameters: score function with a leave-one-out baseline",
+                f"a {family} sample is not a differentiable function of its parameters: score "
+                f"function with a leave-one-out baseline",
             )
         else:
             raise ValueError(
-                f"q draws {name!r} from a {family}, which is neither finite nor reparametrisable: it needs the score function, samples=2 or more."
+                f"q draws {name!r} from a {family}, which is neither finite nor reparametrisable: "
+                f"it needs the score function, samples=2 or more."
             )
     return draws
 
@@ -313,7 +396,8 @@ def _draws(graph: Graph, latents: list[str], requests: dict, samples: int, bound
 def _noise_keys(graph: Graph, drawn: tuple[str, ...]) -> dict[str, str]:
     """The key of each drawn entry's noise: the latent's name.
 
-    An entry for the first or last step whose family needs another kind of noise has the key ``z[0]`` or ``z[T]``.
+    An entry for the first or last step whose family needs another kind of noise has the key
+    ``z[0]`` or ``z[T]``.
     """
     keys = {}
     for name in drawn:
@@ -323,7 +407,9 @@ def _noise_keys(graph: Graph, drawn: tuple[str, ...]) -> dict[str, str]:
     return keys
 
 
-def _slots(choices: dict[str, Choice], axes: dict, values: dict) -> dict[str, tuple[int, int | None]]:
+def _slots(
+    choices: dict[str, Choice], axes: dict, values: dict
+) -> dict[str, tuple[int, int | None]]:
     """Assign each latent with an axis its position, and a second one for its neighbour in time if
     that is read.
     """
@@ -343,7 +429,14 @@ def _slots(choices: dict[str, Choice], axes: dict, values: dict) -> dict[str, tu
 
 
 def _term(
-    graph: Graph, name: str, draw: Draw, asked: Term | None, bound: str, gradient: str, clamped: frozenset[str], axes: dict
+    graph: Graph,
+    name: str,
+    draw: Draw,
+    asked: Term | None,
+    bound: str,
+    gradient: str,
+    clamped: frozenset[str],
+    axes: dict,
 ) -> tuple[Term, str]:
     where = f"how={{{name!r}: {asked!r}}}"
     if asked:
@@ -357,31 +450,65 @@ def _term(
     depends = conflict(graph, name, clamped)
     reason = None
     if bound == "iwae":
-        reason = "the importance-weighted bound averages log-weights of samples; with a closed-form KL it would be no bound"
+        reason = (
+            "the importance-weighted bound averages log-weights of samples; with a closed-form KL "
+            "it would be no bound"
+        )
     elif gradient == "stl" and draw is Draw.PATHWISE:
         reason = "sticking the landing differentiates −log q at the sample"
     elif unknown:
-        reason = f"no closed form is known for KL({type(unknown[0].spec).__name__} ‖ {type(unknown[1].spec).__name__})"
+        reason = (
+            f"no closed form is known for KL({type(unknown[0].spec).__name__} ‖ "
+            f"{type(unknown[1].spec).__name__})"
+        )
     elif depends:
         reason = depends
-    elif (offsets := {offset for entry in (*graph.q[name].values(), *graph.p[name].values()) for _, offset in axes[entry.id]}) >= {-1, 1}:
-        reason = f"p and q depend on different neighbours in time of an enumerated latent ({sorted(offsets)})"
+    elif (
+        offsets := {
+            offset
+            for entry in (*graph.q[name].values(), *graph.p[name].values())
+            for _, offset in axes[entry.id]
+        }
+    ) >= {-1, 1}:
+        reason = (
+            f"p and q depend on different neighbours in time of an enumerated latent "
+            f"({sorted(offsets)})"
+        )
     if asked is Term.CLOSED and reason:
         raise ValueError(f"{where}: {reason}.")
     if asked in (None, Term.CLOSED) and reason is None:
         q, p = pairs[0]
         parents = ", ".join(str(ref) for ref in p.key.parents)
-        fixed = f"no parent of {name} in p ({parents}) depends on {name} under q" if parents else f"{name} has no parents in p"
-        return Term.CLOSED, f"KL({type(q.spec).__name__} ‖ {type(p.spec).__name__}) is known, and {fixed}"
-    entropy = all(q.spec.has_entropy for q in graph.q[name].values()) and bound == "elbo" and (gradient == "plain" or draw is not Draw.PATHWISE)
+        fixed = (
+            f"no parent of {name} in p ({parents}) depends on {name} under q"
+            if parents
+            else f"{name} has no parents in p"
+        )
+        return (
+            Term.CLOSED,
+            f"KL({type(q.spec).__name__} ‖ {type(p.spec).__name__}) is known, and {fixed}",
+        )
+    entropy = (
+        all(q.spec.has_entropy for q in graph.q[name].values())
+        and bound == "elbo"
+        and (gradient == "plain" or draw is not Draw.PATHWISE)
+    )
     if asked is Term.ENTROPY and not entropy:
         raise ValueError(
             f"{where}: "
-            + (f"no closed-form entropy is known for {type(pairs[0][0].spec).__name__}." if bound == "elbo" and gradient == "plain" else f"{reason}.")
+            + (
+                f"no closed-form entropy is known for {type(pairs[0][0].spec).__name__}."
+                if bound == "elbo" and gradient == "plain"
+                else f"{reason}."
+            )
         )
     if asked is Term.ENTROPY or (asked is None and entropy):
-        return Term.ENTROPY, (f"{reason}; " if reason else "") + "so log p is taken at the sample, q's entropy in closed form"
-    return Term.SAMPLED, (f"{reason}; " if reason and asked is None else "") + ("as asked, " if asked else "") + "log p and log q at the sample"
+        return Term.ENTROPY, (
+            f"{reason}; " if reason else ""
+        ) + "so log p is taken at the sample, q's entropy in closed form"
+    return Term.SAMPLED, (f"{reason}; " if reason and asked is None else "") + (
+        "as asked, " if asked else ""
+    ) + "log p and log q at the sample"
 
 
 # Which choices can be combined --------------------------------------------------------------------
@@ -401,22 +528,38 @@ def _check_combinations(plan: Plan) -> None:
             continue
         if entry.side == "q" or not entry.spec.stochastic or len(plan.ends(entry)) > 1:
             raise ValueError(
-                f"{entry.id} reads an end of {chain}, which is enumerated at every step: its other steps would have to remember that end. "
-                f"how={{{chain!r}: 'gumbel'}} draws it (or 'score', with samples=2 or more)."
+                f"{entry.id} reads an end of {chain}, which is enumerated at every step: its "
+                f"other steps would have to remember that end. how={{{chain!r}: 'gumbel'}} draws "
+                f"it (or 'score', with samples=2 or more)."
             )
-    late = next((name for name in plan.order[plan.order.index(S[0]) + 1 :] if choices[name].draw is Draw.SUM), None)
+    late = next(
+        (
+            name
+            for name in plan.order[plan.order.index(S[0]) + 1 :]
+            if choices[name].draw is Draw.SUM
+        ),
+        None,
+    )
     # The log of that sum is not linear in the samples' bounds, so the score function is biased.
     if late and Draw.SCORE in drawn.values():
-        waiting = next(name for name in plan.enumerated if (late, 0) in plan.axes[graph.rule("q", name).id])
+        waiting = next(
+            name for name in plan.enumerated if (late, 0) in plan.axes[graph.rule("q", name).id]
+        )
         raise ValueError(
-            f'how={{{late!r}: "sum"}}: q({waiting}|·) reads {late}, which is therefore summed after the samples, where the score function is biased. '
-            f'Use "sum" for {waiting} too, or "enumerate" for {late}.'
+            f'how={{{late!r}: "sum"}}: q({waiting}|·) reads {late}, which is therefore summed '
+            f'after the samples, where the score function is biased. Use "sum" for {waiting} too, '
+            f'or "enumerate" for {late}.'
         )
     if plan.gradient == "stl":
         if plan.bound == "iwae" and plan.samples > 1:
-            raise ValueError('gradient="stl" is biased for iwae with samples > 1. Use gradient="dreg", or bound="elbo".')
+            raise ValueError(
+                'gradient="stl" is biased for iwae with samples > 1. Use gradient="dreg", or '
+                'bound="elbo".'
+            )
         if Draw.PATHWISE not in drawn.values():
-            raise ValueError('gradient="stl" needs a pathwise latent; this plan has none. Use gradient="plain".')
+            raise ValueError(
+                'gradient="stl" needs a pathwise latent; this plan has none. Use gradient="plain".'
+            )
         # If the weight of −log q(v) depends on v, the mean of its gradient at fixed v is not zero.
         for name in plan.drawn:
             own = {axis for axis, _ in plan.values[name] if axis in plan.slots}
@@ -424,7 +567,8 @@ def _check_combinations(plan: Plan) -> None:
             inside = sorted(axis for axis in own if choices[axis].draw in (Draw.SUM, Draw.STRATIFY))
             if plan.bound == "iwae" and drawn[name] is Draw.PATHWISE and inside:
                 raise ValueError(
-                    f'gradient="stl" is biased for iwae here: the weights of {name}\'s draws depend on {inside[0]}, '
+                    f'gradient="stl" is biased for iwae here: the weights of {name}\'s draws '
+                    f"depend on {inside[0]}, "
                     'which is summed inside the logarithm. Use gradient="plain", or bound="elbo".'
                 )
     if plan.gradient == "dreg":
@@ -433,38 +577,51 @@ def _check_combinations(plan: Plan) -> None:
         other = next((name for name, draw in drawn.items() if draw is not Draw.PATHWISE), None)
         if other or not drawn:
             what = f"{other} is drawn by {drawn[other]!r}" if other else "this plan draws nothing"
-            raise ValueError(f'gradient="dreg" needs every latent that is not enumerated to be pathwise, but {what}.')
+            raise ValueError(
+                f'gradient="dreg" needs every latent that is not enumerated to be pathwise, but '
+                f"{what}."
+            )
         if plan.untrained:
             raise ValueError(
-                f'gradient="dreg" is not defined with how={{{plan.untrained[0]!r}: "sum"}}, which sums inside the logarithm. Use "enumerate".'
+                f'gradient="dreg" is not defined with how={{{plan.untrained[0]!r}: "sum"}}, which '
+                f'sums inside the logarithm. Use "enumerate".'
             )
     for name, draw in drawn.items():
         mixed = {axis for axis, _ in plan.values[name] if axis in timed_axes and axis != name}
         inner = {axis for axis in plan.inner if axis != name and (axis, 0) in plan.values[name]}
         if plan.bound == "iwae" and plan.samples > 1 and mixed:
             raise ValueError(
-                f"{name} is drawn for each value of the enumerated {sorted(mixed)[0]}[t]: their weights do not factor over time under iwae. "
+                f"{name} is drawn for each value of the enumerated {sorted(mixed)[0]}[t]: their "
+                f"weights do not factor over time under iwae. "
                 f'Use bound="elbo", or draw {sorted(mixed)[0]} too.'
             )
         if plan.gradient == "dreg" and inner:
             raise ValueError(
-                f'{name} is drawn for each value of {sorted(inner)[0]}, whose weights depend on samples: gradient="dreg" has no weights for it. '
+                f"{name} is drawn for each value of {sorted(inner)[0]}, whose weights depend on "
+                f'samples: gradient="dreg" has no weights for it. '
                 'Use gradient="plain".'
             )
         if draw is Draw.SCORE and (mixed or inner):
             other = sorted(mixed | inner)[0]
-            raise ValueError(f"{name} is drawn by the score function for each value of the enumerated {other}. Draw {other} by it too.")
+            raise ValueError(
+                f"{name} is drawn by the score function for each value of the enumerated {other}. "
+                f"Draw {other} by it too."
+            )
         if draw is Draw.STRATIFY and graph.timed[name]:
             raise ValueError(
-                f"{name} is a mixture at every step, so drawing each of its components once would take K^T paths. "
+                f"{name} is a mixture at every step, so drawing each of its components once would "
+                f"take K^T paths. "
                 f'how={{{name!r}: "score"}} draws it, with samples=2 or more.'
             )
     directions = {plan.direction("q", name): name for name in plan.enumerated if graph.timed[name]}
     if {-1, 1} <= directions.keys():
         raise ValueError(
-            f"q runs {directions[-1]} forward and {directions[1]} backward in time; they cannot be enumerated together. "
-            f"Draw one of them: how={{{directions[1]!r}: 'gumbel'}}."
+            f"q runs {directions[-1]} forward and {directions[1]} backward in time; they cannot "
+            f"be enumerated together. Draw one of them: how={{{directions[1]!r}: 'gumbel'}}."
         )
     for name, choice in choices.items():
         if choice.draw is Draw.SUM and graph.timed[name]:
-            raise ValueError(f'how={{{name!r}: "sum"}}: {name}[t] is a sequence, over which the sum does not factor. Use "enumerate".')
+            raise ValueError(
+                f'how={{{name!r}: "sum"}}: {name}[t] is a sequence, over which the sum does not '
+                f'factor. Use "enumerate".'
+            )

@@ -1,4 +1,6 @@
-"""Measure why a latent is dead: the gradient that reaches q's factor, and how p depends on the latent."""
+"""Measure why a latent is dead: the gradient that reaches q's factor, and how p depends on the
+latent.
+"""
 
 from __future__ import annotations
 
@@ -48,15 +50,35 @@ def reaching(model: Model, plan: Plan, batch: Batch, seed: int) -> dict[str, flo
     with torch.enable_grad():
         bound = estimate(plan, factors, batch, model.draw_noise(plan, batch, seed=seed) | offsets)
         for name, choice in plan.choices.items():
-            own = [offsets[key] for entry in model.graph.q[name].values() if (key := f"{entry.id} offset") in offsets]
+            own = [
+                offsets[key]
+                for entry in model.graph.q[name].values()
+                if (key := f"{entry.id} offset") in offsets
+            ]
             if not own:
                 continue
-            others = [-term if key.startswith("kl(") else term for key, term in bound.terms.items() if key != f"kl({name})"]
-            # The score-function gradient is in the value only, not in the terms. For other draws the terms
-            # give an exact zero if no gradient arrives.
-            rest = bound.value + bound.terms[f"kl({name})"] if choice.draw is Draw.SCORE else torch.stack(others).sum(0)
-            parts = torch.autograd.grad(rest.sum(), own, retain_graph=True, allow_unused=True) if rest.requires_grad else ()
-            squares = [part.square().sum((-1, -3)).flatten(0, -2).sum(0) for part in parts if part is not None]
+            others = [
+                -term if key.startswith("kl(") else term
+                for key, term in bound.terms.items()
+                if key != f"kl({name})"
+            ]
+            # The score-function gradient is in the value only, not in the terms. For other draws
+            # the terms give an exact zero if no gradient arrives.
+            rest = (
+                bound.value + bound.terms[f"kl({name})"]
+                if choice.draw is Draw.SCORE
+                else torch.stack(others).sum(0)
+            )
+            parts = (
+                torch.autograd.grad(rest.sum(), own, retain_graph=True, allow_unused=True)
+                if rest.requires_grad
+                else ()
+            )
+            squares = [
+                part.square().sum((-1, -3)).flatten(0, -2).sum(0)
+                for part in parts
+                if part is not None
+            ]
             found[name] = float(torch.stack(squares).sum(0).sqrt().mean()) if squares else 0.0
     return found
 
@@ -65,10 +87,11 @@ def reaching(model: Model, plan: Plan, batch: Batch, seed: int) -> dict[str, flo
 class Dependence:
     """How p's other factors ("the rest") depend on a latent v, in nats per example.
 
-    ``offer`` is log E_p[p(rest | v)] − E_p[log p(rest | v)]: what knowing v could add to log p of the
-    rest. It is estimated from a few draws of v, so it tends to be too small. ``gain`` is log p of the rest
-    at q's draw minus that at p's draws. ``worth`` is the gain minus v's KL: by how much the bound exceeds
-    the bound with q(v|·) replaced by p. ``error`` is the standard error of ``worth``.
+    ``offer`` is log E_p[p(rest | v)] − E_p[log p(rest | v)]: what knowing v could add to log p of
+    the rest. It is estimated from a few draws of v, so it tends to be too small. ``gain`` is log p
+    of the rest at q's draw minus that at p's draws. ``worth`` is the gain minus v's KL: by how much
+    the bound exceeds the bound with q(v|·) replaced by p. ``error`` is the standard error of
+    ``worth``.
     """
 
     offer: float
@@ -78,14 +101,20 @@ class Dependence:
 
 
 def dependence(model: Model, batch: Batch, name: str, kl: Tensor, seed: int) -> Dependence:
-    """Measure the dependence by replacing the latent's draw from q by draws from p, all others fixed.
+    """Measure the dependence by replacing the latent's draw from q by draws from p, all others
+    fixed.
 
     ``kl`` is the KL of the latent, [N].
     """
     with model._evaluating(seed):
         whole = complete(model, batch, method="q")
         inferred = with_values(model, whole, {}, name).double()
-        others = torch.stack([with_values(model, whole, redraw(model, whole, [name]), name).double() for _ in range(DRAWS)])
+        others = torch.stack(
+            [
+                with_values(model, whole, redraw(model, whole, [name]), name).double()
+                for _ in range(DRAWS)
+            ]
+        )
         gain = inferred - others.mean(0)
         offer = others.logsumexp(0) - math.log(DRAWS) - others.mean(0)
         worth = gain - kl.double()

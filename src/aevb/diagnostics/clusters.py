@@ -1,4 +1,6 @@
-"""Findings on classes: dead and duplicate classes, the certainty of q, and the match with labels."""
+"""Findings on classes: dead and duplicate classes, the certainty of q, and the match with
+labels.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,11 @@ def class_probabilities(model: Model, batches: list[Batch], name: str, seed: int
     for i, batch in enumerate(batches):
         probs = Posterior(model, batch, seed=seed + i)[name].probs  # type: ignore[attr-defined]
         real = batch.get("steps")
-        found.append(probs[real[..., 0].T] if real is not None and model.graph.timed[name] else probs.reshape(-1, probs.shape[-1]))
+        found.append(
+            probs[real[..., 0].T]
+            if real is not None and model.graph.timed[name]
+            else probs.reshape(-1, probs.shape[-1])
+        )
     return torch.cat(found).double().cpu()
 
 
@@ -54,12 +60,16 @@ def differences(model: Model, batch: Batch, name: str, seed: int) -> tuple[Tenso
     with model._evaluating(seed):
         whole = complete(model, batch, method="q")
         count, like = model.graph.size(name), whole[name]
-        under = [with_values(model, whole, {name: torch.eye(count).to(like)[c].expand_as(like)}, name) for c in range(count)]
+        under = [
+            with_values(model, whole, {name: torch.eye(count).to(like)[c].expand_as(like)}, name)
+            for c in range(count)
+        ]
         return torch.stack(under, -1).double().cpu(), like[0].argmax(-1).cpu()
 
 
 def same_classes(under: Tensor, drawn: Tensor) -> list[tuple[int, int, float]]:
-    """Return pairs of classes that p's other factors do not distinguish: (a, b, mean |difference| in nats).
+    """Return pairs of classes that p's other factors do not distinguish: (a, b, mean |difference|
+    in nats).
 
     Each pair is compared on the rows that have one of the two classes.
     """
@@ -91,32 +101,84 @@ def judge_classes(
     rows, count = probs.shape
     told, left = information(probs)
     usage = probs.mean(0)
-    figures: dict[str, Any] = {"kl": kl, "information": told, "conditional entropy": left, "usage": usage.tolist()}
+    figures: dict[str, Any] = {
+        "kl": kl,
+        "information": told,
+        "conditional entropy": left,
+        "usage": usage.tolist(),
+    }
     figures |= reached(reach) | asdict(relies)
     unit = "step" if graph.timed[name] else "row"
     if told < TELLS * math.log(count):
-        return [collapsed(model, name, f"a {unit} tells {told:.3f} of at most {math.log(count):.2f} nats about it", figures, reach, relies, how)]
+        return [
+            collapsed(
+                model,
+                name,
+                f"a {unit} tells {told:.3f} of at most {math.log(count):.2f} nats about it",
+                figures,
+                reach,
+                relies,
+                how,
+            )
+        ]
     used = usage >= DEAD / count
     findings = misled(name, relies, figures)
-    text = f"{name}: {int(used.sum())} of {count} classes are used; a {unit} tells {told:.2f} of at most "
+    text = (
+        f"{name}: {int(used.sum())} of {count} classes are used; a {unit} tells {told:.2f} of at "
+        f"most "
+    )
     text += f"{math.log(count):.2f} nats about its class and leaves {left:.2f} open."
     findings.append(Finding("ok", "classes", name, text, figures))
     if not bool(used.all()) and rows >= 10 * count:
         dead = (~used).nonzero()[:, 0].tolist()
-        text = f"{len(dead)} of the {count} classes of {name} are dead ({_some(dead)}): each has less than {DEAD:.0%} of an even share of the rows."
-        remedy = f"Use fewer classes ({name} of size {int(used.sum())}), or start again with another seed or a slow rise of the KL (kl_warmup=…)."
-        findings.append(Finding("warning", "dead classes", name, text, {"dead": dead, "usage": usage.tolist()}, remedy))
+        text = (
+            f"{len(dead)} of the {count} classes of {name} are dead ({_some(dead)}): each has "
+            f"less than {DEAD:.0%} of an even share of the rows."
+        )
+        remedy = (
+            f"Use fewer classes ({name} of size {int(used.sum())}), or start again with another "
+            f"seed or a slow rise of the KL (kl_warmup=…)."
+        )
+        findings.append(
+            Finding(
+                "warning",
+                "dead classes",
+                name,
+                text,
+                {"dead": dead, "usage": usage.tolist()},
+                remedy,
+            )
+        )
     if left > 0.5 * math.log(count):
-        text = f"q is undecided about {name}: {left:.2f} of {math.log(count):.2f} nats are left open in a {unit}."
+        text = (
+            f"q is undecided about {name}: {left:.2f} of {math.log(count):.2f} nats are left open "
+            f"in a {unit}."
+        )
         findings.append(Finding("note", "undecided", name, text, {"conditional entropy": left}))
     if not graph.timed[name]:  # in a sequence the neighbouring steps also determine the class
         parts = [differences(model, batch, name, seed + i) for i, batch in enumerate(batches)]
-        same = same_classes(torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]))
+        same = same_classes(
+            torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+        )
         if same:
-            pairs = ", ".join(f"{a} and {b} ({distance:.2f} nats)" for a, b, distance in same[:5]) + (", …" if len(same) > 5 else "")
-            text = f"{len(same)} pair{'s' * (len(same) > 1)} of classes of {name} {'are' if len(same) > 1 else 'is'} the same one twice: "
+            pairs = ", ".join(
+                f"{a} and {b} ({distance:.2f} nats)" for a, b, distance in same[:5]
+            ) + (", …" if len(same) > 5 else "")
+            text = (
+                f"{len(same)} pair{'s' * (len(same) > 1)} of classes of {name} "
+                f"{'are' if len(same) > 1 else 'is'} the same one twice: "
+            )
             text += f"p's other factors differ by less than {SAME} nats between {pairs}."
-            findings.append(Finding("warning", "same classes", name, text, {"pairs": same}, f"Use fewer classes, or another seed for {name}."))
+            findings.append(
+                Finding(
+                    "warning",
+                    "same classes",
+                    name,
+                    text,
+                    {"pairs": same},
+                    f"Use fewer classes, or another seed for {name}.",
+                )
+            )
         if labels is not None:
             findings += _against(name, probs.argmax(-1).numpy(), labels, count)
     return findings
@@ -131,8 +193,16 @@ def _against(name: str, predicted: np.ndarray, labels: np.ndarray, count: int) -
     predicted, labels = predicted[known], labels[known].astype(int)
     accuracy = clustering_accuracy(predicted, labels)
     shared = float(normalized_mutual_info_score(labels, predicted))
-    figures = {"accuracy": accuracy, "nmi": shared, "used": len(np.unique(predicted)), "labels": len(np.unique(labels))}
-    text = f"{name} against the labels: {accuracy:.1%} of {len(labels)} rows match under the best matching of {figures['used']} classes "
+    figures = {
+        "accuracy": accuracy,
+        "nmi": shared,
+        "used": len(np.unique(predicted)),
+        "labels": len(np.unique(labels)),
+    }
+    text = (
+        f"{name} against the labels: {accuracy:.1%} of {len(labels)} rows match under the best "
+        f"matching of {figures['used']} classes "
+    )
     text += f"that rows have with {figures['labels']} labels; NMI {shared:.3f}."
     return [Finding("ok", "labels", name, text, figures)]
 

@@ -50,17 +50,17 @@ def diagnose(
     The checks are:
 
     - parameters and bounds that are not finite;
-    - for every latent, its KL and activity. For a collapsed latent also the cause: no gradient of the
-      reconstruction reaches q (under the ``how`` of ``run``, or this one), p does not need the latent,
-      or q has not learned it;
+    - for every latent, its KL and activity. For a collapsed latent also the cause: no gradient of
+      the reconstruction reaches q (under the ``how`` of ``run``, or this one), p does not need the
+      latent, or q has not learned it;
     - dead and duplicate classes, and their match with ``labels`` ([N], −1 for unknown);
     - scales that diverged;
     - calibration of q on data simulated from p (``calibrate=False`` skips it);
-    - from ``run`` (a Run or its folder): a bound that fell, over-fitting, importance weights dominated by
-      one sample, failed steps, and a KL warm-up that did not finish.
+    - from ``run`` (a Run or its folder): a bound that fell, over-fitting, importance weights
+      dominated by one sample, failed steps, and a KL warm-up that did not finish.
 
-    Values of latents in the data are not given to the model; those of a class serve as labels. At most
-    ``rows`` rows are used, chosen at random.
+    Values of latents in the data are not given to the model; those of a class serve as labels. At
+    most ``rows`` rows are used, chosen at random.
 
     Returns a :class:`Diagnosis`: ``print`` shows it, and ``worst`` is its gravest level.
     """
@@ -68,7 +68,11 @@ def diagnose(
     run = Run.load(run) if isinstance(run, str | Path) else run
     how = dict(run.settings.how if run is not None and how is None else how or {})
     arrays = read_arrays(data, graph)
-    source = open_source(graph, {name: value for name, value in arrays.items() if name not in graph.latents}, model._parameter())
+    source = open_source(
+        graph,
+        {name: value for name, value in arrays.items() if name not in graph.latents},
+        model._parameter(),
+    )
     chosen = some_rows(source.n, rows, seed)
     batches = [source.take(chosen[start : start + CHUNK]) for start in range(0, len(chosen), CHUNK)]
     findings = judge_history(run) if run is not None else []
@@ -78,46 +82,97 @@ def diagnose(
     if not any(finding.level == "problem" for finding in findings):
         findings += _rests_on_one(model, batches[0], run, seed) if run is not None else []
         with model._evaluating(None):
-            findings += _examine(model, batches, _labels(model, arrays, labels, chosen, source.n), how, calibrate, seed)
+            findings += _examine(
+                model,
+                batches,
+                _labels(model, arrays, labels, chosen, source.n),
+                how,
+                calibrate,
+                seed,
+            )
     return Diagnosis(gravest_first(_of_one_cause(findings)), len(chosen))
 
 
 def _of_one_cause(findings: list[Finding]) -> list[Finding]:
     """Give a collapsed latent whose q was not trained only one remedy: to train q."""
-    remedies = {finding.about: finding.remedy for finding in findings if finding.kind == "untaught q"}
-    return [replace(finding, remedy=remedies.get(finding.about, finding.remedy)) if finding.kind == "collapse" else finding for finding in findings]
+    remedies = {
+        finding.about: finding.remedy for finding in findings if finding.kind == "untaught q"
+    }
+    return [
+        replace(finding, remedy=remedies.get(finding.about, finding.remedy))
+        if finding.kind == "collapse"
+        else finding
+        for finding in findings
+    ]
 
 
 def _weights(model: Model) -> list[Finding]:
-    bad = [name for name, parameter in model.named_parameters() if not bool(parameter.isfinite().all())]
+    bad = [
+        name for name, parameter in model.named_parameters() if not bool(parameter.isfinite().all())
+    ]
     if not bad:
         return []
-    text = f"{len(bad)} of the model's parameters hold numbers that are not finite; the first is {bad[0]}. Nothing else can be examined."
-    return [Finding("problem", "not finite", "run", text, {"parameters": bad}, "Load an earlier checkpoint; train with a lower lr, or clip=.")]
+    text = (
+        f"{len(bad)} of the model's parameters hold numbers that are not finite; the first is "
+        f"{bad[0]}. Nothing else can be examined."
+    )
+    return [
+        Finding(
+            "problem",
+            "not finite",
+            "run",
+            text,
+            {"parameters": bad},
+            "Load an earlier checkpoint; train with a lower lr, or clip=.",
+        )
+    ]
 
 
 def _rests_on_one(model: Model, batch: Batch, run: Run, seed: int) -> list[Finding]:
     """Report importance weights of the trained bound that are dominated by one sample."""
-    settings, few = run.settings, {name: value.narrow(-2, 0, min(FEW, value.shape[-2])) for name, value in batch.items()}
+    settings, few = (
+        run.settings,
+        {name: value.narrow(-2, 0, min(FEW, value.shape[-2])) for name, value in batch.items()},
+    )
     if settings.bound != "iwae":
         return []
-    plan = model.plan(how=settings.how, bound="iwae", samples=settings.samples, partial=split_latents(model.graph, batch)[1])
+    plan = model.plan(
+        how=settings.how,
+        bound="iwae",
+        samples=settings.samples,
+        partial=split_latents(model.graph, batch)[1],
+    )
     effective = course.effective_weights(model, plan, few, seed)
     if effective is None or effective >= course.FEW:
         return []
     text, remedy = course.told_weights(effective, settings.samples)
-    return [Finding("warning", "one weight", "run", text, {"effective": effective, "samples": settings.samples}, remedy)]
+    return [
+        Finding(
+            "warning",
+            "one weight",
+            "run",
+            text,
+            {"effective": effective, "samples": settings.samples},
+            remedy,
+        )
+    ]
 
 
 def _behind(model: Model) -> list[Finding]:
-    """Report latents whose factors in q are outdated: measurements by q then show faults of q, not of p."""
-    remedy = "Train q (fit with joint() or alternate()); until then posterior() and impute() use the exact posterior if it is known."
+    """Report latents whose factors in q are outdated: measurements by q then show faults of q, not
+    of p.
+    """
+    remedy = (
+        "Train q (fit with joint() or alternate()); until then posterior() and impute() use the "
+        "exact posterior if it is known."
+    )
     return [
         Finding(
             "warning",
             "q behind p",
             name,
-            f"{reason}: q({name}|·) is not the posterior, and the findings about {name} below describe q, not p.",
+            f"{reason}: q({name}|·) is not the posterior, and the findings about {name} below "
+            f"describe q, not p.",
             {},
             remedy,
         )
@@ -125,26 +180,43 @@ def _behind(model: Model) -> list[Finding]:
     ]
 
 
-def _labels(model: Model, arrays: Mapping[str, Any], labels: Any, chosen: Tensor, n: int) -> dict[str, np.ndarray]:
-    """Return labels of the chosen rows for every static class: ``labels``, or its values in the data."""
+def _labels(
+    model: Model, arrays: Mapping[str, Any], labels: Any, chosen: Tensor, n: int
+) -> dict[str, np.ndarray]:
+    """Return labels of the chosen rows for every static class: ``labels``, or its values in the
+    data.
+    """
     graph = model.graph
-    classes = [name for name in graph.latents if graph.rule("p", name).spec.categorical and not graph.timed[name]]
+    classes = [
+        name
+        for name in graph.latents
+        if graph.rule("p", name).spec.categorical and not graph.timed[name]
+    ]
     if labels is None:
         return {name: _numbers(arrays[name])[chosen.numpy()] for name in classes if name in arrays}
     found = _numbers(labels)
     if found.shape != (n,):
-        raise ValueError(f"labels has shape {list(found.shape)}; expected one number for each of the {n} rows, −1 where unknown.")
+        raise ValueError(
+            f"labels has shape {list(found.shape)}; expected one number for each of the {n} rows, "
+            f"−1 where unknown."
+        )
     return dict.fromkeys(classes, found[chosen.numpy()])
 
 
 def _numbers(labels: Any) -> np.ndarray:
     """Convert labels or one-hot rows to class numbers, −1 if unknown."""
     found = np.nan_to_num(np.asarray(labels).astype(float), nan=-1.0)
-    return np.where(found.max(-1) > 0, found.argmax(-1), -1.0) if found.ndim == 2 and found.shape[-1] > 1 else found
+    return (
+        np.where(found.max(-1) > 0, found.argmax(-1), -1.0)
+        if found.ndim == 2 and found.shape[-1] > 1
+        else found
+    )
 
 
 def _plan(model: Model, batch: Batch, how: Mapping[str, str], samples: int) -> Plan:
-    """Return the model's default plan, which is exact if possible, or the plan with ``how`` if it has none."""
+    """Return the model's default plan, which is exact if possible, or the plan with ``how`` if it
+    has none.
+    """
     choices: dict[str, Any] = {"samples": samples, "partial": split_latents(model.graph, batch)[1]}
     try:
         return model.plan(**choices)
@@ -153,7 +225,12 @@ def _plan(model: Model, batch: Batch, how: Mapping[str, str], samples: int) -> P
 
 
 def _examine(
-    model: Model, batches: list[Batch], labels: Mapping[str, np.ndarray], how: Mapping[str, str], calibrate: bool, seed: int
+    model: Model,
+    batches: list[Batch],
+    labels: Mapping[str, np.ndarray],
+    how: Mapping[str, str],
+    calibrate: bool,
+    seed: int,
 ) -> list[Finding]:
     graph = model.graph
     usage, scales = {name: UsageSums() for name in graph.latents}, ScaleSums()
@@ -167,17 +244,31 @@ def _examine(
     findings = _bounds(torch.cat(values), behind=bool(model.untaught()))
     if findings[0].level == "problem":
         return findings
-    few = {name: value.narrow(-2, 0, min(FEW, value.shape[-2])) for name, value in batches[0].items()}
+    few = {
+        name: value.narrow(-2, 0, min(FEW, value.shape[-2])) for name, value in batches[0].items()
+    }
     recorded = model.plan(how=how, samples=SAMPLES_DRAWN, partial=split_latents(graph, few)[1])
-    trained, own = (reaching(model, plan, few, seed) for plan in (recorded, _plan(model, few, how, SAMPLES_DRAWN)))
+    trained, own = (
+        reaching(model, plan, few, seed)
+        for plan in (recorded, _plan(model, few, how, SAMPLES_DRAWN))
+    )
     for name in graph.latents:
-        reach = Reach(trained[name], own[name]) if name in trained else None  # None if q is Bayes' rule
+        # None if q is Bayes' rule
+        reach = Reach(trained[name], own[name]) if name in trained else None
         relies = dependence(model, few, name, kls[0][name][:FEW], seed)
         if graph.rule("p", name).spec.categorical:
             found = usage[name].usage()
             findings += judge_classes(
-                model, batches, name, kl=found.kl, reach=reach, relies=relies, how=how, labels=labels.get(name), seed=seed
-            )  # fmt: skip
+                model,
+                batches,
+                name,
+                kl=found.kl,
+                reach=reach,
+                relies=relies,
+                how=how,
+                labels=labels.get(name),
+                seed=seed,
+            )
         else:
             findings += judge(model, name, usage[name].usage(), reach, relies, how)
     findings += scales.findings(model)
@@ -191,13 +282,28 @@ def _bounds(values: Tensor, behind: bool) -> list[Finding]:
     """
     bad = (~values.isfinite()).nonzero()[:, 0].tolist()
     if bad:
-        text = f"The ELBO is not finite in {len(bad)} of {len(values)} rows; the first of those examined is {bad[0]}. Nothing else can be examined."
-        return [Finding("problem", "not finite", "run", text, {"rows": bad}, "Look at these rows, and at the parameters that p computes for them.")]
+        text = (
+            f"The ELBO is not finite in {len(bad)} of {len(values)} rows; the first of those "
+            f"examined is {bad[0]}. Nothing else can be examined."
+        )
+        return [
+            Finding(
+                "problem",
+                "not finite",
+                "run",
+                text,
+                {"rows": bad},
+                "Look at these rows, and at the parameters that p computes for them.",
+            )
+        ]
     figures = {"elbo": float(values.double().mean())}
     if len(values) > 1:
         figures["stderr"] = float(values.double().std()) / len(values) ** 0.5
-    shown = f" (standard error over the rows {figures['stderr']:.2f})" if "stderr" in figures else ""
+    shown = (
+        f" (standard error over the rows {figures['stderr']:.2f})" if "stderr" in figures else ""
+    )
     text = (
-        f"The ELBO is {figures['elbo']:.2f} nats per example{shown}" + ", but q was not trained for this p: the bound says nothing about p" * behind
+        f"The ELBO is {figures['elbo']:.2f} nats per example{shown}"
+        + ", but q was not trained for this p: the bound says nothing about p" * behind
     )
     return [Finding("note" if behind else "ok", "elbo", "run", f"{text}.", figures)]

@@ -12,7 +12,9 @@ LEVELS = ("ok", "note", "warning", "problem")
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding. ``kind`` is its name ("collapse", "dead classes", …), ``about`` the variable, or "run"."""
+    """One finding. ``kind`` is its name ("collapse", "dead classes", …), ``about`` the variable, or
+    "run".
+    """
 
     level: str
     kind: str
@@ -22,8 +24,15 @@ class Finding:
     remedy: str = ""
 
     def __str__(self) -> str:
-        lines = textwrap.wrap(self.text, 110, initial_indent=f"{self.level:<9}", subsequent_indent=" " * 9)
-        return "\n".join(lines + textwrap.wrap(self.remedy, 110, initial_indent=" " * 9 + "→ ", subsequent_indent=" " * 11))
+        lines = textwrap.wrap(
+            self.text, 110, initial_indent=f"{self.level:<9}", subsequent_indent=" " * 9
+        )
+        return "\n".join(
+            lines
+            + textwrap.wrap(
+                self.remedy, 110, initial_indent=" " * 9 + "→ ", subsequent_indent=" " * 11
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -40,15 +49,30 @@ class Diagnosis:
 
     def of(self, kind: str, about: str | None = None) -> tuple[Finding, ...]:
         """Return the findings of one kind, about one variable or any."""
-        return tuple(finding for finding in self.findings if finding.kind == kind and about in (None, finding.about))
+        return tuple(
+            finding
+            for finding in self.findings
+            if finding.kind == kind and about in (None, finding.about)
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the diagnosis as plain data, for JSON."""
-        return {"worst": self.worst, "rows": self.rows, "findings": [asdict(finding) for finding in self.findings]}
+        return {
+            "worst": self.worst,
+            "rows": self.rows,
+            "findings": [asdict(finding) for finding in self.findings],
+        }
 
     def __str__(self) -> str:
-        counts = {level: sum(finding.level == level for finding in self.findings) for level in reversed(LEVELS)}
-        parts = [f"{count} {level}{'s' * (count > 1 and level != 'ok')}" for level, count in counts.items() if count and level != "ok"]
+        counts = {
+            level: sum(finding.level == level for finding in self.findings)
+            for level in reversed(LEVELS)
+        }
+        parts = [
+            f"{count} {level}{'s' * (count > 1 and level != 'ok')}"
+            for level, count in counts.items()
+            if count and level != "ok"
+        ]
         head = f"{self.rows} rows examined: {', '.join(parts) or 'nothing is wrong'}."
         return "\n".join([head, *map(str, self.findings)])
 

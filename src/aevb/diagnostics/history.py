@@ -1,7 +1,7 @@
 """Findings from the history of a run.
 
-They are: a bound that fell, over-fitting, an unfinished KL warm-up, failed steps, an untrained q, and
-biased estimators.
+They are: a bound that fell, over-fitting, an unfinished KL warm-up, failed steps, an untrained q,
+and biased estimators.
 """
 
 from __future__ import annotations
@@ -21,38 +21,87 @@ NATS = 0.5  # and the loss in nats that is too small to report
 
 def judge_history(run: Run) -> list[Finding]:
     """Return all findings from the history of a run."""
-    return [*(_fall(run) or _over_fitting(run)), *_kl_weight(run), *_failures(run), *_untaught(run), *_bias(run)]
+    return [
+        *(_fall(run) or _over_fitting(run)),
+        *_kl_weight(run),
+        *_failures(run),
+        *_untaught(run),
+        *_bias(run),
+    ]
 
 
 def _over_fitting(run: Run) -> list[Finding]:
-    """Report whether the validation bound fell from its best value while the training bound rose."""
+    """Report whether the validation bound fell from its best value while the training bound
+    rose.
+    """
     history, judge = run.history, run.settings.judge
     best, name = run.best, f"validation {run.settings.judge}"
     if best is None:
-        return [Finding("note", "over-fitting", "run", "No validation rows were held out, so over-fitting cannot be seen.")]
+        return [
+            Finding(
+                "note",
+                "over-fitting",
+                "run",
+                "No validation rows were held out, so over-fitting cannot be seen.",
+            )
+        ]
     values, steps = history[name], history[f"{name}.step"]
     values, steps = values[np.isfinite(values)], steps[np.isfinite(values)]
     last, lost = float(values[-1]), best.value - float(values[-1])
-    figures = {"best": best.value, "best step": best.step, "last": last, "last step": int(steps[-1])}
-    if judge in history:  # recorded in training: with dropout, as means over the steps since the previous row
+    figures = {
+        "best": best.value,
+        "best step": best.step,
+        "last": last,
+        "last step": int(steps[-1]),
+    }
+    if (
+        judge in history
+    ):  # recorded in training: with dropout, as means over the steps since the previous row
         recorded = history[judge][np.isfinite(history[judge])]
         if len(recorded):
             figures["training"] = float(recorded[-max(1, len(recorded) // 20) :].mean())
     rise = best.value - float(values[0])
     ahead = f", training {figures['training']:.2f}" if "training" in figures else ""
     if lost > max(NATS, FELL * rise) and figures.get("training", math.inf) > last:
-        text = f"Over-fitted since step {best.step}: the validation bound fell from {best.value:.2f} to {last:.2f} nats{ahead}."
+        text = (
+            f"Over-fitted since step {best.step}: the validation bound fell from {best.value:.2f} "
+            f"to {last:.2f} nats{ahead}."
+        )
         remedy = (
-            "load_run reads the best checkpoint, which is not affected. To prevent over-fitting: patience=…, dropout, smaller networks, more data."
+            "load_run reads the best checkpoint, which is not affected. To prevent over-fitting: "
+            "patience=…, dropout, smaller networks, more data."
         )
         return [Finding("warning", "over-fitting", "run", text, figures, remedy)]
-    return [Finding("ok", "over-fitting", "run", f"Not over-fitted: validation {last:.2f} nats, best {best.value:.2f}{ahead}.", figures)]
+    return [
+        Finding(
+            "ok",
+            "over-fitting",
+            "run",
+            f"Not over-fitted: validation {last:.2f} nats, best {best.value:.2f}{ahead}.",
+            figures,
+        )
+    ]
 
 
 def _fall(run: Run) -> list[Finding]:
-    """Report whether the training bound fell from its best; a fall in validation is then not over-fitting."""
+    """Report whether the training bound fell from its best; a fall in validation is then not
+    over-fitting.
+    """
     found = fall(run)
-    return [] if found is None else [Finding("warning", "fell back", "run", told_fall(found)[0], found._asdict(), told_fall(found)[1])]
+    return (
+        []
+        if found is None
+        else [
+            Finding(
+                "warning",
+                "fell back",
+                "run",
+                told_fall(found)[0],
+                found._asdict(),
+                told_fall(found)[1],
+            )
+        ]
+    )
 
 
 def _kl_weight(run: Run) -> list[Finding]:
@@ -60,33 +109,64 @@ def _kl_weight(run: Run) -> list[Finding]:
     if not warmup or run.step >= warmup:
         return []
     weight = run.step / warmup
-    text = f"The KL's weight had reached {weight:.2f} when training ended (kl_warmup={warmup}, {run.step} steps): training never used the ELBO."
+    text = (
+        f"The KL's weight had reached {weight:.2f} when training ended (kl_warmup={warmup}, "
+        f"{run.step} steps): training never used the ELBO."
+    )
     figures = {"weight": weight, "kl_warmup": warmup, "steps": run.step}
-    return [Finding("warning", "kl warm-up", "run", text, figures, "Train longer, or warm up faster.")]
+    return [
+        Finding("warning", "kl warm-up", "run", text, figures, "Train longer, or warm up faster.")
+    ]
 
 
 def _failures(run: Run) -> list[Finding]:
     found = events(run.rows, SKIPPED)
     if not found:
         return []
-    text = f"{len(found)} step{'s were' if len(found) > 1 else ' was'} skipped because the loss or a gradient was not finite; the last: {found[-1]}"
-    return [Finding("warning", "failed steps", "run", text, {"count": len(found)}, "Look at these rows; a lower lr or clip= may help.")]
+    text = (
+        f"{len(found)} step{'s were' if len(found) > 1 else ' was'} skipped because the loss or a "
+        f"gradient was not finite; the last: {found[-1]}"
+    )
+    return [
+        Finding(
+            "warning",
+            "failed steps",
+            "run",
+            text,
+            {"count": len(found)},
+            "Look at these rows; a lower lr or clip= may help.",
+        )
+    ]
 
 
 def _untaught(run: Run) -> list[Finding]:
     """Report latents that were known in every training row."""
     text = "{0} was known in every training row, so q({0}|·) was not trained."
-    return [Finding("warning", "untaught q", event.about, text.format(event.about), {}, event.remedy) for event in events(run.rows, UNTAUGHT)]
+    return [
+        Finding("warning", "untaught q", event.about, text.format(event.about), {}, event.remedy)
+        for event in events(run.rows, UNTAUGHT)
+    ]
 
 
 def _bias(run: Run) -> list[Finding]:
     """Report latents whose gradient estimator is biased by design."""
     settings = run.settings
     try:
-        plan = run.model.plan(how=settings.how, bound=settings.bound, samples=settings.samples, gradient=settings.gradient)
+        plan = run.model.plan(
+            how=settings.how,
+            bound=settings.bound,
+            samples=settings.samples,
+            gradient=settings.gradient,
+        )
     except ValueError:  # the plan is valid only with the latents that the training data know
         return []
     return [
-        Finding("note", "biased estimator", name, f"{name} was trained with how={settings.how.get(name, plan.choices[name].draw)!r}: {why}.")
+        Finding(
+            "note",
+            "biased estimator",
+            name,
+            f"{name} was trained with how={settings.how.get(name, plan.choices[name].draw)!r}: "
+            f"{why}.",
+        )
         for name, why in plan.biased.items()
     ]

@@ -20,12 +20,16 @@ SAMPLES_DRAWN = 4  # samples per example
 
 
 class Measured:
-    """One batch under q: its bound, and expectations of functions of q's and p's distributions per entry."""
+    """One batch under q: its bound, and expectations of functions of q's and p's distributions per
+    entry.
+    """
 
     def __init__(self, model: Model, plan: Plan, batch: Batch, seed: int) -> None:
         self.model, self.plan, self.batch = model, plan, batch
         self.n, self.steps = model._extent(batch)
-        self.working = Estimate(plan, model.factors, batch, model.draw_noise(plan, batch, seed=seed))  # type: ignore[arg-type]
+        self.working = Estimate(
+            plan, model.factors, batch, model.draw_noise(plan, batch, seed=seed)
+        )
         self.bound = self.working.bound()
 
     def steps_of(self, name: str) -> Tensor:
@@ -33,7 +37,11 @@ class Measured:
         real = self.batch.get("steps")
         if not self.model.graph.timed[name]:
             return torch.ones(self.n, 1)
-        return real.sum(0).cpu().float() if real is not None else torch.full((self.n, 1), float(self.steps))
+        return (
+            real.sum(0).cpu().float()
+            if real is not None
+            else torch.full((self.n, 1), float(self.steps))
+        )
 
     def expected(self, term: Tensor) -> Tensor:
         """Return the expectation of a term over samples and enumerated latents, [T or 1, N, d]."""
@@ -46,12 +54,19 @@ class Measured:
         return term.expand(term.shape[0], self.n, term.shape[-1])
 
     def per_step(self, name: str, term: Tensor, side: str) -> Tensor:
-        """Return the expectation of a quantity per step, [T or 1, N, d], with zeros at padded steps.
+        """Return the expectation of a quantity per step, [T or 1, N, d], with zeros at padded
+        steps.
 
         ``side`` ("p" or "q") names the factor of the variable whose axes the quantity has.
         """
         graph, plan = self.model.graph, self.plan
-        slots = [slot for latent in plan.slots if graph.timed[latent] for slot in plan.slots[latent] if slot]
+        slots = [
+            slot
+            for latent in plan.slots
+            if graph.timed[latent]
+            for slot in plan.slots[latent]
+            if slot
+        ]
         if any(size(term, slot) > 1 for slot in slots):
             weights = self.working.chain.weights(plan.direction(side, name))
             if not graph.timed[name]:  # it reads an end of the sequence
@@ -60,20 +75,41 @@ class Measured:
             term = weighted.sum([slot for slot in slots if weighted.dim() >= -slot], keepdim=True)
         term = self.expected(over_time(term, self.steps) if graph.timed[name] else term)
         real = self.batch.get("steps")
-        return torch.where(real, term, torch.zeros_like(term)) if real is not None and graph.timed[name] else term
+        return (
+            torch.where(real, term, torch.zeros_like(term))
+            if real is not None and graph.timed[name]
+            else term
+        )
 
-    def compare(self, name: str, function: Callable[[td.Distribution, td.Distribution], Tensor]) -> Tensor:
-        """Return the expectation of a function of q's and p's distributions of a latent, [T or 1, N, d]."""
+    def compare(
+        self, name: str, function: Callable[[td.Distribution, td.Distribution], Tensor]
+    ) -> Tensor:
+        """Return the expectation of a function of q's and p's distributions of a latent, [T or 1,
+        N, d].
+        """
         program, side = self.working.program, "q" if self.plan.direction("q", name) else "p"
         either = program.piecewise(
-            name, "qp", lambda region: function(program.distribution("q", name, region)[1], program.distribution("p", name, region)[1])
+            name,
+            "qp",
+            lambda region: function(
+                program.distribution("q", name, region)[1],
+                program.distribution("p", name, region)[1],
+            ),
         )
         return self.per_step(name, either, side)
 
     def of_p(self, name: str, function: Callable[[td.Distribution], Tensor]) -> Tensor:
-        """Return the expectation of a function of p's distribution of a variable, [T or 1, N, d]."""
+        """Return the expectation of a function of p's distribution of a variable, [T or 1, N,
+        d].
+        """
         program = self.working.program
-        return self.per_step(name, program.piecewise(name, "p", lambda region: function(program.distribution("p", name, region)[1])), "p")
+        return self.per_step(
+            name,
+            program.piecewise(
+                name, "p", lambda region: function(program.distribution("p", name, region)[1])
+            ),
+            "p",
+        )
 
     def kl(self, name: str) -> Tensor | None:
         """Return E[log q(v|·) − log p(v|·)] per entry, summed over time, [N, d].
@@ -81,10 +117,21 @@ class Measured:
         None unless both distributions factorise over the entries.
         """
         program, plan, value = self.working.program, self.plan, self.working.program.values[name]
-        specs = [entry.spec for side in (self.model.graph.q, self.model.graph.p) for entry in side[name].values()]
-        if any(not spec.has_parameters for spec in specs) or plan.choices[name].draw is Draw.STRATIFY:
+        specs = [
+            entry.spec
+            for side in (self.model.graph.q, self.model.graph.p)
+            for entry in side[name].values()
+        ]
+        if (
+            any(not spec.has_parameters for spec in specs)
+            or plan.choices[name].draw is Draw.STRATIFY
+        ):
             return None
-        if any(program.distribution(side, name, region)[1].event_shape for side in "qp" for region in program.regions(name, side)):
+        if any(
+            program.distribution(side, name, region)[1].event_shape
+            for side in "qp"
+            for region in program.regions(name, side)
+        ):
             return None
 
         def log_prob(side: str) -> Tensor:
@@ -113,14 +160,20 @@ def _kl(q: td.Distribution, p: td.Distribution) -> Tensor:
 
 
 def spread(dist: td.Distribution) -> Tensor:
-    """Return the scale of a distribution per entry, in its own units (LogNormal's ``scale`` is that of the logarithms)."""
+    """Return the scale of a distribution per entry, in its own units (LogNormal's ``scale`` is that
+    of the logarithms).
+    """
     found = None if isinstance(dist, td.TransformedDistribution) else getattr(dist, "scale", None)
     return found if isinstance(found, Tensor) and not dist.event_shape else dist.variance.sqrt()
 
 
-def with_values(model: Model, batch: Mapping[str, Tensor], values: Mapping[str, Tensor], but: str) -> Tensor:
+def with_values(
+    model: Model, batch: Mapping[str, Tensor], values: Mapping[str, Tensor], but: str
+) -> Tensor:
     """Return Σ log p of every variable except ``but``, at these values of the latents, [N]."""
     plan = model.plan(clamped=model.graph.latents)
-    terms, _ = Estimate(plan, model.factors, {**batch, **values}, {}).terms()  # type: ignore[arg-type]
+    terms, _ = Estimate(plan, model.factors, {**batch, **values}, {}).terms()
     n = model._extent(batch)[0]
-    return torch.stack([term.reshape(-1).expand(n) for name, term in terms.items() if name != but]).sum(0)
+    return torch.stack(
+        [term.reshape(-1).expand(n) for name, term in terms.items() if name != but]
+    ).sum(0)

@@ -1,4 +1,6 @@
-"""Findings on scales: a likelihood that sharpens without bound, a posterior near a point or too wide."""
+"""Findings on scales: a likelihood that sharpens without bound, a posterior near a point or too
+wide.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,15 @@ from aevb.diagnostics.measure import Measured, spread
 from aevb.estimate.keys import mask_of
 from aevb.model import Model
 
-SHARP, POINT, WIDE = 1e-3, 1e-4, 3.0  # ratios: likelihood scale / data sd, and q's scale / p's scale (twice)
+# ratios: likelihood scale / data sd, and q's scale / p's scale (twice)
+SHARP, POINT, WIDE = (1e-3, 1e-4, 3.0)
 
 
 class ScaleSums:
     """Accumulate mean log scales over rows, steps and q.
 
-    The scales are p's scale of each observed column, and q's scale relative to p's of each latent entry.
+    The scales are p's scale of each observed column, and q's scale relative to p's of each latent
+    entry.
     """
 
     def __init__(self) -> None:
@@ -31,16 +35,28 @@ class ScaleSums:
                 self._sum(part, name, part.of_p(name, lambda dist: spread(dist).log()))
                 there = self._there(part, name, part.batch[name])
                 value = torch.where(there, part.batch[name].double(), 0.0)
-                added = torch.stack([value.sum((0, 1)), value.square().sum((0, 1)), there.double().sum((0, 1))])
+                added = torch.stack(
+                    [value.sum((0, 1)), value.square().sum((0, 1)), there.double().sum((0, 1))]
+                )
                 old = self.values.get(name)
-                self.values[name] = (added[:2] if old is None else old[0] + added[:2], added[2] if old is None else old[1] + added[2])
+                self.values[name] = (
+                    added[:2] if old is None else old[0] + added[:2],
+                    added[2] if old is None else old[1] + added[2],
+                )
         for name in part.plan.choices:
-            if graph.rule("q", name).spec.learns_scale and hasattr(graph.rule("p", name).spec, "heads"):
-                self._sum(part, name, part.compare(name, lambda q, p: spread(q).log() - spread(p).log()))
+            if graph.rule("q", name).spec.learns_scale and hasattr(
+                graph.rule("p", name).spec, "heads"
+            ):
+                self._sum(
+                    part, name, part.compare(name, lambda q, p: spread(q).log() - spread(p).log())
+                )
 
     def _there(self, part: Measured, name: str, like: Tensor) -> Tensor:
         there = torch.ones_like(like, dtype=torch.bool)
-        for mask in (part.batch.get(mask_of(name)) if name in part.model.graph.observed else None, part.batch.get("steps")):
+        for mask in (
+            part.batch.get(mask_of(name)) if name in part.model.graph.observed else None,
+            part.batch.get("steps"),
+        ):
             if mask is not None and (mask.shape[0] == 1 or part.model.graph.timed[name]):
                 there = there & mask
         return there
@@ -49,7 +65,9 @@ class ScaleSums:
         real = part.batch.get("steps") if part.model.graph.timed[name] else None
         rows = logs.shape[0] * logs.shape[1] if real is None else real.sum()
         self.logs[name] = self.logs.get(name, torch.zeros(())) + logs.double().sum((0, 1)).cpu()
-        self.count[name] = self.count.get(name, torch.zeros(())) + torch.as_tensor(rows).double().cpu()
+        self.count[name] = (
+            self.count.get(name, torch.zeros(())) + torch.as_tensor(rows).double().cpu()
+        )
 
     def findings(self, model: Model) -> list[Finding]:
         found = []
@@ -68,24 +86,60 @@ class ScaleSums:
         sharp = (ratio < SHARP).nonzero()[:, 0].tolist()
         if not sharp:
             return []
-        text = f"p's scale of {name} has shrunk to almost 0 in {len(sharp)} of {len(scale)} columns: {float(ratio.min()):.1e} of the data's sd. "
-        text += "The density, and with it the ELBO, grows without bound there, and training neglects everything else."
-        remedy = (
-            f"Fix the scale (Normal(…, scale=0.1)), drop columns that hardly vary, or add noise to them; look at column {sharp[0]} (from 0) first."
+        text = (
+            f"p's scale of {name} has shrunk to almost 0 in {len(sharp)} of {len(scale)} columns: "
+            f"{float(ratio.min()):.1e} of the data's sd. "
         )
-        return [Finding("warning", "sharp likelihood", name, text, {"columns": sharp, "scale": scale.tolist(), "ratio": ratio.tolist()}, remedy)]
+        text += (
+            "The density, and with it the ELBO, grows without bound there, and training neglects "
+            "everything else."
+        )
+        remedy = (
+            f"Fix the scale (Normal(…, scale=0.1)), drop columns that hardly vary, or add noise "
+            f"to them; look at column {sharp[0]} (from 0) first."
+        )
+        return [
+            Finding(
+                "warning",
+                "sharp likelihood",
+                name,
+                text,
+                {"columns": sharp, "scale": scale.tolist(), "ratio": ratio.tolist()},
+                remedy,
+            )
+        ]
 
 
 def _posterior(name: str, ratio: Tensor) -> list[Finding]:
     figures = {"ratio": ratio.tolist()}
     if bool((ratio < POINT).any()):
-        text = f"q's scale of {name} has shrunk to almost 0 ({float(ratio.min()):.1e} of p's): q is a point, and the model a plain auto-encoder."
+        text = (
+            f"q's scale of {name} has shrunk to almost 0 ({float(ratio.min()):.1e} of p's): q is "
+            f"a point, and the model a plain auto-encoder."
+        )
         return [
             Finding(
-                "warning", "point posterior", name, text, figures, "Look at the scale of the likelihood: fix it, or use the full weight of the KL."
+                "warning",
+                "point posterior",
+                name,
+                text,
+                figures,
+                "Look at the scale of the likelihood: fix it, or use the full weight of the KL.",
             )
         ]
     if bool((ratio > WIDE).any()):
-        text = f"q's scale of {name} is {float(ratio.max()):.1f} times p's in its widest entry; a posterior is seldom wider than its prior."
-        return [Finding("note", "wide posterior", name, text, figures, "Train q further, or look for unusual rows.")]
+        text = (
+            f"q's scale of {name} is {float(ratio.max()):.1f} times p's in its widest entry; a "
+            f"posterior is seldom wider than its prior."
+        )
+        return [
+            Finding(
+                "note",
+                "wide posterior",
+                name,
+                text,
+                figures,
+                "Train q further, or look for unusual rows.",
+            )
+        ]
     return []

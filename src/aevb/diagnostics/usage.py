@@ -1,4 +1,6 @@
-"""Information in each entry of a latent: its KL, and its activity (variance of the posterior mean)."""
+"""Information in each entry of a latent: its KL, and its activity (variance of the posterior
+mean).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from aevb.declare.families import Exact
 from aevb.diagnostics.measure import Measured, spread
 from aevb.model import Model
 
-ACTIVE = 0.01  # threshold of Burda et al.: variance of the posterior mean over the data / prior variance
+ACTIVE = (
+    0.01  # threshold of Burda et al.: variance of the posterior mean over the data / prior variance
+)
 CARRIES = 0.01  # nats per entry and step
 
 
@@ -34,7 +38,8 @@ class Usage:
         if self.activity is None:
             return None
         entries = self.kl / len(self.activity) if self.kl_by_entry is None else self.kl_by_entry
-        return (self.activity < ACTIVE) & (torch.as_tensor(entries) / self.steps < 5 * CARRIES)  # an entry with a constant mean can still have a KL
+        # an entry with a constant mean can still have a KL
+        return (self.activity < ACTIVE) & (torch.as_tensor(entries) / self.steps < 5 * CARRIES)
 
 
 class UsageSums:
@@ -44,7 +49,9 @@ class UsageSums:
         self.n = self.steps = self.kl = 0.0
         self.by_entry: Tensor | None = None
         self.count: Tensor | None = None  # number of rows that have the step, [T or 1, 1]
-        self.first: Tensor | None = None  # Σ and Σ of squares of (E_q − E_p)/σ_p over the rows, [T or 1, d]
+        self.first: Tensor | None = (
+            None  # Σ and Σ of squares of (E_q − E_p)/σ_p over the rows, [T or 1, d]
+        )
         self.second: Tensor | None = None
 
     def add(self, part: Measured, name: str) -> None:
@@ -54,17 +61,28 @@ class UsageSums:
         self.kl += float(part.bound.terms[f"kl({name})"].double().sum())
         entries = part.kl(name)
         if entries is not None:
-            self.by_entry = entries.double().sum(0) + (0.0 if self.by_entry is None else self.by_entry)
+            self.by_entry = entries.double().sum(0) + (
+                0.0 if self.by_entry is None else self.by_entry
+            )
         if model.graph.rule("p", name).spec.finite and not _scalar(model, name):
-            return  # classes have no order: clusters.py measures their information by their probabilities
+            # classes have no order: clusters.py measures their information by their probabilities
+            return
         if isinstance(model.graph.rule("q", name).spec, Exact):
             return
         shift = part.compare(name, lambda q, p: (q.mean - p.mean) / spread(p)).double()
         real = part.batch.get("steps")
-        there = real.double() if real is not None and model.graph.timed[name] else torch.ones_like(shift[..., :1])
+        there = (
+            real.double()
+            if real is not None and model.graph.timed[name]
+            else torch.ones_like(shift[..., :1])
+        )
         added = (there.sum(1), shift.sum(1), shift.square().sum(1))
         before = (self.count, self.first, self.second)
-        self.count, self.first, self.second = added if before[0] is None else tuple(_longer(a, b) for a, b in zip(before, added, strict=True))
+        self.count, self.first, self.second = (
+            added
+            if before[0] is None
+            else tuple(_longer(a, b) for a, b in zip(before, added, strict=True))
+        )
 
     def usage(self) -> Usage:
         activity = None
@@ -80,9 +98,13 @@ def _longer(a: Any, b: Tensor) -> Tensor:
     """Add two arrays [T, d] of different lengths T."""
     if len(a) == len(b):
         return a + b
-    return torch.nn.functional.pad(a, (0, 0, 0, max(0, len(b) - len(a)))) + torch.nn.functional.pad(b, (0, 0, 0, max(0, len(a) - len(b))))
+    return torch.nn.functional.pad(a, (0, 0, 0, max(0, len(b) - len(a)))) + torch.nn.functional.pad(
+        b, (0, 0, 0, max(0, len(a) - len(b)))
+    )
 
 
 def _scalar(model: Model, name: str) -> bool:
     """Return whether the entries of a finite latent are separate numbers, as for a Bernoulli."""
-    return not model.graph.rule("p", name).spec.categorical and not isinstance(model.graph.rule("q", name).spec, Exact)
+    return not model.graph.rule("p", name).spec.categorical and not isinstance(
+        model.graph.rule("q", name).spec, Exact
+    )

@@ -20,25 +20,40 @@ from aevb.runtime.seeding import draw_from
 
 
 def sample(
-    model: DeclaredModel, n: int, fixed: Mapping[str, Any], *, steps: int | None = None, mean: bool = False, seed: int | None = None
+    model: DeclaredModel,
+    n: int,
+    fixed: Mapping[str, Any],
+    *,
+    steps: int | None = None,
+    mean: bool = False,
+    seed: int | None = None,
 ) -> dict[str, Tensor]:
     """Draw ancestral samples of all variables; see :meth:`aevb.Model.sample`."""
     graph = model.graph
     timed = [name for name in graph.stochastic if graph.timed[name]]
     n, steps = _count("n", "rows", n), None if steps is None else _count("steps", "steps", steps)
     if steps is not None and not timed:
-        raise ValueError("No variable of this model has [t], so a sample has no steps. Leave out steps=.")
+        raise ValueError(
+            "No variable of this model has [t], so a sample has no steps. Leave out steps=."
+        )
     if timed and steps is None:
-        raise ValueError(f"{timed[0]}[t] is a sequence: say how many steps to draw, e.g. sample({n}, steps=28).")
+        raise ValueError(
+            f"{timed[0]}[t] is a sequence: say how many steps to draw, e.g. sample({n}, steps=28)."
+        )
     for name in graph.given:
-        if name not in fixed and any(ref.name == name for other in graph.p for ref in graph.reads("p", other)):
-            raise ValueError(f"{name!r} is given: p is conditioned on it. Pass {name}=…, e.g. sample({n}, {name}=…).")
+        if name not in fixed and any(
+            ref.name == name for other in graph.p for ref in graph.reads("p", other)
+        ):
+            raise ValueError(
+                f"{name!r} is given: p is conditioned on it. Pass {name}=…, e.g. sample({n}, "
+                f"{name}=…)."
+            )
     known = fixed_values(model, n, steps or 1, fixed)
     for name in fixed:
         _check_fixed(graph, name, set(fixed))
     free = {name: graph.reads("p", name) for name in graph.p if name not in fixed}
     with model._evaluating(seed):
-        program = Program(graph, model.factors, known, steps=steps or 1)  # type: ignore[arg-type]
+        program = Program(graph, model.factors, known, steps=steps or 1)
         program.values |= known
         program.run(schedule(free, "p"), ancestral_draw(model, n, steps or 1))
         values = {name: program.values[name] for name in graph.stochastic}
@@ -57,19 +72,29 @@ def fixed_values(model: DeclaredModel, n: int, steps: int, fixed: Mapping[str, A
     graph, full = model.graph, {}
     for name, value in fixed.items():
         if name not in graph.shapes or graph.is_deterministic(name):
-            raise ValueError(f"{name!r} is not a variable that can be fixed; those are {', '.join((*graph.stochastic, *graph.given))}.")
+            raise ValueError(
+                f"{name!r} is not a variable that can be fixed; those are "
+                f"{', '.join((*graph.stochastic, *graph.given))}."
+            )
         tensor = numbers(name, value)
         time = (steps,) if graph.timed[name] else ()
         labels = time if not tensor.is_floating_point() else None
         if not tensor.dim():
             tensor = tensor.expand(n, *time)
-        elif tensor.shape in ((*time, *graph.shapes[name]), labels) and (time or labels is None or tensor.shape != (n,)):
+        elif tensor.shape in ((*time, *graph.shapes[name]), labels) and (
+            time or labels is None or tensor.shape != (n,)
+        ):
             tensor = tensor.expand(n, *tensor.shape)
         if tensor.shape[0] != n:
-            raise ValueError(f"{name} has {tensor.shape[0]} rows, but {n} samples were asked for. Pass one row, or one for each sample.")
+            raise ValueError(
+                f"{name} has {tensor.shape[0]} rows, but {n} samples were asked for. Pass one "
+                f"row, or one for each sample."
+            )
         _check_known(graph, name, tensor)
         full[name] = tensor
-    return prepare(graph, full, like=model._parameter(), need=tuple(full), single=True) if full else {}
+    return (
+        prepare(graph, full, like=model._parameter(), need=tuple(full), single=True) if full else {}
+    )
 
 
 def _check_known(graph: Graph, name: str, value: Tensor) -> None:
@@ -78,7 +103,10 @@ def _check_known(graph: Graph, name: str, value: Tensor) -> None:
     if bool(unknown.any()):
         row = int(unknown.nonzero()[0, 0])
         fix = "" if name in graph.given else f", or leave {name} out to draw it"
-        raise ValueError(f"sample fixes {name}, but its value in row {row} (from 0) is unknown (−1 or NaN). Give its value there{fix}.")
+        raise ValueError(
+            f"sample fixes {name}, but its value in row {row} (from 0) is unknown (−1 or NaN). "
+            f"Give its value there{fix}."
+        )
 
 
 def _check_fixed(graph: Graph, name: str, fixed: set[str]) -> None:
@@ -92,12 +120,15 @@ def _check_fixed(graph: Graph, name: str, fixed: set[str]) -> None:
             frontier += [ref.name for ref in graph.reads("p", parent) if ref.name != parent]
         elif parent not in fixed:
             raise ValueError(
-                f"sample cannot fix {name!r}: p draws it given {parent!r}, which is free, so this would be an intervention. "
-                f"Use reconstruct({name}=…) or posterior({name}=…) to condition on it, or fix {parent!r} too."
+                f"sample cannot fix {name!r}: p draws it given {parent!r}, which is free, so this "
+                f"would be an intervention. Use reconstruct({name}=…) or posterior({name}=…) to "
+                f"condition on it, or fix {parent!r} too."
             )
 
 
-def ancestral_draw(model: DeclaredModel, n: int, steps: int) -> Callable[[str, Entry, Tensor, int | None], Tensor]:
+def ancestral_draw(
+    model: DeclaredModel, n: int, steps: int
+) -> Callable[[str, Entry, Tensor, int | None], Tensor]:
     """Return the function by which a program draws n rows of a variable of p from its factor's raw
     numbers.
     """
@@ -112,12 +143,16 @@ def ancestral_draw(model: DeclaredModel, n: int, steps: int) -> Callable[[str, E
         if kind is None:
             return draw_from(dist)
         shape = (*raw.shape[:-1], kind[1])
-        return factor.spec.reparametrise(dist, noises.draw_one(kind[0], shape, None, like.device, like.dtype))
+        return factor.spec.reparametrise(
+            dist, noises.draw_one(kind[0], shape, None, like.device, like.dtype)
+        )
 
     return draw
 
 
 def _count(word: str, what: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise ValueError(f"sample({word}=…) is how many {what} to draw, a whole number from 1 on. Got {value!r}.")
+        raise ValueError(
+            f"sample({word}=…) is how many {what} to draw, a whole number from 1 on. Got {value!r}."
+        )
     return int(value)

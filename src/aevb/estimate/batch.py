@@ -45,7 +45,8 @@ def prepare(
     ``need`` names the variables that the data must contain. ``first_row`` (the number of the first
     row) and ``places`` (the names of rows and columns) are used in messages. Several sequences of
     one step each raise an error, because they are usually one sequence on the wrong axis;
-    ``lengths=1`` or ``single`` allows them. A single number as ``lengths`` is the length of every row.
+    ``lengths=1`` or ``single`` allows them. A single number as ``lengths`` is the length of every
+    row.
 
     Raises ValueError if the data do not fit the declaration.
     """
@@ -53,10 +54,29 @@ def prepare(
     known = (*graph.stochastic, *graph.given)
     for name in data:
         if name not in known:
-            what = "deterministic, so it is computed" if name in graph.deterministic else f"not a variable of this model ({', '.join(known)})"
-            similar = next((other for other in known if other.lower() == str(name).lower() and other not in data), None)
-            similar = similar or next(iter(get_close_matches(str(name), [other for other in known if other not in data], 1)), None)
-            raise ValueError(f"The data have {name!r}, which is {what}. " + (f"Did you mean {similar!r}?" if similar else "Leave it out."))
+            what = (
+                "deterministic, so it is computed"
+                if name in graph.deterministic
+                else f"not a variable of this model ({', '.join(known)})"
+            )
+            similar = next(
+                (
+                    other
+                    for other in known
+                    if other.lower() == str(name).lower() and other not in data
+                ),
+                None,
+            )
+            similar = similar or next(
+                iter(
+                    get_close_matches(str(name), [other for other in known if other not in data], 1)
+                ),
+                None,
+            )
+            raise ValueError(
+                f"The data have {name!r}, which is {what}. "
+                + (f"Did you mean {similar!r}?" if similar else "Leave it out.")
+            )
     for name in need:
         if data.get(name) is None:
             raise ValueError(_lacking(graph, name))
@@ -89,10 +109,19 @@ def prepare(
     return batch | masks | ({} if real is None else {"steps": real})
 
 
-def lay_out(graph: Graph, data: Mapping[str, Any], *, like: Tensor, masks: Iterable[str] = (), steps: Any = None, lengths: Any = None) -> Batch:
+def lay_out(
+    graph: Graph,
+    data: Mapping[str, Any],
+    *,
+    like: Tensor,
+    masks: Iterable[str] = (),
+    steps: Any = None,
+    lengths: Any = None,
+) -> Batch:
     """Convert rows that ``prepare`` has already checked to a batch, without checking them again.
 
-    ``masks`` names the masks (``x?``) that the whole dataset needs, so that all batches have the same keys.
+    ``masks`` names the masks (``x?``) that the whole dataset needs, so that all batches have the
+    same keys.
     """
     batch: Batch = {}
     for name, value in data.items():
@@ -124,21 +153,35 @@ def raw_on_axes(graph: Graph, name: str, value: Any, like: Tensor) -> Tensor:
     Integers keep their type, and missing values become zeros.
     """
     tensor = numbers(name, value)
-    kind = torch.empty((), dtype=like.dtype if tensor.is_floating_point() else tensor.dtype, device=like.device)
+    kind = torch.empty(
+        (), dtype=like.dtype if tensor.is_floating_point() else tensor.dtype, device=like.device
+    )
     found = _on_axes(graph, name, tensor, kind)
     return found.nan_to_num(0.0) if found.is_floating_point() else found
 
 
-def pad(graph: Graph, data: Mapping[str, Any], steps: Any = None, lengths: Any = None) -> tuple[dict[str, Any], Any]:
+def pad(
+    graph: Graph, data: Mapping[str, Any], steps: Any = None, lengths: Any = None
+) -> tuple[dict[str, Any], Any]:
     """Pad lists of sequences of different lengths to arrays. Return the data and the lengths."""
     # A standardised list of sequences keeps its numbers in ``values``.
-    data = {name: value.values if isinstance(getattr(value, "raw", None), list) else value for name, value in data.items()}
-    ragged = {name: rows for name, value in data.items() if graph.timed.get(name) and (rows := _ragged(value)) is not None}
+    data = {
+        name: value.values if isinstance(getattr(value, "raw", None), list) else value
+        for name, value in data.items()
+    }
+    ragged = {
+        name: rows
+        for name, value in data.items()
+        if graph.timed.get(name) and (rows := _ragged(value)) is not None
+    }
     if not ragged:
         return dict(data), lengths
     if steps is not None or lengths is not None:
         word = "steps" if lengths is None else "lengths"
-        raise ValueError(f"{next(iter(ragged))} is a list of sequences of different lengths, so the lengths are already known. Leave out {word}=.")
+        raise ValueError(
+            f"{next(iter(ragged))} is a list of sequences of different lengths, so the lengths "
+            f"are already known. Leave out {word}=."
+        )
     found: dict[str, list[int]] = {}
     padded = dict(data)
     for name, value in data.items():
@@ -150,7 +193,10 @@ def pad(graph: Graph, data: Mapping[str, Any], steps: Any = None, lengths: Any =
     first, *others = found
     for other in others:
         if len(found[first]) != len(found[other]):
-            raise ValueError(f"The data disagree on the number of examples: {first} {len(found[first])}, {other} {len(found[other])}.")
+            raise ValueError(
+                f"The data disagree on the number of examples: {first} {len(found[first])}, "
+                f"{other} {len(found[other])}."
+            )
         for row, (a, b) in enumerate(zip(found[first], found[other], strict=True)):
             if a != b:
                 raise ValueError(
@@ -165,10 +211,15 @@ def _ragged(value: Any) -> list[np.ndarray] | None:
 
     None if the value is a regular array.
     """
-    if not isinstance(value, list | tuple) and not (isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 1):
+    if not isinstance(value, list | tuple) and not (
+        isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 1
+    ):
         return None
     try:
-        rows = [row.detach().cpu().numpy() if isinstance(row, Tensor) else np.asarray(unmasked(row)) for row in value]
+        rows = [
+            row.detach().cpu().numpy() if isinstance(row, Tensor) else np.asarray(unmasked(row))
+            for row in value
+        ]
     except ValueError:
         return None
     if not rows or any(row.ndim == 0 for row in rows):
@@ -186,30 +237,42 @@ def _padded(name: str, rows: list[np.ndarray]) -> tuple[np.ndarray, list[int]]:
         if row.shape[1:] != rows[0].shape[1:]:
             shapes = f"{list(row.shape)} in row {i} (from 0) but {list(rows[0].shape)} in row 0"
             raise ValueError(f"{name} has shape {shapes}. Only the first axis, time, may differ.")
-    whole = np.zeros((len(rows), max(lengths), *rows[0].shape[1:]), np.result_type(*(row.dtype for row in rows)))
+    whole = np.zeros(
+        (len(rows), max(lengths), *rows[0].shape[1:]), np.result_type(*(row.dtype for row in rows))
+    )
     for i, row in enumerate(rows):
         whole[i, : len(row)] = row
     return whole, lengths
 
 
-def split_latents(graph: Graph, batch: Mapping[str, Tensor]) -> tuple[frozenset[str], frozenset[str]]:
+def split_latents(
+    graph: Graph, batch: Mapping[str, Tensor]
+) -> tuple[frozenset[str], frozenset[str]]:
     """Return the latents that are known in every row, and the variables that are known in some rows
     only.
     """
-    clamped = frozenset(name for name in graph.latents if name in batch and mask_of(name) not in batch)
+    clamped = frozenset(
+        name for name in graph.latents if name in batch and mask_of(name) not in batch
+    )
     return clamped, frozenset(variable_of(name) for name in batch if is_mask(name))
 
 
 def _lacking(graph: Graph, name: str) -> str:
     """The error message for a variable that the data lack."""
     if name in graph.given:
-        return f"{name!r} is given: p or q is conditioned on it, but the data lack it. Pass {name}=…."
+        return (
+            f"{name!r} is given: p or q is conditioned on it, but the data lack it. Pass {name}=…."
+        )
     family = type(graph.rule("p", name).spec).__name__
     if name in graph.latents:
         return f"{name!r} has no value. A complete assignment names every variable: pass {name}=…."
     text = f"{name!r} is observed (q has no factor for it), but the data lack it. Pass {name}=…"
     others = [other for other in graph.observed if other != name]
-    return text + (f', or make it latent: add "{name} | {others[0]}": {family}(net=mlp(500, 500)) to q.' if others else ".")
+    return text + (
+        f', or make it latent: add "{name} | {others[0]}": {family}(net=mlp(500, 500)) to q.'
+        if others
+        else "."
+    )
 
 
 def unmasked(x: Any) -> Any:
@@ -218,7 +281,11 @@ def unmasked(x: Any) -> Any:
     Integers become floats.
     """
     if isinstance(x, list | tuple):
-        return [unmasked(row) for row in x] if any(isinstance(row, np.ma.MaskedArray) for row in x) else x
+        return (
+            [unmasked(row) for row in x]
+            if any(isinstance(row, np.ma.MaskedArray) for row in x)
+            else x
+        )
     if not isinstance(x, np.ma.MaskedArray):
         return x
     if not np.ma.is_masked(x):
@@ -236,7 +303,10 @@ def numbers(name: str, value: Any) -> Tensor:
     try:
         array = np.asarray(unmasked(value))
     except ValueError:
-        raise ValueError(f"{name} is not an array: its rows have different lengths, which only a sequence may have ({name}[t]).") from None
+        raise ValueError(
+            f"{name} is not an array: its rows have different lengths, which only a sequence may "
+            f"have ({name}[t])."
+        ) from None
     if array.dtype.kind not in "biuf":
         raise ValueError(_no_numbers(name, value, array))
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
@@ -244,8 +314,14 @@ def numbers(name: str, value: Any) -> Tensor:
     # torch supports few operations on these types.
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(np.float64 if array.size and array.max() >= 2**63 else np.int64)
-    if not array.dtype.isnative or not array.flags.writeable or not array.flags.aligned or any(stride < 0 for stride in array.strides):
-        array = array.astype(array.dtype.newbyteorder("="), order="C", copy=True)  # torch cannot share such memory
+    if (
+        not array.dtype.isnative
+        or not array.flags.writeable
+        or not array.flags.aligned
+        or any(stride < 0 for stride in array.strides)
+    ):
+        # torch cannot share such memory
+        array = array.astype(array.dtype.newbyteorder("="), order="C", copy=True)
     return torch.as_tensor(array)
 
 
@@ -254,14 +330,19 @@ def _plain_tensor(name: str, value: Tensor) -> Tensor:
 
     Raise ValueError for sparse, nested, complex, quantised or meta tensors.
     """
-    kinds = {"complex numbers": value.is_complex(), "no numbers (a meta tensor)": value.is_meta, "quantised numbers": value.is_quantized}
+    kinds = {
+        "complex numbers": value.is_complex(),
+        "no numbers (a meta tensor)": value.is_meta,
+        "quantised numbers": value.is_quantized,
+    }
     what = next((what for what, there in kinds.items() if there), None)
     if what is not None:
         fix = "Pass value.dequantize()." if value.is_quantized else "Pass real numbers."
         raise ValueError(f"{name} holds {what}. {fix}")
     if value.layout != torch.strided or value.is_nested:
         raise ValueError(
-            f"{name} is a {'nested' if value.is_nested else 'sparse'} tensor. Pass a dense one ({name}.to_dense()), or a list of sequences."
+            f"{name} is a {'nested' if value.is_nested else 'sparse'} tensor. Pass a dense one "
+            f"({name}.to_dense()), or a list of sequences."
         )
     # torch supports few operations on these types.
     if value.dtype in (torch.uint16, torch.uint32, torch.uint64):
@@ -281,16 +362,26 @@ def _no_numbers(name: str, value: Any, array: np.ndarray) -> str:
             float(array[place])
         except (TypeError, ValueError):
             columns = getattr(value, "columns", None)  # of a DataFrame
-            column = "" if len(place) < 2 else f", column {place[-1] if columns is None else repr(columns[place[-1]])}"
+            column = (
+                ""
+                if len(place) < 2
+                else f", column {place[-1] if columns is None else repr(columns[place[-1]])}"
+            )
             found = array[place].item() if isinstance(array[place], np.generic) else array[place]
             return (
-                f"{name} holds {found!r} in row {place[0] if place else 0}{column} (from 0), not a number. If these are categories, declare a "
-                "variable for them (OneHot) and pass their numbers 0, 1, … as its data; otherwise leave them out."
+                f"{name} holds {found!r} in row {place[0] if place else 0}{column} (from 0), not "
+                f"a number. If these are categories, declare a "
+                "variable for them (OneHot) and pass their numbers 0, 1, … as its data; otherwise "
+                "leave them out."
             )
-    return f"{name} holds {array.dtype}, not numbers." + (" Convert it: .astype(float)." if array.dtype.kind in "OSU" else "")
+    return f"{name} holds {array.dtype}, not numbers." + (
+        " Convert it: .astype(float)." if array.dtype.kind in "OSU" else ""
+    )
 
 
-def _layout(graph: Graph, name: str, value: Any, like: Tensor, first_row: int, places: Places) -> tuple[Tensor, Tensor | None]:
+def _layout(
+    graph: Graph, name: str, value: Any, like: Tensor, first_row: int, places: Places
+) -> tuple[Tensor, Tensor | None]:
     tensor = numbers(name, value)
     shape, time = graph.shapes[name], 1 if graph.timed[name] else 0
     d = graph.size(name)
@@ -306,8 +397,14 @@ def _layout(graph: Graph, name: str, value: Any, like: Tensor, first_row: int, p
         return vectors, None if bool(known.all()) else known
     expected = ", ".join([axes, *map(str, shape)]) + "]"
     alone = tensor.dim() == 1 + time and shape == (1,)
-    if tensor.shape[1 + time :] != shape and not alone and not (tensor.dim() == 2 + time and tensor.shape[-1] == d):
-        raise ValueError(f"{name} has shape {list(tensor.shape)}; expected {expected}, the examples first.")
+    if (
+        tensor.shape[1 + time :] != shape
+        and not alone
+        and not (tensor.dim() == 2 + time and tensor.shape[-1] == d)
+    ):
+        raise ValueError(
+            f"{name} has shape {list(tensor.shape)}; expected {expected}, the examples first."
+        )
     tensor = _on_axes(graph, name, tensor, like)
     mask = ~tensor.isnan()
     if bool(mask.all()):
@@ -320,7 +417,9 @@ def _on_axes(graph: Graph, name: str, tensor: Tensor, like: Tensor) -> Tensor:
     precision.
     """
     time = 1 if graph.timed[name] else 0
-    tensor = tensor.reshape(*tensor.shape[: 1 + time], graph.size(name)).to(like.device).to(like.dtype)
+    tensor = (
+        tensor.reshape(*tensor.shape[: 1 + time], graph.size(name)).to(like.device).to(like.dtype)
+    )
     return tensor.transpose(0, 1) if time else tensor.unsqueeze(0)
 
 
@@ -329,18 +428,30 @@ def are_labels(graph: Graph, name: str, tensor: Tensor) -> bool:
     vectors.
     """
     time = 1 if graph.timed[name] else 0
-    return graph.size(name) > 1 and tensor.dim() == 1 + time and (name in graph.given or graph.rule("p", name).spec.categorical)
+    return (
+        graph.size(name) > 1
+        and tensor.dim() == 1 + time
+        and (name in graph.given or graph.rule("p", name).spec.categorical)
+    )
 
 
 def _check_labels(name: str, labels: Tensor, count: int, first_row: int, places: Places) -> None:
-    numbers = torch.where(labels.isnan(), torch.full_like(labels, -1), labels) if labels.is_floating_point() else labels
+    numbers = (
+        torch.where(labels.isnan(), torch.full_like(labels, -1), labels)
+        if labels.is_floating_point()
+        else labels
+    )
     whole = numbers.long()
     bad = (whole != numbers) | (whole < -1) | (whole >= count)
     if bool(bad.any()):
         row = tuple(int(i) for i in bad.nonzero()[0])
-        first = f"{places.first(first_row + row[0], name, row[1] if len(row) > 1 else None)}: {numbers[row].item()}"
+        first = (
+            f"{places.first(first_row + row[0], name, row[1] if len(row) > 1 else None)}: "
+            f"{numbers[row].item()}"
+        )
         raise ValueError(
-            f"{name} has {_counted(int(bad.sum()), 'label')} outside 0 … {count - 1} ({first}). Number the classes from 0; −1 is unknown."
+            f"{name} has {_counted(int(bad.sum()), 'label')} outside 0 … {count - 1} ({first}). "
+            f"Number the classes from 0; −1 is unknown."
         )
 
 
@@ -351,36 +462,52 @@ def _vectors(labels: Tensor, count: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """
     whole = (labels.nan_to_num(-1.0) if labels.is_floating_point() else labels).long()
     known = (whole >= 0).unsqueeze(-1)
-    vectors = torch.nn.functional.one_hot(whole.clamp_min(0), count).to(like.dtype) * known.to(like.dtype)
-    vectors, known = ((part.transpose(0, 1) if vectors.dim() == 3 else part.unsqueeze(0)) for part in (vectors, known))
+    vectors = torch.nn.functional.one_hot(whole.clamp_min(0), count).to(like.dtype) * known.to(
+        like.dtype
+    )
+    vectors, known = (
+        (part.transpose(0, 1) if vectors.dim() == 3 else part.unsqueeze(0))
+        for part in (vectors, known)
+    )
     return vectors, known.expand(vectors.shape)
 
 
 def _check_lengths(graph: Graph, batch: Batch) -> None:
     rows = {name: value.shape[-2] for name, value in batch.items()}
     if len(set(rows.values())) > 1:
-        raise ValueError(f"The data disagree on the number of examples: {', '.join(f'{name} {n}' for name, n in rows.items())}.")
+        raise ValueError(
+            f"The data disagree on the number of examples: "
+            f"{', '.join(f'{name} {n}' for name, n in rows.items())}."
+        )
     steps = {name: value.shape[0] for name, value in batch.items() if graph.timed[name]}
     if len(set(steps.values())) > 1:
-        raise ValueError(f"The data disagree on the number of steps: {', '.join(f'{name} {n}' for name, n in steps.items())}.")
+        raise ValueError(
+            f"The data disagree on the number of steps: "
+            f"{', '.join(f'{name} {n}' for name, n in steps.items())}."
+        )
 
 
 def _check_steps(graph: Graph, batch: Batch, length: Any, single: bool) -> None:
     """Raise ValueError for data that look like one series whose time points are on the axis of the
     examples.
 
-    Such data are many sequences of one step, or many short sequences of which one step is a column of
-    times. ``length``, if given, must be the number of steps; it says that the user wants such sequences.
+    Such data are many sequences of one step, or many short sequences of which one step is a column
+    of times. ``length``, if given, must be the number of steps; it says that the user wants such
+    sequences.
     """
     name = next(name for name in batch if graph.timed[name])
     count, n = batch[name].shape[:2]
     if length is not None and length != count:
-        raise ValueError(f"lengths={length}, but {name} has {_counted(count, 'step')}. Leave out lengths=, or give a number for each row.")
+        raise ValueError(
+            f"lengths={length}, but {name} has {_counted(count, 'step')}. Leave out lengths=, or "
+            f"give a number for each row."
+        )
     if length is None and count == 1 < n and not single:
         shape = ", ".join(map(str, (1, n, *graph.shapes[name])))
         raise ValueError(
-            f"{name} holds {n} sequences of one step each; the axes are [N, T, …]. If they are the {n} steps of one sequence, put the axis of the "
-            f"examples first: {name}.reshape({shape}). If sequences of one step are meant, say so: lengths=1."
+            f"{name} holds {n} sequences of one step each; the axes are [N, T, …]. If they are "
+            f"the {n} steps of one sequence, put the axis of the examples first: "
+            f"{name}.reshape({shape}). If sequences of one step are meant, say so: lengths=1."
         )
     if length is None and not single and graph.size(name) == 1 and 2 <= count <= 3 and n >= MANY:
         for t in range(count):
@@ -389,13 +516,16 @@ def _check_steps(graph: Graph, batch: Batch, length: Any, single: bool) -> None:
             if bool(step != 0) and bool(((column.diff() - step).abs() < 1e-3 * step.abs()).all()):
                 shown = f"{float(column[0]):g}, {float(column[1]):g}, …"
                 raise ValueError(
-                    f"{name} holds {n} sequences of {count} steps, of which step {t} counts the sequences ({shown}), as a "
-                    f"column of times does; the axes are [N, T, …]. If the {n} lines are the steps of one sequence, pass only their values, "
-                    f"[1, {n}, 1]. If {n} sequences are meant, say so: lengths={count}."
+                    f"{name} holds {n} sequences of {count} steps, of which step {t} counts the "
+                    f"sequences ({shown}), as a column of times does; the axes are [N, T, …]. If "
+                    f"the {n} lines are the steps of one sequence, pass only their values, [1, "
+                    f"{n}, 1]. If {n} sequences are meant, say so: lengths={count}."
                 )
 
 
-def _real_steps(graph: Graph, batch: Batch, steps: Any, lengths: Any, *, check: bool = True) -> Tensor | None:
+def _real_steps(
+    graph: Graph, batch: Batch, steps: Any, lengths: Any, *, check: bool = True
+) -> Tensor | None:
     """The mask of real (not padded) steps, [T, N, 1]; None if all steps are real."""
     if steps is None and lengths is None:
         return None
@@ -403,21 +533,31 @@ def _real_steps(graph: Graph, batch: Batch, steps: Any, lengths: Any, *, check: 
         raise ValueError("Pass steps= or lengths=, not both.")
     timed = next((value for name, value in batch.items() if graph.timed[name]), None)
     if timed is None:
-        raise ValueError("steps= and lengths= are for sequences; no variable of these data has [t].")
+        raise ValueError(
+            "steps= and lengths= are for sequences; no variable of these data has [t]."
+        )
     count, n = timed.shape[0], timed.shape[1]
     if lengths is not None:
         length = numbers("lengths", lengths).to(timed.device)
-        if check and (length.shape != (n,) or bool(((length.long() != length) | (length < 1) | (length > count)).any())):
-            raise ValueError(f"lengths holds one number for each of the {n} rows, from 1 to {count}.")
+        if check and (
+            length.shape != (n,)
+            or bool(((length.long() != length) | (length < 1) | (length > count)).any())
+        ):
+            raise ValueError(
+                f"lengths holds one number for each of the {n} rows, from 1 to {count}."
+            )
         real = torch.arange(count, device=timed.device)[:, None] < length[None, :]
     else:
         mask = numbers("steps", steps).to(timed.device).bool()
         if check and mask.shape != (n, count):
-            raise ValueError(f"steps has shape {list(mask.shape)}; expected [N, T] = [{n}, {count}].")
+            raise ValueError(
+                f"steps has shape {list(mask.shape)}; expected [N, T] = [{n}, {count}]."
+            )
         real = mask.T
         if check and (not bool(real[0].all()) or bool((real[1:] & ~real[:-1]).any())):
             raise ValueError(
-                "steps marks each row's real steps from the first on, without gaps. For a step that was not observed put NaN into the data."
+                "steps marks each row's real steps from the first on, without gaps. For a step "
+                "that was not observed put NaN into the data."
             )
     return real.unsqueeze(-1)
 
@@ -429,31 +569,54 @@ def _check_missing(graph: Graph, name: str, mask: Tensor, *, padded: bool) -> No
     """
     if name in graph.latents:
         if bool((mask.any(-1) != mask.all(-1)).any()):
-            raise ValueError(f"{name!r} is latent, and in some row only part of its entries are known. Give the whole row, or none of it (NaN).")
+            raise ValueError(
+                f"{name!r} is latent, and in some row only part of its entries are known. Give "
+                f"the whole row, or none of it (NaN)."
+            )
         return
     perhaps = "" if padded else _perhaps_padding(graph, name, mask)
-    reader = next((entry for entry in graph.entries() if entry.side == "p" and any(ref.name == name for ref in entry.key.parents)), None)
+    reader = next(
+        (
+            entry
+            for entry in graph.entries()
+            if entry.side == "p" and any(ref.name == name for ref in entry.key.parents)
+        ),
+        None,
+    )
     if reader is not None:
-        fix = f"Fill the entries, or declare {name} in p and q" if name in graph.given else f"Give q a factor for {name}, or fill the entries"
-        raise ValueError(f'{name} has missing entries but p reads it ("{reader.key}"). {fix}.{perhaps}')
+        fix = (
+            f"Fill the entries, or declare {name} in p and q"
+            if name in graph.given
+            else f"Give q a factor for {name}, or fill the entries"
+        )
+        raise ValueError(
+            f'{name} has missing entries but p reads it ("{reader.key}"). {fix}.{perhaps}'
+        )
     if name in graph.given or not bool((mask.any(-1) != mask.all(-1)).any()):
         return
     for entry in graph.p[name].values():
         spec, d = entry.spec, graph.size(name)
         # The family defines no marginals.
         if type(spec).log_prob is Conditional.log_prob and not spec.categorical:
-            raw = {head: torch.zeros(size) for head, size in spec.heads(d).items()} | spec.vectors(d)
+            raw = {head: torch.zeros(size) for head, size in spec.heads(d).items()} | spec.vectors(
+                d
+            )
             if spec.distribution(**raw).event_shape:
                 family = type(spec).__name__
                 fix = f"Fill them, or use independent entries.{perhaps}"
-                raise ValueError(f"{name} has missing entries, but {family} has no marginal without them. {fix}")
+                raise ValueError(
+                    f"{name} has missing entries, but {family} has no marginal without them. {fix}"
+                )
 
 
 def _perhaps_padding(graph: Graph, name: str, mask: Tensor) -> str:
     """An additional hint for sequences whose rows end in missing steps; empty for other data."""
     if not graph.timed[name] or bool(mask[-1].any(-1).all()):
         return ""
-    return f" If the NaN at the end of the rows are only padding, pass the length of each row too, in an array lengths next to {name}."
+    return (
+        f" If the NaN at the end of the rows are only padding, pass the length of each row too, "
+        f"in an array lengths next to {name}."
+    )
 
 
 class FamilyError(ValueError):
@@ -466,31 +629,62 @@ class FamilyError(ValueError):
         self.variable = variable
 
 
-def _check_support(graph: Graph, name: str, value: Tensor, mask: Tensor | None, inside: Tensor | None, first_row: int, places: Places) -> None:
+def _check_support(
+    graph: Graph,
+    name: str,
+    value: Tensor,
+    mask: Tensor | None,
+    inside: Tensor | None,
+    first_row: int,
+    places: Places,
+) -> None:
     infinite = torch.isinf(value)
-    rows = next((e.spec.net.rows for e in graph.entries() if isinstance(e.spec.net, table) and e.key.parents[0].name == name), None)
+    rows = next(
+        (
+            e.spec.net.rows
+            for e in graph.entries()
+            if isinstance(e.spec.net, table) and e.key.parents[0].name == name
+        ),
+        None,
+    )
     if name in graph.given:
         bad, what, fix = infinite, "not finite", "Replace them."
         if rows is not None:
             # A missing index is stored as 0 and would select row 0.
             unknown = torch.zeros_like(infinite) if mask is None else ~mask
-            bad, mask = unknown | infinite | (value != value.round()) | (value < 0) | (value >= rows), None
+            bad, mask = (
+                unknown | infinite | (value != value.round()) | (value < 0) | (value >= rows),
+                None,
+            )
             what = f"outside the rows of table({rows})"
             fix = f"Rows are numbered 0 … {rows - 1}."
         found = [(bad, what, fix)]
     else:
         found = [(infinite, "not finite", "Replace them; NaN marks a missing entry.")]
-        found += [_outside(graph, entry, value, _steps_of_rule(graph, entry, value, inside)) for entry in graph.p[name].values()]
+        found += [
+            _outside(graph, entry, value, _steps_of_rule(graph, entry, value, inside))
+            for entry in graph.p[name].values()
+        ]
     for i, (bad, what, fix) in enumerate(found):
         bad = bad if mask is None else bad & mask
         bad = bad if inside is None else bad & inside
         if bool(bad.any()):
             t, row, column = (int(i) for i in bad.transpose(0, 1).nonzero()[0][[1, 0, 2]])
-            place = f"{places.first(first_row + row, name, t if graph.timed[name] else None, column)}: {value[t, row, column].item()}"
+            place = (
+                f"{places.first(first_row + row, name, t if graph.timed[name] else None, column)}: "
+                f"{value[t, row, column].item()}"
+            )
             text = what.format(first=place) if "{first}" in what else f"{what} ({place})"
-            count = int(bad.any(-1).sum()) if name not in graph.given and graph.rule("p", name).spec.categorical else int(bad.sum())
+            count = (
+                int(bad.any(-1).sum())
+                if name not in graph.given and graph.rule("p", name).spec.categorical
+                else int(bad.sum())
+            )
             text = text.replace("that are", "that is", 1) if count == 1 else text
-            message = f"{name} has {_counted(count, 'value')} {text}. {_grey_levels(graph, name, value) or fix}"
+            message = (
+                f"{name} has {_counted(count, 'value')} {text}. "
+                f"{_grey_levels(graph, name, value) or fix}"
+            )
             # No family accepts what the first check refuses.
             raise FamilyError(message, name) if i else ValueError(message)
 
@@ -502,23 +696,39 @@ def _grey_levels(graph: Graph, name: str, value: Tensor) -> str | None:
     """
     family = None if name in graph.given else graph.rule("p", name).spec
     high = float(value.max())
-    if family is None or family.support not in (constraints.boolean, constraints.unit_interval) or not 1 < high <= 255:
+    if (
+        family is None
+        or family.support not in (constraints.boolean, constraints.unit_interval)
+        or not 1 < high <= 255
+    ):
         return None
     if bool(((value < 0) | (value != value.round())).any()):
         return None
     levels = 256 if high > 31 else int(high) + 1
     how = family.preparation
     what = "make them binary" if how == "threshold" else "spread them over (0, 1)"
-    return f"They look like grey levels 0 … {levels - 1}: {what} (aevb.data.{how}({name}, {levels}); --prepare {how})."
+    return (
+        f"They look like grey levels 0 … {levels - 1}: {what} (aevb.data.{how}({name}, {levels}); "
+        f"--prepare {how})."
+    )
 
 
-def _outside(graph: Graph, entry: Entry, value: Tensor, where: Tensor | None) -> tuple[Tensor, str, str]:
+def _outside(
+    graph: Graph, entry: Entry, value: Tensor, where: Tensor | None
+) -> tuple[Tensor, str, str]:
     """Return a mask of the values outside the support of a rule of p (at the rule's steps), a
     description, and the fix.
     """
-    spec, target = entry.spec, entry.key.name if len(graph.p[entry.key.name]) == 1 else str(entry.key.target)
+    spec, target = (
+        entry.spec,
+        entry.key.name if len(graph.p[entry.key.name]) == 1 else str(entry.key.target),
+    )
     bad, what, fix = spec.outside(value)
-    return bad if where is None else bad & where, f"{what} ({{first}}), but p gives {target} a {type(spec).__name__}", fix
+    return (
+        bad if where is None else bad & where,
+        f"{what} ({{first}}), but p gives {target} a {type(spec).__name__}",
+        fix,
+    )
 
 
 def _steps_of_rule(graph: Graph, entry: Entry, value: Tensor, real: Tensor | None) -> Tensor | None:
@@ -551,5 +761,7 @@ def public(graph: Graph, name: str, value: Tensor, n: int, steps: int) -> Tensor
     *shape].
     """
     lead = value.shape[:-3]
-    value = value.expand(*lead, steps if graph.timed[name] else 1, n, value.shape[-1]).transpose(-3, -2)
+    value = value.expand(*lead, steps if graph.timed[name] else 1, n, value.shape[-1]).transpose(
+        -3, -2
+    )
     return value.reshape(*lead, n, *([steps] if graph.timed[name] else []), *graph.shapes[name])

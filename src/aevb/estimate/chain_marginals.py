@@ -38,7 +38,13 @@ class Chain:
             self.pair, self.single = self._recursion(product)
 
     def _uniform(self) -> float:
-        return 1 / math.prod([count for count, (_, slot) in zip(self.sizes, self.slots, strict=True) if slot is not None])
+        return 1 / math.prod(
+            [
+                count
+                for count, (_, slot) in zip(self.sizes, self.slots, strict=True)
+                if slot is not None
+            ]
+        )
 
     def _to_neighbour(self, value: Tensor) -> Tensor:
         """Move each latent from its own axis to its neighbour's axis.
@@ -58,7 +64,9 @@ class Chain:
         singles: list[Tensor] = [conditional] * self.steps
         before: Tensor | None = None
         for t in range(self.steps) if self.direction < 0 else range(self.steps - 1, -1, -1):
-            pairs[t] = parts[t] * (self._uniform() if before is None else self._to_neighbour(before))
+            pairs[t] = parts[t] * (
+                self._uniform() if before is None else self._to_neighbour(before)
+            )
             widened = pairs[t]
             for count, slot in zip(self.sizes, (slot for _, slot in self.slots), strict=True):
                 if slot is not None:

@@ -1,4 +1,6 @@
-"""A declaration with its weights: the part of a model that estimates, evidence and posteriors read."""
+"""A declaration with its weights: the part of a model that estimates, evidence and posteriors
+read.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,34 @@ from aevb.runtime.evaluation_mode import drops_units, evaluating
 from aevb.runtime.seeding import seeded
 
 RESERVED = (
-    "self", "steps", "lengths", "how", "bound", "samples", "gradient", "temperature", "noise", "seed", "kl_weight", "mean", "method", "memory",
-    "iterations", "n",
-    "elbo", "iwae", "evidence", "expected", "gap", "step", "epoch", "lr", "phase", "seconds", "note",
-)  # fmt: skip
+    "self",
+    "steps",
+    "lengths",
+    "how",
+    "bound",
+    "samples",
+    "gradient",
+    "temperature",
+    "noise",
+    "seed",
+    "kl_weight",
+    "mean",
+    "method",
+    "memory",
+    "iterations",
+    "n",
+    "elbo",
+    "iwae",
+    "evidence",
+    "expected",
+    "gap",
+    "step",
+    "epoch",
+    "lr",
+    "phase",
+    "seconds",
+    "note",
+)
 
 
 class DeclaredModel(nn.Module):
@@ -48,17 +74,25 @@ class DeclaredModel(nn.Module):
         self.graph = Graph(p, q, given or {})
         for name in self.graph.shapes:
             if name in RESERVED:
-                raise ValueError(f"{name!r} is a word of this library; call the variable something else.")
+                raise ValueError(
+                    f"{name!r} is a word of this library; call the variable something else."
+                )
         self.missing = missing
-        self.factors = nn.ModuleDict({entry.id: self._build(entry) for entry in self.graph.entries()})
+        self.factors = nn.ModuleDict(
+            {entry.id: self._build(entry) for entry in self.graph.entries()}
+        )
         self._plans: dict[Any, Plan] = {}
 
     def _build(self, entry: Entry) -> nn.Module:
         spec, shape = entry.spec, self.graph.shapes[entry.key.name]
         own = entry.key.name if isinstance(spec, Cell) else None
-        parents = {str(ref): self.graph.shapes[ref.name] for ref in entry.key.parents if ref.name != own}
+        parents = {
+            str(ref): self.graph.shapes[ref.name] for ref in entry.key.parents if ref.name != own
+        }
         reads_masks = self.missing == "mask" and entry.side == "q"
-        masked = [str(ref) for ref in entry.key.parents if reads_masks and ref.name in self.graph.observed]
+        masked = [
+            str(ref) for ref in entry.key.parents if reads_masks and ref.name in self.graph.observed
+        ]
         try:
             if isinstance(spec, Cell):
                 return Recurrence(spec, shape[0], parents, masked)
@@ -73,29 +107,53 @@ class DeclaredModel(nn.Module):
 
         Raise ValueError if there is no such GPU.
         """
-        wanted = [str(value) for value in (*args[:1], kwargs.get("device")) if isinstance(value, str | torch.device)]
+        wanted = [
+            str(value)
+            for value in (*args[:1], kwargs.get("device"))
+            if isinstance(value, str | torch.device)
+        ]
         if any(name.startswith("cuda") for name in wanted) and not torch.cuda.is_available():
             raise ValueError(
-                f'There is no GPU here for .to("{wanted[0]}"): torch finds no CUDA device. Stay on the CPU, or install a torch with CUDA.'
+                f'There is no GPU here for .to("{wanted[0]}"): torch finds no CUDA device. Stay '
+                f"on the CPU, or install a torch with CUDA."
             )
         return super().to(*args, **kwargs)
 
     def cuda(self, device: int | torch.device | None = None) -> Self:
         """Move to a GPU."""
-        return self.to("cuda" if device is None else torch.device("cuda", device) if isinstance(device, int) else device)
+        return self.to(
+            "cuda"
+            if device is None
+            else torch.device("cuda", device)
+            if isinstance(device, int)
+            else device
+        )
 
     def theta(self) -> list[nn.Parameter]:
         """The generative parameters θ: all parameters of p, including those of nodes that q reads
         too.
         """
-        return [parameter for entry in self.graph.entries() if entry.side == "p" for parameter in self.factors[entry.id].parameters()]
+        return [
+            parameter
+            for entry in self.graph.entries()
+            if entry.side == "p"
+            for parameter in self.factors[entry.id].parameters()
+        ]
 
     def phi(self) -> list[nn.Parameter]:
         """The inference parameters φ: the parameters of q's entries."""
-        return [parameter for entry in self.graph.entries() if entry.side == "q" for parameter in self.factors[entry.id].parameters()]
+        return [
+            parameter
+            for entry in self.graph.entries()
+            if entry.side == "q"
+            for parameter in self.factors[entry.id].parameters()
+        ]
 
     def __repr__(self) -> str:
-        counts = {entry.id: sum(parameter.numel() for parameter in self.factors[entry.id].parameters()) for entry in self.graph.entries()}
+        counts = {
+            entry.id: sum(parameter.numel() for parameter in self.factors[entry.id].parameters())
+            for entry in self.graph.entries()
+        }
         return describe(self.graph, counts)
 
     __str__ = __repr__
@@ -112,13 +170,26 @@ class DeclaredModel(nn.Module):
     ) -> Plan:
         """Derive the estimator for these choices (cached).
 
-        ``clamped`` names the latents that are known in every row, ``partial`` the variables that are
-        known in some rows or entries only.
+        ``clamped`` names the latents that are known in every row, ``partial`` the variables that
+        are known in some rows or entries only.
         """
-        key = (tuple(sorted((how or {}).items())), bound, samples, gradient, frozenset(clamped), frozenset(partial))
+        key = (
+            tuple(sorted((how or {}).items())),
+            bound,
+            samples,
+            gradient,
+            frozenset(clamped),
+            frozenset(partial),
+        )
         if key not in self._plans:
             self._plans[key] = derive(
-                self.graph, how=how, bound=bound, samples=samples, gradient=gradient, clamped=frozenset(clamped), partial=frozenset(partial)
+                self.graph,
+                how=how,
+                bound=bound,
+                samples=samples,
+                gradient=gradient,
+                clamped=frozenset(clamped),
+                partial=frozenset(partial),
             )
         return self._plans[key]
 
@@ -126,7 +197,10 @@ class DeclaredModel(nn.Module):
         """A tensor with the device and precision of the model."""
         for tensor in chain(self.parameters(), self.buffers()):
             if tensor.is_meta:
-                raise ValueError('This model is on the meta device and has no weights. Use .to_empty(device="cpu"), then load weights.')
+                raise ValueError(
+                    "This model is on the meta device and has no weights. Use "
+                    '.to_empty(device="cpu"), then load weights.'
+                )
             if tensor.is_floating_point():
                 return tensor
         return torch.zeros(())
@@ -142,13 +216,18 @@ class DeclaredModel(nn.Module):
             dtype = self._parameter().dtype
             if dtype not in (torch.bfloat16, torch.float16):
                 raise
-            raise ValueError(f"torch cannot compute this in the model's precision, {str(dtype)[6:]} ({error}). Use model.float().") from error
+            raise ValueError(
+                f"torch cannot compute this in the model's precision, {str(dtype)[6:]} ({error}). "
+                f"Use model.float()."
+            ) from error
 
     def prepare(self, *, steps: Any = None, lengths: Any = None, **data: Any) -> Batch:
         """Check data against the declaration and convert them to a batch."""
         return prepare(self.graph, data, like=self._parameter(), steps=steps, lengths=lengths)
 
-    def draw_noise(self, plan: Plan, batch: Mapping[str, Tensor], *, seed: int | None = None) -> dict[str, Tensor]:
+    def draw_noise(
+        self, plan: Plan, batch: Mapping[str, Tensor], *, seed: int | None = None
+    ) -> dict[str, Tensor]:
         """Draw all random numbers of one estimate, from the global generator or from a seed."""
         like = self._parameter()
         n, steps = self._extent(batch)
@@ -156,11 +235,16 @@ class DeclaredModel(nn.Module):
         layout = plan.layout(n, steps, dropout=drops_units(self))
         return noises.draw(layout, generator=generator, device=like.device, dtype=like.dtype)
 
-    def _check_noise(self, plan: Plan, batch: Mapping[str, Tensor], noise: Mapping[str, Tensor]) -> None:
+    def _check_noise(
+        self, plan: Plan, batch: Mapping[str, Tensor], noise: Mapping[str, Tensor]
+    ) -> None:
         for name, (_, shape) in plan.layout(*self._extent(batch), dropout=False).items():
             if name not in noise or tuple(noise[name].shape) != shape:
                 found = f"has shape {list(noise[name].shape)}" if name in noise else "is missing"
-                raise ValueError(f"The noise of {name} {found}; this estimate needs {list(shape)}. Draw it with draw_noise(plan, batch).")
+                raise ValueError(
+                    f"The noise of {name} {found}; this estimate needs {list(shape)}. Draw it "
+                    f"with draw_noise(plan, batch)."
+                )
 
     def _extent(self, batch: Mapping[str, Tensor]) -> tuple[int, int]:
         """The numbers of examples and of steps."""
@@ -170,10 +254,23 @@ class DeclaredModel(nn.Module):
     @contextmanager
     def _evaluating(self, seed: int | None) -> Iterator[None]:
         """Disable gradients and dropout, and use the seed if one is given, in this thread only."""
-        with self._in_its_precision(), torch.no_grad(), evaluating(self), seeded(seed, all_code=seed is not None and self._has_own_code()):
+        with (
+            self._in_its_precision(),
+            torch.no_grad(),
+            evaluating(self),
+            seeded(seed, all_code=seed is not None and self._has_own_code()),
+        ):
             yield
 
     def _has_own_code(self) -> bool:
         """Whether the model uses a class of the user, whose code may draw random numbers."""
-        specs = (part for entry in self.graph.entries() for part in (entry.spec, getattr(entry.spec, "net", None)) if part is not None)
-        return any(not type(part).__module__.startswith(("aevb.", "torch.nn.modules.")) for part in chain(specs, self.modules()))
+        specs = (
+            part
+            for entry in self.graph.entries()
+            for part in (entry.spec, getattr(entry.spec, "net", None))
+            if part is not None
+        )
+        return any(
+            not type(part).__module__.startswith(("aevb.", "torch.nn.modules."))
+            for part in chain(specs, self.modules())
+        )

@@ -19,7 +19,17 @@ from aevb.declare.conditionals import Conditional, Factor
 from aevb.declare.families import Exact
 from aevb.declare.graph import Entry
 from aevb.declare.notation import Ref
-from aevb.derive.axes import SAMPLES, TIME, contract, expand_axis, on_axis, over_time, place, size, steps_of
+from aevb.derive.axes import (
+    SAMPLES,
+    TIME,
+    contract,
+    expand_axis,
+    on_axis,
+    over_time,
+    place,
+    size,
+    steps_of,
+)
 from aevb.derive.dependence import S
 from aevb.derive.divergences import closed_form_kl
 from aevb.derive.draws import Draw, Term
@@ -37,9 +47,10 @@ class Bound:
 
     ``terms`` holds ``"x"`` for log p(x|·) and ``"kl(z)"`` for E[log q(z|·) − log p(z|·)], which is
     −log p(z|·) in rows where z is known. Under iwae the terms are diagnostics: averages with the
-    normalised importance weights. ``log_weights`` are iwae's log-weights, [K, N]; None if a latent is
-    enumerated outside them. If the KL terms have a weight (``kl_weight``), ``value`` includes it, but
-    log p of a known latent keeps weight 1; ``unweighted`` is then the bound itself, without gradient.
+    normalised importance weights. ``log_weights`` are iwae's log-weights, [K, N]; None if a latent
+    is enumerated outside them. If the KL terms have a weight (``kl_weight``), ``value`` includes
+    it, but log p of a known latent keeps weight 1; ``unweighted`` is then the bound itself, without
+    gradient.
     """
 
     value: Tensor
@@ -61,7 +72,7 @@ class Estimate:
     def __init__(
         self,
         plan: Plan,
-        factors: Mapping[str, nn.Module],
+        factors: Mapping[str, nn.Module] | nn.ModuleDict,
         batch: Mapping[str, Tensor],
         noise: Mapping[str, Tensor],
         *,
@@ -73,9 +84,15 @@ class Estimate:
         timed = [name for name in batch if self.graph.timed.get(name)]
         self.steps = batch[timed[0]].shape[TIME] if timed else 1
         self.program = Program(
-            self.graph, factors, batch, noise=noise, slots=plan.slots, steps=self.steps, q_draws=frozenset(plan.choices),
+            self.graph,
+            factors,
+            batch,
+            noise=noise,
+            slots=plan.slots,
+            steps=self.steps,
+            q_draws=frozenset(plan.choices),
             hook=self._unscale if scale is not None else None,
-        )  # fmt: skip
+        )
         self._log_p: dict[str, Tensor] = {}
         self._log_w: dict[str, Tensor] = {}
         self._noise_steps: dict[str, Sequence[Tensor]] = {}
@@ -91,23 +108,30 @@ class Estimate:
     def _like(self) -> Tensor:
         return next(iter(self.batch.values()))
 
-    # Drawing --------------------------------------------------------------------------------------------------------------
+    # Drawing --------------------------------------------------------------------------------------
 
     def _unscale(self, entry: Entry, ref: Ref, value: Tensor) -> Tensor:
         """Undo DReG's gradient weight on the inputs of a draw, so that gradients to earlier draws
         are not weighted twice.
 
-        The plan decides whether a parent has a sample axis. Its tensor cannot decide: at the first step
-        of a recurrence, the state may not have that axis yet.
+        The plan decides whether a parent has a sample axis. Its tensor cannot decide: at the first
+        step of a recurrence, the state may not have that axis yet.
         """
-        if entry.side == "p" or entry.key.name not in self.plan.drawn or S not in self.plan.values[ref.name] or self.scale is None:
+        if (
+            entry.side == "p"
+            or entry.key.name not in self.plan.drawn
+            or S not in self.plan.values[ref.name]
+            or self.scale is None
+        ):
             return value
         return scale_gradient(value, 1 / self.scale)
 
     def _scaled(self, raw: Tensor) -> Tensor:
         """Weight the gradient of a draw's parameters separately for each sample (DReG)."""
         assert self.scale is not None
-        return scale_gradient(raw.expand(torch.broadcast_shapes(raw.shape, (*self.scale.shape[:-1], 1))), self.scale)
+        return scale_gradient(
+            raw.expand(torch.broadcast_shapes(raw.shape, (*self.scale.shape[:-1], 1))), self.scale
+        )
 
     def _noise_at(self, entry: Entry, t: int | None) -> Tensor:
         name = self.plan.noise_keys[entry.id]
@@ -126,15 +150,25 @@ class Estimate:
         raw = scaled(raw) if scaled else raw
         # A seed: torch draws the sample, so the parameters need all axes of the value.
         if noise.dim() == 0:
-            raw = raw.expand(torch.broadcast_shapes(raw.shape, (*self._value_shape(name, t)[:-1], 1)))
+            raw = raw.expand(
+                torch.broadcast_shapes(raw.shape, (*self._value_shape(name, t)[:-1], 1))
+            )
         whole = t is None and scaled is None and noise.dim() and entry.key.at in ("t", "static")
-        dist = self.program.distribution("q", name)[1] if whole else factor.distribution(raw, scaled)
+        dist = (
+            self.program.distribution("q", name)[1] if whole else factor.distribution(raw, scaled)
+        )
         if draw in (Draw.PATHWISE, Draw.DETACHED):
-            value = spec.reparametrise(dist, noise) if spec.noise(1) else sample_with_seed(dist, noise)
+            value = (
+                spec.reparametrise(dist, noise) if spec.noise(1) else sample_with_seed(dist, noise)
+            )
             value = value.detach() if draw is Draw.DETACHED else value
         elif draw in (Draw.SCORE, Draw.SAMPLE):
             with torch.no_grad():
-                value = spec.reparametrise(dist, noise) if spec.noise(1) else sample_with_seed(dist, noise)
+                value = (
+                    spec.reparametrise(dist, noise)
+                    if spec.noise(1)
+                    else sample_with_seed(dist, noise)
+                )
         elif draw is Draw.STRATIFY:
             slot = self.plan.slots[name][0]
             loc, deviation = (_component_axis(part, slot) for part in (dist.loc, dist.scale))  # type: ignore[attr-defined]
@@ -146,7 +180,10 @@ class Estimate:
                 value = hard + (value - value.detach())
         seen = self.batch.get(mask_of(name))
         if seen is not None:
-            known, seen = (part if t is None or part.shape[TIME] == 1 else part.narrow(TIME, t, 1) for part in (self.batch[name], seen))
+            known, seen = (
+                part if t is None or part.shape[TIME] == 1 else part.narrow(TIME, t, 1)
+                for part in (self.batch[name], seen)
+            )
             value = torch.where(seen, known, value)
         return value
 
@@ -157,7 +194,7 @@ class Estimate:
             shape[TIME] = 1
         return tuple(shape)
 
-    # Log-probabilities and weights -----------------------------------------------------------------------------------------------
+    # Log-probabilities and weights ----------------------------------------------------------------
 
     def _detached(self, side: str, name: str, region: str) -> tuple[Conditional, td.Distribution]:
         """Return a factor's distribution with its weights and all inputs detached, except the
@@ -167,12 +204,21 @@ class Estimate:
         factor, program = self.factors[entry.id], self.program
         assert isinstance(factor, Factor)
         if S not in self.plan.axes[entry.id]:
-            return factor.spec, factor.distribution(self.program.select(program.raw(entry).detach(), region), torch.detach)
+            return factor.spec, factor.distribution(
+                self.program.select(program.raw(entry).detach(), region), torch.detach
+            )
         program.hook, hook = None, program.hook
-        inputs = {ref.label: program.read(ref) if S in self.plan.values[ref.name] else program.read(ref).detach() for ref in entry.key.parents}
+        inputs = {
+            ref.label: program.read(ref)
+            if S in self.plan.values[ref.name]
+            else program.read(ref).detach()
+            for ref in entry.key.parents
+        }
         program.hook = hook
         fixed = {key: parameter.detach() for key, parameter in factor.named_parameters()}
-        raw = torch.func.functional_call(factor, fixed, (inputs, program.keep(entry), program.missing(entry, inputs)))
+        raw = torch.func.functional_call(
+            factor, fixed, (inputs, program.keep(entry), program.missing(entry, inputs))
+        )
         return factor.spec, factor.distribution(self.program.select(raw, region), torch.detach)
 
     def log_p(self, name: str) -> Tensor:
@@ -187,15 +233,23 @@ class Estimate:
 
         For the gradients "stl" and "dreg", q's parameters are detached.
         """
-        fixed = self.plan.gradient in ("stl", "dreg") and self.plan.choices[name].draw is Draw.PATHWISE
-        return self.program.log_prob("q", name, self.program.values[name], distribution=self._detached if fixed else None)
+        fixed = (
+            self.plan.gradient in ("stl", "dreg") and self.plan.choices[name].draw is Draw.PATHWISE
+        )
+        return self.program.log_prob(
+            "q", name, self.program.values[name], distribution=self._detached if fixed else None
+        )
 
     def log_w(self, name: str) -> Tensor:
         """log q of every value of an enumerated latent (or log π of every mixture component), on
         the latent's axis.
         """
         if name not in self._log_w:
-            self._log_w[name] = self._bayes(name) if isinstance(self.graph.rule("q", name).spec, Exact) else self._weights_of(name)
+            self._log_w[name] = (
+                self._bayes(name)
+                if isinstance(self.graph.rule("q", name).spec, Exact)
+                else self._weights_of(name)
+            )
         return self._log_w[name]
 
     def _weights_of(self, name: str) -> Tensor:
@@ -220,12 +274,16 @@ class Estimate:
         for factor in self.graph.factors_containing(name):
             part = self.log_p(factor)
             if self.graph.timed[name] and not self.graph.timed[factor]:
-                part = torch.where(self.program.is_end(self.plan.ends(self.graph.rule("p", factor))[0]), part, torch.zeros_like(part))
+                part = torch.where(
+                    self.program.is_end(self.plan.ends(self.graph.rule("p", factor))[0]),
+                    part,
+                    torch.zeros_like(part),
+                )
             total = part if total is None else total + part
         assert total is not None
         return total.log_softmax(self.plan.slots[name][0])
 
-    # Terms -------------------------------------------------------------------------------------------------------------------
+    # Terms ----------------------------------------------------------------------------------------
 
     def over_steps(self, term: Tensor) -> Tensor:
         """Sum a term over the real (not padded) steps."""
@@ -238,11 +296,19 @@ class Estimate:
         weighted by their probabilities.
         """
         timed = self.graph.timed[name]
-        slots = [slot for latent in self.plan.slots if self.graph.timed[latent] for slot in self.plan.slots[latent] if slot]
+        slots = [
+            slot
+            for latent in self.plan.slots
+            if self.graph.timed[latent]
+            for slot in self.plan.slots[latent]
+            if slot
+        ]
         if any(size(term, slot) > 1 for slot in slots):
             weights = self.chain.weights(self.plan.direction(side, name))
             if not timed:  # a static factor that reads the first or last step
-                weights = self.program.select(weights, self.plan.ends(self.graph.rule(side, name))[0])
+                weights = self.program.select(
+                    weights, self.plan.ends(self.graph.rule(side, name))[0]
+                )
             weighted = weights * term
             term = weighted.sum([slot for slot in slots if weighted.dim() >= -slot], keepdim=True)
         return self.over_steps(over_time(term, self.steps)) if timed else term
@@ -284,7 +350,10 @@ class Estimate:
         elif choice.term is Term.CLOSED:
 
             def at(region: str) -> Tensor:
-                (q, dist_q), (p, dist_p) = self.program.distribution("q", name, region), self.program.distribution("p", name, region)
+                (q, dist_q), (p, dist_p) = (
+                    self.program.distribution("q", name, region),
+                    self.program.distribution("p", name, region),
+                )
                 kl = closed_form_kl(q, p)
                 assert kl is not None
                 return kl(dist_q, dist_p).unsqueeze(-1)
@@ -292,7 +361,9 @@ class Estimate:
             term = self._where_unknown(name, self.program.piecewise(name, "qp", at))
             return self.finish(name, term, "q" if self.plan.direction("q", name) else "p")
         elif choice.term is Term.RELAXED:
-            log_value = self.program.piecewise(name, "q", lambda region: self._relaxed_value(name, region))
+            log_value = self.program.piecewise(
+                name, "q", lambda region: self._relaxed_value(name, region)
+            )
             log_q, log_p = (self._relaxed_log_prob(side, name, log_value) for side in "qp")
         elif choice.term is Term.ENTROPY:
 
@@ -321,32 +392,45 @@ class Estimate:
     def _relaxed_log_prob(self, side: str, name: str, log_value: Tensor) -> Tensor:
         def at(region: str) -> Tensor:
             spec, dist = self.program.distribution(side, name, region)
-            return spec.relaxed_log_prob(dist, self.program.select(log_value, region), self.temperature).unsqueeze(-1)  # type: ignore[attr-defined]
+            return spec.relaxed_log_prob(  # type: ignore[attr-defined]
+                dist, self.program.select(log_value, region), self.temperature
+            ).unsqueeze(-1)
 
         return self.program.piecewise(name, side, at)
 
     def likelihood(self, name: str) -> Tensor:
-        """log p(v|·) of an observed variable, or of a latent in the rows where its value is known."""
+        """log p(v|·) of an observed variable, or of a latent in the rows where its value is
+        known.
+        """
         log_p, seen = self.log_p(name), self.batch.get(mask_of(name))
         if seen is not None and name in self.plan.choices:
             log_p = torch.where(seen[..., :1], log_p, torch.zeros_like(log_p))
         return self.finish(name, log_p, "p")
 
-    # The bound -----------------------------------------------------------------------------------------------------------------
+    # The bound ------------------------------------------------------------------------------------
 
     def sequence(self) -> list[tuple[str, int]]:
         """The expectations that remain after the sum over time, innermost first: pairs (latent or
         "#S", axis).
         """
-        return [(name, SAMPLES if name == S[0] else self.plan.slots[name][0]) for name in self.plan.order]
+        return [
+            (name, SAMPLES if name == S[0] else self.plan.slots[name][0])
+            for name in self.plan.order
+        ]
 
     def terms(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The likelihood terms and the KL terms, summed over time, not yet averaged over latents
         and samples.
         """
-        latents = (name for name in self.graph.latents if name in self.plan.clamped or mask_of(name) in self.batch)
+        latents = (
+            name
+            for name in self.graph.latents
+            if name in self.plan.clamped or mask_of(name) in self.batch
+        )
         known = (*self.graph.observed, *latents)
-        return {name: self.likelihood(name) for name in known}, {f"kl({name})": self.kl(name) for name in self.plan.choices}
+        return {name: self.likelihood(name) for name in known}, {
+            f"kl({name})": self.kl(name) for name in self.plan.choices
+        }
 
     def only_known(self, name: str, total: Tensor) -> Tensor:
         """In rows where a latent's value is known, set the total of all other values to −∞."""
@@ -360,9 +444,10 @@ class Estimate:
         """DReG's factor on the gradient of each draw: 1 − β + βw̃, where w̃ is the sample's
         normalised importance weight.
 
-        The bound weights each sample's gradient by w̃. The log-weight contains −β log q(z). Its gradient
-        with respect to q's parameters at fixed z has the same mean as −β(w̃ − w̃²) times the gradient of
-        the log-weight along the path of z. The total factor is therefore w̃(1 − β + βw̃).
+        The bound weights each sample's gradient by w̃. The log-weight contains −β log q(z). Its
+        gradient with respect to q's parameters at fixed z has the same mean as −β(w̃ − w̃²) times
+        the gradient of the log-weight along the path of z. The total factor is therefore w̃(1 − β +
+        βw̃).
         """
         terms, kls = self.terms()
         total = _integrand(terms, kls, kl_weight)
@@ -370,7 +455,11 @@ class Estimate:
             if name == S[0]:
                 break
             total = contract(total, self.weight(name), axis)
-        scale = 1 - kl_weight + kl_weight * expand_axis(total, SAMPLES, self.plan.samples).softmax(SAMPLES)
+        scale = (
+            1
+            - kl_weight
+            + kl_weight * expand_axis(total, SAMPLES, self.plan.samples).softmax(SAMPLES)
+        )
         # ``_unscale`` divides by it.
         return torch.where(scale.abs() < 1e-12, torch.full_like(scale, 1e-12), scale)
 
@@ -393,20 +482,37 @@ class Estimate:
                 if weighted:
                     assert total is not None
                     if math.prod(total.shape[:-4]) == 1:
-                        log_weights = expand_axis(total, SAMPLES, plan.samples).reshape(plan.samples, -1)
+                        log_weights = expand_axis(total, SAMPLES, plan.samples).reshape(
+                            plan.samples, -1
+                        )
                     share = expand_axis(total, SAMPLES, plan.samples).softmax(SAMPLES).detach()
-                    total = expand_axis(total, SAMPLES, plan.samples).logsumexp(SAMPLES, keepdim=True) - math.log(plan.samples)
+                    total = expand_axis(total, SAMPLES, plan.samples).logsumexp(
+                        SAMPLES, keepdim=True
+                    ) - math.log(plan.samples)
                     every = {key: contract(term, share, axis) for key, term in every.items()}
                 else:
-                    every = {key: term.mean(axis, keepdim=True) if size(term, axis) > 1 else term for key, term in every.items()}
-                    total = total.mean(axis, keepdim=True) if total is not None and size(total, axis) > 1 else total
+                    every = {
+                        key: term.mean(axis, keepdim=True) if size(term, axis) > 1 else term
+                        for key, term in every.items()
+                    }
+                    total = (
+                        total.mean(axis, keepdim=True)
+                        if total is not None and size(total, axis) > 1
+                        else total
+                    )
                 continue
             weight, reduction = self.weight(name), plan.reduction(name)
             if reduction != "expectation":
                 assert total is not None
-                logits = total + self.log_w(name) if reduction == "log expectation exp" else self.only_known(name, total)
+                logits = (
+                    total + self.log_w(name)
+                    if reduction == "log expectation exp"
+                    else self.only_known(name, total)
+                )
                 weight = expand_axis(logits, axis, plan.size((name, 0))).softmax(axis).detach()
-                total = expand_axis(logits, axis, plan.size((name, 0))).logsumexp(axis, keepdim=True)
+                total = expand_axis(logits, axis, plan.size((name, 0))).logsumexp(
+                    axis, keepdim=True
+                )
             elif total is not None:
                 total = contract(total, weight, axis)
             if surrogate is not None:
@@ -419,7 +525,9 @@ class Estimate:
             assert total is not None
             value = total.reshape(-1).expand(n)
         else:
-            value = _integrand({key: shown[key] for key in terms}, {key: shown[key] for key in kls}, kl_weight)
+            value = _integrand(
+                {key: shown[key] for key in terms}, {key: shown[key] for key in kls}, kl_weight
+            )
         if surrogate is not None:
             value = value + (surrogate - surrogate.detach()).reshape(-1)
         # A latent known in some rows has one term, "kl(…)".
@@ -431,8 +539,8 @@ class Estimate:
         """A term whose gradient is the score-function gradient, with a leave-one-out baseline
         (VIMCO under iwae).
 
-        ``summed`` are the axes (mixture components, values of a latent) that ``total`` is already summed
-        over. All draws along these axes belong to one sample, so their log q are summed too.
+        ``summed`` are the axes (mixture components, values of a latent) that ``total`` is already
+        summed over. All draws along these axes belong to one sample, so their log q are summed too.
         """
         log_q: Tensor | None = None
         for name in names:
@@ -450,13 +558,17 @@ class Estimate:
         # VIMCO's baseline for sample k: the bound with f_k replaced by the mean of the other f (a
         # geometric mean of weights).
         replaced = torch.where(
-            torch.eye(k, dtype=torch.bool, device=f.device)[..., None, None, None], others.unsqueeze(SAMPLES), f.unsqueeze(SAMPLES - 1)
+            torch.eye(k, dtype=torch.bool, device=f.device)[..., None, None, None],
+            others.unsqueeze(SAMPLES),
+            f.unsqueeze(SAMPLES - 1),
         )
         without = replaced.logsumexp(SAMPLES, keepdim=True).squeeze(SAMPLES)
         return ((f.logsumexp(SAMPLES, keepdim=True) - without) * log_q).sum(SAMPLES, keepdim=True)
 
 
-def _integrand(terms: Mapping[str, Tensor], kls: Mapping[str, Tensor], kl_weight: float | Tensor) -> Tensor:
+def _integrand(
+    terms: Mapping[str, Tensor], kls: Mapping[str, Tensor], kl_weight: float | Tensor
+) -> Tensor:
     """Σ likelihood terms − ``kl_weight`` · Σ KL terms."""
     total: Tensor | None = None
     for term in terms.values():
@@ -474,7 +586,11 @@ def _one(kl_weight: float | Tensor) -> bool:
 def _component_axis(value: Tensor, slot: int) -> Tensor:
     """Move the components of a mixture, [.., N, k, d], to their enumeration axis, [k, …, N, d]."""
     value = value.movedim(-2, 0)
-    return value.reshape(value.shape[0], *[1] * (-slot - value.dim()), *value.shape[1:]) if value.dim() < -slot else value
+    return (
+        value.reshape(value.shape[0], *[1] * (-slot - value.dim()), *value.shape[1:])
+        if value.dim() < -slot
+        else value
+    )
 
 
 def sample_with_seed(dist: td.Distribution, seed: Tensor) -> Tensor:
@@ -487,7 +603,7 @@ def sample_with_seed(dist: td.Distribution, seed: Tensor) -> Tensor:
 
 def estimate(
     plan: Plan,
-    factors: Mapping[str, nn.Module],
+    factors: Mapping[str, nn.Module] | nn.ModuleDict,
     batch: Mapping[str, Tensor],
     noise: Mapping[str, Tensor],
     *,
@@ -498,7 +614,9 @@ def estimate(
     scale = None
     if plan.gradient == "dreg":  # a first pass without gradient computes the importance weights
         with torch.no_grad():
-            scale = Estimate(plan, factors, batch, noise, temperature=temperature).gradient_scale(kl_weight)
+            scale = Estimate(plan, factors, batch, noise, temperature=temperature).gradient_scale(
+                kl_weight
+            )
     estimated = Estimate(plan, factors, batch, noise, temperature=temperature, scale=scale)
     bound = estimated.bound(kl_weight)
     if _one(kl_weight):

@@ -1,4 +1,6 @@
-"""Keys of a batch: ``x`` holds the values of variable x, and ``x?`` the mask of its known values."""
+"""Keys of a batch: ``x`` holds the values of variable x, and ``x?`` the mask of its known
+values.
+"""
 
 from __future__ import annotations
 

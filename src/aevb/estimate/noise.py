@@ -17,7 +17,9 @@ from aevb.runtime import private_torch, seeding
 Layout = dict[str, tuple[str, tuple[int, ...]]]  # name → kind of noise, shape
 
 
-def draw(layout: Layout, *, generator: torch.Generator | None, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+def draw(
+    layout: Layout, *, generator: torch.Generator | None, device: torch.device, dtype: torch.dtype
+) -> dict[str, Tensor]:
     """Draw the noise of a layout, by name.
 
     All dropout masks with the same probability are drawn in one call, because on a GPU each call
@@ -27,13 +29,20 @@ def draw(layout: Layout, *, generator: torch.Generator | None, device: torch.dev
     for name, (kind, shape) in layout.items():
         if name in found:
             continue
-        same_kind = {other: form for other, (sort, form) in layout.items() if sort == kind} if kind.startswith("keep ") else {name: shape}
+        same_kind = (
+            {other: form for other, (sort, form) in layout.items() if sort == kind}
+            if kind.startswith("keep ")
+            else {name: shape}
+        )
         if len(same_kind) == 1:
             found[name] = draw_one(kind, shape, generator, device, dtype)
             continue
         sizes = [math.prod(form) for form in same_kind.values()]
         parts = draw_one(kind, (sum(sizes),), generator, device, dtype).split(sizes)
-        found |= {other: part.view(form) for (other, form), part in zip(same_kind.items(), parts, strict=True)}
+        found |= {
+            other: part.view(form)
+            for (other, form), part in zip(same_kind.items(), parts, strict=True)
+        }
     return found
 
 
@@ -42,7 +51,13 @@ def fork(seed: Tensor, position: int) -> Tensor:
     return (seed + position) % 2**62
 
 
-def draw_one(kind: str, shape: tuple[int, ...], generator: torch.Generator | None, device: torch.device, dtype: torch.dtype) -> Tensor:
+def draw_one(
+    kind: str,
+    shape: tuple[int, ...],
+    generator: torch.Generator | None,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Tensor:
     """Draw one tensor of a kind: normal, uniform, gumbel, logistic, laplace, ``student DF``, ``keep
     P`` (a dropout mask), or seed.
     """
@@ -55,7 +70,9 @@ def draw_one(kind: str, shape: tuple[int, ...], generator: torch.Generator | Non
     if name == "gumbel":
         return empty.exponential_(generator=generator).clamp_min_(tiny).log_().neg_()
     if name == "laplace":
-        return empty.exponential_(generator=generator) - torch.empty_like(empty).exponential_(generator=generator)
+        return empty.exponential_(generator=generator) - torch.empty_like(empty).exponential_(
+            generator=generator
+        )
     if name == "logistic":
         return torch.logit(empty.uniform_(generator=generator), eps=torch.finfo(dtype).eps)
     if name == "uniform":
@@ -65,7 +82,9 @@ def draw_one(kind: str, shape: tuple[int, ...], generator: torch.Generator | Non
     if name == "student":
         df = float(argument)
         normal = torch.randn(shape, generator=generator, device=device, dtype=dtype)
-        gamma = private_torch.gamma(torch.full(shape, df / 2, device=device, dtype=dtype), generator)
+        gamma = private_torch.gamma(
+            torch.full(shape, df / 2, device=device, dtype=dtype), generator
+        )
         return normal * torch.rsqrt(gamma.clamp_min(tiny) * (2 / df))
     if name == "seed":
         return torch.randint(2**62, (), generator=generator, device=device)

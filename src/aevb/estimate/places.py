@@ -15,9 +15,9 @@ SHOWN = 8  # a message names at most this many rows or columns
 class Places:
     """The position of rows and columns in their file.
 
-    ``lines`` holds the line number of each row; in a table with one line per step, the line numbers of
-    the row's steps. It is None for arrays. ``columns`` maps a variable to its columns in the table. The
-    columns of a variable in ``wide`` are the steps of a sequence.
+    ``lines`` holds the line number of each row; in a table with one line per step, the line numbers
+    of the row's steps. It is None for arrays. ``columns`` maps a variable to its columns in the
+    table. The columns of a variable in ``wide`` are the steps of a sequence.
     """
 
     lines: Sequence[Any] | None = None
@@ -26,9 +26,13 @@ class Places:
 
     def some(self, rows: Sequence[int] | np.ndarray) -> Places:
         """The places of some rows."""
-        return self if self.lines is None else replace(self, lines=[self.lines[row] for row in rows])
+        return (
+            self if self.lines is None else replace(self, lines=[self.lines[row] for row in rows])
+        )
 
-    def first(self, row: int, name: str | None = None, step: int | None = None, column: int | None = None) -> str:
+    def first(
+        self, row: int, name: str | None = None, step: int | None = None, column: int | None = None
+    ) -> str:
         """Describe the position of an entry, as the first of its kind.
 
         >>> Places().first(17, "x", column=4)
@@ -38,10 +42,14 @@ class Places:
         """
         if self.lines is None:
             parts = {"row": row, "step": step, "column": column}
-            return "first, from 0: " + ", ".join(f"{what} {number}" for what, number in parts.items() if number is not None)
+            return "first, from 0: " + ", ".join(
+                f"{what} {number}" for what, number in parts.items() if number is not None
+            )
         line, names = self.lines[row], self.columns.get(name or "", ())
         at = (step if name in self.wide else column) or 0
-        return f"first: line {line if np.ndim(line) == 0 else line[step or 0]}" + (f", column {names[at]!r}" if at < len(names) else "")
+        return f"first: line {line if np.ndim(line) == 0 else line[step or 0]}" + (
+            f", column {names[at]!r}" if at < len(names) else ""
+        )
 
     def rows(self, rows: Sequence[int]) -> str:
         """Describe rows by index or line.
@@ -49,14 +57,18 @@ class Places:
         For sequences with one line per step, by their first line.
         """
         numbers = rows if self.lines is None else [int(np.min(self.lines[row])) for row in rows]
-        shown = ", ".join(map(str, numbers[:SHOWN])) + (f", … ({len(rows)} rows)" if len(rows) > SHOWN else "")
+        shown = ", ".join(map(str, numbers[:SHOWN])) + (
+            f", … ({len(rows)} rows)" if len(rows) > SHOWN else ""
+        )
         return f"rows {shown} (from 0)" if self.lines is None else f"lines {shown}"
 
     def among(self, name: str, columns: Sequence[int]) -> str:
         """Describe some columns of a variable."""
         names = () if name in self.wide else self.columns.get(name, ())
         known = all(column < len(names) for column in columns)
-        shown = ", ".join(repr(names[column]) if known else str(column) for column in columns[:SHOWN]) + ", …" * (len(columns) > SHOWN)
+        shown = ", ".join(
+            repr(names[column]) if known else str(column) for column in columns[:SHOWN]
+        ) + ", …" * (len(columns) > SHOWN)
         return f"column{'s' * (len(columns) > 1)} {shown}" + ("" if known else ", from 0")
 
 

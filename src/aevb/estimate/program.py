@@ -23,7 +23,8 @@ from aevb.estimate.keys import mask_of
 
 # How to draw a node's value: (node, entry, raw numbers, step or None for all steps at once) → value
 Draw = Callable[[str, Entry, Tensor, int | None], Tensor]
-Distributions = Callable[[str, str, str], tuple[Conditional, td.Distribution]]  # (side, variable, region) → its distribution there
+# (side, variable, region) → its distribution there
+Distributions = Callable[[str, str, str], tuple[Conditional, td.Distribution]]
 
 
 class Program:
@@ -37,7 +38,7 @@ class Program:
     def __init__(
         self,
         graph: Graph,
-        factors: Mapping[str, torch.nn.Module],
+        factors: Mapping[str, torch.nn.Module] | torch.nn.ModuleDict,
         batch: Mapping[str, Tensor],
         *,
         noise: Mapping[str, Tensor] | None = None,
@@ -54,7 +55,7 @@ class Program:
         self.raws: dict[str, Tensor] = {}
         self._distributions: dict[tuple[str, str], td.Distribution] = {}
 
-    # Reading -----------------------------------------------------------------------------------------------------------
+    # Reading --------------------------------------------------------------------------------------
 
     def read(self, ref: Ref, entry: Entry | None = None) -> Tensor:
         """The value of a parent as an entry reads it: shifted in time, with zeros outside the
@@ -107,19 +108,30 @@ class Program:
     def _device(self) -> torch.device:
         return next(iter(self.batch.values())).device if self.batch else torch.device("cpu")
 
-    def inputs(self, entry: Entry, names: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
+    def inputs(
+        self, entry: Entry, names: Callable[[str], bool] = lambda name: True
+    ) -> dict[str, Tensor]:
         """The values of an entry's parents by label, for the parents whose name satisfies
         ``names``.
         """
         own = entry.key.name if isinstance(self.factors[entry.id], Recurrence) else None
-        return {ref.label: self.read(ref, entry) for ref in entry.key.parents if ref.name != own and names(ref.name)}
+        return {
+            ref.label: self.read(ref, entry)
+            for ref in entry.key.parents
+            if ref.name != own and names(ref.name)
+        }
 
     def missing(self, entry: Entry, labels: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Masks of the missing entries of an entry's inputs; only factors of q read them."""
         found = {}
         for ref in entry.key.parents:
             mask = self.batch.get(mask_of(ref.name))
-            if entry.side == "q" and mask is not None and ref.label in labels and ref.name in self.graph.observed:
+            if (
+                entry.side == "q"
+                and mask is not None
+                and ref.label in labels
+                and ref.name in self.graph.observed
+            ):
                 known = self.values[ref.name]
                 found[ref.label] = self._at((~mask).to(known.dtype), ref, masked=True)
         return found
@@ -138,22 +150,31 @@ class Program:
         """The output of a factor's network (raw numbers) for all steps at once, cached."""
         if entry.id not in self.raws:
             inputs = self.inputs(entry)
-            self.raws[entry.id] = self.factors[entry.id](inputs, self.keep(entry), self.missing(entry, inputs))
+            self.raws[entry.id] = self.factors[entry.id](
+                inputs, self.keep(entry), self.missing(entry, inputs)
+            )
         return self.raws[entry.id]
 
-    # Quantities of a variable, step by step ------------------------------------------------------------------------------------
+    # Quantities of a variable, step by step -------------------------------------------------------
 
     def regions(self, name: str, sides: Sequence[str]) -> list[str]:
         """The regions of a sequence with different rules: "all", then "first" and "last" if one
         side has an entry for them.
 
-        A row of one step is both first and last. The region "only" covers such rows if one side declares
-        the first step and the other side the last.
+        A row of one step is both first and last. The region "only" covers such rows if one side
+        declares the first step and the other side the last.
         """
-        ends = [set((self.graph.p if side == "p" else self.graph.q)[name]) - {"t", "static"} for side in sides]
+        ends = [
+            set((self.graph.p if side == "p" else self.graph.q)[name]) - {"t", "static"}
+            for side in sides
+        ]
         found = [at for at in ("first", "last") if any(at in ats for ats in ends)]
         one_step = self.count == 1 or self.real is not None
-        return ["all", *found, *(["only"] if one_step and len(found) > 1 and {"first"} in ends else [])]
+        return [
+            "all",
+            *found,
+            *(["only"] if one_step and len(found) > 1 and {"first"} in ends else []),
+        ]
 
     def entry(self, side: str, name: str, region: str) -> Entry:
         """The rule of a region.
@@ -162,7 +183,7 @@ class Program:
         """
         entries = (self.graph.p if side == "p" else self.graph.q)[name]
         ends = {"all": (), "only": ("last", "first")}.get(region, (region,))
-        return next((entries[at] for at in ends if at in entries), entries[self.graph.main(name)])  # type: ignore[index]
+        return next((entries[at] for at in ends if at in entries), entries[self.graph.main(name)])
 
     def select(self, value: Tensor, region: str) -> Tensor:
         """The part of a value that belongs to a region: all steps, or the first or last step as T =
@@ -172,16 +193,22 @@ class Program:
             return value
         return self.last_step(value) if region == "last" else value.narrow(TIME, 0, 1)
 
-    def distribution(self, side: str, name: str, region: str = "all") -> tuple[Conditional, td.Distribution]:
+    def distribution(
+        self, side: str, name: str, region: str = "all"
+    ) -> tuple[Conditional, td.Distribution]:
         """A variable's conditional and its torch distribution in a region, cached."""
         entry = self.entry(side, name, region)
         factor = self.factors[entry.id]
         assert isinstance(factor, Factor)
         if (entry.id, region) not in self._distributions:
-            self._distributions[entry.id, region] = factor.distribution(self.select(self.raw(entry), region))
+            self._distributions[entry.id, region] = factor.distribution(
+                self.select(self.raw(entry), region)
+            )
         return factor.spec, self._distributions[entry.id, region]
 
-    def piecewise(self, name: str, sides: Sequence[str], function: Callable[[str], Tensor]) -> Tensor:
+    def piecewise(
+        self, name: str, sides: Sequence[str], function: Callable[[str], Tensor]
+    ) -> Tensor:
         """Assemble a quantity per step, [.., T, N, 1], from its values in the regions."""
         regions = self.regions(name, sides)
         result = function("all")
@@ -190,7 +217,9 @@ class Program:
         result = over_time(result, self.count)
         if "first" in regions:
             start = function("first")
-            result = join([start, result.narrow(TIME, 1, self.count - 1)]) if self.count > 1 else start
+            result = (
+                join([start, result.narrow(TIME, 1, self.count - 1)]) if self.count > 1 else start
+            )
         if "last" in regions:
             end, is_last = function("last"), self.is_last()
             if "only" in regions:
@@ -198,22 +227,37 @@ class Program:
             result = torch.where(is_last, end, result)
         return result
 
-    def log_prob(self, side: str, name: str, value: Tensor, present: Tensor | None = None, distribution: Distributions | None = None) -> Tensor:
+    def log_prob(
+        self,
+        side: str,
+        name: str,
+        value: Tensor,
+        present: Tensor | None = None,
+        distribution: Distributions | None = None,
+    ) -> Tensor:
         """log p or log q of a variable's ``present`` entries at every step, by the rule of that
         step; [.., T, N, 1].
 
-        A rule ignores missing entries, padded steps and steps of other rules. These entries are first set
-        to the family's ``fill``, a value inside its support. They already hold 0, so a ``fill`` of 0 needs
-        no work.
+        A rule ignores missing entries, padded steps and steps of other rules. These entries are
+        first set to the family's ``fill``, a value inside its support. They already hold 0, so a
+        ``fill`` of 0 needs no work.
         """
         distribution = distribution or self.distribution
 
         def at(region: str) -> Tensor:
             spec, dist = distribution(side, name, region)
             here = self.select(value, region)
-            known = present if present is None or region == "all" else self.select(present.to(value.dtype), region) > 0
+            known = (
+                present
+                if present is None or region == "all"
+                else self.select(present.to(value.dtype), region) > 0
+            )
             for counts in (known if spec.fill else None, self._own_steps(side, name, region)):
-                here = here if counts is None else torch.where(counts, here, torch.full_like(here, spec.fill))
+                here = (
+                    here
+                    if counts is None
+                    else torch.where(counts, here, torch.full_like(here, spec.fill))
+                )
             return spec.log_prob(dist, here, known).unsqueeze(-1)
 
         return self.piecewise(name, side, at)
@@ -224,8 +268,17 @@ class Program:
         None if the values at other steps are also inside the support of the rule.
         """
         entries = (self.graph.p if side == "p" else self.graph.q)[name]
-        harmless = len(entries) == 1 or len({(str(entry.spec.support), entry.spec.fill) for entry in entries.values()}) == 1
-        own = self.real if region == "all" and self.graph.timed[name] and self.entry(side, name, region).spec.fill else None
+        harmless = (
+            len(entries) == 1
+            or len({(str(entry.spec.support), entry.spec.fill) for entry in entries.values()}) == 1
+        )
+        own = (
+            self.real
+            if region == "all"
+            and self.graph.timed[name]
+            and self.entry(side, name, region).spec.fill
+            else None
+        )
         for end in () if harmless or region == "last" else ("first", "last"):
             if end in entries and end != region:
                 other = ~self.is_end(end) if region == "all" else ~self.is_end(end)[:1]
@@ -234,7 +287,9 @@ class Program:
 
     def mean(self, name: str) -> Tensor:
         """The mean of p's conditional, at every step."""
-        return self.piecewise(name, "p", lambda region: self.distribution("p", name, region)[1].mean)
+        return self.piecewise(
+            name, "p", lambda region: self.distribution("p", name, region)[1].mean
+        )
 
     def draw(self, name: str, draw: Draw) -> Tensor:
         """Draw a variable from p's conditional, all steps at once.
@@ -244,11 +299,13 @@ class Program:
 
         def at(region: str) -> Tensor:
             entry = self.entry("p", name, region)
-            return draw(name, entry, self.select(self.raw(entry), region), None if region == "all" else 0)
+            return draw(
+                name, entry, self.select(self.raw(entry), region), None if region == "all" else 0
+            )
 
         return self.piecewise(name, "p", at)
 
-    # Running ------------------------------------------------------------------------------------------------------------
+    # Running --------------------------------------------------------------------------------------
 
     def run(self, stages: Sequence[Stage], draw: Draw) -> None:
         """Compute the values of all stages in order, with ``draw`` for the stochastic nodes."""
@@ -279,9 +336,15 @@ class Program:
         if "first" in entries:
             start = self._value(name, entries["first"], self.raw(entries["first"]), 0, draw)
             value = over_time(value, self.count)
-            value = join([start, value.narrow(TIME, 1, self.count - 1)]) if self.count > 1 else start
+            value = (
+                join([start, value.narrow(TIME, 1, self.count - 1)]) if self.count > 1 else start
+            )
         if "last" in entries:
-            value = torch.where(self.is_last(), self._value(name, entries["last"], self.raw(entries["last"]), None, draw), value)
+            value = torch.where(
+                self.is_last(),
+                self._value(name, entries["last"], self.raw(entries["last"]), None, draw),
+                value,
+            )
         if self.real is not None and main.spec.stochastic and self.graph.timed[name]:
             value = torch.where(self.real, value, torch.zeros_like(value))
         return value
@@ -291,7 +354,11 @@ class Program:
         sequence.
         """
         inside = self._inside(entry)
-        return value if inside is None else torch.where(inside, over_time(value, self.count), torch.zeros_like(value))
+        return (
+            value
+            if inside is None
+            else torch.where(inside, over_time(value, self.count), torch.zeros_like(value))
+        )
 
     def _inside(self, entry: Entry) -> Tensor | None:
         """A mask [T, N or 1, 1] of the steps at which some parent lies inside the sequence.
@@ -301,9 +368,15 @@ class Program:
         lags = {ref.lag for ref in entry.key.parents}
         if 0 in lags:
             return None
-        real = self.real if self.real is not None else torch.ones(self.count, 1, 1, dtype=torch.bool, device=self._device())
+        real = (
+            self.real
+            if self.real is not None
+            else torch.ones(self.count, 1, 1, dtype=torch.bool, device=self._device())
+        )
         outside = torch.zeros_like(real[:1])
-        parts = [torch.cat([outside, real[:-1]] if lag < 0 else [real[1:], outside], 0) for lag in lags]
+        parts = [
+            torch.cat([outside, real[:-1]] if lag < 0 else [real[1:], outside], 0) for lag in lags
+        ]
         return parts[0] if len(parts) == 1 else parts[0] | parts[1]
 
     def _loop(self, stage: Stage, draw: Draw) -> None:
@@ -313,11 +386,23 @@ class Program:
         """
         graph, count = self.graph, self.count
         inside = set(stage.nodes)
-        ready = {entry.id: self._prepare(entry, inside) for name in stage.nodes for entry in self.entries(name).values()}
+        ready = {
+            entry.id: self._prepare(entry, inside)
+            for name in stage.nodes
+            for entry in self.entries(name).values()
+        }
         order = range(count) if stage.direction > 0 else range(count - 1, -1, -1)
         real = self.real.split(1, 0) if self.real is not None else None
-        last = self.is_last().split(1, 0) if any("last" in self.entries(name) for name in stage.nodes) else None
-        within = {name: self._inside(self.entries(name)["t"]) for name in stage.nodes if graph.is_deterministic(name)}
+        last = (
+            self.is_last().split(1, 0)
+            if any("last" in self.entries(name) for name in stage.nodes)
+            else None
+        )
+        within = {
+            name: self._inside(self.entries(name)["t"])
+            for name in stage.nodes
+            if graph.is_deterministic(name)
+        }
         states: dict[str, tuple[Tensor, ...]] = {}
         raws: dict[str, dict[int, Tensor]] = {entry_id: {} for entry_id in ready}
         values: dict[str, dict[int, Tensor]] = {name: {} for name in stage.nodes}
@@ -325,9 +410,15 @@ class Program:
         def neighbour(ref: Ref, t: int) -> Tensor:
             if t == order[0]:
                 like = next(iter(self.batch.values())) if self.batch else self._parameter()
-                return torch.zeros(1, 1, graph.size(ref.name), dtype=self._parameter().dtype, device=like.device)
+                return torch.zeros(
+                    1, 1, graph.size(ref.name), dtype=self._parameter().dtype, device=like.device
+                )
             value = values[ref.name][t + ref.lag]
-            return value if real is None else torch.where(real[t + ref.lag], value, torch.zeros_like(value))
+            return (
+                value
+                if real is None
+                else torch.where(real[t + ref.lag], value, torch.zeros_like(value))
+            )
 
         def gates(entry: Entry, t: int) -> Tensor:
             factor, (before, _) = self.factors[entry.id], ready[entry.id]
@@ -338,7 +429,11 @@ class Program:
                 if ref.name in inside and ref.name != own
             }
             if self.hook:
-                inner = {ref.label: self.hook(entry, ref, inner[ref.label]) for ref in entry.key.parents if ref.label in inner}
+                inner = {
+                    ref.label: self.hook(entry, ref, inner[ref.label])
+                    for ref in entry.key.parents
+                    if ref.label in inner
+                }
             if before is None:
                 return factor.first(inner)  # type: ignore[operator]
             if not inner:
@@ -372,13 +467,18 @@ class Program:
                         value, new = factor.step(gates(entries["t"], t), state)
                         if real is not None:
                             live = real[t] if outside is None else real[t] & outside[t : t + 1]
-                            new = tuple(torch.where(live, a, b) for a, b in zip(new, state, strict=True))
+                            new = tuple(
+                                torch.where(live, a, b) for a, b in zip(new, state, strict=True)
+                            )
                             value = new[factor.spec.layers - 1]
                         states[name] = new
                     if "last" in entries and last is not None:
                         end = evaluate(name, entries["last"], t)
                         value = torch.where(last[t], end, value)
-                        states[name] = tuple(torch.where(last[t], a, b) for a, b in zip(factor.starting_from(end), states[name], strict=True))
+                        states[name] = tuple(
+                            torch.where(last[t], a, b)
+                            for a, b in zip(factor.starting_from(end), states[name], strict=True)
+                        )
                 else:
                     value = evaluate(name, entries["t"], t)
                     if outside is not None:
@@ -402,7 +502,9 @@ class Program:
                 return tensor
         return torch.zeros(())
 
-    def _prepare(self, entry: Entry, inside: set[str]) -> tuple[Sequence[Tensor] | None, list[Sequence[Tensor]]]:
+    def _prepare(
+        self, entry: Entry, inside: set[str]
+    ) -> tuple[Sequence[Tensor] | None, list[Sequence[Tensor]]]:
         """The parts of an entry that can be computed before the loop, by step: the sum of the outer
         parents' blocks, and dropout masks.
         """

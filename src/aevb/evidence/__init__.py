@@ -18,7 +18,16 @@ from aevb.evidence.particles import Particles, filtered
 from aevb.evidence.result import Evidence
 from aevb.evidence.sampling import Memory, importance, naive
 
-__all__ = ["AIS", "Bidirectional", "Curve", "Evidence", "Particles", "bidirectional", "curve", "log_evidence"]
+__all__ = [
+    "AIS",
+    "Bidirectional",
+    "Curve",
+    "Evidence",
+    "Particles",
+    "bidirectional",
+    "curve",
+    "log_evidence",
+]
 
 
 METHODS = ("auto", "exact", "importance", "ais", "prior", "particles")
@@ -50,10 +59,17 @@ def log_evidence(
 
 
 def _found(
-    model: DeclaredModel, batch: Mapping[str, Tensor], method: str | AIS | Particles, samples: int | None, seed: int | None, memory: Memory
+    model: DeclaredModel,
+    batch: Mapping[str, Tensor],
+    method: str | AIS | Particles,
+    samples: int | None,
+    seed: int | None,
+    memory: Memory,
 ) -> Evidence:
     if not isinstance(method, AIS | Particles) and method not in METHODS:
-        raise ValueError(f"Unknown method {method!r}. Choose {', '.join(METHODS[:-1])} or {METHODS[-1]}.")
+        raise ValueError(
+            f"Unknown method {method!r}. Choose {', '.join(METHODS[:-1])} or {METHODS[-1]}."
+        )
     if method in ("auto", "exact"):
         reason = why_not_exact(model)
         if reason is None:
@@ -61,13 +77,30 @@ def _found(
                 value = exact_evidence(model, batch)
             return Evidence(value, torch.zeros_like(value), "exact")
         if method == "exact":
-            raise ValueError(f'The evidence of this model is not known in closed form: {reason}. Use method="{advised(model)}".')
+            raise ValueError(
+                f"The evidence of this model is not known in closed form: {reason}. Use "
+                f'method="{advised(model)}".'
+            )
     if method == "ais" or isinstance(method, AIS):
         settings = method if isinstance(method, AIS) else AIS()
-        return annealed(model, batch, settings, chains=CHAINS if samples is None else samples, seed=seed, memory=memory)
+        return annealed(
+            model,
+            batch,
+            settings,
+            chains=CHAINS if samples is None else samples,
+            seed=seed,
+            memory=memory,
+        )
     samples = SAMPLES if samples is None else samples
     if method == "particles" or isinstance(method, Particles):
-        return filtered(model, batch, method if isinstance(method, Particles) else Particles(), particles=samples, seed=seed, memory=memory)
+        return filtered(
+            model,
+            batch,
+            method if isinstance(method, Particles) else Particles(),
+            particles=samples,
+            seed=seed,
+            memory=memory,
+        )
     if method == "prior":
         return naive(model, batch, samples, seed, memory=memory)
     return importance(model, batch, samples, seed, memory=memory, compare=True)

@@ -76,18 +76,23 @@ class Gap:
             # of the mean; examples are independent
             error = float(self.stderr[name].square().sum().sqrt()) / n
             shown = f" ± {error:.4f}" if error else ""
-            return f"{label:<20} {float(getattr(self, name).mean()):10.4f}{shown:<10} {remark}".rstrip()
+            mean = float(getattr(self, name).mean())
+            return f"{label:<20} {mean:10.4f}{shown:<10} {remark}".rstrip()
 
         n = len(self.elbo)
-        return "\n".join([
-            f"Mean over {n} example{'s' * (n > 1)}, in nats; ± is the sampling error",
-            line("log p(x)", "evidence", self.method),
-            line("  approximation gap", "approximation", "what q's family cannot reach"),
-            line("best q per example", "best", ""),
-            line("  amortisation gap", "amortisation", "what one network for all examples costs"),
-            line("ELBO", "elbo", ""),
-            *self.notes,
-        ])  # fmt: skip
+        return "\n".join(
+            [
+                f"Mean over {n} example{'s' * (n > 1)}, in nats; ± is the sampling error",
+                line("log p(x)", "evidence", self.method),
+                line("  approximation gap", "approximation", "what q's family cannot reach"),
+                line("best q per example", "best", ""),
+                line(
+                    "  amortisation gap", "amortisation", "what one network for all examples costs"
+                ),
+                line("ELBO", "elbo", ""),
+                *self.notes,
+            ]
+        )
 
 
 def split_gap(
@@ -107,7 +112,10 @@ def split_gap(
     batch = model.prepare(**data)
     clamped, partial = split_latents(model.graph, batch)
     if set(model.graph.latents) <= clamped:
-        raise ValueError("Every latent is passed for all rows, so there is no q and no gap. Leave one of them out of the data.")
+        raise ValueError(
+            "Every latent is passed for all rows, so there is no q and no gap. Leave one of them "
+            "out of the data."
+        )
     generator = torch.Generator()
     generator.manual_seed(seed) if seed is not None else generator.seed()
 
@@ -117,18 +125,37 @@ def split_gap(
     with model._evaluating(None):
         chunks = _chunks(model, plan(samples=DRAWS), batch, samples // REPEATS)
         share = plan(samples=samples // REPEATS)
-        places = [_ascend(model, plan(samples=DRAWS), rows, iterations, generator) for rows in chunks]
-        parts = [_choose(model, share, rows, found, generator) for rows, found in zip(chunks, places, strict=True)]
-        both = [_bounds(model, share, rows, offsets, generator) for rows, offsets in zip(chunks, parts, strict=True)]
+        places = [
+            _ascend(model, plan(samples=DRAWS), rows, iterations, generator) for rows in chunks
+        ]
+        parts = [
+            _choose(model, share, rows, found, generator)
+            for rows, found in zip(chunks, places, strict=True)
+        ]
+        both = [
+            _bounds(model, share, rows, offsets, generator)
+            for rows, offsets in zip(chunks, parts, strict=True)
+        ]
         elbo, best = (torch.cat([bounds[i] for bounds in both], 1) for i in range(2))
         evidence = _known_evidence(model, batch, plan(samples=DRAWS), method, samples, seed)
         if evidence is None:
             weighted = _weighted(model, plan(samples=DRAWS), samples // REPEATS)
-            found = [_log_weights(model, weighted, rows, offsets, generator) for rows, offsets in zip(chunks, parts, strict=True)]
+            found = [
+                _log_weights(model, weighted, rows, offsets, generator)
+                for rows, offsets in zip(chunks, parts, strict=True)
+            ]
             evidence = _importance(torch.cat(found, 1))
 
-    stderr = {"evidence": evidence.stderr, "elbo": _error(elbo), "best": _error(best), "amortisation": _error(best - elbo)}
-    stderr |= {name: (evidence.stderr.square() + stderr[of].square()).sqrt() for name, of in (("approximation", "best"), ("total", "elbo"))}
+    stderr = {
+        "evidence": evidence.stderr,
+        "elbo": _error(elbo),
+        "best": _error(best),
+        "amortisation": _error(best - elbo),
+    }
+    stderr |= {
+        name: (evidence.stderr.square() + stderr[of].square()).sqrt()
+        for name, of in (("approximation", "best"), ("total", "elbo"))
+    }
     return Gap(evidence.value, elbo.mean(0), best.mean(0), evidence.method, stderr, evidence.notes)
 
 
@@ -146,20 +173,34 @@ def _check_how(model: DeclaredModel, choices: Mapping[str, Any]) -> None:
             raise
         raise ValueError(f"{error} A gap needs an unbiased bound: use how={instead}.") from None
     for name, why in biased.items():
-        instead = _unbiased(model, choices, {other: words for other, words in how.items() if other != name})
+        instead = _unbiased(
+            model, choices, {other: words for other, words in how.items() if other != name}
+        )
         fix = f" Use how={instead}." if instead else " Leave it out." if instead == {} else ""
-        raise ValueError(f"how={{{name!r}: {how[name]!r}}} gives no unbiased bound to compare with log p(x): {why}.{fix}")
+        raise ValueError(
+            f"how={{{name!r}: {how[name]!r}}} gives no unbiased bound to compare with log p(x): "
+            f"{why}.{fix}"
+        )
 
 
-def _unbiased(model: DeclaredModel, choices: Mapping[str, Any], how: Mapping[str, str]) -> dict[str, str] | None:
+def _unbiased(
+    model: DeclaredModel, choices: Mapping[str, Any], how: Mapping[str, str]
+) -> dict[str, str] | None:
     """Return the request if its plan is unbiased, else one with score-function gradients.
 
     The second alternative draws all finite latents by the score function. Return None if neither
     request gives an unbiased plan.
     """
     graph = model.graph
-    finite = [name for name in graph.latents if graph.rule("p", name).spec.finite and not isinstance(graph.rule("q", name).spec, Exact)]
-    for request in (dict(how), dict(how) | {name: "score" for name in finite if name not in choices["clamped"]}):
+    finite = [
+        name
+        for name in graph.latents
+        if graph.rule("p", name).spec.finite and not isinstance(graph.rule("q", name).spec, Exact)
+    ]
+    for request in (
+        dict(how),
+        dict(how) | {name: "score" for name in finite if name not in choices["clamped"]},
+    ):
         try:
             if not model.plan(samples=DRAWS, **{**choices, "how": request}).biased:
                 return request
@@ -190,12 +231,21 @@ def _chunks(model: DeclaredModel, plan: Plan, batch: Batch, samples: int) -> lis
     Memory is estimated from the outputs of all networks per sample, step and enumerated value.
     """
     n, steps = model._extent(batch)
-    width = sum(model.graph.size(name) for name in model.graph.shapes) * steps * math.prod(plan.size((name, 0)) for name in plan.slots)
+    width = (
+        sum(model.graph.size(name) for name in model.graph.shapes)
+        * steps
+        * math.prod(plan.size((name, 0)) for name in plan.slots)
+    )
     rows = max(1, BUDGET // (max(samples, DRAWS) * width))
-    return [{key: value.narrow(-2, start, min(rows, n - start)) for key, value in batch.items()} for start in range(0, n, rows)]
+    return [
+        {key: value.narrow(-2, start, min(rows, n - start)) for key, value in batch.items()}
+        for start in range(0, n, rows)
+    ]
 
 
-def _ascend(model: DeclaredModel, plan: Plan, batch: Batch, iterations: int, generator: torch.Generator) -> list[Offsets]:
+def _ascend(
+    model: DeclaredModel, plan: Plan, batch: Batch, iterations: int, generator: torch.Generator
+) -> list[Offsets]:
     """Optimise the offsets of each example by Adam, with fresh noise and a decaying learning rate.
 
     Returns offsets of zero, the average of the later iterates, and the last iterate.
@@ -210,7 +260,9 @@ def _ascend(model: DeclaredModel, plan: Plan, batch: Batch, iterations: int, gen
     with torch.enable_grad(), weights_fixed():
         for i in range(iterations):
             optimizer.param_groups[0]["lr"] = RATE * 0.5 * (1 + math.cos(math.pi * i / iterations))
-            value = estimate(plan, factors, batch, model.draw_noise(plan, batch, seed=_seed(generator)) | offsets).value
+            value = estimate(
+                plan, factors, batch, model.draw_noise(plan, batch, seed=_seed(generator)) | offsets
+            ).value
             for offset, gradient in zip(free, torch.autograd.grad(-value.sum(), free), strict=True):
                 # an example with a non-finite gradient stays where it is
                 offset.grad = gradient.nan_to_num(0.0, 0.0, 0.0)
@@ -221,7 +273,13 @@ def _ascend(model: DeclaredModel, plan: Plan, batch: Batch, iterations: int, gen
     return [start, mean, {name: offset.detach() for name, offset in offsets.items()}]
 
 
-def _choose(model: DeclaredModel, plan: Plan, batch: Batch, places: Sequence[Offsets], generator: torch.Generator) -> Offsets:
+def _choose(
+    model: DeclaredModel,
+    plan: Plan,
+    batch: Batch,
+    places: Sequence[Offsets],
+    generator: torch.Generator,
+) -> Offsets:
     """Choose offsets per example; a later candidate must be better by more than the error.
 
     Adam's steps have the size of its learning rate however small the gradient is. Gradient noise
@@ -232,19 +290,29 @@ def _choose(model: DeclaredModel, plan: Plan, batch: Batch, places: Sequence[Off
     factors, found = free_factors(model, plan), []
     for _ in range(REPEATS):
         noise = model.draw_noise(plan, batch, seed=_seed(generator))
-        found.append(torch.stack([estimate(plan, factors, batch, noise | offsets).value for offsets in places], 1))  # [N, places]
+        # [N, places]
+        found.append(
+            torch.stack(
+                [estimate(plan, factors, batch, noise | offsets).value for offsets in places], 1
+            )
+        )
     bounds = torch.stack(found)
     chosen, value = dict(places[0]), bounds[..., 0]
     for i, offsets in enumerate(places[1:], 1):
         lead = bounds[..., i] - value
         rescued = bounds[..., i].isfinite().all(0) & ~value.isfinite().all(0)
         better = (lead.mean(0) > _error(lead)) | rescued
-        chosen = {name: torch.where(better.unsqueeze(-1), offset, chosen[name]) for name, offset in offsets.items()}
+        chosen = {
+            name: torch.where(better.unsqueeze(-1), offset, chosen[name])
+            for name, offset in offsets.items()
+        }
         value = torch.where(better, bounds[..., i], value)
     return chosen
 
 
-def _bounds(model: DeclaredModel, plan: Plan, batch: Batch, offsets: Offsets, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _bounds(
+    model: DeclaredModel, plan: Plan, batch: Batch, offsets: Offsets, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """Return the ELBO of the amortised q and of the best per-example q, [REPEATS, N] each.
 
     Both use the same fresh noise.
@@ -253,15 +321,22 @@ def _bounds(model: DeclaredModel, plan: Plan, batch: Batch, offsets: Offsets, ge
     amortised, best = [], []
     for _ in range(REPEATS):
         noise = model.draw_noise(plan, batch, seed=_seed(generator))
-        amortised.append(estimate(plan, model.factors, batch, noise).value)  # type: ignore[arg-type]
+        amortised.append(estimate(plan, model.factors, batch, noise).value)
         best.append(estimate(plan, factors, batch, noise | offsets).value)
     return torch.stack(amortised), torch.stack(best)
 
 
-# The evidence ----------------------------------------------------------------------------------------------------------------
+# The evidence -------------------------------------------------------------------------------------
 
 
-def _known_evidence(model: DeclaredModel, batch: Batch, plan: Plan, method: str | AIS | Particles, samples: int, seed: int | None) -> Evidence | None:
+def _known_evidence(
+    model: DeclaredModel,
+    batch: Batch,
+    plan: Plan,
+    method: str | AIS | Particles,
+    samples: int,
+    seed: int | None,
+) -> Evidence | None:
     """Return the evidence by the requested method, or exactly if possible.
 
     Return None if it should be estimated by importance sampling from the best per-example q, which
@@ -269,7 +344,13 @@ def _known_evidence(model: DeclaredModel, batch: Batch, plan: Plan, method: str 
     """
     # AIS and particle filters have their own default counts
     if method != "auto":
-        return log_evidence(model, batch, method=method, samples=samples if method == "importance" else None, seed=seed)
+        return log_evidence(
+            model,
+            batch,
+            method=method,
+            samples=samples if method == "importance" else None,
+            seed=seed,
+        )
     try:
         return log_evidence(model, batch, method="exact")
     except ValueError:
@@ -284,15 +365,24 @@ def _weighted(model: DeclaredModel, plan: Plan, samples: int) -> Plan:
 
     Its factors have the same axes as those of ``plan``.
     """
-    how = {name: Draw.SUM if choice.draw is Draw.ENUMERATE else choice.draw for name, choice in plan.choices.items()}
-    return model.plan(how=how, bound="iwae", samples=samples, clamped=plan.clamped, partial=plan.partial)
+    how = {
+        name: Draw.SUM if choice.draw is Draw.ENUMERATE else choice.draw
+        for name, choice in plan.choices.items()
+    }
+    return model.plan(
+        how=how, bound="iwae", samples=samples, clamped=plan.clamped, partial=plan.partial
+    )
 
 
-def _log_weights(model: DeclaredModel, plan: Plan, batch: Batch, offsets: Offsets, generator: torch.Generator) -> Tensor:
+def _log_weights(
+    model: DeclaredModel, plan: Plan, batch: Batch, offsets: Offsets, generator: torch.Generator
+) -> Tensor:
     """Return log p(x, z)/q(z) of draws from the best per-example q, [samples, N]."""
     factors, found = free_factors(model, plan), []
     for _ in range(REPEATS):
-        weights = estimate(plan, factors, batch, model.draw_noise(plan, batch, seed=_seed(generator)) | offsets).log_weights
+        weights = estimate(
+            plan, factors, batch, model.draw_noise(plan, batch, seed=_seed(generator)) | offsets
+        ).log_weights
         assert weights is not None  # nothing is enumerated outside the logarithm
         found.append(weights)
     return torch.cat(found)
@@ -304,8 +394,15 @@ def _importance(log_weights: Tensor) -> Evidence:
     weights = Weights(n, samples, log_weights.device)
     weights.add(log_weights)
     value, stderr = (part.to(log_weights.dtype) for part in (weights.value, weights.stderr))
-    notes = weight_notes(value, weights.khat, samples, "take more samples: their approximation gap is too small as well")
-    return Evidence(value, stderr, "importance, from the best q", {"khat": weights.khat}, tuple(notes))
+    notes = weight_notes(
+        value,
+        weights.khat,
+        samples,
+        "take more samples: their approximation gap is too small as well",
+    )
+    return Evidence(
+        value, stderr, "importance, from the best q", {"khat": weights.khat}, tuple(notes)
+    )
 
 
 def _seed(generator: torch.Generator) -> int:

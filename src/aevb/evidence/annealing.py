@@ -61,7 +61,10 @@ class AIS:
     def begin(self, model: DeclaredModel) -> str:
         """Return the initial distribution; raise ValueError if AIS does not apply."""
         if reason := why_not_annealed(model):
-            raise ValueError(f'method="ais" moves latents by gradients, but {reason}. Use method="{advised(model)}".')
+            raise ValueError(
+                f'method="ais" moves latents by gradients, but {reason}. Use '
+                f'method="{advised(model)}".'
+            )
         reason = why_not_from_posterior(model)
         if self.start == "posterior" and reason:
             raise ValueError(f'AIS(start="posterior"): {reason}. Use start="prior".')
@@ -69,7 +72,13 @@ class AIS:
 
 
 def annealed(
-    model: DeclaredModel, batch: Mapping[str, Tensor], settings: AIS, *, chains: int = CHAINS, seed: int | None = None, memory: Memory = None
+    model: DeclaredModel,
+    batch: Mapping[str, Tensor],
+    settings: AIS,
+    *,
+    chains: int = CHAINS,
+    seed: int | None = None,
+    memory: Memory = None,
 ) -> Evidence:
     """Estimate log p(x) by log 1/C Σ w over C chains per example."""
     start = _checked(model, batch, settings, chains)
@@ -87,23 +96,39 @@ def _forward(path: Path, settings: AIS, chains: int) -> tuple[Tensor, Tensor]:
     return Moves(path, settings, chains).forward(path.draw(chains))
 
 
-def _both_ways(path: Path, truth: Mapping[str, Tensor], settings: AIS, chains: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def _both_ways(
+    path: Path, truth: Mapping[str, Tensor], settings: AIS, chains: int
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Run forward chains, and backward chains from the simulated latents, on one block of rows."""
     moves = Moves(path, settings, chains)
-    exact = path.coordinates({name: truth[name].unsqueeze(0) for name in path.latents}).expand(chains, -1, -1)
+    exact = path.coordinates({name: truth[name].unsqueeze(0) for name in path.latents}).expand(
+        chains, -1, -1
+    )
     return moves.forward(path.draw(chains)), moves.backward(exact)
 
 
 def _checked(model: DeclaredModel, batch: Mapping[str, Tensor], settings: AIS, chains: int) -> str:
     if isinstance(chains, bool) or not isinstance(chains, int) or chains < LEAST:
-        raise ValueError(f'samples is the number of chains that method="ais" runs per example, at least {LEAST}. Got {chains!r}.')
+        raise ValueError(
+            f'samples is the number of chains that method="ais" runs per example, at least '
+            f"{LEAST}. Got {chains!r}."
+        )
     start, graph = settings.begin(model), model.graph
-    if not any(name not in batch or mask_of(name) in batch for name in graph.latents if not graph.rule("p", name).spec.finite):
-        raise ValueError('method="ais" has nothing to move: every continuous latent is known. method="importance" sums the others exactly.')
+    if not any(
+        name not in batch or mask_of(name) in batch
+        for name in graph.latents
+        if not graph.rule("p", name).spec.finite
+    ):
+        raise ValueError(
+            'method="ais" has nothing to move: every continuous latent is known. '
+            'method="importance" sums the others exactly.'
+        )
     return start
 
 
-def _blocks(model: DeclaredModel, batch: Mapping[str, Tensor], start: str, chains: int, memory: Memory) -> list[dict[str, Tensor]]:
+def _blocks(
+    model: DeclaredModel, batch: Mapping[str, Tensor], start: str, chains: int, memory: Memory
+) -> list[dict[str, Tensor]]:
     """Split the rows into blocks whose gradients fit into the memory limit."""
     n, _ = model._extent(batch)
     few = narrow(batch, 0, min(n, 2))
@@ -124,23 +149,49 @@ def _weights(log_weights: Tensor) -> Weights:
     return weights
 
 
-def _evidence(model: DeclaredModel, found: Sequence[Weights], accepted: Sequence[Tensor], settings: AIS, chains: int, start: str) -> Evidence:
-    value, stderr, ess = (torch.cat([getattr(weights, name) for weights in found]) for name in ("value", "stderr", "ess"))
+def _evidence(
+    model: DeclaredModel,
+    found: Sequence[Weights],
+    accepted: Sequence[Tensor],
+    settings: AIS,
+    chains: int,
+    start: str,
+) -> Evidence:
+    value, stderr, ess = (
+        torch.cat([getattr(weights, name) for weights in found])
+        for name in ("value", "stderr", "ess")
+    )
     acceptance, n, notes = torch.cat(list(accepted)), len(value), []
     enough = max(1.5, chains / 4)
     few = (ess < enough) & value.isfinite()
     if bad := int(few.sum()):
         notes.append(
-            f"{count(bad, n)} have an effective sample size below {enough:g} of {chains} chains, so that the value may be too low: "
-            f"raise the temperatures, AIS(temperatures={4 * settings.temperatures}), or samples (chains)."
+            f"{count(bad, n)} have an effective sample size below {enough:g} of {chains} chains, "
+            f"so that the value may be too low: raise the temperatures, "
+            f"AIS(temperatures={4 * settings.temperatures}), or samples (chains)."
         )
     if stuck := int(((acceptance < 0.2) & value.isfinite()).sum()):
-        notes.append(f"{count(stuck, n)} accept fewer than 20 % of the Hamiltonian moves: raise leapfrog, or check p for very steep densities.")
+        notes.append(
+            f"{count(stuck, n)} accept fewer than 20 % of the Hamiltonian moves: raise leapfrog, "
+            f"or check p for very steep densities."
+        )
     if lost := int((~value.isfinite()).sum()):
-        notes.append(f"{count(lost, n)} have no finite evidence: p or q gives NaN or zero probability there.")
+        notes.append(
+            f"{count(lost, n)} have no finite evidence: p or q gives NaN or zero probability there."
+        )
     dtype = model._parameter().dtype
-    diagnostics: dict[str, Tensor | float | int] = {"chains": chains, "temperatures": settings.temperatures, "leapfrog": settings.leapfrog}
-    return Evidence(value.to(dtype), stderr.to(dtype), f"ais from {start}", diagnostics | {"ess": ess, "acceptance": acceptance}, tuple(notes))
+    diagnostics: dict[str, Tensor | float | int] = {
+        "chains": chains,
+        "temperatures": settings.temperatures,
+        "leapfrog": settings.leapfrog,
+    }
+    return Evidence(
+        value.to(dtype),
+        stderr.to(dtype),
+        f"ais from {start}",
+        diagnostics | {"ess": ess, "acceptance": acceptance},
+        tuple(notes),
+    )
 
 
 class Moves:
@@ -199,7 +250,12 @@ class Moves:
         new = torch.lerp(new_start, new_end, beta) - momentum.square().sum(-1) / 2
         accept = (new - old).exp().clamp_max(1.0).nan_to_num(0.0)
         taken = torch.rand(accept.shape, **drawing) < accept
-        return torch.where(taken.unsqueeze(-1), place, u), torch.where(taken, new_start, start), torch.where(taken, new_end, end), accept
+        return (
+            torch.where(taken.unsqueeze(-1), place, u),
+            torch.where(taken, new_start, start),
+            torch.where(taken, new_end, end),
+            accept,
+        )
 
     def forward(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Run chains from u ~ f₀ to f₁.
@@ -240,8 +296,14 @@ def _equal_shares(betas: Tensor, spreads: Tensor, count: int) -> Tensor:
     lengths = spreads.nan_to_num(0.0, 0.0, 0.0) * betas.diff().unsqueeze(-1)
     lengths = lengths / lengths.sum(0).clamp_min(torch.finfo(betas.dtype).tiny)
     lengths = (1 - KEPT) * lengths + KEPT / len(lengths)
-    done = torch.cat([torch.zeros_like(lengths[:1]), (lengths / lengths.sum(0)).cumsum(0)]).T.contiguous()  # [N, J + 1]
-    wanted = torch.linspace(0, 1, count + 1, dtype=betas.dtype, device=betas.device).expand(len(done), -1).contiguous()
+    done = torch.cat(
+        [torch.zeros_like(lengths[:1]), (lengths / lengths.sum(0)).cumsum(0)]
+    ).T.contiguous()  # [N, J + 1]
+    wanted = (
+        torch.linspace(0, 1, count + 1, dtype=betas.dtype, device=betas.device)
+        .expand(len(done), -1)
+        .contiguous()
+    )
     right = torch.searchsorted(done, wanted).clamp(1, len(betas) - 1)
     low, high = done.gather(1, right - 1), done.gather(1, right)
     share = ((wanted - low) / (high - low)).clamp(0, 1)
@@ -250,7 +312,7 @@ def _equal_shares(betas: Tensor, spreads: Tensor, count: int) -> Tensor:
     return found.contiguous()
 
 
-# Bidirectional Monte Carlo ---------------------------------------------------------------------------------------------------
+# Bidirectional Monte Carlo ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False)
@@ -273,10 +335,14 @@ class Bidirectional:
     @property
     def error(self) -> float:
         """Standard error of the mean gap, from its variation over the examples."""
-        return float(self.gap.double().std()) / len(self.gap) ** 0.5 if len(self.gap) > 1 else math.nan
+        return (
+            float(self.gap.double().std()) / len(self.gap) ** 0.5 if len(self.gap) > 1 else math.nan
+        )
 
     def __repr__(self) -> str:
-        return f"gap {self.mean:.4f} ± {self.error:.2g} nats\nlower: {self.lower}\nupper: {self.upper}"
+        return (
+            f"gap {self.mean:.4f} ± {self.error:.2g} nats\nlower: {self.lower}\nupper: {self.upper}"
+        )
 
 
 def bidirectional(
@@ -301,11 +367,18 @@ def bidirectional(
     settings, graph = settings or AIS(), model.graph
     for name in graph.given:
         if name not in fixed:
-            raise ValueError(f"{name!r} is a given variable: pass a value for it, bidirectional(model, {name}=…).")
+            raise ValueError(
+                f"{name!r} is a given variable: pass a value for it, bidirectional(model, "
+                f"{name}=…)."
+            )
     drawn = sample(model, n, fixed, steps=steps, seed=seed)
     given = fixed_values(model, n, steps or 1, {name: fixed[name] for name in graph.given})
-    truth = prepare(graph, drawn, like=model._parameter(), need=graph.stochastic, single=True) | given
-    batch = {name: value for name, value in truth.items() if name not in graph.latents or name in fixed}
+    truth = (
+        prepare(graph, drawn, like=model._parameter(), need=graph.stochastic, single=True) | given
+    )
+    batch = {
+        name: value for name, value in truth.items() if name not in graph.latents or name in fixed
+    }
     start = _checked(model, batch, settings, chains)
     lower: tuple[list[Weights], list[Tensor]] = ([], [])
     upper: tuple[list[Weights], list[Tensor]] = ([], [])
@@ -314,11 +387,16 @@ def bidirectional(
         for rows in _blocks(model, batch, start, chains, memory):
             path = Path(model, rows, start)
             forward, backward = _both_ways(path, narrow(truth, at, path.n), settings, chains)
-            for sign, found, (log_weights, acceptance) in ((1, lower, forward), (-1, upper, backward)):
+            for sign, found, (log_weights, acceptance) in (
+                (1, lower, forward),
+                (-1, upper, backward),
+            ):
                 found[0].append(_weights(sign * log_weights))
                 found[1].append(acceptance)
             at += path.n
     below = _evidence(model, *lower, settings, chains, start)
     above = _evidence(model, *upper, settings, chains, start)
-    above = Evidence(-above.value, above.stderr, above.method + ", backwards", above.diagnostics, above.notes)
+    above = Evidence(
+        -above.value, above.stderr, above.method + ", backwards", above.diagnostics, above.notes
+    )
     return Bidirectional(below, above, drawn)

@@ -41,16 +41,26 @@ class Step:
 
     def add(self, column: Column, rule: Rule) -> None:
         """Add a variable that follows the rule; it may read the state and earlier variables."""
-        inside = {parent: matrix for parent, matrix in rule.matrices.items() if parent in self.variables}
-        matrices = {parent: matrix for parent, matrix in rule.matrices.items() if parent in self.sizes}
+        inside = {
+            parent: matrix for parent, matrix in rule.matrices.items() if parent in self.variables
+        }
+        matrices = {
+            parent: matrix for parent, matrix in rule.matrices.items() if parent in self.sizes
+        }
         offset, own = rule.offset, rule.noise
         for parent, matrix in inside.items():
             for before, block in self.variables[parent].matrices.items():
-                matrices[before] = matrix @ block + matrices[before] if before in matrices else matrix @ block
+                matrices[before] = (
+                    matrix @ block + matrices[before] if before in matrices else matrix @ block
+                )
             shift = self.variables[parent].offset
             offset = offset if shift is None else offset + apply(matrix, shift)
         for other in self.variables:
-            parts = [matrix @ self.covariances[parent, other] for parent, matrix in inside.items() if (parent, other) in self.covariances]
+            parts = [
+                matrix @ self.covariances[parent, other]
+                for parent, matrix in inside.items()
+                if (parent, other) in self.covariances
+            ]
             if parts:
                 cross = sum(parts[1:], parts[0])
                 self.covariances[column, other], self.covariances[other, column] = cross, cross.mT
@@ -81,7 +91,12 @@ def log_likelihood(
     Return None if an innovation covariance is not positive definite. ``following`` maps each column
     of a step to the column of the next state, in the state's order.
     """
-    read = [column for rule in observed for column in rule.matrices if column in step.variables or column in step.sizes]
+    read = [
+        column
+        for rule in observed
+        for column in rule.matrices
+        if column in step.variables or column in step.sizes
+    ]
     columns = list(dict.fromkeys([*following, *read]))
     for column in columns:
         if column not in step.variables:
@@ -89,14 +104,34 @@ def log_likelihood(
     variables, like = {column: step.variables[column] for column in columns}, step.like
     sizes = {column: variable.size for column, variable in variables.items()}
     more = sum(sizes.values()) - sum(step.sizes.values())
-    offsets = [like.new_zeros(1, 1, variable.size) if variable.offset is None else variable.offset for variable in variables.values()]
+    offsets = [
+        like.new_zeros(1, 1, variable.size) if variable.offset is None else variable.offset
+        for variable in variables.values()
+    ]
     noises = {(i, i): rule.noise for i, rule in enumerate(observed)}
     widths = {i: rule.offset.shape[-1] for i, rule in enumerate(observed)}
     parts = Chain(
-        F=_padded(_grid({(a, b): block for a, v in variables.items() for b, block in v.matrices.items()}, sizes, step.sizes, like), more),
+        F=_padded(
+            _grid(
+                {(a, b): block for a, v in variables.items() for b, block in v.matrices.items()},
+                sizes,
+                step.sizes,
+                like,
+            ),
+            more,
+        ),
         c=_joined(offsets, -1),
         Q=_grid(step.covariances, sizes, sizes, like),
-        H=_grid({(i, column): block for i, rule in enumerate(observed) for column, block in rule.matrices.items()}, widths, sizes, like),
+        H=_grid(
+            {
+                (i, column): block
+                for i, rule in enumerate(observed)
+                for column, block in rule.matrices.items()
+            },
+            widths,
+            sizes,
+            like,
+        ),
         d=_joined([rule.offset for rule in observed], -1),
         R=_grid(noises, widths, widths, like),
         mean=_padded(state.mean, more),
@@ -105,8 +140,17 @@ def log_likelihood(
         keep=keep,
     )
     events = Chain(2, 1, 2, 2, 1, 2, 1, 2, 1, 1)
-    lead = np.broadcast_shapes(*(part.shape[: -2 - event] for part, event in zip(parts, events, strict=True) if part is not None))
-    laid = [None if part is None else _laid_out(part, event, lead) for part, event in zip(parts, events, strict=True)]
+    lead = np.broadcast_shapes(
+        *(
+            part.shape[: -2 - event]
+            for part, event in zip(parts, events, strict=True)
+            if part is not None
+        )
+    )
+    laid = [
+        None if part is None else _laid_out(part, event, lead)
+        for part, event in zip(parts, events, strict=True)
+    ]
     if backwards:
         laid = [part if part is None or len(part) == 1 else part.flip(0) for part in laid]
     try:
@@ -127,9 +171,23 @@ def _laid_out(part: Tensor, event: int, lead: Sequence[int]) -> Tensor:
     return part.expand(*lead, *shape).reshape(-1, *shape).transpose(0, 1)
 
 
-def _grid(blocks: Mapping[tuple[Any, Any], Tensor], rows: Mapping[Any, int], columns: Mapping[Any, int], like: Tensor) -> Tensor:
+def _grid(
+    blocks: Mapping[tuple[Any, Any], Tensor],
+    rows: Mapping[Any, int],
+    columns: Mapping[Any, int],
+    like: Tensor,
+) -> Tensor:
     """Assemble blocks into one matrix, with zeros for absent blocks."""
-    lines = [_joined([blocks[a, b] if (a, b) in blocks else like.new_zeros(1, 1, rows[a], columns[b]) for b in columns], -1) for a in rows]
+    lines = [
+        _joined(
+            [
+                blocks[a, b] if (a, b) in blocks else like.new_zeros(1, 1, rows[a], columns[b])
+                for b in columns
+            ],
+            -1,
+        )
+        for a in rows
+    ]
     return _joined(lines, -2)
 
 
@@ -141,4 +199,8 @@ def _joined(parts: Sequence[Tensor], axis: int) -> Tensor:
 
 
 def _padded(part: Tensor, right: int, below: int = 0) -> Tensor:
-    return torch.nn.functional.pad(part, (0, right, 0, below) if below else (0, right)) if right or below else part
+    return (
+        torch.nn.functional.pad(part, (0, right, 0, below) if below else (0, right))
+        if right or below
+        else part
+    )

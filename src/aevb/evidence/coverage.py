@@ -60,11 +60,16 @@ def note_missed(found: Evidence, others: Mapping[str, Evidence], remedy: str) ->
         gap, error = gap[fine], error[fine]
         if not len(gap):
             continue
-        higher, mean, spread = int((gap > NATS + SIGMAS * error).sum()), float(gap.mean()), float(error.square().sum().sqrt()) / len(gap)
+        higher, mean, spread = (
+            int((gap > NATS + SIGMAS * error).sum()),
+            float(gap.mean()),
+            float(error.square().sum().sqrt()) / len(gap),
+        )
         if higher > len(gap) / 100 or mean > NATS + SIGMAS * spread:
             return [
-                f"{other.diagnostics['samples']} draws from {what} find a higher log p than q does, by {mean:.2f} nats on average (sampling error "
-                f"{spread:.2g}) and clearly in {count(higher, len(gap))} whose Pareto k looks fine: k cannot see that q has no samples in part of "
-                f"the posterior; {remedy}."
+                f"{other.diagnostics['samples']} draws from {what} find a higher log p than q "
+                f"does, by {mean:.2f} nats on average (sampling error {spread:.2g}) and clearly "
+                f"in {count(higher, len(gap))} whose Pareto k looks fine: k cannot see that q has "
+                f"no samples in part of the posterior; {remedy}."
             ]
     return []

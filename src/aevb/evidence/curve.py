@@ -40,7 +40,12 @@ class Curve:
 
 
 def curve(
-    model: DeclaredModel, batch: Mapping[str, Tensor], ks: Sequence[int] = (1, 10, 100, 1000), seed: int | None = None, *, memory: Memory = None
+    model: DeclaredModel,
+    batch: Mapping[str, Tensor],
+    ks: Sequence[int] = (1, 10, 100, 1000),
+    seed: int | None = None,
+    *,
+    memory: Memory = None,
 ) -> Curve:
     """Return the importance-weighted bound for each k, all from the same weights.
 
@@ -60,7 +65,10 @@ def curve(
                 for group in groups:
                     group.add(part.double())
             found.append([group.result() for group in groups])
-    value, stderr = (torch.stack([torch.cat([block[i][j] for block in found]) for i in range(len(ks))]) for j in range(2))
+    value, stderr = (
+        torch.stack([torch.cat([block[i][j] for block in found]) for i in range(len(ks))])
+        for j in range(2)
+    )
     return Curve(ks, value, stderr)
 
 
@@ -98,11 +106,17 @@ class _Groups:
 
     def _merge(self, values: Tensor) -> None:
         here, step, total = values.mean(0), values.mean(0) - self.mean, self.done + len(values)
-        self.deviations = self.deviations + (values - here).square().sum(0) + step.square() * (self.done * len(values) / total)
+        self.deviations = (
+            self.deviations
+            + (values - here).square().sum(0)
+            + step.square() * (self.done * len(values) / total)
+        )
         self.mean, self.done = self.mean + step * (len(values) / total), total
 
     def result(self) -> tuple[Tensor, Tensor]:
         """Return the bound and its standard error (by the delta method for a single group)."""
         if self.done > 1:
             return self.mean, (self.deviations / (self.done - 1) / self.done).sqrt()
-        return self.mean, self.mean.new_full(self.mean.shape, math.nan) if self.alone is None else self.alone.sqrt()
+        return self.mean, self.mean.new_full(
+            self.mean.shape, math.nan
+        ) if self.alone is None else self.alone.sqrt()

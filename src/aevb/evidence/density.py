@@ -31,7 +31,9 @@ def why_not_from_posterior(model: DeclaredModel) -> str | None:
     """Return why annealing cannot start from q; None if it can."""
     plan = derive(model.graph, samples=2, sampling=True)
     for name in plan.drawn:
-        if by_bayes := next((other for other in plan.enumerated if (other, 0) in plan.values[name]), None):
+        if by_bayes := next(
+            (other for other in plan.enumerated if (other, 0) in plan.values[name]), None
+        ):
             return f"q draws {name} for each value of {by_bayes}, which follows by Bayes' rule"
     return None
 
@@ -53,14 +55,22 @@ class Path:
         self.latents = [name for name in unknown if not graph.rule("p", name).spec.finite]
         self.sums = [name for name in unknown if name not in self.latents]
         self.plan: Plan = model.plan(
-            how=dict.fromkeys(self.sums, "sum"), bound="iwae", clamped=self.clamped | frozenset(self.latents), partial=self.partial
+            how=dict.fromkeys(self.sums, "sum"),
+            bound="iwae",
+            clamped=self.clamped | frozenset(self.latents),
+            partial=self.partial,
         )
-        self.maps: dict[str, Transform] = {name: biject_to(graph.rule("p", name).spec.support) for name in self.latents}
+        self.maps: dict[str, Transform] = {
+            name: biject_to(graph.rule("p", name).spec.support) for name in self.latents
+        }
         self.times = {name: self.steps if graph.timed[name] else 1 for name in self.latents}
-        self.widths = {name: self.maps[name].inverse_shape(torch.Size([graph.size(name)]))[0] for name in self.latents}
+        self.widths = {
+            name: self.maps[name].inverse_shape(torch.Size([graph.size(name)]))[0]
+            for name in self.latents
+        }
         self.seen = {name: batch[mask_of(name)] for name in self.latents if mask_of(name) in batch}
 
-    # Coordinates --------------------------------------------------------------------------------------------------------
+    # Coordinates ----------------------------------------------------------------------------------
 
     def coordinates(self, values: Mapping[str, Tensor]) -> Tensor:
         """Map the latents' values, [C, T or 1, N, d] each, to u [C, N, D]."""
@@ -96,31 +106,43 @@ class Path:
         found, log_jacobian = {}, u.new_zeros(u.shape[:-1])
         sizes = [self.times[name] * self.widths[name] for name in self.latents]
         for name, part in zip(self.latents, u.split(sizes, -1), strict=True):
-            part = part.unflatten(-1, (self.times[name], self.widths[name])).transpose(-3, -2)  # [C, T, N, width]
+            # [C, T, N, width]
+            part = part.unflatten(-1, (self.times[name], self.widths[name])).transpose(-3, -2)
             value = self.maps[name](part)
             jacobian = self.maps[name].log_abs_det_jacobian(part, value)
-            jacobian = (jacobian.sum(-1) if jacobian.dim() == part.dim() else jacobian).unsqueeze(-1)
+            jacobian = (jacobian.sum(-1) if jacobian.dim() == part.dim() else jacobian).unsqueeze(
+                -1
+            )
             if name in self.seen:
                 value = torch.where(self.seen[name], self.batch[name], value)
-                jacobian = torch.where(self.seen[name][..., :1], torch.zeros_like(jacobian), jacobian)
+                jacobian = torch.where(
+                    self.seen[name][..., :1], torch.zeros_like(jacobian), jacobian
+                )
             if "steps" in self.batch and self.graph.timed[name]:
                 real = self.batch["steps"]
-                value, jacobian = torch.where(real, value, torch.zeros_like(value)), torch.where(real, jacobian, torch.zeros_like(jacobian))
+                value, jacobian = (
+                    torch.where(real, value, torch.zeros_like(value)),
+                    torch.where(real, jacobian, torch.zeros_like(jacobian)),
+                )
             found[name] = value
             log_jacobian = log_jacobian + jacobian.sum((-3, -1))
         return found, log_jacobian
 
-    # Densities ------------------------------------------------------------------------------------------------------------
+    # Densities ------------------------------------------------------------------------------------
 
     def __call__(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Return (log f₀, log f₁) at u."""
         values, log_jacobian = self.values(u)
-        rows = {name: value for name, value in self.batch.items() if name[:-1] not in self.seen} | values
-        working = Estimate(self.plan, self.model.factors, rows, {})  # type: ignore[arg-type]
+        rows = {
+            name: value for name, value in self.batch.items() if name[:-1] not in self.seen
+        } | values
+        working = Estimate(self.plan, self.model.factors, rows, {})
         likelihoods, kls = working.terms()
         joint = sum(likelihoods.values(), torch.zeros(())) - sum(kls.values(), torch.zeros(()))
         base = self._base(working)
-        return self._flat(inner_sum(working, base), u) + log_jacobian, self._flat(inner_sum(working, joint), u) + log_jacobian
+        return self._flat(inner_sum(working, base), u) + log_jacobian, self._flat(
+            inner_sum(working, joint), u
+        ) + log_jacobian
 
     def _base(self, working: Estimate) -> Tensor:
         """Return Σ log q (or log p) of the unknown latents, for every enumerated value."""
@@ -131,12 +153,18 @@ class Path:
             else:
                 part = working.log_w(name) if name in self.sums else working.log_q(name)
             seen = self.batch.get(mask_of(name))
-            part = part if seen is None else torch.where(seen[..., :1], torch.zeros_like(part), part)
+            part = (
+                part if seen is None else torch.where(seen[..., :1], torch.zeros_like(part), part)
+            )
             total = total + (working.over_steps(part) if self.graph.timed[name] else part)
         return total
 
     def _flat(self, total: Tensor, u: Tensor) -> Tensor:
-        return expand_axis(total, SAMPLES, u.shape[0]).expand(*[1] * (total.dim() - 4), u.shape[0], 1, self.n, 1).reshape(u.shape[:-1])
+        return (
+            expand_axis(total, SAMPLES, u.shape[0])
+            .expand(*[1] * (total.dim() - 4), u.shape[0], 1, self.n, 1)
+            .reshape(u.shape[:-1])
+        )
 
     def gradient(self, u: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return (log f₀, log f₁, ∇u log f_β) with log f_β = (1 − β) log f₀ + β log f₁, β [N]."""
@@ -146,16 +174,25 @@ class Path:
             (slope,) = torch.autograd.grad(torch.lerp(start, end, beta).sum(), u)
         return start.detach(), end.detach(), slope
 
-    # Initial distribution --------------------------------------------------------------------------------------------------
+    # Initial distribution -------------------------------------------------------------------------
 
     def draw(self, chains: int) -> Tensor:
         """Draw u ~ f₀, [C, N, D]."""
         if self.start == "prior":
             return self.coordinates(draw_latents(self.model, self.batch, chains))
-        plan = derive(self.graph, samples=chains, clamped=self.clamped, partial=self.partial, sampling=True)
-        working = Estimate(plan, self.model.factors, self.batch, self.model.draw_noise(plan, self.batch))  # type: ignore[arg-type]
+        plan = derive(
+            self.graph, samples=chains, clamped=self.clamped, partial=self.partial, sampling=True
+        )
+        working = Estimate(
+            plan, self.model.factors, self.batch, self.model.draw_noise(plan, self.batch)
+        )
         values = {name: working.program.values[name] for name in self.latents}
-        return self.coordinates({name: value.reshape(value.shape[-4:]).expand(chains, *value.shape[-3:]) for name, value in values.items()})
+        return self.coordinates(
+            {
+                name: value.reshape(value.shape[-4:]).expand(chains, *value.shape[-3:])
+                for name, value in values.items()
+            }
+        )
 
     def scale(self) -> Tensor:
         """Return the standard deviation of f₀ per coordinate, [N, D]: the unit of step sizes."""

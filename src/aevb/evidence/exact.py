@@ -36,7 +36,9 @@ def why_not_exact(model: DeclaredModel) -> str | None:
     return None
 
 
-def exact_evidence(model: DeclaredModel, batch: Mapping[str, Tensor], structure: Structure | None = None) -> Tensor:
+def exact_evidence(
+    model: DeclaredModel, batch: Mapping[str, Tensor], structure: Structure | None = None
+) -> Tensor:
     """Return log p(observed | given) per example, differentiable, for models with exact evidence.
 
     ``structure`` is the model's structure for these data, if it is already known. Without
@@ -48,7 +50,9 @@ def exact_evidence(model: DeclaredModel, batch: Mapping[str, Tensor], structure:
     else:
         structure = structure or Structure(model, split_latents(model.graph, batch)[0])
         n, steps = model._extent(batch)
-        rows = max(1, AT_ONCE // (_numbers_per_row(structure, batch) * (steps if structure.carried else 1)))
+        rows = max(
+            1, AT_ONCE // (_numbers_per_row(structure, batch) * (steps if structure.carried else 1))
+        )
         cuts = (narrow(batch, start, min(rows, n - start)) for start in range(0, n, rows))
         value = torch.cat([marginal(model, structure, cut) for cut in cuts])
     return value.to(model._parameter().dtype)
@@ -81,18 +85,28 @@ def discrete_terms(tables: Tables) -> list[Term]:
     These are log p of each variable, and the known values of discrete latents.
     """
     structure, graph = tables.structure, tables.graph
-    found = [Term(tables.log_p(name).double(), axes, graph.timed[name], name) for name, axes in structure.axes.items()]
+    found = [
+        Term(tables.log_p(name).double(), axes, graph.timed[name], name)
+        for name, axes in structure.axes.items()
+    ]
     for name in structure.discrete:
         # A separate factor: inside log p, a value of probability zero would have no gradient.
         if (known := tables.known(name)) is not None:
-            found.append(Term(known.double(), frozenset({(name, 0)}), graph.timed[name], mask_of(name)))
+            found.append(
+                Term(known.double(), frozenset({(name, 0)}), graph.timed[name], mask_of(name))
+            )
     return found
 
 
 def integral_term(integral: Filter) -> Term:
     """Return the integral over the Gaussian unknowns as a log-factor."""
     structure = integral.structure
-    return Term(integral.log_evidence(), structure.linked_axes, integral.timed and not structure.carried, INTEGRAL)
+    return Term(
+        integral.log_evidence(),
+        structure.linked_axes,
+        integral.timed and not structure.carried,
+        INTEGRAL,
+    )
 
 
 def log_sum(tables: Tables, factors: Sequence[Term]) -> Tensor:

@@ -48,7 +48,9 @@ class Components:
         """
         weight = self.weight.unsqueeze(-1)
         mean = (weight * self.mean).sum(-2)
-        return mean, (weight * (self.variance + (self.mean - mean.unsqueeze(-2)).square())).sum(-2).clamp_min(0.0).sqrt()
+        return mean, (weight * (self.variance + (self.mean - mean.unsqueeze(-2)).square())).sum(
+            -2
+        ).clamp_min(0.0).sqrt()
 
 
 @dataclass(frozen=True)
@@ -69,14 +71,21 @@ class Unknowns:
     All results are in float64 and carry no gradients.
     """
 
-    def __init__(self, model: DeclaredModel, structure: Structure, batch: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, model: DeclaredModel, structure: Structure, batch: Mapping[str, Tensor]
+    ) -> None:
         self.model, self.graph, self.structure, self.batch = model, model.graph, structure, batch
         self.n, self.steps = model._extent(batch)
         hidden = [name for name in self.graph.observed if mask_of(name) in batch]
-        self.gaussian = [*(name for name in self.graph.latents if name in structure.gaussian), *(name for name in hidden if name in structure.linked)]
+        self.gaussian = [
+            *(name for name in self.graph.latents if name in structure.gaussian),
+            *(name for name in hidden if name in structure.linked),
+        ]
         self.others = [name for name in hidden if name not in structure.linked]
 
-    def _parts(self, batch: Mapping[str, Tensor], samples: int = 1) -> list[tuple[int, dict[str, Tensor]]]:
+    def _parts(
+        self, batch: Mapping[str, Tensor], samples: int = 1
+    ) -> list[tuple[int, dict[str, Tensor]]]:
         """Split the rows into parts that fit into memory; each part comes with its first row.
 
         The largest tensors hold pairs of states, or covariances, of all steps.
@@ -87,7 +96,7 @@ class Unknowns:
         n, rows = self.model._extent(batch)[0], max(1, AT_ONCE // numbers)
         return [(start, narrow(batch, start, min(rows, n - start))) for start in range(0, n, rows)]
 
-    # Probabilities and moments --------------------------------------------------------------------------------------------------------
+    # Probabilities and moments --------------------------------------------------------------------
 
     def marginals(self) -> Marginals:
         """Return the marginal posterior of every unknown at each step."""
@@ -98,8 +107,15 @@ class Unknowns:
         components = {}
         for name, first in parts[0].components.items():
             found = [part.components[name] for part in parts]
-            weight, mean, variance = (torch.cat([getattr(one, field) for one in found]) for field in ("weight", "mean", "variance"))
-            covariance = None if first.covariance is None else torch.cat([one.covariance for one in found if one.covariance is not None])
+            weight, mean, variance = (
+                torch.cat([getattr(one, field) for one in found])
+                for field in ("weight", "mean", "variance")
+            )
+            covariance = (
+                None
+                if first.covariance is None
+                else torch.cat([one.covariance for one in found if one.covariance is not None])
+            )
             components[name] = Components(weight, mean, variance, covariance)
         return Marginals(probs, components)
 
@@ -108,9 +124,15 @@ class Unknowns:
         integral = Filter(self.model, tables, batch) if self.structure.linked else None
         n = self.model._extent(batch)[0]
         terms = [*discrete_terms(tables), *([] if integral is None else [integral_term(integral)])]
-        weights = {term.name: weight for term, weight in zip(terms, _derivatives(tables, terms, n, start), strict=True)}
+        weights = {
+            term.name: weight
+            for term, weight in zip(terms, _derivatives(tables, terms, n, start), strict=True)
+        }
         probs = {
-            name: _normalised(_rows_first(weights[name].movedim(tables.slots[name][0], -1), 2).sum(2)[..., 0, :]) for name in self.structure.discrete
+            name: _normalised(
+                _rows_first(weights[name].movedim(tables.slots[name][0], -1), 2).sum(2)[..., 0, :]
+            )
+            for name in self.structure.discrete
         }
         components = {name: self._observed(tables, name, weights[name], n) for name in self.others}
         if integral is not None and self.gaussian:
@@ -118,10 +140,14 @@ class Unknowns:
             means, covariances = smoother.means(), smoother.covariances()
             for name in self.gaussian:
                 lead = (*means[name].shape[:-3], self.steps if self.graph.timed[name] else 1, n)
-                covariance = _rows_first(covariances[name].expand(*lead, *covariances[name].shape[-2:]), 2)
+                covariance = _rows_first(
+                    covariances[name].expand(*lead, *covariances[name].shape[-2:]), 2
+                )
                 weight = _rows_first(weights[INTEGRAL].squeeze(-1).expand(lead), 0)
                 mean = _rows_first(means[name].expand(*lead, -1), 1)
-                components[name] = Components(_normalised(weight), mean, covariance.diagonal(dim1=-2, dim2=-1), covariance)
+                components[name] = Components(
+                    _normalised(weight), mean, covariance.diagonal(dim1=-2, dim2=-1), covariance
+                )
         return Marginals(probs, components)
 
     def _observed(self, tables: Tables, name: str, weight: Tensor, n: int) -> Components:
@@ -138,18 +164,25 @@ class Unknowns:
             return torch.stack([dist.mean, dist.variance])
 
         both = program.piecewise(name, "p", at).double()
-        mean, variance = (part.expand(torch.broadcast_shapes(part.shape, (*weight.shape[:-1], 1))) for part in both.unbind(0))
+        mean, variance = (
+            part.expand(torch.broadcast_shapes(part.shape, (*weight.shape[:-1], 1)))
+            for part in both.unbind(0)
+        )
         weight = weight.squeeze(-1).expand(mean.shape[:-1])
-        return Components(_normalised(_rows_first(weight, 0)), _rows_first(mean, 1), _rows_first(variance, 1))
+        return Components(
+            _normalised(_rows_first(weight, 0)), _rows_first(mean, 1), _rows_first(variance, 1)
+        )
 
-    # Joint draws ----------------------------------------------------------------------------------------------------------------------
+    # Joint draws ----------------------------------------------------------------------------------
 
     def draw(self, samples: int) -> dict[str, Tensor]:
         """Draw the unknown latents jointly given all data, [S, T or 1, N, d].
 
         Discrete latents are drawn first, then Gaussian latents given the discrete ones.
         """
-        parts = [self._draw(part, samples, start) for start, part in self._parts(self.batch, samples)]
+        parts = [
+            self._draw(part, samples, start) for start, part in self._parts(self.batch, samples)
+        ]
         return {name: torch.cat([part[name] for part in parts], -2) for name in parts[0]}
 
     def _draw(self, batch: Mapping[str, Tensor], samples: int, start: int) -> dict[str, Tensor]:
@@ -159,24 +192,46 @@ class Unknowns:
         if not any(name in self.structure.gaussian for name in self.graph.latents):
             return found
         # Each draw of the discrete latents becomes a row in which they are known.
-        known = {name: value.transpose(0, 1).flatten(1, 2).to(self.model._parameter().dtype) for name, value in found.items()}
-        repeated = {key: value.repeat(1, samples, 1) for key, value in batch.items() if variable_of(key) not in known}
-        clamped = frozenset(name for name in self.graph.latents if name in known or (name in batch and mask_of(name) not in batch))
+        known = {
+            name: value.transpose(0, 1).flatten(1, 2).to(self.model._parameter().dtype)
+            for name, value in found.items()
+        }
+        repeated = {
+            key: value.repeat(1, samples, 1)
+            for key, value in batch.items()
+            if variable_of(key) not in known
+        }
+        clamped = frozenset(
+            name
+            for name in self.graph.latents
+            if name in known or (name in batch and mask_of(name) not in batch)
+        )
         drawn = Unknowns(self.model, Structure(self.model, clamped), repeated | known).draw(1)
-        return found | {name: value[0].unflatten(-2, (samples, -1)).transpose(0, 1) for name, value in drawn.items()}
+        return found | {
+            name: value[0].unflatten(-2, (samples, -1)).transpose(0, 1)
+            for name, value in drawn.items()
+        }
 
     def _draw_gaussian(self, batch: Mapping[str, Tensor], samples: int) -> dict[str, Tensor]:
         tables = Tables(self.model, self.structure, batch)
         names = [name for name in self.graph.latents if name in self.structure.gaussian]
-        return Smoother(Filter(self.model, tables, batch), tables.slots, tables.sizes, names).draw(samples)
+        return Smoother(Filter(self.model, tables, batch), tables.slots, tables.sizes, names).draw(
+            samples
+        )
 
-    def _draw_discrete(self, batch: Mapping[str, Tensor], samples: int, start: int) -> dict[str, Tensor]:
+    def _draw_discrete(
+        self, batch: Mapping[str, Tensor], samples: int, start: int
+    ) -> dict[str, Tensor]:
         """Draw the discrete latents: static ones and the first step jointly, then step by step."""
         tables, n = Tables(self.model, self.structure, batch), self.model._extent(batch)[0]
         graph, sizes = self.graph, tables.sizes
         static = [name for name in self.structure.discrete if not graph.timed[name]]
         timed = [name for name in self.structure.discrete if graph.timed[name]]
-        slots = [*(tables.slots[name][0] for name in static), *(tables.slots[name][0] for name in timed), *(tables.slots[name][1] for name in timed)]
+        slots = [
+            *(tables.slots[name][0] for name in static),
+            *(tables.slots[name][0] for name in timed),
+            *(tables.slots[name][1] for name in timed),
+        ]
         counts = [sizes[name] for name in (*static, *timed, *timed)]
         depth = -min(slot for slot in slots if slot is not None)
         shape = [1] * depth
@@ -184,7 +239,14 @@ class Unknowns:
             shape[slot] = count  # type: ignore[index]
         shape[-3], shape[-2] = self.steps if timed else 1, n
         nothing = torch.zeros(shape, dtype=torch.float64, device=self.model._parameter().device)
-        pairs = Term(nothing, frozenset({(name, 0) for name in self.structure.discrete} | {(name, -1) for name in timed}), bool(timed), "pairs")
+        pairs = Term(
+            nothing,
+            frozenset(
+                {(name, 0) for name in self.structure.discrete} | {(name, -1) for name in timed}
+            ),
+            bool(timed),
+            "pairs",
+        )
         terms = [pairs, *discrete_terms(tables)]
         if self.structure.linked:
             terms.append(integral_term(Filter(self.model, tables, batch)))
@@ -192,15 +254,22 @@ class Unknowns:
         order = [axis + depth for axis in (-3, -2, *slots)]  # type: ignore[operator]
         rest = [axis for axis in range(depth) if axis not in order]
         states = math.prod(sizes[name] for name in timed)
-        table = joint.permute(*order, *rest).reshape(shape[-3], n, -1, states, states)  # [T, N, static, present, neighbour]
+        # [T, N, static, present, neighbour]
+        table = joint.permute(*order, *rest).reshape(shape[-3], n, -1, states, states)
         first = table[0, ..., 0].reshape(n, -1)
-        whole = torch.multinomial(first, samples, replacement=True, generator=generator(first.device)).T  # [S, N]
+        whole = torch.multinomial(
+            first, samples, replacement=True, generator=generator(first.device)
+        ).T  # [S, N]
         fixed, state = whole // states, whole % states
         rows = torch.arange(n, device=whole.device).expand(samples, n)
         path = [state]
         for t in range(1, table.shape[0]):
             probs = _normalised(table[t][rows, fixed, :, path[-1]])
-            path.append(torch.multinomial(probs.flatten(0, 1), 1, generator=generator(probs.device)).reshape(samples, n))
+            path.append(
+                torch.multinomial(
+                    probs.flatten(0, 1), 1, generator=generator(probs.device)
+                ).reshape(samples, n)
+            )
         found = {}
         index = torch.stack(path, 1)  # [S, T, N]
         for names, number in ((static, fixed.unsqueeze(1)), (timed, index)):
@@ -220,7 +289,11 @@ def _derivatives(tables: Tables, terms: list[Term], n: int, start: int) -> list[
     whole = []
     for term in terms:
         value = over_time(term.value, tables.steps) if term.timed else term.value
-        whole.append(term._replace(value=value.expand(*value.shape[:-2], n, 1).detach().clone().requires_grad_(True)))
+        whole.append(
+            term._replace(
+                value=value.expand(*value.shape[:-2], n, 1).detach().clone().requires_grad_(True)
+            )
+        )
     with torch.enable_grad():
         total = log_sum(tables, whole)
         found = torch.autograd.grad(total.sum(), [term.value for term in whole])
@@ -228,8 +301,10 @@ def _derivatives(tables: Tables, terms: list[Term], n: int, start: int) -> list[
     if tables.structure.discrete and not bool(values.isfinite().all()):
         row = int((~values.isfinite()).nonzero()[0])
         raise ValueError(
-            f"Row {start + row} (from 0) has no exact posterior: p gives its data the log-probability {float(values[row])}. Check the row's values "
-            "and labels (labels that p rules out, values far outside the data that p was fitted to), and that all parameters of p are finite."
+            f"Row {start + row} (from 0) has no exact posterior: p gives its data the "
+            f"log-probability {float(values[row])}. Check the row's values "
+            "and labels (labels that p rules out, values far outside the data that p was fitted "
+            "to), and that all parameters of p are finite."
         )
     return list(found)
 

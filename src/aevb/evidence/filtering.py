@@ -41,7 +41,12 @@ class Filter:
     fast = True
 
     def __init__(self, model: DeclaredModel, tables: Tables, batch: Mapping[str, Tensor]) -> None:
-        self.model, self.graph, self.structure, self.program = model, model.graph, tables.structure, tables.program
+        self.model, self.graph, self.structure, self.program = (
+            model,
+            model.graph,
+            tables.structure,
+            tables.program,
+        )
         self.batch = batch
         self.steps = tables.steps
         self.like = model._parameter().double()
@@ -50,7 +55,7 @@ class Filter:
         self.timed = any(self.graph.timed[name] for name in self.linked)
         self.rules = {name: self._rule(name) for name in self.linked}
 
-    # The rule of each variable ------------------------------------------------------------------------------------------------
+    # The rule of each variable --------------------------------------------------------------------
 
     def _rule(self, name: str, padded: bool = True) -> Rule:
         """Return the variable's rule at every step, with its own rules for the first and last step.
@@ -79,8 +84,13 @@ class Filter:
         factor: Any = self.model.factors[entry.id]
         assert isinstance(factor, Factor)
         gaussian = [ref for ref in entry.key.parents if ref.name in self.structure.gaussian]
-        matrices = {(ref.name, ref.lag): factor.net.blocks.weights[ref.label].double()[None, None] for ref in gaussian}  # type: ignore[union-attr,index]
-        raw = (self._without_gaussians(entry, factor) if matrices else self.program.raw(entry)).double()
+        matrices = {
+            (ref.name, ref.lag): factor.net.blocks.weights[ref.label].double()[None, None]  # type: ignore[index,union-attr]
+            for ref in gaussian
+        }
+        raw = (
+            self._without_gaussians(entry, factor) if matrices else self.program.raw(entry)
+        ).double()
         if isinstance(factor, Function):
             return Rule(matrices, factor.value(raw), raw.new_zeros(1, 1, factor.d, factor.d))
         dist: Any = factor.distribution(raw, lambda vector: vector.double())
@@ -88,7 +98,9 @@ class Filter:
             tril = dist._unbroadcasted_scale_tril
             noise = tril @ tril.mT
         else:
-            noise = torch.diag_embed(dist.scale.expand(np.broadcast_shapes(dist.scale.shape, (factor.d,))).square())
+            noise = torch.diag_embed(
+                dist.scale.expand(np.broadcast_shapes(dist.scale.shape, (factor.d,))).square()
+            )
         return Rule(matrices, dist.loc, noise.reshape(*[1] * (4 - noise.dim()), *noise.shape))
 
     def _without_gaussians(self, entry: Entry, factor: Factor) -> Tensor:
@@ -97,9 +109,11 @@ class Filter:
         if inputs:
             return factor.first(inputs)
         bias = factor.net.blocks.bias  # type: ignore[union-attr]
-        return (self.like.new_zeros(sum(factor.sizes.values())) if bias is None else bias).reshape(1, 1, -1)  # type: ignore[operator,union-attr]
+        return (self.like.new_zeros(sum(factor.sizes.values())) if bias is None else bias).reshape(  # type: ignore[operator]
+            1, 1, -1
+        )
 
-    # Through the graph and time -----------------------------------------------------------------------------------------------
+    # Through the graph and time -------------------------------------------------------------------
 
     def log_evidence(self) -> Tensor:
         """Return log p of the observed variables that read a Gaussian, given the discrete latents.
@@ -107,26 +121,45 @@ class Filter:
         The shape is [axes, 1, T or 1, N or 1, 1]. If unknowns are carried from step to step, the
         result is summed over the steps; otherwise there is one number per step.
         """
-        total, belief = self.like.new_zeros(1, 1), (Belief if torch.is_grad_enabled() else RootBelief).empty(self.like)
-        at_once = [name for name in self.linked if not (self.structure.carried and self.graph.timed[name])]
+        total, belief = (
+            self.like.new_zeros(1, 1),
+            (Belief if torch.is_grad_enabled() else RootBelief).empty(self.like),
+        )
+        at_once = [
+            name for name in self.linked if not (self.structure.carried and self.graph.timed[name])
+        ]
         for name in at_once:
-            belief, found = self._visit(belief, name, self.rules[name], self._value(name), self._keep(name))
+            belief, found = self._visit(
+                belief, name, self.rules[name], self._value(name), self._keep(name)
+            )
             total = total + found
         if self.structure.carried:
             timed = [name for name in self.linked if name not in at_once]
             belief, following = self._remembering(belief, timed)
-            quick = self._as_chain(belief, following, timed) if self.fast and self.like.device.type == "cpu" else None
-            total = total + (self._through_time(belief, following, timed) if quick is None else quick)
+            quick = (
+                self._as_chain(belief, following, timed)
+                if self.fast and self.like.device.type == "cpu"
+                else None
+            )
+            total = total + (
+                self._through_time(belief, following, timed) if quick is None else quick
+            )
         return total.unsqueeze(-1)
 
-    def _remembering(self, belief: Belief | RootBelief, names: list[str]) -> tuple[Belief | RootBelief, dict[Column, Column]]:
+    def _remembering(
+        self, belief: Belief | RootBelief, names: list[str]
+    ) -> tuple[Belief | RootBelief, dict[Column, Column]]:
         """Add the previous state, which is zero before the first step, to the belief.
 
         Also returns which column of a step becomes which column of the next state.
         """
         lag, size = -self.structure.direction, belief.mean.shape[-1]
         following, columns = {column: column for column in belief.columns}, dict(belief.columns)
-        for name in (name for name in names if any((name, lag) in rule.matrices for rule in self.rules.values())):
+        for name in (
+            name
+            for name in names
+            if any((name, lag) in rule.matrices for rule in self.rules.values())
+        ):
             columns[name, lag] = slice(size, size := size + self.graph.size(name))
             following[name, 0] = (name, lag)
         more = size - belief.mean.shape[-1]
@@ -135,7 +168,9 @@ class Filter:
             return RootBelief(columns, mean, pad(belief.root, (0, 0, 0, more))), following
         return Belief(columns, mean, pad(belief.covariance, (0, more, 0, more))), following
 
-    def _as_chain(self, belief: Belief | RootBelief, following: Mapping[Column, Column], names: list[str]) -> Tensor | None:
+    def _as_chain(
+        self, belief: Belief | RootBelief, following: Mapping[Column, Column], names: list[str]
+    ) -> Tensor | None:
         """Run the filter by :mod:`aevb.evidence.gaussian_chain`; None if it does not apply.
 
         The matrices of all steps are assembled at once.
@@ -145,7 +180,11 @@ class Filter:
         for name in names:
             # Padded steps have no data, so a forward filter may run through them. Rows of all
             # lengths then share their matrices.
-            rule = self._rule(name, padded=False) if self.real is not None and self.structure.direction > 0 else self.rules[name]
+            rule = (
+                self._rule(name, padded=False)
+                if self.real is not None and self.structure.direction > 0
+                else self.rules[name]
+            )
             if name in self.structure.gaussian:
                 step.add((name, 0), rule)
                 rule = self._itself(name) if name in self.batch else rule
@@ -156,31 +195,57 @@ class Filter:
         values = torch.cat([self.batch[name].double() for _, name in observed], -1)
         keep = None
         if any(self._keep(name) is not None for _, name in observed):
-            masks = [torch.ones_like(self.batch[name], dtype=torch.bool) if self._keep(name) is None else self._keep(name) for _, name in observed]
+            masks = [
+                torch.ones_like(self.batch[name], dtype=torch.bool)
+                if self._keep(name) is None
+                else self._keep(name)
+                for _, name in observed
+            ]
             keep = torch.cat(masks, -1).double()  # type: ignore[arg-type]
-        return log_likelihood(step, belief, following, [rule for rule, _ in observed], values, keep, backwards=self.structure.direction < 0)
+        return log_likelihood(
+            step,
+            belief,
+            following,
+            [rule for rule, _ in observed],
+            values,
+            keep,
+            backwards=self.structure.direction < 0,
+        )
 
-    def _through_time(self, belief: Belief | RootBelief, following: Mapping[Column, Column], names: list[str]) -> Tensor:
+    def _through_time(
+        self, belief: Belief | RootBelief, following: Mapping[Column, Column], names: list[str]
+    ) -> Tensor:
         """Run the filter step by step, on any device."""
         lag, total = -self.structure.direction, self.like.new_zeros(1, 1)
         rules = {name: self.rules[name].steps(self.steps) for name in names}
-        values, keep = ({name: self._steps(part(name)) for name in names} for part in (self._value, self._keep))
+        values, keep = (
+            {name: self._steps(part(name)) for name in names} for part in (self._value, self._keep)
+        )
         for t in range(self.steps) if lag < 0 else range(self.steps - 1, -1, -1):
             for name in names:
-                belief, found = self._visit(belief, name, rules[name][t], values[name][t], keep[name][t])
+                belief, found = self._visit(
+                    belief, name, rules[name][t], values[name][t], keep[name][t]
+                )
                 total = total + found
             belief = belief.kept(following)
         return total
 
     def _visit(
-        self, belief: Belief | RootBelief, name: str, rule: Rule, value: Tensor | None, keep: Tensor | None
+        self,
+        belief: Belief | RootBelief,
+        name: str,
+        rule: Rule,
+        value: Tensor | None,
+        keep: Tensor | None,
     ) -> tuple[Belief | RootBelief, Tensor]:
         """Process one variable: extend the belief by it, condition the belief on it, or both.
 
         Both apply to a latent that is known in some rows.
         """
         if isinstance(belief, RootBelief):
-            return belief.visited((name, 0) if name in self.structure.gaussian else None, rule, value, keep)
+            return belief.visited(
+                (name, 0) if name in self.structure.gaussian else None, rule, value, keep
+            )
         if name in self.structure.gaussian:
             belief = belief.extended((name, 0), rule)
             if value is None:
@@ -191,7 +256,9 @@ class Filter:
 
     def _itself(self, name: str) -> Rule:
         """Return the identity rule, by which known values of a latent are observed."""
-        eye = torch.eye(self.graph.size(name), dtype=self.like.dtype, device=self.like.device)[None, None]
+        eye = torch.eye(self.graph.size(name), dtype=self.like.dtype, device=self.like.device)[
+            None, None
+        ]
         return Rule({(name, 0): eye}, eye.new_zeros(1, 1, len(eye[0, 0])), torch.zeros_like(eye))
 
     def _value(self, name: str) -> Tensor | None:
@@ -199,7 +266,10 @@ class Filter:
 
     def _keep(self, name: str) -> Tensor | None:
         """Return the mask of known entries at real steps; None if all entries are known."""
-        known, real = self.batch.get(mask_of(name)), self.real if self.graph.timed[name] and name in self.batch else None
+        known, real = (
+            self.batch.get(mask_of(name)),
+            self.real if self.graph.timed[name] and name in self.batch else None,
+        )
         if known is None or real is None:
             return known if real is None else real.expand_as(self.batch[name])
         return known & real
@@ -208,7 +278,9 @@ class Filter:
         return [None] * self.steps if value is None else steps_of(value, self.steps)
 
 
-def gaussian_posterior(model: DeclaredModel, batch: Mapping[str, Tensor], names: Sequence[str]) -> Gaussian:
+def gaussian_posterior(
+    model: DeclaredModel, batch: Mapping[str, Tensor], names: Sequence[str]
+) -> Gaussian:
     """Return p(names | observed, given) jointly, [N, D], in float64.
 
     ``names`` are latents of a linear-Gaussian model without time. Missing entries are marginalised
@@ -218,8 +290,11 @@ def gaussian_posterior(model: DeclaredModel, batch: Mapping[str, Tensor], names:
     integral = Filter(model, Tables(model, structure, batch), batch)
     belief = RootBelief.empty(integral.like)
     for name in integral.linked:
-        belief = belief.visited((name, 0) if name in structure.gaussian else None, integral.rules[name], integral._value(name), integral._keep(name))[
-            0
-        ]
+        belief = belief.visited(
+            (name, 0) if name in structure.gaussian else None,
+            integral.rules[name],
+            integral._value(name),
+            integral._keep(name),
+        )[0]
     asked = belief.kept({(name, 0): (name, 0) for name in names})
     return Gaussian(asked.mean[0].expand(model._extent(batch)[0], -1), asked.tril()[0])

@@ -40,10 +40,16 @@ class Tables:
     step and one for its neighbour. q is not used.
     """
 
-    def __init__(self, model: DeclaredModel, structure: Structure, batch: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, model: DeclaredModel, structure: Structure, batch: Mapping[str, Tensor]
+    ) -> None:
         self.structure, self.graph, self.batch = structure, model.graph, batch
-        self.working = Estimate(_summing_plan(structure, batch), model.factors, batch, {})  # type: ignore[arg-type]
-        self.program, self.slots, self.steps = self.working.program, self.working.plan.slots, self.working.steps
+        self.working = Estimate(_summing_plan(structure, batch), model.factors, batch, {})
+        self.program, self.slots, self.steps = (
+            self.working.program,
+            self.working.plan.slots,
+            self.working.steps,
+        )
         self.sizes = {name: self.working.plan.size((name, 0)) for name in structure.discrete}
 
     def log_p(self, name: str) -> Tensor:
@@ -86,11 +92,20 @@ def _summing_plan(structure: Structure, batch: Mapping[str, Tensor]) -> Plan:
     for name in structure.discrete:
         slots[name] = (position - 1, position) if graph.timed[name] else (position, None)
         position -= 2 if graph.timed[name] else 1
-    functions = {name: graph.reads("p", name) for name in graph.p if graph.is_deterministic(name) and name not in structure.gaussian}
+    functions = {
+        name: graph.reads("p", name)
+        for name in graph.p
+        if graph.is_deterministic(name) and name not in structure.gaussian
+    }
     clamped, partial = split_latents(graph, batch)
     return Plan(
         graph=graph,
-        choices={name: Choice(name, Draw.SUM, Term.SUMMED, "a finite latent", "summed over all values, exactly") for name in structure.discrete},
+        choices={
+            name: Choice(
+                name, Draw.SUM, Term.SUMMED, "a finite latent", "summed over all values, exactly"
+            )
+            for name in structure.discrete
+        },
         bound="iwae",
         samples=1,
         gradient="plain",
@@ -128,4 +143,6 @@ def log_joint(model: DeclaredModel, batch: Mapping[str, Tensor]) -> Tensor:
     unknown = [name for name in graph.latents if name not in clamped]
     axes = {name: tables.slots[name][0] + 1 for name in unknown}
     table = table.permute(*(axes[name] for name in unknown), *range(-3, 0)) if unknown else table
-    return table.reshape([1 if name in clamped else tables.sizes[name] for name in graph.latents] + [n])
+    return table.reshape(
+        [1 if name in clamped else tables.sizes[name] for name in graph.latents] + [n]
+    )

@@ -47,8 +47,18 @@ class Paths:
     @classmethod
     def of(cls, tables: Tables) -> Paths:
         """Return an empty chain for a model's discrete latents in time."""
-        pairs = {name: (current, neighbour) for name, (current, neighbour) in tables.slots.items() if neighbour is not None}
-        return cls(list(pairs.values()), [tables.sizes[name] for name in pairs], tables.steps, tables.program.real, tables.program.is_last())
+        pairs = {
+            name: (current, neighbour)
+            for name, (current, neighbour) in tables.slots.items()
+            if neighbour is not None
+        }
+        return cls(
+            list(pairs.values()),
+            [tables.sizes[name] for name in pairs],
+            tables.steps,
+            tables.program.real,
+            tables.program.is_last(),
+        )
 
     def add(self, factor: Tensor, place: int | str) -> None:
         """Add a log-factor, [axes, 1, T or 1, N or 1, 1].
@@ -63,30 +73,56 @@ class Paths:
 
     def log_sum(self) -> Tensor:
         """Return the log-sum over all paths, [axes of static latents, 1, 1, N, 1]."""
-        quick = self._scaled() if self.fast and self.steps > 1 and self.last.device.type == "cpu" else None
+        quick = (
+            self._scaled()
+            if self.fast and self.steps > 1 and self.last.device.type == "cpu"
+            else None
+        )
         return self._by_logarithms() if quick is None else quick
 
-    # Scaled probabilities, all steps at once ----------------------------------------------------------------------------------------
+    # Scaled probabilities, all steps at once ------------------------------------------------------
 
     def _scaled(self) -> Tensor | None:
         """Compute the sum by :mod:`aevb.evidence.forward_backward`; None if it needs log space."""
         ends = [*(self._inside(part) for part in self.ahead), *self.at_last]
-        here = [*self.here, *(torch.where(self.last, part, torch.zeros_like(part)) for part in ends)]
-        start = [*(self._inside(_from(part, 0, 1)) for part in self.behind), *(_from(part, 0, 1) for part in here), *self.at_first]
+        here = [
+            *self.here,
+            *(torch.where(self.last, part, torch.zeros_like(part)) for part in ends),
+        ]
+        start = [
+            *(self._inside(_from(part, 0, 1)) for part in self.behind),
+            *(_from(part, 0, 1) for part in here),
+            *self.at_first,
+        ]
         behind = [_from(part, 1, self.steps) for part in self.behind]
         ahead = [self._to_neighbour(_from(part, 0, self.steps - 1)) for part in self.ahead]
         nothing = torch.zeros(1, 1, 1, 1, dtype=torch.float64)
-        sums = [_sum([nothing, *parts]) for parts in (start, [*behind, *ahead], [_from(part, 1, self.steps) for part in here])]
+        sums = [
+            _sum([nothing, *parts])
+            for parts in (start, [*behind, *ahead], [_from(part, 1, self.steps) for part in here])
+        ]
         depth = max(-slot for pair in self.slots for slot in pair)
         depth = max(depth, *(part.dim() for part in sums))
-        static = [axis for axis in range(-depth, SAMPLES) if all(axis not in pair for pair in self.slots)]
-        laid = [self._laid_out(part, depth, static, pairs=pairs) for part, pairs in zip(sums, (False, True, False), strict=True)]
+        static = [
+            axis for axis in range(-depth, SAMPLES) if all(axis not in pair for pair in self.slots)
+        ]
+        laid = [
+            self._laid_out(part, depth, static, pairs=pairs)
+            for part, pairs in zip(sums, (False, True, False), strict=True)
+        ]
         lead = np.broadcast_shapes(*(part.shape[: len(static)] for part in laid))
-        laid = [part.expand(*lead, *part.shape[len(static) :]).flatten(0, len(static) - 1) if static else part[None] for part in laid]
+        laid = [
+            part.expand(*lead, *part.shape[len(static) :]).flatten(0, len(static) - 1)
+            if static
+            else part[None]
+            for part in laid
+        ]
         first, pairs, rest = (part.transpose(0, 1) for part in laid)
         try:
             real = None if self.real is None else self.real[1:].transpose(1, 2)
-            found: Tensor = LogSum.apply(first, pairs, rest.expand(self.steps - 1, *rest.shape[1:]), real)  # type: ignore[no-untyped-call]
+            found: Tensor = LogSum.apply(
+                first, pairs, rest.expand(self.steps - 1, *rest.shape[1:]), real
+            )  # type: ignore[no-untyped-call]
         except PathsError:
             return None
         shape = [1] * depth
@@ -101,7 +137,11 @@ class Paths:
         With ``pairs``: [.., states of the neighbour, states].
         """
         part = part.reshape(*[1] * (depth - part.dim()), *part.shape)
-        groups = [[slot for _, slot in self.slots], [slot for slot, _ in self.slots]] if pairs else [[slot for slot, _ in self.slots]]
+        groups = (
+            [[slot for _, slot in self.slots], [slot for slot, _ in self.slots]]
+            if pairs
+            else [[slot for slot, _ in self.slots]]
+        )
         for slots in groups:
             for slot, count in zip(slots, self.sizes, strict=True):
                 part = expand_axis(part, slot, count)
@@ -109,25 +149,42 @@ class Paths:
         rest = [axis for axis in range(-depth, 0) if axis not in kept]  # of size 1
         part = part.permute(*rest, *kept)
         count = math.prod(self.sizes)
-        return part.reshape(*part.shape[len(rest) : len(rest) + len(static) + 2], *[count] * len(groups))
+        return part.reshape(
+            *part.shape[len(rest) : len(rest) + len(static) + 2], *[count] * len(groups)
+        )
 
-    # Log space, step by step, on any device ---------------------------------------------------------------------------------------
+    # Log space, step by step, on any device -------------------------------------------------------
 
     def _by_logarithms(self) -> Tensor:
         here, behind, ahead = (
-            [steps_of(over_time(part, self.steps), self.steps) for part in parts] for parts in (self.here, self.behind, self.ahead)
+            [steps_of(over_time(part, self.steps), self.steps) for part in parts]
+            for parts in (self.here, self.behind, self.ahead)
         )
         last = self.last.split(1, 0)
         real = None if self.real is None else self.real.split(1, 0)
         # A neighbour outside the sequence is zero, so every index of its axis is equal. Take the
         # first.
         nothing = torch.zeros(1, 1, 1, 1, dtype=torch.float64, device=self.last.device)
-        start = [nothing, *(self._inside(part[0]) for part in behind), *(part[0] for part in here), *self.at_first]
+        start = [
+            nothing,
+            *(self._inside(part[0]) for part in behind),
+            *(part[0] for part in here),
+            *self.at_first,
+        ]
         alpha = self._at_end(self._whole(_sum(start)), [part[0] for part in ahead], last[0])
         for t in range(1, self.steps):
-            pairs = [*(part[t] for part in behind), *(self._to_neighbour(part[t - 1]) for part in ahead)]
-            arrived = _sum([self._to_neighbour(alpha), *pairs]).logsumexp([slot for _, slot in self.slots], keepdim=True)
-            step = self._at_end(self._whole(_sum([arrived, *(part[t] for part in here)])), [part[t] for part in ahead], last[t])
+            pairs = [
+                *(part[t] for part in behind),
+                *(self._to_neighbour(part[t - 1]) for part in ahead),
+            ]
+            arrived = _sum([self._to_neighbour(alpha), *pairs]).logsumexp(
+                [slot for _, slot in self.slots], keepdim=True
+            )
+            step = self._at_end(
+                self._whole(_sum([arrived, *(part[t] for part in here)])),
+                [part[t] for part in ahead],
+                last[t],
+            )
             alpha = step if real is None else torch.where(real[t], step, alpha)
         return alpha.logsumexp([slot for slot, _ in self.slots], keepdim=True)
 

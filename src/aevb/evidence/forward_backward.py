@@ -52,13 +52,25 @@ class ForwardBackward:
         high, first = here.max(-1, keepdims=True), start.max(-1, keepdims=True)
         self.transition, self.emission = np.exp(pairs - top[..., None, :]), np.exp(here - high)
         self.start, self.steps = np.exp(start - first), steps
-        lead = np.broadcast_shapes(*(part.shape[1:3] for part in (start, pairs, here, real) if part is not None))
-        blocks = max(1, math.isqrt(steps)) if steps >= LONG and math.prod(lead) * count**2 <= FEW else 1
+        lead = np.broadcast_shapes(
+            *(part.shape[1:3] for part in (start, pairs, here, real) if part is not None)
+        )
+        blocks = (
+            max(1, math.isqrt(steps)) if steps >= LONG and math.prod(lead) * count**2 <= FEW else 1
+        )
         self.length = -(-steps // blocks)
         self.blocks = -(-steps // self.length)
         shared = len(pairs) == 1
-        ones = np.ones((steps, *lead), dtype=bool) if real is None else np.broadcast_to(real, (steps, *lead))
-        self.real = None if real is None and self.blocks * self.length == steps else self._cut(ones[..., None])
+        ones = (
+            np.ones((steps, *lead), dtype=bool)
+            if real is None
+            else np.broadcast_to(real, (steps, *lead))
+        )
+        self.real = (
+            None
+            if real is None and self.blocks * self.length == steps
+            else self._cut(ones[..., None])
+        )
         self.A = self.transition[None] if shared else self._cut(self.transition)
         self.e = self._cut(np.broadcast_to(self.emission, (steps, *lead, count)))
         self.lead, self.count = lead, count
@@ -72,7 +84,11 @@ class ForwardBackward:
     def _cut(self, whole: Array) -> Array:
         """Reshape [T, …] to [steps per block, blocks, …], padded with zeros."""
         more = self.length * self.blocks - len(whole)
-        padded = np.concatenate([whole, np.zeros((more, *whole.shape[1:]), whole.dtype)]) if more else whole
+        padded = (
+            np.concatenate([whole, np.zeros((more, *whole.shape[1:]), whole.dtype)])
+            if more
+            else whole
+        )
         return padded.reshape(self.blocks, self.length, *whole.shape[1:]).swapaxes(0, 1)
 
     def _joined(self, blocks: Array) -> Array:
@@ -81,7 +97,9 @@ class ForwardBackward:
     def _move(self, state: Array, step: int) -> Array:
         """Advance probabilities, [.., C], by one step, without normalising."""
         A = self.A[step if len(self.A) > 1 else 0]
-        return (state @ A[..., 0, :, :] if A.shape[-3] == 1 else (state[..., None, :] @ A)[..., 0, :]) * self.e[step]
+        return (
+            state @ A[..., 0, :, :] if A.shape[-3] == 1 else (state[..., None, :] @ A)[..., 0, :]
+        ) * self.e[step]
 
     def _back(self, state: Array, step: int) -> Array:
         A = self.A[step if len(self.A) > 1 else 0].swapaxes(-1, -2)
@@ -112,27 +130,39 @@ class ForwardBackward:
 
     def _products(self) -> Array:
         """Return the product of each block's transition matrices, up to a factor."""
-        found = np.broadcast_to(np.eye(self.count), (self.blocks, *self.lead, self.count, self.count))
+        found = np.broadcast_to(
+            np.eye(self.count), (self.blocks, *self.lead, self.count, self.count)
+        )
         for step in range(self.length):
             A = self.A[step if len(self.A) > 1 else 0]
             moved = (found @ A) * self.e[step][..., None, :]
             moved = moved / moved.sum((-1, -2), keepdims=True)
-            found = moved if self.real is None else np.where(self.real[step][..., None], moved, found)
+            found = (
+                moved if self.real is None else np.where(self.real[step][..., None], moved, found)
+            )
         return found
 
-    def gradients(self, weight: Array, shapes: tuple[tuple[int, ...], ...]) -> tuple[Array, Array, Array]:
+    def gradients(
+        self, weight: Array, shapes: tuple[tuple[int, ...], ...]
+    ) -> tuple[Array, Array, Array]:
         """Return the derivative of Σ weight · log Z by ``start``, ``pairs`` and ``here``.
 
         ``weight`` is [K, N]; ``shapes`` are the shapes of the three arguments.
         """
         seen = self._backwards()  # e_t b_t / c_t
-        weighted, there = seen * weight[None, :, :, None], self.states * self.b * weight[None, :, :, None]
+        weighted, there = (
+            seen * weight[None, :, :, None],
+            self.states * self.b * weight[None, :, :, None],
+        )
         if self.real is not None:
             real = self._joined(self.real)
             weighted, there = np.where(real, weighted, 0.0), np.where(real, there, 0.0)
         # shared by steps and rows: one product per value of the static latents
         if len(self.transition) == 1 and self.transition.shape[2] == 1:
-            flat = [part.swapaxes(0, 1).reshape(part.shape[1], -1, self.count) for part in (np.broadcast_to(self.before, weighted.shape), weighted)]
+            flat = [
+                part.swapaxes(0, 1).reshape(part.shape[1], -1, self.count)
+                for part in (np.broadcast_to(self.before, weighted.shape), weighted)
+            ]
             pairs = self.transition * (flat[0].swapaxes(-1, -2) @ flat[1])[None, :, None]
         else:
             pairs = self.transition * (self.before[..., :, None] * weighted[..., None, :])
@@ -149,7 +179,9 @@ class ForwardBackward:
         ended[-1] = 1.0
         for block in range(self.blocks - 1, 0, -1):
             state = (self.products[block] @ ended[block][..., None])[..., 0]
-            ended[block - 1] = state / (self.states[block * length - 1] * state).sum(-1, keepdims=True)
+            ended[block - 1] = state / (self.states[block * length - 1] * state).sum(
+                -1, keepdims=True
+            )
         found, state = np.empty((length, *shape)), ended
         scales = self._cut(self.scales)[..., None]
         if self.real is not None:
@@ -166,14 +198,21 @@ class LogSum(torch.autograd.Function):
     """Autograd function: log Z per row, [K, N], of a chain's log-factors."""
 
     @staticmethod
-    def forward(ctx: Any, start: Tensor, pairs: Tensor, here: Tensor, real: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, start: Tensor, pairs: Tensor, here: Tensor, real: Tensor | None
+    ) -> Tensor:
         with np.errstate(all="ignore"):
-            found = ForwardBackward(start.detach().numpy(), pairs.detach().numpy(), here.detach().numpy(), None if real is None else real.numpy())
+            found = ForwardBackward(
+                start.detach().numpy(),
+                pairs.detach().numpy(),
+                here.detach().numpy(),
+                None if real is None else real.numpy(),
+            )
         ctx.found, ctx.shapes = found, tuple(tuple(part.shape) for part in (start, pairs, here))
         return torch.from_numpy(found.log_sum)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *weights: Tensor) -> tuple[Tensor | None, ...]:
         with np.errstate(all="ignore"):
             found = ctx.found.gradients(weights[0].numpy(), ctx.shapes)

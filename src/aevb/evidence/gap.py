@@ -30,12 +30,18 @@ def gap(model: DeclaredModel, batch: Mapping[str, Tensor]) -> Tensor | None:
     if why_not_finite(model) is None:
         clamped, partial = split_latents(graph, batch)
         how = {name: "enumerate" for name in graph.latents if name not in clamped}
-        bound = estimate(model.plan(how=how, clamped=clamped, partial=partial), model.factors, batch, {})  # type: ignore[arg-type]
+        bound = estimate(
+            model.plan(how=how, clamped=clamped, partial=partial), model.factors, batch, {}
+        )
         return exact_evidence(model, batch) - bound.value
     latents = tuple(name for name in graph.latents if name not in batch)
-    if why_not_linear_gaussian(model) or any(mask_of(name) in batch for name in graph.latents) or not latents:
+    if (
+        why_not_linear_gaussian(model)
+        or any(mask_of(name) in batch for name in graph.latents)
+        or not latents
+    ):
         return None
-    program = Program(graph, model.factors, batch, steps=1)  # type: ignore[arg-type]
+    program = Program(graph, model.factors, batch, steps=1)
     known = [name for name in (*graph.stochastic, *graph.given) if name in batch]
     program.values |= {name: batch[name] for name in known}
     program.run(graph.function_stages(known), lambda *_: torch.zeros(()))
@@ -50,10 +56,18 @@ def gap(model: DeclaredModel, batch: Mapping[str, Tensor]) -> Tensor | None:
         d = graph.size(name)
         # a factor of q without parents is the same in every row
         means.append(dist.loc.double().reshape(-1, d).expand(n, d))
-        factor = dist._unbroadcasted_scale_tril if isinstance(dist, Gaussian) else torch.diag_embed(dist.scale.expand(dist.loc.shape))
+        factor = (
+            dist._unbroadcasted_scale_tril
+            if isinstance(dist, Gaussian)
+            else torch.diag_embed(dist.scale.expand(dist.loc.shape))
+        )
         factors.append(factor.double().reshape(-1, d, d).expand(n, d, d))
-    q = td.MultivariateNormal(torch.cat(means, -1), scale_tril=_block_diagonal(factors), validate_args=False)
-    p = td.MultivariateNormal(exact.loc, scale_tril=exact._unbroadcasted_scale_tril.expand(n, -1, -1), validate_args=False)
+    q = td.MultivariateNormal(
+        torch.cat(means, -1), scale_tril=_block_diagonal(factors), validate_args=False
+    )
+    p = td.MultivariateNormal(
+        exact.loc, scale_tril=exact._unbroadcasted_scale_tril.expand(n, -1, -1), validate_args=False
+    )
     return td.kl_divergence(q, p).to(model._parameter().dtype)
 
 

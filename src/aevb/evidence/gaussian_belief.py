@@ -36,8 +36,14 @@ class Rule:
         matrices = {}
         for column, either in columns.items():
             zero = torch.zeros_like(either)
-            matrices[column] = torch.where(wide, other.matrices.get(column, zero), self.matrices.get(column, zero))
-        return Rule(matrices, torch.where(mask, other.offset, self.offset), torch.where(wide, other.noise, self.noise))
+            matrices[column] = torch.where(
+                wide, other.matrices.get(column, zero), self.matrices.get(column, zero)
+            )
+        return Rule(
+            matrices,
+            torch.where(mask, other.offset, self.offset),
+            torch.where(wide, other.noise, self.noise),
+        )
 
     def zero(self) -> Rule:
         """Return the rule of a variable that is identically zero."""
@@ -45,13 +51,20 @@ class Rule:
 
     def detached(self) -> Rule:
         """Return the same rule without gradients."""
-        return Rule({column: matrix.detach() for column, matrix in self.matrices.items()}, self.offset.detach(), self.noise.detach())
+        return Rule(
+            {column: matrix.detach() for column, matrix in self.matrices.items()},
+            self.offset.detach(),
+            self.noise.detach(),
+        )
 
     def steps(self, count: int) -> list[Rule]:
         """Split the rule into one rule per step."""
         matrices = {column: _split(matrix, -4, count) for column, matrix in self.matrices.items()}
         offsets, noises = _split(self.offset, -3, count), _split(self.noise, -4, count)
-        return [Rule({column: parts[t] for column, parts in matrices.items()}, offsets[t], noises[t]) for t in range(count)]
+        return [
+            Rule({column: parts[t] for column, parts in matrices.items()}, offsets[t], noises[t])
+            for t in range(count)
+        ]
 
 
 @dataclass(frozen=True)
@@ -78,7 +91,11 @@ class Belief:
         size = self.mean.shape[-1]
         top = cat_broadcast(self.covariance, cross.mT, -1)
         whole = cat_broadcast(top, cat_broadcast(cross, own, -1), -2)
-        return Belief({**self.columns, column: slice(size, size + rule.offset.shape[-1])}, cat_broadcast(self.mean, mean, -1), whole)
+        return Belief(
+            {**self.columns, column: slice(size, size + rule.offset.shape[-1])},
+            cat_broadcast(self.mean, mean, -1),
+            whole,
+        )
 
     def conditioned(self, rule: Rule, value: Tensor, keep: Tensor | None) -> tuple[Belief, Tensor]:
         """Condition on an observed variable; also return its log-density, [.., T, N].
@@ -106,7 +123,9 @@ class Belief:
         log_density = -0.5 * (white.square().sum(-1) + count * math.log(2 * math.pi)) - log_det
         shift = apply(gain.mT, white)
         total = gain.mT @ inverse  # the Kalman gain, zero for missing entries
-        rest = torch.eye(matrix.shape[-1], dtype=factor.dtype, device=factor.device) - total @ matrix
+        rest = (
+            torch.eye(matrix.shape[-1], dtype=factor.dtype, device=factor.device) - total @ matrix
+        )
         covariance = rest @ self.covariance @ rest.mT + total @ rule.noise @ total.mT
         return Belief(self.columns, self.mean + shift, covariance), log_density
 
@@ -115,7 +134,9 @@ class Belief:
         renamed, places = selected(self.columns, columns)
         rows = torch.cat([self.covariance[..., place, :] for place in places], -2)
         covariance = torch.cat([rows[..., place] for place in places], -1)
-        return Belief(renamed, torch.cat([self.mean[..., place] for place in places], -1), covariance)
+        return Belief(
+            renamed, torch.cat([self.mean[..., place] for place in places], -1), covariance
+        )
 
 
 def matrix_of(columns: Mapping[Column, slice], rule: Rule, like: Tensor) -> Tensor:
@@ -131,7 +152,9 @@ def matrix_of(columns: Mapping[Column, slice], rule: Rule, like: Tensor) -> Tens
     return whole
 
 
-def selected(columns: Mapping[Column, slice], names: Mapping[Column, Column]) -> tuple[dict[Column, slice], list[slice]]:
+def selected(
+    columns: Mapping[Column, slice], names: Mapping[Column, Column]
+) -> tuple[dict[Column, slice], list[slice]]:
     """Return the columns of the selected variables under their new names, and their old slices."""
     renamed, start = {}, 0
     for old, new in names.items():

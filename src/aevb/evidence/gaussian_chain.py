@@ -80,7 +80,10 @@ class Smoother:
         # a missing entry gets unit variance, zero covariance and zero residual
         if keep is not None:
             self.H = chain.H * keep[..., None]
-            self.R = chain.R * keep[..., None] * keep[..., None, :] + np.eye(self.m) * (1 - keep)[..., None]
+            self.R = (
+                chain.R * keep[..., None] * keep[..., None, :]
+                + np.eye(self.m) * (1 - keep)[..., None]
+            )
             self.known = chain.keep.sum(-1)
         # L⁻¹ with L Lᵀ = S, [T, K, G, M, M]; set by the square-root filter only
         self.whitener: Array | None = None
@@ -103,31 +106,47 @@ class Smoother:
         keep = self.chain.keep
         if self.own or keep is None or self.n == 1:
             return None, keep
-        patterns, group = np.unique(np.swapaxes(keep[:, 0], 0, 1).reshape(self.n, -1), axis=0, return_inverse=True)
+        patterns, group = np.unique(
+            np.swapaxes(keep[:, 0], 0, 1).reshape(self.n, -1), axis=0, return_inverse=True
+        )
         shared = np.swapaxes(patterns.reshape(len(patterns), self.steps, self.m), 0, 1)[:, None]
         if len(patterns) == self.n:
             return None, keep
         return (None if len(patterns) == 1 else group), np.ascontiguousarray(shared)
 
-    # Forward pass -----------------------------------------------------------------------------------------------------------------
+    # Forward pass ---------------------------------------------------------------------------------
 
     def _covariances(self) -> None:
         """Compute predicted and filtered covariances, Kalman gains and innovation precisions."""
-        lead = np.broadcast_shapes(*(part.shape[1:3] for part in (self.F, self.Q, self.H, self.R, self.chain.covariance)))
+        lead = np.broadcast_shapes(
+            *(part.shape[1:3] for part in (self.F, self.Q, self.H, self.R, self.chain.covariance))
+        )
         size, steps = self.Q.shape[-1], self.steps
         single = lead == (1, 1)
         if single and size == self.m == 1:  # scalar recursion
-            found = _numbers(steps, float(self.chain.covariance.item()), self.F, self.Q, self.H, self.R)
-            self.predicted, self.filtered, self.gain, self.precision, self.covariance = (part.reshape(-1, 1, 1, 1, 1) for part in found)
+            found = _numbers(
+                steps, float(self.chain.covariance.item()), self.F, self.Q, self.H, self.R
+            )
+            self.predicted, self.filtered, self.gain, self.precision, self.covariance = (
+                part.reshape(-1, 1, 1, 1, 1) for part in found
+            )
             self.log_det = np.log(self.covariance[..., 0, 0])
             return
         # np.dot of two small matrices is much faster than np.matmul of stacks
         product, lead = (np.dot, ()) if single else (np.matmul, lead)
-        predicted, filtered = np.empty((steps, *lead, size, size)), np.empty((steps, *lead, size, size))
-        gains, precisions = np.empty((steps, *lead, size, self.m)), np.empty((steps, *lead, self.m, self.m))
+        predicted, filtered = (
+            np.empty((steps, *lead, size, size)),
+            np.empty((steps, *lead, size, size)),
+        )
+        gains, precisions = (
+            np.empty((steps, *lead, size, self.m)),
+            np.empty((steps, *lead, self.m, self.m)),
+        )
         covariances = np.empty_like(precisions)
         every = [part[:, 0, 0] if single else part for part in (self.F, self.Q, self.H, self.R)]
-        F, Q, H, R, back, up = (_each(part, steps) for part in (*every, _transposed(every[0]), _transposed(every[2])))
+        F, Q, H, R, back, up = (
+            _each(part, steps) for part in (*every, _transposed(every[0]), _transposed(every[2]))
+        )
         last = _constant_until(steps, self.F, self.Q, self.H, self.R)
         before, t = self.chain.covariance[0, 0, 0] if single else self.chain.covariance[0], 0
         while t < steps:
@@ -137,7 +156,13 @@ class Smoother:
             inverse = 1 / S if self.m == 1 else _inverse(S)
             gain = product(_transposed(cross), inverse)
             before = P - product(gain, cross)
-            predicted[t], filtered[t], gains[t], precisions[t], covariances[t] = P, before, gain, inverse, S
+            predicted[t], filtered[t], gains[t], precisions[t], covariances[t] = (
+                P,
+                before,
+                gain,
+                inverse,
+                S,
+            )
             if t % EVERY == 1 and last[t - 1] == last[t] > t and _close(P, predicted[t - 1]):
                 end = last[t] + 1
                 for whole in (predicted, filtered, gains, precisions, covariances):
@@ -146,14 +171,21 @@ class Smoother:
             t += 1
         if single:
             predicted, filtered, gains, precisions, covariances = (
-                whole[:, None, None] for whole in (predicted, filtered, gains, precisions, covariances)
+                whole[:, None, None]
+                for whole in (predicted, filtered, gains, precisions, covariances)
             )
         try:
             factors = np.linalg.cholesky(covariances)
         except np.linalg.LinAlgError:
             raise ChainError("an innovation covariance is not positive definite") from None
         self.log_det = 2 * np.log(np.diagonal(factors, axis1=-2, axis2=-1)).sum(-1)
-        self.predicted, self.filtered, self.gain, self.precision, self.covariance = predicted, filtered, gains, precisions, covariances
+        self.predicted, self.filtered, self.gain, self.precision, self.covariance = (
+            predicted,
+            filtered,
+            gains,
+            precisions,
+            covariances,
+        )
 
     def _accurate(self) -> bool:
         """Return whether the covariances of the first pass kept enough digits.
@@ -174,7 +206,9 @@ class Smoother:
                 return False
         if not (reach <= LOSS * small).all():  # written so that NaN fails the test
             return False
-        return self.m == 1 or bool((_diagonal(self.covariance) * _diagonal(self.precision) <= LOSS).all())
+        return self.m == 1 or bool(
+            (_diagonal(self.covariance) * _diagonal(self.precision) <= LOSS).all()
+        )
 
     def _square_roots(self) -> None:
         """Compute the same quantities by the square-root (array) Kalman filter.
@@ -182,11 +216,18 @@ class Smoother:
         With P = A Aᵀ, R = B Bᵀ and S = L Lᵀ, the QR decomposition of [[AᵀHᵀ, Aᵀ], [Bᵀ, 0]] has the
         triangular factor [[Lᵀ, L⁻¹HP], [0, Cᵀ]], and C Cᵀ is the filtered covariance.
         """
-        lead = np.broadcast_shapes(*(part.shape[1:3] for part in (self.F, self.Q, self.H, self.R, self.chain.covariance)))
+        lead = np.broadcast_shapes(
+            *(part.shape[1:3] for part in (self.F, self.Q, self.H, self.R, self.chain.covariance))
+        )
         size, m, steps = self.Q.shape[-1], self.m, self.steps
-        F, H, noise, seen = (_each(part, steps) for part in (self.F, self.H, _root(self.Q), _root(self.R)))
+        F, H, noise, seen = (
+            _each(part, steps) for part in (self.F, self.H, _root(self.Q), _root(self.R))
+        )
         last = _constant_until(steps, self.F, self.Q, self.H, self.R)
-        predicted, arrays = np.empty((steps, *lead, size, size)), np.empty((steps, *lead, m + size, m + size))
+        predicted, arrays = (
+            np.empty((steps, *lead, size, size)),
+            np.empty((steps, *lead, m + size, m + size)),
+        )
         before, t = _root(self.chain.covariance[0]), 0
         # rows of large norm first, which is numerically most accurate
         rows = np.zeros((*lead, 2 * size + m, m + size))
@@ -198,7 +239,11 @@ class Smoother:
             predicted[t] = _transposed(rows[..., :-m, m:]) @ rows[..., :-m, m:]
             arrays[t] = np.linalg.qr(rows, mode="r")
             before = _transposed(arrays[t][..., m:, m:])
-            if t % EVERY == 1 and last[t - 1] == last[t] > t and _close(predicted[t], predicted[t - 1]):
+            if (
+                t % EVERY == 1
+                and last[t - 1] == last[t] > t
+                and _close(predicted[t], predicted[t - 1])
+            ):
                 end = last[t] + 1
                 predicted[t + 1 : end], arrays[t + 1 : end] = predicted[t], arrays[t]
                 t = end - 1
@@ -234,15 +279,19 @@ class Smoother:
             half = _apply(self._rows(self.whitener), self.innovation)
             self.white = _apply(_transposed(self._rows(self.whitener)), half)
             squares = (half * half).sum(-1)
-        total = -0.5 * (squares + self._rows(self.log_det[..., None])[..., 0] + self.known * LOG_2PI)
+        total = -0.5 * (
+            squares + self._rows(self.log_det[..., None])[..., 0] + self.known * LOG_2PI
+        )
         self.before = before
         self.log_likelihood = np.broadcast_to(total, (steps, self.k, self.n)).sum(0)
 
-    # Backward pass ----------------------------------------------------------------------------------------------------------------
+    # Backward pass --------------------------------------------------------------------------------
 
     def backwards(self) -> None:
         """Run the disturbance smoother: λ and N per step, and the same by y (``u`` and ``D``)."""
-        drive = _apply(_transposed(self._rows(self.F)), _apply(_transposed(self._rows(self.H)), self.white))
+        drive = _apply(
+            _transposed(self._rows(self.F)), _apply(_transposed(self._rows(self.H)), self.white)
+        )
         zero = np.zeros(drive.shape[1:])
         closed = _transposed(self._rows(self.closed))
         # ρ_{t−1}: derivative by the filtered mean
@@ -260,15 +309,24 @@ class Smoother:
         self.D = self.precision + left @ self.gain
         # N = (I − KH)ᵀ M (I − KH) + Hᵀ S⁻¹ H, from products that exist already
         if self.whitener is None:
-            self.curvature = self.after_curvature - _transposed(left) @ self.H - _transposed(self.H) @ (left - self.D @ self.H)
+            self.curvature = (
+                self.after_curvature
+                - _transposed(left) @ self.H
+                - _transposed(self.H) @ (left - self.D @ self.H)
+            )
         else:  # as a sum of squares, which does not cancel
             rest, white = np.eye(self.F.shape[-2]) - self.gain @ self.H, self.whitener @ self.H
-            self.curvature = _transposed(rest) @ self.after_curvature @ rest + _transposed(white) @ white
+            self.curvature = (
+                _transposed(rest) @ self.after_curvature @ rest + _transposed(white) @ white
+            )
 
     def smoothed(self) -> tuple[Array, Array]:
         """Return E[u_t | y_1 … y_T], [T, K, N, D], and its covariance, [T, K, G, D, D]."""
         self.backwards()
-        return self._smoothed_mean(), self.filtered - self.filtered @ self.after_curvature @ self.filtered
+        return (
+            self._smoothed_mean(),
+            self.filtered - self.filtered @ self.after_curvature @ self.filtered,
+        )
 
     def _smoothed_mean(self) -> Array:
         return self.mean + _apply(self._rows(self.filtered), self.after_mean)
@@ -281,8 +339,12 @@ class Smoother:
         chain = self.chain
         self.backwards()
         w, share = weight[None, :, :, None], self._sums(weight)[None, :, :, None, None]
-        previous = np.concatenate([np.broadcast_to(chain.covariance, (1, *self.filtered.shape[1:])), self.filtered[:-1]])
-        smooth_before = self.before + _apply(self._rows(previous), np.concatenate([self.start_mean[None], self.after_mean[:-1]]))
+        previous = np.concatenate(
+            [np.broadcast_to(chain.covariance, (1, *self.filtered.shape[1:])), self.filtered[:-1]]
+        )
+        smooth_before = self.before + _apply(
+            self._rows(previous), np.concatenate([self.start_mean[None], self.after_mean[:-1]])
+        )
         D = self.D if self.keep is None else self.D * self.keep[..., None] * self.keep[..., None, :]
 
         def fitted(a: Array, b: Array, matrices: Array, shape: tuple[int, ...]) -> Array:
@@ -290,23 +352,39 @@ class Smoother:
             outer, whole = w * a, share * matrices
             if self.own:
                 return _fit(outer[..., :, None] * b[..., None, :] + whole, shape)
-            return _fit((_transposed(outer) @ b)[..., None, :, :] + whole.sum(2, keepdims=True), shape)
+            return _fit(
+                (_transposed(outer) @ b)[..., None, :, :] + whole.sum(2, keepdims=True), shape
+            )
 
         return Chain(
-            F=fitted(self.score, smooth_before, -self.curvature @ (self.F @ previous), chain.F.shape),
+            F=fitted(
+                self.score, smooth_before, -self.curvature @ (self.F @ previous), chain.F.shape
+            ),
             c=_fit(w * self.score, chain.c.shape),
             Q=fitted(0.5 * self.score, self.score, -0.5 * self.curvature, chain.Q.shape),
-            H=fitted(self.u, self._smoothed_mean(), self.left @ self.filtered - _transposed(self.gain), chain.H.shape),
+            H=fitted(
+                self.u,
+                self._smoothed_mean(),
+                self.left @ self.filtered - _transposed(self.gain),
+                chain.H.shape,
+            ),
             d=_fit(w * self.u, chain.d.shape),
             R=fitted(0.5 * self.u, self.u, -0.5 * D, chain.R.shape),
             mean=_fit(w * self.start_mean[None], chain.mean.shape),
-            covariance=fitted(0.5 * self.start_mean[None], self.start_mean[None], -0.5 * self.start_curvature[None], chain.covariance.shape),
+            covariance=fitted(
+                0.5 * self.start_mean[None],
+                self.start_mean[None],
+                -0.5 * self.start_curvature[None],
+                chain.covariance.shape,
+            ),
             y=None,
         )
 
     def _rows(self, matrices: Array) -> Array:
         """Expand matrices per group to matrices per row."""
-        return matrices if self.group is None or matrices.shape[2] == 1 else matrices[:, :, self.group]
+        return (
+            matrices if self.group is None or matrices.shape[2] == 1 else matrices[:, :, self.group]
+        )
 
     def _sums(self, weight: Array) -> Array:
         """Sum the rows' weights within each group, [K, G]."""
@@ -324,19 +402,21 @@ class LogLikelihood(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *parts: Tensor | None) -> Tensor:
         with np.errstate(all="ignore"):  # an overflow shows up as inf or NaN in the result
-            smoother = Smoother(Chain(*(None if part is None else part.detach().numpy() for part in parts)))
+            smoother = Smoother(
+                Chain(*(None if part is None else part.detach().numpy() for part in parts))
+            )
         ctx.smoother = smoother
         return torch.from_numpy(smoother.log_likelihood)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *weights: Tensor) -> tuple[Tensor | None, ...]:
         with np.errstate(all="ignore"):
             found = ctx.smoother.gradients(weights[0].numpy())
         return tuple(None if part is None else torch.from_numpy(part) for part in found)
 
 
-# Recursions over time ---------------------------------------------------------------------------------------------------------------
+# Recursions over time -----------------------------------------------------------------------------
 
 
 def _each(part: Array, steps: int) -> Any:
@@ -464,7 +544,9 @@ def _linear(matrices: Array, drive: Array, start: Array) -> Array:
     for begin, end, constant in _runs(matrices):
         if not constant:
             if found[0].size == 1:
-                found[begin:end] = _recursion(matrices[begin:end], drive[begin:end], float(last.flat[0]))
+                found[begin:end] = _recursion(
+                    matrices[begin:end], drive[begin:end], float(last.flat[0])
+                )
             # one matrix product per step
             elif found.shape[1] == matrices.shape[1] == matrices.shape[2] == 1:
                 across, alone = _transposed(matrices[:, 0, 0]), last[0]
@@ -501,7 +583,9 @@ def _congruent(matrices: Array, inside: Array) -> Array:
     whole = np.empty_like(inside)
     single = inside.shape[1:3] == (1, 1)
     found, matrices, inside, product = (
-        (whole[:, 0, 0], matrices[:, 0, 0], inside[:, 0, 0], np.dot) if single else (whole, matrices, inside, np.matmul)
+        (whole[:, 0, 0], matrices[:, 0, 0], inside[:, 0, 0], np.dot)
+        if single
+        else (whole, matrices, inside, np.matmul)
     )
     after = np.zeros_like(inside[0])
     if inside[0].size == 1:

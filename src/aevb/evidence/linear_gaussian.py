@@ -45,10 +45,15 @@ class LinearGaussian:
     generation.
     """
 
-    def __init__(self, model: DeclaredModel, batch: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, model: DeclaredModel, batch: Mapping[str, Tensor], dtype: torch.dtype | None = None
+    ) -> None:
         graph = model.graph
         self.graph, self.dtype = graph, dtype or model._parameter().dtype
-        self.batch = {name: value.to(self.dtype) if value.is_floating_point() else value for name, value in batch.items()}
+        self.batch = {
+            name: value.to(self.dtype) if value.is_floating_point() else value
+            for name, value in batch.items()
+        }
         self.n = next(iter(self.batch.values())).shape[-2]
         self.means: dict[str, Tensor] = {}
         self.covariances: dict[tuple[str, str], Tensor] = {}
@@ -116,4 +121,10 @@ class LinearGaussian:
         if all(mask is None for mask in masks):
             return None
         pairs = zip(names, masks, strict=True)
-        return torch.cat([torch.ones_like(self.batch[name][0], dtype=torch.bool) if mask is None else mask[0] for name, mask in pairs], -1)
+        return torch.cat(
+            [
+                torch.ones_like(self.batch[name][0], dtype=torch.bool) if mask is None else mask[0]
+                for name, mask in pairs
+            ],
+            -1,
+        )

@@ -20,7 +20,16 @@ DEFAULT = 2**27
 CORNERS = 0.02  # share of a GPU limit that is reserved for allocator fragmentation
 SHARE = 0.5  # share of a GPU's free memory that is used by default
 PROBE = 32  # samples in the small run; enough that memory per sample outweighs memory per row
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+}
 
 
 class Peak(private_torch.DispatchMode or object):  # type: ignore[misc]
@@ -34,7 +43,13 @@ class Peak(private_torch.DispatchMode or object):  # type: ignore[misc]
         self.live = self.bytes = 0
         self._seen: set[int] = set()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
         for value in tree_leaves((args, kwargs)):
             # created outside, e.g. a weight: a view of it takes no memory
             if isinstance(value, Tensor):
@@ -75,14 +90,25 @@ def limit(memory: float | str | None, device: torch.device) -> int:
     if isinstance(memory, str):
         match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([KMG]?i?B?)\s*", memory, re.IGNORECASE)
         if match is None or match[2].upper() not in UNITS:
-            raise ValueError(f'memory is a number of bytes or a text such as "2 GiB" or "500 MB", got {memory!r}.')
+            raise ValueError(
+                f'memory is a number of bytes or a text such as "2 GiB" or "500 MB", got '
+                f"{memory!r}."
+            )
         memory = float(match[1]) * UNITS[match[2].upper()]
-    if isinstance(memory, bool) or not isinstance(memory, int | float) or not (memory > 0 and math.isfinite(memory)):
-        raise ValueError(f'memory is a positive number of bytes or a text such as "2 GiB", got {memory!r}.')
+    if (
+        isinstance(memory, bool)
+        or not isinstance(memory, int | float)
+        or not (memory > 0 and math.isfinite(memory))
+    ):
+        raise ValueError(
+            f'memory is a positive number of bytes or a text such as "2 GiB", got {memory!r}.'
+        )
     return int(memory)
 
 
-def room(memory: float | str | None, parameters: Iterable[Tensor], batch: Mapping[str, Tensor]) -> int:
+def room(
+    memory: float | str | None, parameters: Iterable[Tensor], batch: Mapping[str, Tensor]
+) -> int:
     """Return the bytes that a limit leaves for work, at least a quarter of the limit.
 
     Weights and data are subtracted from the limit. On a GPU, all memory that the process holds and
@@ -90,13 +116,20 @@ def room(memory: float | str | None, parameters: Iterable[Tensor], batch: Mappin
     """
     weights = list(parameters)
     device = weights[0].device if weights else next(iter(batch.values())).device
-    whole, there = limit(memory, device), sum(value.numel() * value.element_size() for value in (*weights, *batch.values()))
+    whole, there = (
+        limit(memory, device),
+        sum(value.numel() * value.element_size() for value in (*weights, *batch.values())),
+    )
     if device.type == "cuda":  # the default limit is a share of the free memory already
-        there = int(CORNERS * whole) + (torch.cuda.memory_allocated(device) if memory is not None else 0)
+        there = int(CORNERS * whole) + (
+            torch.cuda.memory_allocated(device) if memory is not None else 0
+        )
     return max(whole // 4, whole - there)
 
 
-def pieces(run: Callable[[int, int], object], rows: int, samples: int, budget: int, *, smallest: int = 1) -> tuple[int, int]:
+def pieces(
+    run: Callable[[int, int], object], rows: int, samples: int, budget: int, *, smallest: int = 1
+) -> tuple[int, int]:
     """Choose (rows, samples) per chunk such that run(rows, samples) needs at most ``budget`` bytes.
 
     All samples of a row stay together if they fit, so that quantities per row are computed once.

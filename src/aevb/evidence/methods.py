@@ -18,12 +18,20 @@ def why_not_annealed(model: DeclaredModel) -> str | None:
     graph, values, continuous = model.graph, 1, 0
     for name in graph.latents:
         spec = graph.rule("p", name).spec
-        if not spec.finite and any(entry.spec.support.is_discrete for entry in graph.p[name].values()):
-            return f"{name} is a {type(spec).__name__}, which has neither gradients nor a finite list of values to sum over"
+        if not spec.finite and any(
+            entry.spec.support.is_discrete for entry in graph.p[name].values()
+        ):
+            return (
+                f"{name} is a {type(spec).__name__}, which has neither gradients nor a finite "
+                f"list of values to sum over"
+            )
         if not spec.finite:
             continuous += 1
         elif graph.timed[name]:
-            return f"{name}[t] is finite and has a time axis, so that the sum over its values does not factor over steps"
+            return (
+                f"{name}[t] is finite and has a time axis, so that the sum over its values does "
+                f"not factor over steps"
+            )
         else:
             values *= spec.count(graph.size(name)) or 1
     if values > LIMIT:
@@ -44,16 +52,32 @@ def why_not_filtered(model: DeclaredModel) -> str | None:
     for entry in graph.entries():
         for ref in entry.key.parents:
             if ref.name in drawn and ref.lag > 0:
-                return f'"{entry.key}" reads {ref}, so that {ref.name} is drawn from its end, but a filter starts at the beginning'
-            static = entry.side == "p" and not graph.timed[entry.key.name] and not graph.is_deterministic(entry.key.name)
+                return (
+                    f'"{entry.key}" reads {ref}, so that {ref.name} is drawn from its end, but a '
+                    f"filter starts at the beginning"
+                )
+            static = (
+                entry.side == "p"
+                and not graph.timed[entry.key.name]
+                and not graph.is_deterministic(entry.key.name)
+            )
             # the entry of the last step reads its own step
             early = not static and entry.key.at != "last"
             if ref.name in drawn and ref.at == "last" and early:
-                return f'"{entry.key}" reads {ref}, the end of the sequence, which a filter has not reached yet at that step'
+                return (
+                    f'"{entry.key}" reads {ref}, the end of the sequence, which a filter has not '
+                    f"reached yet at that step"
+                )
     for name in graph.latents:
-        late = [ref for ref in graph.reads("q", name) if not graph.timed[name] and ref.name in drawn and ref.timed]
+        late = [
+            ref
+            for ref in graph.reads("q", name)
+            if not graph.timed[name] and ref.name in drawn and ref.timed
+        ]
         if late:
-            return f"q draws {name} after {late[0]}, but a filter needs {name} from the first step on"
+            return (
+                f"q draws {name} after {late[0]}, but a filter needs {name} from the first step on"
+            )
     return None
 
 
@@ -68,7 +92,14 @@ def advised(model: DeclaredModel) -> str:
 
 def closer(model: DeclaredModel) -> list[str]:
     """Return the applicable estimators that depend less on q than importance sampling."""
-    return [method for method, reason in (("particles", why_not_filtered(model)), ("ais", why_not_annealed(model))) if reason is None]
+    return [
+        method
+        for method, reason in (
+            ("particles", why_not_filtered(model)),
+            ("ais", why_not_annealed(model)),
+        )
+        if reason is None
+    ]
 
 
 def either(methods: Sequence[str]) -> str:

@@ -42,17 +42,35 @@ class Swarm:
     step by step.
     """
 
-    def __init__(self, model: DeclaredModel, batch: Mapping[str, Tensor], particles: int, threshold: float) -> None:
+    def __init__(
+        self, model: DeclaredModel, batch: Mapping[str, Tensor], particles: int, threshold: float
+    ) -> None:
         self.model, self.graph, self.batch = model, model.graph, batch
         self.k, self.threshold = particles, threshold
         self.n, self.steps = model._extent(batch)
         clamped, partial = split_latents(self.graph, batch)
-        self.plan: Plan = derive(self.graph, samples=max(2, particles), clamped=clamped, partial=partial, sampling=True)
-        self.program = Program(self.graph, model.factors, batch, steps=self.steps, q_draws=frozenset(self.plan.choices))  # type: ignore[arg-type]
-        self.program.values |= {name: batch[name] for name in (*self.graph.observed, *self.graph.given, *clamped)}
-        outside = [stage for stage in self.plan.stages if not any(S in self.plan.values[node] for node in stage.nodes)]
+        self.plan: Plan = derive(
+            self.graph, samples=max(2, particles), clamped=clamped, partial=partial, sampling=True
+        )
+        self.program = Program(
+            self.graph,
+            model.factors,
+            batch,
+            steps=self.steps,
+            q_draws=frozenset(self.plan.choices),
+        )
+        self.program.values |= {
+            name: batch[name] for name in (*self.graph.observed, *self.graph.given, *clamped)
+        }
+        outside = [
+            stage
+            for stage in self.plan.stages
+            if not any(S in self.plan.values[node] for node in stage.nodes)
+        ]
         self.program.run(outside, lambda *_: torch.zeros(()))
-        self.nodes = [node for stage in self.plan.stages if stage not in outside for node in stage.nodes]
+        self.nodes = [
+            node for stage in self.plan.stages if stage not in outside for node in stage.nodes
+        ]
         # values at the current step (static nodes: one value), [K, 1, N, d]
         self.now: dict[str, Tensor] = {}
         self.before: dict[str, Tensor] = {}  # values at the previous step
@@ -60,7 +78,7 @@ class Swarm:
         self._outer: dict[tuple[str, str], tuple[Tensor, Tensor | None]] = {}
         self.like = model._parameter()
 
-    # Reading ------------------------------------------------------------------------------------------------------------
+    # Reading --------------------------------------------------------------------------------------
 
     def _carried(self, name: str) -> bool:
         return S in self.plan.values[name]
@@ -74,7 +92,13 @@ class Swarm:
             return self.now[f"{ref.name}[0]"]
         if not ref.lag:
             return self.now[ref.name]
-        return self.before[ref.name] if t else torch.zeros(1, 1, self.graph.size(ref.name), dtype=self.like.dtype, device=self.like.device)
+        return (
+            self.before[ref.name]
+            if t
+            else torch.zeros(
+                1, 1, self.graph.size(ref.name), dtype=self.like.dtype, device=self.like.device
+            )
+        )
 
     def _whole(self, entry: Entry, ref: Ref) -> tuple[Tensor, Tensor | None]:
         """Return a parent that depends on data only, at all steps, and its missing mask; cached."""
@@ -82,14 +106,19 @@ class Swarm:
         if key not in self._outer:
             value = self.program.read(ref, entry)
             missing = self.program.missing(entry, {ref.label: value}).get(ref.label)
-            self._outer[key] = over_time(value, self.steps), None if missing is None else over_time(missing, self.steps)
+            self._outer[key] = (
+                over_time(value, self.steps),
+                None if missing is None else over_time(missing, self.steps),
+            )
         return self._outer[key]
 
     def _inputs(self, entry: Entry, t: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         own = entry.key.name if isinstance(self.model.factors[entry.id], Recurrence) else None
         refs = [ref for ref in entry.key.parents if ref.name != own]
         missing = {
-            ref.label: mask.narrow(0, t, 1) for ref in refs if not self._carried(ref.name) and (mask := self._whole(entry, ref)[1]) is not None
+            ref.label: mask.narrow(0, t, 1)
+            for ref in refs
+            if not self._carried(ref.name) and (mask := self._whole(entry, ref)[1]) is not None
         }
         return {ref.label: self._input(entry, ref, t) for ref in refs}, missing
 
@@ -103,14 +132,18 @@ class Swarm:
     def _entries(self, side: str, name: str, t: int) -> list[tuple[Entry, Tensor | None]]:
         """Return the entries of a variable at step t, each with its mask of rows (None: all)."""
         rules = self.graph.p[name] if side == "p" else self.graph.q[name]
-        found: list[tuple[Entry, Tensor | None]] = [(rules["first"] if t == 0 and "first" in rules else rules[self.graph.main(name)], None)]
+        found: list[tuple[Entry, Tensor | None]] = [
+            (rules["first"] if t == 0 and "first" in rules else rules[self.graph.main(name)], None)
+        ]
         if "last" in rules:
             found.append((rules["last"], self.program.is_last().narrow(0, t, 1)))
         return found
 
-    # Values ---------------------------------------------------------------------------------------------------------------
+    # Values ---------------------------------------------------------------------------------------
 
-    def _distributions(self, side: str, name: str, t: int) -> list[tuple[Factor, td.Distribution, Tensor | None]]:
+    def _distributions(
+        self, side: str, name: str, t: int
+    ) -> list[tuple[Factor, td.Distribution, Tensor | None]]:
         found = []
         for entry, where in self._entries(side, name, t):
             factor = self.model.factors[entry.id]
@@ -119,7 +152,11 @@ class Swarm:
         return found
 
     def _log_prob(
-        self, dists: list[tuple[Factor, td.Distribution, Tensor | None]], value: Tensor, present: Tensor | None = None, real: Tensor | None = None
+        self,
+        dists: list[tuple[Factor, td.Distribution, Tensor | None]],
+        value: Tensor,
+        present: Tensor | None = None,
+        real: Tensor | None = None,
     ) -> Tensor:
         """Return log p of a value under the entries that apply.
 
@@ -130,7 +167,11 @@ class Swarm:
         for factor, dist, where in dists:
             own, here = where if where is not None or len(dists) == 1 else ~dists[1][2], value  # type: ignore[operator]
             for counts in (present, real, own):
-                here = here if counts is None else torch.where(counts, here, torch.full_like(here, factor.spec.fill))
+                here = (
+                    here
+                    if counts is None
+                    else torch.where(counts, here, torch.full_like(here, factor.spec.fill))
+                )
             part = factor.spec.log_prob(dist, here, present).unsqueeze(-1)
             total = part if total is None or where is None else torch.where(where, part, total)
         assert total is not None
@@ -147,14 +188,20 @@ class Swarm:
         seen = self.batch.get(mask_of(name))
         if seen is not None:
             here = self._at(seen, t)
-            value, log_q = torch.where(here, self._at(self.batch[name], t), value), torch.where(here[..., :1], torch.zeros_like(log_q), log_q)
+            value, log_q = (
+                torch.where(here, self._at(self.batch[name], t), value),
+                torch.where(here[..., :1], torch.zeros_like(log_q), log_q),
+            )
         return value, -log_q
 
     def _sample(self, factor: Factor, dist: td.Distribution) -> Tensor:
         lead = (self.k, 1, self.n)
         kind = factor.spec.noise(factor.d)
         if kind is not None:
-            return factor.spec.reparametrise(dist, noises.draw_one(kind[0], (*lead, kind[1]), None, self.like.device, self.like.dtype))
+            return factor.spec.reparametrise(
+                dist,
+                noises.draw_one(kind[0], (*lead, kind[1]), None, self.like.device, self.like.dtype),
+            )
         event = 1 if dist.event_shape else 0
         batch_shape = dist.batch_shape if event else dist.batch_shape[:-1]
         wide = torch.broadcast_shapes(batch_shape, lead)
@@ -164,7 +211,12 @@ class Swarm:
         """Return log p of a variable at one step, without its missing entries."""
         present = self.batch.get(mask_of(name)) if name in self.graph.observed else None
         real = self._real(t) if self.program.real is not None and self.graph.timed[name] else None
-        return self._log_prob(self._distributions("p", name, t), value, None if present is None else self._at(present, t), real)
+        return self._log_prob(
+            self._distributions("p", name, t),
+            value,
+            None if present is None else self._at(present, t),
+            real,
+        )
 
     def _real(self, t: int) -> Tensor:
         assert self.program.real is not None
@@ -174,7 +226,10 @@ class Swarm:
         """Return a deterministic node's value at one step; a recurrence advances its state."""
         entries = self.graph.p.get(name) or self.graph.q[name]
         rule = entries[self.graph.main(name)]
-        factor, last = self.model.factors[rule.id], self.program.is_last().narrow(0, t, 1) if "last" in entries else None
+        factor, last = (
+            self.model.factors[rule.id],
+            self.program.is_last().narrow(0, t, 1) if "last" in entries else None,
+        )
         first = entries["first"] if t == 0 and "first" in entries else None
         inside = self.program._inside(rule) if self.graph.timed[name] and first is None else None
         # a function is zero where all its parents lie outside the sequence
@@ -188,24 +243,34 @@ class Swarm:
                 _, new = factor.step(factor.first(inputs, missing=missing), state)
                 state = new if inside is None else _choose(inside, new, state)
             if last is not None:
-                state = _choose(last, factor.starting_from(self._function(entries["last"], t)), state)
+                state = _choose(
+                    last, factor.starting_from(self._function(entries["last"], t)), state
+                )
             self.states[name] = tuple(part.expand(self.k, 1, self.n, -1) for part in state)
             return self.states[name][factor.spec.layers - 1]
         value = self._function(first or rule, t)
         value = value if inside is None else torch.where(inside, value, torch.zeros_like(value))
-        return value if last is None else torch.where(last, self._function(entries["last"], t), value)
+        return (
+            value if last is None else torch.where(last, self._function(entries["last"], t), value)
+        )
 
     def _function(self, entry: Entry, t: int) -> Tensor:
         factor, raw = self.model.factors[entry.id], self._raw(entry, t)
         return factor.value(raw) if isinstance(factor, Function) else raw
 
-    # Steps -----------------------------------------------------------------------------------------------------------------
+    # Steps ----------------------------------------------------------------------------------------
 
     def run(self) -> Filtered:
         """Run the particle filter over all steps."""
         graph = self.graph
-        log_w = torch.full((self.k, self.n), -math.log(self.k), dtype=torch.float64, device=self.like.device)
-        total, lowest, resampled = log_w.new_zeros(self.n), log_w.new_full((self.n,), float(self.k)), log_w.new_zeros(self.n)
+        log_w = torch.full(
+            (self.k, self.n), -math.log(self.k), dtype=torch.float64, device=self.like.device
+        )
+        total, lowest, resampled = (
+            log_w.new_zeros(self.n),
+            log_w.new_full((self.n,), float(self.k)),
+            log_w.new_zeros(self.n),
+        )
         tails = []
         static = [name for name in graph.stochastic if not graph.timed[name]]
         late = [name for name in static if self._reads_steps(name)]
@@ -214,12 +279,24 @@ class Swarm:
             new = self._advance(t)
             for name in graph.stochastic:
                 if graph.timed[name] or (t == 0 and name not in late):
-                    new = new + self._log_p(name, self.now[name] if self._carried(name) else self._at(self.program.values[name], t), t)
+                    new = new + self._log_p(
+                        name,
+                        self.now[name]
+                        if self._carried(name)
+                        else self._at(self.program.values[name], t),
+                        t,
+                    )
             if t == self.steps - 1:
                 new = self._only_real(new, t)
                 for name in late:
-                    new = new + self._log_p(name, self.now[name] if self._carried(name) else self.program.values[name], t)
-            log_w, step, ess = _reweigh(log_w, self._only_real(new, t) if t < self.steps - 1 else new)
+                    new = new + self._log_p(
+                        name,
+                        self.now[name] if self._carried(name) else self.program.values[name],
+                        t,
+                    )
+            log_w, step, ess = _reweigh(
+                log_w, self._only_real(new, t) if t < self.steps - 1 else new
+            )
             total, lowest = total + step, torch.minimum(lowest, ess)
             tails.append(log_w.topk(tail_length(self.k) + 1, dim=0).values)
             if t < self.steps - 1:
@@ -279,25 +356,39 @@ class Swarm:
 
         Other rows keep their particles and weights.
         """
-        chosen = ess < self.threshold * self.k if self.threshold < 1 else torch.ones_like(ess, dtype=torch.bool)
+        chosen = (
+            ess < self.threshold * self.k
+            if self.threshold < 1
+            else torch.ones_like(ess, dtype=torch.bool)
+        )
         if not bool(chosen.any()):
             return log_w, chosen.to(log_w.dtype)
         edges = log_w.exp().cumsum(0).T.contiguous()  # [N, K]
-        start = torch.rand(self.n, 1, dtype=log_w.dtype, device=log_w.device, generator=generator(log_w.device))
+        start = torch.rand(
+            self.n, 1, dtype=log_w.dtype, device=log_w.device, generator=generator(log_w.device)
+        )
         places = (torch.arange(self.k, dtype=log_w.dtype, device=log_w.device) + start) / self.k
         index = torch.searchsorted(edges, places * edges[:, -1:]).clamp_max(self.k - 1).T  # [K, N]
         itself = torch.arange(self.k, device=log_w.device).unsqueeze(-1)
         index = torch.where(chosen, index, itself)
 
         def pick(value: Tensor) -> Tensor:
-            return value.gather(0, index[:, None, :, None].expand(self.k, 1, self.n, value.shape[-1]))
+            return value.gather(
+                0, index[:, None, :, None].expand(self.k, 1, self.n, value.shape[-1])
+            )
 
         self.now = {name: pick(value) for name, value in self.now.items()}
-        self.states = {name: tuple(pick(part) for part in state) for name, state in self.states.items()}
-        return torch.where(chosen, torch.full_like(log_w, -math.log(self.k)), log_w), chosen.to(log_w.dtype)
+        self.states = {
+            name: tuple(pick(part) for part in state) for name, state in self.states.items()
+        }
+        return torch.where(chosen, torch.full_like(log_w, -math.log(self.k)), log_w), chosen.to(
+            log_w.dtype
+        )
 
 
-def _choose(where: Tensor, these: tuple[Tensor, ...], those: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _choose(
+    where: Tensor, these: tuple[Tensor, ...], those: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
     return tuple(torch.where(where, a, b) for a, b in zip(these, those, strict=True))
 
 

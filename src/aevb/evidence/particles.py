@@ -42,39 +42,84 @@ class Particles:
 
     def __post_init__(self) -> None:
         if isinstance(self.repeats, bool) or not isinstance(self.repeats, int) or self.repeats < 2:
-            raise ValueError(f"Particles: repeats is a whole number of at least 2, for a standard error from their spread. Got {self.repeats!r}.")
+            raise ValueError(
+                f"Particles: repeats is a whole number of at least 2, for a standard error from "
+                f"their spread. Got {self.repeats!r}."
+            )
         if not 0 <= self.threshold <= 1:
             raise ValueError(f"Particles: threshold is between 0 and 1, got {self.threshold!r}.")
 
 
 def filtered(
-    model: DeclaredModel, batch: Mapping[str, Tensor], settings: Particles, *, particles: int = 1000, seed: int | None = None, memory: Memory = None
+    model: DeclaredModel,
+    batch: Mapping[str, Tensor],
+    settings: Particles,
+    *,
+    particles: int = 1000,
+    seed: int | None = None,
+    memory: Memory = None,
 ) -> Evidence:
     """Return the log of the mean over repeats of Π_t Σ_i W_i[t−1] w_i[t]."""
     if reason := why_not_filtered(model):
-        raise ValueError(f'method="particles" filters sequences, but {reason}. Use method="importance".')
+        raise ValueError(
+            f'method="particles" filters sequences, but {reason}. Use method="importance".'
+        )
     if isinstance(particles, bool) or not isinstance(particles, int) or particles < LEAST:
-        raise ValueError(f"samples is a whole number of at least {LEAST} particles, got {particles!r}.")
+        raise ValueError(
+            f"samples is a whole number of at least {LEAST} particles, got {particles!r}."
+        )
     n, _ = model._extent(batch)
     few = narrow(batch, 0, min(n, 2))
     found, lowest, heaviest, resampled = [], [], [], []
     with model._evaluating(seed):
         budget = room(memory, model.parameters(), batch)
-        rows, _ = pieces(lambda r, k: Swarm(model, narrow(few, 0, r), k, settings.threshold).run(), n, particles, budget, smallest=particles)
+        rows, _ = pieces(
+            lambda r, k: Swarm(model, narrow(few, 0, r), k, settings.threshold).run(),
+            n,
+            particles,
+            budget,
+            smallest=particles,
+        )
         for i in range(0, n, rows):
             block = narrow(batch, i, min(rows, n - i))
-            weights = Weights(min(rows, n - i), settings.repeats, model._parameter().device, tail=False)
-            runs = [Swarm(model, block, particles, settings.threshold).run() for _ in range(settings.repeats)]
+            weights = Weights(
+                min(rows, n - i), settings.repeats, model._parameter().device, tail=False
+            )
+            runs = [
+                Swarm(model, block, particles, settings.threshold).run()
+                for _ in range(settings.repeats)
+            ]
             weights.add(torch.stack([run.value for run in runs]))
             found.append(weights)
             lowest.append(torch.stack([run.ess for run in runs]).mean(0))
             # average first: the maximum of many noisy k would be too large
             heaviest.append(torch.stack([run.khat for run in runs]).mean(0).amax(0))
             resampled.append(torch.stack([run.resampled for run in runs]).mean(0))
-    value, stderr, ess, khat = torch.cat([w.value for w in found]), torch.cat([w.stderr for w in found]), torch.cat(lowest), torch.cat(heaviest)
-    notes = weight_notes(value, khat, particles, "raise samples, or train q longer", "particles of a step")
+    value, stderr, ess, khat = (
+        torch.cat([w.value for w in found]),
+        torch.cat([w.stderr for w in found]),
+        torch.cat(lowest),
+        torch.cat(heaviest),
+    )
+    notes = weight_notes(
+        value, khat, particles, "raise samples, or train q longer", "particles of a step"
+    )
     if bad := int((ess < FEW * particles).sum()):
-        notes.append(f"{count(bad, n)} have a step with an effective sample size below {FEW * particles:g} of {particles} particles: raise samples.")
-    diagnostics: dict[str, Tensor | float | int] = {"particles": particles, "repeats": settings.repeats, "ess": ess, "khat": khat}
+        notes.append(
+            f"{count(bad, n)} have a step with an effective sample size below {FEW * particles:g} "
+            f"of {particles} particles: raise samples."
+        )
+    diagnostics: dict[str, Tensor | float | int] = {
+        "particles": particles,
+        "repeats": settings.repeats,
+        "ess": ess,
+        "khat": khat,
+    }
     dtype = model._parameter().dtype
-    return Evidence(value.to(dtype), stderr.to(dtype), "particles", diagnostics | {"resampled": torch.cat(resampled)}, tuple(notes))
+    return Evidence(
+        value.to(dtype),
+        stderr.to(dtype),
+        "particles",
+        diagnostics | {"resampled": torch.cat(resampled)},
+        tuple(notes),
+    )

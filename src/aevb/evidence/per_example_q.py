@@ -30,20 +30,33 @@ class Free(Factor):
         nn.Module.__init__(self)
         self.spec, self.shape, self.d = factor.spec, factor.shape, factor.d
         self.amortised = factor
-        self.sizes = factor.sizes | {name: vector.numel() for name, vector in factor.vectors.items()}
+        self.sizes = factor.sizes | {
+            name: vector.numel() for name, vector in factor.vectors.items()
+        }
         self.vectors = nn.ParameterDict()
 
     def _moved(self, raw: Tensor, offset: Tensor) -> Tensor:
         vectors = [vector.expand(*raw.shape[:-1], -1) for vector in self.amortised.vectors.values()]
         return torch.cat([raw, *vectors], -1) + offset
 
-    def first(self, inputs: Mapping[str, Tensor], *, bias: bool = True, missing: Mapping[str, Tensor] | None = None) -> Tensor:
+    def first(
+        self,
+        inputs: Mapping[str, Tensor],
+        *,
+        bias: bool = True,
+        missing: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
         return self.amortised.first(inputs, bias=bias, missing=missing)
 
     def rest(self, h: Tensor, keep: Sequence[Tensor] = ()) -> Tensor:
         return self._moved(self.amortised.rest(h, keep[:-1]), keep[-1])
 
-    def forward(self, inputs: Mapping[str, Tensor], keep: Sequence[Tensor] = (), missing: Mapping[str, Tensor] | None = None) -> Tensor:
+    def forward(
+        self,
+        inputs: Mapping[str, Tensor],
+        keep: Sequence[Tensor] = (),
+        missing: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
         return self._moved(self.amortised(inputs, keep[:-1], missing), keep[-1])
 
 
@@ -53,7 +66,9 @@ def free_factors(model: DeclaredModel, plan: Plan) -> dict[str, nn.Module]:
     return {name: free.get(name, factor) for name, factor in model.factors.items()}
 
 
-def zero_offsets(model: DeclaredModel, plan: Plan, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def zero_offsets(
+    model: DeclaredModel, plan: Plan, batch: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """Return offsets of zero, to pass as noise of an estimate with :func:`free_factors`.
 
     With these offsets q is the amortised q.
@@ -62,12 +77,20 @@ def zero_offsets(model: DeclaredModel, plan: Plan, batch: Mapping[str, Tensor]) 
     found = {}
     for entry, factor in _owned(model, plan):
         axes = plan.axes[entry.id] - {S, T} | {N} | ({T} if entry.key.at == "t" else set())
-        width = sum(factor.sizes.values()) + sum(vector.numel() for vector in factor.vectors.values())
-        found[f"{entry.id} offset"] = torch.zeros(plan._shape(axes, n, steps, width), dtype=like.dtype, device=like.device)
+        width = sum(factor.sizes.values()) + sum(
+            vector.numel() for vector in factor.vectors.values()
+        )
+        found[f"{entry.id} offset"] = torch.zeros(
+            plan._shape(axes, n, steps, width), dtype=like.dtype, device=like.device
+        )
     return found
 
 
 def _owned(model: DeclaredModel, plan: Plan) -> list[tuple[Entry, Factor]]:
     """Return q's factors with a network; factors given by Bayes' rule have none."""
-    pairs = [(entry, model.factors[entry.id]) for name in plan.choices for entry in model.graph.q[name].values()]
+    pairs = [
+        (entry, model.factors[entry.id])
+        for name in plan.choices
+        for entry in model.graph.q[name].values()
+    ]
     return [(entry, factor) for entry, factor in pairs if isinstance(factor, Factor)]

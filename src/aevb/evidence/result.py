@@ -41,30 +41,60 @@ class Evidence:
         n = len(self.value)
         over = "1 example" if n == 1 else f"mean of {n} examples"
         spread = "" if self.method == "exact" else f" ± {self.error:.2g}"
-        settings = [f"{name} {value}" for name, value in self.diagnostics.items() if not isinstance(value, Tensor)]
-        lines = [f"log p = {self.mean:.4f}{spread} nats ({', '.join([over, self.method, *settings, *self._worst()])})"]
+        settings = [
+            f"{name} {value}"
+            for name, value in self.diagnostics.items()
+            if not isinstance(value, Tensor)
+        ]
+        lines = [
+            f"log p = {self.mean:.4f}{spread} nats "
+            f"({', '.join([over, self.method, *settings, *self._worst()])})"
+        ]
         return "\n".join([*lines, *self.notes])
 
     def _worst(self) -> list[str]:
         """Return the diagnostics of the worst example as text."""
-        found = {name: value for name, value in self.diagnostics.items() if isinstance(value, Tensor) and value.numel()}
-        lowest = [f"lowest {name} {float(found[name].min()):.3g}" for name in ("ess", "acceptance") if name in found]
-        return lowest + [f"largest {name} {float(found[name].max()):.2f}" for name in ("khat",) if name in found]
+        found = {
+            name: value
+            for name, value in self.diagnostics.items()
+            if isinstance(value, Tensor) and value.numel()
+        }
+        lowest = [
+            f"lowest {name} {float(found[name].min()):.3g}"
+            for name in ("ess", "acceptance")
+            if name in found
+        ]
+        return lowest + [
+            f"largest {name} {float(found[name].max()):.2f}" for name in ("khat",) if name in found
+        ]
 
 
-def weight_notes(value: Tensor, khat: Tensor, samples: int, remedy: str, what: str = "weights") -> list[str]:
+def weight_notes(
+    value: Tensor, khat: Tensor, samples: int, remedy: str, what: str = "weights"
+) -> list[str]:
     """Return notes about unreliable estimates.
 
     There is a note if Pareto's k is too high or unknown, and if a value is not finite.
     """
     finite, threshold, notes = value.isfinite(), reliable_shape(samples), []
     if bad := int(((khat > threshold) & finite).sum()):
-        why = f"a few of the {samples} {what} carry the mean, which is then too low, and its error too small"
-        notes.append(f"{count(bad, len(value))} have Pareto k above {threshold:.2f}: {why}; {remedy}.")
+        why = (
+            f"a few of the {samples} {what} carry the mean, which is then too low, and its error "
+            f"too small"
+        )
+        notes.append(
+            f"{count(bad, len(value))} have Pareto k above {threshold:.2f}: {why}; {remedy}."
+        )
     if bool((khat.isnan() & finite).any()):
-        notes.append(f"{samples} {what} are too few to tell whether the mean and its error can be trusted: take {ENOUGH} or more.")
+        notes.append(
+            f"{samples} {what} are too few to tell whether the mean and its error can be trusted: "
+            f"take {ENOUGH} or more."
+        )
     if lost := int((~finite).sum()):
-        notes.append(f"{count(lost, len(value))} have no finite evidence: p or q gives NaN or zero probability there.")
+        notes.append(
+            f"{count(lost, len(value))} have no finite evidence: p or q gives NaN or zero "
+            f"probability there."
+        )
     return notes
 
 

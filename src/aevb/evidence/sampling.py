@@ -40,7 +40,13 @@ LEAST = 2  # fewest samples: a single one has no spread, and a score-function es
 
 
 def importance(
-    model: DeclaredModel, batch: Mapping[str, Tensor], samples: int, seed: int | None, *, memory: Memory = None, compare: bool = False
+    model: DeclaredModel,
+    batch: Mapping[str, Tensor],
+    samples: int,
+    seed: int | None,
+    *,
+    memory: Memory = None,
+    compare: bool = False,
 ) -> Evidence:
     """Estimate log p(x) by log 1/K Σ p(x, z)/q(z|x), z ~ q; enumerated latents are summed exactly.
 
@@ -50,33 +56,69 @@ def importance(
     found = _collect(model, batch, samples, seed, memory, proposal_weights(model, batch))
     methods = closer(model)
     judged = _judged(
-        model, found, "importance", f"raise samples, train q longer, or use {either(methods)}" if methods else "raise samples, or train q longer"
+        model,
+        found,
+        "importance",
+        f"raise samples, train q longer, or use {either(methods)}"
+        if methods
+        else "raise samples, or train q longer",
     )
-    return replace(judged, notes=(*judged.notes, *_missed(model, batch, judged, memory, methods))) if compare else judged
+    return (
+        replace(judged, notes=(*judged.notes, *_missed(model, batch, judged, memory, methods)))
+        if compare
+        else judged
+    )
 
 
-def _missed(model: DeclaredModel, batch: Mapping[str, Tensor], found: Evidence, memory: Memory, methods: Sequence[str]) -> list[str]:
+def _missed(
+    model: DeclaredModel,
+    batch: Mapping[str, Tensor],
+    found: Evidence,
+    memory: Memory,
+    methods: Sequence[str],
+) -> list[str]:
     """Return notes if draws from p or from a wider q find a clearly higher evidence.
 
     The caller's random state is unchanged.
     """
-    samples, rows = how_many(int(found.diagnostics["samples"])), narrow(batch, 0, min(ROWS, len(found.value)))  # type: ignore[arg-type]
-    weighers = {"p": prior_weights(model), f"q with noise {WIDER:g} times as wide": proposal_weights(model, batch, wider=True)}
-    others = {what: _judged(model, _collect(model, rows, samples, SEED, memory, weigh), what, "") for what, weigh in weighers.items()}
+    samples, rows = (
+        how_many(int(found.diagnostics["samples"])),
+        narrow(batch, 0, min(ROWS, len(found.value))),
+    )
+    weighers = {
+        "p": prior_weights(model),
+        f"q with noise {WIDER:g} times as wide": proposal_weights(model, batch, wider=True),
+    }
+    others = {
+        what: _judged(model, _collect(model, rows, samples, SEED, memory, weigh), what, "")
+        for what, weigh in weighers.items()
+    }
     return note_missed(found, others, f"train q longer, or use {either([*methods, 'prior'])}")
 
 
-def naive(model: DeclaredModel, batch: Mapping[str, Tensor], samples: int, seed: int | None, *, memory: Memory = None) -> Evidence:
+def naive(
+    model: DeclaredModel,
+    batch: Mapping[str, Tensor],
+    samples: int,
+    seed: int | None,
+    *,
+    memory: Memory = None,
+) -> Evidence:
     """Estimate log p(x) by log 1/K Σ p(x|z), z ~ p.
 
     The mean is unbiased, but has a huge variance beyond a few dimensions, which the diagnostics
     show.
     """
     found = _collect(model, batch, samples, seed, memory, prior_weights(model))
-    return _judged(model, found, "prior", f"hardly any draw from p explains x; use {either(['importance', *closer(model)])}")
+    return _judged(
+        model,
+        found,
+        "prior",
+        f"hardly any draw from p explains x; use {either(['importance', *closer(model)])}",
+    )
 
 
-# The weights of a chunk ---------------------------------------------------------------------------------------------------
+# The weights of a chunk ---------------------------------------------------------------------------
 
 
 def prior_weights(model: DeclaredModel) -> Weigher:
@@ -84,7 +126,9 @@ def prior_weights(model: DeclaredModel) -> Weigher:
     return lambda rows, k: _log_known(model, rows, draw_latents(model, rows, k))
 
 
-def proposal_weights(model: DeclaredModel, batch: Mapping[str, Tensor], *, wider: bool = False) -> Weigher:
+def proposal_weights(
+    model: DeclaredModel, batch: Mapping[str, Tensor], *, wider: bool = False
+) -> Weigher:
     """Return a function that computes log p(x, z) − log q(z|x) at z ~ q.
 
     With ``wider``, z is drawn from q with wider Gaussian noise.
@@ -97,7 +141,7 @@ def proposal_weights(model: DeclaredModel, batch: Mapping[str, Tensor], *, wider
         noise, correction = model.draw_noise(plan, rows), torch.zeros(())
         if wider:
             noise, correction = widened(plan.layout(*model._extent(rows), dropout=False), noise)
-        return log_weights(Estimate(plan, model.factors, rows, noise), correction)  # type: ignore[arg-type]
+        return log_weights(Estimate(plan, model.factors, rows, noise), correction)
 
     return weigh
 
@@ -113,7 +157,11 @@ def _inside(model: DeclaredModel, clamped: frozenset[str]) -> dict[str, str]:
     for name in graph.latents:
         spec, by_bayes = graph.rule("p", name).spec, isinstance(graph.rule("q", name).spec, Exact)
         values = spec.count(graph.size(name)) if spec.finite else None
-        if graph.timed[name] and name not in clamped and any(entry.spec.strata is not None for entry in graph.q[name].values()):
+        if (
+            graph.timed[name]
+            and name not in clamped
+            and any(entry.spec.strata is not None for entry in graph.q[name].values())
+        ):
             how[name] = "score"  # one mixture component per step would give components^T paths
         # Bayes' rule within a step is exact already
         if name in clamped or values is None or (by_bayes and graph.timed[name]):
@@ -127,7 +175,9 @@ def log_weights(working: Estimate, correction: Tensor | float = 0.0) -> Tensor:
     """Return the log-weights of an estimate's samples, [K, N], summed over enumerated latents."""
     plan = working.plan
     likelihoods, kls = working.terms()
-    total = sum(likelihoods.values(), torch.zeros(())) - sum(kls.values(), torch.zeros(())) + correction
+    total = (
+        sum(likelihoods.values(), torch.zeros(())) - sum(kls.values(), torch.zeros(())) + correction
+    )
     total = inner_sum(working, total)
     return expand_axis(total, SAMPLES, plan.samples).reshape(plan.samples, -1)
 
@@ -149,7 +199,9 @@ def inner_sum(working: Estimate, total: Tensor) -> Tensor:
     return total
 
 
-def draw_latents(model: DeclaredModel, rows: Mapping[str, Tensor], samples: int) -> dict[str, Tensor]:
+def draw_latents(
+    model: DeclaredModel, rows: Mapping[str, Tensor], samples: int
+) -> dict[str, Tensor]:
     """Draw all latents from p by ancestral sampling, [K, T or 1, N, d] each.
 
     Observed variables and known latent values keep their values.
@@ -169,25 +221,35 @@ def draw_latents(model: DeclaredModel, rows: Mapping[str, Tensor], samples: int)
         if kind is None:
             value = draw_from(dist)
         else:
-            value = factor.spec.reparametrise(dist, noises.draw_one(kind[0], (*raw.shape[:-1], kind[1]), None, like.device, like.dtype))
+            value = factor.spec.reparametrise(
+                dist,
+                noises.draw_one(kind[0], (*raw.shape[:-1], kind[1]), None, like.device, like.dtype),
+            )
         seen = rows.get(mask_of(name))
         if seen is None:
             return value
-        truth, seen = (part if t is None or part.shape[0] == 1 else part.narrow(0, t, 1) for part in (rows[name], seen))
+        truth, seen = (
+            part if t is None or part.shape[0] == 1 else part.narrow(0, t, 1)
+            for part in (rows[name], seen)
+        )
         return torch.where(seen, truth, value)
 
-    program = Program(graph, model.factors, rows, steps=steps)  # type: ignore[arg-type]
+    program = Program(graph, model.factors, rows, steps=steps)
     program.values |= {name: rows[name] for name in known}
-    program.run(schedule({name: graph.reads("p", name) for name in graph.p if name not in known}, "p"), draw)
+    program.run(
+        schedule({name: graph.reads("p", name) for name in graph.p if name not in known}, "p"), draw
+    )
     return {name: program.values[name] for name in graph.latents if name not in clamped}
 
 
-def _log_known(model: DeclaredModel, rows: Mapping[str, Tensor], latents: Mapping[str, Tensor]) -> Tensor:
+def _log_known(
+    model: DeclaredModel, rows: Mapping[str, Tensor], latents: Mapping[str, Tensor]
+) -> Tensor:
     """Return Σ log p of all known variables at these draws of the latents, [K, N]."""
     plan = model.plan(clamped=model.graph.latents)
     seen = {name: rows[mask_of(name)][..., :1] for name in latents if mask_of(name) in rows}
     given = {name: value for name, value in rows.items() if name[:-1] not in seen}
-    working = Estimate(plan, model.factors, {**given, **latents}, {})  # type: ignore[arg-type]
+    working = Estimate(plan, model.factors, {**given, **latents}, {})
     total: Any = torch.zeros((), dtype=model._parameter().dtype, device=model._parameter().device)
     for name in model.graph.stochastic:
         if name not in latents or name in seen:
@@ -198,7 +260,7 @@ def _log_known(model: DeclaredModel, rows: Mapping[str, Tensor], latents: Mappin
     return expand_axis(total, SAMPLES, k).expand(k, 1, n, 1).reshape(k, n)
 
 
-# Chunk by chunk -------------------------------------------------------------------------------------------------------------
+# Chunk by chunk -----------------------------------------------------------------------------------
 
 
 def streams(
@@ -209,17 +271,29 @@ def streams(
     The chunks of a block add up to ``samples`` weights per row.
     """
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < LEAST:
-        raise ValueError(f"samples is a whole number of at least {LEAST}: their spread gives the standard error. Got {samples!r}.")
+        raise ValueError(
+            f"samples is a whole number of at least {LEAST}: their spread gives the standard "
+            f"error. Got {samples!r}."
+        )
     n, _ = model._extent(batch)
     budget = room(memory, model.parameters(), batch)
     few = narrow(batch, 0, min(n, 2))
-    rows, most = pieces(lambda r, k: weigh(narrow(few, 0, r), k), n, samples, budget, smallest=LEAST)
+    rows, most = pieces(
+        lambda r, k: weigh(narrow(few, 0, r), k), n, samples, budget, smallest=LEAST
+    )
     for start in range(0, n, rows):
         block = narrow(batch, start, min(rows, n - start))
         yield min(rows, n - start), (weigh(block, k) for k in shares(samples, most, smallest=LEAST))
 
 
-def _collect(model: DeclaredModel, batch: Mapping[str, Tensor], samples: int, seed: int | None, memory: Memory, weigh: Weigher) -> list[Weights]:
+def _collect(
+    model: DeclaredModel,
+    batch: Mapping[str, Tensor],
+    samples: int,
+    seed: int | None,
+    memory: Memory,
+    weigh: Weigher,
+) -> list[Weights]:
     found = []
     with model._evaluating(seed):
         for rows, parts in streams(model, batch, samples, memory, weigh):
@@ -231,7 +305,16 @@ def _collect(model: DeclaredModel, batch: Mapping[str, Tensor], samples: int, se
 
 
 def _judged(model: DeclaredModel, found: Sequence[Weights], method: str, remedy: str) -> Evidence:
-    value, stderr, ess, khat = (torch.cat([getattr(weights, name) for weights in found]) for name in ("value", "stderr", "ess", "khat"))
+    value, stderr, ess, khat = (
+        torch.cat([getattr(weights, name) for weights in found])
+        for name in ("value", "stderr", "ess", "khat")
+    )
     samples, dtype = found[0].count, model._parameter().dtype
     diagnostics: dict[str, Tensor | float | int] = {"samples": samples, "ess": ess, "khat": khat}
-    return Evidence(value.to(dtype), stderr.to(dtype), method, diagnostics, tuple(weight_notes(value, khat, samples, remedy)))
+    return Evidence(
+        value.to(dtype),
+        stderr.to(dtype),
+        method,
+        diagnostics,
+        tuple(weight_notes(value, khat, samples, remedy)),
+    )

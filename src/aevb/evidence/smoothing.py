@@ -43,42 +43,77 @@ class Smoother:
     ``names`` are the requested unknowns: latents, and observed variables with missing entries.
     """
 
-    def __init__(self, integral: Filter, slots: Mapping[str, tuple[int, int | None]], sizes: Mapping[str, int], names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        integral: Filter,
+        slots: Mapping[str, tuple[int, int | None]],
+        sizes: Mapping[str, int],
+        names: Sequence[str],
+    ) -> None:
         self.filter, self.graph, self.structure = integral, integral.graph, integral.structure
         self.names, self.like, self.steps = tuple(names), integral.like, integral.steps
         self.rules = {name: rule.detached() for name, rule in integral.rules.items()}
         self.n = next(iter(integral.batch.values())).shape[-2]
-        self.data = {name: integral.batch[name].double() for name in integral.linked if name in integral.batch}
+        self.data = {
+            name: integral.batch[name].double()
+            for name in integral.linked
+            if name in integral.batch
+        }
         self.keep = {name: integral._keep(name) for name in self.data}
-        self.hidden = {name for name in self.data if name not in self.structure.gaussian and mask_of(name) in integral.batch}
-        axes = {slot: sizes[name] for name, place in self.structure.linked_axes if (slot := slots[name][1 if place else 0]) is not None}
-        self.lead = [axes.get(axis, 1) for axis in range(min(axes, default=FIRST_SLOT), FIRST_SLOT + 1)]
+        self.hidden = {
+            name
+            for name in self.data
+            if name not in self.structure.gaussian and mask_of(name) in integral.batch
+        }
+        axes = {
+            slot: sizes[name]
+            for name, place in self.structure.linked_axes
+            if (slot := slots[name][1 if place else 0]) is not None
+        }
+        self.lead = [
+            axes.get(axis, 1) for axis in range(min(axes, default=FIRST_SLOT), FIRST_SLOT + 1)
+        ]
 
-    # Results --------------------------------------------------------------------------------------------------------------------
+    # Results --------------------------------------------------------------------------------------
 
-    def means(self, data: Mapping[str, Tensor] | None = None, samples: int = 1) -> dict[str, Tensor]:
+    def means(
+        self, data: Mapping[str, Tensor] | None = None, samples: int = 1
+    ) -> dict[str, Tensor]:
         """Return E[v | data] of each variable, [axes, 1, T or 1, N, d].
 
         For ``samples`` data sets of shape [S, T or 1, N, d], the result is [axes, S, T or 1, N, d].
         """
         weights = self._weights(samples, self.n, 1)
-        return self._derivatives(weights, RootBelief.weighted_mean, self.data if data is None else data, self.rules)
+        return self._derivatives(
+            weights, RootBelief.weighted_mean, self.data if data is None else data, self.rules
+        )
 
     def covariances(self) -> dict[str, Tensor]:
         """Return Cov[v | data] of each variable, [axes, 1, T or 1, N or 1, d, d].
 
         The covariance depends only on which entries are known, not on their values.
         """
-        rules = {name: Rule(rule.matrices, torch.zeros_like(rule.offset[..., :1, :]), rule.noise) for name, rule in self.rules.items()}
+        rules = {
+            name: Rule(rule.matrices, torch.zeros_like(rule.offset[..., :1, :]), rule.noise)
+            for name, rule in self.rules.items()
+        }
         parts = [part for rule in rules.values() for part in (rule.noise, *rule.matrices.values())]
-        shared = all(part.shape[-3] == 1 for part in parts) and all(keep is None for keep in self.keep.values())
+        shared = all(part.shape[-3] == 1 for part in parts) and all(
+            keep is None for keep in self.keep.values()
+        )
         weights = self._weights(1, 1 if shared else self.n, 2)
         zeros = {name: torch.zeros_like(value[:, :1]) for name, value in self.data.items()}
         copies = [name for name in self.names if self._carried(name)]
-        numbers, wide, wait = sum(weights[name][..., 0, 0].numel() for name in copies[:1]), sum(map(self.graph.size, copies)), 0
+        numbers, wide, wait = (
+            sum(weights[name][..., 0, 0].numel() for name in copies[:1]),
+            sum(map(self.graph.size, copies)),
+            0,
+        )
         while True:
             before: dict[tuple[str, int], Tensor] = {}
-            less = self._derivatives(weights, RootBelief.weighted_covariance, zeros, rules, wait, before)
+            less = self._derivatives(
+                weights, RootBelief.weighted_covariance, zeros, rules, wait, before
+            )
             found = {name: -(value + value.mT) for name, value in less.items()}
             if not _lost(found, before, LEFT):
                 return found
@@ -87,8 +122,9 @@ class Smoother:
                 break
         if _lost(found, before, LOST):
             warnings.warn(
-                "Variances of the exact posterior are inaccurate: a step's variance falls by more than 10⁸ once later data are known. "
-                "Declare a first step with a smaller variance, or ask for fewer rows at a time.",
+                "Variances of the exact posterior are inaccurate: a step's variance falls by more "
+                "than 10⁸ once later data are known. Declare a first step with a smaller "
+                "variance, or ask for fewer rows at a time.",
                 stacklevel=2,
             )
         return found
@@ -102,9 +138,12 @@ class Smoother:
         """
         drawn = self._from_p(samples)
         ours, theirs = self.means(), self.means({name: drawn[name] for name in self.data}, samples)
-        return {name: (drawn[name] + ours[name] - theirs[name]).reshape(samples, *ours[name].shape[-3:]) for name in self.names}
+        return {
+            name: (drawn[name] + ours[name] - theirs[name]).reshape(samples, *ours[name].shape[-3:])
+            for name in self.names
+        }
 
-    # Implementation -------------------------------------------------------------------------------------------------------------
+    # Implementation -------------------------------------------------------------------------------
 
     def _carried(self, name: str) -> bool:
         return self.structure.carried and self.graph.timed[name]
@@ -116,8 +155,16 @@ class Smoother:
         """
         found = {}
         for name in self.names:
-            shape = (*self.lead, samples, self.steps if self.graph.timed[name] else 1, n, *[self.graph.size(name)] * axes)
-            found[name] = torch.zeros(shape, dtype=self.like.dtype, device=self.like.device, requires_grad=True)
+            shape = (
+                *self.lead,
+                samples,
+                self.steps if self.graph.timed[name] else 1,
+                n,
+                *[self.graph.size(name)] * axes,
+            )
+            found[name] = torch.zeros(
+                shape, dtype=self.like.dtype, device=self.like.device, requires_grad=True
+            )
         return found
 
     def _derivatives(
@@ -134,7 +181,9 @@ class Smoother:
         The variances at the time of weighting are stored in ``before``.
         """
         with torch.enable_grad():
-            total = self._weighted(weights, weigh, data, rules, lag, {} if before is None else before).sum()
+            total = self._weighted(
+                weights, weigh, data, rules, lag, {} if before is None else before
+            ).sum()
         return dict(zip(weights, torch.autograd.grad(total, list(weights.values())), strict=True))
 
     def _weighted(
@@ -169,12 +218,21 @@ class Smoother:
             names = [name for name in self.filter.linked if name not in at_once]
             lag = -self.structure.direction
             forever = {column: column for column in belief.columns}
-            remembered = {(name, 0): (name, lag) for name in names if any((name, lag) in rule.matrices for rule in rules.values())}
+            remembered = {
+                (name, 0): (name, lag)
+                for name in names
+                if any((name, lag) in rule.matrices for rule in rules.values())
+            }
             for name, _ in remembered:  # the state before the first step is zero
                 belief = belief.extended((name, lag), self._zeros(name))
             each = {name: rules[name].steps(self.steps) for name in names}
-            values, keep = ({name: self.filter._steps(part.get(name)) for name in names} for part in (data, self.keep))
-            axis = -3 if all(weight.dim() == len(self.lead) + 4 for weight in weights.values()) else -4
+            values, keep = (
+                {name: self.filter._steps(part.get(name)) for name in names}
+                for part in (data, self.keep)
+            )
+            axis = (
+                -3 if all(weight.dim() == len(self.lead) + 4 for weight in weights.values()) else -4
+            )
             weight = {name: weights[name].split(1, axis) for name in names if name in weights}
             waiting: list[tuple[str, int, Column]] = []
             for step, t in enumerate(order := self._order()):
@@ -182,14 +240,18 @@ class Smoother:
                     visit(name, each[name][t], values[name][t], keep[name][t])
                 for name in weight:
                     if wait:
-                        belief = belief.extended((f"{name}, step {t}", 0), self.filter._itself(name))
+                        belief = belief.extended(
+                            (f"{name}, step {t}", 0), self.filter._itself(name)
+                        )
                     waiting.append((name, t, (f"{name}, step {t}" if wait else name, 0)))
                 while waiting and (step == len(order) - 1 or abs(t - waiting[0][1]) >= wait):
                     name, then, column = waiting.pop(0)
                     place = belief.columns[column]
                     before[name, then] = belief.root[..., place, :].square().sum(-1).detach()
                     weighted(column, weight[name][then])
-                belief = belief.kept(forever | remembered | {column: column for *_, column in waiting})
+                belief = belief.kept(
+                    forever | remembered | {column: column for *_, column in waiting}
+                )
 
         for name in at_once:
             visit(name, rules[name], data.get(name), self.keep.get(name))
@@ -219,7 +281,9 @@ class Smoother:
                 if not lag or parent in before:  # values outside the sequence are zero
                     value = value + apply(matrix, before[parent] if lag else found[parent])
             shape, device = (samples, steps, self.n, value.shape[-1]), self.like.device
-            noise = torch.randn(shape, dtype=self.like.dtype, device=device, generator=generator(device))
+            noise = torch.randn(
+                shape, dtype=self.like.dtype, device=device, generator=generator(device)
+            )
             return value + apply(root_of(rule.noise), noise)
 
         at_once = [name for name in self.filter.linked if not self._carried(name)]
@@ -232,10 +296,19 @@ class Smoother:
             for name in names:
                 found[name] = drawn[name][t] = follow(each[name][t], 1)
             before = {name: found[name] for name in names}
-        return found | {name: torch.cat([steps[t] for t in range(self.steps)], -3) for name, steps in drawn.items()}
+        return found | {
+            name: torch.cat([steps[t] for t in range(self.steps)], -3)
+            for name, steps in drawn.items()
+        }
 
 
-def _lost(covariances: Mapping[str, Tensor], before: Mapping[tuple[str, int], Tensor], share: float) -> bool:
+def _lost(
+    covariances: Mapping[str, Tensor], before: Mapping[tuple[str, int], Tensor], share: float
+) -> bool:
     """Return whether a smoothed variance is below ``share`` times its filtered variance."""
-    left = {key: covariances[key[0]].select(-4, key[1]).diagonal(dim1=-2, dim2=-1) for key in before}
-    return any(bool((left[key] < share * variance.squeeze(-3)).any()) for key, variance in before.items())
+    left = {
+        key: covariances[key[0]].select(-4, key[1]).diagonal(dim1=-2, dim2=-1) for key in before
+    }
+    return any(
+        bool((left[key] < share * variance.squeeze(-3)).any()) for key, variance in before.items()
+    )

@@ -54,7 +54,11 @@ class RootBelief:
 
     def extended(self, column: Column, rule: Rule) -> RootBelief:
         """Append a variable that follows the rule."""
-        matrix, own, size = matrix_of(self.columns, rule, self.mean), root_of(rule.noise), self.mean.shape[-1]
+        matrix, own, size = (
+            matrix_of(self.columns, rule, self.mean),
+            root_of(rule.noise),
+            self.mean.shape[-1],
+        )
         mean, rows, more = apply(matrix, self.mean) + rule.offset, matrix @ self.root, 0
         above = self.root
         if bool((own != 0).any()):  # a deterministic function of other variables adds no noise
@@ -68,7 +72,9 @@ class RootBelief:
             None if self.change is None else pad(self.change, (0, more, 0, more)),
         )
 
-    def conditioned(self, rule: Rule, value: Tensor, keep: Tensor | None) -> tuple[RootBelief, Tensor]:
+    def conditioned(
+        self, rule: Rule, value: Tensor, keep: Tensor | None
+    ) -> tuple[RootBelief, Tensor]:
         """Condition on an observed variable; also return its log-density, [.., T, N].
 
         Entries with ``keep`` false are marginalised out. The derivative by ``change`` is only right
@@ -79,15 +85,32 @@ class RootBelief:
         count: Tensor | float = value.shape[-1]
         if keep is not None:  # a missing entry gets unit noise, a zero matrix and a zero residual
             there = keep.to(value.dtype)
-            matrix, residual, value, count = matrix * there.unsqueeze(-1), residual * there, value * there, there.sum(-1)
+            matrix, residual, value, count = (
+                matrix * there.unsqueeze(-1),
+                residual * there,
+                value * there,
+                there.sum(-1),
+            )
             noise = noise * there.unsqueeze(-1) * there.unsqueeze(-2) + torch.diag_embed(1 - there)
-        own = root_of(noise + torch.diag_embed((LEAST - noise.diagonal(dim1=-2, dim2=-1)).clamp_min(0.0)))
+        own = root_of(
+            noise + torch.diag_embed((LEAST - noise.diagonal(dim1=-2, dim2=-1)).clamp_min(0.0))
+        )
         if _is_diagonal(own):
             scale = own.diagonal(dim1=-2, dim2=-1)
-            white, residual, value, log_det = matrix / scale.unsqueeze(-1), residual / scale, value / scale, scale.log().sum(-1)
+            white, residual, value, log_det = (
+                matrix / scale.unsqueeze(-1),
+                residual / scale,
+                value / scale,
+                scale.log().sum(-1),
+            )
         else:
             inverse = torch.linalg.inv(own)
-            white, residual, value, log_det = inverse @ matrix, apply(inverse, residual), apply(inverse, value), torch.linalg.slogdet(own)[1]
+            white, residual, value, log_det = (
+                inverse @ matrix,
+                apply(inverse, residual),
+                apply(inverse, value),
+                torch.linalg.slogdet(own)[1],
+            )
         _warn_if_inaccurate(apply(white.abs(), self.root.square().sum(-1).sqrt()), value)
         seen = white @ self.root
         # the most precise data first: in this order, QR keeps the digits of each row
@@ -103,17 +126,24 @@ class RootBelief:
         # E[ε | x], and the residual that remains
         found, rest = apply(inverse, within), residual - apply(above, within)
         log_det = log_det + triangle.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
-        log_density = -0.5 * (rest.square().sum(-1) + found.square().sum(-1) + count * math.log(2 * math.pi)) - log_det
+        log_density = (
+            -0.5 * (rest.square().sum(-1) + found.square().sum(-1) + count * math.log(2 * math.pi))
+            - log_det
+        )
         after = RootBelief(self.columns, self.mean + apply(self.root, found), self.root @ inverse)
         if self.shift is not None:
             log_density = log_density + (self.shift * found).sum(-1)
             after = replace(after, shift=apply(inverse.mT, self.shift))
         if self.change is not None:
-            log_density = log_density - 0.5 * (self.change * (eye - inverse @ inverse.mT)).sum((-1, -2))
+            log_density = log_density - 0.5 * (self.change * (eye - inverse @ inverse.mT)).sum(
+                (-1, -2)
+            )
             after = replace(after, change=inverse.mT @ self.change @ inverse)
         return after, log_density
 
-    def visited(self, column: Column | None, rule: Rule, value: Tensor | None, keep: Tensor | None) -> tuple[RootBelief, Tensor]:
+    def visited(
+        self, column: Column | None, rule: Rule, value: Tensor | None, keep: Tensor | None
+    ) -> tuple[RootBelief, Tensor]:
         """Process a variable: condition on its known entries, then append it if it has a column.
 
         Returns the new belief and the log-density of the known entries.
@@ -121,7 +151,11 @@ class RootBelief:
         belief, log_density = self, self.mean.new_zeros(1, 1)
         if value is not None:
             belief, log_density = self.conditioned(rule, value, keep)
-            rule = rule if column is None else completed(rule, value, torch.ones_like(value) if keep is None else keep)
+            rule = (
+                rule
+                if column is None
+                else completed(rule, value, torch.ones_like(value) if keep is None else keep)
+            )
         return belief if column is None else belief.extended(column, rule), log_density
 
     def weighted_mean(self, place: slice, weight: Tensor) -> tuple[RootBelief, Tensor]:
@@ -130,7 +164,9 @@ class RootBelief:
         Returns the new belief and the log of the integral.
         """
         shift = apply(self.root[..., place, :].mT, weight)
-        return replace(self, shift=shift if self.shift is None else self.shift + shift), (weight * self.mean[..., place]).sum(-1)
+        return replace(self, shift=shift if self.shift is None else self.shift + shift), (
+            weight * self.mean[..., place]
+        ).sum(-1)
 
     def weighted_covariance(self, place: slice, weight: Tensor) -> tuple[RootBelief, Tensor]:
         """Multiply the density by exp(−½ vᵀ weight v) for zero-mean variables v, to first order.
@@ -139,12 +175,17 @@ class RootBelief:
         """
         rows = self.root[..., place, :]
         less = -rows.mT @ weight @ rows
-        return replace(self, change=less if self.change is None else self.change + less), -0.5 * (weight * (rows @ rows.mT)).sum((-1, -2))
+        return replace(self, change=less if self.change is None else self.change + less), -0.5 * (
+            weight * (rows @ rows.mT)
+        ).sum((-1, -2))
 
     def kept(self, columns: Mapping[Column, Column]) -> RootBelief:
         """Marginalise to some of the variables and rename them."""
         renamed, places = selected(self.columns, columns)
-        mean, root = torch.cat([self.mean[..., place] for place in places], -1), torch.cat([self.root[..., place, :] for place in places], -2)
+        mean, root = (
+            torch.cat([self.mean[..., place] for place in places], -1),
+            torch.cat([self.root[..., place, :] for place in places], -2),
+        )
         belief = RootBelief(renamed, mean, root, self.shift, self.change)
         return belief if root.shape[-1] <= root.shape[-2] else belief._narrowed()
 
@@ -157,7 +198,11 @@ class RootBelief:
 
     def tril(self) -> Tensor:
         """Return the Cholesky factor of the covariance, [.., T, N, D, D]."""
-        root = self._narrowed().root if self.root.shape[-1] >= self.root.shape[-2] else pad(self.root, (0, self.root.shape[-2] - self.root.shape[-1]))
+        root = (
+            self._narrowed().root
+            if self.root.shape[-1] >= self.root.shape[-2]
+            else pad(self.root, (0, self.root.shape[-2] - self.root.shape[-1]))
+        )
         return root * torch.where(root.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).unsqueeze(-2)
 
 
@@ -175,7 +220,11 @@ def completed(rule: Rule, value: Tensor, keep: Tensor) -> Rule:
         cross = rule.noise * (1 - there).unsqueeze(-1) * there.unsqueeze(-2)
         missing = missing - torch.linalg.solve(rule.noise * both + missing, cross.mT).mT
     matrices = {column: missing @ matrix for column, matrix in rule.matrices.items()}
-    return Rule(matrices, value * there + apply(missing, rule.offset - value * there), missing @ rule.noise @ missing.mT)
+    return Rule(
+        matrices,
+        value * there + apply(missing, rule.offset - value * there),
+        missing @ rule.noise @ missing.mT,
+    )
 
 
 def root_of(covariance: Tensor) -> Tensor:
@@ -186,7 +235,9 @@ def root_of(covariance: Tensor) -> Tensor:
     if not bool(failed.any()):
         return factor
     values, vectors = torch.linalg.eigh(covariance)
-    return torch.where(failed[..., None, None] > 0, vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2), factor)
+    return torch.where(
+        failed[..., None, None] > 0, vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2), factor
+    )
 
 
 def _is_diagonal(matrix: Tensor) -> bool:
@@ -195,12 +246,16 @@ def _is_diagonal(matrix: Tensor) -> bool:
 
 def _warn_if_inaccurate(*lengths: Tensor) -> None:
     """Warn if standard deviations or values, in units of the noise, exceed float64's precision."""
-    longest = max((float(part.detach().abs().max()) for part in lengths if part.numel()), default=0.0)
+    longest = max(
+        (float(part.detach().abs().max()) for part in lengths if part.numel()), default=0.0
+    )
     share = longest * torch.finfo(torch.float64).eps
     if INACCURATE < share < math.inf:
         warnings.warn(
-            f"Exact inference loses digits: the noise of an observed variable is {1 / longest:.0e} of its spread or of its values, too little for "
-            f"float64. Posterior means may be off by {share:.0e} of their standard deviations, the log evidence by as many nats. Declare or learn "
+            f"Exact inference loses digits: the noise of an observed variable is "
+            f"{1 / longest:.0e} of its spread or of its values, too little for float64. Posterior "
+            f"means may be off by {share:.0e} of their standard deviations, the log evidence by "
+            f"as many nats. Declare or learn "
             "a larger scale.",
             stacklevel=2,
         )

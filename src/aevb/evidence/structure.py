@@ -54,23 +54,31 @@ class Structure:
     def __init__(self, model: DeclaredModel, clamped: frozenset[str] = frozenset()) -> None:
         self.model, self.graph = model, model.graph
         unknown = [name for name in self.graph.latents if name not in clamped]
-        self.discrete = tuple(name for name in unknown if all(entry.spec.finite for entry in self.graph.p[name].values()))
+        self.discrete = tuple(
+            name
+            for name in unknown
+            if all(entry.spec.finite for entry in self.graph.p[name].values())
+        )
         self.gaussian = self._gaussian([name for name in unknown if name not in self.discrete])
         order = [name for stage in self.graph.generation for name in stage.nodes]
-        self.linked = tuple(name for name in order if name in self.gaussian or self._gaussian_parents(name))
+        self.linked = tuple(
+            name for name in order if name in self.gaussian or self._gaussian_parents(name)
+        )
         for name in self.linked:
             for entry in self.graph.p[name].values():
                 self._check_gaussian(entry)
         # number of joint values of the discrete latents (per step, if they have a time axis)
         self.count = self._count()
         self.values = self._values()  # discrete latents that each function depends on
-        self.axes = {name: self._axes(name) for name in self.graph.stochastic if name not in self.linked}
+        self.axes = {
+            name: self._axes(name) for name in self.graph.stochastic if name not in self.linked
+        }
         self.linked_axes = NONE.union(*(self._axes(name) for name in self.linked))
         self._check_linked()
         for name, axes in self.axes.items():
             self._check_axes(f"p's factor of {name}", axes)
 
-    # Gaussian unknowns --------------------------------------------------------------------------------------------------------
+    # Gaussian unknowns ----------------------------------------------------------------------------
 
     def _gaussian(self, latents: list[str]) -> frozenset[str]:
         """Return the continuous latents and all functions of them."""
@@ -79,7 +87,12 @@ class Structure:
         while more:
             found |= more
             functions = (name for name in self.graph.p if self.graph.is_deterministic(name))
-            more = {name for name in functions if name not in found and any(ref.name in found for ref in self.graph.reads("p", name))}
+            more = {
+                name
+                for name in functions
+                if name not in found
+                and any(ref.name in found for ref in self.graph.reads("p", name))
+            }
         return frozenset(found)
 
     def _gaussian_parents(self, name: str) -> list[Ref]:
@@ -90,23 +103,39 @@ class Structure:
         spec, name, factor = entry.spec, entry.key.name, self.model.factors[entry.id]
         parents = [ref for ref in entry.key.parents if ref.name in self.gaussian]
         if name in self.discrete and parents:
-            raise NotExactError(f"{entry.id} gives the discrete {name} probabilities that depend on the continuous {parents[0]}")
+            raise NotExactError(
+                f"{entry.id} gives the discrete {name} probabilities that depend on the "
+                f"continuous {parents[0]}"
+            )
         if spec.stochastic and not spec.gaussian:
             raise NotExactError(f"{entry.id} is a {type(spec).__name__}")
         if not parents:
             return
-        if not is_affine(factor) or (isinstance(factor, Function) and spec.activation != "identity"):  # type: ignore[attr-defined]
+        if not is_affine(factor) or (
+            isinstance(factor, Function) and spec.activation != "identity"  # type: ignore[attr-defined]
+        ):
             raise NotExactError(f"{entry.id} is not linear in {parents[0]}")
         if spec.stochastic and len(spec.heads(1)) > 1:
             raise NotExactError(f"the spread of {entry.id} depends on {parents[0]}")
-        end = next((ref for ref in parents if ref.at in ("first", "last") and not entry.key.target.timed), None)
+        end = next(
+            (ref for ref in parents if ref.at in ("first", "last") and not entry.key.target.timed),
+            None,
+        )
         if end is not None:
-            raise NotExactError(f"{entry.id} lets a static variable depend on {end}, an end of a sequence of continuous latents")
+            raise NotExactError(
+                f"{entry.id} lets a static variable depend on {end}, an end of a sequence of "
+                f"continuous latents"
+            )
 
     @cached_property
     def lags(self) -> dict[int, str]:
         """Lags at which Gaussian unknowns are read, each with a text that names the reader."""
-        return {ref.lag: f"{name}[t] reads {ref}" for name in self.linked for ref in self._gaussian_parents(name) if ref.lag}
+        return {
+            ref.lag: f"{name}[t] reads {ref}"
+            for name in self.linked
+            for ref in self._gaussian_parents(name)
+            if ref.lag
+        }
 
     @property
     def direction(self) -> int:
@@ -121,28 +150,38 @@ class Structure:
 
     def _check_linked(self) -> None:
         if len(self.lags) > 1:
-            raise NotExactError(f"{self.lags[-1]} and {self.lags[1]}, so a filter cannot run through time in one direction")
+            raise NotExactError(
+                f"{self.lags[-1]} and {self.lags[1]}, so a filter cannot run through time in one "
+                f"direction"
+            )
         if not self.linked_axes:
             return
         gaussian = next(name for name in self.linked if name in self.gaussian)
-        timed = next((name for name, _ in sorted(self.linked_axes, key=str) if self.graph.timed[name]), None)
+        timed = next(
+            (name for name, _ in sorted(self.linked_axes, key=str) if self.graph.timed[name]), None
+        )
         if self.carried and timed is not None:
             raise NotExactError(
-                f"the continuous {gaussian} is carried through time by rules that depend on the discrete {timed}[t]: "
-                f"each path of {timed} has its own Gaussian, and there are too many to sum over"
+                f"the continuous {gaussian} is carried through time by rules that depend on the "
+                f"discrete {timed}[t]: each path of {timed} has its own Gaussian, and there are "
+                f"too many to sum over"
             )
         if any(isinstance(place, str) for _, place in self.linked_axes):
-            raise NotExactError(f"the continuous {gaussian} depends on an end of the discrete {timed}")
+            raise NotExactError(
+                f"the continuous {gaussian} depends on an end of the discrete {timed}"
+            )
         self._check_axes(f"the integral over {gaussian}", self.linked_axes)
 
-    # Discrete unknowns --------------------------------------------------------------------------------------------------------
+    # Discrete unknowns ----------------------------------------------------------------------------
 
     def _count(self) -> int:
         count = 1
         for name in self.discrete:
             count *= self.graph.rule("p", name).spec.count(self.graph.size(name)) or 1
         if count > LIMIT:
-            raise NotExactError(f"the discrete latents have {count} joint values, more than {LIMIT}")
+            raise NotExactError(
+                f"the discrete latents have {count} joint values, more than {LIMIT}"
+            )
         return count
 
     def _values(self) -> dict[str, Axes]:
@@ -151,15 +190,24 @@ class Structure:
         Computed as a fixed point over p's deterministic functions.
         """
         values: dict[str, Axes] = {name: frozenset({(name, 0)}) for name in self.discrete}
-        functions = [name for name in self.graph.p if self.graph.is_deterministic(name) and name not in self.gaussian]
+        functions = [
+            name
+            for name in self.graph.p
+            if self.graph.is_deterministic(name) and name not in self.gaussian
+        ]
         changed = True
         while changed:
             changed = False
             for name in functions:
-                found = NONE.union(*(self._reads(entry, values) for entry in self.graph.p[name].values()))
+                found = NONE.union(
+                    *(self._reads(entry, values) for entry in self.graph.p[name].values())
+                )
                 end = next((latent for latent, place in found if isinstance(place, str)), None)
                 if end is not None:
-                    raise NotExactError(f"{self.graph.rule('p', name).id} remembers an end of {end}, so that the sum over paths does not factor")
+                    raise NotExactError(
+                        f"{self.graph.rule('p', name).id} remembers an end of {end}, so that the "
+                        f"sum over paths does not factor"
+                    )
                 if found != values.get(name, NONE):
                     values[name], changed = found, True
         return values
@@ -174,26 +222,36 @@ class Structure:
                     found.add((latent, place))
                 elif ref.at != "t":
                     if place != 0:
-                        raise NotExactError(f"{entry.id} depends on {latent} before or after an end of the sequence")
+                        raise NotExactError(
+                            f"{entry.id} depends on {latent} before or after an end of the sequence"
+                        )
                     found.add((latent, ref.at))
                 else:
                     assert isinstance(place, int)
                     if abs(place + ref.lag) > 1:
                         count = self.graph.rule("p", latent).spec.count(self.graph.size(latent))
-                        raise NotExactError(f"{entry.id} remembers {latent}, so that all its {count}^T paths would have to be summed over")
+                        raise NotExactError(
+                            f"{entry.id} remembers {latent}, so that all its {count}^T paths "
+                            f"would have to be summed over"
+                        )
                     found.add((latent, place + ref.lag))
         return frozenset(found)
 
     def _axes(self, name: str) -> Axes:
         """Return the discrete latents, with offsets, that p's factor of a variable depends on."""
         own = frozenset({(name, 0)}) if name in self.discrete else NONE
-        return own.union(*(self._reads(entry, self.values) for entry in self.graph.p[name].values()))
+        return own.union(
+            *(self._reads(entry, self.values) for entry in self.graph.p[name].values())
+        )
 
     def _check_axes(self, what: str, axes: Axes) -> None:
         places = {place: latent for latent, place in axes if self.graph.timed[latent] and place}
         if len(places) > 1:
             a, b = places
-            raise NotExactError(f"{what} depends on two steps of the discrete {places[a]} at once that are not adjacent ({_text(a)} and {_text(b)})")
+            raise NotExactError(
+                f"{what} depends on two steps of the discrete {places[a]} at once that are not "
+                f"adjacent ({_text(a)} and {_text(b)})"
+            )
 
     def place(self, axes: Axes) -> Place:
         """Return the step, other than the current one, at which these axes read discrete latents.

@@ -38,7 +38,9 @@ class Weights:
         total = self.count + k
         step = here - mean
         self.mean = mean + step * (k / total)
-        self.deviations = deviations + (weights - here).square().sum(0) + step.square() * (self.count * k / total)
+        self.deviations = (
+            deviations + (weights - here).square().sum(0) + step.square() * (self.count * k / total)
+        )
         self.count, self.shift = total, shift
         if self.kept:
             both = torch.cat([self.tail, new])
@@ -85,7 +87,11 @@ def tail_shape(tail: Tensor, samples: int) -> Tensor:
     cutoff = tail[length]
     exceedances = (tail[:length].flip(0) - tail[0]).exp() - (cutoff - tail[0]).exp()
     flat = tail[0] - cutoff < FLAT
-    return torch.where(flat, torch.zeros_like(cutoff), pareto_shape(torch.where(flat, torch.ones_like(exceedances), exceedances)))
+    return torch.where(
+        flat,
+        torch.zeros_like(cutoff),
+        pareto_shape(torch.where(flat, torch.ones_like(exceedances), exceedances)),
+    )
 
 
 def reliable_shape(samples: int) -> float:

@@ -15,17 +15,28 @@ from aevb.experiments.lab import Lab, Result
 
 Task = Callable[[Lab], Result]
 SECTIONS = ("fa", "vae", "cvae", "gmvae", "vrnn")
-KILLED = "Its process was killed, by hand or by the system for want of memory; with fewer --jobs each has more. The others are not affected."
+KILLED = (
+    "Its process was killed, by hand or by the system for want of memory; with fewer --jobs each "
+    "has more. The others are not affected."
+)
 
 
 def tasks(lab: Lab, section: str) -> dict[str, Task]:
     """What a section consists of, in the order of its telling."""
-    known: dict[str, dict[str, Task]] = {"fa": fa.TASKS, "vae": vae.TASKS, "cvae": cvae.TASKS, "vrnn": vrnn.TASKS}
+    known: dict[str, dict[str, Task]] = {
+        "fa": fa.TASKS,
+        "vae": vae.TASKS,
+        "cvae": cvae.TASKS,
+        "vrnn": vrnn.TASKS,
+    }
     return known[section] if section in known else gmvae.tasks(lab)
 
 
-def run(lab: Lab, sections: tuple[str, ...] = SECTIONS, *, jobs: int = 1) -> Iterator[tuple[str, float | None, str | None]]:
-    """Do what is not done yet, ``jobs`` tasks at a time in processes of their own; yield each task's name, seconds and, if it failed, why.
+def run(
+    lab: Lab, sections: tuple[str, ...] = SECTIONS, *, jobs: int = 1
+) -> Iterator[tuple[str, float | None, str | None]]:
+    """Do what is not done yet, ``jobs`` tasks at a time in processes of their own; yield each
+    task's name, seconds and, if it failed, why.
 
     A task that was finished before has no seconds. One that fails does not stop the others.
     """
@@ -45,8 +56,12 @@ def run(lab: Lab, sections: tuple[str, ...] = SECTIONS, *, jobs: int = 1) -> Ite
             lab.do(name, summary)
 
 
-def _in_processes(lab: Lab, names: list[str], jobs: int) -> Iterator[tuple[str, float | None, str | None]]:
-    """Each of ``jobs`` processes does one task after another. One that is killed takes only its task with it, and another takes its place."""
+def _in_processes(
+    lab: Lab, names: list[str], jobs: int
+) -> Iterator[tuple[str, float | None, str | None]]:
+    """Each of ``jobs`` processes does one task after another. One that is killed takes only its
+    task with it, and another takes its place.
+    """
     threads = max(1, (os.cpu_count() or 1) // jobs)
 
     def process() -> ProcessPoolExecutor:
@@ -72,7 +87,14 @@ def _in_processes(lab: Lab, names: list[str], jobs: int) -> Iterator[tuple[str, 
                     worker.shutdown()
                 if left:
                     begin(process() if killed else worker)
-                yield name, *(future.result() if error is None else (None, KILLED if killed else f"{type(error).__name__}: {error}"))
+                yield (
+                    name,
+                    *(
+                        future.result()
+                        if error is None
+                        else (None, KILLED if killed else f"{type(error).__name__}: {error}")
+                    ),
+                )
     finally:
         for _, worker in doing.values():
             worker.shutdown(wait=False)
@@ -108,7 +130,8 @@ def _prepare(threads: int) -> None:
 
 def _do(lab: Lab, name: str) -> tuple[float | None, str | None]:
     if lab.device.startswith("cuda"):
-        torch.set_float32_matmul_precision("high")  # TF32: the tutorial's sizes are small, and so is the difference
+        # TF32: the tutorial's sizes are small, and so is the difference
+        torch.set_float32_matmul_precision("high")
     try:
         return lab.do(name, tasks(lab, name.partition("/")[0])[name]), None
     except Exception:

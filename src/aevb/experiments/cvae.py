@@ -1,4 +1,6 @@
-"""The conditional VAE (5.4): the label says which digit, in three ways; and what happens when the labels say nothing."""
+"""The conditional VAE (5.4): the label says which digit, in three ways; and what happens when the
+labels say nothing.
+"""
 
 from __future__ import annotations
 
@@ -39,25 +41,58 @@ def _train(lab: Lab, variant: str, *, clamped: bool = False, shuffled: bool = Fa
         random = np.random.default_rng(0)
         train, test = ({**rows, "y": random.permutation(rows["y"])} for rows in (train, test))
     name = "clamped" if clamped else "shuffled" if shuffled else variant
-    count = epochs(lab, EPOCHS if name in ("both", "clamped") else {"mnist": 20, "digits": 150}, QUICK_EPOCHS)
+    count = epochs(
+        lab, EPOCHS if name in ("both", "clamped") else {"mnist": 20, "digits": 150}, QUICK_EPOCHS
+    )
     run = lab.train(f"cvae/{name}", model, train, test, epochs=count, seed=0, **TUTORIAL)
     found = evaluate(model, open_source(model.graph, test, model._parameter()), seed=1)
     agreement, images = _agreement(lab, model)
-    numbers: dict[str, Any] = {"elbo": found["elbo"], "terms": found, "epochs": count, "agreement": agreement, **declared(model)}
+    numbers: dict[str, Any] = {
+        "elbo": found["elbo"],
+        "terms": found,
+        "epochs": count,
+        "agreement": agreement,
+        **declared(model),
+    }
     targets = {"both": 3245.0, "clamped": 1818.0}
     checks = []
     if lab.data == "mnist" and name in targets and not lab.quick:
         density = "clamped" if clamped else "exact"
-        checks.append(check(f"test ELBO, {density} density, {count} epochs", found["elbo"], least=targets[name], source="tutorial's run: 1820.1"))
+        checks.append(
+            check(
+                f"test ELBO, {density} density, {count} epochs",
+                found["elbo"],
+                least=targets[name],
+                source="tutorial's run: 1820.1",
+            )
+        )
     if shuffled:
-        checks.append(check("images that show the asked digit, labels shuffled in training", agreement, most=0.2, source="chance: 0.1"))
+        checks.append(
+            check(
+                "images that show the asked digit, labels shuffled in training",
+                agreement,
+                most=0.2,
+                source="chance: 0.1",
+            )
+        )
     elif name == "both" and not lab.quick:
-        checks.append(check(f"images that show the asked digit, {variant}", agreement, least=0.8, source="chance: 0.1"))
-    return Result(numbers | {"checks": checks}, curve(run, "validation elbo") | {"generated": images})
+        checks.append(
+            check(
+                f"images that show the asked digit, {variant}",
+                agreement,
+                least=0.8,
+                source="chance: 0.1",
+            )
+        )
+    return Result(
+        numbers | {"checks": checks}, curve(run, "validation elbo") | {"generated": images}
+    )
 
 
 def _agreement(lab: Lab, model: Model) -> tuple[float, np.ndarray]:
-    """The share of generated images in which a classifier of real images sees the digit that was asked for; 15 of each digit."""
+    """The share of generated images in which a classifier of real images sees the digit that was
+    asked for; 15 of each digit.
+    """
     train, _ = lab.images()
     classify = _classifier(lab, train)
     side, right, shown = train.pixels.shape[1:], 0, []
@@ -71,9 +106,18 @@ def _agreement(lab: Lab, model: Model) -> tuple[float, np.ndarray]:
 def _classifier(lab: Lab, train: Images) -> Callable[[np.ndarray], np.ndarray]:
     """A small network that was taught the real images."""
     torch.manual_seed(0)
-    x = torch.as_tensor(train.pixels.reshape(len(train.pixels), -1) / (train.levels - 1), dtype=torch.float32, device=lab.device)
+    x = torch.as_tensor(
+        train.pixels.reshape(len(train.pixels), -1) / (train.levels - 1),
+        dtype=torch.float32,
+        device=lab.device,
+    )
     y = torch.as_tensor(train.labels, device=lab.device)
-    net = torch.nn.Sequential(torch.nn.Linear(x.shape[1], 256), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(256, 10)).to(lab.device)
+    net = torch.nn.Sequential(
+        torch.nn.Linear(x.shape[1], 256),
+        torch.nn.ReLU(),
+        torch.nn.Dropout(0.2),
+        torch.nn.Linear(256, 10),
+    ).to(lab.device)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     for _ in range(max(5, 150_000 // len(x))):
         for rows in torch.randperm(len(x)).to(lab.device).split(250):
@@ -84,7 +128,12 @@ def _classifier(lab: Lab, train: Images) -> Callable[[np.ndarray], np.ndarray]:
 
     def predict(images: np.ndarray) -> np.ndarray:
         with torch.no_grad():
-            return net(torch.as_tensor(images, dtype=torch.float32, device=lab.device)).argmax(-1).cpu().numpy()
+            return (
+                net(torch.as_tensor(images, dtype=torch.float32, device=lab.device))
+                .argmax(-1)
+                .cpu()
+                .numpy()
+            )
 
     return predict
 

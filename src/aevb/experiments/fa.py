@@ -31,7 +31,8 @@ FIXED = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0)
 SHORT = 50
 DIMENSIONS = (1, 2, 5, 10, 20, 50)
 LARGE = (10, 50)
-TEXTBOOK = em(tol=0, start="keep", accelerate=False)  # from the model's own start, as many iterations as asked for
+# from the model's own start, as many iterations as asked for
+TEXTBOOK = em(tol=0, start="keep", accelerate=False)
 LOADINGS, SCALE = "p(x|z)", "scale"
 
 
@@ -59,14 +60,24 @@ def seeded(seed: int, **variant: Any) -> Model:
     return zoo.fa(**variant)
 
 
-def train(lab: Lab, name: str, model: Model, data: dict[str, Any], validation: dict[str, Any], **settings: Any) -> Run:
+def train(
+    lab: Lab,
+    name: str,
+    model: Model,
+    data: dict[str, Any],
+    validation: dict[str, Any],
+    **settings: Any,
+) -> Run:
     """On the CPU whatever there is: a step takes less than a millisecond."""
     return lab.train(name, model, data, validation, device="cpu", **settings)
 
 
 def _data(lab: Lab) -> Result:
     data, test = rows()
-    return Result({"truth": true_evidence(), "loadings": FA_LOADINGS.tolist(), "scale": FA_SCALE.tolist()}, {"train": data["x"], "test": test["x"]})
+    return Result(
+        {"truth": true_evidence(), "loadings": FA_LOADINGS.tolist(), "scale": FA_SCALE.tolist()},
+        {"train": data["x"], "test": test["x"]},
+    )
 
 
 def _reached(history: dict[str, np.ndarray], truth: float, within: float = 0.02) -> int | None:
@@ -79,7 +90,8 @@ def _joint(lab: Lab) -> Result:
     """AEVB with our settings, 8 seeds; the first is looked at closely."""
     data, test = rows()
     truth, steps = true_evidence(), 1000
-    kept = lab.out / "unfinished" / "fa/joint"  # a task that was stopped goes on with what it had seen
+    # a task that was stopped goes on with what it had seen
+    kept = lab.out / "unfinished" / "fa/joint"
 
     def look(step: int, model: Model) -> None:
         if step in SNAPSHOTS:
@@ -88,24 +100,61 @@ def _joint(lab: Lab) -> Result:
     evidence, gaps, reached, arrays, first = [], [], [], {}, None
     for seed in range(2 if lab.quick else 8):
         model = seeded(seed)
-        settings = {"steps": steps, "batch": 32, "lr": 0.1, "seed": seed, "validate_every": 5 if seed == 0 else 20}
-        run = train(lab, f"fa/joint/{seed}", model, data, test, after=look if seed == 0 else None, **settings)
+        settings = {
+            "steps": steps,
+            "batch": 32,
+            "lr": 0.1,
+            "seed": seed,
+            "validate_every": 5 if seed == 0 else 20,
+        }
+        run = train(
+            lab,
+            f"fa/joint/{seed}",
+            model,
+            data,
+            test,
+            after=look if seed == 0 else None,
+            **settings,
+        )
         evidence.append(float(run.history["validation evidence"][-1]))
         gaps.append(float(run.history["validation gap"][-1]))
         reached.append(_reached(run.history, truth))
         if first is None:
-            first, arrays = model, curve(run, "validation elbo", "validation evidence", "validation gap")
+            first, arrays = (
+                model,
+                curve(run, "validation elbo", "validation evidence", "validation gap"),
+            )
     assert first is not None
-    numbers = {"truth": truth, "evidence": evidence, "gap": gaps, "reached": reached, "steps": steps, "lr": 0.1, "batch": 32, **declared(first)}
+    numbers = {
+        "truth": truth,
+        "evidence": evidence,
+        "gap": gaps,
+        "reached": reached,
+        "steps": steps,
+        "lr": 0.1,
+        "batch": 32,
+        **declared(first),
+    }
     numbers |= _closed_form(first, test)
     numbers["checks"] = [
-        check(f"test evidence below the truth's, worst of {len(evidence)} seeds", truth - min(evidence), most=0.02, source="our defaults")
+        check(
+            f"test evidence below the truth's, worst of {len(evidence)} seeds",
+            truth - min(evidence),
+            most=0.02,
+            source="our defaults",
+        )
     ]
-    return Result(numbers, arrays | {f"generated {step}": np.load(kept / f"generated {step}.npy") for step in SNAPSHOTS})
+    return Result(
+        numbers,
+        arrays
+        | {f"generated {step}": np.load(kept / f"generated {step}.npy") for step in SNAPSHOTS},
+    )
 
 
 def _closed_form(model: Model, test: dict[str, Any]) -> dict[str, Any]:
-    """V and Σ beside the posterior's closed form (footnote 8), and W Wᵀ + Φ beside the truth, which is what data identify."""
+    """V and Σ beside the posterior's closed form (footnote 8), and W Wᵀ + Φ beside the truth, which
+    is what data identify.
+    """
     factor, q = model.factors[LOADINGS], model.factors["q(z|x)"]
     with torch.no_grad():
         w = factor.net.blocks.weights["z"].double()  # type: ignore[union-attr,index]
@@ -114,7 +163,11 @@ def _closed_form(model: Model, test: dict[str, Any]) -> dict[str, Any]:
         covariance = w @ w.T + torch.diag(sigma.square())
         gain = w.T @ torch.linalg.inv(covariance)
         raw: Any = q
-        spread = raw.distribution(raw({"x": model.prepare(**test)["x"]}))._unbroadcasted_scale_tril.reshape(2, 2).double()
+        spread = (
+            raw.distribution(raw({"x": model.prepare(**test)["x"]}))
+            ._unbroadcasted_scale_tril.reshape(2, 2)
+            .double()
+        )
         v = raw.net.blocks.weights["x"].double()
     truth = FA_LOADINGS @ FA_LOADINGS.T + np.diag(FA_SCALE**2)
     factor_exact = exact._unbroadcasted_scale_tril.reshape(2, 2).double()
@@ -126,19 +179,38 @@ def _closed_form(model: Model, test: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tutorial(lab: Lab) -> Result:
-    """The tutorial's initialisation and constant rate: the share of seeds that get there in 1,000 steps."""
+    """The tutorial's initialisation and constant rate: the share of seeds that get there in 1,000
+    steps.
+    """
     data, test = rows()
     truth = true_evidence()
     behind: list[float] = []
     gaps: list[float] = []
     for seed in range(2 if lab.quick else 16):
-        for schedule, found, name in ((None, behind, "validation evidence"), (alternate(1000, 1000), gaps, "validation gap")):
+        for schedule, found, name in (
+            (None, behind, "validation evidence"),
+            (alternate(1000, 1000), gaps, "validation gap"),
+        ):
             model = tutorial_model(seed)
-            settings = {"steps": 1000, "batch": 32, "lr": 1e-2, "decay": "constant", "seed": seed, "validate_every": 1000}
+            settings = {
+                "steps": 1000,
+                "batch": 32,
+                "lr": 1e-2,
+                "decay": "constant",
+                "seed": seed,
+                "validate_every": 1000,
+            }
             settings |= {} if schedule is None else {"schedule": schedule}
-            value = float(train(lab, f"fa/tutorial/{name}/{seed}", model, data, test, **settings).history[name][-1])
+            value = float(
+                train(lab, f"fa/tutorial/{name}/{seed}", model, data, test, **settings).history[
+                    name
+                ][-1]
+            )
             found.append(truth - value if schedule is None else value)
-    shares = {"share within 0.02": float(np.mean(np.array(behind) < 0.02)), "share of gaps below 0.01": float(np.mean(np.array(gaps) < 0.01))}
+    shares = {
+        "share within 0.02": float(np.mean(np.array(behind) < 0.02)),
+        "share of gaps below 0.01": float(np.mean(np.array(gaps) < 0.01)),
+    }
     return Result({"truth": truth, "behind": behind, "gap after an E-phase": gaps, **shares})
 
 
@@ -147,7 +219,8 @@ def tutorial_model(seed: int) -> Model:
     torch.manual_seed(seed)
     normal = linear(bias=False, init="normal")
     model = Model(
-        p={"z": Normal(2), "x | z": Normal(3, net=normal, scale="learned")}, q={"z | x": MultivariateNormal(net=normal, covariance="shared")}
+        p={"z": Normal(2), "x | z": Normal(3, net=normal, scale="learned")},
+        q={"z | x": MultivariateNormal(net=normal, covariance="shared")},
     )
     factor: Any = model.factors[LOADINGS]
     with torch.no_grad():
@@ -169,11 +242,28 @@ def _alternate(lab: Lab) -> Result:
             "seed": seed,
             "validate_every": length // 20,
         }
-        run = train(lab, f"fa/alternate/{seed}", seeded(seed), data, test, schedule=alternate(length, length), **settings)
+        run = train(
+            lab,
+            f"fa/alternate/{seed}",
+            seeded(seed),
+            data,
+            test,
+            schedule=alternate(length, length),
+            **settings,
+        )
         history = run.history
-        step, evidence, gap = history["validation evidence.step"], history["validation evidence"], history["validation gap"]
+        step, evidence, gap = (
+            history["validation evidence.step"],
+            history["validation evidence"],
+            history["validation gap"],
+        )
         in_e = ((step - 1) // length) % 2 == 0
-        moved.append(max(float(np.ptp(evidence[in_e & ((step - 1) // length == k)])) for k in range(0, int(step[-1]) // length, 2)))
+        moved.append(
+            max(
+                float(np.ptp(evidence[in_e & ((step - 1) // length == k)]))
+                for k in range(0, int(step[-1]) // length, 2)
+            )
+        )
         gaps.append(float(gap[step == length][0]))
         opened.append(float(gap[step == 2 * length][0]))
         rose.append(float(evidence[step == 2 * length][0] - evidence[step == length][0]))
@@ -191,19 +281,50 @@ def _alternate(lab: Lab) -> Result:
         "reached short": _short_turns(lab, data, test, truth),
     }
     numbers["checks"] = [
-        check(f"gap after the first E-phase, worst of {len(gaps)} seeds", max(gaps), most=0.01, source="tutorial, Figure 3"),
-        check("largest move of the evidence inside an E-phase", max(moved), most=0.0, source="tutorial, Figure 3"),
-        check("smallest rise of the evidence in the first M-phase", min(rose), least=0.0, source="tutorial, Figure 3"),
+        check(
+            f"gap after the first E-phase, worst of {len(gaps)} seeds",
+            max(gaps),
+            most=0.01,
+            source="tutorial, Figure 3",
+        ),
+        check(
+            "largest move of the evidence inside an E-phase",
+            max(moved),
+            most=0.0,
+            source="tutorial, Figure 3",
+        ),
+        check(
+            "smallest rise of the evidence in the first M-phase",
+            min(rose),
+            least=0.0,
+            source="tutorial, Figure 3",
+        ),
     ]
     return Result(numbers, arrays)
 
 
-def _short_turns(lab: Lab, data: dict[str, Any], test: dict[str, Any], truth: float) -> list[int | None]:
+def _short_turns(
+    lab: Lab, data: dict[str, Any], test: dict[str, Any], truth: float
+) -> list[int | None]:
     """The steps until the evidence is near the truth when turns are short, by seed."""
     found = []
     for seed in range(2 if lab.quick else 8):
-        settings = {"steps": 400 if lab.quick else 3000, "batch": 32, "lr": 0.03, "seed": seed, "validate_every": 20}
-        run = train(lab, f"fa/alternate/short/{seed}", seeded(seed), data, test, schedule=alternate(SHORT, SHORT), **settings)
+        settings = {
+            "steps": 400 if lab.quick else 3000,
+            "batch": 32,
+            "lr": 0.03,
+            "seed": seed,
+            "validate_every": 20,
+        }
+        run = train(
+            lab,
+            f"fa/alternate/short/{seed}",
+            seeded(seed),
+            data,
+            test,
+            schedule=alternate(SHORT, SHORT),
+            **settings,
+        )
         found.append(_reached(run.history, truth))
     return found
 
@@ -218,40 +339,111 @@ def _exact(lab: Lab) -> Result:
         "mle": {"schedule": mle(), "steps": 1000, "batch": 32, "lr": 0.1},
     }
     for name, settings in choices.items():
-        run = train(lab, f"fa/exact/{name}", seeded(0), data, test, seed=0, validate_every=2 if name == "em" else 5, **settings)
-        arrays |= {f"{name} {key}": value for key, value in curve(run, "validation evidence", "validation elbo").items()}
-        numbers[name] = {"evidence": float(run.history["validation evidence"][-1]), "reached": _reached(run.history, truth)}
+        run = train(
+            lab,
+            f"fa/exact/{name}",
+            seeded(0),
+            data,
+            test,
+            seed=0,
+            validate_every=2 if name == "em" else 5,
+            **settings,
+        )
+        arrays |= {
+            f"{name} {key}": value
+            for key, value in curve(run, "validation evidence", "validation elbo").items()
+        }
+        numbers[name] = {
+            "evidence": float(run.history["validation evidence"][-1]),
+            "reached": _reached(run.history, truth),
+        }
     centred = data["x"] - data["x"].mean(0)
     model = seeded(0).double()
-    run = train(lab, "fa/exact/centred", model, {"x": centred}, {"x": centred}, schedule=TEXTBOOK, steps=1000, validate_every=1000)
+    run = train(
+        lab,
+        "fa/exact/centred",
+        model,
+        {"x": centred},
+        {"x": centred},
+        schedule=TEXTBOOK,
+        steps=1000,
+        validate_every=1000,
+    )
     from sklearn.decomposition import FactorAnalysis  # type: ignore[import-untyped]
 
-    reference = float(FactorAnalysis(2, tol=1e-10, svd_method="lapack", max_iter=10_000).fit(centred).score(centred))
+    reference = float(
+        FactorAnalysis(2, tol=1e-10, svd_method="lapack", max_iter=10_000)
+        .fit(centred)
+        .score(centred)
+    )
     found = float(run.history["validation evidence"][-1])
-    checks = [check("exact EM beside scikit-learn's FactorAnalysis, difference", abs(found - reference), most=1e-4, source="scikit-learn")]
-    return Result({"truth": truth, **numbers, "centred": found, "scikit-learn": reference, "checks": checks}, arrays)
+    checks = [
+        check(
+            "exact EM beside scikit-learn's FactorAnalysis, difference",
+            abs(found - reference),
+            most=1e-4,
+            source="scikit-learn",
+        )
+    ]
+    return Result(
+        {"truth": truth, **numbers, "centred": found, "scikit-learn": reference, "checks": checks},
+        arrays,
+    )
 
 
 def _posteriors(lab: Lab) -> Result:
     """Families of q (footnote 13) and free q_i (3.2): what each costs the evidence and the gap."""
     data, test = rows()
-    variants: dict[str, Model] = {"full covariance": seeded(0), "diagonal": seeded(0, posterior="diagonal")}
-    variants |= {f"diagonal, fixed at {scale:g}": seeded(0, posterior="fixed", scale=scale) for scale in (FIXED[1::3] if lab.quick else FIXED)}
+    variants: dict[str, Model] = {
+        "full covariance": seeded(0),
+        "diagonal": seeded(0, posterior="diagonal"),
+    }
+    variants |= {
+        f"diagonal, fixed at {scale:g}": seeded(0, posterior="fixed", scale=scale)
+        for scale in (FIXED[1::3] if lab.quick else FIXED)
+    }
     torch.manual_seed(0)
     n = len(data["x"])
     free = Model(
-        p={"z": Normal(2), "x | z": Normal(3, net=linear(bias=False, init="normal"), scale="learned")},
+        p={
+            "z": Normal(2),
+            "x | z": Normal(3, net=linear(bias=False, init="normal"), scale="learned"),
+        },
         q={"z | i": MultivariateNormal(net=table(n))},
         given={"i": 1},
     )
     found = {}
     for name, model in variants.items():
-        run = train(lab, f"fa/posteriors/{name}", model, data, test, steps=1000, batch=32, lr=0.1, validate_every=1000)
-        found[name] = {"evidence": float(run.history["validation evidence"][-1]), "gap": float(run.history["validation gap"][-1])}
+        run = train(
+            lab,
+            f"fa/posteriors/{name}",
+            model,
+            data,
+            test,
+            steps=1000,
+            batch=32,
+            lr=0.1,
+            validate_every=1000,
+        )
+        found[name] = {
+            "evidence": float(run.history["validation evidence"][-1]),
+            "gap": float(run.history["validation gap"][-1]),
+        }
     index = {"i": np.arange(n)}
-    train(lab, "fa/posteriors/free", free, data | index, data | index, steps=3000, batch=100, lr=0.1, validate_every=3000)
+    train(
+        lab,
+        "fa/posteriors/free",
+        free,
+        data | index,
+        data | index,
+        steps=3000,
+        batch=100,
+        lr=0.1,
+        validate_every=3000,
+    )
     judge = seeded(0)
-    judge.factors[LOADINGS].load_state_dict(free.factors[LOADINGS].state_dict())  # θ alone decides the evidence of new rows
+    # θ alone decides the evidence of new rows
+    judge.factors[LOADINGS].load_state_dict(free.factors[LOADINGS].state_dict())
     on_train = evaluate(free, open_source(free.graph, data | index, free._parameter()))
     on_test = float(judge.log_evidence(**test).value.mean())
     found["free qᵢ, no network"] = {"evidence": on_test, "gap": on_train["gap"]}
@@ -260,7 +452,9 @@ def _posteriors(lab: Lab) -> Result:
 
 PROPOSALS: dict[str, Conditional] = {
     "prior": Normal(net=linear(bias=False, init="zeros"), scale=1.0),
-    "diagonal q": Normal(net=linear(bias=False, init="zeros"), scale="learned"),  # the nearest to the posterior
+    "diagonal q": Normal(
+        net=linear(bias=False, init="zeros"), scale="learned"
+    ),  # the nearest to the posterior
     "posterior": MultivariateNormal(net=linear(bias=False, init="zeros"), covariance="shared"),
 }
 PRIOR, DIAGONAL, POSTERIOR = PROPOSALS
@@ -268,13 +462,23 @@ ANNEALED = "diagonal q, annealed"
 
 
 def _known(size: int, q: Conditional) -> Model:
-    """A linear-Gaussian model of so many latent dimensions, the same whatever q is; its evidence is known."""
+    """A linear-Gaussian model of so many latent dimensions, the same whatever q is; its evidence is
+    known.
+    """
     torch.manual_seed(size)
-    return Model(p={"z": Normal(size), "x | z": Normal(2 * size, net=linear(bias=False, init="normal"), scale=0.5)}, q={"z | x": q}).double()
+    return Model(
+        p={
+            "z": Normal(size),
+            "x | z": Normal(2 * size, net=linear(bias=False, init="normal"), scale=0.5),
+        },
+        q={"z | x": q},
+    ).double()
 
 
 def _evidence(lab: Lab) -> Result:
-    """log p(x) by sampling, beside the exact value: what the proposal decides, and what annealing makes of a poor one."""
+    """log p(x) by sampling, beside the exact value: what the proposal decides, and what annealing
+    makes of a poor one.
+    """
     samples, temperatures, n = (500, 40, 5) if lab.quick else (5000, 300, 20)
     found: dict[str, dict[str, Any]] = {}
     for size in LARGE:
@@ -288,24 +492,55 @@ def _evidence(lab: Lab) -> Result:
                     method, source = exact_em(model), open_source(model.graph, {"x": x}, x)
                     method.open(Rows(source, World()))
                     method.tighten(model.prepare(x=x))  # an exact E-step: the nearest of q's family
-            ways[words] = beside_exact(model.log_evidence(x=x, method="importance", samples=samples, seed=1), exact)
+            ways[words] = beside_exact(
+                model.log_evidence(x=x, method="importance", samples=samples, seed=1), exact
+            )
             if words == DIAGONAL:
                 annealed = model.log_evidence(x=x, method=AIS(temperatures=temperatures), seed=1)
         ways[ANNEALED] = beside_exact(annealed, exact)
-    numbers: dict[str, Any] = {"samples": samples, "temperatures": temperatures, "rows": n, "dimensions": found}
-    return Result(numbers | {"checks": [] if lab.quick else _evidence_checks(found[str(LARGE[-1])], f"{LARGE[-1]} dimensions")})
+    numbers: dict[str, Any] = {
+        "samples": samples,
+        "temperatures": temperatures,
+        "rows": n,
+        "dimensions": found,
+    }
+    return Result(
+        numbers
+        | {
+            "checks": []
+            if lab.quick
+            else _evidence_checks(found[str(LARGE[-1])], f"{LARGE[-1]} dimensions")
+        }
+    )
 
 
 def _evidence_checks(ways: dict[str, Any], where: str) -> list[dict[str, Any]]:
     return [
-        check(f"share of rows on which the prior as proposal is flagged, {where}", ways[PRIOR]["flagged"], least=1.0, source="it is wrong on all"),
-        check(f"importance sampling from the posterior, {where}: worst error", ways[POSTERIOR]["worst"], most=1e-6, source="all weights are p(x)"),
-        check(f"annealing from a diagonal q, {where}: mean error", abs(ways[ANNEALED]["error"]), most=0.1, source="the exact evidence"),
+        check(
+            f"share of rows on which the prior as proposal is flagged, {where}",
+            ways[PRIOR]["flagged"],
+            least=1.0,
+            source="it is wrong on all",
+        ),
+        check(
+            f"importance sampling from the posterior, {where}: worst error",
+            ways[POSTERIOR]["worst"],
+            most=1e-6,
+            source="all weights are p(x)",
+        ),
+        check(
+            f"annealing from a diagonal q, {where}: mean error",
+            abs(ways[ANNEALED]["error"]),
+            most=0.1,
+            source="the exact evidence",
+        ),
     ]
 
 
 def _naive(lab: Lab) -> Result:
-    """log p(x) by averaging p(x|z) over the prior, beside the exact value, as the latent dimension grows."""
+    """log p(x) by averaging p(x|z) over the prior, beside the exact value, as the latent dimension
+    grows.
+    """
     samples = 2000 if lab.quick else 20_000
     found = {}
     for size in DIMENSIONS:

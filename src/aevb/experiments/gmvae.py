@@ -1,4 +1,6 @@
-"""The Gaussian-mixture VAE (5.5): clusters without labels, every way to take the expectation over them, and why M2 does not cluster."""
+"""The Gaussian-mixture VAE (5.5): clusters without labels, every way to take the expectation over
+them, and why M2 does not cluster.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,12 @@ from aevb.training.run import Run
 TUTORIAL: dict[str, Any] = {"lr": 1e-3, "decay": "constant", "batch": 100}
 OURS: dict[str, Any] = {"lr": 1e-3, "decay": "cosine", "batch": 100}
 RECIPE = (
-    "Upright copies of the training images (centred, sheared) are joined with their ten nearest neighbours; the graph is cut into ten parts "
-    "where it is thinnest. The model, with a smaller z, begins with these classes as if they were known ({warm} epochs, classify=10), and then "
-    "goes on with y unknown ({free} epochs). Beside the bound stands one more term: an image that is turned, sheared, scaled and shifted a "
-    "little should keep its class (agree=10). No label is used."
+    "Upright copies of the training images (centred, sheared) are joined with their ten nearest "
+    "neighbours; the graph is cut into ten parts where it is thinnest. The model, with a smaller "
+    "z, begins with these classes as if they were known ({warm} epochs, classify=10), and then "
+    "goes on with y unknown ({free} epochs). Beside the bound stands one more term: an image that "
+    "is turned, sheared, scaled and shifted a little should keep its class (agree=10). No label "
+    "is used."
 )
 WAYS: dict[str, dict[str, Any]] = {
     "enumerated": {},
@@ -43,7 +47,9 @@ WAYS: dict[str, dict[str, Any]] = {
 def build(lab: Lab, seed: int, *, model: str = "gmvae") -> Model:
     torch.manual_seed(seed)
     x = lab.images()[0].pixels[0].size
-    sizes: dict[str, Any] = {"x": x} if lab.tutorial_sizes else {"x": x, "z": 8, "hidden": (128, 128)}
+    sizes: dict[str, Any] = (
+        {"x": x} if lab.tutorial_sizes else {"x": x, "z": 8, "hidden": (128, 128)}
+    )
     return zoo.zoo[model](**sizes)
 
 
@@ -52,7 +58,9 @@ def clusters(model: Model, rows: dict[str, Any]) -> np.ndarray:
     found = []
     with torch.no_grad():
         for start in range(0, len(rows["x"]), 2000):
-            found.append(model.posterior(x=rows["x"][start : start + 2000], seed=0)["y"].probs.cpu().numpy())  # type: ignore[attr-defined]
+            found.append(
+                model.posterior(x=rows["x"][start : start + 2000], seed=0)["y"].probs.cpu().numpy()  # type: ignore[attr-defined]
+            )
     return np.concatenate(found)
 
 
@@ -66,13 +74,20 @@ def _follow(test: dict[str, Any], labels: np.ndarray) -> Callable[[int, Model], 
 
     def look(step: int, model: Model) -> dict[str, float]:
         probs = clusters(model, test)
-        return {"accuracy": clustering_accuracy(probs.argmax(-1), labels), "entropy": entropy(probs)}
+        return {
+            "accuracy": clustering_accuracy(probs.argmax(-1), labels),
+            "entropy": entropy(probs),
+        }
 
     return look
 
 
 def _followed(run: Run) -> dict[str, np.ndarray]:
-    return {"accuracy": run.history["accuracy"], "entropy": run.history["entropy"], "step": run.history["accuracy.step"]}
+    return {
+        "accuracy": run.history["accuracy"],
+        "entropy": run.history["entropy"],
+        "step": run.history["accuracy.step"],
+    }
 
 
 def _seed(lab: Lab, seed: int) -> Result:
@@ -80,9 +95,22 @@ def _seed(lab: Lab, seed: int) -> Result:
     count = epochs(lab, {"mnist": 78, "digits": 80}, {"mnist": 2, "digits": 8})
     model = build(lab, seed)
     train, test, _, labels = lab.rows(model)
-    run = lab.train(f"gmvae/tutorial/{seed}", model, train, test, epochs=count, seed=seed, after=_follow(test, labels), **TUTORIAL)
+    run = lab.train(
+        f"gmvae/tutorial/{seed}",
+        model,
+        train,
+        test,
+        epochs=count,
+        seed=seed,
+        after=_follow(test, labels),
+        **TUTORIAL,
+    )
     found = _followed(run)
-    numbers: dict[str, Any] = {"epochs": count, "settings": TUTORIAL, "elbo": float(run.history["validation elbo"][-1])}
+    numbers: dict[str, Any] = {
+        "epochs": count,
+        "settings": TUTORIAL,
+        "elbo": float(run.history["validation elbo"][-1]),
+    }
     numbers |= {name: float(found[name][-1]) for name in ("accuracy", "entropy")} | declared(model)
     arrays = found | curve(run, "validation elbo")
     return Result(numbers, arrays | {"generated": generated(lab, model, test, labels)})
@@ -101,27 +129,49 @@ def _together(lab: Lab, name: str) -> Result:
     if name == "gmvae/clustering":
         mean, least = float(np.mean(numbers["accuracy"])), 0.95 if lab.data == "mnist" else 0.8
         what = f"clustering accuracy, mean of {len(found)} seeds"
-        numbers["checks"] = [check(what, mean, least=least, source="tutorial: one run, 0.833")] if not lab.quick else []
-    arrays = {f"{seed} {key}": value for seed, one in enumerate(found) for key, value in one.arrays.items() if key != "generated"}
+        numbers["checks"] = (
+            [check(what, mean, least=least, source="tutorial: one run, 0.833")]
+            if not lab.quick
+            else []
+        )
+    arrays = {
+        f"{seed} {key}": value
+        for seed, one in enumerate(found)
+        for key, value in one.arrays.items()
+        if key != "generated"
+    }
     return Result(numbers, arrays | {"generated": found[0].arrays["generated"]})
 
 
 def _start(lab: Lab, images: Images, seed: int) -> tuple[np.ndarray, float, float]:
-    """The classes that the graph of neighbours gives, its cut, and the seconds it took; kept, so that a stopped task goes on with the same."""
+    """The classes that the graph of neighbours gives, its cut, and the seconds it took; kept, so
+    that a stopped task goes on with the same.
+    """
     kept = lab.out / "unfinished" / f"gmvae/clustering/{seed}" / "start.npz"
     if not kept.is_file():
         began = time.perf_counter()
-        upright = deskew(torch.as_tensor(images.pixels / (images.levels - 1), dtype=torch.float32, device=lab.device))
+        upright = deskew(
+            torch.as_tensor(
+                images.pixels / (images.levels - 1), dtype=torch.float32, device=lab.device
+            )
+        )
         found, cut = graph_partition(principal(upright.flatten(1), 60), 10, seed=seed)
         kept.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(kept.with_name("writing.npz"), classes=found.cpu().numpy(), cut=cut, seconds=time.perf_counter() - began)
+        np.savez(
+            kept.with_name("writing.npz"),
+            classes=found.cpu().numpy(),
+            cut=cut,
+            seconds=time.perf_counter() - began,
+        )
         kept.with_name("writing.npz").rename(kept)
     with np.load(kept) as found_before:
         return found_before["classes"], float(found_before["cut"]), float(found_before["seconds"])
 
 
 def _clustering(lab: Lab, seed: int) -> Result:
-    """Our recipe: a smaller z, classes to begin with from the graph of neighbours, and classes that stay under distortion."""
+    """Our recipe: a smaller z, classes to begin with from the graph of neighbours, and classes that
+    stay under distortion.
+    """
     torch.manual_seed(seed)
     images, _ = lab.images()
     x = images.pixels[0].size
@@ -132,34 +182,73 @@ def _clustering(lab: Lab, seed: int) -> Result:
         epochs(lab, {"mnist": 10, "digits": 40}, {"mnist": 1, "digits": 5}),
         epochs(lab, {"mnist": 30, "digits": 80}, {"mnist": 1, "digits": 5}),
     )
-    settings: dict[str, Any] = {"batch": 250 if lab.tutorial_sizes else 100, "lr": 1e-3, "seed": seed, "agree": 10.0}
+    settings: dict[str, Any] = {
+        "batch": 250 if lab.tutorial_sizes else 100,
+        "lr": 1e-3,
+        "seed": seed,
+        "agree": 10.0,
+    }
     height, width = images.pixels.shape[1:]
     distort = {"x": Affine((height, width))}
     name = f"gmvae/clustering/{seed}"
-    lab.train(f"{name}/warm", model, train | {"y": classes}, test, epochs=warm, classify=10.0, decay="constant", distort=distort, **settings)
-    settings["warmup"] = 2 * len(classes) // settings["batch"]  # a new optimiser's first steps are large: they would undo the start
-    run = lab.train(f"{name}/free", model, train, test, epochs=free, after=_follow(test, labels), distort=distort, **settings)
+    lab.train(
+        f"{name}/warm",
+        model,
+        train | {"y": classes},
+        test,
+        epochs=warm,
+        classify=10.0,
+        decay="constant",
+        distort=distort,
+        **settings,
+    )
+    # a new optimiser's first steps are large: they would undo the start
+    settings["warmup"] = 2 * len(classes) // settings["batch"]
+    run = lab.train(
+        f"{name}/free",
+        model,
+        train,
+        test,
+        epochs=free,
+        after=_follow(test, labels),
+        distort=distort,
+        **settings,
+    )
     found = _followed(run)
     numbers: dict[str, Any] = {
         "recipe": RECIPE.format(warm=warm, free=free),
         "elbo": float(run.history["validation elbo"][-1]),
         "epochs": warm + free,
     }
-    numbers |= {"start": clustering_accuracy(classes, truth), "cut": cut, "seconds of the start": started, "settings": settings}
+    numbers |= {
+        "start": clustering_accuracy(classes, truth),
+        "cut": cut,
+        "seconds of the start": started,
+        "settings": settings,
+    }
     numbers |= {key: float(found[key][-1]) for key in ("accuracy", "entropy")} | declared(model)
     arrays = found | curve(run, "validation elbo")
     return Result(numbers, arrays | {"generated": generated(lab, model, test, labels)})
 
 
-def generated(lab: Lab, model: Model, test: dict[str, Any], labels: np.ndarray, *, name: str | None = None) -> np.ndarray:
-    """15 images of every cluster, clusters in the order of the digits they match best (Figure 11)."""
+def generated(
+    lab: Lab, model: Model, test: dict[str, Any], labels: np.ndarray, *, name: str | None = None
+) -> np.ndarray:
+    """15 images of every cluster, clusters in the order of the digits they match best (Figure
+    11).
+    """
     from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 
     side = lab.images(name)[0].pixels.shape[1:]
     table = np.zeros((10, 10))
     np.add.at(table, (labels, clusters(model, test).argmax(-1)), 1)
     _, order = linear_sum_assignment(-table)  # for each digit its cluster
-    return np.concatenate([model.sample(15, y=int(c), mean=True, seed=int(c))["x"].cpu().numpy().reshape(15, *side) for c in order])
+    return np.concatenate(
+        [
+            model.sample(15, y=int(c), mean=True, seed=int(c))["x"].cpu().numpy().reshape(15, *side)
+            for c in order
+        ]
+    )
 
 
 def _ours(lab: Lab) -> Result:
@@ -167,16 +256,32 @@ def _ours(lab: Lab) -> Result:
     count = epochs(lab, {"mnist": 30, "digits": 80}, {"mnist": 2, "digits": 8})
     model = build(lab, 0)
     train, test, _, labels = lab.rows(model)
-    run = lab.train("gmvae/ours", model, train, test, epochs=count, seed=0, after=_follow(test, labels), **OURS)
+    run = lab.train(
+        "gmvae/ours", model, train, test, epochs=count, seed=0, after=_follow(test, labels), **OURS
+    )
     value = float(run.history["validation elbo"][-1])
-    numbers: dict[str, Any] = {"epochs": count, "settings": OURS, "elbo": value, "accuracy": float(run.history["accuracy"][-1])}
+    numbers: dict[str, Any] = {
+        "epochs": count,
+        "settings": OURS,
+        "elbo": value,
+        "accuracy": float(run.history["accuracy"][-1]),
+    }
     if lab.data == "mnist" and not lab.quick:
-        numbers["checks"] = [check(f"test ELBO, with −log 10, {count} epochs", value, least=-77.5, source="tutorial's run: −83.1")]
+        numbers["checks"] = [
+            check(
+                f"test ELBO, with −log 10, {count} epochs",
+                value,
+                least=-77.5,
+                source="tutorial's run: −83.1",
+            )
+        ]
     return Result(numbers, curve(run, "validation elbo"))
 
 
 def _estimators(lab: Lab) -> Result:
-    """All ways to take the expectation over y, a few epochs each, judged by the enumerated bound; and every way measured, without training."""
+    """All ways to take the expectation over y, a few epochs each, judged by the enumerated bound;
+    and every way measured, without training.
+    """
     count = epochs(lab, {"mnist": 5, "digits": 30}, {"mnist": 1, "digits": 4})
     found: dict[str, Any] = {}
     result = Result({"epochs": count, "ways": found})
@@ -184,11 +289,18 @@ def _estimators(lab: Lab) -> Result:
         model = build(lab, 0)
         train, test, _, labels = lab.rows(model)
         began = time.perf_counter()
-        lab.train(f"gmvae/estimators/{name}", model, train, test, epochs=count, seed=0, **OURS, **choices)
+        lab.train(
+            f"gmvae/estimators/{name}", model, train, test, epochs=count, seed=0, **OURS, **choices
+        )
         seconds = time.perf_counter() - began
         exact = evaluate(model, open_source(model.graph, test, model._parameter()), seed=1)
         probs = clusters(model, test)
-        found[name] = {"elbo": exact["elbo"], "kl(y)": exact["kl(y)"], "accuracy": clustering_accuracy(probs.argmax(-1), labels), "seconds": seconds}
+        found[name] = {
+            "elbo": exact["elbo"],
+            "kl(y)": exact["kl(y)"],
+            "accuracy": clustering_accuracy(probs.argmax(-1), labels),
+            "seconds": seconds,
+        }
         found[name]["estimator"] = str(model.explain(**choices))
         if name == "enumerated":
             evidence.merged(result, "laboratory", evidence.measured(lab, model, train, "y"))
@@ -196,7 +308,9 @@ def _estimators(lab: Lab) -> Result:
 
 
 def _m2(lab: Lab) -> Result:
-    """M2 without labels: class and style are independent, so nothing asks y to carry the class (5.5.1)."""
+    """M2 without labels: class and style are independent, so nothing asks y to carry the class
+    (5.5.1).
+    """
     count = epochs(lab, {"mnist": 20, "digits": 80}, {"mnist": 1, "digits": 4})
     model = build(lab, 0, model="m2")
     train, test, _, labels = lab.rows(model)
@@ -221,19 +335,37 @@ def _fashion(lab: Lab) -> Result:
     torch.manual_seed(0)
     model = zoo.gmvae()
     train, test, _, labels = lab.rows(model, name="fashion")
-    run = lab.train("gmvae/fashion", model, train, test, epochs=count, seed=0, after=_follow(test, labels), **OURS)
+    run = lab.train(
+        "gmvae/fashion",
+        model,
+        train,
+        test,
+        epochs=count,
+        seed=0,
+        after=_follow(test, labels),
+        **OURS,
+    )
     found = _followed(run)
-    numbers: dict[str, Any] = {"epochs": count, "settings": OURS, "elbo": [float(run.history["validation elbo"][-1])]}
+    numbers: dict[str, Any] = {
+        "epochs": count,
+        "settings": OURS,
+        "elbo": [float(run.history["validation elbo"][-1])],
+    }
     numbers |= {key: [float(found[key][-1])] for key in ("accuracy", "entropy")}
     arrays = {f"0 {key}": values for key, values in found.items()}
     arrays |= {f"0 {key}": value for key, value in curve(run, "validation elbo").items()}
-    return Result(numbers, arrays | {"generated": generated(lab, model, test, labels, name="fashion")})
+    return Result(
+        numbers, arrays | {"generated": generated(lab, model, test, labels, name="fashion")}
+    )
 
 
 def tasks(lab: Lab) -> dict[str, Callable[[Lab], Result]]:
     return {
         **{f"gmvae/tutorial/{seed}": partial(_seed, seed=seed) for seed in range(seeds(lab))},
-        **{f"gmvae/clustering/{seed}": partial(_clustering, seed=seed) for seed in range(seeds(lab))},
+        **{
+            f"gmvae/clustering/{seed}": partial(_clustering, seed=seed)
+            for seed in range(seeds(lab))
+        },
         "gmvae/ours": _ours,
         "gmvae/estimators": _estimators,
         "gmvae/m2": _m2,
@@ -241,4 +373,6 @@ def tasks(lab: Lab) -> dict[str, Callable[[Lab], Result]]:
     }
 
 
-SUMMARIES: dict[str, Callable[[Lab], Result]] = {name: partial(_together, name=name) for name in ("gmvae/tutorial", "gmvae/clustering")}
+SUMMARIES: dict[str, Callable[[Lab], Result]] = {
+    name: partial(_together, name=name) for name in ("gmvae/tutorial", "gmvae/clustering")
+}

@@ -1,4 +1,6 @@
-"""The variational RNN (5.6): images row by row, filtering and smoothing, and what detached samples do to the latent."""
+"""The variational RNN (5.6): images row by row, filtering and smoothing, and what detached samples
+do to the latent.
+"""
 
 from __future__ import annotations
 
@@ -28,36 +30,66 @@ EXPECTED: dict[str, dict[str, Any]] = {
 def build(lab: Lab, posterior: str, seed: int = 0) -> Model:
     torch.manual_seed(seed)
     x = lab.images()[0].pixels.shape[2]
-    sizes: dict[str, Any] = {"x": x} if lab.tutorial_sizes else {"x": x, "h": 64, "hidden": (64,), "layers": 1}
+    sizes: dict[str, Any] = (
+        {"x": x} if lab.tutorial_sizes else {"x": x, "h": 64, "hidden": (64,), "layers": 1}
+    )
     return zoo.vrnn(posterior=posterior, **sizes)
 
 
-def _train(lab: Lab, name: str, settings: dict[str, Any], *, look: bool = False, **choices: Any) -> Result:
+def _train(
+    lab: Lab, name: str, settings: dict[str, Any], *, look: bool = False, **choices: Any
+) -> Result:
     full = {"mnist": 20, "digits": 60} if name == "ours" else {"mnist": 7, "digits": 30}
     count = epochs(lab, full, {"mnist": 1, "digits": 3})
     model = build(lab, "smoothing" if name == "smoothing" else "filtering")
     train, test, _, _ = lab.rows(model)
     run = lab.train(f"vrnn/{name}", model, train, test, epochs=count, seed=0, **settings, **choices)
     found = evaluate(model, open_source(model.graph, test, model._parameter()), seed=1)
-    numbers: dict[str, Any] = {"elbo": found["elbo"], "kl": found["kl(z)"], "terms": found, "epochs": count, "settings": settings}
+    numbers: dict[str, Any] = {
+        "elbo": found["elbo"],
+        "kl": found["kl(z)"],
+        "terms": found,
+        "epochs": count,
+        "settings": settings,
+    }
     numbers |= declared(model, **choices)
     arrays = curve(run, "validation elbo", "validation kl(z)")
     if look:
-        arrays["generated"] = model.sample(30, steps=np.shape(test["x"])[1], mean=True, seed=0)["x"].cpu().numpy()
+        arrays["generated"] = (
+            model.sample(30, steps=np.shape(test["x"])[1], mean=True, seed=0)["x"].cpu().numpy()
+        )
     checks = []
     if name in DOCTOR:
         numbers["doctor"] = evidence.examined(lab, model, test, run)
         if not lab.quick:
-            checks.append(check(f"latents that the doctor calls dead, {DOCTOR[name]}", evidence.dead(numbers["doctor"]), **EXPECTED[name]))
+            checks.append(
+                check(
+                    f"latents that the doctor calls dead, {DOCTOR[name]}",
+                    evidence.dead(numbers["doctor"]),
+                    **EXPECTED[name],
+                )
+            )
     if name == "filtering":
         numbers["evidence"] = evidence.filtered(lab, model, test)
     on_mnist = lab.data == "mnist" and not lab.quick
     if on_mnist and name in ("filtering", "ours"):
         least = {"filtering": -65.5, "ours": -61.5}[name]
-        checks.append(check(f"test ELBO, {name}, {count} epochs", found["elbo"], least=least, source="tutorial's run: −78.5"))
+        checks.append(
+            check(
+                f"test ELBO, {name}, {count} epochs",
+                found["elbo"],
+                least=least,
+                source="tutorial's run: −78.5",
+            )
+        )
     if name == "detached":
         checks.append(
-            check("KL of the latents when samples are detached", found["kl(z)"], most=0.01 if on_mnist else 0.1, source="a dead latent has 0")
+            check(
+                "KL of the latents when samples are detached",
+                found["kl(z)"],
+                most=0.01 if on_mnist else 0.1,
+                source="a dead latent has 0",
+            )
         )
     return Result(numbers | {"checks": checks}, arrays)
 

@@ -1,7 +1,8 @@
 """Measure one way of estimating: moments of the bound and its gradient over noise, time, memory.
 
-The gradient of a group of P parameters is a vector [P]. Of M gradients only block means [BLOCKS, P] are
-kept. They are enough for the variance, its standard error, and an unbiased estimate of the squared bias.
+The gradient of a group of P parameters is a vector [P]. Of M gradients only block means [BLOCKS, P]
+are kept. They are enough for the variance, its standard error, and an unbiased estimate of the
+squared bias.
 """
 
 from __future__ import annotations
@@ -29,19 +30,25 @@ Groups = Mapping[str, Sequence[nn.Parameter]]
 
 
 def groups_of(model: Model) -> dict[str, list[nn.Parameter]]:
-    return {name: [p for p in group if p.requires_grad] for name, group in (("theta", model.theta()), ("phi", model.phi()))}
+    return {
+        name: [p for p in group if p.requires_grad]
+        for name, group in (("theta", model.theta()), ("phi", model.phi()))
+    }
 
 
 class Moments:
     """Block means and total variance of a stream of vectors.
 
-    Deviations from the first vector are summed, which avoids cancellation if the variance is far smaller
-    than the mean.
+    Deviations from the first vector are summed, which avoids cancellation if the variance is far
+    smaller than the mean.
     """
 
     def __init__(self, count: int) -> None:
         if count < BLOCKS:
-            raise ValueError(f"Separating the bias from the noise needs {BLOCKS} blocks of replicates: use {BLOCKS} replicates or more, got {count}.")
+            raise ValueError(
+                f"Separating the bias from the noise needs {BLOCKS} blocks of replicates: use "
+                f"{BLOCKS} replicates or more, got {count}."
+            )
         self.count, self.seen = count, 0
         self.sums, self.origin = torch.zeros(0), torch.zeros(0)
         self.squares, self.sizes = np.zeros(BLOCKS), np.zeros(BLOCKS)
@@ -57,18 +64,31 @@ class Moments:
 
     @property
     def blocks(self) -> Tensor:
-        return self.origin + self.sums / torch.as_tensor(self.sizes, dtype=self.sums.dtype, device=self.sums.device)[:, None]
+        return (
+            self.origin
+            + self.sums
+            / torch.as_tensor(self.sizes, dtype=self.sums.dtype, device=self.sums.device)[:, None]
+        )
 
     @property
     def mean(self) -> Tensor:
         return self.origin + self.sums.sum(0) / self.count
 
     def variance(self) -> tuple[float, float]:
-        """Return the trace of the covariance, Σᵢ Var[gᵢ], and its standard error over the blocks."""
+        """Return the trace of the covariance, Σᵢ Var[gᵢ], and its standard error over the
+        blocks.
+        """
         mean = self.sums.double().sum(0) / self.count
         along, length = (self.sums.double() @ mean).cpu().numpy(), float(mean.square().sum())
-        around = np.maximum(self.squares - 2 * along + self.sizes * length, 0) / self.sizes * self.count / (self.count - 1)
-        return float((around * self.sizes).sum() / self.count), float(around.std(ddof=1) / BLOCKS**0.5)
+        around = (
+            np.maximum(self.squares - 2 * along + self.sizes * length, 0)
+            / self.sizes
+            * self.count
+            / (self.count - 1)
+        )
+        return float((around * self.sizes).sum() / self.count), float(
+            around.std(ddof=1) / BLOCKS**0.5
+        )
 
 
 @dataclass(frozen=True)
@@ -95,22 +115,38 @@ class Reference:
 def gradients(value: Tensor, groups: Groups) -> dict[str, Tensor]:
     """Return the gradient of the mean bound, one vector per group."""
     every = [p for group in groups.values() for p in group]
-    found = iter(torch.autograd.grad(value.mean(), every, allow_unused=True, materialize_grads=True)) if value.requires_grad else None
+    found = (
+        iter(torch.autograd.grad(value.mean(), every, allow_unused=True, materialize_grads=True))
+        if value.requires_grad
+        else None
+    )
     empty = value.new_zeros(0)
     return {
-        name: torch.cat([empty, *((torch.zeros_like(p) if found is None else next(found)).reshape(-1) for p in group)])
+        name: torch.cat(
+            [
+                empty,
+                *(
+                    (torch.zeros_like(p) if found is None else next(found)).reshape(-1)
+                    for p in group
+                ),
+            ]
+        )
         for name, group in groups.items()
     }
 
 
-def step(model: Model, way: Way, batch: Mapping[str, Tensor], groups: Groups, seed: int) -> tuple[Tensor, dict[str, Tensor]]:
+def step(
+    model: Model, way: Way, batch: Mapping[str, Tensor], groups: Groups, seed: int
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute the bound and its gradient as a training step does."""
     noise = model.draw_noise(way.plan, batch, seed=seed)
-    bound = estimate(way.plan, model.factors, batch, noise, temperature=way.temperature or 0.5)  # type: ignore[arg-type]
+    bound = estimate(way.plan, model.factors, batch, noise, temperature=way.temperature or 0.5)
     return bound.value.detach(), gradients(bound.value, groups)
 
 
-def replicate(model: Model, way: Way, batch: Mapping[str, Tensor], count: int, seed: int) -> Replicates:
+def replicate(
+    model: Model, way: Way, batch: Mapping[str, Tensor], count: int, seed: int
+) -> Replicates:
     groups = groups_of(model)
     moments = {name: Moments(count) for name in groups}
     values = []
@@ -123,11 +159,13 @@ def replicate(model: Model, way: Way, batch: Mapping[str, Tensor], count: int, s
     return Replicates(every.mean(0), every.var(0), count, moments)
 
 
-# References -----------------------------------------------------------------------------------------------------------------------
+# References ---------------------------------------------------------------------------------------
 
 
 def exact_elbo(model: Model, batch: Mapping[str, Tensor]) -> Tensor | None:
-    """Return log p(x) − KL(q ‖ p(·|x)), differentiable; None unless both are known without sampling."""
+    """Return log p(x) − KL(q ‖ p(·|x)), differentiable; None unless both are known without
+    sampling.
+    """
     if why_not_exact(model) is not None:
         return None
     distance = gap(model, batch)
@@ -141,21 +179,29 @@ def exact_reference(model: Model, batch: Mapping[str, Tensor]) -> Reference | No
     found = gradients(value, groups_of(model))
     value = value.detach().double()
     norms = {name: float(vector.double().square().sum()) for name, vector in found.items()}
-    return Reference("exact", value, torch.zeros_like(value), {name: vector[None] for name, vector in found.items()}, norms)
+    return Reference(
+        "exact",
+        value,
+        torch.zeros_like(value),
+        {name: vector[None] for name, vector in found.items()},
+        norms,
+    )
 
 
 def sampled_reference(way: Way, found: Replicates) -> Reference:
     blocks = {name: moments.blocks for name, moments in found.gradients.items()}
     norms = {name: squared_bias(block)[0] for name, block in blocks.items()}
-    return Reference(f"{found.count} × {way.full_name}", found.value, found.spread / found.count, blocks, norms)
+    return Reference(
+        f"{found.count} × {way.full_name}", found.value, found.spread / found.count, blocks, norms
+    )
 
 
 def squared_bias(differences: Tensor) -> tuple[float, float]:
     """Estimate ‖E Δ‖² from independent block means Δ [BLOCKS, P], and test whether it is zero.
 
-    The mean of Δ_b·Δ_c over pairs b ≠ c is an unbiased estimate, because different blocks have independent
-    noise. Without a bias, Δ and −Δ are equally likely, so the p-value compares the statistic with its
-    values under all sign flips of the blocks.
+    The mean of Δ_b·Δ_c over pairs b ≠ c is an unbiased estimate, because different blocks have
+    independent noise. Without a bias, Δ and −Δ are equally likely, so the p-value compares the
+    statistic with its values under all sign flips of the blocks.
     """
     gram = (differences.double() @ differences.double().T).cpu().numpy()
     pairs, signs = gram - np.diag(np.diag(gram)), _signs(len(gram))
@@ -170,10 +216,12 @@ def _signs(n: int) -> np.ndarray:
     return np.array([(1, *rest) for rest in product((1, -1), repeat=n - 1)], float)
 
 
-# Time and memory ------------------------------------------------------------------------------------------------------------------
+# Time and memory ----------------------------------------------------------------------------------
 
 
-def timings(model: Model, ways: Sequence[Way], batch: Mapping[str, Tensor], rounds: int, seed: int) -> list[tuple[float, float]]:
+def timings(
+    model: Model, ways: Sequence[Way], batch: Mapping[str, Tensor], rounds: int, seed: int
+) -> list[tuple[float, float]]:
     """Return the seconds of a step (noise, forward, backward) of every way, and their error.
 
     They are medians over rounds in which every way takes one turn.
@@ -190,7 +238,12 @@ def timings(model: Model, ways: Sequence[Way], batch: Mapping[str, Tensor], roun
     found = []
     for taken in seconds:
         middle = statistics.median(taken[1:])
-        found.append((middle, 1.4826 * statistics.median(abs(one - middle) for one in taken[1:]) / rounds**0.5))
+        found.append(
+            (
+                middle,
+                1.4826 * statistics.median(abs(one - middle) for one in taken[1:]) / rounds**0.5,
+            )
+        )
     return found
 
 
@@ -202,8 +255,8 @@ def _synchronise(device: torch.device) -> None:
 def memory(model: Model, way: Way, batch: Mapping[str, Tensor], seed: int) -> int:
     """Return the bytes that a step needs.
 
-    On a GPU it is the peak above the memory in use before. On a CPU it is the size of the tensors saved for
-    the backward pass; each storage counts once, and parameters do not count.
+    On a GPU it is the peak above the memory in use before. On a CPU it is the size of the tensors
+    saved for the backward pass; each storage counts once, and parameters do not count.
     """
     groups, device = groups_of(model), model._parameter().device
     if device.type == "cuda":

@@ -25,7 +25,8 @@ class GradientFigures:
 
     variance: float  # the trace of its covariance over the noise
     error: float  # the standard error of the variance
-    squared_bias: float | None  # ‖E ĝ − g‖², unbiased, so it may be negative; None without a reference
+    # ‖E ĝ − g‖², unbiased, so it may be negative; None without a reference
+    squared_bias: float | None
     p: float | None  # p-value of the hypothesis that the bias is zero
 
 
@@ -75,7 +76,9 @@ class Figures:
     def value_bias_seen(self) -> bool:
         if self.bias is None or self.bias_error is None:
             return False
-        return abs(self.bias) > ERRORS * self.bias_error + math.sqrt(self.rounding) + 1e-5 * abs(self.value)
+        return abs(self.bias) > ERRORS * self.bias_error + math.sqrt(self.rounding) + 1e-5 * abs(
+            self.value
+        )
 
     @property
     def bias_seen(self) -> bool:
@@ -99,7 +102,9 @@ class Target:
 
 @dataclass(frozen=True)
 class Laboratory:
-    """Measurements of every way of estimating a model's bound. ``print`` shows a table and the advice."""
+    """Measurements of every way of estimating a model's bound. ``print`` shows a table and the
+    advice.
+    """
 
     figures: tuple[Figures, ...]
     targets: tuple[Target, ...]
@@ -114,7 +119,10 @@ class Laboratory:
         for one in self.figures:
             if one.full_name == full_name:
                 return one
-        raise ValueError(f"No way is called {full_name!r}. There are: {'; '.join(one.full_name for one in self.figures)}.")
+        raise ValueError(
+            f"No way is called {full_name!r}. There are: "
+            f"{'; '.join(one.full_name for one in self.figures)}."
+        )
 
     def of(self, target: Target) -> list[Figures]:
         return [one for one in self.figures if one.target == target.name]
@@ -142,7 +150,11 @@ class Laboratory:
     def __str__(self) -> str:
         from rich.console import Console
 
-        console = Console(width=max(160, 110 + max(len(one.name) for one in self.figures)), no_color=True, highlight=False)
+        console = Console(
+            width=max(160, 110 + max(len(one.name) for one in self.figures)),
+            no_color=True,
+            highlight=False,
+        )
         with console.capture() as captured:
             console.print(self.table())
         lines = (line.rstrip() for line in captured.get().splitlines())
@@ -151,17 +163,32 @@ class Laboratory:
     def table(self) -> Table:
         """Return the table, one line per way.
 
-        A dot means that no bias was detected; an asterisk marks the best unbiased way of each target.
+        A dot means that no bias was detected; an asterisk marks the best unbiased way of each
+        target.
         """
         from rich.table import Table
 
         table = Table(
-            title=f"{self.rows} rows per batch, {self.replicates} replicates. Bound in nats per example, gradients summed over coordinates.",
-            title_justify="left", caption="\n".join(self._caption()), caption_justify="left", box=None, pad_edge=False,
-        )  # fmt: skip
+            title=f"{self.rows} rows per batch, {self.replicates} replicates. Bound in nats per "
+            f"example, gradients summed over coordinates.",
+            title_justify="left",
+            caption="\n".join(self._caption()),
+            caption_justify="left",
+            box=None,
+            pad_edge=False,
+        )
         for heading in ("", "bound", "K", "estimator"):
             table.add_column(heading, no_wrap=True)
-        for heading in ("bias of bound", "sd", "Var ∇θ", "bias² ∇θ", "Var ∇φ", "bias² ∇φ", "ms", "MiB"):
+        for heading in (
+            "bias of bound",
+            "sd",
+            "Var ∇θ",
+            "bias² ∇θ",
+            "Var ∇φ",
+            "bias² ∇φ",
+            "ms",
+            "MiB",
+        ):
             table.add_column(heading, justify="right", no_wrap=True)
         best = [self.best(target) for target in self.targets]
         before = None
@@ -170,30 +197,62 @@ class Laboratory:
                 table.add_section()
             before = one
             shown = "" if one.bias is None else f"{one.bias:+.3f} ± {one.bias_error:.3f}"
-            biases = ["?" if part.squared_bias is None else f"{part.squared_bias:.2g}" if one.sees(part) else "·" for part in (one.theta, one.phi)]
+            biases = [
+                "?"
+                if part.squared_bias is None
+                else f"{part.squared_bias:.2g}"
+                if one.sees(part)
+                else "·"
+                for part in (one.theta, one.phi)
+            ]
             table.add_row(
-                "*" if one in best else "", one.bound, str(one.samples), one.name, shown, f"{one.variance**0.5:.3f}", f"{one.theta.variance:.3g}",
-                biases[0], f"{one.phi.variance:.3g}", biases[1], f"{1000 * one.seconds:.2f}", f"{one.memory / 2**20:.2f}",
-            )  # fmt: skip
+                "*" if one in best else "",
+                one.bound,
+                str(one.samples),
+                one.name,
+                shown,
+                f"{one.variance**0.5:.3f}",
+                f"{one.theta.variance:.3g}",
+                biases[0],
+                f"{one.phi.variance:.3g}",
+                biases[1],
+                f"{1000 * one.seconds:.2f}",
+                f"{one.memory / 2**20:.2f}",
+            )
         return table
 
     def _caption(self) -> list[str]:
-        lines = [f"MiB: {self.memory_kind}. ±: the standard error over the replicates. A dot: no bias detected. *: the best unbiased way."]
+        lines = [
+            f"MiB: {self.memory_kind}. ±: the standard error over the replicates. A dot: no bias "
+            f"detected. *: the best unbiased way."
+        ]
         for target in self.targets:
-            squares = ", ".join(f"‖∇{letter}‖² {target.squared_norm[group]:.3g}" for letter, group in (("θ", "theta"), ("φ", "phi")))
-            against = f" against: {target.reference} ({squares})" if target.reference else ": no unbiased way to compare with"
+            squares = ", ".join(
+                f"‖∇{letter}‖² {target.squared_norm[group]:.3g}"
+                for letter, group in (("θ", "theta"), ("φ", "phi"))
+            )
+            against = (
+                f" against: {target.reference} ({squares})"
+                if target.reference
+                else ": no unbiased way to compare with"
+            )
             lines.append(target.name + against)
         return lines
 
     def record(self) -> dict[str, Any]:
         """Return all results as JSON-ready data."""
         chosen = {target.name: self.best(target) for target in self.targets}
-        return asdict(self) | {"best": {name: one and one.full_name for name, one in chosen.items()}, "advice": self.advice}
+        return asdict(self) | {
+            "best": {name: one and one.full_name for name, one in chosen.items()},
+            "advice": self.advice,
+        }
 
     def save(self, path: str | Path) -> None:
         """Write all results to a JSON file."""
         with whole_file(Path(path)) as place:
-            place.write_text(json.dumps(self.record(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            place.write_text(
+                json.dumps(self.record(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+            )
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """Plot time against the variance of the gradient, for θ and φ.
@@ -204,7 +263,14 @@ class Laboratory:
 
         panels = {
             f"Var ∇{letter}": [
-                (f"{one.bound} K={one.samples}", one.name, 1000 * one.seconds, getattr(one, group).variance, not one.unbiased) for one in self.figures
+                (
+                    f"{one.bound} K={one.samples}",
+                    one.name,
+                    1000 * one.seconds,
+                    getattr(one, group).variance,
+                    not one.unbiased,
+                )
+                for one in self.figures
             ]
             for letter, group in (("θ", "theta"), ("φ", "phi"))
         }

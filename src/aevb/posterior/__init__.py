@@ -8,4 +8,12 @@ from aevb.posterior.choice import UntaughtError, posterior_of, why_not_q
 from aevb.posterior.exact import ExactPosterior
 from aevb.posterior.imputation import Imputation, impute
 
-__all__ = ["ExactPosterior", "Imputation", "Posterior", "UntaughtError", "impute", "posterior_of", "why_not_q"]
+__all__ = [
+    "ExactPosterior",
+    "Imputation",
+    "Posterior",
+    "UntaughtError",
+    "impute",
+    "posterior_of",
+    "why_not_q",
+]

@@ -29,7 +29,8 @@ from aevb.runtime.seeding import draw_from
 
 
 class Posterior:
-    """q(latents | data) of one batch: ``posterior["z"]``, ``posterior.sample(S)``, ``posterior.log_prob(z=…)``.
+    """q(latents | data) of one batch: ``posterior["z"]``, ``posterior.sample(S)``,
+    ``posterior.log_prob(z=…)``.
 
     ``method`` is "q" here and "exact" for the exact posterior. ``why`` is a text that says why this
     posterior was chosen, if there was a choice.
@@ -37,27 +38,46 @@ class Posterior:
 
     method = "q"
 
-    def __init__(self, model: DeclaredModel, batch: Batch, *, samples: int = 64, seed: int | None = None, why: str = "") -> None:
+    def __init__(
+        self,
+        model: DeclaredModel,
+        batch: Batch,
+        *,
+        samples: int = 64,
+        seed: int | None = None,
+        why: str = "",
+    ) -> None:
         self.model, self.graph, self.batch = model, model.graph, batch
         self.samples, self.seed, self.why = samples, seed, why
         self.n, self.steps = model._extent(batch)
         self.clamped, self.partial = split_latents(self.graph, batch)
 
     def __repr__(self) -> str:
-        latents = ", ".join(name for name in self.graph.latents if name not in self.clamped) or "nothing"
+        latents = (
+            ", ".join(name for name in self.graph.latents if name not in self.clamped) or "nothing"
+        )
         which = "exact posterior" if self.method == "exact" else "posterior by q"
-        return f"{which} of {latents} for {self.n} {'row' if self.n == 1 else 'rows'}" + (f" ({self.why})" if self.why else "")
+        return f"{which} of {latents} for {self.n} {'row' if self.n == 1 else 'rows'}" + (
+            f" ({self.why})" if self.why else ""
+        )
 
     @property
     def next_seed(self) -> int | None:
-        """A seed for draws after the latents. ``seed`` itself would repeat the latents' random numbers."""
+        """A seed for draws after the latents. ``seed`` itself would repeat the latents' random
+        numbers.
+        """
         return None if self.seed is None else self.seed ^ 0x5DEECE66D
 
     def _check_asked(self, name: str) -> None:
         if name not in self.graph.latents:
-            raise ValueError(f"{name!r} is not a latent; those are {', '.join(self.graph.latents)}.")
+            raise ValueError(
+                f"{name!r} is not a latent; those are {', '.join(self.graph.latents)}."
+            )
         if name in self.clamped:
-            raise ValueError(f"{name!r} was passed for every row, so it has no posterior here. Leave it out of the data.")
+            raise ValueError(
+                f"{name!r} was passed for every row, so it has no posterior here. Leave it out of "
+                f"the data."
+            )
 
     def __getitem__(self, name: str) -> td.Distribution:
         """Return q's marginal of one latent.
@@ -68,14 +88,22 @@ class Posterior:
         self._check_asked(name)
         with self.model._evaluating(self.seed):
             working = self._working(name)
-            if isinstance(self.graph.rule("q", name).spec, Exact):  # the log-probabilities of all values
-                raw, weight = self._components(working, name, swap(working.log_w(name), working.plan.slots[name][0], -1))
+            if isinstance(
+                self.graph.rule("q", name).spec, Exact
+            ):  # the log-probabilities of all values
+                raw, weight = self._components(
+                    working, name, swap(working.log_w(name), working.plan.slots[name][0], -1)
+                )
                 return self._finite(name, (raw.softmax(-1) * weight.unsqueeze(-1)).sum(-2))
             program = working.program
             found = self._marginal(working, name, "all")
             for region in program.regions(name, "q")[1:]:
                 last = program.is_last().squeeze(-1).T[: self.n]  # [N or 1, T]
-                here = last if region == "last" else torch.arange(self.steps, device=last.device).unsqueeze(0) == 0
+                here = (
+                    last
+                    if region == "last"
+                    else torch.arange(self.steps, device=last.device).unsqueeze(0) == 0
+                )
                 own = self._marginal(working, name, region)
                 if isinstance(own, Categories):
                     found = Categories(torch.where(here.unsqueeze(-1), own.logits, found.logits))  # type: ignore[attr-defined]
@@ -84,7 +112,11 @@ class Posterior:
             if isinstance(found, Categories):
                 return self._finite(name, found.probs)
             seen = self._as_public(mask_of(name), name)
-            return found if seen is None else Pieces(seen.all(-1), Point(self._as_public(name, name)), found)  # type: ignore[arg-type]
+            return (
+                found
+                if seen is None
+                else Pieces(seen.all(-1), Point(self._as_public(name, name)), found)  # type: ignore[arg-type]
+            )
 
     def _marginal(self, working: Estimate, name: str, region: str) -> td.Distribution:
         """Return q's marginal of a latent at every step, by the rule of one region.
@@ -98,11 +130,17 @@ class Posterior:
         components = weight.shape[-1]
         dist = factor.distribution(raw if components > 1 else raw.squeeze(-2))
         if isinstance(dist, Categories):
-            return Categories((dist.probs * weight.unsqueeze(-1)).sum(-2).log()) if components > 1 else dist
+            return (
+                Categories((dist.probs * weight.unsqueeze(-1)).sum(-2).log())
+                if components > 1
+                else dist
+            )
         whole = dist if dist.event_shape else td.Independent(dist, 1, validate_args=False)
         if components == 1:
             return whole
-        return td.MixtureSameFamily(td.Categorical(probs=weight, validate_args=False), whole, validate_args=False)
+        return td.MixtureSameFamily(
+            td.Categorical(probs=weight, validate_args=False), whole, validate_args=False
+        )
 
     def _components(self, working: Estimate, name: str, raw: Tensor) -> tuple[Tensor, Tensor]:
         """Return a factor's raw parameters for each joint value of its parents, and their weights.
@@ -112,10 +150,24 @@ class Posterior:
         weight = _weights(working, raw, name)
         time = self.steps if self.graph.timed[name] else 1
         copies = next(iter(working.batch.values())).shape[-2] // self.n
-        shape = (*torch.broadcast_shapes(raw.shape[:-1], weight.shape[:-1])[:-2], time, copies * self.n)
+        shape = (
+            *torch.broadcast_shapes(raw.shape[:-1], weight.shape[:-1])[:-2],
+            time,
+            copies * self.n,
+        )
         count = math.prod(shape[:-2])
-        raw = raw.expand(*shape, raw.shape[-1]).reshape(count, time, copies, self.n, -1).permute(3, 1, 0, 2, 4).flatten(2, 3)
-        weight = weight.expand(*shape, 1).reshape(count, time, copies, self.n).permute(3, 1, 0, 2).flatten(2, 3)
+        raw = (
+            raw.expand(*shape, raw.shape[-1])
+            .reshape(count, time, copies, self.n, -1)
+            .permute(3, 1, 0, 2, 4)
+            .flatten(2, 3)
+        )
+        weight = (
+            weight.expand(*shape, 1)
+            .reshape(count, time, copies, self.n)
+            .permute(3, 1, 0, 2)
+            .flatten(2, 3)
+        )
         if not self.graph.timed[name]:
             raw, weight = raw[:, 0], weight[:, 0]
         return raw, weight / weight.sum(-1, keepdim=True)
@@ -123,7 +175,9 @@ class Posterior:
     def _as_public(self, key: str, name: str) -> Tensor | None:
         """What the batch holds for a variable, the examples first: [N, d] or [N, T, d]."""
         value = self.batch.get(key)
-        return None if value is None else value.transpose(0, 1) if self.graph.timed[name] else value[0]
+        return (
+            None if value is None else value.transpose(0, 1) if self.graph.timed[name] else value[0]
+        )
 
     def _finite(self, name: str, probs: Tensor) -> td.Distribution:
         """A distribution over the values of a finite latent; certain where it is known."""
@@ -142,50 +196,97 @@ class Posterior:
         try:
             plan = derive(graph, **common)
             if S in plan.axes[graph.rule("q", name).id]:
-                plan = derive(graph, samples=max(2, self.samples), **common)  # with 1 sample, the plan would relax latents too large to enumerate
+                # with 1 sample, the plan would relax latents too large to enumerate
+                plan = derive(graph, samples=max(2, self.samples), **common)
         except ValueError:  # not enumerable: draw the other latents instead, in copies of the rows
-            others = {key: value for key, value in self._drawn_in_turn(self.samples).items() if key != name}
-            batch = {key: value for key, value in self._copies(self.samples).items() if variable_of(key) not in others} | others
-            plan = derive(graph, clamped=frozenset(graph.latents) - {name}, partial=self.partial & {name}, sampling=True)
-        return Estimate(plan, model.factors, batch, model.draw_noise(plan, batch))  # type: ignore[arg-type]
+            others = {
+                key: value
+                for key, value in self._drawn_in_turn(self.samples).items()
+                if key != name
+            }
+            batch = {
+                key: value
+                for key, value in self._copies(self.samples).items()
+                if variable_of(key) not in others
+            } | others
+            plan = derive(
+                graph,
+                clamped=frozenset(graph.latents) - {name},
+                partial=self.partial & {name},
+                sampling=True,
+            )
+        return Estimate(plan, model.factors, batch, model.draw_noise(plan, batch))
 
     def sample(self, samples: int = 1) -> dict[str, Tensor]:
         """Draw joint samples of all latents, [S, N, size] or [S, N, T, size] each."""
         with self.model._evaluating(self.seed):
-            plan = derive(self.graph, samples=samples, clamped=self.clamped, partial=self.partial, sampling=True)
+            plan = derive(
+                self.graph,
+                samples=samples,
+                clamped=self.clamped,
+                partial=self.partial,
+                sampling=True,
+            )
             if plan.enumerated:  # by Bayes' rule
                 drawn = self._drawn_in_turn(samples)
-                values = {name: value.unflatten(-2, (samples, self.n)).movedim(-3, 0) for name, value in drawn.items()}
+                values = {
+                    name: value.unflatten(-2, (samples, self.n)).movedim(-3, 0)
+                    for name, value in drawn.items()
+                }
             else:
-                working = Estimate(plan, self.model.factors, self.batch, self.model.draw_noise(plan, self.batch))  # type: ignore[arg-type]
-                values = {name: value.expand(samples, *value.shape[-3:]) for name in plan.choices for value in [working.program.values[name]]}
-            return {name: public(self.graph, name, values[name], self.n, self.steps) for name in plan.choices}
+                working = Estimate(
+                    plan, self.model.factors, self.batch, self.model.draw_noise(plan, self.batch)
+                )
+                values = {
+                    name: value.expand(samples, *value.shape[-3:])
+                    for name in plan.choices
+                    for value in [working.program.values[name]]
+                }
+            return {
+                name: public(self.graph, name, values[name], self.n, self.steps)
+                for name in plan.choices
+            }
 
     def _copies(self, count: int) -> Batch:
         """Return the batch repeated ``count`` times."""
-        return {key: value.repeat(*[1] * (value.dim() - 2), count, 1) for key, value in self.batch.items()}
+        return {
+            key: value.repeat(*[1] * (value.dim() - 2), count, 1)
+            for key, value in self.batch.items()
+        }
 
     def _drawn_in_turn(self, count: int) -> Batch:
         """Draw all latents jointly for ``count`` copies of the rows, [T or 1, count · N, d] each.
 
-        A latent whose q is Bayes' rule is enumerated until it is drawn. Latents that read it are drawn
-        after it, given its value.
+        A latent whose q is Bayes' rule is enumerated until it is drawn. Latents that read it are
+        drawn after it, given its value.
         """
         graph, batch = self.graph, self._copies(count)
         clamped, partial, drawn = self.clamped, self.partial, Batch()
         while set(graph.latents) - clamped:
             plan = derive(graph, clamped=clamped, partial=partial, sampling=True)
-            working = Estimate(plan, self.model.factors, batch, self.model.draw_noise(plan, batch))  # type: ignore[arg-type]
-            new = {name: working.program.values[name] for name in plan.drawn if not any(axis in plan.slots for axis, _ in plan.values[name])}
-            for name in plan.enumerated[:1]:  # in q's order: the first one reads no other enumerated latent
+            working = Estimate(plan, self.model.factors, batch, self.model.draw_noise(plan, batch))
+            new = {
+                name: working.program.values[name]
+                for name in plan.drawn
+                if not any(axis in plan.slots for axis, _ in plan.values[name])
+            }
+            for name in plan.enumerated[
+                :1
+            ]:  # in q's order: the first one reads no other enumerated latent
                 probs = swap(working.weight(name), plan.slots[name][0], -1)
-                probs = probs.reshape(-1, *probs.shape[-2:]).expand(self.steps if graph.timed[name] else 1, count * self.n, -1)
+                probs = probs.reshape(-1, *probs.shape[-2:]).expand(
+                    self.steps if graph.timed[name] else 1, count * self.n, -1
+                )
                 factor = self.model.factors[graph.rule("p", name).id]
                 assert isinstance(factor, Factor)
-                new[name] = factor.table()[draw_from(td.Categorical(probs=probs, validate_args=False))]
+                new[name] = factor.table()[
+                    draw_from(td.Categorical(probs=probs, validate_args=False))
+                ]
             for name, value in new.items():
                 steps = self.steps if graph.timed[name] else 1
-                drawn[name] = batch[name] = value.reshape(-1, *value.shape[-2:]).expand(steps, count * self.n, value.shape[-1])
+                drawn[name] = batch[name] = value.reshape(-1, *value.shape[-2:]).expand(
+                    steps, count * self.n, value.shape[-1]
+                )
                 batch.pop(mask_of(name), None)
             clamped, partial = clamped | new.keys(), partial - new.keys()
         return drawn
@@ -193,14 +294,23 @@ class Posterior:
     def _laid_out(self, values: dict[str, Any]) -> Batch:
         """Lay out values of latents as a batch, with the real steps of this batch."""
         real = self.batch.get("steps")
-        steps = real.squeeze(-1).T if real is not None and any(self.graph.timed[name] for name in values) else None
-        return prepare(self.graph, values, like=self.model._parameter(), need=(), steps=steps, single=True)
+        steps = (
+            real.squeeze(-1).T
+            if real is not None and any(self.graph.timed[name] for name in values)
+            else None
+        )
+        return prepare(
+            self.graph, values, like=self.model._parameter(), need=(), steps=steps, single=True
+        )
 
     def _complete(self, values: dict[str, Any]) -> Batch:
         """Lay out a value of every unknown latent as a batch; refuse missing or other names."""
         latents = [name for name in self.graph.latents if name not in self.clamped]
         if set(values) != set(latents):
-            raise ValueError(f"log_prob takes a value for each latent, {', '.join(latents)}; got {', '.join(values) or 'none'}.")
+            raise ValueError(
+                f"log_prob takes a value for each latent, {', '.join(latents)}; got "
+                f"{', '.join(values) or 'none'}."
+            )
         return self._laid_out(values)
 
     def log_prob(self, **values: Any) -> Tensor:
@@ -213,15 +323,23 @@ class Posterior:
         latents = [name for name in graph.latents if name not in self.clamped]
         batch = {**self.batch, **given}
         with model._evaluating(self.seed):
-            known = Estimate(derive(graph, clamped=frozenset(graph.latents)), model.factors, batch, {})  # type: ignore[arg-type]
-            total = torch.zeros(self.n, dtype=model._parameter().dtype, device=model._parameter().device)
+            known = Estimate(
+                derive(graph, clamped=frozenset(graph.latents)), model.factors, batch, {}
+            )
+            total = torch.zeros(
+                self.n, dtype=model._parameter().dtype, device=model._parameter().device
+            )
             for name in latents:
-                if isinstance(graph.rule("q", name).spec, Exact):  # Bayes' rule at the values of all others
+                if isinstance(
+                    graph.rule("q", name).spec, Exact
+                ):  # Bayes' rule at the values of all others
                     plan = derive(graph, clamped=frozenset(graph.latents) - {name})
-                    working = Estimate(plan, model.factors, batch, {})  # type: ignore[arg-type]
+                    working = Estimate(plan, model.factors, batch, {})
                     here = (working.program.values[name] == given[name]).all(-1, keepdim=True)
                     slot = plan.slots[name][0]
-                    part = torch.where(here, working.log_w(name), torch.zeros_like(batch[name][..., :1])).sum(slot, keepdim=True)
+                    part = torch.where(
+                        here, working.log_w(name), torch.zeros_like(batch[name][..., :1])
+                    ).sum(slot, keepdim=True)
                 else:
                     part = _log_q(known.program, name, given[name])
                 seen = self.batch.get(mask_of(name))
@@ -232,11 +350,18 @@ class Posterior:
         return total
 
     def generated(self, latents: dict[str, Tensor]) -> Program:
-        """Evaluate p's factors at the data and at values of the latents, [N, size] or [N, T, size]."""
+        """Evaluate p's factors at the data and at values of the latents, [N, size] or [N, T,
+        size].
+        """
         batch = self.batch | self._laid_out(latents)
-        program = Program(self.graph, self.model.factors, batch, steps=self.steps)  # type: ignore[arg-type]
-        program.values |= {name: batch[name] for name in (*self.graph.stochastic, *self.graph.given)}
-        program.run(derive(self.graph, clamped=frozenset(self.graph.latents)).stages, lambda *_: torch.zeros(()))
+        program = Program(self.graph, self.model.factors, batch, steps=self.steps)
+        program.values |= {
+            name: batch[name] for name in (*self.graph.stochastic, *self.graph.given)
+        }
+        program.run(
+            derive(self.graph, clamped=frozenset(self.graph.latents)).stages,
+            lambda *_: torch.zeros(()),
+        )
         return program
 
     def reconstruct(self, *, mean: bool = True) -> dict[str, Tensor]:
@@ -248,8 +373,16 @@ class Posterior:
         latents = {name: value[0] for name, value in self.sample().items()}
         with model._evaluating(self.next_seed):
             program = self.generated(latents)
-            values = {name: program.mean(name) if mean else program.draw(name, ancestral_draw(model, self.n, self.steps)) for name in graph.observed}
-            return {name: public(graph, name, value, self.n, self.steps) for name, value in values.items()}
+            values = {
+                name: program.mean(name)
+                if mean
+                else program.draw(name, ancestral_draw(model, self.n, self.steps))
+                for name in graph.observed
+            }
+            return {
+                name: public(graph, name, value, self.n, self.steps)
+                for name, value in values.items()
+            }
 
 
 def _weights(working: Estimate, raw: Tensor, name: str) -> Tensor:

@@ -1,4 +1,6 @@
-"""Choose the posterior: q if it was trained for this p, otherwise the exact one, otherwise an error."""
+"""Choose the posterior: q if it was trained for this p, otherwise the exact one, otherwise an
+error.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +45,10 @@ def posterior_of(
 ) -> Posterior:
     """Return the posterior of the latents of a batch.
 
-    ``teaching`` is the record of how q was trained. ``method="auto"`` uses q if it was trained for such
-    rows, otherwise the exact posterior; with ``prefer_exact=True`` it uses the exact posterior whenever
-    it is known. "q" uses q in any case, "exact" never uses q. ``first_row`` (the number of the batch's
-    first row) and ``places`` (the names of rows) are for messages.
+    ``teaching`` is the record of how q was trained. ``method="auto"`` uses q if it was trained for
+    such rows, otherwise the exact posterior; with ``prefer_exact=True`` it uses the exact posterior
+    whenever it is known. "q" uses q in any case, "exact" never uses q. ``first_row`` (the number of
+    the batch's first row) and ``places`` (the names of rows) are for messages.
 
     Raises :class:`UntaughtError` if neither q nor the exact posterior is available.
     """
@@ -58,16 +60,33 @@ def posterior_of(
     if method == "auto" and reason is None and not prefer_exact:
         return Posterior(model, batch, samples=samples, seed=seed)
     try:
-        return ExactPosterior(model, batch, samples=samples, seed=seed, why="as asked" if method == "exact" else reason or "known for this model")
+        return ExactPosterior(
+            model,
+            batch,
+            samples=samples,
+            seed=seed,
+            why="as asked" if method == "exact" else reason or "known for this model",
+        )
     except NotExactError as why:
         if method == "exact":
-            raise ValueError(f'The posterior of this model is not known in closed form: {why}. Use method="q".') from None
+            raise ValueError(
+                f'The posterior of this model is not known in closed form: {why}. Use method="q".'
+            ) from None
         if reason is None:
             return Posterior(model, batch, samples=samples, seed=seed)
-        raise UntaughtError(f"{reason}, and the exact posterior is not known: {why}. {_remedy(model, teaching, batch)}") from None
+        raise UntaughtError(
+            f"{reason}, and the exact posterior is not known: {why}. "
+            f"{_remedy(model, teaching, batch)}"
+        ) from None
 
 
-def why_not_q(model: DeclaredModel, teaching: Teaching, batch: Batch, first_row: int = 0, places: Places = INDICES) -> str | None:
+def why_not_q(
+    model: DeclaredModel,
+    teaching: Teaching,
+    batch: Batch,
+    first_row: int = 0,
+    places: Places = INDICES,
+) -> str | None:
     """Return the reason why q cannot be used for these rows, as text; None if it can."""
     unknown = [name for name in model.graph.latents if name not in batch or mask_of(name) in batch]
     reasons = teaching.untaught(model)
@@ -79,20 +98,34 @@ def why_not_q(model: DeclaredModel, teaching: Teaching, batch: Batch, first_row:
         return f"{ends}, which q was not trained on, so it cannot forecast them"
     unseen = teaching.unseen(model, unknown)
     for name in _lacking(model.graph, batch):
-        columns = torch.tensor(sorted(unseen.get(name, ())), dtype=torch.long, device=batch[name].device)
+        columns = torch.tensor(
+            sorted(unseen.get(name, ())), dtype=torch.long, device=batch[name].device
+        )
         lacking = ~batch[mask_of(name)].index_select(-1, columns)
         if bool(lacking.any()):
-            lacks = _counted(lacking.any(-1).any(0), "lacks", "lack", f"entries of {name}", first_row, places)
+            lacks = _counted(
+                lacking.any(-1).any(0), "lacks", "lack", f"entries of {name}", first_row, places
+            )
             first = int(columns[lacking.any(0).any(0)][0])
-            had = "all of them" if len(columns) == model.graph.size(name) else f"every entry of {places.among(name, [first])}"
-            return f"{lacks}, which q was not trained on: its training rows had {had}, and it would read a missing entry as 0"
+            had = (
+                "all of them"
+                if len(columns) == model.graph.size(name)
+                else f"every entry of {places.among(name, [first])}"
+            )
+            return (
+                f"{lacks}, which q was not trained on: its training rows had {had}, and it would "
+                f"read a missing entry as 0"
+            )
     return None
 
 
 def _counted(rows: Tensor, does: str, do: str, what: str, first_row: int, places: Places) -> str:
     """Describe how many rows [N] do something, and name the first of them."""
     count = int(rows.sum())
-    return f"{f'1 row {does}' if count == 1 else f'{count} rows {do}'} {what} ({places.first(first_row + int(rows.nonzero()[0, 0]))})"
+    return (
+        f"{f'1 row {does}' if count == 1 else f'{count} rows {do}'} {what} "
+        f"({places.first(first_row + int(rows.nonzero()[0, 0]))})"
+    )
 
 
 def _remedy(model: DeclaredModel, teaching: Teaching, batch: Batch) -> str:
@@ -100,17 +133,28 @@ def _remedy(model: DeclaredModel, teaching: Teaching, batch: Batch) -> str:
         return "Train q (schedule=joint(); classify=1 where every row has a label)."
     if open_ended(model.graph, batch) and not teaching.open_ends:
         return "If the NaN are only padding, give the lengths of the rows: lengths=…."
-    return "Train on rows with missing entries too (NaN); for example, remove some entries at random."
+    return (
+        "Train on rows with missing entries too (NaN); for example, remove some entries at random."
+    )
 
 
 def _lacking(graph: Graph, batch: Batch) -> list[str]:
-    """Return the observed variables with missing entries that q reads, directly or through a function."""
-    read = {ref.name for entry in graph.entries() if entry.side == "q" or graph.is_deterministic(entry.key.name) for ref in entry.key.parents}
+    """Return the observed variables with missing entries that q reads, directly or through a
+    function.
+    """
+    read = {
+        ref.name
+        for entry in graph.entries()
+        if entry.side == "q" or graph.is_deterministic(entry.key.name)
+        for ref in entry.key.parents
+    }
     return [name for name in graph.observed if mask_of(name) in batch and name in read]
 
 
 def _open_ended(graph: Graph, batch: Batch) -> Tensor | None:
-    """Return a mask of the rows [N] whose last step has no observed variable; None if there are none."""
+    """Return a mask of the rows [N] whose last step has no observed variable; None if there are
+    none.
+    """
     timed = [name for name in graph.observed if graph.timed[name]]
     if not timed or any(mask_of(name) not in batch for name in timed):
         return None

@@ -32,7 +32,15 @@ class ExactPosterior(Posterior):
 
     method = "exact"
 
-    def __init__(self, model: DeclaredModel, batch: Batch, *, samples: int = 64, seed: int | None = None, why: str = "") -> None:
+    def __init__(
+        self,
+        model: DeclaredModel,
+        batch: Batch,
+        *,
+        samples: int = 64,
+        seed: int | None = None,
+        why: str = "",
+    ) -> None:
         super().__init__(model, batch, samples=samples, seed=seed, why=why)
         self.unknowns = Unknowns(model, Structure(model, self.clamped), batch)
 
@@ -53,23 +61,43 @@ class ExactPosterior(Posterior):
             return self._finite(name, (probs if self.graph.timed[name] else probs[:, 0]).to(dtype))
         found = self.marginals.components[name]
         assert found.covariance is not None
-        mean, covariance, weight = (part if self.graph.timed[name] else part[:, 0] for part in (found.mean, found.covariance, found.weight))
+        mean, covariance, weight = (
+            part if self.graph.timed[name] else part[:, 0]
+            for part in (found.mean, found.covariance, found.weight)
+        )
         certain = self._certain(name)
         if certain is not None:
-            covariance = torch.where(certain[..., None, None, None], torch.eye(covariance.shape[-1]).to(covariance), covariance)
+            covariance = torch.where(
+                certain[..., None, None, None],
+                torch.eye(covariance.shape[-1]).to(covariance),
+                covariance,
+            )
         whole: td.Distribution = MultivariateNormal(mean.to(dtype), _root(covariance).to(dtype))
         if weight.shape[-1] > 1:
-            whole = td.MixtureSameFamily(td.Categorical(probs=weight.to(dtype), validate_args=False), whole, validate_args=False)
+            whole = td.MixtureSameFamily(
+                td.Categorical(probs=weight.to(dtype), validate_args=False),
+                whole,
+                validate_args=False,
+            )
         else:
-            whole = MultivariateNormal(mean[..., 0, :].to(dtype), _root(covariance[..., 0, :, :]).to(dtype))
+            whole = MultivariateNormal(
+                mean[..., 0, :].to(dtype), _root(covariance[..., 0, :, :]).to(dtype)
+            )
         if certain is None:
             return whole
         known = self._as_public(name, name) if mask_of(name) in self.batch else None
-        return Pieces(certain, Point(torch.zeros_like(whole.mean) if known is None else known), whole)
+        return Pieces(
+            certain, Point(torch.zeros_like(whole.mean) if known is None else known), whole
+        )
 
     def _certain(self, name: str) -> Tensor | None:
-        """Return a mask, [N] or [N, T], of where a Gaussian latent is known or padding; None if nowhere."""
-        seen, real = self._as_public(mask_of(name), name), self.batch.get("steps") if self.graph.timed[name] else None
+        """Return a mask, [N] or [N, T], of where a Gaussian latent is known or padding; None if
+        nowhere.
+        """
+        seen, real = (
+            self._as_public(mask_of(name), name),
+            self.batch.get("steps") if self.graph.timed[name] else None,
+        )
         known = None if seen is None else seen.all(-1)
         padded = None if real is None else ~real.squeeze(-1).T
         return known if padded is None else padded if known is None else known | padded
@@ -95,22 +123,33 @@ class ExactPosterior(Posterior):
         """
         given = self._complete(values)
         with self.model._evaluating(None):
-            joint = estimate(self.model.plan(clamped=self.graph.latents), self.model.factors, {**self.batch, **given}, {}).value  # type: ignore[arg-type]
+            joint = estimate(
+                self.model.plan(clamped=self.graph.latents),
+                self.model.factors,
+                {**self.batch, **given},
+                {},
+            ).value
             return joint - exact_evidence(self.model, self.batch)
 
     def moments(self, name: str) -> tuple[Tensor, Tensor]:
-        """Return posterior mean and standard deviation of an observed variable, [T or 1, N, d] each."""
+        """Return posterior mean and standard deviation of an observed variable, [T or 1, N, d]
+        each.
+        """
         mean, sd = self.marginals.components[name].moments()
         dtype = self.model._parameter().dtype
         return mean.transpose(0, 1).to(dtype), sd.transpose(0, 1).to(dtype)
 
 
 def _root(covariance: Tensor) -> Tensor:
-    """Return the Cholesky factor. A numerically singular covariance gets a little more variance first."""
+    """Return the Cholesky factor. A numerically singular covariance gets a little more variance
+    first.
+    """
     covariance = (covariance + covariance.mT) / 2
     factor, failed = torch.linalg.cholesky_ex(covariance)
     if not bool(failed.any()):
         return factor
     variance = covariance.diagonal(dim1=-2, dim2=-1)
-    least = torch.maximum(1e-12 * variance, 1e-24 * variance.amax(-1, keepdim=True)).clamp_min(1e-200)
+    least = torch.maximum(1e-12 * variance, 1e-24 * variance.amax(-1, keepdim=True)).clamp_min(
+        1e-200
+    )
     return torch.linalg.cholesky(covariance + torch.diag_embed(least - variance.clamp_max(0.0)))

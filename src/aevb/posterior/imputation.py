@@ -1,4 +1,6 @@
-"""Impute missing cells of observed variables: mean, standard deviation and draws given the known cells."""
+"""Impute missing cells of observed variables: mean, standard deviation and draws given the known
+cells.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,11 @@ ROWS = 4096  # rows per batch, counted once per draw of the latents
 class Imputation:
     """Data with imputed cells, by variable and in the shape of the data.
 
-    ``mean`` holds the posterior mean of each missing cell, ``sd`` its standard deviation (0 for known
-    cells), ``draws`` joint draws [S, N, …] for multiple imputation. ``missing`` marks the imputed cells.
-    Classes are probabilities; entries beyond the end of a sequence are NaN. ``method`` is "exact" if
-    mean and sd are exact, or "q" if they are averages over ``samples`` draws.
+    ``mean`` holds the posterior mean of each missing cell, ``sd`` its standard deviation (0 for
+    known cells), ``draws`` joint draws [S, N, …] for multiple imputation. ``missing`` marks the
+    imputed cells. Classes are probabilities; entries beyond the end of a sequence are NaN.
+    ``method`` is "exact" if mean and sd are exact, or "q" if they are averages over ``samples``
+    draws.
     """
 
     mean: dict[str, Tensor]
@@ -39,7 +42,9 @@ class Imputation:
         count = sum(int(mask.sum()) for mask in self.missing.values())
         cells = "1 missing cell" if count == 1 else f"{count} missing cells"
         how = "the exact posterior" if self.method == "exact" else f"q, {self.samples} draws"
-        return f"{cells} of {', '.join(self.missing)} filled by {how}" + (f" ({self.why})" if self.why else "")
+        return f"{cells} of {', '.join(self.missing)} filled by {how}" + (
+            f" ({self.why})" if self.why else ""
+        )
 
 
 def impute(posterior: Posterior, samples: int, *, draws: bool = True) -> Imputation:
@@ -49,14 +54,19 @@ def impute(posterior: Posterior, samples: int, *, draws: bool = True) -> Imputat
     """
     graph, batch = posterior.graph, posterior.batch
     if samples < 1:
-        raise ValueError(f"samples is the number of draws of the latents to average over, at least 1, got {samples}.")
+        raise ValueError(
+            f"samples is the number of draws of the latents to average over, at least 1, got "
+            f"{samples}."
+        )
     hidden = [name for name in graph.observed if mask_of(name) in batch]
     exact = isinstance(posterior, ExactPosterior)
     found = _by_draws(posterior, hidden, samples) if hidden and (draws or not exact) else {}
     mean, sd, drawn, missing = {}, {}, {}, {}
     for name in graph.observed:
         value = batch[name]
-        here = ~batch[mask_of(name)] if name in hidden else torch.zeros_like(value, dtype=torch.bool)
+        here = (
+            ~batch[mask_of(name)] if name in hidden else torch.zeros_like(value, dtype=torch.bool)
+        )
         middle, spread = value, torch.zeros_like(value)
         every = value.expand(samples, *value.shape)
         if name in hidden:
@@ -67,14 +77,28 @@ def impute(posterior: Posterior, samples: int, *, draws: bool = True) -> Imputat
             every = found[name].draws if name in found else every
         real = batch["steps"] if "steps" in batch and graph.timed[name] else None
 
-        def laid(filled: Tensor, known: Tensor, name: str = name, here: Tensor = here, real: Tensor | None = real) -> Tensor:
+        def laid(
+            filled: Tensor,
+            known: Tensor,
+            name: str = name,
+            here: Tensor = here,
+            real: Tensor | None = real,
+        ) -> Tensor:
             whole = torch.where(here, filled, known)
-            return public(graph, name, whole if real is None else torch.where(real, whole, torch.nan), posterior.n, posterior.steps)
+            return public(
+                graph,
+                name,
+                whole if real is None else torch.where(real, whole, torch.nan),
+                posterior.n,
+                posterior.steps,
+            )
 
         mean[name], sd[name] = laid(middle, value), laid(spread, torch.zeros_like(value))
         if draws:
             drawn[name] = laid(every, value)
-        missing[name] = public(graph, name, here if real is None else here & real, posterior.n, posterior.steps)
+        missing[name] = public(
+            graph, name, here if real is None else here & real, posterior.n, posterior.steps
+        )
     return Imputation(mean, sd, drawn, missing, posterior.method, samples, posterior.why)
 
 
@@ -86,23 +110,39 @@ class _Drawn:
 
 
 def _by_draws(posterior: Posterior, names: list[str], samples: int) -> dict[str, _Drawn]:
-    """Return moments and draws of missing entries, from draws of the latents; [T or 1, N, d] each."""
+    """Return moments and draws of missing entries, from draws of the latents; [T or 1, N, d]
+    each.
+    """
     model, batch, n = posterior.model, posterior.batch, posterior.n
     latents = posterior.sample(samples)
     parts: dict[str, list[Tensor]] = {name: [] for name in names}
     with model._evaluating(posterior.next_seed):
         for start in range(0, samples, block := max(1, ROWS // n)):
             count = min(block, samples - start)
-            repeated = Posterior(model, {key: value.repeat(1, count, 1) for key, value in batch.items()})
-            program = repeated.generated({name: value[start : start + count].flatten(0, 1) for name, value in latents.items()})
+            repeated = Posterior(
+                model, {key: value.repeat(1, count, 1) for key, value in batch.items()}
+            )
+            program = repeated.generated(
+                {
+                    name: value[start : start + count].flatten(0, 1)
+                    for name, value in latents.items()
+                }
+            )
             for name in names:
-                found = _given_known(program, name, repeated.batch[name], repeated.batch[mask_of(name)])  # [3, T or 1, count · N, d]
+                # [3, T or 1, count · N, d]
+                found = _given_known(
+                    program, name, repeated.batch[name], repeated.batch[mask_of(name)]
+                )
                 parts[name].append(found.unflatten(-2, (count, n)).movedim(-3, 1))
     result = {}
     for name, each in parts.items():
         mean, variance, drawn = torch.cat(each, 1)
         total = variance.mean(0) + mean.var(0, correction=0)
-        result[name] = _Drawn(mean.mean(0), torch.where(total.isnan(), drawn.var(0, correction=0), total).sqrt(), drawn)
+        result[name] = _Drawn(
+            mean.mean(0),
+            torch.where(total.isnan(), drawn.var(0, correction=0), total).sqrt(),
+            drawn,
+        )
     return result
 
 

@@ -37,7 +37,8 @@ class Point(td.Distribution):
 
 
 class Pieces(td.Distribution):
-    """The distribution ``there`` where the mask is True, and ``elsewhere`` in the rest of the batch.
+    """The distribution ``there`` where the mask is True, and ``elsewhere`` in the rest of the
+    batch.
 
     Both are distributions of vectors of the same size.
     """
@@ -46,7 +47,11 @@ class Pieces(td.Distribution):
 
     def __init__(self, mask: Tensor, there: td.Distribution, elsewhere: td.Distribution) -> None:
         self.mask, self.there, self.elsewhere = mask, there, elsewhere
-        super().__init__(torch.broadcast_shapes(mask.shape, there.batch_shape, elsewhere.batch_shape), there.event_shape, validate_args=False)
+        super().__init__(
+            torch.broadcast_shapes(mask.shape, there.batch_shape, elsewhere.batch_shape),
+            there.event_shape,
+            validate_args=False,
+        )
 
     @property
     def mean(self) -> Tensor:
@@ -57,7 +62,11 @@ class Pieces(td.Distribution):
         return torch.where(self.mask.unsqueeze(-1), self.there.variance, self.elsewhere.variance)
 
     def sample(self, sample_shape=torch.Size()) -> Tensor:  # type: ignore[no-untyped-def]  # noqa: B008
-        return torch.where(self.mask.unsqueeze(-1), self.there.sample(sample_shape), self.elsewhere.sample(sample_shape))
+        return torch.where(
+            self.mask.unsqueeze(-1),
+            self.there.sample(sample_shape),
+            self.elsewhere.sample(sample_shape),
+        )
 
     def log_prob(self, value: Tensor) -> Tensor:
         return torch.where(self.mask, self.there.log_prob(value), self.elsewhere.log_prob(value))
@@ -66,4 +75,7 @@ class Pieces(td.Distribution):
         return torch.where(self.mask, self.there.entropy(), self.elsewhere.entropy())
 
     def __repr__(self) -> str:
-        return f"Pieces({self.there} at {int(self.mask.sum())} of {self.mask.numel()} places, elsewhere {self.elsewhere})"
+        return (
+            f"Pieces({self.there} at {int(self.mask.sum())} of {self.mask.numel()} places, "
+            f"elsewhere {self.elsewhere})"
+        )

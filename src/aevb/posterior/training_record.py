@@ -1,10 +1,10 @@
 """Record of whether q was trained for the current p, and on which kind of rows.
 
-q can be outdated: p was trained or set by hand, but q was not. Causes are ``mle()``, ``em()`` without a
-closed form for q, a frozen q, a schedule of M-steps only, or a latent that was known in every training
-row. The record keeps, per latent, a digest of the parameters of q's factor and of p. If p has changed
-since and q's factor has not, q is outdated. If q's factor has changed, it was trained since, and its
-record is no longer valid.
+q can be outdated: p was trained or set by hand, but q was not. Causes are ``mle()``, ``em()``
+without a closed form for q, a frozen q, a schedule of M-steps only, or a latent that was known in
+every training row. The record keeps, per latent, a digest of the parameters of q's factor and of p.
+If p has changed since and q's factor has not, q is outdated. If q's factor has changed, it was
+trained since, and its record is no longer valid.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ def digest(parameters: Iterable[nn.Parameter]) -> Digest:
 
 def alike(a: Digest, b: Digest) -> bool:
     """Return whether two digests are equal up to rounding."""
-    return len(a) == len(b) and all(math.isclose(x, y, rel_tol=1e-6, abs_tol=1e-9) for x, y in zip(a, b, strict=True))
+    return len(a) == len(b) and all(
+        math.isclose(x, y, rel_tol=1e-6, abs_tol=1e-9) for x, y in zip(a, b, strict=True)
+    )
 
 
 @dataclass(frozen=True)
 class Record:
     """Digests of q's factor of a latent and of p, taken when the factor was trained or skipped.
 
-    ``reason`` says why training skipped the factor. It is None if the factor was trained, or if nothing
-    has been trained yet.
+    ``reason`` says why training skipped the factor. It is None if the factor was trained, or if
+    nothing has been trained yet.
     """
 
     trained: bool
@@ -53,8 +55,8 @@ class Record:
 class Teaching:
     """Which factors of q were trained, and on which kind of rows.
 
-    ``open_ends``: whether training rows ended in steps without data. ``lacked``: per observed variable,
-    the columns with a missing entry in some training row; None if that is not known.
+    ``open_ends``: whether training rows ended in steps without data. ``lacked``: per observed
+    variable, the columns with a missing entry in some training row; None if that is not known.
     """
 
     def __init__(self, model: DeclaredModel) -> None:
@@ -63,20 +65,35 @@ class Teaching:
         self.lacked: dict[str, frozenset[int]] | None = None
         self.record(model, dict.fromkeys(with_weights(model)))
 
-    def record(self, model: DeclaredModel, reasons: Mapping[str, str | None], *, trained: bool = False) -> None:
+    def record(
+        self, model: DeclaredModel, reasons: Mapping[str, str | None], *, trained: bool = False
+    ) -> None:
         """Record that q's factors of these latents were not trained (or were, ``trained=True``)."""
         p = digest(model.theta()) if reasons else ()
-        self.records |= {name: Record(trained, reason, digest(_weights(model, name)), p) for name, reason in reasons.items()}
+        self.records |= {
+            name: Record(trained, reason, digest(_weights(model, name)), p)
+            for name, reason in reasons.items()
+        }
 
-    def taught(self, model: DeclaredModel, names: Collection[str], *, lacked: Mapping[str, Collection[int]], open_ends: bool = False) -> None:
+    def taught(
+        self,
+        model: DeclaredModel,
+        names: Collection[str],
+        *,
+        lacked: Mapping[str, Collection[int]],
+        open_ends: bool = False,
+    ) -> None:
         """Record that q's factors of these latents were trained.
 
-        ``lacked`` gives the columns with missing entries in the training rows; ``open_ends`` says whether
-        rows ended in steps without data.
+        ``lacked`` gives the columns with missing entries in the training rows; ``open_ends`` says
+        whether rows ended in steps without data.
         """
         self.open_ends = self.open_ends or open_ends
         before = self.lacked or {}
-        self.lacked = {name: before.get(name, frozenset()) | frozenset(lacked.get(name, ())) for name in model.graph.observed}
+        self.lacked = {
+            name: before.get(name, frozenset()) | frozenset(lacked.get(name, ()))
+            for name in model.graph.observed
+        }
         self.record(model, dict.fromkeys(names), trained=True)
 
     def untaught(self, model: DeclaredModel) -> dict[str, str]:
@@ -91,48 +108,80 @@ class Teaching:
             p = digest(model.theta()) if p is None else p
             if not alike(p, record.p):
                 what = (
-                    f"p was trained or set after q({name}|·) was" if record.trained else f"q({name}|·) was never trained, while p was trained or set"
+                    f"p was trained or set after q({name}|·) was"
+                    if record.trained
+                    else f"q({name}|·) was never trained, while p was trained or set"
                 )
                 found[name] = what
         return found
 
     def unseen(self, model: DeclaredModel, names: Collection[str]) -> dict[str, frozenset[int]]:
-        """Return, per observed variable, the columns that were complete in all rows q was trained on.
+        """Return, per observed variable, the columns that were complete in all rows q was trained
+        on.
 
-        ``names`` are the latents whose factors are needed. Variables without such columns are left out.
+        ``names`` are the latents whose factors are needed. Variables without such columns are left
+        out.
         """
         if self.lacked is None:
             return {}
-        found = {name: frozenset(range(model.graph.size(name))) - self.lacked.get(name, frozenset()) for name in model.graph.observed}
-        records = {name: self.records[name] for name in names if name in self.records} if any(found.values()) else {}
-        holds = any(record.trained and alike(digest(_weights(model, name)), record.q) for name, record in records.items())
+        found = {
+            name: frozenset(range(model.graph.size(name))) - self.lacked.get(name, frozenset())
+            for name in model.graph.observed
+        }
+        records = (
+            {name: self.records[name] for name in names if name in self.records}
+            if any(found.values())
+            else {}
+        )
+        holds = any(
+            record.trained and alike(digest(_weights(model, name)), record.q)
+            for name, record in records.items()
+        )
         return {name: columns for name, columns in found.items() if columns} if holds else {}
 
-    # Saving and loading --------------------------------------------------------------------------------------------------------------------
+    # Saving and loading ---------------------------------------------------------------------------
 
     def state(self, model: DeclaredModel) -> dict[str, object]:
         """Return the record as JSON-ready data.
 
-        It holds the reasons of outdated latents (null for latents of a model that was never trained) and
-        the kind of rows that q was trained on.
+        It holds the reasons of outdated latents (null for latents of a model that was never
+        trained) and the kind of rows that q was trained on.
         """
         held = self.untaught(model)
         new = [
             name
             for name, record in self.records.items()
-            if not record.trained and name not in held and alike(digest(_weights(model, name)), record.q)
+            if not record.trained
+            and name not in held
+            and alike(digest(_weights(model, name)), record.q)
         ]
-        lacked = None if self.lacked is None else {name: _runs(columns) for name, columns in self.lacked.items() if columns}
-        return {"untaught": held | dict.fromkeys(new), "open ends": self.open_ends, "lacked": lacked}
+        lacked = (
+            None
+            if self.lacked is None
+            else {name: _runs(columns) for name, columns in self.lacked.items() if columns}
+        )
+        return {
+            "untaught": held | dict.fromkeys(new),
+            "open ends": self.open_ends,
+            "lacked": lacked,
+        }
 
     def restore(self, model: DeclaredModel, state: Mapping[str, object] | None) -> None:
-        """Restore a saved record for the model's current weights. Without a record, q counts as trained."""
+        """Restore a saved record for the model's current weights. Without a record, q counts as
+        trained.
+        """
         stored = state if isinstance(state, Mapping) else {}
         self.records, self.open_ends = {}, bool(stored.get("open ends", False))
         saved, names = stored.get("untaught"), with_weights(model)
         self.lacked = _columns(model, stored)
         reasons = (
-            {name: None if reason is None else str(reason) for name, reason in saved.items() if name in names} if isinstance(saved, Mapping) else {}
+            {
+                name: None if reason is None else str(reason)
+                for name, reason in saved.items()
+                if name in names
+            }
+            if isinstance(saved, Mapping)
+            else {}
         )
         self.record(model, reasons)
         self.record(model, {name: None for name in names if name not in reasons}, trained=True)
@@ -149,23 +198,42 @@ def _runs(columns: Collection[int]) -> list[list[int]]:
     return found
 
 
-def _columns(model: DeclaredModel, stored: Mapping[str, object]) -> dict[str, frozenset[int]] | None:
-    """Return the columns of saved runs. An earlier version saved the variables without missing entries."""
+def _columns(
+    model: DeclaredModel, stored: Mapping[str, object]
+) -> dict[str, frozenset[int]] | None:
+    """Return the columns of saved runs. An earlier version saved the variables without missing
+    entries.
+    """
     observed = {name: range(model.graph.size(name)) for name in model.graph.observed}
     whole, lacked = stored.get("whole"), stored.get("lacked")
     if isinstance(lacked, Mapping):
         try:
-            ends = {name: [(int(first), int(last)) for first, last in lacked.get(name, ())[: len(columns)]] for name, columns in observed.items()}
+            ends = {
+                name: [
+                    (int(first), int(last)) for first, last in lacked.get(name, ())[: len(columns)]
+                ]
+                for name, columns in observed.items()
+            }
         except (KeyError, TypeError, ValueError):
             return None
-        return {name: frozenset(i for i in columns if any(a <= i <= b for a, b in ends[name])) for name, columns in observed.items()}
+        return {
+            name: frozenset(i for i in columns if any(a <= i <= b for a, b in ends[name]))
+            for name, columns in observed.items()
+        }
     if isinstance(whole, list):
-        return {name: frozenset() if name in whole else frozenset(columns) for name, columns in observed.items()}
+        return {
+            name: frozenset() if name in whole else frozenset(columns)
+            for name, columns in observed.items()
+        }
     return None
 
 
 def _weights(model: DeclaredModel, name: str) -> list[nn.Parameter]:
-    return [parameter for entry in model.graph.q[name].values() for parameter in model.factors[entry.id].parameters()]
+    return [
+        parameter
+        for entry in model.graph.q[name].values()
+        for parameter in model.factors[entry.id].parameters()
+    ]
 
 
 def with_weights(model: DeclaredModel) -> list[str]:
@@ -175,4 +243,8 @@ def with_weights(model: DeclaredModel) -> list[str]:
 
 def trainable_latents(model: DeclaredModel) -> list[str]:
     """Return the latents whose factors in q have parameters that are not frozen."""
-    return [name for name in with_weights(model) if any(parameter.requires_grad for parameter in _weights(model, name))]
+    return [
+        name
+        for name in with_weights(model)
+        if any(parameter.requires_grad for parameter in _weights(model, name))
+    ]

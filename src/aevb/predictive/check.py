@@ -1,10 +1,10 @@
 """Predictive checks: compare statistics of the data with those of data simulated from the model.
 
-Replicated data are x_rep ~ p(x | z) with z ~ q(z | x) (posterior predictive), or all variables drawn from
-p (prior predictive). Given variables and missing entries are those of the data. If a statistic of the
-data is far outside its replicates, p does not reproduce that property. The p-values are for the fitted
-parameters, so the data are used twice: under the true model they concentrate around ½ more than uniform
-p-values do.
+Replicated data are x_rep ~ p(x | z) with z ~ q(z | x) (posterior predictive), or all variables
+drawn from p (prior predictive). Given variables and missing entries are those of the data. If a
+statistic of the data is far outside its replicates, p does not reproduce that property. The
+p-values are for the fitted parameters, so the data are used twice: under the true model they
+concentrate around ½ more than uniform p-values do.
 """
 
 from __future__ import annotations
@@ -68,14 +68,20 @@ class Comparison:
     def normal_p(self) -> float:
         """Two-sided p-value under a normal distribution of the replicates.
 
-        It distinguishes values outside all replicates, for which ``p`` is always the smallest possible.
+        It distinguishes values outside all replicates, for which ``p`` is always the smallest
+        possible.
         """
-        distance, sd = abs(self.observed - float(self.replicates.mean())), float(self.replicates.std(ddof=1))
+        distance, sd = (
+            abs(self.observed - float(self.replicates.mean())),
+            float(self.replicates.std(ddof=1)),
+        )
         return math.erfc(distance / (sd * math.sqrt(2))) if sd > 0 else float(distance == 0)
 
     @property
     def label(self) -> str:
-        return f"{self.statistic}({self.variable}{'' if self.column is None else f'[{self.column}]'})"
+        return (
+            f"{self.statistic}({self.variable}{'' if self.column is None else f'[{self.column}]'})"
+        )
 
 
 @dataclass(frozen=True)
@@ -92,25 +98,36 @@ class PredictiveCheck:
         for comparison in self.comparisons:
             if comparison.label == label:
                 return comparison
-        raise KeyError(f"{label!r} was not compared; there are {', '.join(comparison.label for comparison in self.comparisons[:12])}, ….")
+        raise KeyError(
+            f"{label!r} was not compared; there are "
+            f"{', '.join(comparison.label for comparison in self.comparisons[:12])}, …."
+        )
 
     def extreme(self, level: float = 0.01) -> tuple[Comparison, ...]:
-        """Comparisons with a p-value below ``level``, the most extreme first; among columns, below ``level`` over their number.
+        """Comparisons with a p-value below ``level``, the most extreme first; among columns, below
+        ``level`` over their number.
 
-        Where so small a p-value needs more replicates than there are, what lies outside all of them is judged by its distance from
-        their mean, in their standard deviations, as if they were normal.
+        Where so small a p-value needs more replicates than there are, what lies outside all of them
+        is judged by its distance from their mean, in their standard deviations, as if they were
+        normal.
         """
         many: dict[tuple[str, str], int] = {}
         for found in self.comparisons:
             if found.column is not None:
-                many[found.variable, found.statistic] = many.get((found.variable, found.statistic), 0) + 1
+                many[found.variable, found.statistic] = (
+                    many.get((found.variable, found.statistic), 0) + 1
+                )
 
         def strange(found: Comparison) -> bool:
             share = level / (1 if found.column is None else many[found.variable, found.statistic])
             least = 2 / (1 + self.replicates)
-            return found.p <= share or (share < least and found.p <= least and found.normal_p <= share)
+            return found.p <= share or (
+                share < least and found.p <= least and found.normal_p <= share
+            )
 
-        return tuple(sorted(filter(strange, self.comparisons), key=lambda found: (found.p, found.normal_p)))
+        return tuple(
+            sorted(filter(strange, self.comparisons), key=lambda found: (found.p, found.normal_p))
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the check as plain data, for JSON."""
@@ -128,30 +145,47 @@ class PredictiveCheck:
             }
             for found in self.comparisons
         ]
-        return {"kind": self.kind, "rows": self.rows, "replicates": self.replicates, "comparisons": rows}
+        return {
+            "kind": self.kind,
+            "rows": self.rows,
+            "replicates": self.replicates,
+            "comparisons": rows,
+        }
 
     def __str__(self) -> str:
         shown = [found for found in self.comparisons if found.column is None]
         strange = self.extreme()
         shown += [found for found in strange if found.column is not None][:20]
-        lines = [f"{self.rows} rows against {self.replicates} replicates of them, {self.kind} predictive; p is two-sided"]
+        lines = [
+            f"{self.rows} rows against {self.replicates} replicates of them, {self.kind} "
+            f"predictive; p is two-sided"
+        ]
         lines.append(f"  {'':<24}{'data':>12}{'replicates':>24}{'p':>9}")
         for found in shown:
             low, high = np.quantile(found.replicates, [0.05, 0.95])
             mark = "  ← not reproduced" if found in strange else ""
-            lines.append(f"  {found.label:<24}{found.observed:>12.4g}{f'{low:.4g} … {high:.4g}':>24}{found.p:>9.3f}{mark}")
+            lines.append(
+                f"  {found.label:<24}{found.observed:>12.4g}"
+                f"{f'{low:.4g} … {high:.4g}':>24}{found.p:>9.3f}{mark}"
+            )
         left = sum(found.column is not None for found in strange) - 20
         return "\n".join(lines + ([f"  and {left} more columns"] if left > 0 else []))
 
     def plot(self, path: str | Path | None = None, *, most: int = 24) -> Figure:
         """Plot a histogram of the replicates per statistic, with the data as a line.
 
-        The figure is saved as a PNG if a path is given. It has at most ``most`` panels; of the statistics
-        per column, the most extreme come first.
+        The figure is saved as a PNG if a path is given. It has at most ``most`` panels; of the
+        statistics per column, the most extreme come first.
         """
         whole = [found for found in self.comparisons if found.column is None]
-        columns = sorted((found for found in self.comparisons if found.column is not None), key=lambda found: found.p)
-        panels = [(found.label, found.observed, found.replicates, found.p) for found in [*whole, *columns][:most]]
+        columns = sorted(
+            (found for found in self.comparisons if found.column is not None),
+            key=lambda found: found.p,
+        )
+        panels = [
+            (found.label, found.observed, found.replicates, found.p)
+            for found in [*whole, *columns][:most]
+        ]
         figure = replicated(panels)
         if path is not None:
             with whole_file(Path(path)) as place:
@@ -171,13 +205,15 @@ def predictive_check(
     rows: int | None = 2000,
     seed: int = 0,
 ) -> PredictiveCheck:
-    """Run a predictive check: compare statistics of the data with those of data simulated from the model.
+    """Run a predictive check: compare statistics of the data with those of data simulated from the
+    model.
 
-    ``statistics`` are names (mean, sd, zeros, min, max, q05, q50, q95, correlation, autocorrelation), by
-    default those that suit each observed variable. Or it maps names to your own functions of an array
-    [N, d] or [N, T, d], with NaN for missing and padded entries, that return one or several numbers. A
-    named statistic is computed over all columns together; ``columns=True`` adds each column. ``kind`` is
-    "posterior" or "prior". At most ``rows`` rows are used, chosen at random.
+    ``statistics`` are names (mean, sd, zeros, min, max, q05, q50, q95, correlation,
+    autocorrelation), by default those that suit each observed variable. Or it maps names to your
+    own functions of an array [N, d] or [N, T, d], with NaN for missing and padded entries, that
+    return one or several numbers. A named statistic is computed over all columns together;
+    ``columns=True`` adds each column. ``kind`` is "posterior" or "prior". At most ``rows`` rows are
+    used, chosen at random.
 
     >>> import torch
     >>> from aevb import Bernoulli, Normal
@@ -200,8 +236,16 @@ def predictive_check(
         """Compute every statistic of the data or of a replicate."""
         found: dict[tuple[str, str], np.ndarray] = {}
         for name, functions in asked.items():
-            x = np.concatenate([as_array(graph, batch, name, part[name]) for batch, part in zip(batches, parts, strict=True)])
-            found |= {(name, word): evaluate(word, function, x, columns) for word, function in functions.items()}
+            x = np.concatenate(
+                [
+                    as_array(graph, batch, name, part[name])
+                    for batch, part in zip(batches, parts, strict=True)
+                ]
+            )
+            found |= {
+                (name, word): evaluate(word, function, x, columns)
+                for word, function in functions.items()
+            }
         return found
 
     observed = numbers(batches)
@@ -213,21 +257,45 @@ def predictive_check(
                 drawn[key].append(value)
     comparisons = []
     for (name, word), value in observed.items():
-        pooled = STATISTICS.get(word) is asked[name][word] or len(value) == 1  # the first number is over all columns
+        # the first number is over all columns
+        pooled = STATISTICS.get(word) is asked[name][word] or len(value) == 1
         table = np.stack(drawn[name, word])
         for i in range(len(value)):
-            if np.isfinite(value[i]) and np.isfinite(table[:, i]).all():  # a constant column has no correlation
-                comparisons.append(Comparison(name, word, (None if i == 0 else i - 1) if pooled else i, float(value[i]), table[:, i]))
+            if (
+                np.isfinite(value[i]) and np.isfinite(table[:, i]).all()
+            ):  # a constant column has no correlation
+                comparisons.append(
+                    Comparison(
+                        name,
+                        word,
+                        (None if i == 0 else i - 1) if pooled else i,
+                        float(value[i]),
+                        table[:, i],
+                    )
+                )
     if not comparisons:
-        raise ValueError("No statistic is finite for the data and for every replicate. Choose other statistics.")
+        raise ValueError(
+            "No statistic is finite for the data and for every replicate. Choose other statistics."
+        )
     return PredictiveCheck(tuple(comparisons), kind, len(chosen), replicates)
 
 
-def _functions(graph: Graph, name: str, statistics: Sequence[str] | Mapping[str, Statistic] | None) -> dict[str, Statistic]:
+def _functions(
+    graph: Graph, name: str, statistics: Sequence[str] | Mapping[str, Statistic] | None
+) -> dict[str, Statistic]:
     if isinstance(statistics, Mapping):
         return dict(statistics)
-    words = usual_statistics(graph, name) if statistics is None else (statistics,) if isinstance(statistics, str) else statistics
+    words = (
+        usual_statistics(graph, name)
+        if statistics is None
+        else (statistics,)
+        if isinstance(statistics, str)
+        else statistics
+    )
     for word in words:
         if word not in STATISTICS:
-            raise ValueError(f"Unknown statistic {word!r}. Choose from {', '.join(STATISTICS)}, or pass your own function: {{name: function}}.")
+            raise ValueError(
+                f"Unknown statistic {word!r}. Choose from {', '.join(STATISTICS)}, or pass your "
+                f"own function: {{name: function}}."
+            )
     return {word: STATISTICS[word] for word in words}

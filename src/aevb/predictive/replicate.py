@@ -27,11 +27,22 @@ def redraw(model: Model, batch: Mapping[str, Tensor], names: Collection[str]) ->
     variable reads the drawn values of its parents, for example of earlier steps of its sequence.
     """
     graph, (n, steps) = model.graph, model._extent(batch)
-    free = {name: graph.reads("p", name) for name in graph.p if name in names or graph.is_deterministic(name)}
-    program = Program(graph, model.factors, batch, steps=steps)  # type: ignore[arg-type]
-    program.values |= {name: batch[name] for name in (*graph.stochastic, *graph.given) if name not in names and name in batch}
+    free = {
+        name: graph.reads("p", name)
+        for name in graph.p
+        if name in names or graph.is_deterministic(name)
+    }
+    program = Program(graph, model.factors, batch, steps=steps)
+    program.values |= {
+        name: batch[name]
+        for name in (*graph.stochastic, *graph.given)
+        if name not in names and name in batch
+    }
     program.run(schedule(free, "p"), ancestral_draw(model, n, steps))
-    return {name: program.values[name].expand(steps if graph.timed[name] else 1, n, -1) for name in names}
+    return {
+        name: program.values[name].expand(steps if graph.timed[name] else 1, n, -1)
+        for name in names
+    }
 
 
 def complete(model: Model, batch: Batch, seed: int | None = None, method: str = "auto") -> Batch:
@@ -39,7 +50,9 @@ def complete(model: Model, batch: Batch, seed: int | None = None, method: str = 
     return next(completions(model, batch, 1, seed, method))
 
 
-def completions(model: Model, batch: Batch, at_once: int, seed: int | None = None, method: str = "auto") -> Iterator[Batch]:
+def completions(
+    model: Model, batch: Batch, at_once: int, seed: int | None = None, method: str = "auto"
+) -> Iterator[Batch]:
     """Yield completed batches without end, each with a new draw of the latents.
 
     An exact posterior makes ``at_once`` draws together, because they share most of the work.
@@ -55,7 +68,8 @@ def completions(model: Model, batch: Batch, at_once: int, seed: int | None = Non
 def replicate(model: Model, batch: Batch, kind: str) -> Iterator[Batch]:
     """Yield replicated data without end.
 
-    ``kind="posterior"`` draws x ~ p(x | z) with z from its posterior, "prior" draws all variables from p.
+    ``kind="posterior"`` draws x ~ p(x | z) with z from its posterior, "prior" draws all variables
+    from p.
     """
     graph = model.graph
     if kind == "prior":
@@ -80,7 +94,10 @@ def as_array(graph: Graph, batch: Mapping[str, Tensor], name: str, value: Tensor
 def some_rows(n: int, rows: int | None, seed: int) -> Tensor:
     """Return the indices of all rows, or of ``rows`` random rows in ascending order."""
     if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
-        raise ValueError(f"rows is the largest number of rows to use, a positive whole number or None for all, got {rows!r}.")
+        raise ValueError(
+            f"rows is the largest number of rows to use, a positive whole number or None for all, "
+            f"got {rows!r}."
+        )
     if rows is None or rows >= n:
         return torch.arange(n)
     return torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:rows].sort().values

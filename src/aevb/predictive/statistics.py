@@ -1,4 +1,6 @@
-"""Statistics for predictive checks: functions of [N, d] or [N, T, d], with NaN for missing entries."""
+"""Statistics for predictive checks: functions of [N, d] or [N, T, d], with NaN for missing
+entries.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ def _columns(x: np.ndarray) -> np.ndarray:
 
 
 def _correlations(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Correlate each column of a with the same column of b, over known entries; NaN if one is constant."""
+    """Correlate each column of a with the same column of b, over known entries; NaN if one is
+    constant.
+    """
     there = np.isfinite(a) & np.isfinite(b)
     count = np.maximum(there.sum(0), 1)
     a, b = (np.where(there, part, 0.0) for part in (a, b))
@@ -30,15 +34,21 @@ def _correlations(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def _autocorrelation(x: np.ndarray) -> np.ndarray:
     """Compute the lag-1 autocorrelation of each column, over all sequences."""
     if x.ndim < 3:
-        raise ValueError("autocorrelation needs sequences; this variable has no [t]. Leave out autocorrelation.")
+        raise ValueError(
+            "autocorrelation needs sequences; this variable has no [t]. Leave out autocorrelation."
+        )
     return _correlations(_columns(x[:, :-1]), _columns(x[:, 1:]))
 
 
 def _correlation(x: np.ndarray) -> np.ndarray:
-    """Compute the mean |correlation| of each column with the others; missing entries become the column mean."""
+    """Compute the mean |correlation| of each column with the others; missing entries become the
+    column mean.
+    """
     flat = _columns(x)
     if flat.shape[1] < 2:
-        raise ValueError("correlation needs several columns; this variable has only one. Leave out correlation.")
+        raise ValueError(
+            "correlation needs several columns; this variable has only one. Leave out correlation."
+        )
     known = np.isfinite(flat)
     centred = np.where(known, flat, 0.0)
     centred = np.where(known, centred - centred.sum(0) / np.maximum(known.sum(0), 1), 0.0)
@@ -67,19 +77,23 @@ STATISTICS: dict[str, Statistic] = {
     "correlation": _correlation,
     "autocorrelation": _autocorrelation,
 }
-BETWEEN = ("correlation", "autocorrelation")  # over all columns these are averaged; the other statistics pool the entries
+# over all columns these are averaged; the other statistics pool the entries
+BETWEEN = ("correlation", "autocorrelation")
 
 
 def usual_statistics(graph: Graph, name: str) -> tuple[str, ...]:
     """Return the default statistics of a variable, by its family."""
-    supports = {str(entry.spec.support) for entry in graph.p[name].values()}  # those of the first and last step too
+    # those of the first and last step too
+    supports = {str(entry.spec.support) for entry in graph.p[name].values()}
     if supports <= {str(constraints.boolean), str(constraints.one_hot)}:
         found: tuple[str, ...] = ("mean",)
     elif supports <= {str(constraints.boolean), str(constraints.nonnegative_integer)}:
         found = ("mean", "sd", "zeros", "max")
     else:
         found = ("mean", "sd", "min", "q05", "q50", "q95", "max")
-    return found + ("correlation",) * (graph.size(name) > 1) + ("autocorrelation",) * graph.timed[name]
+    return (
+        found + ("correlation",) * (graph.size(name) > 1) + ("autocorrelation",) * graph.timed[name]
+    )
 
 
 def evaluate(name: str, statistic: Statistic, x: np.ndarray, columns: bool) -> np.ndarray:

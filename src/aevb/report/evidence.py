@@ -1,4 +1,6 @@
-"""The figures about evidence and estimators: how tight a bound is, what a model does not reproduce, what each estimator costs."""
+"""The figures about evidence and estimators: how tight a bound is, what a model does not reproduce,
+what each estimator costs.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,21 @@ from aevb.report.figures import AXIS, BLUE, GREEN, INK, MUTED, OCHRE, RED, Panel
 
 
 def tight(result: Result) -> Picture:
-    """The importance-weighted bound as K grows, up to what annealing finds; and each row's gap, in its two parts."""
+    """The importance-weighted bound as K grows, up to what annealing finds; and each row's gap, in
+    its two parts.
+    """
     found = result.numbers["tight"]
     ks = [int(k) for k in found["k"]]
-    values, errors = (np.array([row[key] for row in found["k"].values()]) for key in ("bound", "error"))
-    rising = Panel("tight", "The importance-weighted bound against the number of samples, below the evidence by annealing", width=320, height=240)
+    values, errors = (
+        np.array([row[key] for row in found["k"].values()]) for key in ("bound", "error")
+    )
+    rising = Panel(
+        "tight",
+        "The importance-weighted bound against the number of samples, below the evidence by "
+        "annealing",
+        width=320,
+        height=240,
+    )
     rising.axes.errorbar(ks, values, 2 * errors, color=BLUE, lw=1.6, marker="o", ms=4, elinewidth=1)
     level, spread = found["gap"]["evidence"], 2 * found["gap errors"]["evidence"]
     rising.axes.axhspan(level - spread, level + spread, color=GREEN, alpha=0.2, lw=0)
@@ -35,20 +47,33 @@ def tight(result: Result) -> Picture:
 
 def _gaps(result: Result) -> Panel:
     """The rows from the widest gap to the narrowest."""
-    amortisation, approximation = (result.arrays[f"tight {name}"] for name in ("amortisation", "approximation"))
+    amortisation, approximation = (
+        result.arrays[f"tight {name}"] for name in ("amortisation", "approximation")
+    )
     order = np.argsort(-(amortisation + approximation))
-    panel = Panel("gaps", "The gap between evidence and ELBO of every row, split into approximation and amortisation", width=320, height=240)
+    panel = Panel(
+        "gaps",
+        "The gap between evidence and ELBO of every row, split into approximation and amortisation",
+        width=320,
+        height=240,
+    )
     place = np.arange(1, len(order) + 1)
     panel.axes.bar(place, amortisation[order], 0.8, color=RED, lw=0, alpha=0.85)
-    panel.axes.bar(place, approximation[order], 0.8, bottom=amortisation[order], color=OCHRE, lw=0, alpha=0.85)
+    panel.axes.bar(
+        place, approximation[order], 0.8, bottom=amortisation[order], color=OCHRE, lw=0, alpha=0.85
+    )
     panel.axes.axhline(0, color=MUTED, lw=0.8)
     panel.axes.locator_params(axis="x", integer=True, nbins=6)
-    panel.axes.set(xlabel="test rows, the widest gap first", ylabel="gap, nats", xlim=(0.2, len(order) + 0.8))
+    panel.axes.set(
+        xlabel="test rows, the widest gap first", ylabel="gap, nats", xlim=(0.2, len(order) + 0.8)
+    )
     return panel
 
 
 def split(result: Result) -> list[tuple[str, float, float, str]]:
-    """The way down from the evidence to the bound: what, how many nats, its error, and what it is."""
+    """The way down from the evidence to the bound: what, how many nats, its error, and what it
+    is.
+    """
     found = result.numbers["tight"]
     told = (
         ("evidence", "log p(x)", "by annealing"),
@@ -57,7 +82,9 @@ def split(result: Result) -> list[tuple[str, float, float, str]]:
         ("amortisation", "amortisation gap", "what one network for all rows costs"),
         ("elbo", "ELBO", "of q as its network gives it"),
     )
-    return [(words, found["gap"][key], found["gap errors"][key], remark) for key, words, remark in told]
+    return [
+        (words, found["gap"][key], found["gap errors"][key], remark) for key, words, remark in told
+    ]
 
 
 def predictive(result: Result) -> Picture:
@@ -67,9 +94,18 @@ def predictive(result: Result) -> Picture:
     for one in result.numbers["predictive"]["comparisons"]:
         label = f"{one['statistic']}({one['variable']})"
         values = result.arrays[f"predictive {label}"]
-        panel = Panel(f"predictive-{one['statistic']}", f"{label} of the data and of replicated data", width=200, height=135)
-        panel.axes.hist(values, bins=min(20, max(1, len(np.unique(values)))), color=MUTED, alpha=0.45)
-        panel.axes.axvline(one["observed"], color=RED if one["statistic"] in outside else BLUE, lw=2)
+        panel = Panel(
+            f"predictive-{one['statistic']}",
+            f"{label} of the data and of replicated data",
+            width=200,
+            height=135,
+        )
+        panel.axes.hist(
+            values, bins=min(20, max(1, len(np.unique(values)))), color=MUTED, alpha=0.45
+        )
+        panel.axes.axvline(
+            one["observed"], color=RED if one["statistic"] in outside else BLUE, lw=2
+        )
         panel.axes.set(yticks=[])
         panel.axes.locator_params(axis="x", nbins=3)
         panel.axes.spines["left"].set_visible(False)
@@ -80,31 +116,60 @@ def predictive(result: Result) -> Picture:
 
 
 def strange(result: Result) -> list[str]:
-    """The statistics of the data that lie outside those of all replicates: no p-value could be smaller."""
+    """The statistics of the data that lie outside those of all replicates: no p-value could be
+    smaller.
+    """
     found = result.numbers["predictive"]
-    return [one["statistic"] for one in found["comparisons"] if one["p"] <= 2.001 / (1 + found["replicates"])]
+    return [
+        one["statistic"]
+        for one in found["comparisons"]
+        if one["p"] <= 2.001 / (1 + found["replicates"])
+    ]
 
 
 def trade_off(figures: Sequence[Mapping[str, Any]], latent: str) -> Picture:
-    """Time against variance of the gradient on logarithmic axes, θ's and φ's; every way has the number of its line in the table."""
+    """Time against variance of the gradient on logarithmic axes, θ's and φ's; every way has the
+    number of its line in the table.
+    """
     panels = []
     for letter, group in (("θ", "theta"), ("φ", "phi")):
-        label = f"Time of a step against the variance of the gradient for {letter}, a numbered mark a way of estimating"
+        label = (
+            f"Time of a step against the variance of the gradient for {letter}, a numbered mark a "
+            f"way of estimating"
+        )
         panel = Panel(f"trade-{group}", label, width=330, height=270)
         for i, one in enumerate(figures, 1):
             colour = BLUE if f"{latent} enumerate" in one["name"] else RED
             x, y = 1000 * one["seconds"], max(one[group]["variance"], 1e-12)
             face = colour if one["unbiased"] else "none"
-            panel.axes.plot([x], [y], marker="os"[one["samples"] > 1], ms=6, mec=colour, mfc=face, mew=1.3, ls="")
-            panel.axes.annotate(str(i), (x, y), (4, 3), textcoords="offset points", fontsize=8, color=INK)
-        panel.axes.set(xscale="log", yscale="log", xlabel="milliseconds a step", ylabel=f"variance of ∇{letter}")
+            panel.axes.plot(
+                [x],
+                [y],
+                marker="os"[one["samples"] > 1],
+                ms=6,
+                mec=colour,
+                mfc=face,
+                mew=1.3,
+                ls="",
+            )
+            panel.axes.annotate(
+                str(i), (x, y), (4, 3), textcoords="offset points", fontsize=8, color=INK
+            )
+        panel.axes.set(
+            xscale="log",
+            yscale="log",
+            xlabel="milliseconds a step",
+            ylabel=f"variance of ∇{letter}",
+        )
         _few_ticks(panel)
         panels.append(panel.svg())
     return Picture(panels, [("blue dot", f"{latent} summed"), ("red dot", f"{latent} drawn")])
 
 
 def _few_ticks(panel: Panel) -> None:
-    """Plain numbers at 1, 2 and 5 of every decade: an axis of less than a decade would have none, or all ten."""
+    """Plain numbers at 1, 2 and 5 of every decade: an axis of less than a decade would have none,
+    or all ten.
+    """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     for axis in (panel.axes.xaxis, panel.axes.yaxis):

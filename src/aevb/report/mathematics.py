@@ -1,7 +1,7 @@
 """Mathematics without a network: LaTeX becomes inline SVG, drawn by matplotlib's mathtext.
 
-A formula is cut at its outer signs into pieces that stand in the text like words, so that a long one wraps on a narrow
-screen. Every piece is an outline in the colour of the text.
+A formula is cut at its outer signs into pieces that stand in the text like words, so that a long
+one wraps on a narrow screen. Every piece is an outline in the colour of the text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def formula(latex: str) -> Markup:
 
 
 def pieces(latex: str) -> list[str]:
-    """The terms of a formula, each with the sign before it; signs inside parentheses, fractions and indices do not divide.
+    """The terms of a formula, each with the sign before it; signs inside parentheses, fractions and
+    indices do not divide.
 
     >>> pieces(r"\\log p(x) - D(q \\,\\|\\, p) + a_{t-1}")
     ['\\\\log p(x)', '-\\\\;D(q \\\\,\\\\|\\\\, p)', '+\\\\;a_{t-1}']
@@ -44,7 +45,11 @@ def pieces(latex: str) -> list[str]:
             depth += 1
         elif character in ")}" and not escaped:
             depth -= 1
-        elif depth == 0 and at > start and (latex[at - 1 : at + 2] in (" - ", " + ", " = ") or latex.startswith(r"\quad ", at)):
+        elif (
+            depth == 0
+            and at > start
+            and (latex[at - 1 : at + 2] in (" - ", " + ", " = ") or latex.startswith(r"\quad ", at))
+        ):
             found.append(latex[start:at])
             start = at
     found.append(latex[start:])
@@ -58,7 +63,11 @@ def factorisation(line: str) -> str:
     'p_\\\\theta(z)\\\\; p_\\\\theta(x \\\\mid z)'
     """
     product, _, functions = line.partition("; ")
-    tex = re.sub(r"\[([^\]]*)\]", r"_{\1}", product.strip()).replace("|", r" \mid ").replace(") ", r")\; ")
+    tex = (
+        re.sub(r"\[([^\]]*)\]", r"_{\1}", product.strip())
+        .replace("|", r" \mid ")
+        .replace(") ", r")\; ")
+    )
     tex = re.sub(r"\b([pq])\(", lambda match: {"p": r"p_\theta(", "q": r"q_\phi("}[match[1]], tex)
     tex = rf"\prod_{{t}} {tex}" if "_{t}" in tex else tex
     rest = re.sub(r"\[([^\]]*)\]", r"_{\1}", functions)
@@ -78,9 +87,16 @@ def _drawn(latex: str) -> Markup:
     while at < len(codes):
         code = int(codes[at])
         count = POINTS[code]
-        numbers = " ".join(f"{x * scale:.0f} {-y * scale:.0f}" for x, y in vertices[at : at + count])
+        numbers = " ".join(
+            f"{x * scale:.0f} {-y * scale:.0f}" for x, y in vertices[at : at + count]
+        )
         path.append(COMMANDS[code] + ("" if code == 79 else numbers))
         at += count
     box = f"0 {below - height:.0f} {width:.0f} {height:.0f}"
-    style = f"width:{width / UNITS:.2f}em;height:{height / UNITS:.2f}em;vertical-align:{-below / UNITS:.2f}em"
-    return Markup('<svg class="math" aria-hidden="true" viewBox="{}" style="{}"><path d="{}"/></svg>').format(box, style, "".join(path))
+    style = (
+        f"width:{width / UNITS:.2f}em;height:{height / UNITS:.2f}em;"
+        f"vertical-align:{-below / UNITS:.2f}em"
+    )
+    return Markup(
+        '<svg class="math" aria-hidden="true" viewBox="{}" style="{}"><path d="{}"/></svg>'
+    ).format(box, style, "".join(path))

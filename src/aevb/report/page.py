@@ -1,4 +1,6 @@
-"""One page from a folder of results: every number and picture in it is read from the results' files."""
+"""One page from a folder of results: every number and picture in it is read from the results'
+files.
+"""
 
 from __future__ import annotations
 
@@ -37,16 +39,28 @@ TASKS = {
     "gmvae": ("tutorial", "ours", "estimators", "m2", "clustering"),
     "vrnn": ("filtering", "detached", "smoothing", "ours"),
 }
-SHOWN = {"fa": "fa/joint", "vae": "vae/exact", "cvae": "cvae/both", "gmvae": "gmvae/tutorial", "vrnn": "vrnn/filtering"}  # a model's first run
+# a model's first run
+SHOWN = {
+    "fa": "fa/joint",
+    "vae": "vae/exact",
+    "cvae": "cvae/both",
+    "gmvae": "gmvae/tutorial",
+    "vrnn": "vrnn/filtering",
+}
 DATA = {"digits": "scikit-learn's handwritten digits", "mnist": "MNIST", "fashion": "Fashion-MNIST"}
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def build(out: Path) -> Path:
-    """Write ``out/report.html`` from the files under ``out/results``; tasks that are not there are left out, and the page says so."""
+    """Write ``out/report.html`` from the files under ``out/results``; tasks that are not there are
+    left out, and the page says so.
+    """
     results = load(out)
     if not results:
-        raise ValueError(f"There are no results in {Path(out) / 'results'}. Run the experiments first: aevb reproduce.")
+        raise ValueError(
+            f"There are no results in {Path(out) / 'results'}. Run the experiments first: aevb "
+            f"reproduce."
+        )
     path = Path(out) / "report.html"
     temporary = path.with_name(".report.html.writing")
     temporary.write_text(render(results, wall=_wall(out)), encoding="utf-8")
@@ -57,7 +71,11 @@ def build(out: Path) -> Path:
 def load(out: Path) -> dict[str, Result]:
     """The finished tasks of a laboratory, by name."""
     folders = (path.parent for path in sorted((Path(out) / "results").glob("*/*/result.json")))
-    return {f"{folder.parent.name}/{folder.name}": read(folder) for folder in folders if not folder.name.startswith(".")}
+    return {
+        f"{folder.parent.name}/{folder.name}": read(folder)
+        for folder in folders
+        if not folder.name.startswith(".")
+    }
 
 
 def _wall(out: Path) -> float | None:
@@ -89,10 +107,28 @@ def render(results: Mapping[str, Result], wall: float | None = None) -> str:
 @cache
 def _environment() -> Environment:
     loader = PackageLoader("aevb.report", "templates")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"number": number, "plain": plain, "spread": spread, "duration": duration, "settings": settings}
+    environment = Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "number": number,
+        "plain": plain,
+        "spread": spread,
+        "duration": duration,
+        "settings": settings,
+    }
     environment.filters["tex"] = lambda text: formula(str(text).strip())
-    environment.globals |= {"sections": SECTIONS, "models": {key: SECTIONS[key] for key in TASKS}, "shown": SHOWN, "draw": figures, "tell": evidence}
+    environment.globals |= {
+        "sections": SECTIONS,
+        "models": {key: SECTIONS[key] for key in TASKS},
+        "shown": SHOWN,
+        "draw": figures,
+        "tell": evidence,
+    }
     environment.globals |= {
         "sides": sides,
         "target": target,
@@ -108,19 +144,27 @@ EPSILON = float(np.finfo(np.float32).eps)  # torch keeps probabilities this far 
 LOGIT = math.log((1 - EPSILON) / EPSILON)  # and so logits this near to 0
 
 
-# What the page says -------------------------------------------------------------------------------------------------------------
+# What the page says -------------------------------------------------------------------------------
 
 
 def about(results: Mapping[str, Result]) -> dict[str, Any]:
-    """The data of most tasks: name, size of an image, numbers of rows where they were recorded, and whether all was a rehearsal."""
+    """The data of most tasks: name, size of an image, numbers of rows where they were recorded, and
+    whether all was a rehearsal.
+    """
     names = [result.numbers["data"] for result in results.values()]
     key = max(sorted(set(names)), key=names.count)
-    found: dict[str, Any] = {"key": key, "name": DATA.get(key, key), "quick": any(result.numbers["quick"] for result in results.values())}
+    found: dict[str, Any] = {
+        "key": key,
+        "name": DATA.get(key, key),
+        "quick": any(result.numbers["quick"] for result in results.values()),
+    }
     found |= {"shape": None, "counts": {}}
     originals = results.get("vae/originals")
     if originals is not None:
         found["shape"] = originals.arrays["images"].shape[1:]
-        found["counts"] = {name: originals.numbers[name] for name in ("train", "test") if name in originals.numbers}
+        found["counts"] = {
+            name: originals.numbers[name] for name in ("train", "test") if name in originals.numbers
+        }
     return found
 
 
@@ -137,21 +181,37 @@ def checks(results: Mapping[str, Result]) -> list[dict[str, Any]]:
     """Every target, in the order of the sections, with the section it belongs to."""
     order = [f"{section}/{name}" for section, names in TASKS.items() for name in names]
     tasks = sorted(results, key=lambda task: order.index(task) if task in order else len(order))
-    return [{"section": task.partition("/")[0], **check} for task in tasks for check in results[task].numbers.get("checks", ())]
+    return [
+        {"section": task.partition("/")[0], **check}
+        for task in tasks
+        for check in results[task].numbers.get("checks", ())
+    ]
 
 
 def missing(results: Mapping[str, Result]) -> dict[str, list[str]]:
     """The tasks of each section that left no result."""
-    return {section: [name for name in names if f"{section}/{name}" not in results] for section, names in TASKS.items()}
+    return {
+        section: [name for name in names if f"{section}/{name}" not in results]
+        for section, names in TASKS.items()
+    }
 
 
 def rows(results: Mapping[str, Result]) -> dict[str, list[tuple[str, Result]]]:
     """The tasks of each section that were done, by name."""
-    return {section: [(task.partition("/")[2], result) for task, result in results.items() if task.startswith(f"{section}/")] for section in TASKS}
+    return {
+        section: [
+            (task.partition("/")[2], result)
+            for task, result in results.items()
+            if task.startswith(f"{section}/")
+        ]
+        for section in TASKS
+    }
 
 
 def sides(model: str) -> list[tuple[str, str, str]]:
-    """p and q of a printed model: the letter, the factorisation as LaTeX, the number of parameters."""
+    """p and q of a printed model: the letter, the factorisation as LaTeX, the number of
+    parameters.
+    """
     found = re.findall(r"^([pq]):  (.*?)   \(([\d,]+) parameters", model, flags=re.MULTILINE)
     return [(side, factorisation(line), count) for side, line, count in found]
 
@@ -161,7 +221,9 @@ def settings(numbers: Mapping[str, Any]) -> str:
     told: dict[str, Any] = {**numbers, **numbers.get("settings", {})}
     words = []
     if "lr" in told:
-        words.append(f"learning rate {plain(told['lr'])}" + (f", {told['decay']}" if "decay" in told else ""))
+        words.append(
+            f"learning rate {plain(told['lr'])}" + (f", {told['decay']}" if "decay" in told else "")
+        )
     if "batch" in told:
         words.append(f"batches of {told['batch']}")
     if "clip" in told:
@@ -174,7 +236,10 @@ def settings(numbers: Mapping[str, Any]) -> str:
 
 def limits(alternate: Result) -> dict[str, float]:
     """The gap's extremes at the ends of the phases."""
-    return {"closed": max(alternate.numbers["gap"]), "opened": min(alternate.numbers["gap after M"])}
+    return {
+        "closed": max(alternate.numbers["gap"]),
+        "opened": min(alternate.numbers["gap after M"]),
+    }
 
 
 def compared(first: float, second: float, digits: int = 1) -> str:
@@ -183,14 +248,16 @@ def compared(first: float, second: float, digits: int = 1) -> str:
     return f"{number(abs(difference), digits)} nats {'more' if difference >= 0 else 'less'}"
 
 
-# Numbers ------------------------------------------------------------------------------------------------------------------------
+# Numbers ------------------------------------------------------------------------------------------
 
 
 def number(value: float | None, digits: int | None = None) -> str:
     """A number as a table shows it: as many decimals as its size deserves, unless they are told.
 
-    >>> number(3206.8123), number(-83.1), number(0.0007737), number(6.5e-14), number(0.25, 1), number(None)
-    ('3,206.8', '−83.10', '0.0008', '6.5 × 10⁻¹⁴', '0.2', '–')
+    >>> number(3206.8123), number(-83.1), number(0.0007737), number(6.5e-14)
+    ('3,206.8', '−83.10', '0.0008', '6.5 × 10⁻¹⁴')
+    >>> number(0.25, 1), number(None)
+    ('0.2', '–')
     """
     if value is None or not math.isfinite(value):
         return "–"
@@ -198,7 +265,19 @@ def number(value: float | None, digits: int | None = None) -> str:
     if digits is None and isinstance(value, int):
         text = f"{value:,}"
     elif digits is not None or size >= 0.0005 or size == 0:
-        decimals = digits if digits is not None else 0 if size == 0 else 1 if size >= 100 else 2 if size >= 10 else 3 if size >= 0.1 else 4
+        decimals = (
+            digits
+            if digits is not None
+            else 0
+            if size == 0
+            else 1
+            if size >= 100
+            else 2
+            if size >= 10
+            else 3
+            if size >= 0.1
+            else 4
+        )
         text = f"{value:,.{decimals}f}"
     else:
         mantissa, _, exponent = f"{value:.1e}".partition("e")
@@ -213,7 +292,9 @@ def plain(value: float) -> str:
     ('3,195', '0.0003', '−77.5', '1 × 10⁻⁶')
     """
     mantissa, _, exponent = f"{value:,g}".partition("e")
-    return mantissa.replace("-", "−") + (f" × 10{str(int(exponent)).translate(SUPERSCRIPTS)}" if exponent else "")
+    return mantissa.replace("-", "−") + (
+        f" × 10{str(int(exponent)).translate(SUPERSCRIPTS)}" if exponent else ""
+    )
 
 
 def spread(values: Iterable[float], digits: int = 3) -> str:
@@ -235,10 +316,18 @@ def duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {round(minutes % 60 + rest / 60)} min"
+    return (
+        f"{minutes} min {rest} s"
+        if minutes < 60
+        else f"{minutes // 60} h {round(minutes % 60 + rest / 60)} min"
+    )
 
 
 def target(check: Mapping[str, Any]) -> str:
     """What a target asks for."""
-    parts = [f"{sign} {plain(check[key])}" for sign, key in (("≥", "least"), ("≤", "most")) if check[key] is not None]
+    parts = [
+        f"{sign} {plain(check[key])}"
+        for sign, key in (("≥", "least"), ("≤", "most"))
+        if check[key] is not None
+    ]
     return " and ".join(parts)

@@ -1,1 +1,3 @@
-"""Services for the whole process: seeded generators, evaluation mode, shared cores, checked files."""
+"""Services for the whole process: seeded generators, evaluation mode, shared cores, checked
+files.
+"""

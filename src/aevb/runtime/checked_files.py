@@ -21,7 +21,9 @@ MOST_AXES = 64  # of a tensor; torch has no more
 
 
 class DataWarning(UserWarning):
-    """Data that are unused or suspicious; the message names them. ``for_commands`` is the command line's message."""
+    """Data that are unused or suspicious; the message names them. ``for_commands`` is the command
+    line's message.
+    """
 
     for_commands: str
 
@@ -31,31 +33,42 @@ class DataWarning(UserWarning):
 
 
 class IntegrityWarning(UserWarning):
-    """A file cannot be fully verified: the message says what is missing or damaged, and the consequence."""
+    """A file cannot be fully verified: the message says what is missing or damaged, and the
+    consequence.
+    """
 
 
 @contextmanager
 def whole_file(out: Path) -> Iterator[Path]:
     """Yield a temporary path to write to, which replaces ``out`` when complete.
 
-    If writing fails, e.g. on a full disk, ``out`` stays as it was. The temporary path has the same suffix.
-    A symbolic link stays a link. Anything but a plain file (e.g. a pipe) is written directly.
+    If writing fails, e.g. on a full disk, ``out`` stays as it was. The temporary path has the same
+    suffix. A symbolic link stays a link. Anything but a plain file (e.g. a pipe) is written
+    directly.
     """
     real = out.resolve()
-    place = out if out.exists() and not out.is_file() else real.with_name(f".{os.getpid()}.part.{real.name}")
+    place = (
+        out
+        if out.exists() and not out.is_file()
+        else real.with_name(f".{os.getpid()}.part.{real.name}")
+    )
     try:
         yield place
         if place != out:
             place.replace(real)
     except OSError as error:
-        raise OSError(error.errno or errno.EIO, f"{error.strerror or error}; nothing was written", str(out)) from None
+        raise OSError(
+            error.errno or errno.EIO, f"{error.strerror or error}; nothing was written", str(out)
+        ) from None
     finally:
         if place != out:
             place.unlink(missing_ok=True)
 
 
 def read_json(path: Path, longest: int = LONGEST) -> Any:
-    """The content of a JSON file. A ValueError says what is wrong with it; one longer or deeper than any that is written here is refused."""
+    """The content of a JSON file. A ValueError says what is wrong with it; one longer or deeper
+    than any that is written here is refused.
+    """
     refuse_endless(path)
     size = path.stat().st_size
     if size > longest:
@@ -66,7 +79,12 @@ def read_json(path: Path, longest: int = LONGEST) -> Any:
         raise ValueError("it is nested too deeply") from None
     level = [found]
     for _ in range(DEEPEST):
-        level = [inner for value in level if isinstance(value, dict | list) for inner in (value.values() if isinstance(value, dict) else value)]
+        level = [
+            inner
+            for value in level
+            if isinstance(value, dict | list)
+            for inner in (value.values() if isinstance(value, dict) else value)
+        ]
         if not level:
             return found
     raise ValueError(f"it is nested more than {DEEPEST} levels deep")
@@ -81,7 +99,9 @@ def refuse_endless(path: Path) -> None:
 
 def seal(record: Any) -> str:
     """The SHA-256 of JSON-ready data, however they are laid out in a file."""
-    return hashlib.sha256(json.dumps(record, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
 
 
 def file_sha256(path: Path) -> str:
@@ -91,7 +111,9 @@ def file_sha256(path: Path) -> str:
 
 
 def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors in a safetensors file, by name, from its header alone. A ValueError says what is wrong with it."""
+    """The shapes of the tensors in a safetensors file, by name, from its header alone. A ValueError
+    says what is wrong with it.
+    """
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -116,7 +138,11 @@ def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 def _is_shape(shape: Any, size: int) -> bool:
     """Whether a tensor of this shape fits into so many bytes."""
-    counts = isinstance(shape, list) and len(shape) <= MOST_AXES and all(type(n) is int and 0 <= n <= size for n in shape)
+    counts = (
+        isinstance(shape, list)
+        and len(shape) <= MOST_AXES
+        and all(type(n) is int and 0 <= n <= size for n in shape)
+    )
     return counts and math.prod(shape) <= size
 
 

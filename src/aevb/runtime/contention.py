@@ -1,12 +1,14 @@
 """Wait without spinning while other processes want the same cores.
 
-torch's OpenMP threads meet at a barrier after every operation, and one that arrives early spins there for some milliseconds. With free cores
-that is the fastest way to wait. If another process has the core of the thread that is waited for, each barrier costs a time slice, and a
-run takes ten to fifty times as long as on one thread.
+torch's OpenMP threads meet at a barrier after every operation, and one that arrives early spins
+there for some milliseconds. With free cores that is the fastest way to wait. If another process has
+the core of the thread that is waited for, each barrier costs a time slice, and a run takes ten to
+fifty times as long as on one thread.
 
-libgomp, which torch's wheels for Linux bring, spins hardly at all while a process has more OpenMP threads than cores (GNU libgomp manual,
-GOMP_SPINCOUNT). So as long as threads of this process wait for cores, a team of idle threads is held. No operation runs on other threads than
-before: results stay the same to the last bit.
+libgomp, which torch's wheels for Linux bring, spins hardly at all while a process has more OpenMP
+threads than cores (GNU libgomp manual, GOMP_SPINCOUNT). So as long as threads of this process wait
+for cores, a team of idle threads is held. No operation runs on other threads than before: results
+stay the same to the last bit.
 """
 
 from __future__ import annotations
@@ -18,23 +20,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, Lock, Thread
 
-FIRST, AT_FIRST = 0.02, 0.25  # seconds until the first measurement, and the share of them that counts as contended: few numbers, so a clear one
+# seconds until the first measurement, and the share of them that counts as contended: few numbers,
+# so a clear one
+FIRST, AT_FIRST = (
+    0.02,
+    0.25,
+)
 PERIOD = 0.1  # seconds between two measurements
 ALL = 0.93  # share of the cores' time from which a process counts as having had all of it
 LINGER = 1.0  # seconds that teams are held when nobody is inside any more: someone may come again
 COST = 500  # they are at least so many times as far apart as one takes
-CONTENDED = 0.1  # share of the time that a thread of this process waits for a core: from here on threads do not spin
+# share of the time that a thread of this process waits for a core: from here on threads do not spin
+CONTENDED = 0.1
 FREE = 0.02  # below this the cores are free
 QUIET = 10  # measurements in a row below FREE until threads spin again
 
 TASKS = "/proc/self/task"
-SCHEDSTAT = os.path.exists("/proc/self/schedstat")  # Linux, unless built without it; elsewhere nothing is measured
+# Linux, unless built without it; elsewhere nothing is measured
+SCHEDSTAT = os.path.exists("/proc/self/schedstat")
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
 @contextmanager
 def sharing_cores() -> Iterator[None]:
-    """Keep OpenMP threads from spinning inside, whenever threads of this process wait for cores. Contexts may be nested, in any thread."""
+    """Keep OpenMP threads from spinning inside, whenever threads of this process wait for cores.
+    Contexts may be nested, in any thread.
+    """
     watch.enter()
     try:
         yield
@@ -43,7 +54,9 @@ def sharing_cores() -> Iterator[None]:
 
 
 class Watch:
-    """A thread that measures contention while someone is inside, and sleeps otherwise. There is one per process, as there is one libgomp."""
+    """A thread that measures contention while someone is inside, and sleeps otherwise. There is one
+    per process, as there is one libgomp.
+    """
 
     def __init__(self) -> None:
         self.lock, self.inside = Lock(), 0
@@ -56,7 +69,9 @@ class Watch:
             if self.inside == 1 and SCHEDSTAT:
                 self.left.clear()
                 self.entered.set()
-                if self.thread is None or not self.thread.is_alive():  # it does not live on in a forked process
+                if (
+                    self.thread is None or not self.thread.is_alive()
+                ):  # it does not live on in a forked process
                     self.thread = Thread(target=self._run, name="aevb-contention", daemon=True)
                     self.thread.start()
 
@@ -81,12 +96,19 @@ watch = Watch()
 
 def _follow(left: Event, policy: Policy) -> None:
     """Measure, and hold teams accordingly, until ``left`` is set."""
-    before, began, used, pause, limit = waited(), time.perf_counter(), time.process_time(), FIRST, AT_FIRST
+    before, began, used, pause, limit = (
+        waited(),
+        time.perf_counter(),
+        time.process_time(),
+        FIRST,
+        AT_FIRST,
+    )
     while not left.wait(pause):
         start = time.thread_time()
         now, at, using = waited(), time.perf_counter(), time.process_time()
         longest = max((now[task] - before[task] for task in now if task in before), default=0)
-        cores = (using - used) / (at - began)  # if the process had all of them, its threads waited for each other only
+        # if the process had all of them, its threads waited for each other only
+        cores = (using - used) / (at - began)
         policy.follow(0.0 if cores > ALL * CORES else longest / 1e9 / (at - began), limit)
         before, began, used, limit = now, at, using, CONTENDED
         pause = max(PERIOD, COST * (time.thread_time() - start))
@@ -105,14 +127,18 @@ def waited() -> dict[str, int]:
 
 
 class Policy:
-    """Hold idle teams from the first contended measurement until the cores have been free for a while."""
+    """Hold idle teams from the first contended measurement until the cores have been free for a
+    while.
+    """
 
     def __init__(self) -> None:
         self.teams: list[IdleTeam] = []
         self.quiet = 0
 
     def follow(self, share: float, limit: float = CONTENDED) -> None:
-        """``share`` of the time since the last call the thread that waited longest waited for a core; above ``limit`` cores are contended."""
+        """``share`` of the time since the last call the thread that waited longest waited for a
+        core; above ``limit`` cores are contended.
+        """
         self.quiet = self.quiet + 1 if share < FREE else 0
         if share > limit and not self.teams:
             self.teams = [IdleTeam(library) for library in openmp() if can_start(surplus(library))]
@@ -132,12 +158,16 @@ def openmp() -> list[ctypes.CDLL]:
 
 
 def surplus(library: ctypes.CDLL) -> int:
-    """More threads than cores, whatever number torch uses. libgomp counts the cores that the process had when it was loaded."""
+    """More threads than cores, whatever number torch uses. libgomp counts the cores that the
+    process had when it was loaded.
+    """
     return max(CORES, int(library.omp_get_num_procs())) + 1
 
 
 def can_start(count: int) -> bool:
-    """Whether the system allows so many more threads. Where it does not, libgomp would end the process."""
+    """Whether the system allows so many more threads. Where it does not, libgomp would end the
+    process.
+    """
     end, started = Event(), []
     try:
         for _ in range(count):
@@ -154,7 +184,9 @@ def can_start(count: int) -> bool:
 
 
 class IdleTeam:
-    """A thread with an OpenMP team of its own, which has run an empty parallel region and sleeps. The team ends with the thread."""
+    """A thread with an OpenMP team of its own, which has run an empty parallel region and sleeps.
+    The team ends with the thread.
+    """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.ended, self.ready = Event(), Event()
@@ -163,7 +195,8 @@ class IdleTeam:
         self.ready.wait()
 
     def _hold(self, library: ctypes.CDLL) -> None:
-        harmless = ctypes.cast(library.omp_get_level, ctypes.c_void_p)  # any function that does nothing
+        # any function that does nothing
+        harmless = ctypes.cast(library.omp_get_level, ctypes.c_void_p)
         library.GOMP_parallel(harmless, None, ctypes.c_uint(surplus(library)), ctypes.c_uint(0))
         self.ready.set()
         self.ended.wait()

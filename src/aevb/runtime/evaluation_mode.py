@@ -1,8 +1,9 @@
 """Evaluation mode (no dropout) per thread.
 
-``model.training`` alone does not decide about dropout. A thread that evaluates sets a context variable of
-its own, so it does not disturb a thread that trains the same model. Modules that are not the library's
-read ``training`` themselves; for these it is switched off while any thread evaluates.
+``model.training`` alone does not decide about dropout. A thread that evaluates sets a context
+variable of its own, so it does not disturb a thread that trains the same model. Modules that are
+not the library's read ``training`` themselves; for these it is switched off while any thread
+evaluates.
 """
 
 from __future__ import annotations
@@ -15,10 +16,22 @@ from contextvars import ContextVar
 
 from torch import nn
 
-_evaluated: ContextVar[frozenset[int]] = ContextVar("models that this thread evaluates", default=frozenset())
+_evaluated: ContextVar[frozenset[int]] = ContextVar(
+    "models that this thread evaluates", default=frozenset()
+)
 _lock = threading.Lock()
-_switched: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()  # out of training, and for how many evaluations
-PLAIN = (nn.Module, nn.ModuleDict, nn.ModuleList, nn.Sequential, nn.Linear, nn.Conv2d, nn.ConvTranspose2d)  # the same in training
+# out of training, and for how many evaluations
+_switched: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+# the same in training
+PLAIN = (
+    nn.Module,
+    nn.ModuleDict,
+    nn.ModuleList,
+    nn.Sequential,
+    nn.Linear,
+    nn.Conv2d,
+    nn.ConvTranspose2d,
+)
 
 
 def is_evaluated(model: nn.Module) -> bool:

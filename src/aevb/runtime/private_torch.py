@@ -1,8 +1,9 @@
-"""All private torch APIs that the library uses, each with a fallback for releases of torch without it.
+"""All private torch APIs that the library uses, each with a fallback for releases of torch without
+it.
 
-A name below is None if this torch lacks it. The functions in this module then use public, slower APIs.
-Features without a public alternative are switched off (recording, fusing or mapping a step over several
-models), and the caller reports it. Training works in every case.
+A name below is None if this torch lacks it. The functions in this module then use public, slower
+APIs. Features without a public alternative are switched off (recording, fusing or mapping a step
+over several models), and the caller reports it. Training works in every case.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ lstm_cell = _find("ops.aten._thnn_fused_lstm_cell")
 vmap_fallback_enabled = _find("_C._functorch._is_vmap_fallback_enabled")
 set_vmap_fallback = _find("_C._functorch._set_vmap_fallback_enabled")
 
-DispatchMode: Any = _module("torch.utils._python_dispatch", "TorchDispatchMode")  # a mode that sees every operation
+# a mode that sees every operation
+DispatchMode: Any = _module("torch.utils._python_dispatch", "TorchDispatchMode")
 
 NOTHING: Any = object()  # the target of no operation
 UNSAFE_VIEW = _find("ops.aten._unsafe_view.default") or NOTHING
@@ -72,12 +74,16 @@ def slower() -> list[str]:
     return sorted({what for name, what in SLOWER.items() if globals()[name] is None})
 
 
-# Arithmetic ------------------------------------------------------------------------------------------------------------------------------
+# Arithmetic ---------------------------------------------------------------------------------------
 
 
 def scaled(tensors: Sequence[Tensor], factor: Tensor) -> list[Tensor]:
     """Every tensor times the factor."""
-    return list(foreach_mul(tensors, factor)) if foreach_mul is not None else [tensor * factor for tensor in tensors]
+    return (
+        list(foreach_mul(tensors, factor))
+        if foreach_mul is not None
+        else [tensor * factor for tensor in tensors]
+    )
 
 
 def add_to(tensors: Sequence[Tensor], value: Tensor) -> None:
@@ -92,7 +98,7 @@ def add_to(tensors: Sequence[Tensor], value: Tensor) -> None:
 def gamma(concentration: Tensor, generator: torch.Generator | None) -> Tensor:
     """Draws of Gamma(concentration, 1)."""
     if standard_gamma is not None:
-        return standard_gamma(concentration, generator=generator)  # type: ignore[no-any-return]
+        return standard_gamma(concentration, generator=generator)
     distribution = torch.distributions.Gamma(concentration, torch.ones_like(concentration))
     if generator is None:
         return distribution.sample()
@@ -105,14 +111,16 @@ def gamma(concentration: Tensor, generator: torch.Generator | None) -> Tensor:
 def product_with_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """max(x Wᵀ + b, 0) by one routine of a GPU."""
     if addmm_activation is not None:
-        return addmm_activation(bias, x, weight.t())  # type: ignore[no-any-return]
+        return addmm_activation(bias, x, weight.t())
     return torch.addmm(bias, x, weight.t()).relu_()
 
 
 def is_transformed() -> bool:
-    """Whether torch watches to make something else of the operations (compiles, maps or differentiates them): it then needs them plain.
+    """Whether torch watches to make something else of the operations (compiles, maps or
+    differentiates them): it then needs them plain.
 
-    Where torch does not say, it may: then every product is plain, and autograd derives its gradient.
+    Where torch does not say, it may: then every product is plain, and autograd derives its
+    gradient.
     """
     level = getattr(torch.autograd.forward_ad, "_current_level", None)
     if transforms_active is None or level is None:
@@ -121,23 +129,31 @@ def is_transformed() -> bool:
 
 
 def can_defer() -> bool:
-    """Whether a weight's gradient can wait until all its uses in a loop have theirs: autograd must say in which pass it is, and what it will ask."""
+    """Whether a weight's gradient can wait until all its uses in a loop have theirs: autograd must
+    say in which pass it is, and what it will ask.
+    """
     return graph_task is not None and will_execute is not None
 
 
-# Recording and compiling -------------------------------------------------------------------------------------------------------------------
+# Recording and compiling --------------------------------------------------------------------------
 
 
 def tree_leaves(value: Any) -> Iterable[Any]:
     """What lists, tuples and dictionaries hold, however deep."""
     if isinstance(value, dict):
         value = list(value.values())
-    return [leaf for part in value for leaf in tree_leaves(part)] if isinstance(value, list | tuple) else [value]
+    return (
+        [leaf for part in value for leaf in tree_leaves(part)]
+        if isinstance(value, list | tuple)
+        else [value]
+    )
 
 
 @contextmanager
 def vmap_without_loops() -> Iterator[None]:
-    """Inside, ``torch.vmap`` refuses an operation that it cannot map over an axis, with a RuntimeError, instead of looping over it."""
+    """Inside, ``torch.vmap`` refuses an operation that it cannot map over an axis, with a
+    RuntimeError, instead of looping over it.
+    """
     if vmap_fallback_enabled is None or set_vmap_fallback is None:
         yield
         return
@@ -150,7 +166,9 @@ def vmap_without_loops() -> Iterator[None]:
 
 
 def inductor() -> Any:
-    """What torch's compiler is called by: its entrance and what surrounds it. An ImportError or AttributeError where a part is missing."""
+    """What torch's compiler is called by: its entrance and what surrounds it. An ImportError or
+    AttributeError where a part is missing.
+    """
     from types import SimpleNamespace
 
     from torch._functorch import config
@@ -176,12 +194,14 @@ def cpp_kernels() -> Any:
     return found if hasattr(found, "aggregate_reduction_buffers") else None
 
 
-# Hooks --------------------------------------------------------------------------------------------------------------------------------------
+# Hooks --------------------------------------------------------------------------------------------
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def has_hooks(part: nn.Module | Tensor) -> bool:
-    """Whether a module or a parameter has hooks, which every call must run; where torch does not say, it may have."""
+    """Whether a module or a parameter has hooks, which every call must run; where torch does not
+    say, it may have.
+    """
     names = HOOKS if isinstance(part, nn.Module) else ("_backward_hooks",)
     return any(getattr(part, name, True) for name in names)

@@ -1,7 +1,8 @@
-"""Checkpoints: safetensors and JSON files with hashes, written so that a kill at any moment loses nothing.
+"""Checkpoints: safetensors and JSON files with hashes, written so that a kill at any moment loses
+nothing.
 
-A checkpoint is written into a temporary folder, synced, renamed and read back; only then are older ones
-deleted. Its manifest has the hashes of the checkpoint's files, of the run's ``model.json`` and
+A checkpoint is written into a temporary folder, synced, renamed and read back; only then are older
+ones deleted. Its manifest has the hashes of the checkpoint's files, of the run's ``model.json`` and
 ``data.json``, of the history so far, and of itself. Nothing is pickled. Randomness is a function of
 (seed, step), so no state of random generators needs to be saved.
 """
@@ -19,14 +20,23 @@ from typing import Any
 
 from torch import Tensor
 
-from aevb.runtime.checked_files import LONGEST_BESIDE, read_json, refuse_endless, seal, sync_folder, write_synced
+from aevb.runtime.checked_files import (
+    LONGEST_BESIDE,
+    read_json,
+    refuse_endless,
+    seal,
+    sync_folder,
+    write_synced,
+)
 
 FORMAT, VERSION = "aevb checkpoint", 1
 FILES = ("weights.safetensors", "optimizer.safetensors")
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used; the message says which file, what is wrong and what to do."""
+    """A checkpoint that cannot be used; the message says which file, what is wrong and what to
+    do.
+    """
 
 
 class TrainingError(RuntimeError):
@@ -44,15 +54,26 @@ class Checkpoint:
 
 def folders(out: Path) -> list[Path]:
     """Return the checkpoint folders of a run, oldest first."""
-    found = [path for path in (out / "checkpoints").glob("step-*") if path.name[5:].isascii() and path.name[5:].isdecimal()]
+    found = [
+        path
+        for path in (out / "checkpoints").glob("step-*")
+        if path.name[5:].isascii() and path.name[5:].isdecimal()
+    ]
     return sorted(found, key=_step)
 
 
-def write(out: Path, checkpoint: Checkpoint, *, keep: frozenset[int] = frozenset(), allowed: Callable[[], None] = lambda: None) -> Path:
-    """Write a checkpoint, verify it by reading it back, then delete all others except the steps in ``keep``.
+def write(
+    out: Path,
+    checkpoint: Checkpoint,
+    *,
+    keep: frozenset[int] = frozenset(),
+    allowed: Callable[[], None] = lambda: None,
+) -> Path:
+    """Write a checkpoint, verify it by reading it back, then delete all others except the steps in
+    ``keep``.
 
-    ``allowed`` is called before anything is replaced or deleted. It raises if the folder now belongs to
-    another run.
+    ``allowed`` is called before anything is replaced or deleted. It raises if the folder now
+    belongs to another run.
     """
     root = out / "checkpoints"
     root.mkdir(exist_ok=True)  # without parents: if the run's folder was removed, this must fail
@@ -66,9 +87,18 @@ def write(out: Path, checkpoint: Checkpoint, *, keep: frozenset[int] = frozenset
             content = _serialise(tensors)
             write_synced(temporary / name, content)
             files[name] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
-        manifest = {"format": FORMAT, "version": VERSION, "step": checkpoint.step, "files": files, "state": checkpoint.state}
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            "step": checkpoint.step,
+            "files": files,
+            "state": checkpoint.state,
+        }
         manifest |= {"beside": checkpoint.beside}
-        write_synced(temporary / "manifest.json", (json.dumps(manifest | {"sha256": seal(manifest)}, indent=2) + "\n").encode())
+        write_synced(
+            temporary / "manifest.json",
+            (json.dumps(manifest | {"sha256": seal(manifest)}, indent=2) + "\n").encode(),
+        )
         sync_folder(temporary)
         allowed()
         if target.exists():
@@ -90,7 +120,9 @@ def read(folder: Path) -> Checkpoint:
     """Read and verify a checkpoint; a :class:`CheckpointError` says what is wrong."""
     manifest = read_manifest(folder)
     weights, optimizer = (_read_verified(folder / name, manifest["files"][name]) for name in FILES)
-    return Checkpoint(manifest["step"], weights, optimizer, manifest["state"], manifest.get("beside", {}))
+    return Checkpoint(
+        manifest["step"], weights, optimizer, manifest["state"], manifest.get("beside", {})
+    )
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -101,26 +133,44 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing. {_advice(folder)}") from None
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}. {_advice(folder)}") from None
+        raise CheckpointError(
+            f"{path} cannot be read: {error.strerror}. {_advice(folder)}"
+        ) from None
     except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: it is no JSON that can be read ({error}). {_advice(folder)}") from None
+        raise CheckpointError(
+            f"{path} is damaged: it is no JSON that can be read ({error}). {_advice(folder)}"
+        ) from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise CheckpointError(f"{folder} was not written by aevb. Move it out of the run's folder.")
     version = manifest.get("version")
     if isinstance(version, int) and version > VERSION:
-        raise CheckpointError(f"{folder} has format version {version}, newer than this version's {VERSION}. Update aevb.")
+        raise CheckpointError(
+            f"{folder} has format version {version}, newer than this version's {VERSION}. Update "
+            f"aevb."
+        )
     if wrong := _wrong(manifest):
-        raise CheckpointError(f"{path} is damaged: {wrong} is missing, or not what it should be. {_advice(folder)}")
+        raise CheckpointError(
+            f"{path} is damaged: {wrong} is missing, or not what it should be. {_advice(folder)}"
+        )
     if folder.name.startswith("step-") and manifest["step"] != _step(folder):
-        raise CheckpointError(f"{folder} holds the checkpoint of step {manifest['step']}. Rename it to step-{manifest['step']}, or delete it.")
+        raise CheckpointError(
+            f"{folder} holds the checkpoint of step {manifest['step']}. Rename it to "
+            f"step-{manifest['step']}, or delete it."
+        )
     content = {name: value for name, value in manifest.items() if name != "sha256"}
-    if ("sha256" in manifest or "beside" in manifest) and seal(content) != manifest.get("sha256"):  # earlier versions have neither
-        raise CheckpointError(f"{path} was changed: its SHA-256 is not the one recorded. {_advice(folder)}")
+    if ("sha256" in manifest or "beside" in manifest) and seal(content) != manifest.get(
+        "sha256"
+    ):  # earlier versions have neither
+        raise CheckpointError(
+            f"{path} was changed: its SHA-256 is not the one recorded. {_advice(folder)}"
+        )
     return manifest
 
 
 def check_beside(out: Path, name: str, manifest: Mapping[str, Any]) -> None:
-    """Raise if a run's JSON file differs from the one that a checkpoint recorded; earlier versions recorded none."""
+    """Raise if a run's JSON file differs from the one that a checkpoint recorded; earlier versions
+    recorded none.
+    """
     recorded = manifest.get("beside", {}).get(name)
     path, remedy = out / name, "Resuming the run with its model and its data writes it again."
     try:
@@ -130,7 +180,10 @@ def check_beside(out: Path, name: str, manifest: Mapping[str, Any]) -> None:
     if recorded is not None and there is None:
         raise CheckpointError(f"{path} is missing. {remedy}")
     if recorded is not None and seal(there) != recorded:
-        raise CheckpointError(f"{path} was changed: its SHA-256 is not the one that the last checkpoint recorded. {remedy}")
+        raise CheckpointError(
+            f"{path} was changed: its SHA-256 is not the one that the last checkpoint recorded. "
+            f"{remedy}"
+        )
 
 
 def latest(out: Path) -> Checkpoint | None:
@@ -148,17 +201,31 @@ def latest_manifest(out: Path) -> dict[str, Any] | None:
 def check_fit(checkpoint: Checkpoint, expected: Mapping[str, Tensor], where: Path) -> None:
     """Raise if the names, shapes or dtypes of a checkpoint's tensors do not match the model."""
     for name in sorted(checkpoint.weights.keys() ^ expected.keys()):
-        raise CheckpointError(f"{where}: its weights are not this model's: {name} is in only one of them. Resume with the model it was trained with.")
-    moments = {name: tensor for name, tensor in checkpoint.optimizer.items() if tensor.dim() and not name.startswith(("em/", "mle/"))}
+        raise CheckpointError(
+            f"{where}: its weights are not this model's: {name} is in only one of them. Resume "
+            f"with the model it was trained with."
+        )
+    moments = {
+        name: tensor
+        for name, tensor in checkpoint.optimizer.items()
+        if tensor.dim() and not name.startswith(("em/", "mle/"))
+    }
     for name, tensor in (checkpoint.weights | moments).items():
         own = expected.get(name if name in expected else name.rpartition("/")[0])
         if own is None:
-            raise CheckpointError(f"{where}: its optimiser is not this model's: {name} belongs to no parameter.")
+            raise CheckpointError(
+                f"{where}: its optimiser is not this model's: {name} belongs to no parameter."
+            )
         if tensor.shape != own.shape:
             shapes = f"{list(tensor.shape)}, the model's has {list(own.shape)}"
-            raise CheckpointError(f"{where}: {name} has shape {shapes}. Resume with the model it was trained with.")
+            raise CheckpointError(
+                f"{where}: {name} has shape {shapes}. Resume with the model it was trained with."
+            )
         if tensor.dtype != own.dtype:
-            raise CheckpointError(f"{where}: {name} is {tensor.dtype}, the model's is {own.dtype}. Make the model what it was: model.to(…).")
+            raise CheckpointError(
+                f"{where}: {name} is {tensor.dtype}, the model's is {own.dtype}. Make the model "
+                f"what it was: model.to(…)."
+            )
 
 
 def _serialise(tensors: Mapping[str, Tensor]) -> bytes:
@@ -172,7 +239,9 @@ def _step(folder: Path) -> int:
 
 
 def _drop(folder: Path) -> None:
-    """Delete a checkpoint. It is renamed first, so that a kill leaves no partial checkpoint under its name."""
+    """Delete a checkpoint. It is renamed first, so that a kill leaves no partial checkpoint under
+    its name.
+    """
     doomed = folder.rename(folder.with_name(f"writing-{folder.name}"))
     shutil.rmtree(doomed)
 
@@ -185,7 +254,11 @@ def _wrong(manifest: Mapping[str, Any]) -> str | None:
         return wrong[0]
     for name in FILES:
         record = manifest["files"].get(name)
-        if not isinstance(record, dict) or not isinstance(record.get("bytes"), int) or not isinstance(record.get("sha256"), str):
+        if (
+            not isinstance(record, dict)
+            or not isinstance(record.get("bytes"), int)
+            or not isinstance(record.get("sha256"), str)
+        ):
             return f"files: {name}"
     beside = manifest.get("beside", {})
     if not isinstance(beside, dict) or not all(isinstance(value, str) for value in beside.values()):
@@ -194,12 +267,24 @@ def _wrong(manifest: Mapping[str, Any]) -> str | None:
     history = state.get("history")
     best, metrics = state.get("best", ...), state.get("metrics")
     right = {
-        "best": best is None or (isinstance(best, dict) and isinstance(best.get("step"), int) and isinstance(best.get("value"), int | float)),
+        "best": best is None
+        or (
+            isinstance(best, dict)
+            and isinstance(best.get("step"), int)
+            and isinstance(best.get("value"), int | float)
+        ),
         "waited": _is_count(state.get("waited")),
         "skipped": _is_count(state.get("skipped")),
-        "metrics": isinstance(metrics, dict) and _is_count(metrics.get("taken")) and _are_numbers(metrics.get("sums")),
+        "metrics": isinstance(metrics, dict)
+        and _is_count(metrics.get("taken"))
+        and _are_numbers(metrics.get("sums")),
         "settings": isinstance(state.get("settings"), dict),
-        "history": history is None or (isinstance(history, dict) and _is_count(history.get("lines")) and isinstance(history.get("sha256"), str)),
+        "history": history is None
+        or (
+            isinstance(history, dict)
+            and _is_count(history.get("lines"))
+            and isinstance(history.get("sha256"), str)
+        ),
     }
     return next((f"state: {name}" for name, fine in right.items() if not fine), None)
 
@@ -209,7 +294,9 @@ def _is_count(value: Any) -> bool:
 
 
 def _are_numbers(values: Any) -> bool:
-    return isinstance(values, dict) and all(isinstance(value, int | float) for value in values.values())
+    return isinstance(values, dict) and all(
+        isinstance(value, int | float) for value in values.values()
+    )
 
 
 def _read_verified(path: Path, record: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -221,22 +308,31 @@ def _read_verified(path: Path, record: Mapping[str, Any]) -> dict[str, Tensor]:
         refuse_endless(path)
         size = path.stat().st_size
         if path.is_file() and size != record["bytes"]:
-            raise CheckpointError(f"{path} is damaged: {size} bytes instead of {record['bytes']}. {_advice(path.parent)}")
+            raise CheckpointError(
+                f"{path} is damaged: {size} bytes instead of {record['bytes']}. "
+                f"{_advice(path.parent)}"
+            )
         content = path.read_bytes()
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing. {_advice(path.parent)}") from None
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}. {_advice(path.parent)}") from None
+        raise CheckpointError(
+            f"{path} cannot be read: {error.strerror}. {_advice(path.parent)}"
+        ) from None
     except CheckpointError:
         raise
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged: {error}. {_advice(path.parent)}") from None
     if hashlib.sha256(content).hexdigest() != record["sha256"]:
-        raise CheckpointError(f"{path} was changed: its SHA-256 is not the one recorded. {_advice(path.parent)}")
+        raise CheckpointError(
+            f"{path} was changed: its SHA-256 is not the one recorded. {_advice(path.parent)}"
+        )
     try:
         return load(content)
     except SafetensorError as error:
-        raise CheckpointError(f"{path} is not a safetensors file: {error}. {_advice(path.parent)}") from None
+        raise CheckpointError(
+            f"{path} is not a safetensors file: {error}. {_advice(path.parent)}"
+        ) from None
 
 
 def _advice(folder: Path) -> str:

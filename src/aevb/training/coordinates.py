@@ -1,8 +1,10 @@
-"""Coordinates for the search of mle(): p's parameters, invariant to units and offsets of the columns.
+"""Coordinates for the search of mle(): p's parameters, invariant to units and offsets of the
+columns.
 
-The unit of a location is the standard deviation of its variable. The unit of a weight is the standard
-deviation of its variable divided by that of the parent. A bias is measured with the parents at their
-means, and a learned scale on the log scale. All coordinates are 0 at the start of the search.
+The unit of a location is the standard deviation of its variable. The unit of a weight is the
+standard deviation of its variable divided by that of the parent. A bias is measured with the
+parents at their means, and a learned scale on the log scale. All coordinates are 0 at the start of
+the search.
 """
 
 from __future__ import annotations
@@ -22,36 +24,69 @@ from aevb.training.distributed import World
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Places = np.ndarray[Any, np.dtype[np.int64]]
-OTHER, LOCATION, SCALE, BESIDE = range(4)  # kinds of raw numbers; SCALE passes through a softplus, BESIDE is off the diagonal of a Cholesky factor
+# kinds of raw numbers; SCALE passes through a softplus, BESIDE is off the diagonal of a Cholesky
+# factor
+OTHER, LOCATION, SCALE, BESIDE = range(4)
 
 
 class Columns:
-    """The mean and standard deviation of every column of the continuous data, over the observed entries."""
+    """The mean and standard deviation of every column of the continuous data, over the observed
+    entries.
+    """
 
-    def __init__(self, model: Model, names: Sequence[str], parts: Sequence[Mapping[str, Tensor]], world: World, rows: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        names: Sequence[str],
+        parts: Sequence[Mapping[str, Tensor]],
+        world: World,
+        rows: int,
+    ) -> None:
         finite = {name for name in model.graph.latents if model.graph.rule("p", name).spec.finite}
         names = [name for name in names if name not in finite]
         like = model._parameter()
 
         def over_rows(of: Callable[[str, Tensor], Tensor]) -> dict[str, Tensor]:
-            sums = {name: torch.zeros(model.graph.size(name), dtype=torch.float64, device=like.device) for name in names}
+            sums = {
+                name: torch.zeros(model.graph.size(name), dtype=torch.float64, device=like.device)
+                for name in names
+            }
             for part in parts:
                 for name in names:
-                    sums[name] += torch.where(_known(part, name, model.graph.timed[name]), of(name, part[name]), 0.0).sum((0, 1))
+                    sums[name] += torch.where(
+                        _known(part, name, model.graph.timed[name]), of(name, part[name]), 0.0
+                    ).sum((0, 1))
             world.sum(list(sums.values()))
             return sums
 
-        count = {name: found.clamp_min(1.0) for name, found in over_rows(lambda _, value: torch.ones_like(value)).items()}
-        mean = {name: found / count[name] for name, found in over_rows(lambda _, value: value).items()}
+        count = {
+            name: found.clamp_min(1.0)
+            for name, found in over_rows(lambda _, value: torch.ones_like(value)).items()
+        }
+        mean = {
+            name: found / count[name] for name, found in over_rows(lambda _, value: value).items()
+        }
         squares = over_rows(lambda name, value: (value - mean[name]).square())
         self.mean = {name: _array(found) for name, found in mean.items()}
-        self.spread = {name: _spread(self.mean[name], _array((found / count[name]).sqrt())) for name, found in squares.items()}
-        entropy = {name: _array(count[name]) @ (np.log(self.spread[name]) + 0.5 * np.log(2 * np.pi * np.e)) for name in names}
-        self.evidence = -float(sum(found for name, found in entropy.items() if name not in model.graph.given)) / rows  # of Gaussians with these
+        self.spread = {
+            name: _spread(self.mean[name], _array((found / count[name]).sqrt()))
+            for name, found in squares.items()
+        }
+        entropy = {
+            name: _array(count[name]) @ (np.log(self.spread[name]) + 0.5 * np.log(2 * np.pi * np.e))
+            for name in names
+        }
+        # of Gaussians with these
+        self.evidence = (
+            -float(sum(found for name, found in entropy.items() if name not in model.graph.given))
+            / rows
+        )
 
 
 class Layer(NamedTuple):
-    """A layer of a factor: a constant, and weights with their parent (None for an earlier layer)."""
+    """A layer of a factor: a constant, and weights with their parent (None for an earlier
+    layer).
+    """
 
     variable: str
     kind: Places  # of each number
@@ -67,10 +102,14 @@ class Coordinates:
         self.columns, self.layers, start = columns, list(_layers(model)), 0
         self.places: dict[int, Places] = {}  # where in the vector each parameter stands
         for parameter in free:
-            self.places[id(parameter)] = np.arange(start, start := start + parameter.numel()).reshape(parameter.shape)
+            self.places[id(parameter)] = np.arange(
+                start, start := start + parameter.numel()
+            ).reshape(parameter.shape)
         self.origin = np.concatenate([_array(parameter).reshape(-1) for parameter in free])
         self.unit, self.logarithmic = np.ones(start), np.zeros(start, dtype=bool)
-        self.shifts: list[tuple[Places, Places, Array]] = []  # weights, the biases that make up for what they read, and its mean
+        self.shifts: list[
+            tuple[Places, Places, Array]
+        ] = []  # weights, the biases that make up for what they read, and its mean
         self.sizes = columns.spread | self._sizes_of_latents()
         for layer in self.layers:
             self._measure(layer)
@@ -81,11 +120,15 @@ class Coordinates:
         found = self.unit * x
         for weights, biases, mean in self.shifts:
             found[biases] -= found[weights] @ mean
-        found[self.logarithmic] = _raw(self.scales * np.exp(x[self.logarithmic])) - _raw(self.scales)
+        found[self.logarithmic] = _raw(self.scales * np.exp(x[self.logarithmic])) - _raw(
+            self.scales
+        )
         return self.origin + found
 
     def back(self, parameters: Array, gradient: Array) -> Array:
-        """Return the gradient with respect to the coordinates, from that with respect to the parameters."""
+        """Return the gradient with respect to the coordinates, from that with respect to the
+        parameters.
+        """
         found = gradient.copy()
         for weights, biases, mean in self.shifts:
             found[weights] -= gradient[biases][:, None] * mean
@@ -94,7 +137,9 @@ class Coordinates:
         return found
 
     def centred(self) -> Array:
-        """Return parameters with shifted biases: a variable has its data mean if its parents have theirs."""
+        """Return parameters with shifted biases: a variable has its data mean if its parents have
+        theirs.
+        """
         found = self.origin.copy()
         for layer in self.layers:
             biases = self._place(layer.constant)
@@ -105,66 +150,100 @@ class Coordinates:
         return found
 
     def rescaled(self) -> Array:
-        """Return the origin's parameters, converted from standardised data to the units of the data."""
+        """Return the origin's parameters, converted from standardised data to the units of the
+        data.
+        """
         found = self.origin.copy()
         for layer in self.layers:
             kind, biases = layer.kind, self._place(layer.constant)
-            mean, spread = (default if moments is None else moments[layer.column] for moments, default in self._moments(layer.variable, len(kind)))
+            mean, spread = (
+                default if moments is None else moments[layer.column]
+                for moments, default in self._moments(layer.variable, len(kind))
+            )
             raw = np.zeros(len(kind)) if layer.constant is None else _array(layer.constant)
             scale = _raw(spread * _softplus(raw))
-            gain = np.select([kind == SCALE, kind != OTHER], [_slope(scale) / _slope(raw), spread], 1.0)
+            gain = np.select(
+                [kind == SCALE, kind != OTHER], [_slope(scale) / _slope(raw), spread], 1.0
+            )
             for weight, parent in layer.weights:
                 if (place := self._place(weight)) is not None:
-                    found[place] *= gain[:, None] / self.columns.spread.get(str(parent), np.ones(place.shape[1]))
+                    found[place] *= gain[:, None] / self.columns.spread.get(
+                        str(parent), np.ones(place.shape[1])
+                    )
             if biases is not None:
-                to = np.select([kind == SCALE, kind == LOCATION], [scale, mean + spread * raw], gain * raw)
+                to = np.select(
+                    [kind == SCALE, kind == LOCATION], [scale, mean + spread * raw], gain * raw
+                )
                 found[biases] = to - self._read(layer, found)
         return found
 
-    # Units ------------------------------------------------------------------------------------------------------------------------
+    # Units ----------------------------------------------------------------------------------------
 
     def _sizes_of_latents(self) -> dict[str, Array]:
         """The spreads that p gives its unknowns, as far as they are parameters of their own."""
         found = {}
         for layer in self.layers:
-            if layer.constant is not None and not layer.weights and layer.variable not in self.columns.spread and (layer.kind == SCALE).any():
+            if (
+                layer.constant is not None
+                and not layer.weights
+                and layer.variable not in self.columns.spread
+                and (layer.kind == SCALE).any()
+            ):
                 found[layer.variable] = _softplus(_array(layer.constant)[layer.kind == SCALE])
         return found
 
     def _measure(self, layer: Layer) -> None:
         """Find the units of a layer's parameters."""
         size = self.sizes.get(layer.variable)
-        raw = self._read(layer, self.origin) + (0.0 if layer.constant is None else _array(layer.constant))
+        raw = self._read(layer, self.origin) + (
+            0.0 if layer.constant is None else _array(layer.constant)
+        )
         unit = np.ones(len(raw)) if size is None else size[layer.column]
         unit = np.select([layer.kind == SCALE, layer.kind == OTHER], [_slope(raw), 1.0], unit)
         biases = self._place(layer.constant)
         if biases is not None:
-            self.unit[biases], self.logarithmic[biases] = unit, (layer.kind == SCALE) & (not layer.weights)
+            self.unit[biases], self.logarithmic[biases] = (
+                unit,
+                (layer.kind == SCALE) & (not layer.weights),
+            )
         for weight, parent in layer.weights:
             if (place := self._place(weight)) is not None:
-                self.unit[place] = unit[:, None] / self.sizes.get(str(parent), np.ones(place.shape[1]))
+                self.unit[place] = unit[:, None] / self.sizes.get(
+                    str(parent), np.ones(place.shape[1])
+                )
                 if biases is not None and parent in self.columns.mean:
                     self.shifts.append((place, biases, self.columns.mean[parent]))
 
     def _read(self, layer: Layer, parameters: Array) -> Array:
-        """Return what a layer's weights contribute if the data that they read are at their means."""
+        """Return what a layer's weights contribute if the data that they read are at their
+        means.
+        """
         total = np.zeros(len(layer.kind))
         for weight, parent in layer.weights:
             if parent in self.columns.mean:
                 place = self._place(weight)
-                total += (_array(weight) if place is None else parameters[place]) @ self.columns.mean[parent]
+                total += (
+                    _array(weight) if place is None else parameters[place]
+                ) @ self.columns.mean[parent]
         return total
 
     def _moments(self, name: str, count: int) -> list[tuple[Array | None, Array]]:
-        """Return the mean and standard deviation of a variable, each with its default for other variables."""
-        return [(self.columns.mean.get(name), np.zeros(count)), (self.columns.spread.get(name), np.ones(count))]
+        """Return the mean and standard deviation of a variable, each with its default for other
+        variables.
+        """
+        return [
+            (self.columns.mean.get(name), np.zeros(count)),
+            (self.columns.spread.get(name), np.ones(count)),
+        ]
 
     def _place(self, parameter: Tensor | None) -> Places | None:
         return self.places.get(id(parameter))
 
 
 def _layers(model: Model) -> Iterator[Layer]:
-    """Yield p's layers. Other kinds of networks have none: their parameters are used as coordinates directly."""
+    """Yield p's layers. Other kinds of networks have none: their parameters are used as coordinates
+    directly.
+    """
     for entry in model.graph.entries():
         factor = model.factors[entry.id]
         if entry.side != "p" or not isinstance(factor, Factor):
@@ -175,7 +254,7 @@ def _layers(model: Model) -> Iterator[Layer]:
         about = _about(factor.sizes, d)
         net = getattr(factor, "net", None)
         if net is None:
-            yield Layer(name, *about, factor.root, [])  # type: ignore[arg-type]
+            yield Layer(name, *about, factor.root, [])
         elif isinstance(net, MLP):
             parents = {str(ref): None if net.spec.log else ref.name for ref in entry.key.parents}
             weights = [(weight, parents[label]) for label, weight in net.blocks.weights.items()]

@@ -1,7 +1,8 @@
-"""Display the progress of a run: a live panel on a terminal, plain lines elsewhere, and TensorBoard.
+"""Display the progress of a run: a live panel on a terminal, plain lines elsewhere, and
+TensorBoard.
 
-The loop calls a watcher for every step, every recorded row and every note. A watcher reads only numbers
-that are already on the host, so it causes no device synchronisation.
+The loop calls a watcher for every step, every recorded row and every note. A watcher reads only
+numbers that are already on the host, so it causes no device synchronisation.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 BOUNDS = ("elbo", "iwae", "expected", "evidence")
-BESIDES = ("step", "epoch", "lr", "phase", "gradient", "kl weight", "seconds", "note")  # entries of a row that are neither the bound nor its terms
+# entries of a row that are neither the bound nor its terms
+BESIDES = ("step", "epoch", "lr", "phase", "gradient", "kl weight", "seconds", "note")
 
 
 PREPARING = 20  # first steps, which may compile and capture; the measured pace excludes them
@@ -45,9 +47,18 @@ class Watcher:
 
 
 class Display(Watcher):
-    """Base class of the live panel and the plain lines: the newest numbers, and the remaining time."""
+    """Base class of the live panel and the plain lines: the newest numbers, and the remaining
+    time.
+    """
 
-    def __init__(self, start: int, total: int, epochs: float, bound: str = "elbo", best: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        start: int,
+        total: int,
+        epochs: float,
+        bound: str = "elbo",
+        best: Mapping[str, Any] | None = None,
+    ) -> None:
         self.at, self.total, self.epochs, self.bound = start, total, epochs, bound
         self.best = (best["value"], best["step"]) if best else None
         self.train: dict[str, float] = {}
@@ -75,11 +86,21 @@ class Display(Watcher):
 
     def terms(self) -> list[str]:
         """Return the names of the bound, the likelihoods and the KL terms, in this order."""
-        names = [name for name in dict.fromkeys((*self.train, *self.validation)) if name not in BESIDES]
-        return sorted(names, key=lambda name: (BOUNDS.index(name) if name in BOUNDS else len(BOUNDS), name.startswith("kl(")))
+        names = [
+            name for name in dict.fromkeys((*self.train, *self.validation)) if name not in BESIDES
+        ]
+        return sorted(
+            names,
+            key=lambda name: (
+                BOUNDS.index(name) if name in BOUNDS else len(BOUNDS),
+                name.startswith("kl("),
+            ),
+        )
 
     def pace(self) -> tuple[float, float]:
-        """Return the steps per second over the last half minute, and the remaining seconds at that pace."""
+        """Return the steps per second over the last half minute, and the remaining seconds at that
+        pace.
+        """
         now = time.perf_counter()
         if now - self.marks[-1][0] > 0.5:
             self.marks.append((now, self.at))
@@ -91,14 +112,23 @@ class Display(Watcher):
 
 
 class Lines(Display):
-    """A table with one line per validation, and between validations at most one line every five seconds.
+    """A table with one line per validation, and between validations at most one line every five
+    seconds.
 
-    A line is printed only after its step is complete, because the validation of the step belongs to it.
+    A line is printed only after its step is complete, because the validation of the step belongs to
+    it.
     """
 
     EVERY = 5.0
 
-    def __init__(self, start: int, total: int, epochs: float, bound: str = "elbo", best: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        start: int,
+        total: int,
+        epochs: float,
+        bound: str = "elbo",
+        best: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(start, total, epochs, bound, best)
         self.spoke = time.perf_counter()
         self.columns: list[str] = []
@@ -112,7 +142,11 @@ class Lines(Display):
         super().row(row)
         self.at = row["step"]
         now, validated = time.perf_counter(), f"validation {self.bound}" in row
-        if validated or now - self.spoke >= self.EVERY or (self.at == self.total and not self.validation):
+        if (
+            validated
+            or now - self.spoke >= self.EVERY
+            or (self.at == self.total and not self.validation)
+        ):
             self.due, self.spoke, self.measured = True, now, self.pace()
         if validated:
             self._print_due()
@@ -134,10 +168,18 @@ class Lines(Display):
         if self.columns != self.terms():
             self.columns = self.terms()
             names = "".join(f"{name[:14]:>{self._width(name)}}" for name in self.columns)
-            print(f"{'step':>{width}}  {'epoch':>7}{names}{'validation':>12}{'best':>12}{'lr':>10}{'steps/s':>9}{'left':>9}", flush=True)
+            print(
+                f"{'step':>{width}}  "
+                f"{'epoch':>7}{names}{'validation':>12}{'best':>12}{'lr':>10}{'steps/s':>9}{'left':>9}",
+                flush=True,
+            )
         rate, left = self.measured
-        values = "".join(f"{number(self.train.get(name, self.validation.get(name))):>{self._width(name)}}" for name in self.columns)
-        checked = f"{number(self.validation.get(self.bound)):>12}{number(self.best[0] if self.best else None):>12}"
+        values = "".join(
+            f"{number(self.train.get(name, self.validation.get(name))):>{self._width(name)}}"
+            for name in self.columns
+        )
+        best = self.best[0] if self.best else None
+        checked = f"{number(self.validation.get(self.bound)):>12}{number(best):>12}"
         epoch = self.epochs * self.at / max(self.total, 1)
         rest = f"{rate_of(self.train):>10}{pace(rate):>9}{clock(left):>9}"
         print(f"{self.at:>{width},}  {epoch:>7.2f}{values}{checked}{rest}", flush=True)
@@ -147,18 +189,29 @@ class Lines(Display):
 
 
 class Live(Display):
-    """A live panel: progress bar, the bound and its terms in training and validation, and the pace."""
+    """A live panel: progress bar, the bound and its terms in training and validation, and the
+    pace.
+    """
 
     EVERY = 0.2  # a frame takes about two milliseconds
     MOST = 12  # most terms shown
 
-    def __init__(self, start: int, total: int, epochs: float, bound: str = "elbo", best: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        start: int,
+        total: int,
+        epochs: float,
+        bound: str = "elbo",
+        best: Mapping[str, Any] | None = None,
+    ) -> None:
         from rich.console import Console
         from rich.live import Live as Panel
 
         super().__init__(start, total, epochs, bound, best)
         self.console = Console(file=sys.stdout)
-        self.panel = Panel(self.frame(), console=self.console, auto_refresh=False, vertical_overflow="crop")
+        self.panel = Panel(
+            self.frame(), console=self.console, auto_refresh=False, vertical_overflow="crop"
+        )
         self.panel.start(refresh=True)
         self.drawn = time.perf_counter()
 
@@ -192,25 +245,56 @@ class Live(Display):
         epoch = f"epoch {self.epochs * self.at / max(self.total, 1):.2f} of {self.epochs:g}"
         done = self.at >= self.total
         top = Table.grid(padding=(0, 2))
-        bar = ProgressBar(total=self.total, completed=self.at, width=28 if wide else 12, complete_style="cyan", finished_style="green")
+        bar = ProgressBar(
+            total=self.total,
+            completed=self.at,
+            width=28 if wide else 12,
+            complete_style="cyan",
+            finished_style="green",
+        )
         time_left = Text("done" if done else f"{clock(left)} left", style="green" if done else "")
-        top.add_row(bar, Text(f"step {self.at:,} of {self.total:,}"), *([Text(epoch, style="dim")] if wide else []), time_left)
+        top.add_row(
+            bar,
+            Text(f"step {self.at:,} of {self.total:,}"),
+            *([Text(epoch, style="dim")] if wide else []),
+            time_left,
+        )
         table = Table.grid(padding=(0, 3))
         table.add_column(min_width=10, no_wrap=True)
         table.add_column(justify="right", min_width=10, no_wrap=True)
         table.add_column(justify="right", min_width=10, no_wrap=True)
         table.add_column(no_wrap=True)
-        table.add_row("", Text("training", style="dim"), Text("validation" if self.validation else "", style="dim"), "")
+        table.add_row(
+            "",
+            Text("training", style="dim"),
+            Text("validation" if self.validation else "", style="dim"),
+            "",
+        )
         names = self.terms()
         for name in names[: self.MOST]:
             style = "bold" if name in BOUNDS else ""
-            best = f"best {number(self.best[0])} at step {self.best[1]:,}" if name == self.bound and self.best else ""
-            train, validation = (Text(number(values.get(name)), style=style) for values in (self.train, self.validation))
+            best = (
+                f"best {number(self.best[0])} at step {self.best[1]:,}"
+                if name == self.bound and self.best
+                else ""
+            )
+            train, validation = (
+                Text(number(values.get(name)), style=style)
+                for values in (self.train, self.validation)
+            )
             table.add_row(Text(name, style=style), train, validation, Text(best, style="dim"))
-        more = [Text(f"… and {len(names) - self.MOST} more", style="dim")] if len(names) > self.MOST else []
+        more = (
+            [Text(f"… and {len(names) - self.MOST} more", style="dim")]
+            if len(names) > self.MOST
+            else []
+        )
         pieces = [f"{pace(rate)} steps/s"] if rate else []
         if "lr" in self.train:
-            pieces = [f"lr {rate_of(self.train)}", f"gradient {number(self.train.get('gradient'))}", *pieces]
+            pieces = [
+                f"lr {rate_of(self.train)}",
+                f"gradient {number(self.train.get('gradient'))}",
+                *pieces,
+            ]
         if self.phase not in ("", "joint", "mle"):
             pieces.append(f"phase {self.phase}")
         if not wide:
@@ -225,17 +309,27 @@ class Live(Display):
 
 
 class TensorBoard(Watcher):
-    """Scalars for TensorBoard. A resumed run rewrites the file from its rows, so that no step appears twice."""
+    """Scalars for TensorBoard. A resumed run rewrites the file from its rows, so that no step
+    appears twice.
+    """
 
     def __init__(self, run: Folder, rows: list[dict[str, Any]]) -> None:
         try:
             from tensorboard.compat.proto.event_pb2 import SessionLog
         except ImportError:
-            raise ValueError("tensorboard=True needs the package tensorboard: pip install 'aevb[tensorboard]'.") from None
+            raise ValueError(
+                "tensorboard=True needs the package tensorboard: pip install 'aevb[tensorboard]'."
+            ) from None
         self.run, self.folder = run, run.path / "tensorboard"
-        self.path = self.folder / f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}"
+        self.path = (
+            self.folder
+            / f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}"
+        )
         self.began = time.time() - max((row.get("seconds", 0.0) for row in rows), default=0.0)
-        start = [self._event(0, 0.0, file_version="brain.Event:2"), self._event(0, 0.0, session_log=SessionLog(status=SessionLog.START))]
+        start = [
+            self._event(0, 0.0, file_version="brain.Event:2"),
+            self._event(0, 0.0, session_log=SessionLog(status=SessionLog.START)),
+        ]
         with run.writing(self.folder, None):
             self.folder.mkdir(exist_ok=True)
             for old in self.folder.glob("events.out.tfevents.*"):
@@ -249,9 +343,22 @@ class TensorBoard(Watcher):
     def _scalars(self, row: Mapping[str, Any]) -> bytes:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        values = {name: value for name, value in row.items() if name not in ("step", "epoch", "seconds") and isinstance(value, int | float)}
-        tags = {name: name.replace("validation ", "validation/") if name.startswith("validation ") else f"training/{name}" for name in values}
-        summary = Summary(value=[Summary.Value(tag=tags[name], simple_value=value) for name, value in values.items()])
+        values = {
+            name: value
+            for name, value in row.items()
+            if name not in ("step", "epoch", "seconds") and isinstance(value, int | float)
+        }
+        tags = {
+            name: name.replace("validation ", "validation/")
+            if name.startswith("validation ")
+            else f"training/{name}"
+            for name in values
+        }
+        summary = Summary(
+            value=[
+                Summary.Value(tag=tags[name], simple_value=value) for name, value in values.items()
+            ]
+        )
         return self._event(row["step"], row.get("seconds", 0.0), summary=summary)
 
     def _event(self, step: int, seconds: float, **content: Any) -> bytes:
@@ -260,22 +367,27 @@ class TensorBoard(Watcher):
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         record = io.BytesIO()
-        RecordWriter(record).write(Event(wall_time=self.began + seconds, step=step, **content).SerializeToString())
+        RecordWriter(record).write(
+            Event(wall_time=self.began + seconds, step=step, **content).SerializeToString()
+        )
         return record.getvalue()
 
 
 class Checking:
     """Progress of checking large data files. It prints nothing for the first two seconds.
 
-    On a terminal, it then updates one line in place. Elsewhere, it prints a line every five seconds if
-    ``progress`` is True.
+    On a terminal, it then updates one line in place. Elsewhere, it prints a line every five seconds
+    if ``progress`` is True.
     """
 
     PATIENCE = 2.0
 
     def __init__(self, progress: bool | None, what: str = "training") -> None:
         self.what, self.live = what, progress is not False and _on_terminal()
-        self.speaks, self.every = self.live or bool(progress), Live.EVERY if self.live else Lines.EVERY
+        self.speaks, self.every = (
+            self.live or bool(progress),
+            Live.EVERY if self.live else Lines.EVERY,
+        )
         self.began = time.perf_counter()
         self.spoke = self.began + self.PATIENCE - self.every
         self.shown = False
@@ -284,14 +396,28 @@ class Checking:
         now = time.perf_counter()
         if self.speaks and rows < of and now - self.spoke >= self.every:
             self.spoke, self.shown = now, True
-            text = f"checking the {self.what} data: {rows:,} of {of:,} rows, {clock((now - self.began) * (of - rows) / rows)} left"
-            print(f"\r\x1b[2K{text}" if self.live else text, end="" if self.live else "\n", flush=True)
+            text = (
+                f"checking the {self.what} data: {rows:,} of {of:,} rows, "
+                f"{clock((now - self.began) * (of - rows) / rows)} left"
+            )
+            print(
+                f"\r\x1b[2K{text}" if self.live else text, end="" if self.live else "\n", flush=True
+            )
         elif rows >= of and self.shown and self.live:
             print("\r\x1b[2K", end="", flush=True)
 
 
-def display(progress: bool | None, start: int, total: int, epochs: float, bound: str = "elbo", best: Mapping[str, Any] | None = None) -> Watcher:
-    """Return a live panel on a terminal, unless ``progress`` is False; elsewhere plain lines if it is True."""
+def display(
+    progress: bool | None,
+    start: int,
+    total: int,
+    epochs: float,
+    bound: str = "elbo",
+    best: Mapping[str, Any] | None = None,
+) -> Watcher:
+    """Return a live panel on a terminal, unless ``progress`` is False; elsewhere plain lines if it
+    is True.
+    """
     if progress is not False and _on_terminal():
         return Live(start, total, epochs, bound, best)
     return Lines(start, total, epochs, bound, best) if progress else Watcher()

@@ -1,13 +1,13 @@
 """Training with several processes: each takes its share of every batch, and gradients are summed.
 
-``torchrun`` starts the processes; without it there is one process, and this module does nothing. The
-noise of a step is drawn for the whole batch, and each process keeps the part of its rows. The result
-therefore does not depend on the number of processes. The exceptions are latents that torch's own
-samplers draw (Beta, Poisson, NegativeBinomial).
+``torchrun`` starts the processes; without it there is one process, and this module does nothing.
+The noise of a step is drawn for the whole batch, and each process keeps the part of its rows. The
+result therefore does not depend on the number of processes. The exceptions are latents that torch's
+own samplers draw (Beta, Poisson, NegativeBinomial).
 
-If a process is killed, the others notice at once. If one hangs, the others wait for ten minutes, or for
-``AEVB_WAIT`` seconds. All then end with an error, and the run can be resumed from its last checkpoint.
-On GPUs, NCCL itself ends the processes after the same time.
+If a process is killed, the others notice at once. If one hangs, the others wait for ten minutes, or
+for ``AEVB_WAIT`` seconds. All then end with an error, and the run can be resumed from its last
+checkpoint. On GPUs, NCCL itself ends the processes after the same time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def waiting_time() -> float:
     except ValueError:
         found = 0.0
     if not 0 < found < 1e9:
-        raise ValueError(f"AEVB_WAIT is the number of seconds that a process waits for the others, got {text!r}.")
+        raise ValueError(
+            f"AEVB_WAIT is the number of seconds that a process waits for the others, got {text!r}."
+        )
     return found
 
 
@@ -49,8 +51,9 @@ def _together() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise TrainingError(
-            f"Another process of this run has ended, or has not answered for {waiting_time():.0f} s (AEVB_WAIT), so that none can go on. "
-            f"Start them again with resume=True: the run continues from its last checkpoint. ({str(error).splitlines()[0][:120]})"
+            f"Another process of this run has ended, or has not answered for {waiting_time():.0f} "
+            f"s (AEVB_WAIT), so that none can go on. Start them again with resume=True: the run "
+            f"continues from its last checkpoint. ({str(error).splitlines()[0][:120]})"
         ) from None
 
 
@@ -95,7 +98,9 @@ class World:
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
         with _together():
             dist.all_reduce(flat)
-        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        for tensor, part in zip(
+            tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True
+        ):
             tensor.copy_(part.reshape(tensor.shape))
 
     def any(self, flag: bool) -> bool:
@@ -129,7 +134,9 @@ class World:
                 dist.barrier()
 
     def leave(self) -> None:
-        """Close the process group before the interpreter exits: an open connection can abort the process."""
+        """Close the process group before the interpreter exits: an open connection can abort the
+        process.
+        """
         if self.size > 1 and dist.is_initialized():
             self.wait()
             if self.joined:
@@ -146,5 +153,8 @@ def join(device: torch.device) -> World:
         torch.cuda.set_device(device)
     if joined:
         with _together():
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=waiting_time()))
+            dist.init_process_group(
+                "nccl" if device.type == "cuda" else "gloo",
+                timeout=timedelta(seconds=waiting_time()),
+            )
     return World(dist.get_rank(), size, device, joined)

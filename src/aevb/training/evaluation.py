@@ -28,33 +28,52 @@ Part = tuple[Batch, Plan, dict[str, Tensor]]  # rows, how to estimate them, and 
 
 
 def evaluate(
-    model: Model, source: Source, *, how: Mapping[str, str] | None = None, bound: str = "elbo", samples: int = 1, seed: int = 0
+    model: Model,
+    source: Source,
+    *,
+    how: Mapping[str, str] | None = None,
+    bound: str = "elbo",
+    samples: int = 1,
+    seed: int = 0,
 ) -> dict[str, float]:
     """Return the mean bound and its terms over all rows of a source, in nats per example.
 
-    Expectations are taken in the plan's default way, which is exact if possible; ``how`` is used only if
-    the model has no default. If the posterior is known exactly, the result includes the exact evidence and
-    the gap, the mean KL(q ‖ p(z|x)).
+    Expectations are taken in the plan's default way, which is exact if possible; ``how`` is used
+    only if the model has no default. If the posterior is known exactly, the result includes the
+    exact evidence and the gap, the mean KL(q ‖ p(z|x)).
     """
     return Evaluation(model, source, how=how, bound=bound, samples=samples, seed=seed)()
 
 
-def evaluate_precisely(model: Model, source: Source, *, seed: int = 0, error: float = 0.01, most: int = 64) -> dict[str, tuple[float, float]]:
+def evaluate_precisely(
+    model: Model, source: Source, *, seed: int = 0, error: float = 0.01, most: int = 64
+) -> dict[str, tuple[float, float]]:
     """Return the mean bound and its terms, each with its standard error.
 
-    :func:`evaluate` is repeated with new noise until the standard error of the bound is at most ``error``:
-    at least 8 times if the estimate is random, and at most ``most`` times. Exact quantities have error 0.
+    :func:`evaluate` is repeated with new noise until the standard error of the bound is at most
+    ``error``: at least 8 times if the estimate is random, and at most ``most`` times. Exact
+    quantities have error 0.
     """
     found: list[dict[str, float]] = []
     while len(found) < most:
-        found.append(evaluate(model, source, seed=seed_of(seed, "draws", len(found)) if found else seed))
-        values = {name: torch.tensor([one[name] for one in found], dtype=torch.float64) for name in found[0]}
-        if len(found) == 2 and all(bool((value == value[0]).all() | value.isnan().any()) for value in values.values()):
+        found.append(
+            evaluate(model, source, seed=seed_of(seed, "draws", len(found)) if found else seed)
+        )
+        values = {
+            name: torch.tensor([one[name] for one in found], dtype=torch.float64)
+            for name in found[0]
+        }
+        if len(found) == 2 and all(
+            bool((value == value[0]).all() | value.isnan().any()) for value in values.values()
+        ):
             break
         if len(found) >= 8 and float(values["elbo"].std()) <= error * len(found) ** 0.5:
             break
     return {
-        name: (float(value.mean()), float(value.std()) / len(found) ** 0.5 if bool((value != value[0]).any()) else 0.0)
+        name: (
+            float(value.mean()),
+            float(value.std()) / len(found) ** 0.5 if bool((value != value[0]).any()) else 0.0,
+        )
         for name, value in values.items()
     }
 
@@ -62,18 +81,34 @@ def evaluate_precisely(model: Model, source: Source, *, seed: int = 0, error: fl
 class Evaluation:
     """A repeated :func:`evaluate` of a model that is being trained.
 
-    The rows and the noise are the same every time. On a GPU they stay in its memory, unless they are too
-    large, and from the second call on the whole pass is a CUDA graph: small operations take ten times longer
-    to launch than to run.
+    The rows and the noise are the same every time. On a GPU they stay in its memory, unless they
+    are too large, and from the second call on the whole pass is a CUDA graph: small operations take
+    ten times longer to launch than to run.
     """
 
     def __init__(
-        self, model: Model, source: Source, *, how: Mapping[str, str] | None = None, bound: str = "elbo", samples: int = 1, seed: int = 0
+        self,
+        model: Model,
+        source: Source,
+        *,
+        how: Mapping[str, str] | None = None,
+        bound: str = "elbo",
+        samples: int = 1,
+        seed: int = 0,
     ) -> None:
-        self.model, self.source, self.how, self.bound, self.samples, self.seed = model, source, how, bound, samples, seed
+        self.model, self.source, self.how, self.bound, self.samples, self.seed = (
+            model,
+            source,
+            how,
+            bound,
+            samples,
+            seed,
+        )
         self.exact = why_not_exact(model) is None
         chunk = max(1, (ROWS_ON_GPU if source.like.is_cuda else ROWS) // samples)
-        self.parts = [range(start, min(source.n, start + chunk)) for start in range(0, source.n, chunk)]
+        self.parts = [
+            range(start, min(source.n, start + chunk)) for start in range(0, source.n, chunk)
+        ]
         self.names: list[str] = []
         self.captures = source.like.is_cuda and not self.exact
         self.held: list[Part] | None = None
@@ -84,8 +119,13 @@ class Evaluation:
     def __call__(self) -> dict[str, float]:
         with self.model._evaluating(None):
             again = self.captures and self.names and own_part(self.model) is None
-            totals = self._replayed() if again else self._totals(self._part(rows) for rows in self.parts)
-            return {name: value / self.source.n for name, value in zip(self.names, totals.tolist(), strict=True)}
+            totals = (
+                self._replayed() if again else self._totals(self._part(rows) for rows in self.parts)
+            )
+            return {
+                name: value / self.source.n
+                for name, value in zip(self.names, totals.tolist(), strict=True)
+            }
 
     def _part(self, rows: range, known: dict[range, Batch] | None = None) -> Part:
         known = {} if known is None else known
@@ -93,14 +133,20 @@ class Evaluation:
             known[rows] = self.source.take(torch.arange(rows.start, rows.stop))
         batch = known[rows]
         plan = _plan(self.model, batch, self.how, self.bound, self.samples)
-        return batch, plan, self.model.draw_noise(plan, batch, seed=seed_of(self.seed, "evaluation", rows.start))
+        return (
+            batch,
+            plan,
+            self.model.draw_noise(plan, batch, seed=seed_of(self.seed, "evaluation", rows.start)),
+        )
 
     def _totals(self, parts: Iterable[Part]) -> Tensor:
         """The sums over all rows, one for each of ``names``."""
         totals: dict[str, Tensor] = {}
         for batch, plan, noise in parts:
-            estimated = estimate(plan, self.model.factors, batch, noise)  # type: ignore[arg-type]
-            found = {self.bound: estimated.value, **estimated.terms} | (_exactly(self.model, batch) if self.exact else {})
+            estimated = estimate(plan, self.model.factors, batch, noise)
+            found = {self.bound: estimated.value, **estimated.terms} | (
+                _exactly(self.model, batch) if self.exact else {}
+            )
             for name, value in found.items():
                 total = value.double().sum()
                 totals[name] = totals[name] + total if name in totals else total
@@ -111,7 +157,9 @@ class Evaluation:
         if self.held is None:
             known = _rows.setdefault(self.source, {})
             first = self._part(self.parts[0], known)
-            if len(self.parts) * _bytes(first) > SHARE * torch.cuda.mem_get_info(self.source.like.device)[0] or _seeded(first):
+            if len(self.parts) * _bytes(first) > SHARE * torch.cuda.mem_get_info(
+                self.source.like.device
+            )[0] or _seeded(first):
                 self.captures = False
                 known.clear()
                 return self._totals(self._part(rows) for rows in self.parts)
@@ -128,9 +176,18 @@ class Evaluation:
     def _captured(self, held: Sequence[Part]) -> torch.cuda.CUDAGraph | None:
         """Capture a CUDA graph; None if memory is short or a part synchronises with the host."""
         graph, device = torch.cuda.CUDAGraph(), self.source.like.device
-        pool = next((other.graph.pool() for other in _sharing if other.graph is not None and other.source.like.device == device), None)
+        pool = next(
+            (
+                other.graph.pool()
+                for other in _sharing
+                if other.graph is not None and other.source.like.device == device
+            ),
+            None,
+        )
         try:
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # another thread may be reading rows
+            with torch.cuda.graph(
+                graph, pool=pool, capture_error_mode="thread_local"
+            ):  # another thread may be reading rows
                 self.found = self._totals(held)
         except RuntimeError:
             return None
@@ -138,8 +195,10 @@ class Evaluation:
         return graph
 
 
-_sharing: WeakSet[Evaluation] = WeakSet()  # their graphs share memory: each is read before another begins
-_rows: WeakKeyDictionary[Source, dict[range, Batch]] = WeakKeyDictionary()  # as several models evaluate them
+# their graphs share memory: each is read before another begins
+_sharing: WeakSet[Evaluation] = WeakSet()
+# as several models evaluate them
+_rows: WeakKeyDictionary[Source, dict[range, Batch]] = WeakKeyDictionary()
 
 
 def _bytes(part: Part) -> int:
@@ -148,27 +207,38 @@ def _bytes(part: Part) -> int:
 
 
 def _seeded(part: Part) -> bool:
-    """Whether torch draws something by a sampler of its own, from a seed that it reads on the host."""
+    """Whether torch draws something by a sampler of its own, from a seed that it reads on the
+    host.
+    """
     _, plan, _ = part
     return any(kind == "seed" for kind, _ in plan.layout(1, 1, dropout=False).values())
 
 
 def _exactly(model: Model, batch: Batch) -> dict[str, Tensor]:
-    """Return the exact evidence and, if known, the gap; NaN if a covariance is no longer positive definite."""
+    """Return the exact evidence and, if known, the gap; NaN if a covariance is no longer positive
+    definite.
+    """
     nan = model._parameter().new_full((next(iter(batch.values())).shape[-2],), torch.nan)
     found: dict[str, Tensor] = {}
     for name, way in (("evidence", exact_evidence), ("gap", gap)):
         try:
-            value = way(model, batch)  # type: ignore[operator]
+            value = way(model, batch)
         except LinAlgError:
             value = nan
         found |= {} if value is None else {name: value}
     return found
 
 
-def _plan(model: Model, batch: Batch, how: Mapping[str, str] | None, bound: str, samples: int) -> Plan:
+def _plan(
+    model: Model, batch: Batch, how: Mapping[str, str] | None, bound: str, samples: int
+) -> Plan:
     clamped, partial = split_latents(model.graph, batch)
-    choices: dict[str, Any] = {"bound": bound, "samples": samples, "clamped": clamped, "partial": partial}
+    choices: dict[str, Any] = {
+        "bound": bound,
+        "samples": samples,
+        "clamped": clamped,
+        "partial": partial,
+    }
     if not how:
         return model.plan(**choices)
     try:
@@ -177,11 +247,17 @@ def _plan(model: Model, batch: Batch, how: Mapping[str, str] | None, bound: str,
         return model.plan(how=how, **choices)
 
 
-def evaluate_evidence(model: Model, source: Source, *, samples: int, seed: int = 0, chunk: int = 100) -> float:
+def evaluate_evidence(
+    model: Model, source: Source, *, samples: int, seed: int = 0, chunk: int = 100
+) -> float:
     """The mean importance-sampled log p(x) over all rows of a source."""
     total = 0.0
     for start in range(0, source.n, chunk):
         batch = source.take(torch.arange(start, min(source.n, start + chunk)))
         with torch.no_grad():
-            total += float(importance(model, batch, samples, seed_of(seed, "evidence", start)).value.double().sum())
+            total += float(
+                importance(model, batch, samples, seed_of(seed, "evidence", start))
+                .value.double()
+                .sum()
+            )
     return total / source.n

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# Kinds of events. They are part of the file format: programs distinguish events by kind, never by text.
+# Kinds of events. They are part of the file format: programs distinguish events by kind, never by
+# text.
 SKIPPED = "step skipped"  # a batch with a non-finite loss or gradient was skipped
 UNTAUGHT = "q untaught"  # a latent is observed in every row, so that its q is not trained
 LABELS = "labels do not teach q"
@@ -25,7 +26,9 @@ FOLDER = "folder"
 
 @dataclass(frozen=True)
 class Event:
-    """A note of a run: its ``kind``, what it is ``about`` (a variable, or "run"), a text and a remedy."""
+    """A note of a run: its ``kind``, what it is ``about`` (a variable, or "run"), a text and a
+    remedy.
+    """
 
     kind: str
     about: str
@@ -37,13 +40,16 @@ class Event:
 
     def row(self, step: int) -> dict[str, Any]:
         """Return the event as a line of ``metrics.jsonl``."""
-        return {"step": step, "note": str(self), "kind": self.kind, "about": self.about} | ({"remedy": self.remedy} if self.remedy else {})
+        return {"step": step, "note": str(self), "kind": self.kind, "about": self.about} | (
+            {"remedy": self.remedy} if self.remedy else {}
+        )
 
 
 def events(rows: Iterable[Mapping[str, Any]], kind: str | None = None) -> list[Event]:
     """Return the events among a run's rows, all of them or those of one kind.
 
-    Rows of earlier versions have only a text, from which :func:`_of_earlier_version` finds the kind.
+    Rows of earlier versions have only a text, from which :func:`_of_earlier_version` finds the
+    kind.
     """
     found = []
     for row in rows:
@@ -51,7 +57,11 @@ def events(rows: Iterable[Mapping[str, Any]], kind: str | None = None) -> list[E
             continue
         remedy = str(row.get("remedy", ""))
         text = str(row["note"]).removesuffix(remedy).rstrip() if remedy else str(row["note"])
-        event = Event(row["kind"], row.get("about", ""), text, remedy) if "kind" in row else _of_earlier_version(text)
+        event = (
+            Event(row["kind"], row.get("about", ""), text, remedy)
+            if "kind" in row
+            else _of_earlier_version(text)
+        )
         if kind in (None, event.kind):
             found.append(event)
     return found

@@ -1,4 +1,6 @@
-"""Iterations over all rows with an exact objective: closed-form EM, and L-BFGS on the exact evidence."""
+"""Iterations over all rows with an exact objective: closed-form EM, and L-BFGS on the exact
+evidence.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,12 @@ MLE = "mle/"  # prefix of the names of L-BFGS's state in a checkpoint
 
 
 def left_alone(reason: str) -> Event:
-    return Event(LEFT_ALONE, "q", f"em() leaves q as it is: {reason}.", "To train q, fit again with alternate() or joint().")
+    return Event(
+        LEFT_ALONE,
+        "q",
+        f"em() leaves q as it is: {reason}.",
+        "To train q, fit again with alternate() or joint().",
+    )
 
 
 class ExactSteps(Stepper):
@@ -33,19 +40,33 @@ class ExactSteps(Stepper):
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
-        self.not_recorded = f"{job.settings.schedule} computes the objective exactly, without an estimate of the bound"
+        self.not_recorded = (
+            f"{job.settings.schedule} computes the objective exactly, without an estimate of the "
+            f"bound"
+        )
 
     def what_failed(self, step: int, phase: Phase) -> str:
         """Name the rows whose evidence is not finite."""
         job = self.job
         rows = torch.arange(job.source.n)[job.world.share(job.source.n)]
         inputs = {f"batch {name}": value for name, value in job.source.take(rows).items()}
-        objective = Objective(job.model, job.plan, job.source, job.source.n, job.settings, job.labelled, job.classes, job.em)
+        objective = Objective(
+            job.model,
+            job.plan,
+            job.source,
+            job.source.n,
+            job.settings,
+            job.labelled,
+            job.classes,
+            job.em,
+        )
         return what_failed(job, objective, inputs, rows, self.active(phase), self._broken())
 
 
 class EMSteps(ExactSteps):
-    """Exact EM: compute the posterior's statistics over all rows, then set every factor of p in closed form."""
+    """Exact EM: compute the posterior's statistics over all rows, then set every factor of p in
+    closed form.
+    """
 
     def __init__(self, job: Job, em: Regressions | Responsibilities) -> None:
         super().__init__(job)
@@ -61,8 +82,18 @@ class EMSteps(ExactSteps):
         with torch.no_grad():
             try:
                 if self.iterations is None:
-                    fresh, rows = step == 0 and self.model.untouched(), Rows(self.source, self.world)
-                    self.iterations = Iterations(self.em, rows, self.schedule, self.settings.seed, fresh=fresh, tensors=self.kept)
+                    fresh, rows = (
+                        step == 0 and self.model.untouched(),
+                        Rows(self.source, self.world),
+                    )
+                    self.iterations = Iterations(
+                        self.em,
+                        rows,
+                        self.schedule,
+                        self.settings.seed,
+                        fresh=fresh,
+                        tensors=self.kept,
+                    )
                 evidence = self.iterations.step()
             except NoEvidenceError as error:
                 self.lost = str(error)
@@ -72,7 +103,11 @@ class EMSteps(ExactSteps):
 
     @property
     def converged(self) -> bool:  # type: ignore[override]
-        gains = self.kept.get("em/gains", torch.zeros(0)).tolist() if self.iterations is None else self.iterations.ascent.gains
+        gains = (
+            self.kept.get("em/gains", torch.zeros(0)).tolist()
+            if self.iterations is None
+            else self.iterations.ascent.gains
+        )
         return converged(gains, self.schedule.tol)
 
     def remarks(self, taken: int, total: int) -> list[Event]:
@@ -84,10 +119,16 @@ class EMSteps(ExactSteps):
             note = self.iterations.method.told_floor(self.iterations.ascent.point)
             found += [] if note is None else [Event(FLOOR, "p", note)]
         if ended:
-            text = f"em() converged after {taken} iterations: the last ones raised the mean evidence by less than tol={tol:g} nats."
+            text = (
+                f"em() converged after {taken} iterations: the last ones raised the mean evidence "
+                f"by less than tol={tol:g} nats."
+            )
             found.append(Event(CONVERGED, "run", text))
         elif taken == total and tol > 0:
-            text = f"em() ended after {taken} iterations, as asked, before it converged (tol={tol:g}); more steps= would raise the evidence."
+            text = (
+                f"em() ended after {taken} iterations, as asked, before it converged "
+                f"(tol={tol:g}); more steps= would raise the evidence."
+            )
             found.append(Event(NOT_CONVERGED, "run", text))
         return found
 
@@ -100,7 +141,9 @@ class EMSteps(ExactSteps):
             with torch.no_grad():
                 self.iterations.write()
                 self.settled = self.iterations.ascent.point
-                self.left_alone = self.em.tighten(self.source.take(torch.arange(min(2, self.source.n))))
+                self.left_alone = self.em.tighten(
+                    self.source.take(torch.arange(min(2, self.source.n)))
+                )
 
     def close(self) -> None:
         if self.iterations is not None:
@@ -128,12 +171,14 @@ class LikelihoodSteps(ExactSteps):
 
     @property
     def tol(self) -> float:
-        return self.settings.schedule.tol  # type: ignore[attr-defined, no-any-return]
+        return self.settings.schedule.tol  # type: ignore[attr-defined]
 
     def step(self, step: int, phase: Phase, rate: float) -> None:
         self.tally.begin(step)
         if self.likelihood is None:
-            self.likelihood = Likelihood(self.model, self.source, self.world, self.active(phase), self.known)
+            self.likelihood = Likelihood(
+                self.model, self.source, self.world, self.active(phase), self.known
+            )
         found = self.likelihood.step(self.tol)
         if found is None:
             self.tally.fail()
@@ -152,20 +197,31 @@ class LikelihoodSteps(ExactSteps):
         search = self.likelihood.search
         told = f"after {taken} iterations of L-BFGS on all rows ({search.evaluations} evaluations)"
         if search.converged(self.tol):
-            text = f"mle() converged {told}: the last one raised the mean evidence by less than tol={self.tol:g} nats."
+            text = (
+                f"mle() converged {told}: the last one raised the mean evidence by less than "
+                f"tol={self.tol:g} nats."
+            )
             structure, remedy = Structure(self.model, self.job.plan.clamped), ""
             if structure.carried or structure.discrete:
                 text += " This is a local maximum, and another start may find a higher one:"
-                remedy = 'max(fit(…, seeds=8), key=lambda run: run.history["evidence"][-1]) takes the best of 8.'
+                remedy = (
+                    'max(fit(…, seeds=8), key=lambda run: run.history["evidence"][-1]) takes the '
+                    "best of 8."
+                )
             return [Event(CONVERGED, "run", text, remedy)]
         if self.converged:
             text = (
-                f"mle() ended {told} without having converged (tol={self.tol:g}): no step raises the evidence any more, although its gradient is not "
-                "0. The likelihood may have no maximum (a scale that goes to 0), or too little precision is left."
+                f"mle() ended {told} without having converged (tol={self.tol:g}): no step raises "
+                f"the evidence any more, although its gradient is not "
+                "0. The likelihood may have no maximum (a scale that goes to 0), or too little "
+                "precision is left."
             )
             return [Event(NOT_CONVERGED, "run", text)]
         if taken == total and self.tol > 0:
-            text = f"mle() ended {told}, as asked, before it converged (tol={self.tol:g}); more steps= would raise the evidence."
+            text = (
+                f"mle() ended {told}, as asked, before it converged (tol={self.tol:g}); more "
+                f"steps= would raise the evidence."
+            )
             return [Event(NOT_CONVERGED, "run", text)]
         return []
 

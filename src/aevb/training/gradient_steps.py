@@ -1,9 +1,10 @@
 """Steps of Adam on batches, run eagerly or from a recording of their operations.
 
-The host first writes the inputs of a step (rows, random seeds, learning rate, KL weight) into tensors.
-The rest of the step is a function of tensors alone. A step with a non-finite loss or gradient changes
-nothing. On a GPU, the steps after it change nothing either, until the host checks for failures. It does
-so when it reads the metrics, not after every step, and then returns to the failed step.
+The host first writes the inputs of a step (rows, random seeds, learning rate, KL weight) into
+tensors. The rest of the step is a function of tensors alone. A step with a non-finite loss or
+gradient changes nothing. On a GPU, the steps after it change nothing either, until the host checks
+for failures. It does so when it reads the metrics, not after every step, and then returns to the
+failed step.
 """
 
 from __future__ import annotations
@@ -21,7 +22,15 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from aevb.compiled_step import CompiledStep, compile_step
 from aevb.compiled_step.adam import Adam
 from aevb.compiled_step.cuda_streams import CudaStreams
-from aevb.compiled_step.fused_adam import ALIGNED, MOST, MovedTogether, Parts, Vector, judge, laid_out
+from aevb.compiled_step.fused_adam import (
+    ALIGNED,
+    MOST,
+    MovedTogether,
+    Parts,
+    Vector,
+    judge,
+    laid_out,
+)
 from aevb.compiled_step.gradients import held_fixed
 from aevb.compiled_step.recording import Found, gradients_of
 from aevb.data.sources import Resident
@@ -40,11 +49,14 @@ from aevb.training.staging import Gathered, Staged
 from aevb.training.step import Job, Stepper
 from aevb.training.trouble import finite, what_failed
 
-RECORD_AFTER, RECORD_FOR = 10, 1000  # record a phase after this many steps, if at least this many remain
+# record a phase after this many steps, if at least this many remain
+RECORD_AFTER, RECORD_FOR = (10, 1000)
 
 
 class GradientSteps(Stepper):
-    """Take steps of Adam. The state is the optimiser's, and the posterior that an M-step holds fixed."""
+    """Take steps of Adam. The state is the optimiser's, and the posterior that an M-step holds
+    fixed.
+    """
 
     streams: CudaStreams | None = None  # only for steps that are captured as CUDA graphs
 
@@ -52,10 +64,21 @@ class GradientSteps(Stepper):
         """``places`` is the number of steps whose inputs the host loads at a time."""
         super().__init__(job)
         settings, order = job.settings, job.order
-        self.objective = Objective(job.model, job.plan, job.source, order.batch, settings, job.labelled, job.classes, job.em)
+        self.objective = Objective(
+            job.model,
+            job.plan,
+            job.source,
+            order.batch,
+            settings,
+            job.labelled,
+            job.classes,
+            job.em,
+        )
         self.waits = on_gpu = self.device.type == "cuda"
         assert settings.lr is not None
-        self.rates = torch.full((places, ALIGNED), settings.lr, device=self.device) if on_gpu else None
+        self.rates = (
+            torch.full((places, ALIGNED), settings.lr, device=self.device) if on_gpu else None
+        )
         self.adam = Adam(settings.lr if self.rates is None else self.rates[0, 0])
         self.noise, self.drawing = torch.Generator(self.device), torch.Generator(self.device)
         self.rows = torch.zeros(places, order.batch, dtype=torch.long, device=self.device)
@@ -63,14 +86,26 @@ class GradientSteps(Stepper):
         self.layouts: dict[int, noises.Layout] = {}  # by the number of time steps in a batch
         self.staged: Staged | Gathered | None = self._staging()  # prefetched batches
         self.not_recorded = why_not_recorded(job.model, settings, seeded(job))
-        self.compiled: dict[str, CompiledStep | None] = {}  # by phase; None where a step could not be recorded
+        self.compiled: dict[
+            str, CompiledStep | None
+        ] = {}  # by phase; None where a step could not be recorded
         self.not_compiled: list[Event] = []  # what could not be recorded or compiled
-        self.ends_compiled = settings.compile and job.world.size == 1 and self.not_recorded is None and self.device.type in ("cpu", "cuda")
-        self.moving: dict[str, MovedTogether | None] = {}  # by phase; None if Adam's update is not one function
-        self.uncompiled: list[str] = []  # parts of Adam's update that could not be compiled, and why
+        self.ends_compiled = (
+            settings.compile
+            and job.world.size == 1
+            and self.not_recorded is None
+            and self.device.type in ("cpu", "cuda")
+        )
+        self.moving: dict[
+            str, MovedTogether | None
+        ] = {}  # by phase; None if Adam's update is not one function
+        self.uncompiled: list[
+            str
+        ] = []  # parts of Adam's update that could not be compiled, and why
         self.alone = True  # whether the model is trained by itself, not in a bundle
         self.left = 0  # remaining steps
-        self.draws = bool(job.source.fresh or settings.distort)  # whether the data of a step are random
+        # whether the data of a step are random
+        self.draws = bool(job.source.fresh or settings.distort)
         self.seen: dict[str, int] = {}  # steps of each phase that were taken one by one
 
     def _staging(self) -> Staged | Gathered | None:
@@ -79,14 +114,18 @@ class GradientSteps(Stepper):
             return Gathered(self.source, self.order)
         return None
 
-    # Taking a step ----------------------------------------------------------------------------------------------------------------
+    # Taking a step --------------------------------------------------------------------------------
 
     def step(self, step: int, phase: Phase, rate: float) -> None:
         self.load(step, [rate])
-        if self.settings.schedule.objective == "em" and (phase.position == 0 or self.objective.reference is None):
+        if self.settings.schedule.objective == "em" and (
+            phase.position == 0 or self.objective.reference is None
+        ):
             self.objective.reference = copy.deepcopy(self.model).eval()
             assert self.job.em is not None
-            self.left_alone = self.job.em.tighten(self.source.take(torch.arange(min(2, self.source.n))))
+            self.left_alone = self.job.em.tighten(
+                self.source.take(torch.arange(min(2, self.source.n)))
+            )
         self.seen[phase.name] = self.seen.get(phase.name, 0) + 1
         self.advance(phase)
 
@@ -104,7 +143,9 @@ class GradientSteps(Stepper):
             self._seed(self.drawing, "data", step)
         if s.kl_warmup:
             weights = [s.kl_weight(step + i) for i in range(count)]
-            self.kl_weights[:count, 0].copy_(torch.tensor(weights, dtype=self.dtype), non_blocking=True)
+            self.kl_weights[:count, 0].copy_(
+                torch.tensor(weights, dtype=self.dtype), non_blocking=True
+            )
         if self.rates is not None:
             self.rates[:count, 0].copy_(torch.tensor(rates), non_blocking=True)
         else:
@@ -118,22 +159,35 @@ class GradientSteps(Stepper):
         generator.manual_seed(seed_of(self.settings.seed, word, step))
 
     def inputs(self, place: int) -> dict[str, Tensor]:
-        """Return all inputs of a step besides the parameters: batch, noise, distorted copy, KL weight."""
+        """Return all inputs of a step besides the parameters: batch, noise, distorted copy, KL
+        weight.
+        """
         s, n = self.settings, self.order.batch
         if self.staged is not None:
             batch = self.staged.batch(place)
             uniform = self.source.uniform(batch, n, self.drawing)
         else:
-            batch, uniform = self.source.draw(self.rows[place], generator=self.drawing, share=self.world.share(n))
-        inputs = {f"batch {name}": value for name, value in batch.items()} | {f"uniform {name}": value for name, value in uniform.items()}
+            batch, uniform = self.source.draw(
+                self.rows[place], generator=self.drawing, share=self.world.share(n)
+            )
+        inputs = {f"batch {name}": value for name, value in batch.items()} | {
+            f"uniform {name}": value for name, value in uniform.items()
+        }
         if s.schedule.objective == "bound":
             _, steps = self.model._extent(batch)
             if steps not in self.layouts:
                 self.layouts[steps] = self.job.plan.layout(n, steps, dropout=True)
-            drawn = noises.draw(self.layouts[steps], generator=self.noise, device=self.device, dtype=self.dtype)
-            inputs |= {f"noise {name}": value for name, value in self.world.rows_of(drawn, n).items()}
+            drawn = noises.draw(
+                self.layouts[steps], generator=self.noise, device=self.device, dtype=self.dtype
+            )
+            inputs |= {
+                f"noise {name}": value for name, value in self.world.rows_of(drawn, n).items()
+            }
         if s.agree:
-            inputs |= {f"moved {name}": value for name, value in self._distorted(self.source.prepare(batch, uniform)).items()}
+            inputs |= {
+                f"moved {name}": value
+                for name, value in self._distorted(self.source.prepare(batch, uniform)).items()
+            }
         return inputs | ({"weight": self.kl_weights[place, 0]} if s.kl_warmup else {})
 
     def _distorted(self, batch: Batch) -> Batch:
@@ -141,17 +195,35 @@ class GradientSteps(Stepper):
         graph, n, moved = self.model.graph, self.order.batch, {}
         for name, distortion in self.settings.distort.items():
             draws = distortion.draws(n, self.drawing, batch[name])[self.world.share(n)]
-            moved[name] = distortion(batch[name][0], draws, binary=graph.rule("p", name).spec.support is constraints.boolean).unsqueeze(0)
+            moved[name] = distortion(
+                batch[name][0],
+                draws,
+                binary=graph.rule("p", name).spec.support is constraints.boolean,
+            ).unsqueeze(0)
         return moved
 
     def _arithmetic(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the objective and the metrics (named in the tally), as a function of tensors alone."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16", cache_enabled=False):
+        """Return the objective and the metrics (named in the tally), as a function of tensors
+        alone.
+        """
+        with torch.autocast(
+            self.device.type,
+            torch.bfloat16,
+            enabled=self.settings.precision == "bf16",
+            cache_enabled=False,
+        ):
             objective, bound = self.objective(inputs)
-        name = {"evidence": "evidence", "em": "expected"}.get(self.settings.schedule.objective, self.settings.bound)
-        values = {name: bound.value if bound.unweighted is None else bound.unweighted, **bound.terms}
+        name = {"evidence": "evidence", "em": "expected"}.get(
+            self.settings.schedule.objective, self.settings.bound
+        )
+        values = {
+            name: bound.value if bound.unweighted is None else bound.unweighted,
+            **bound.terms,
+        }
         self.tally.names = [*values, "gradient"]
-        return objective, torch.stack([value.detach() for value in values.values()]).sum(-1) / self.order.batch
+        return objective, torch.stack([value.detach() for value in values.values()]).sum(
+            -1
+        ) / self.order.batch
 
     def _evaluate(self, phase: Phase, inputs: Mapping[str, Tensor]) -> Found:
         """Return the objective, the metrics, and the gradients of the active parameters."""
@@ -162,27 +234,53 @@ class GradientSteps(Stepper):
         recorded = self.compiled.get(phase.name)
         if recorded is not None and recorded.fits(inputs):
             return recorded(inputs)
-        with held_fixed(p for name, group in self.groups.items() if not getattr(phase, name) for p in group):
+        with held_fixed(
+            p for name, group in self.groups.items() if not getattr(phase, name) for p in group
+        ):
             objective, measured = self._arithmetic(inputs)
             return objective.detach(), measured, gradients_of(objective, self.active(phase))
 
     def _record_and_run(self, phase: Phase, inputs: Mapping[str, Tensor]) -> Found | None:
-        """Record the step of a phase and run it; None, with a note, if that fails. Steps then run eagerly."""
+        """Record the step of a phase and run it; None, with a note, if that fails. Steps then run
+        eagerly.
+        """
         try:
             step = self.compiled[phase.name] = self.record(phase, inputs)
             return step(inputs)
-        except Exception as error:  # a failed optimisation must not stop a run; a mistake of the model fails again in the eager step
+        # a failed optimisation must not stop a run; a mistake of the model fails again in the eager
+        # step
+        except Exception as error:
             self.compiled[phase.name] = None
             cause = str(error).partition("\n")[0] or type(error).__name__
-            self.not_compiled.append(Event(NOT_COMPILED, "run", f"Steps run as they are written, since they could not be recorded: {cause}"))
+            self.not_compiled.append(
+                Event(
+                    NOT_COMPILED,
+                    "run",
+                    f"Steps run as they are written, since they could not be recorded: {cause}",
+                )
+            )
             return None
 
     def record(
-        self, phase: Phase, inputs: Mapping[str, Tensor], copies: Sequence[Tensor] | None = None, streams: CudaStreams | None = None
+        self,
+        phase: Phase,
+        inputs: Mapping[str, Tensor],
+        copies: Sequence[Tensor] | None = None,
+        streams: CudaStreams | None = None,
     ) -> CompiledStep:
-        """Record a step of this model, or of several models, given their stacked parameters (``copies``)."""
+        """Record a step of this model, or of several models, given their stacked parameters
+        (``copies``).
+        """
         fuse, streams = self.settings.compile, self.streams if streams is None else streams
-        return compile_step(self._arithmetic, self.model, inputs, self.active(phase), fuse=fuse, streams=streams, copies=copies)
+        return compile_step(
+            self._arithmetic,
+            self.model,
+            inputs,
+            self.active(phase),
+            fuse=fuse,
+            streams=streams,
+            copies=copies,
+        )
 
     def _worth_recording(self, phase: Phase) -> bool:
         if self.not_recorded is not None or not self.alone:
@@ -195,8 +293,8 @@ class GradientSteps(Stepper):
     def _attempt(self, phase: Phase, inputs: Mapping[str, Tensor]) -> Found | None:
         """Return the objective, metrics and gradients of a step.
 
-        Return None on every rank if any rank's evidence is undefined (a covariance is no longer positive
-        definite).
+        Return None on every rank if any rank's evidence is undefined (a covariance is no longer
+        positive definite).
         """
         if self.settings.schedule.objective != "evidence":
             return self._evaluate(phase, inputs)
@@ -206,7 +304,9 @@ class GradientSteps(Stepper):
             found = None
         return None if self.world.any(found is None) else found
 
-    def advance(self, phase: Phase, place: int = 0, inputs: Mapping[str, Tensor] | None = None) -> None:
+    def advance(
+        self, phase: Phase, place: int = 0, inputs: Mapping[str, Tensor] | None = None
+    ) -> None:
         """Take the step whose inputs the host has loaded at this place."""
         active, tally = self.active(phase), self.tally
         attempt = self._attempt(phase, self.inputs(place) if inputs is None else inputs)
@@ -216,29 +316,56 @@ class GradientSteps(Stepper):
         total, measured, found = attempt
         moving = self._moving(phase, active) if self.ends_compiled and self.alone else None
         if moving is not None:
-            rate = torch.tensor(self.adam.rate, dtype=self.dtype) if self.rates is None else self.rates[place, 0]
+            rate = (
+                torch.tensor(self.adam.rate, dtype=self.dtype)
+                if self.rates is None
+                else self.rates[place, 0]
+            )
             tally.make_room()
             counts = tally.failed, tally.sums, tally.taken, tally.moved
-            moving.finish(dict(zip(active, found, strict=True)), rate, self.settings.clip, total, measured, counts)
+            moving.finish(
+                dict(zip(active, found, strict=True)),
+                rate,
+                self.settings.clip,
+                total,
+                measured,
+                counts,
+            )
             return
-        pairs = [(parameter, laid_out(gradient, parameter)) for parameter, gradient in zip(active, found, strict=True) if gradient is not None]
+        pairs = [
+            (parameter, laid_out(gradient, parameter))
+            for parameter, gradient in zip(active, found, strict=True)
+            if gradient is not None
+        ]
         gradients = [gradient for _, gradient in pairs]
         self.world.sum(gradients)
         self.world.sum([total])
         norm = _norm(gradients)
         tally.make_room()
         if self.waits:
-            judge(total, norm / self.world.size, measured, tally.failed, tally.sums, tally.taken, tally.moved)
+            judge(
+                total,
+                norm / self.world.size,
+                measured,
+                tally.failed,
+                tally.sums,
+                tally.taken,
+                tally.moved,
+            )
         elif math.isfinite(float(norm) + float(total)):
             tally.add([*measured.tolist(), float(norm) / self.world.size])
         else:
             tally.fail()
             return
         if self.settings.clip is not None:
-            gradients = private_torch.scaled(gradients, (self.settings.clip / (norm + 1e-6)).clamp(max=1.0))
+            gradients = private_torch.scaled(
+                gradients, (self.settings.clip / (norm + 1e-6)).clamp(max=1.0)
+            )
         if self.rates is not None:
             self.adam.rate = self.rates[place, 0]
-        self.adam.update([parameter for parameter, _ in pairs], gradients, tally.failed if self.waits else None)
+        self.adam.update(
+            [parameter for parameter, _ in pairs], gradients, tally.failed if self.waits else None
+        )
 
     def _moving(self, phase: Phase, active: Sequence[nn.Parameter]) -> MovedTogether | None:
         """Return a phase's parameters for the compiled update.
@@ -246,7 +373,9 @@ class GradientSteps(Stepper):
         None until Adam has state for all of them, or if their step counts differ.
         """
         if phase.name not in self.moving:
-            states = [self.adam.state[parameter] for parameter in active if parameter in self.adam.state]
+            states = [
+                self.adam.state[parameter] for parameter in active if parameter in self.adam.state
+            ]
             if len(states) < len(active):
                 return None
             together = len({float(state["step"]) for state in states}) == 1
@@ -259,8 +388,17 @@ class GradientSteps(Stepper):
     def remarks(self, taken: int, total: int) -> list[Event]:
         found = [] if self.left_alone is None else [left_alone(self.left_alone)]
         prefix = "compile=True: " if self.settings.compile else "A step: "
-        unfused = [remark for step in self.compiled.values() if step is not None for remark in step.remarks] + self.uncompiled
-        return found + self.not_compiled + [Event(NOT_COMPILED, "run", f"{prefix}{remark}.") for remark in dict.fromkeys(unfused)]
+        unfused = [
+            remark for step in self.compiled.values() if step is not None for remark in step.remarks
+        ] + self.uncompiled
+        return (
+            found
+            + self.not_compiled
+            + [
+                Event(NOT_COMPILED, "run", f"{prefix}{remark}.")
+                for remark in dict.fromkeys(unfused)
+            ]
+        )
 
     def adopt(self, phase: Phase, step: CompiledStep) -> None:
         """Use the compiled step of a bundle for this phase."""
@@ -274,24 +412,36 @@ class GradientSteps(Stepper):
             for parameter in self.model.parameters():
                 parameter.data = parameter.data.clone()
 
-    # State --------------------------------------------------------------------------------------------------------------------------
+    # State ----------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Tensor]:
-        """Return the optimiser's moments, and the weights of the posterior that an M-step holds fixed."""
+        """Return the optimiser's moments, and the weights of the posterior that an M-step holds
+        fixed.
+        """
         held = self.objective.reference
-        reference = {} if held is None else {f"{name}/reference": tensor for name, tensor in held.state_dict().items()}
+        reference = (
+            {}
+            if held is None
+            else {f"{name}/reference": tensor for name, tensor in held.state_dict().items()}
+        )
         return self.adam.tensors(self.names) | reference
 
     def restore(self, tensors: Mapping[str, Tensor], metrics: Mapping[str, Any]) -> None:
-        reference = {name.removesuffix("/reference"): tensor for name, tensor in tensors.items() if name.endswith("/reference")}
-        moments = {name: tensor for name, tensor in tensors.items() if not name.endswith("/reference")}
+        reference = {
+            name.removesuffix("/reference"): tensor
+            for name, tensor in tensors.items()
+            if name.endswith("/reference")
+        }
+        moments = {
+            name: tensor for name, tensor in tensors.items() if not name.endswith("/reference")
+        }
         self.adam.restore(moments, {name: parameter for parameter, name in self.names.items()})
         if reference:
             self.objective.reference = copy.deepcopy(self.model).eval()
             self.objective.reference.load_state_dict(reference)
         self.tally.restore(metrics, self.dtype)
 
-    # Trouble ------------------------------------------------------------------------------------------------------------------------
+    # Trouble --------------------------------------------------------------------------------------
 
     def _judged(self, steps: Iterable[int]) -> bool:
         return any(self._finite(step) for step in steps)
@@ -303,21 +453,31 @@ class GradientSteps(Stepper):
         return finite(self.objective, self.inputs(0))
 
     def what_failed(self, step: int, phase: Phase) -> str:
-        """Repeat a failed step without the optimiser, and name the term and the rows that are not finite."""
+        """Repeat a failed step without the optimiser, and name the term and the rows that are not
+        finite.
+        """
         self.load(step, [0.0])
         rows = self.order.rows(step)[self.world.share(self.order.batch)].cpu()
-        return what_failed(self.job, self.objective, self.inputs(0), rows, self.active(phase), self._broken())
+        return what_failed(
+            self.job, self.objective, self.inputs(0), rows, self.active(phase), self._broken()
+        )
 
 
 def seeded(job: Job) -> list[str]:
     """Return the latents that torch's own samplers draw from a seed."""
-    return [name for name, (kind, _) in job.plan.layout(job.order.batch, 1, dropout=True).items() if kind == "seed"]
+    return [
+        name
+        for name, (kind, _) in job.plan.layout(job.order.batch, 1, dropout=True).items()
+        if kind == "seed"
+    ]
 
 
 def why_not_recorded(model: Model, settings: Settings, seeded: Sequence[str]) -> str | None:
     """Return why a step cannot be recorded and runs eagerly; None if it can."""
     if settings.schedule.objective != "bound":
-        return f"{settings.schedule} computes the objective exactly, without an estimate of the bound"
+        return (
+            f"{settings.schedule} computes the objective exactly, without an estimate of the bound"
+        )
     if seeded:
         return f"{seeded[0]} is drawn by a sampler of torch's own"
     return own_part(model)
@@ -325,6 +485,14 @@ def why_not_recorded(model: Model, settings: Settings, seeded: Sequence[str]) ->
 
 def _norm(gradients: list[Tensor]) -> Tensor:
     """Return the norm of all gradients together."""
-    if gradients[0].device.type == "cpu":  # a dot product runs on all cores; torch's norm of a tensor does not
-        return torch.stack([torch.dot(flat, flat) for flat in (gradient.reshape(-1) for gradient in gradients)]).sum().sqrt()
+    if (
+        gradients[0].device.type == "cpu"
+    ):  # a dot product runs on all cores; torch's norm of a tensor does not
+        return (
+            torch.stack(
+                [torch.dot(flat, flat) for flat in (gradient.reshape(-1) for gradient in gradients)]
+            )
+            .sum()
+            .sqrt()
+        )
     return torch.nn.utils.get_total_norm(gradients)

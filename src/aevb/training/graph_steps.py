@@ -1,4 +1,6 @@
-"""Steps on a GPU, replayed as CUDA graphs of ten steps each, so that kernel launches cost almost nothing."""
+"""Steps on a GPU, replayed as CUDA graphs of ten steps each, so that kernel launches cost almost
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,27 @@ from aevb.training.schedules import Phase
 from aevb.training.staging import Gathered, Staged
 from aevb.training.step import Job
 
-WARM_UP = 3  # steps of a phase before it is captured: libraries initialise, and the optimiser creates its state
+# steps of a phase before it is captured: libraries initialise, and the optimiser creates its state
+WARM_UP = 3
 AT_ONCE = 10  # steps per graph
 
 
 def can_capture(job: Job) -> bool:
     """Whether a step runs only on a GPU, in one process, with the same operations at every call."""
     on_gpu = job.model._parameter().device.type == "cuda"
-    return on_gpu and job.world.size == 1 and job.settings.schedule.objective == "bound" and not seeded(job) and own_part(job.model) is None
+    return (
+        on_gpu
+        and job.world.size == 1
+        and job.settings.schedule.objective == "bound"
+        and not seeded(job)
+        and own_part(job.model) is None
+    )
 
 
 class GraphSteps(GradientSteps):
-    """Steps that a queue (``step_queue.py``) captures and replays. During warm-up they run one by one."""
+    """Steps that a queue (``step_queue.py``) captures and replays. During warm-up they run one by
+    one.
+    """
 
     captures = True
 
@@ -40,12 +51,20 @@ class GraphSteps(GradientSteps):
     def _staging(self) -> Staged | Gathered | None:
         if self.source.near:
             return super()._staging()
-        return Staged(self.source, self.order, AT_ONCE, self.settings.total(self.source.n, self.order.batch), self.device)
+        return Staged(
+            self.source,
+            self.order,
+            AT_ONCE,
+            self.settings.total(self.source.n, self.order.batch),
+            self.device,
+        )
 
-    # The queue ----------------------------------------------------------------------------------------------------------------------
+    # The queue ------------------------------------------------------------------------------------
 
     def join(self, number: int, take: Callable[[], None], *, alone: bool) -> None:
-        """Join a queue; ``take`` makes it take the waiting steps. ``alone`` means: not in a bundle."""
+        """Join a queue; ``take`` makes it take the waiting steps. ``alone`` means: not in a
+        bundle.
+        """
         self.number, self._take, self.alone = number, take, alone
 
     def begin_again(self) -> None:
@@ -56,7 +75,7 @@ class GraphSteps(GradientSteps):
         if self._take is not None:
             self._take()
 
-    # A step -------------------------------------------------------------------------------------------------------------------------
+    # A step ---------------------------------------------------------------------------------------
 
     @property
     def streams(self) -> CudaStreams:  # type: ignore[override]
@@ -88,7 +107,9 @@ class GraphSteps(GradientSteps):
         self.rows[: len(rows)].copy_(rows, non_blocking=True)
 
     def _seed(self, generator: torch.Generator, word: str, step: int) -> None:
-        """Set the generator to the step's offset in one random stream, so that one graph can hold several steps."""
+        """Set the generator to the step's offset in one random stream, so that one graph can hold
+        several steps.
+        """
         if word not in self.drawn:
             self.noise.manual_seed(0), self.drawing.manual_seed(0)
             self.inputs(0)
@@ -97,7 +118,10 @@ class GraphSteps(GradientSteps):
         generator.set_offset(step * self.drawn[word])
 
     def _moved_together(self, phase: Phase, active: Sequence[nn.Parameter]) -> MovedTogether | None:
-        vector, step = Vector((active, self.adam), remarks=self.uncompiled), self.compiled.get(phase.name)
+        vector, step = (
+            Vector((active, self.adam), remarks=self.uncompiled),
+            self.compiled.get(phase.name),
+        )
         if step is not None:
             step.write_into(vector.gradients)
         return vector

@@ -22,7 +22,8 @@ class Flag:
 def interruptible() -> Iterator[Flag]:
     """Set a flag on Ctrl-C, SIGTERM or SIGHUP, so that the run finishes its step and saves.
 
-    A second signal stops the run at once. SIGHUP stays ignored if it was ignored before (``nohup``).
+    A second signal stops the run at once. SIGHUP stays ignored if it was ignored before
+    (``nohup``).
     """
     flag = Flag()
 

@@ -1,7 +1,7 @@
 """Maximum likelihood on all rows: L-BFGS on the exact evidence in float64.
 
-The search works on a float64 copy of the model, because float32 would round away small differences of
-the evidence. The parameters are copied back to the model after each iteration.
+The search works on a float64 copy of the model, because float32 would round away small differences
+of the evidence. The parameters are copied back to the model after each iteration.
 """
 
 from __future__ import annotations
@@ -26,17 +26,31 @@ from aevb.training.distributed import World
 from aevb.training.quasi_newton import QuasiNewton
 from aevb.training.settings import Settings
 
-PARAMETERS, NUMBERS = 10_000, 2**23  # what p, and the rows times the values of discrete latents, may have for steps on all rows at once
+# what p, and the rows times the values of discrete latents, may have for steps on all rows at once
+PARAMETERS, NUMBERS = (
+    10_000,
+    2**23,
+)
 PART = 2**20  # numbers of the rows that are taken at a time
 
 
 class Likelihood:
-    """The mean evidence of all rows as a function of p's parameters, and where its ascent stands."""
+    """The mean evidence of all rows as a function of p's parameters, and where its ascent
+    stands.
+    """
 
-    def __init__(self, model: Model, source: Source, world: World, moved: Sequence[nn.Parameter], kept: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        model: Model,
+        source: Source,
+        world: World,
+        moved: Sequence[nn.Parameter],
+        kept: Mapping[str, Tensor],
+    ) -> None:
         self.world, self.n = world, source.n
         self.twin = copy.deepcopy(model).double().eval()
-        self.pairs = list(zip(model.theta(), self.twin.theta(), strict=True))  # the model's parameters, and those of the copy
+        # the model's parameters, and those of the copy
+        self.pairs = list(zip(model.theta(), self.twin.theta(), strict=True))
         moving = {id(parameter) for parameter in moved}
         self.free = [theirs for mine, theirs in self.pairs if id(mine) in moving]
         for parameter in self.twin.parameters():
@@ -45,12 +59,23 @@ class Likelihood:
             parameter.requires_grad_(True)
         rows = torch.arange(self.n)[world.share(self.n)]
         self.parts = [
-            {name: value.double() if value.is_floating_point() else value for name, value in source.take(part).items()}
+            {
+                name: value.double() if value.is_floating_point() else value
+                for name, value in source.take(part).items()
+            }
             for part in rows.split(max(1, PART // _numbers(source)))
         ]
-        self.structure = Structure(self.twin, split_latents(model.graph, self.parts[0])[0]) if self.parts else None
+        self.structure = (
+            Structure(self.twin, split_latents(model.graph, self.parts[0])[0])
+            if self.parts
+            else None
+        )
         given = source.take(torch.arange(1))
-        names = [name for name, value in given.items() if name in model.graph.timed and value.is_floating_point()]
+        names = [
+            name
+            for name, value in given.items()
+            if name in model.graph.timed and value.is_floating_point()
+        ]
         self.search: QuasiNewton
         self.columns = Columns(self.twin, names, self.parts, world, self.n)
         if kept:
@@ -68,7 +93,9 @@ class Likelihood:
         if self._changed():
             self._begin()
         elif self.search.stale(tol):  # in the units of where it is now, with nothing remembered
-            self._search_from(Coordinates(self.twin, self.free, self.columns), evaluations=self.search.evaluations)
+            self._search_from(
+                Coordinates(self.twin, self.free, self.columns), evaluations=self.search.evaluations
+            )
         if not math.isfinite(self.search.value):
             return None
         self.search.step()
@@ -90,17 +117,26 @@ class Likelihood:
         return changed
 
     def _begin(self) -> None:
-        """Start from the model's parameters; if Gaussians with the columns' moments fit better, try other starts."""
+        """Start from the model's parameters; if Gaussians with the columns' moments fit better, try
+        other starts.
+        """
         own = Coordinates(self.twin, self.free, self.columns)
         found = own, self._search_from(own)
-        for start in (own.centred(), own.rescaled()) if -self.search.value < self.columns.evidence else ():
+        for start in (
+            (own.centred(), own.rescaled()) if -self.search.value < self.columns.evidence else ()
+        ):
             self._set(start)
             other = Coordinates(self.twin, self.free, self.columns)
             if self._search_from(other, evaluations=self.search.evaluations).value < found[1].value:
                 found = other, self.search
         self.coordinates, self.search = found
 
-    def _search_from(self, coordinates: Coordinates, kept: Mapping[str, Tensor] | None = None, evaluations: int = 0) -> QuasiNewton:
+    def _search_from(
+        self,
+        coordinates: Coordinates,
+        kept: Mapping[str, Tensor] | None = None,
+        evaluations: int = 0,
+    ) -> QuasiNewton:
         self.coordinates = coordinates
         self.search = QuasiNewton(self._loss, np.zeros_like(coordinates.origin), kept)
         self.search.evaluations += evaluations
@@ -118,12 +154,17 @@ class Likelihood:
         return self.search.tensors() | {"origin": torch.from_numpy(self.coordinates.origin)}
 
     def _loss(self, x: Array) -> tuple[float, Array]:
-        """Return the mean of −log p per row and its gradient; infinite if a covariance is not positive definite."""
+        """Return the mean of −log p per row and its gradient; infinite if a covariance is not
+        positive definite.
+        """
         parameters = self.coordinates.at(x)
         if not np.isfinite(parameters).all():
             return math.inf, np.zeros_like(x)
         self._set(parameters)
-        total, gradients = torch.zeros((), dtype=torch.float64), [torch.zeros_like(parameter) for parameter in self.free]
+        total, gradients = (
+            torch.zeros((), dtype=torch.float64),
+            [torch.zeros_like(parameter) for parameter in self.free],
+        )
         try:
             for part in self.parts:
                 value = exact_evidence(self.twin, part, self.structure).sum() / self.n
@@ -143,7 +184,11 @@ class Likelihood:
 
     def _set(self, parameters: Array) -> None:
         with torch.no_grad():
-            for parameter, part in zip(self.free, torch.from_numpy(parameters).split([p.numel() for p in self.free]), strict=True):
+            for parameter, part in zip(
+                self.free,
+                torch.from_numpy(parameters).split([p.numel() for p in self.free]),
+                strict=True,
+            ):
                 parameter.copy_(part.reshape(parameter.shape))
 
 
@@ -163,7 +208,9 @@ def why_in_batches(model: Model, source: Source, settings: Settings) -> str | No
     if source.fresh:
         return "some of the data are drawn anew at every step"
     numbers = source.n * _numbers(source) * Structure(model).count
-    return f"the rows have {numbers:,} numbers, more than {NUMBERS:,}" if numbers > NUMBERS else None
+    return (
+        f"the rows have {numbers:,} numbers, more than {NUMBERS:,}" if numbers > NUMBERS else None
+    )
 
 
 def _numbers(source: Source) -> int:

@@ -1,8 +1,9 @@
-"""Train several models of one declaration as one batch of models, because one small model does not fill a GPU.
+"""Train several models of one declaration as one batch of models, because one small model does not
+fill a GPU.
 
-Their weights are rows of one tensor, and the recorded step of one model is mapped over the rows with
-``torch.vmap``. The step has no more operations than that of one model. Every model keeps its own data,
-noise, optimiser state and failure flag, and is read and saved as usual.
+Their weights are rows of one tensor, and the recorded step of one model is mapped over the rows
+with ``torch.vmap``. The step has no more operations than that of one model. Every model keeps its
+own data, noise, optimiser state and failure flag, and is read and saved as usual.
 """
 
 from __future__ import annotations
@@ -18,22 +19,34 @@ from aevb.compiled_step.fused_adam import Vector
 from aevb.training.graph_steps import GraphSteps
 from aevb.training.schedules import Phase
 
-MOST = 16  # models per bundle; for a mixture on an H200, one bundle of 16 takes 86 µs per model, two of 8 take 95 µs
+# models per bundle; for a mixture on an H200, one bundle of 16 takes 86 µs per model, two of 8 take
+# 95 µs
+MOST = 16
 
 
 class Bundle:
-    """Take steps of several models at once. Models whose runs have ended stay unchanged but are still computed."""
+    """Take steps of several models at once. Models whose runs have ended stay unchanged but are
+    still computed.
+    """
 
-    def __init__(self, steppers: Sequence[GraphSteps], phase: Phase, step: CompiledStep, number: int = 0) -> None:
+    def __init__(
+        self, steppers: Sequence[GraphSteps], phase: Phase, step: CompiledStep, number: int = 0
+    ) -> None:
         self.steppers, self.compiled, self.number = steppers, step, number
         first, models = steppers[0], [stepper.model for stepper in steppers]
-        self.vector = Vector(*((stepper.active(phase), stepper.adam) for stepper in steppers), remarks=step.remarks)
+        self.vector = Vector(
+            *((stepper.active(phase), stepper.adam) for stepper in steppers), remarks=step.remarks
+        )
         moving = self.vector.weights
-        step.parameters = [moving[p] if p in moving else _as_rows([m.get_parameter(n) for m in models]) for n, p in first.model.named_parameters()]
+        step.parameters = [
+            moving[p] if p in moving else _as_rows([m.get_parameter(n) for m in models])
+            for n, p in first.model.named_parameters()
+        ]
         step.write_into(self.vector.gradients)
         tallies = [stepper.tally for stepper in steppers]
         self.failed, self.sums, self.taken, self.moved = (
-            _as_rows([getattr(tally, name) for tally in tallies]) for name in ("failed", "sums", "taken", "moved")
+            _as_rows([getattr(tally, name) for tally in tallies])
+            for name in ("failed", "sums", "taken", "moved")
         )
         self.rates = _as_rows([stepper.rates for stepper in steppers if stepper.rates is not None])
         for stepper in steppers:
@@ -71,7 +84,9 @@ class Bundle:
         total, measured, gradients = self.compiled(inputs)
         found = dict(zip(first.active(phase), gradients, strict=True))
         counts = self.failed, self.sums, self.taken, self.moved
-        self.vector.finish(found, self.rates[:, place, 0], first.settings.clip, total, measured, counts)
+        self.vector.finish(
+            found, self.rates[:, place, 0], first.settings.clip, total, measured, counts
+        )
 
     def run(self, phase: Phase, count: int, here: torch.cuda.Stream) -> None:
         """Take steps without a CUDA graph, on the bundle's own stream."""
@@ -101,7 +116,10 @@ def bundles(steppers: Sequence[GraphSteps], phase: Phase) -> list[Bundle]:
     if len(steppers) < 2:
         return []
     count = -(-len(steppers) // MOST)
-    groups = [steppers[i * len(steppers) // count : (i + 1) * len(steppers) // count] for i in range(count)]
+    groups = [
+        steppers[i * len(steppers) // count : (i + 1) * len(steppers) // count]
+        for i in range(count)
+    ]
     found = [bundled(group, phase, number) for number, group in enumerate(groups)]
     return [one for one in found if one is not None] if all(found) else []
 
@@ -109,12 +127,19 @@ def bundles(steppers: Sequence[GraphSteps], phase: Phase) -> list[Bundle]:
 def bundled(steppers: Sequence[GraphSteps], phase: Phase, number: int = 0) -> Bundle | None:
     """Return the models as one bundle.
 
-    Return None if ``torch.vmap`` does not support an operation, or if Adam has no state yet for an active
-    parameter. ``number`` selects the CUDA streams of the bundle.
+    Return None if ``torch.vmap`` does not support an operation, or if Adam has no state yet for an
+    active parameter. ``number`` selects the CUDA streams of the bundle.
     """
-    if not all(parameter in stepper.adam.state for stepper in steppers for parameter in stepper.active(phase)):
+    if not all(
+        parameter in stepper.adam.state
+        for stepper in steppers
+        for parameter in stepper.active(phase)
+    ):
         return None
-    parameters = [torch.stack([p.detach() for p in same]) for same in zip(*(stepper.model.parameters() for stepper in steppers), strict=True)]
+    parameters = [
+        torch.stack([p.detach() for p in same])
+        for same in zip(*(stepper.model.parameters() for stepper in steppers), strict=True)
+    ]
     try:
         streams = streams_of(steppers[0].device, number) if steppers[0].captures else None
         step = steppers[0].record(phase, stacked_inputs(steppers, 0), parameters, streams)
@@ -129,8 +154,12 @@ def can_bundle(steppers: Sequence[GraphSteps], phases: Sequence[Phase]) -> bool:
     They must be compiled on a GPU, train all parameters at every step, and have equal buffers.
     """
     phase = phases[0]
-    if len(steppers) < 2 or not all(stepper.ends_compiled and stepper.captures for stepper in steppers):
+    if len(steppers) < 2 or not all(
+        stepper.ends_compiled and stepper.captures for stepper in steppers
+    ):
         return False
     everything = phase.theta and phase.phi and all(other.name == phase.name for other in phases)
     fixed = [list(stepper.model.buffers()) for stepper in steppers]
-    return everything and all(torch.equal(a, b) for others in fixed[1:] for a, b in zip(fixed[0], others, strict=True))
+    return everything and all(
+        torch.equal(a, b) for others in fixed[1:] for a, b in zip(fixed[0], others, strict=True)
+    )

@@ -21,11 +21,12 @@ from aevb.training.settings import Settings
 
 
 class Objective:
-    """The schedule's objective (bound, exact evidence or EM's E[log p(x, z)]) plus the settings' terms.
+    """The schedule's objective (bound, exact evidence or EM's E[log p(x, z)]) plus the settings'
+    terms.
 
-    The inputs are tensors by kind and name ("batch x", "noise z", …). The objective is the sum over the
-    given rows divided by ``rows``, the size of the whole batch: a process with a part of the batch gets its
-    part of the mean.
+    The inputs are tensors by kind and name ("batch x", "noise z", …). The objective is the sum over
+    the given rows divided by ``rows``, the size of the whole batch: a process with a part of the
+    batch gets its part of the mean.
     """
 
     def __init__(
@@ -39,14 +40,22 @@ class Objective:
         classes: Sequence[str],
         em: Regressions | Responsibilities | None,
     ) -> None:
-        self.model, self.plan, self.source, self.rows, self.settings = model, plan, source, rows, settings
+        self.model, self.plan, self.source, self.rows, self.settings = (
+            model,
+            plan,
+            source,
+            rows,
+            settings,
+        )
         self.labelled, self.classes, self.em = labelled, classes, em
         self.reference: Model | None = None  # whose posterior an M-step holds fixed
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Bound]:
         """The objective, and the bound of every row."""
         s = self.settings
-        batch, uniform, noise, moved = (_named(inputs, kind) for kind in ("batch", "uniform", "noise", "moved"))
+        batch, uniform, noise, moved = (
+            _named(inputs, kind) for kind in ("batch", "uniform", "noise", "moved")
+        )
         batch = self.source.prepare(batch, uniform)
         if s.schedule.objective == "evidence":
             bound = Bound(exact_evidence(self.model, batch), {})
@@ -54,7 +63,14 @@ class Objective:
             bound = self._expected(batch)
         else:
             weight = inputs.get("weight", 1.0)
-            bound = estimate(self.plan, self.model.factors, batch, noise, temperature=s.temperature, kl_weight=weight)  # type: ignore[arg-type]
+            bound = estimate(
+                self.plan,
+                self.model.factors,
+                batch,
+                noise,
+                temperature=s.temperature,
+                kl_weight=weight,
+            )
         objective = bound.value.sum() / self.rows
         if s.classify:
             objective = objective + s.classify * self._classification(batch) / self.rows
@@ -75,24 +91,35 @@ class Objective:
         """q's factors that are functions of the data."""
         graph = self.model.graph
         known = (*graph.observed, *graph.given)
-        program = Program(graph, self.model.factors, batch, steps=self.model._extent(batch)[1])  # type: ignore[arg-type]
+        program = Program(graph, self.model.factors, batch, steps=self.model._extent(batch)[1])
         program.values |= {name: batch[name] for name in known}
         program.run(graph.function_stages(known), lambda *_: torch.zeros(()))
         return program
 
     def _classification(self, batch: Batch) -> Tensor:
-        """The sum over the batch of log q(y|x) where the label is known: clamped rows teach q(y|x) nothing by themselves."""
+        """The sum over the batch of log q(y|x) where the label is known: clamped rows teach q(y|x)
+        nothing by themselves.
+        """
         program = self._inference(batch)
         total = self._zero()
         for name in self.labelled:
             log_q = program.log_prob("q", name, batch[name])
-            for mask in (batch.get(mask_of(name)), program.real if self.model.graph.timed[name] else None):
-                log_q = log_q if mask is None else torch.where(mask[..., :1], log_q, torch.zeros_like(log_q))
+            for mask in (
+                batch.get(mask_of(name)),
+                program.real if self.model.graph.timed[name] else None,
+            ):
+                log_q = (
+                    log_q
+                    if mask is None
+                    else torch.where(mask[..., :1], log_q, torch.zeros_like(log_q))
+                )
             total = total + log_q.sum()
         return total
 
     def agreement(self, batch: Batch, moved: Batch) -> Tensor:
-        """The sum over the batch of Σ_y q(y|x) log q(y|x̃), q(y|x) held fixed, or the label where it is known."""
+        """The sum over the batch of Σ_y q(y|x) log q(y|x̃), q(y|x) held fixed, or the label where
+        it is known.
+        """
         here, there = self._inference(batch), self._inference(moved)
         batch_rows = self.model._extent(batch)[0]
         total = self._zero()
@@ -103,7 +130,8 @@ class Objective:
             if name in batch:
                 seen = batch.get(mask_of(name))
                 target = batch[name] if seen is None else torch.where(seen, batch[name], target)
-            total = total + (target * after.logits).sum(-1).expand(1, batch_rows).sum()  # a root of q is the same in every row
+            # a root of q is the same in every row
+            total = total + (target * after.logits).sum(-1).expand(1, batch_rows).sum()
         return total
 
     def _zero(self) -> Tensor:
@@ -112,4 +140,8 @@ class Objective:
 
 def _named(inputs: Mapping[str, Tensor], kind: str) -> Batch:
     """The inputs of one kind, by their own names."""
-    return {name.removeprefix(f"{kind} "): value for name, value in inputs.items() if name.startswith(f"{kind} ")}
+    return {
+        name.removeprefix(f"{kind} "): value
+        for name, value in inputs.items()
+        if name.startswith(f"{kind} ")
+    }

@@ -1,4 +1,6 @@
-"""Whether a model is a pure function of its tensors, so that its steps may be recorded and replayed."""
+"""Whether a model is a pure function of its tensors, so that its steps may be recorded and
+replayed.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +15,45 @@ def own_part(model: Model) -> str | None:
     """Return why a model's steps cannot be recorded (custom code, hooks, …); None if they can."""
     own = [cls for entry in model.graph.entries() for cls in _own_classes(entry) if not cls.pure]
     if own:
-        return f"{own[0].__name__} is a part of your own, whose code may have side effects (set pure = True in its class if it has none)"
+        return (
+            f"{own[0].__name__} is a part of your own, whose code may have side effects (set pure "
+            f"= True in its class if it has none)"
+        )
     return added(model)
 
 
 def added(model: Model) -> str | None:
     """Return what was added to a model beyond its declaration (modules, hooks), or None."""
     for entry in model.graph.entries():
-        for name, module in model.factors[entry.id].named_modules() if not _own_classes(entry) else ():
-            if not _ours(type(module)) and (not type(module).__module__.startswith("torch.nn.modules.") or list(module.buffers(recurse=False))):
-                return f"{name} of {entry.id} is a {type(module).__name__} of your own, whose code may have side effects"
+        for name, module in (
+            model.factors[entry.id].named_modules() if not _own_classes(entry) else ()
+        ):
+            if not _ours(type(module)) and (
+                not type(module).__module__.startswith("torch.nn.modules.")
+                or list(module.buffers(recurse=False))
+            ):
+                return (
+                    f"{name} of {entry.id} is a {type(module).__name__} of your own, whose code "
+                    f"may have side effects"
+                )
     for name, module in model.named_modules():
         if has_hooks(module):
             return f"{name} has a hook, which every step must call"
         if hasattr(module, "parametrizations"):
             return f"{name} has a parametrization, which every step must call"
-    hooked = next((name for name, parameter in model.named_parameters() if has_hooks(parameter)), None)
+    hooked = next(
+        (name for name, parameter in model.named_parameters() if has_hooks(parameter)), None
+    )
     return None if hooked is None else f"{hooked} has a hook, which every step must call"
 
 
 def _own_classes(entry: Entry) -> list[Any]:
     """Return the user-defined classes in an entry of the declaration."""
-    return [type(part) for part in (entry.spec, getattr(entry.spec, "net", None)) if part is not None and not _ours(type(part))]
+    return [
+        type(part)
+        for part in (entry.spec, getattr(entry.spec, "net", None))
+        if part is not None and not _ours(type(part))
+    ]
 
 
 def _ours(cls: type) -> bool:

@@ -1,8 +1,10 @@
-"""Limited-memory BFGS, one iteration at a time, for smooth functions of many variables that may have no value somewhere.
+"""Limited-memory BFGS, one iteration at a time, for smooth functions of many variables that may
+have no value somewhere.
 
-An iteration goes along −H g, where H is the inverse Hessian as the last steps and changes of the gradient show it, to a point that satisfies the
-strong Wolfe conditions: lower, and with a gradient along the line that is much smaller. A point where the function is not finite counts as
-infinitely high, so that the search turns back before it.
+An iteration goes along −H g, where H is the inverse Hessian as the last steps and changes of the
+gradient show it, to a point that satisfies the strong Wolfe conditions: lower, and with a gradient
+along the line that is much smaller. A point where the function is not finite counts as infinitely
+high, so that the search turns back before it.
 """
 
 from __future__ import annotations
@@ -17,12 +19,15 @@ from torch import Tensor
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 MEMORY = 30  # steps that the inverse Hessian is made from
-LOWER, FLATTER = 1e-4, 0.9  # of the Wolfe conditions: how much lower, and how much flatter along the line
+# of the Wolfe conditions: how much lower, and how much flatter along the line
+LOWER, FLATTER = (1e-4, 0.9)
 TRIES = 30  # evaluations of one search at most
 
 
 class Point(NamedTuple):
-    """A point on the line: how far along it, the function there, the slope along the line, and the gradient."""
+    """A point on the line: how far along it, the function there, the slope along the line, and the
+    gradient.
+    """
 
     at: float
     value: float
@@ -33,7 +38,12 @@ class Point(NamedTuple):
 class QuasiNewton:
     """Where a minimisation stands; ``evaluate`` gives the function and its gradient."""
 
-    def __init__(self, evaluate: Callable[[Array], tuple[float, Array]], start: Array, kept: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        evaluate: Callable[[Array], tuple[float, Array]],
+        start: Array,
+        kept: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self.evaluate, self.x = evaluate, start.copy()
         self.steps: list[Array] = []
         self.changes: list[Array] = []  # of the gradient
@@ -41,16 +51,31 @@ class QuasiNewton:
         self.reach = 1.0  # the share of the last direction that was gone
         self.taken = 0  # iterations
         if kept:
-            self.x, self.steps, self.changes = kept["x"].numpy().copy(), [*kept["steps"].numpy()], [*kept["changes"].numpy()]
-            self.gain, self.stuck, self.reach = float(kept["gain"]), bool(kept["stuck"]), float(kept["reach"])
+            self.x, self.steps, self.changes = (
+                kept["x"].numpy().copy(),
+                [*kept["steps"].numpy()],
+                [*kept["changes"].numpy()],
+            )
+            self.gain, self.stuck, self.reach = (
+                float(kept["gain"]),
+                bool(kept["stuck"]),
+                float(kept["reach"]),
+            )
             self.taken = int(kept["taken"])
         self.value, self.gradient = self._at(self.x)
 
     def tensors(self) -> dict[str, Tensor]:
         """What the next iteration needs."""
-        numbers = {"x": self.x, "steps": np.array(self.steps).reshape(-1, len(self.x)), "changes": np.array(self.changes).reshape(-1, len(self.x))}
+        numbers = {
+            "x": self.x,
+            "steps": np.array(self.steps).reshape(-1, len(self.x)),
+            "changes": np.array(self.changes).reshape(-1, len(self.x)),
+        }
         state = {"gain": self.gain, "stuck": self.stuck, "reach": self.reach, "taken": self.taken}
-        return {name: torch.tensor(part, dtype=torch.float64) for name, part in (numbers | state).items()}
+        return {
+            name: torch.tensor(part, dtype=torch.float64)
+            for name, part in (numbers | state).items()
+        }
 
     def step(self) -> float:
         """One iteration; the value where it ends, which is not above the one where it began."""
@@ -63,17 +88,25 @@ class QuasiNewton:
         return self.value
 
     def converged(self, tol: float) -> bool:
-        """Whether the last iteration gained less than ``tol``, and the next one is expected to, by the curvature seen so far and by one of 1."""
+        """Whether the last iteration gained less than ``tol``, and the next one is expected to, by
+        the curvature seen so far and by one of 1.
+        """
         return self._slow(tol) and 0.5 * float(self.gradient @ self.gradient) < tol
 
     def stale(self, tol: float) -> bool:
-        """Whether a new search from here may find more: this one goes no lower, or hardly, while the gradient says that it could."""
-        return self.taken > 1 if self.stuck else self.taken > MEMORY and self._slow(tol) and not self.converged(tol)
+        """Whether a new search from here may find more: this one goes no lower, or hardly, while
+        the gradient says that it could.
+        """
+        return (
+            self.taken > 1
+            if self.stuck
+            else self.taken > MEMORY and self._slow(tol) and not self.converged(tol)
+        )
 
     def _slow(self, tol: float) -> bool:
         return self.gain < tol and 0.5 * float(self.gradient @ self._towards(self.gradient)) < tol
 
-    # An iteration -----------------------------------------------------------------------------------------------------------------
+    # An iteration ---------------------------------------------------------------------------------
 
     def _afresh(self) -> Array:
         """Straight down, with nothing remembered."""
@@ -89,9 +122,14 @@ class QuasiNewton:
             found -= share * change
         if self.steps:
             found *= (self.steps[-1] @ self.changes[-1]) / (self.changes[-1] @ self.changes[-1])
-        else:  # nothing is known of the curvature: a step of length 1 at most, or a twentieth of where it begins
+        # nothing is known of the curvature: a step of length 1 at most, or a twentieth of where it
+        # begins
+        else:
             norm = float(np.linalg.norm(gradient))
-            found *= max(1 / max(1.0, float(np.abs(gradient).sum())), 0.05 * float(np.linalg.norm(self.x)) / max(norm, 1e-300))
+            found *= max(
+                1 / max(1.0, float(np.abs(gradient).sum())),
+                0.05 * float(np.linalg.norm(self.x)) / max(norm, 1e-300),
+            )
         for step, change, share in zip(self.steps, self.changes, reversed(shares), strict=True):
             found += (share - (change @ found) / (change @ step)) * step
         return found
@@ -107,21 +145,34 @@ class QuasiNewton:
         self.reach = found.at
         step, change = found.at * direction, found.gradient - self.gradient
         if step @ change > 1e-10 * float(np.linalg.norm(step) * np.linalg.norm(change)):
-            self.steps, self.changes = [*self.steps, step][-MEMORY:], [*self.changes, change][-MEMORY:]
+            self.steps, self.changes = (
+                [*self.steps, step][-MEMORY:],
+                [*self.changes, change][-MEMORY:],
+            )
         self.x, self.value, self.gradient = self.x + step, found.value, found.gradient
         return True
 
     def _search(self, direction: Array, start: Point) -> Point | None:
-        """A point that satisfies the strong Wolfe conditions; the lowest one seen where none is found, and None if that is the start."""
+        """A point that satisfies the strong Wolfe conditions; the lowest one seen where none is
+        found, and None if that is the start.
+        """
         low, high, best = start, None, start
-        at = min(1.0, 4.0 * self.reach)  # where the last step had to be short, this one begins shorter
+        # where the last step had to be short, this one begins shorter
+        at = min(1.0, 4.0 * self.reach)
         for _ in range(TRIES):
             value, gradient = self._at(self.x + at * direction)
-            point = Point(at, value, float(gradient @ direction) if math.isfinite(value) else math.inf, gradient)
+            point = Point(
+                at,
+                value,
+                float(gradient @ direction) if math.isfinite(value) else math.inf,
+                gradient,
+            )
             previous = low
             if value < best.value:
                 best = point
-            if not value <= start.value + LOWER * at * start.slope or (low is not start and value >= low.value):
+            if not value <= start.value + LOWER * at * start.slope or (
+                low is not start and value >= low.value
+            ):
                 high = point
             elif abs(point.slope) <= -FLATTER * start.slope:
                 return point
@@ -132,7 +183,9 @@ class QuasiNewton:
             if high is None:
                 at = min(4.0 * at, max(2.0 * at, _minimum(previous, point)))
             else:
-                if abs(high.at - low.at) * max(1.0, float(np.abs(direction).max())) < 1e-14 * max(1.0, float(np.abs(self.x).max())):
+                if abs(high.at - low.at) * max(1.0, float(np.abs(direction).max())) < 1e-14 * max(
+                    1.0, float(np.abs(self.x).max())
+                ):
                     break
                 at = _between(low, high)
         return best if best.value < start.value else None
@@ -140,15 +193,22 @@ class QuasiNewton:
     def _at(self, x: Array) -> tuple[float, Array]:
         self.evaluations += 1
         value, gradient = self.evaluate(x)
-        return (value, gradient) if math.isfinite(value) and bool(np.isfinite(gradient).all()) else (math.inf, gradient)
+        return (
+            (value, gradient)
+            if math.isfinite(value) and bool(np.isfinite(gradient).all())
+            else (math.inf, gradient)
+        )
 
 
 def _minimum(a: Point, b: Point) -> float:
-    """Where the cubic through two points with their slopes is lowest; NaN where it has no minimum."""
+    """Where the cubic through two points with their slopes is lowest; NaN where it has no
+    minimum.
+    """
     if not math.isfinite(b.value) or a.at == b.at:
         return math.nan
     first = a.slope + b.slope - 3 * (a.value - b.value) / (a.at - b.at)
-    square = first * first - a.slope * b.slope  # infinite where first**2 would raise an OverflowError
+    # infinite where first**2 would raise an OverflowError
+    square = first * first - a.slope * b.slope
     if square < 0:
         return math.nan
     second = math.copysign(math.sqrt(square), b.at - a.at)
@@ -157,7 +217,9 @@ def _minimum(a: Point, b: Point) -> float:
 
 
 def _between(low: Point, high: Point) -> float:
-    """The cubic's minimum between two points, kept away from both; a tenth of the way where one has no value."""
+    """The cubic's minimum between two points, kept away from both; a tenth of the way where one has
+    no value.
+    """
     width = high.at - low.at
     if not math.isfinite(high.value):
         return low.at + 0.1 * width

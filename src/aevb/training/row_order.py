@@ -17,7 +17,9 @@ def seed_of(*parts: int | str) -> int:
 
 
 class Order:
-    """The rows of each step: one permutation of the data after another, cut into batches of one size."""
+    """The rows of each step: one permutation of the data after another, cut into batches of one
+    size.
+    """
 
     def __init__(self, n: int, batch: int, seed: int, device: torch.device | None = None) -> None:
         self.n, self.batch, self.seed, self.device = n, min(batch, n), seed, device
@@ -38,6 +40,9 @@ class Order:
         found = self._kept.get(epoch)
         if found is None:
             generator = torch.Generator().manual_seed(seed_of(self.seed, "order", epoch))
-            found = torch.randperm(self.n, generator=generator).to(self.device, non_blocking=True)  # steps may be under way
-            self._kept = {key: value for key, value in self._kept.items() if key == epoch - 1} | {epoch: found}
+            # steps may be under way
+            found = torch.randperm(self.n, generator=generator).to(self.device, non_blocking=True)
+            self._kept = {key: value for key, value in self._kept.items() if key == epoch - 1} | {
+                epoch: found
+            }
         return found

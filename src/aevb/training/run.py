@@ -14,7 +14,15 @@ from aevb.model import Model
 from aevb.pictures import curves
 from aevb.posterior.training_record import with_weights
 from aevb.runtime.checked_files import IntegrityWarning
-from aevb.training.checkpoint import Checkpoint, CheckpointError, check_beside, check_fit, folders, read, read_manifest
+from aevb.training.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    check_beside,
+    check_fit,
+    folders,
+    read,
+    read_manifest,
+)
 from aevb.training.run_folder import note_later, read_rows
 from aevb.training.settings import Settings
 
@@ -33,8 +41,8 @@ class Best(NamedTuple):
 class Run:
     """The result of :func:`fit`: the trained model, its settings, its history and its folder.
 
-    The model has the weights of the last step or, if ``patience`` was set, of the best validation. Both
-    are on disk; see :func:`load_run`.
+    The model has the weights of the last step or, if ``patience`` was set, of the best validation.
+    Both are on disk; see :func:`load_run`.
     """
 
     model: Model
@@ -46,7 +54,9 @@ class Run:
 
     @classmethod
     def load(cls, out: str | Path) -> Run:
-        """Read a run from its folder: the model at the last checkpoint, and the history up to it."""
+        """Read a run from its folder: the model at the last checkpoint, and the history up to
+        it.
+        """
         folder = Path(out)
         model, found, rows = _load(folder, "last")
         seconds = max((row.get("seconds", 0.0) for row in rows), default=0.0)
@@ -54,17 +64,22 @@ class Run:
 
     @property
     def best(self) -> Best | None:
-        """The step and value of the best validation (the first, if several tie); None without validation."""
+        """The step and value of the best validation (the first, if several tie); None without
+        validation.
+        """
         name = f"validation {self.settings.judge}"
-        found = [Best(row["step"], row[name]) for row in self.rows if np.isfinite(row.get(name, np.nan))]
+        found = [
+            Best(row["step"], row[name]) for row in self.rows if np.isfinite(row.get(name, np.nan))
+        ]
         return max(found, key=lambda best: best.value) if found else None
 
     @property
     def history(self) -> dict[str, np.ndarray]:
-        """Every recorded quantity as an array; the array ``<name>.step`` has the steps of its values.
+        """Every recorded quantity as an array; the array ``<name>.step`` has the steps of its
+        values.
 
-        ``gap`` is KL(q ‖ exact posterior), if the posterior is known: the recorded value, or else the
-        evidence minus the ELBO.
+        ``gap`` is KL(q ‖ exact posterior), if the posterior is known: the recorded value, or else
+        the evidence minus the ELBO.
         """
         found: dict[str, list[tuple[int, Any]]] = {}
         for row in self.rows:
@@ -76,8 +91,13 @@ class Run:
             for name, value in (gaps | row).items():
                 if name != "step" and isinstance(value, int | float):
                     found.setdefault(name, []).append((row["step"], value))
-        arrays = {name: np.array([value for _, value in pairs], dtype=float) for name, pairs in found.items()}
-        return arrays | {f"{name}.step": np.array([step for step, _ in pairs]) for name, pairs in found.items()}
+        arrays = {
+            name: np.array([value for _, value in pairs], dtype=float)
+            for name, pairs in found.items()
+        }
+        return arrays | {
+            f"{name}.step": np.array([step for step, _ in pairs]) for name, pairs in found.items()
+        }
 
     @property
     def phases(self) -> list[tuple[str, int, int]]:
@@ -95,8 +115,12 @@ class Run:
         return found
 
     def plot(self, path: str | Path | None = None) -> Figure:
-        """Plot the bound, its terms and the evidence (if known) over the steps. ``path`` saves a PNG."""
-        figure = curves(self.history, [(start, end) for name, start, end in self.phases if name == "E"])
+        """Plot the bound, its terms and the evidence (if known) over the steps. ``path`` saves a
+        PNG.
+        """
+        figure = curves(
+            self.history, [(start, end) for name, start, end in self.phases if name == "E"]
+        )
         if path is not None:
             figure.savefig(path, dpi=130)
         return figure
@@ -105,12 +129,13 @@ class Run:
 def load_run(out: str | Path, which: str = "best") -> Model:
     """Read the model of a run from its folder.
 
-    ``which="best"``, the default, loads the weights of the best validation, or of the last checkpoint if
-    there was no validation. ``which="last"`` loads the last checkpoint, from which ``resume=True``
-    continues; these are also the weights that ``fit`` leaves in the model, unless ``patience`` was set.
+    ``which="best"``, the default, loads the weights of the best validation, or of the last
+    checkpoint if there was no validation. ``which="last"`` loads the last checkpoint, from which
+    ``resume=True`` continues; these are also the weights that ``fit`` leaves in the model, unless
+    ``patience`` was set.
 
-    A ValueError says that the folder holds no run, and a :class:`CheckpointError` that its files are
-    missing or damaged.
+    A ValueError says that the folder holds no run, and a :class:`CheckpointError` that its files
+    are missing or damaged.
     """
     if which not in ("best", "last"):
         raise ValueError(f'which is "best" or "last", got {which!r}.')
@@ -127,7 +152,9 @@ def _load(folder: Path, which: str) -> tuple[Model, Checkpoint, list[dict[str, A
         raise ValueError(f"{folder} holds no run: model.json is missing.")
     places = folders(folder)
     if not places and (folder / "weights.safetensors").is_file():
-        raise ValueError(f"{folder} holds a saved model, not a run. Read it by aevb.load({str(folder)!r}).")
+        raise ValueError(
+            f"{folder} holds a saved model, not a run. Read it by aevb.load({str(folder)!r})."
+        )
     if not places:
         raise ValueError(f"{folder} holds no checkpoint yet. Train it further with resume=True.")
     chosen, manifest = places[-1], read_manifest(places[-1])
@@ -135,7 +162,9 @@ def _load(folder: Path, which: str) -> tuple[Model, Checkpoint, list[dict[str, A
     if which == "best" and best is not None and best["step"] != manifest["step"]:
         chosen = folder / "checkpoints" / f"step-{best['step']}"
         if not chosen.is_dir():
-            raise CheckpointError(f'{chosen}, the best checkpoint, is missing. Load the last one: which="last".')
+            raise CheckpointError(
+                f'{chosen}, the best checkpoint, is missing. Load the last one: which="last".'
+            )
     check_beside(folder, "model.json", manifest)
     found = read(chosen)
     model = read_model(path, chosen / "weights.safetensors")
@@ -143,7 +172,12 @@ def _load(folder: Path, which: str) -> tuple[Model, Checkpoint, list[dict[str, A
     model = model.to(floating[0]) if floating else model
     check_fit(found, model.state_dict(), folder)
     model.load_state_dict(found.weights)
-    model.teaching.restore(model, found.state["teaching"] if "teaching" in found.state else _older(model, found.state["settings"]))
+    model.teaching.restore(
+        model,
+        found.state["teaching"]
+        if "teaching" in found.state
+        else _older(model, found.state["settings"]),
+    )
     rows, wrong = read_rows(folder, found.state, found.step)
     if found.step != manifest["step"]:
         wrong = wrong or read_rows(folder, manifest["state"], manifest["step"])[1]
@@ -156,7 +190,11 @@ def _older(model: Model, settings: dict[str, Any]) -> dict[str, Any]:
     """Return the training record of q for a checkpoint without one: mle() and em() train p only."""
     schedule = settings.get("schedule")
     name = schedule.get("name") if isinstance(schedule, dict) else None
-    return {"untaught": dict.fromkeys(with_weights(model), f"{name}() trains p")} if name in ("mle", "em") else {}
+    return (
+        {"untaught": dict.fromkeys(with_weights(model), f"{name}() trains p")}
+        if name in ("mle", "em")
+        else {}
+    )
 
 
 def _settings(record: dict[str, Any]) -> Settings:
@@ -164,4 +202,6 @@ def _settings(record: dict[str, Any]) -> Settings:
     try:
         return Settings.from_record(record)
     except ValueError as error:
-        raise CheckpointError(f"The checkpoint's settings are damaged ({error}). Resume from an earlier checkpoint.") from None
+        raise CheckpointError(
+            f"The checkpoint's settings are damaged ({error}). Resume from an earlier checkpoint."
+        ) from None

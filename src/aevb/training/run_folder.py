@@ -1,8 +1,8 @@
 """The folder of a run: its files besides the checkpoints, its lock, and errors of the disk.
 
-Only one process trains in a folder at a time. The lock is an ``flock``, which the kernel releases when
-the process dies. Before every write, the lock file is compared with the one that was locked. A run
-whose folder was removed, or was recreated by another run, writes nothing there.
+Only one process trains in a folder at a time. The lock is an ``flock``, which the kernel releases
+when the process dies. Before every write, the lock file is compared with the one that was locked. A
+run whose folder was removed, or was recreated by another run, writes nothing there.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Folder:
         self._place: tuple[int, int] | None = None  # device and inode of the folder
         self._lines, self._hash = 0, hashlib.sha256()  # of metrics.jsonl so far
 
-    # The lock ---------------------------------------------------------------------------------------------------------------------
+    # The lock -------------------------------------------------------------------------------------
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -63,7 +63,10 @@ class Folder:
         with self.writing(self.path, None):
             self.path.mkdir(parents=True, exist_ok=True)
             if (self.path / ".lock").is_symlink():
-                raise TrainingError(f"{self.path / '.lock'} is a link to another file, which would be overwritten. Remove the link.")
+                raise TrainingError(
+                    f"{self.path / '.lock'} is a link to another file, which would be "
+                    f"overwritten. Remove the link."
+                )
             file: IO[str] = (self.path / ".lock").open("a+", encoding="utf-8")
         try:
             file = self._lock(file)
@@ -77,8 +80,8 @@ class Folder:
     def _lock(self, file: IO[str]) -> IO[str]:
         """Lock a file and write the id of this process and run into it.
 
-        On a file system without locks, a new file replaces the old one, so that a process that used the
-        old one notices and stops.
+        On a file system without locks, a new file replaces the old one, so that a process that used
+        the old one notices and stops.
         """
         try:
             if fcntl is None:
@@ -87,10 +90,14 @@ class Folder:
         except BlockingIOError:
             holder = _holder(self.path)
             file.close()
-            raise TrainingError(f"{self.path} is being trained by process {holder}. Wait until it ends, stop it, or choose another folder.") from None
+            raise TrainingError(
+                f"{self.path} is being trained by process {holder}. Wait until it ends, stop it, "
+                f"or choose another folder."
+            ) from None
         except OSError as error:
             self.notes.append(
-                f"{self.path} lies on a file system without locks ({error.strerror}), which cannot keep a second process from training there. "
+                f"{self.path} lies on a file system without locks ({error.strerror}), which "
+                f"cannot keep a second process from training there. "
                 "If one starts, this run stops before its next write."
             )
             file.close()
@@ -103,12 +110,16 @@ class Folder:
         return file
 
     def _check(self) -> None:
-        """Raise if the folder no longer belongs to this run. Recreate a removed lock file, and note it."""
+        """Raise if the folder no longer belongs to this run. Recreate a removed lock file, and note
+        it.
+        """
         if self._file is None:
             return
         try:
             with (self.path / ".lock").open(encoding="utf-8", errors="replace") as there:
-                mine = _identity(os.fstat(there.fileno())) == _identity(os.fstat(self._file.fileno())) and self._id in there.read(200)
+                mine = _identity(os.fstat(there.fileno())) == _identity(
+                    os.fstat(self._file.fileno())
+                ) and self._id in there.read(200)
         except FileNotFoundError:
             if _identity(os.stat(self.path)) != self._place:
                 raise self._taken() from None
@@ -119,20 +130,31 @@ class Folder:
             self._file.close()
             self._file = None  # so that _lock's own writes are not checked against the old file
             self._file = self._lock(file)
-            self.notes.append(f"{self.path / '.lock'} was removed while the run trained. It was made again, so that no second process trains here.")
+            self.notes.append(
+                f"{self.path / '.lock'} was removed while the run trained. It was made again, so "
+                f"that no second process trains here."
+            )
             return
         if not mine:
             raise self._taken()
 
     def _taken(self) -> TrainingError:
         return TrainingError(
-            f"{self.path} belongs to another run now (process {_holder(self.path)}): it was removed and made again, or its .lock was replaced, while "
-            "this run trained. This run stops and writes nothing more there. The model in memory has its weights: save it elsewhere."
+            f"{self.path} belongs to another run now (process {_holder(self.path)}): it was "
+            f"removed and made again, or its .lock was replaced, while "
+            "this run trained. This run stops and writes nothing more there. The model in memory "
+            "has its weights: save it elsewhere."
         )
 
-    # Writing ----------------------------------------------------------------------------------------------------------------------
+    # Writing --------------------------------------------------------------------------------------
 
-    def begin(self, declaration: Mapping[str, Any], config: str, rows: list[dict[str, Any]], recipe: Recipe | None = None) -> None:
+    def begin(
+        self,
+        declaration: Mapping[str, Any],
+        config: str,
+        rows: list[dict[str, Any]],
+        recipe: Recipe | None = None,
+    ) -> None:
         """Write the files of a run that starts or resumes."""
         texts = {
             "model.json": json.dumps(declaration, indent=2, ensure_ascii=False) + "\n",
@@ -143,12 +165,17 @@ class Folder:
         for name, text in texts.items():
             with self.writing(self.path / name, None):
                 replace(self.path / name, text)
-        self.beside |= {name: seal(json.loads(text)) for name, text in texts.items() if name.endswith(".json")}
+        self.beside |= {
+            name: seal(json.loads(text)) for name, text in texts.items() if name.endswith(".json")
+        }
         self._lines, self._hash = len(rows), hashlib.sha256(texts["metrics.jsonl"].encode())
 
     def append(self, row: Mapping[str, Any]) -> None:
         line = json.dumps(row) + "\n"
-        with self.writing(self.metrics, row["step"]), self.metrics.open("a", encoding="utf-8") as file:
+        with (
+            self.writing(self.metrics, row["step"]),
+            self.metrics.open("a", encoding="utf-8") as file,
+        ):
             file.write(line)
         self._lines += 1
         self._hash.update(line.encode())
@@ -160,12 +187,16 @@ class Folder:
     def save(self, checkpoint: Checkpoint, keep: frozenset[int]) -> None:
         with self.writing(self.path / "checkpoints", checkpoint.step):
             with self.metrics.open("a", encoding="utf-8") as file:
-                os.fsync(file.fileno())  # the history must be on disk before the checkpoint that refers to it
-            write(self.path, altered(checkpoint, beside=self.beside), keep=keep, allowed=self._check)
+                # the history must be on disk before the checkpoint that refers to it
+                os.fsync(file.fileno())
+            write(
+                self.path, altered(checkpoint, beside=self.beside), keep=keep, allowed=self._check
+            )
 
     @contextmanager
     def writing(self, path: Path, step: int | None) -> Iterator[None]:
-        """Check that the folder still belongs to this run, and turn an OSError into a TrainingError.
+        """Check that the folder still belongs to this run, and turn an OSError into a
+        TrainingError.
 
         ``step`` is None before the first step.
         """
@@ -176,17 +207,27 @@ class Folder:
             raise self._refusal(error, path, step) from error
 
     def _refusal(self, error: OSError, path: Path, step: int | None) -> TrainingError:
-        """Return the error for a failed write: the path, the system's message, the remedy and the last checkpoint."""
+        """Return the error for a failed write: the path, the system's message, the remedy and the
+        last checkpoint.
+        """
         where = "" if step is None else f"Step {step}: "
         text = f"{where}{path} could not be written: {error.strerror or error}."
         if step is not None and not self.path.is_dir():
-            return TrainingError(f"{text} The run's folder was removed while it trained. The model in memory has its weights: save it.")
+            return TrainingError(
+                f"{text} The run's folder was removed while it trained. The model in memory has "
+                f"its weights: save it."
+            )
         remedy = _REMEDIES.get(error.errno or 0, "Remove the cause")
         left = folders(self.path) if self.path.is_dir() else []
         if left:
-            return TrainingError(f"{text} {remedy}, then resume=True goes on from the last good checkpoint, {left[-1]}.")
+            return TrainingError(
+                f"{text} {remedy}, then resume=True goes on from the last good checkpoint, "
+                f"{left[-1]}."
+            )
         if step is None:
-            return TrainingError(f"{text} {remedy}, or choose another folder; nothing was trained yet.")
+            return TrainingError(
+                f"{text} {remedy}, or choose another folder; nothing was trained yet."
+            )
         return TrainingError(f"{text} {remedy} and start again: no checkpoint was written yet.")
 
 
@@ -207,17 +248,29 @@ def refuse_taken(path: Path, resume: bool) -> None:
     """Raise if a folder holds a run (without ``resume``) or files that are not a run's."""
     if folders(path):
         if not resume:
-            raise ValueError(f"{path} holds a run already. Continue it with resume=True, or choose another folder.")
+            raise ValueError(
+                f"{path} holds a run already. Continue it with resume=True, or choose another "
+                f"folder."
+            )
         return
     names = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
     if names and not _began_here(path, names):
         listed = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-        what = "a saved model" if {"model.json", "weights.safetensors"} <= set(names) else f"files that are not a run's ({listed})"
-        raise ValueError(f"{path} holds {what}, which would be overwritten. Choose a folder that is empty or does not exist yet.")
+        what = (
+            "a saved model"
+            if {"model.json", "weights.safetensors"} <= set(names)
+            else f"files that are not a run's ({listed})"
+        )
+        raise ValueError(
+            f"{path} holds {what}, which would be overwritten. Choose a folder that is empty or "
+            f"does not exist yet."
+        )
 
 
 def _began_here(path: Path, names: list[str]) -> bool:
-    """Whether a run began in a folder: by the content of its lock or, if a kill left that empty, by its files."""
+    """Whether a run began in a folder: by the content of its lock or, if a kill left that empty, by
+    its files.
+    """
     if ".lock" not in names:
         return False
     try:
@@ -228,7 +281,9 @@ def _began_here(path: Path, names: list[str]) -> bool:
         return False
     whole = ("model.json", "data.json", "config.toml", "metrics.jsonl")
     ours = {".lock", "checkpoints", "tensorboard", *whole, *(f"{name}.writing" for name in whole)}
-    return bool(re.fullmatch(r"\d+\n([0-9a-f]{32}\n)?", content)) or (not content and ours.issuperset(names) and _is_ours(path / "model.json"))
+    return bool(re.fullmatch(r"\d+\n([0-9a-f]{32}\n)?", content)) or (
+        not content and ours.issuperset(names) and _is_ours(path / "model.json")
+    )
 
 
 def _is_ours(path: Path) -> bool:
@@ -255,17 +310,27 @@ def check_declaration(path: Path, declaration: Mapping[str, Any], recorded: str 
     except (OSError, ValueError):
         there = None
     if recorded is not None and (there is None or seal(there) != recorded):
-        raise CheckpointError(f"{path} was trained with another model, and its model.json is missing or damaged. Resume with the same model.")
+        raise CheckpointError(
+            f"{path} was trained with another model, and its model.json is missing or damaged. "
+            f"Resume with the same model."
+        )
     for part in ("p", "q", "given", "missing"):
         if isinstance(there, dict) and there.get(part) != here.get(part):
-            raise CheckpointError(f"{path} was trained with another model: model.json declares another {part}. Resume with the same model.")
+            raise CheckpointError(
+                f"{path} was trained with another model: model.json declares another {part}. "
+                f"Resume with the same model."
+            )
 
 
 def check_recipe(path: Path, recipe: Recipe, recorded: str | None) -> None:
-    """Refuse to resume a run with differently prepared rows. A damaged data.json is rewritten later."""
+    """Refuse to resume a run with differently prepared rows. A damaged data.json is rewritten
+    later.
+    """
     from aevb.data.datasets import Recipe
 
-    if recorded in {seal(json.loads(one.text())) for one in (recipe, altered(recipe, known=None))}:  # older runs did not record ``known``
+    if recorded in {
+        seal(json.loads(one.text())) for one in (recipe, altered(recipe, known=None))
+    }:  # older runs did not record ``known``
         return
     try:
         there = Recipe.read(path)
@@ -273,50 +338,80 @@ def check_recipe(path: Path, recipe: Recipe, recorded: str | None) -> None:
         if recorded is None:
             raise
         there = None
-    asked = ("data", "missing", "validation", "hold_out", "prepare", "seed")  # the causes first; the other entries follow from them
-    changed = [key for key in (*asked, *vars(recipe)) if getattr(there, key) != getattr(recipe, key)] if there is not None else []
-    changed = [key for key in changed if key != "known" or (there is not None and there.known is not None)]
+    # the causes first; the other entries follow from them
+    asked = ("data", "missing", "validation", "hold_out", "prepare", "seed")
+    changed = (
+        [key for key in (*asked, *vars(recipe)) if getattr(there, key) != getattr(recipe, key)]
+        if there is not None
+        else []
+    )
+    changed = [
+        key for key in changed if key != "known" or (there is not None and there.known is not None)
+    ]
     if changed:
         raise ValueError(
-            f"{path} was trained with {changed[0]}={getattr(there, changed[0])!r}, not {getattr(recipe, changed[0])!r} (data.json). "
-            "Resume with the same data. If they are the same, another version of aevb prepared them differently: start a new run."
+            f"{path} was trained with {changed[0]}={getattr(there, changed[0])!r}, not "
+            f"{getattr(recipe, changed[0])!r} (data.json). "
+            "Resume with the same data. If they are the same, another version of aevb prepared "
+            "them differently: start a new run."
         )
     if recorded is not None:
-        raise ValueError(f"{path} was trained on differently prepared rows, and its data.json is damaged. Resume with the same data.")
+        raise ValueError(
+            f"{path} was trained on differently prepared rows, and its data.json is damaged. "
+            f"Resume with the same data."
+        )
 
 
-def read_rows(path: Path, state: Mapping[str, Any], step: int) -> tuple[list[dict[str, Any]], str | None]:
-    """Return the rows of ``metrics.jsonl`` up to a checkpoint, and a sentence if the file is damaged.
+def read_rows(
+    path: Path, state: Mapping[str, Any], step: int
+) -> tuple[list[dict[str, Any]], str | None]:
+    """Return the rows of ``metrics.jsonl`` up to a checkpoint, and a sentence if the file is
+    damaged.
 
     Later lines belong to steps after the checkpoint, and may be incomplete if the run was killed.
     """
     metrics, record = path / "metrics.jsonl", state.get("history")
     lines = _lines(metrics, None if record is None else record["lines"])
     expected = len(lines) if record is None else record["lines"]
-    if record is not None and hashlib.sha256(b"".join(line + b"\n" for line in lines)).hexdigest() == record["sha256"]:
+    if (
+        record is not None
+        and hashlib.sha256(b"".join(line + b"\n" for line in lines)).hexdigest() == record["sha256"]
+    ):
         found = [_row(line, strict=False) for line in lines]
         if None not in found:
             return [row for row in found if row is not None], None
     found = [_row(line) for line in lines]
-    # The note of a step is written before the step is counted, so that one at the limit belongs to the step after it.
+    # The note of a step is written before the step is counted, so that one at the limit belongs to
+    # the step after it.
     rows = [row for row in found if row is not None and row["step"] + ("note" in row) <= step]
     unreadable = found.count(None) + expected - len(lines)
     if record is None and not unreadable:
         return rows, None
-    what = f"{unreadable} of its {expected} lines are missing or unreadable" if unreadable else "its lines are not those that the run wrote"
+    what = (
+        f"{unreadable} of its {expected} lines are missing or unreadable"
+        if unreadable
+        else "its lines are not those that the run wrote"
+    )
     other = "" if unreadable else f", or the checkpoint of step {step} is another run's"
-    return rows, f"{metrics} is damaged: {what} up to step {step}{other}. The run's history has what could be read."
+    return (
+        rows,
+        f"{metrics} is damaged: {what} up to step {step}{other}. The run's history has what could "
+        f"be read.",
+    )
 
 
 def note_later(path: Path, step: int) -> str | None:
     """Return a sentence if the history continues after the last checkpoint, else None."""
     metrics = path / "metrics.jsonl"
-    last = max((row["step"] for row in map(_row, _lines(metrics)[-100:]) if row is not None), default=0)
+    last = max(
+        (row["step"] for row in map(_row, _lines(metrics)[-100:]) if row is not None), default=0
+    )
     if last <= step:
         return None
     return (
-        f"{metrics} goes on to step {last}, but the last checkpoint is of step {step}: the run was stopped in between or still trains, or a "
-        f"checkpoint was removed. resume=True goes on from step {step}."
+        f"{metrics} goes on to step {last}, but the last checkpoint is of step {step}: the run "
+        f"was stopped in between or still trains, or a checkpoint was removed. resume=True goes "
+        f"on from step {step}."
     )
 
 
@@ -325,7 +420,9 @@ def _lines(path: Path, most: int | None = None) -> list[bytes]:
     found: list[bytes] = []
     if path.is_file():
         with path.open("rb") as file:
-            while (most is None or len(found) < most) and (line := file.readline(LONGEST_LINE)).endswith(b"\n"):
+            while (most is None or len(found) < most) and (
+                line := file.readline(LONGEST_LINE)
+            ).endswith(b"\n"):
                 found.append(line[:-1])
     return found
 
@@ -333,13 +430,28 @@ def _lines(path: Path, most: int | None = None) -> list[bytes]:
 def _row(line: bytes, strict: bool = True) -> dict[str, Any] | None:
     """Return a line as a row, or None if it is invalid.
 
-    ``strict`` allows only numbers, and text for "note" and "phase". Otherwise ``after=`` may have recorded
-    other values.
+    ``strict`` allows only numbers, and text for "note" and "phase". Otherwise ``after=`` may have
+    recorded other values.
     """
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return None
     words = ("note", "phase")
-    fine = isinstance(row, dict) and type(row.get("step")) is int and isinstance(row.get("seconds", 0.0), int | float)
-    return row if fine and (not strict or all(isinstance(value, str if name in words else int | float) for name, value in row.items())) else None
+    fine = (
+        isinstance(row, dict)
+        and type(row.get("step")) is int
+        and isinstance(row.get("seconds", 0.0), int | float)
+    )
+    return (
+        row
+        if fine
+        and (
+            not strict
+            or all(
+                isinstance(value, str if name in words else int | float)
+                for name, value in row.items()
+            )
+        )
+        else None
+    )

@@ -1,8 +1,9 @@
 """Schedules: which parameters each step trains, and with which objective.
 
-``joint()`` is AEVB: θ and φ together. ``alternate(e, m)`` is approximate EM: φ alone for e steps (the
-E-step, which tightens the bound), then θ alone for m steps (the M-step, which raises it). ``em()``
-uses the exact posterior in the E-step, for models that have one. ``mle()`` maximises the exact evidence.
+``joint()`` is AEVB: θ and φ together. ``alternate(e, m)`` is approximate EM: φ alone for e steps
+(the E-step, which tightens the bound), then θ alone for m steps (the M-step, which raises it).
+``em()`` uses the exact posterior in the E-step, for models that have one. ``mle()`` maximises the
+exact evidence.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ OPTIMISERS = ("auto", "lbfgs", "adam")  # of mle()
 
 @dataclass(frozen=True)
 class Phase:
-    """The phase of one step: the parameter groups it trains, and its position in 0 … ``length`` − 1."""
+    """The phase of one step: the parameter groups it trains, and its position in 0 … ``length`` −
+    1.
+    """
 
     name: str
     theta: bool
@@ -57,7 +60,9 @@ class alternate(Schedule):
 
     def __post_init__(self) -> None:
         if not all(_is_count(steps) for steps in (self.e_steps, self.m_steps)):
-            raise ValueError(f"alternate takes positive numbers of steps, got {self.e_steps} and {self.m_steps}.")
+            raise ValueError(
+                f"alternate takes positive numbers of steps, got {self.e_steps} and {self.m_steps}."
+            )
 
     @property
     def cycle(self) -> int:
@@ -68,7 +73,13 @@ class alternate(Schedule):
         start = cycle * (self.e_steps + self.m_steps)
         if position < self.e_steps:
             return Phase("E", False, True, position, min(self.e_steps, total - start))
-        return Phase("M", True, False, position - self.e_steps, min(self.m_steps, total - start - self.e_steps))
+        return Phase(
+            "M",
+            True,
+            False,
+            position - self.e_steps,
+            min(self.m_steps, total - start - self.e_steps),
+        )
 
 
 @dataclass(frozen=True)
@@ -82,9 +93,9 @@ class em(Schedule):
     ``accelerate=False`` is textbook EM.
 
     ``start`` chooses the initial parameters. ``"data"`` computes them from the data (principal
-    components, k-means++ with the run's seed). ``"keep"`` takes the model's parameters, and moves the
-    biases to the means of the data if that raises the evidence. ``"auto"`` is ``"data"`` if p is as it
-    was initialised, and ``"keep"`` if it was trained, loaded or set.
+    components, k-means++ with the run's seed). ``"keep"`` takes the model's parameters, and moves
+    the biases to the means of the data if that raises the evidence. ``"auto"`` is ``"data"`` if p
+    is as it was initialised, and ``"keep"`` if it was trained, loaded or set.
 
     If the M-step has no closed form, it is ``m_steps`` gradient steps on E[log p(x, z)] with the
     posterior of the last E-step held fixed.
@@ -99,10 +110,19 @@ class em(Schedule):
     def __post_init__(self) -> None:
         if not _is_count(self.m_steps):
             raise ValueError(f"em takes a positive number of steps, got {self.m_steps}.")
-        if isinstance(self.tol, bool) or not isinstance(self.tol, int | float) or not 0 <= self.tol < math.inf:
-            raise ValueError(f"em: tol is a gain of the mean evidence in nats, 0 or more, got {self.tol!r}.")
+        if (
+            isinstance(self.tol, bool)
+            or not isinstance(self.tol, int | float)
+            or not 0 <= self.tol < math.inf
+        ):
+            raise ValueError(
+                f"em: tol is a gain of the mean evidence in nats, 0 or more, got {self.tol!r}."
+            )
         if self.start not in STARTS:
-            raise ValueError(f"em: start is {', '.join(map(repr, STARTS[:-1]))} or {STARTS[-1]!r}, got {self.start!r}.")
+            raise ValueError(
+                f"em: start is {', '.join(map(repr, STARTS[:-1]))} or {STARTS[-1]!r}, got "
+                f"{self.start!r}."
+            )
         if not isinstance(self.accelerate, bool):
             raise ValueError(f"em: accelerate is True or False, got {self.accelerate!r}.")
 
@@ -115,19 +135,19 @@ class em(Schedule):
 class mle(Schedule):
     """Maximum likelihood: train θ on the exact evidence, without dropout, and leave q unchanged.
 
-    The evidence of the model must be known in closed form. If model and data are small, a step is one
-    iteration of L-BFGS on all rows, in float64, and at most ``steps=`` (1,000 by default) iterations
-    are taken. The run converges when the last iteration raised the mean evidence by less than ``tol``
-    nats and the next one is expected to as well. With ``tol=0`` it takes all steps, unless no step
-    raises the evidence.
+    The evidence of the model must be known in closed form. If model and data are small, a step is
+    one iteration of L-BFGS on all rows, in float64, and at most ``steps=`` (1,000 by default)
+    iterations are taken. The run converges when the last iteration raised the mean evidence by less
+    than ``tol`` nats and the next one is expected to as well. With ``tol=0`` it takes all steps,
+    unless no step raises the evidence.
 
     The search uses the units of the data and starts at the model's parameters. If independent
-    Gaussians with the means and standard deviations of the columns have a higher evidence, two other
-    starts are tried: one moves the biases to the means of the data, and the other interprets the
-    parameters as those of a model of standardised data. The best start is used.
+    Gaussians with the means and standard deviations of the columns have a higher evidence, two
+    other starts are tried: one moves the biases to the means of the data, and the other interprets
+    the parameters as those of a model of standardised data. The best start is used.
 
-    For larger models or data, or if ``lr``, ``warmup`` or ``clip`` is set, a step is a step of Adam on
-    a batch. ``optimiser="lbfgs"`` or ``"adam"`` overrides this choice.
+    For larger models or data, or if ``lr``, ``warmup`` or ``clip`` is set, a step is a step of Adam
+    on a batch. ``optimiser="lbfgs"`` or ``"adam"`` overrides this choice.
     """
 
     tol: float = 1e-5
@@ -135,26 +155,43 @@ class mle(Schedule):
     objective = "evidence"
 
     def __post_init__(self) -> None:
-        if isinstance(self.tol, bool) or not isinstance(self.tol, int | float) or not 0 <= self.tol < math.inf:
-            raise ValueError(f"mle: tol is a gain of the mean evidence in nats, 0 or more, got {self.tol!r}.")
+        if (
+            isinstance(self.tol, bool)
+            or not isinstance(self.tol, int | float)
+            or not 0 <= self.tol < math.inf
+        ):
+            raise ValueError(
+                f"mle: tol is a gain of the mean evidence in nats, 0 or more, got {self.tol!r}."
+            )
         if self.optimiser not in OPTIMISERS:
-            raise ValueError(f"mle: optimiser is {', '.join(map(repr, OPTIMISERS[:-1]))} or {OPTIMISERS[-1]!r}, got {self.optimiser!r}.")
+            raise ValueError(
+                f"mle: optimiser is {', '.join(map(repr, OPTIMISERS[:-1]))} or "
+                f"{OPTIMISERS[-1]!r}, got {self.optimiser!r}."
+            )
 
     def phase(self, step: int, total: int) -> Phase:
         return Phase("mle", True, False, step, total)
 
 
 def parse_schedule(text: str) -> Schedule:
-    """Return a schedule from its name and first arguments, e.g. ``joint`` or ``alternate:500,500``."""
+    """Return a schedule from its name and first arguments, e.g. ``joint`` or
+    ``alternate:500,500``.
+    """
     name, _, numbers = text.partition(":")
     kind = _kind(name)
     try:
         arguments = [int(number) for number in numbers.split(",") if number]
     except ValueError:
-        raise ValueError(f"{name} takes whole numbers, got {numbers!r}. Write e.g. joint, alternate:1000,1000, em or mle.") from None
+        raise ValueError(
+            f"{name} takes whole numbers, got {numbers!r}. Write e.g. joint, alternate:1000,1000, "
+            f"em or mle."
+        ) from None
     takes = [one.name for one in fields(kind)]
     if len(arguments) > len(takes):
-        raise ValueError(f"{name} takes {', '.join(takes) or 'no numbers'}, got {numbers!r}. Write e.g. joint, alternate:1000,1000, em or mle.")
+        raise ValueError(
+            f"{name} takes {', '.join(takes) or 'no numbers'}, got {numbers!r}. Write e.g. joint, "
+            f"alternate:1000,1000, em or mle."
+        )
     return kind(*arguments)
 
 
@@ -166,19 +203,27 @@ def schedule_from(record: Any) -> Schedule:
     if isinstance(record, str):
         return parse_schedule(record)
     if not isinstance(record, Mapping):
-        raise ValueError(f'schedule is a text, e.g. "alternate:500,500", or a table with a name, got {record!r}.')
+        raise ValueError(
+            f'schedule is a text, e.g. "alternate:500,500", or a table with a name, got {record!r}.'
+        )
     kind = _kind(record.get("name"))
     takes = [one.name for one in fields(kind)]
     unknown = [key for key in record if key != "name" and key not in takes]
     if unknown:
-        raise ValueError(f"schedule: {kind.__name__} has no {', '.join(unknown)}. It takes {', '.join(takes) or 'nothing'}.")
+        raise ValueError(
+            f"schedule: {kind.__name__} has no {', '.join(unknown)}. It takes "
+            f"{', '.join(takes) or 'nothing'}."
+        )
     return kind(**{key: value for key, value in record.items() if key != "name"})
 
 
 def _kind(name: Any) -> type[Schedule]:
     kinds = {kind.__name__: kind for kind in Schedule.__subclasses__()}
     if not isinstance(name, str) or name not in kinds:
-        raise ValueError(f"Unknown schedule {name!r}. Choose one of {', '.join(kinds)}; alternate:1000,1000 sets the steps per phase.")
+        raise ValueError(
+            f"Unknown schedule {name!r}. Choose one of {', '.join(kinds)}; alternate:1000,1000 "
+            f"sets the steps per phase."
+        )
     return kinds[name]
 
 

@@ -1,9 +1,9 @@
 """The settings of a training run.
 
 :class:`Settings` is the only definition: each field has its type, default and documentation there.
-The keywords of :func:`fit` (``settings_options.py``, printed by ``python -m aevb.training.settings``),
-the options of ``aevb train`` and the keys of ``config.toml`` are made from it. This module does not
-import torch, so that ``aevb train --help`` is fast.
+The keywords of :func:`fit` (``settings_options.py``, printed by ``python -m
+aevb.training.settings``), the options of ``aevb train`` and the keys of ``config.toml`` are made
+from it. This module does not import torch, so that ``aevb train --help`` is fast.
 """
 
 from __future__ import annotations
@@ -22,11 +22,16 @@ from aevb.training.schedules import Schedule, joint, schedule_from
 if TYPE_CHECKING:
     from aevb.data.preparation import Affine
 
-RECORDED = ("data", "fresh", "frozen", "numbers")  # keys of config.toml that are not settings; resuming compares them
+# keys of config.toml that are not settings; resuming compares them
+RECORDED = ("data", "fresh", "frozen", "numbers")
 
 
-def _setting(documentation: str, default: Any = MISSING, *, make: Callable[[], Any] | None = None) -> Any:
-    """Return a dataclass field with its documentation and its default (or ``make``, a default factory)."""
+def _setting(
+    documentation: str, default: Any = MISSING, *, make: Callable[[], Any] | None = None
+) -> Any:
+    """Return a dataclass field with its documentation and its default (or ``make``, a default
+    factory).
+    """
     if make is not None:
         return field(default_factory=make, metadata={"documentation": documentation})
     return field(default=default, metadata={"documentation": documentation})
@@ -43,31 +48,80 @@ class Settings:
         50
     """
 
-    epochs: float | None = _setting("Passes over the data; set this or steps. By default 20, or as many as make 2,000 steps (at most 200).", None)
+    epochs: float | None = _setting(
+        "Passes over the data; set this or steps. By default 20, or as many as make 2,000 steps "
+        "(at most 200).",
+        None,
+    )
     steps: int | None = _setting("Steps of the optimiser; set this or epochs.", None)
     batch: int = _setting("Rows per step.", 100)
-    lr: float | None = _setting("Learning rate. By default 2e-3, or 0.05 if no factor has a hidden layer.", None)
+    lr: float | None = _setting(
+        "Learning rate. By default 2e-3, or 0.05 if no factor has a hidden layer.", None
+    )
     warmup: int = _setting("Steps over which the learning rate rises from 0.", 0)
-    decay: str = _setting("Learning rate within each phase of the schedule: cosine (falls to 0) or constant.", "cosine")
-    clip: float | None = _setting("Maximum norm of the gradient; a larger gradient is scaled down to it. By default no clipping.", None)
+    decay: str = _setting(
+        "Learning rate within each phase of the schedule: cosine (falls to 0) or constant.",
+        "cosine",
+    )
+    clip: float | None = _setting(
+        "Maximum norm of the gradient; a larger gradient is scaled down to it. By default no "
+        "clipping.",
+        None,
+    )
     kl_warmup: int = _setting("Steps over which the weight of the KL terms rises to 1.", 0)
     classify: float = _setting("Weight of log q(y|x) on rows whose label y is known.", 0.0)
-    agree: float = _setting("Weight of Σ q(y|x) log q(y|x̃), a consistency term: q should predict the same class for x and its distorted copy x̃.", 0.0)
-    distort: Mapping[str, Affine] = _setting("Random distortion that makes x̃ from x, by variable.", make=dict)
-    patience: int | None = _setting("Early stopping: stop after this many validations without improvement, and keep the best weights.", None)
+    agree: float = _setting(
+        "Weight of Σ q(y|x) log q(y|x̃), a consistency term: q should predict the same class for "
+        "x and its distorted copy x̃.",
+        0.0,
+    )
+    distort: Mapping[str, Affine] = _setting(
+        "Random distortion that makes x̃ from x, by variable.", make=dict
+    )
+    patience: int | None = _setting(
+        "Early stopping: stop after this many validations without improvement, and keep the best "
+        "weights.",
+        None,
+    )
     seed: int = _setting("Seed of everything random.", 0)
-    schedule: Schedule = _setting("joint (AEVB), alternate (E-steps of q, then M-steps of p), em (exact EM) or mle (exact evidence).", make=joint)  # noqa: RUF009
-    how: Mapping[str, str] = _setting("How to take the expectation over each latent, by latent; overrides the plan's choice.", make=dict)
+    schedule: Schedule = _setting(  # noqa: RUF009
+        "joint (AEVB), alternate (E-steps of q, then M-steps of p), em (exact EM) or mle (exact "
+        "evidence).",
+        make=joint,
+    )
+    how: Mapping[str, str] = _setting(
+        "How to take the expectation over each latent, by latent; overrides the plan's choice.",
+        make=dict,
+    )
     bound: str = _setting("Bound on the evidence: elbo or iwae.", "elbo")
     samples: int = _setting("Samples per example.", 1)
-    gradient: str = _setting("Gradient estimator: plain, stl (sticking the landing) or dreg (doubly reparameterised).", "plain")
+    gradient: str = _setting(
+        "Gradient estimator: plain, stl (sticking the landing) or dreg (doubly reparameterised).",
+        "plain",
+    )
     temperature: float = _setting("Temperature of relaxed samples (gumbel).", 0.5)
     validate_every: int | None = _setting("Steps between validations. By default one epoch.", None)
-    log_every: int | None = _setting("Steps between entries of the history. By default about 200 entries per run.", None)
-    checkpoint_every: int | None = _setting("Steps between checkpoints. By default at validations, at least half a minute apart.", None)
-    precision: str = _setting("float32, or bf16: matrix products run in bfloat16; the weights and everything else stay in float32.", "float32")
-    compile: bool = _setting("Fuse the operations of a step with torch's compiler. Compiling takes about a minute: for long runs.", False)
-    skip: int = _setting("Maximum number of batches with a non-finite loss or gradient to skip before the run stops with an error.", 0)
+    log_every: int | None = _setting(
+        "Steps between entries of the history. By default about 200 entries per run.", None
+    )
+    checkpoint_every: int | None = _setting(
+        "Steps between checkpoints. By default at validations, at least half a minute apart.", None
+    )
+    precision: str = _setting(
+        "float32, or bf16: matrix products run in bfloat16; the weights and everything else stay "
+        "in float32.",
+        "float32",
+    )
+    compile: bool = _setting(
+        "Fuse the operations of a step with torch's compiler. Compiling takes about a minute: for "
+        "long runs.",
+        False,
+    )
+    skip: int = _setting(
+        "Maximum number of batches with a non-finite loss or gradient to skip before the run "
+        "stops with an error.",
+        0,
+    )
 
     def __post_init__(self) -> None:
         import numpy as np
@@ -77,7 +131,15 @@ class Settings:
         for f in fields(self):  # JSON cannot store numpy's numbers
             if isinstance(value := getattr(self, f.name), np.generic):
                 object.__setattr__(self, f.name, value.item())
-        for name in ("batch", "samples", "steps", "patience", "validate_every", "log_every", "checkpoint_every"):
+        for name in (
+            "batch",
+            "samples",
+            "steps",
+            "patience",
+            "validate_every",
+            "log_every",
+            "checkpoint_every",
+        ):
             _whole(name, getattr(self, name), least=1)
         for name in ("warmup", "kl_warmup", "skip", "seed"):
             _whole(name, getattr(self, name), least=0)
@@ -85,10 +147,19 @@ class Settings:
             _positive(name, getattr(self, name))
         for name in ("classify", "agree"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not 0 <= value < math.inf
+            ):
                 raise ValueError(f"{name} is a weight, 0 or more, got {value!r}.")
-        if not isinstance(self.distort, Mapping) or not all(isinstance(value, Affine) for value in self.distort.values()):
-            raise ValueError(f'distort is a dictionary from variable to distortion, e.g. {{"x": Affine((28, 28))}}, got {self.distort!r}.')
+        if not isinstance(self.distort, Mapping) or not all(
+            isinstance(value, Affine) for value in self.distort.values()
+        ):
+            raise ValueError(
+                f'distort is a dictionary from variable to distortion, e.g. {{"x": Affine((28, '
+                f"28))}}, got {self.distort!r}."
+            )
         if self.epochs is not None and self.steps is not None:
             raise ValueError("Pass epochs= or steps=, not both.")
         if self.precision not in ("float32", "bf16"):
@@ -98,20 +169,31 @@ class Settings:
         if self.decay not in ("cosine", "constant"):
             raise ValueError(f'decay is "cosine" or "constant", got {self.decay!r}.')
         if not isinstance(self.schedule, Schedule):
-            raise ValueError(f"schedule is joint(), alternate(…), em() or mle(), got {self.schedule!r}.")
+            raise ValueError(
+                f"schedule is joint(), alternate(…), em() or mle(), got {self.schedule!r}."
+            )
         for name in ("bound", "gradient"):  # the plan checks the word itself
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"{name} is a word, got {getattr(self, name)!r}.")
-        if not isinstance(self.how, Mapping) or not all(isinstance(choice, str) for choice in self.how.values()):
-            raise ValueError(f'how is a dictionary from latent to choice, e.g. {{"y": "gumbel"}}, got {self.how!r}.')
+        if not isinstance(self.how, Mapping) or not all(
+            isinstance(choice, str) for choice in self.how.values()
+        ):
+            raise ValueError(
+                f'how is a dictionary from latent to choice, e.g. {{"y": "gumbel"}}, got '
+                f"{self.how!r}."
+            )
 
     @property
     def judge(self) -> str:
-        """The quantity that compares validations: the bound, or the evidence for exact schedules."""
+        """The quantity that compares validations: the bound, or the evidence for exact
+        schedules.
+        """
         return self.bound if self.schedule.objective == "bound" else "evidence"
 
     def total(self, n: int, batch: int) -> int:
-        """Return the number of steps; by default 20 epochs, but at least 2,000 steps and at most 200 epochs."""
+        """Return the number of steps; by default 20 epochs, but at least 2,000 steps and at most
+        200 epochs.
+        """
         per_epoch = n / min(batch, n)
         if self.steps is not None:
             return self.steps
@@ -125,12 +207,21 @@ class Settings:
     def record(self) -> dict[str, Any]:
         """Return the settings as plain values, for JSON and TOML."""
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "schedule"}
-        distort = {name: [*how.shape, how.rotate, how.shear, how.scale, how.shift] for name, how in self.distort.items()}
-        return plain | {"how": dict(self.how), "distort": distort, "schedule": {"name": type(self.schedule).__name__, **asdict(self.schedule)}}
+        distort = {
+            name: [*how.shape, how.rotate, how.shear, how.scale, how.shift]
+            for name, how in self.distort.items()
+        }
+        return plain | {
+            "how": dict(self.how),
+            "distort": distort,
+            "schedule": {"name": type(self.schedule).__name__, **asdict(self.schedule)},
+        }
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Settings:
-        """Return the settings of a record. Missing fields get their defaults; unknown keys are ignored."""
+        """Return the settings of a record. Missing fields get their defaults; unknown keys are
+        ignored.
+        """
         return cls(**_from_plain(record))
 
     def to_toml(self, path: str | Path) -> None:
@@ -139,10 +230,11 @@ class Settings:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Settings:
-        """Read settings from a TOML file, e.g. a run's ``config.toml``. Missing fields get their defaults.
+        """Read settings from a TOML file, e.g. a run's ``config.toml``. Missing fields get their
+        defaults.
 
-        The keys that a run records besides its settings (data, fresh, frozen, numbers) are ignored. Any
-        other unknown key raises a ValueError.
+        The keys that a run records besides its settings (data, fresh, frozen, numbers) are ignored.
+        Any other unknown key raises a ValueError.
         """
         return cls(**read_toml(path))
 
@@ -158,7 +250,10 @@ def default_of(one: Field[Any]) -> Any:
 
 def _listed() -> str:
     """Return every setting with its type, default and documentation, for docstrings."""
-    lines = [f"{one.name}: {one.type} = {default_of(one)!r}\n    {documentation(one)}" for one in fields(Settings)]
+    lines = [
+        f"{one.name}: {one.type} = {default_of(one)!r}\n    {documentation(one)}"
+        for one in fields(Settings)
+    ]
     return textwrap.indent("\n".join(lines), "    ")
 
 
@@ -166,13 +261,22 @@ Settings.__doc__ = f"{Settings.__doc__}\n{_listed()}\n    "
 
 
 def options_source() -> str:
-    """Return the source of ``settings_options.py``: the fields of :class:`Settings` as a TypedDict."""
+    """Return the source of ``settings_options.py``: the fields of :class:`Settings` as a
+    TypedDict.
+    """
     keys = []
     for one in fields(Settings):
         default = default_of(one)
-        shown = "" if default is None else f" Default: {json.dumps(default) if isinstance(default, str) else default}."
-        keys.append(f'    {one.name}: {one.type}\n    """{documentation(one)}{shown}"""\n')
-    return f'''"""The keywords of fit for editors and type checkers. Do not edit: ``python -m aevb.training.settings`` prints this file."""
+        shown = (
+            ""
+            if default is None
+            else f" Default: {json.dumps(default) if isinstance(default, str) else default}."
+        )
+        keys.append(f"    {one.name}: {one.type}\n{_docstring(documentation(one) + shown)}\n")
+    return f'''"""The keywords of fit for editors and type checkers.
+
+Do not edit: ``python -m aevb.training.settings`` prints this file.
+"""
 
 from __future__ import annotations
 
@@ -187,6 +291,15 @@ class SettingsOptions(TypedDict, total=False):
     """The fields of :class:`Settings`, none of them required."""
 
 {"".join(keys)}'''
+
+
+def _docstring(text: str) -> str:
+    """Return an indented docstring, on several lines if it is longer than one."""
+    one_line = f'    """{text}"""'
+    if len(one_line) <= 100:
+        return one_line
+    wrapped = textwrap.fill(f'"""{text}', 97, initial_indent="    ", subsequent_indent="    ")
+    return f'{wrapped}\n    """'
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -204,7 +317,10 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     known = [one.name for one in fields(Settings)]
     unknown = [key for key in record if key not in known and key not in RECORDED]
     if unknown:
-        raise ValueError(f"{place} has unknown settings: {', '.join(unknown)}. The settings are {', '.join(known)}.")
+        raise ValueError(
+            f"{place} has unknown settings: {', '.join(unknown)}. The settings are "
+            f"{', '.join(known)}."
+        )
     try:
         found = _from_plain(record)
         Settings(**found)
@@ -222,37 +338,55 @@ def _from_plain(record: Mapping[str, Any]) -> dict[str, Any]:
         found["schedule"] = schedule_from(found["schedule"])
     if "distort" in found:
         try:
-            found["distort"] = {name: Affine((height, width), *rest) for name, (height, width, *rest) in found["distort"].items()}
+            found["distort"] = {
+                name: Affine((height, width), *rest)
+                for name, (height, width, *rest) in found["distort"].items()
+            }
         except (AttributeError, TypeError, ValueError):
             raise ValueError(
-                f"distort gives height, width, rotate, shear, scale and shift by variable, e.g. x = [28, 28, 0.2, 0.3, 0.12, 0.06], "
-                f"got {found['distort']!r}."
+                f"distort gives height, width, rotate, shear, scale and shift by variable, e.g. x "
+                f"= [28, 28, 0.2, 0.3, 0.12, 0.06], got {found['distort']!r}."
             ) from None
     return found
 
 
 def _whole(name: str, value: Any, *, least: int) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+    if value is not None and (
+        isinstance(value, bool) or not isinstance(value, int) or value < least
+    ):
         raise ValueError(f"{name} is a whole number, {least} or more, got {value!r}.")
 
 
 def _positive(name: str, value: Any) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf):
+    if value is not None and (
+        isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf
+    ):
         raise ValueError(f"{name} is a positive number, got {value!r}.")
 
 
 def toml_text(record: Mapping[str, Any]) -> str:
-    """Return a record as TOML, with tables at most one level deep. Values that are None are left out."""
-    plain = {key: value for key, value in record.items() if not isinstance(value, Mapping) and value is not None}
+    """Return a record as TOML, with tables at most one level deep. Values that are None are left
+    out.
+    """
+    plain = {
+        key: value
+        for key, value in record.items()
+        if not isinstance(value, Mapping) and value is not None
+    }
     lines = [f"{key} = {_word(value)}" for key, value in plain.items()]
     for name, table in record.items():
         if isinstance(table, Mapping) and table:
-            lines += ["", f"[{name}]", *(f"{_word(key)} = {_word(value)}" for key, value in table.items())]
+            lines += [
+                "",
+                f"[{name}]",
+                *(f"{_word(key)} = {_word(value)}" for key, value in table.items()),
+            ]
     return "\n".join(lines) + "\n"
 
 
 def _word(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML requires this escape, JSON does not
+    # TOML requires this escape, JSON does not
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 if __name__ == "__main__":

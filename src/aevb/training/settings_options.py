@@ -1,4 +1,7 @@
-"""The keywords of fit for editors and type checkers. Do not edit: ``python -m aevb.training.settings`` prints this file."""
+"""The keywords of fit for editors and type checkers.
+
+Do not edit: ``python -m aevb.training.settings`` prints this file.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ class SettingsOptions(TypedDict, total=False):
     """The fields of :class:`Settings`, none of them required."""
 
     epochs: float | None
-    """Passes over the data; set this or steps. By default 20, or as many as make 2,000 steps (at most 200)."""
+    """Passes over the data; set this or steps. By default 20, or as many as make 2,000 steps (at
+    most 200).
+    """
     steps: int | None
     """Steps of the optimiser; set this or epochs."""
     batch: int
@@ -23,31 +28,45 @@ class SettingsOptions(TypedDict, total=False):
     warmup: int
     """Steps over which the learning rate rises from 0. Default: 0."""
     decay: str
-    """Learning rate within each phase of the schedule: cosine (falls to 0) or constant. Default: "cosine"."""
+    """Learning rate within each phase of the schedule: cosine (falls to 0) or constant. Default:
+    "cosine".
+    """
     clip: float | None
-    """Maximum norm of the gradient; a larger gradient is scaled down to it. By default no clipping."""
+    """Maximum norm of the gradient; a larger gradient is scaled down to it. By default no
+    clipping.
+    """
     kl_warmup: int
     """Steps over which the weight of the KL terms rises to 1. Default: 0."""
     classify: float
     """Weight of log q(y|x) on rows whose label y is known. Default: 0.0."""
     agree: float
-    """Weight of Σ q(y|x) log q(y|x̃), a consistency term: q should predict the same class for x and its distorted copy x̃. Default: 0.0."""
+    """Weight of Σ q(y|x) log q(y|x̃), a consistency term: q should predict the same class for x
+    and its distorted copy x̃. Default: 0.0.
+    """
     distort: Mapping[str, Affine]
     """Random distortion that makes x̃ from x, by variable. Default: {}."""
     patience: int | None
-    """Early stopping: stop after this many validations without improvement, and keep the best weights."""
+    """Early stopping: stop after this many validations without improvement, and keep the best
+    weights.
+    """
     seed: int
     """Seed of everything random. Default: 0."""
     schedule: Schedule
-    """joint (AEVB), alternate (E-steps of q, then M-steps of p), em (exact EM) or mle (exact evidence). Default: joint()."""
+    """joint (AEVB), alternate (E-steps of q, then M-steps of p), em (exact EM) or mle (exact
+    evidence). Default: joint().
+    """
     how: Mapping[str, str]
-    """How to take the expectation over each latent, by latent; overrides the plan's choice. Default: {}."""
+    """How to take the expectation over each latent, by latent; overrides the plan's choice.
+    Default: {}.
+    """
     bound: str
     """Bound on the evidence: elbo or iwae. Default: "elbo"."""
     samples: int
     """Samples per example. Default: 1."""
     gradient: str
-    """Gradient estimator: plain, stl (sticking the landing) or dreg (doubly reparameterised). Default: "plain"."""
+    """Gradient estimator: plain, stl (sticking the landing) or dreg (doubly reparameterised).
+    Default: "plain".
+    """
     temperature: float
     """Temperature of relaxed samples (gumbel). Default: 0.5."""
     validate_every: int | None
@@ -57,8 +76,14 @@ class SettingsOptions(TypedDict, total=False):
     checkpoint_every: int | None
     """Steps between checkpoints. By default at validations, at least half a minute apart."""
     precision: str
-    """float32, or bf16: matrix products run in bfloat16; the weights and everything else stay in float32. Default: "float32"."""
+    """float32, or bf16: matrix products run in bfloat16; the weights and everything else stay in
+    float32. Default: "float32".
+    """
     compile: bool
-    """Fuse the operations of a step with torch's compiler. Compiling takes about a minute: for long runs. Default: False."""
+    """Fuse the operations of a step with torch's compiler. Compiling takes about a minute: for
+    long runs. Default: False.
+    """
     skip: int
-    """Maximum number of batches with a non-finite loss or gradient to skip before the run stops with an error. Default: 0."""
+    """Maximum number of batches with a non-finite loss or gradient to skip before the run stops
+    with an error. Default: 0.
+    """

@@ -1,7 +1,7 @@
 """The interface between the training loop and its steps, and the metrics that steps accumulate.
 
-Implementations: closed-form EM and L-BFGS, which iterate over all rows (``exact_steps.py``), and Adam on
-batches (``gradient_steps.py``), which a GPU replays as CUDA graphs (``graph_steps.py``).
+Implementations: closed-form EM and L-BFGS, which iterate over all rows (``exact_steps.py``), and
+Adam on batches (``gradient_steps.py``), which a GPU replays as CUDA graphs (``graph_steps.py``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from aevb.training.row_order import Order
 from aevb.training.schedules import Phase
 from aevb.training.settings import Settings
 
-Wanted = tuple["Stepper", int, Phase, float]  # a requested step: stepper, step number, phase, learning rate
+# a requested step: stepper, step number, phase, learning rate
+Wanted = tuple["Stepper", int, Phase, float]
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class Job:
 
 
 class Tally:
-    """The metrics summed since the last reading, and whether a step failed, in tensors on the device.
+    """The metrics summed since the last reading, and whether a step failed, in tensors on the
+    device.
 
     A failed step changes nothing. On a GPU, the host does not check for failures after every step.
     """
@@ -51,7 +53,8 @@ class Tally:
     def __init__(self, device: torch.device, dtype: torch.dtype, world: World) -> None:
         self.world = world
         self.failed = torch.zeros((), device=device)  # 1 once a step has failed
-        self.moved = torch.zeros((), device=device)  # steps since the host last checked; the first was ``origin``
+        # steps since the host last checked; the first was ``origin``
+        self.moved = torch.zeros((), device=device)
         self.taken = torch.zeros((), device=device)  # steps whose metrics are in ``sums``
         self.sums = torch.zeros(0, device=device, dtype=dtype)
         self.names: list[str] = []  # of the metrics
@@ -66,9 +69,14 @@ class Tally:
         self.failed.fill_(1.0)
 
     def set(self, names: Sequence[str], values: Sequence[float]) -> None:
-        """Count a step and replace the metrics by its own, in float64: iterations over all rows are not averaged."""
+        """Count a step and replace the metrics by its own, in float64: iterations over all rows are
+        not averaged.
+        """
         self.names = list(names)
-        self.sums = torch.tensor(list(values), dtype=torch.float64, device=self.sums.device) / self.world.size
+        self.sums = (
+            torch.tensor(list(values), dtype=torch.float64, device=self.sums.device)
+            / self.world.size
+        )
         self.taken.fill_(1)
         self.moved.add_(1)
 
@@ -83,7 +91,8 @@ class Tally:
             self.sums = torch.zeros(len(self.names), device=self.sums.device, dtype=self.sums.dtype)
         if len(self.sums) != len(self.names):
             raise CheckpointError(
-                f"The checkpoint has sums of {len(self.sums)} quantities, but a step measures {len(self.names)} ({', '.join(self.names)}). "
+                f"The checkpoint has sums of {len(self.sums)} quantities, but a step measures "
+                f"{len(self.names)} ({', '.join(self.names)}). "
                 "Resume from another checkpoint."
             )
 
@@ -113,12 +122,19 @@ class Tally:
         found = self.metrics()
         self.sums.zero_()
         self.taken.zero_()
-        return {name: value / found["taken"] for name, value in found["sums"].items()} if found["taken"] else {}
+        return (
+            {name: value / found["taken"] for name, value in found["sums"].items()}
+            if found["taken"]
+            else {}
+        )
 
     def restore(self, metrics: Mapping[str, Any], dtype: torch.dtype) -> None:
         self.names = list(metrics["sums"])
-        mine = 1.0 if self.world.first else 0.0  # the sums are over all processes; the first one keeps them
-        self.sums = mine * torch.tensor(list(metrics["sums"].values()), device=self.sums.device, dtype=dtype)
+        # the sums are over all processes; the first one keeps them
+        mine = 1.0 if self.world.first else 0.0
+        self.sums = mine * torch.tensor(
+            list(metrics["sums"].values()), device=self.sums.device, dtype=dtype
+        )
         self.taken.fill_(metrics["taken"])
 
 
@@ -133,11 +149,19 @@ class Stepper(ABC):
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.model, self.source, self.order, self.settings, self.world = job.model, job.source, job.order, job.settings, job.world
+        self.model, self.source, self.order, self.settings, self.world = (
+            job.model,
+            job.source,
+            job.order,
+            job.settings,
+            job.world,
+        )
         like = job.model._parameter()
         self.device, self.dtype = like.device, like.dtype
         groups = {"theta": job.model.theta(), "phi": job.model.phi()}
-        self.groups = {name: [p for p in group if p.requires_grad] for name, group in groups.items()}
+        self.groups = {
+            name: [p for p in group if p.requires_grad] for name, group in groups.items()
+        }
         self.names = {parameter: name for name, parameter in job.model.named_parameters()}
         self.tally = Tally(self.device, self.dtype, job.world)
         self.at = 0  # the step that failed
@@ -154,7 +178,9 @@ class Stepper(ABC):
         """Take the steps that were requested but are still waiting in a queue."""
 
     def remarks(self, taken: int, total: int) -> list[Any]:
-        """Return the events to record after ``taken`` steps; the loop drops those already recorded."""
+        """Return the events to record after ``taken`` steps; the loop drops those already
+        recorded.
+        """
         return []
 
     def settle_model(self) -> None:  # noqa: B027
@@ -163,7 +189,7 @@ class Stepper(ABC):
     def close(self) -> None:  # noqa: B027
         """Release resources after the last step."""
 
-    # Failures and metrics -----------------------------------------------------------------------------------------------------------
+    # Failures and metrics -------------------------------------------------------------------------
 
     def failed(self) -> bool:
         """Whether a step failed since the last check; ``at`` is then its number."""
@@ -184,7 +210,7 @@ class Stepper(ABC):
         self.take()
         return self.tally.metrics()
 
-    # State --------------------------------------------------------------------------------------------------------------------------
+    # State ----------------------------------------------------------------------------------------
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
@@ -194,10 +220,12 @@ class Stepper(ABC):
     def restore(self, tensors: Mapping[str, Tensor], metrics: Mapping[str, Any]) -> None:
         """Restore the state of a checkpoint."""
 
-    # Failed steps -------------------------------------------------------------------------------------------------------------------
+    # Failed steps ---------------------------------------------------------------------------------
 
     def sound(self, steps: Iterable[int]) -> bool:
-        """Whether the weights, and the objective of at least one of these steps' batches, are finite."""
+        """Whether the weights, and the objective of at least one of these steps' batches, are
+        finite.
+        """
         return not self.world.any(bool(self._broken()) or not self._judged(steps))
 
     def _judged(self, steps: Iterable[int]) -> bool:
@@ -206,7 +234,11 @@ class Stepper(ABC):
 
     def _broken(self) -> list[str]:
         """Return the factors with non-finite parameters."""
-        return [name for name, factor in self.model.factors.items() if any(not bool(p.isfinite().all()) for p in factor.parameters())]
+        return [
+            name
+            for name, factor in self.model.factors.items()
+            if any(not bool(p.isfinite().all()) for p in factor.parameters())
+        ]
 
     @abstractmethod
     def what_failed(self, step: int, phase: Phase) -> str:

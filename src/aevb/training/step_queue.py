@@ -18,10 +18,11 @@ from aevb.training.step import Wanted
 class StepQueue:
     """A queue of steps of one model, or of several models.
 
-    On a GPU, steps wait until there are ten, or until a model is read, and then run as one CUDA graph.
-    Launching a graph costs as much as several kernels, and so does copying rows and learning rates; both
-    are then done once for ten steps. Several models run concurrently in one graph, with the same results as
-    alone. With ``compile=True`` they form a :class:`Bundle`, and their results differ by rounding.
+    On a GPU, steps wait until there are ten, or until a model is read, and then run as one CUDA
+    graph. Launching a graph costs as much as several kernels, and so does copying rows and learning
+    rates; both are then done once for ten steps. Several models run concurrently in one graph, with
+    the same results as alone. With ``compile=True`` they form a :class:`Bundle`, and their results
+    differ by rounding.
     """
 
     def __init__(self) -> None:
@@ -56,25 +57,35 @@ class StepQueue:
     def take(self) -> None:
         """Take the waiting steps."""
         waiting, self.waiting = self.waiting, []
-        same = len(waiting) == AT_ONCE and all(_kind(wanted) == _kind(waiting[0]) for wanted in waiting)
+        same = len(waiting) == AT_ONCE and all(
+            _kind(wanted) == _kind(waiting[0]) for wanted in waiting
+        )
         for part in [waiting] if same else [[wanted] for wanted in waiting]:
             if not all(map(_warm, part[0])):
                 _singly(part)
                 continue
             _load(part)
             if part[0][0][0].alone:
-                where = tuple(len(stepper.moving) for stepper, *_ in part[0])  # the weights' addresses change with it
-                if not self._replay([(stepper, phase) for stepper, _, phase, _ in part[0]], len(part), where):
+                # the weights' addresses change with it
+                where = tuple(len(stepper.moving) for stepper, *_ in part[0])
+                if not self._replay(
+                    [(stepper, phase) for stepper, _, phase, _ in part[0]], len(part), where
+                ):
                     _singly(part)
             else:
                 self._take_together(part)
 
-    def _replay(self, models: Sequence[tuple[Capturable, Phase]], count: int, where: tuple[int, ...] = ()) -> bool:
+    def _replay(
+        self, models: Sequence[tuple[Capturable, Phase]], count: int, where: tuple[int, ...] = ()
+    ) -> bool:
         """Replay the graph of these steps; False if it could not be captured."""
         who = tuple(id(model) for model, _ in models)
         key = count, tuple(phase.name for _, phase in models), who, where
         if key not in self.graphs:
-            self.graphs = {other: graph for other, graph in self.graphs.items() if other[2:] == key[2:]}  # others are outdated
+            # others are outdated
+            self.graphs = {
+                other: graph for other, graph in self.graphs.items() if other[2:] == key[2:]
+            }
             try:
                 self.graphs[key] = captured(models, count)
             except Exception as error:  # a failed optimisation must not stop a run
@@ -87,7 +98,11 @@ class StepQueue:
         """Take steps without CUDA graphs from now on, and say why."""
         self.captures = False
         cause = str(error).partition("\n")[0] or type(error).__name__
-        event = Event(NOT_COMPILED, "run", f"Steps run without a CUDA graph, since they could not be captured: {cause}")
+        event = Event(
+            NOT_COMPILED,
+            "run",
+            f"Steps run without a CUDA graph, since they could not be captured: {cause}",
+        )
         for stepper in self.steppers:
             stepper.not_compiled.append(event)
 

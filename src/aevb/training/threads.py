@@ -1,4 +1,6 @@
-"""Choose the number of CPU threads for a step: waking 16 threads takes longer than a product of 10 µs."""
+"""Choose the number of CPU threads for a step: waking 16 threads takes longer than a product of 10
+µs.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,24 @@ FEW = 2  # threads that are always worth it
 
 
 def worth(model: Model, plan: Plan, batch: int) -> int:
-    """Return how many of torch's threads to use for a step of ``batch`` rows; all if the work is unknown.
+    """Return how many of torch's threads to use for a step of ``batch`` rows; all if the work is
+    unknown.
 
-    The number is computed from the model, the plan, the batch and the available threads, not measured. For
-    sequences, the rows of one time step count, because time steps run one after another.
+    The number is computed from the model, the plan, the batch and the available threads, not
+    measured. For sequences, the rows of one time step count, because time steps run one after
+    another.
     """
     everyone = torch.get_num_threads()
     matrices = [parameter.numel() for parameter in model.parameters() if parameter.dim() == 2]
-    unknown = own_part(model) is not None or any(isinstance(module, nn.Conv2d | nn.ConvTranspose2d) for module in model.modules())
+    unknown = own_part(model) is not None or any(
+        isinstance(module, nn.Conv2d | nn.ConvTranspose2d) for module in model.modules()
+    )
     if unknown or not matrices or model._parameter().device.type != "cpu":
         return everyone
-    rows = max((math.prod(shape[:-1]) for _, shape in plan.layout(batch, 1, dropout=False).values()), default=batch)
+    rows = max(
+        (math.prod(shape[:-1]) for _, shape in plan.layout(batch, 1, dropout=False).values()),
+        default=batch,
+    )
     return min(everyone, max(FEW, int(max(rows, batch) * sum(matrices) / len(matrices) / SHARE)))
 
 

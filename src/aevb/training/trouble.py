@@ -17,38 +17,61 @@ def finite(objective: Objective, inputs: Mapping[str, Tensor]) -> bool:
     try:
         with torch.no_grad():
             value, _ = objective(inputs)
-    except (RuntimeError, ValueError):  # a covariance is not positive definite, or torch refuses parameters that are not numbers
+    except (
+        RuntimeError,
+        ValueError,
+    ):  # a covariance is not positive definite, or torch refuses parameters that are not numbers
         return False
     return bool(value.isfinite())
 
 
 def what_failed(
-    job: Job, objective: Objective, inputs: Mapping[str, Tensor], rows: Tensor, active: Sequence[nn.Parameter], broken: Sequence[str]
+    job: Job,
+    objective: Objective,
+    inputs: Mapping[str, Tensor],
+    rows: Tensor,
+    active: Sequence[nn.Parameter],
+    broken: Sequence[str],
 ) -> str:
-    """Name what is not finite in a step with these inputs, of these rows; ``broken`` are factors whose parameters are not."""
+    """Name what is not finite in a step with these inputs, of these rows; ``broken`` are factors
+    whose parameters are not.
+    """
     cause = f" The parameters of {', '.join(broken)} are not finite." if broken else ""
     try:
         what, bad, in_gradient = _culprit(job, objective, inputs, active)
     except LinAlgError:
-        what, bad, in_gradient = "the exact evidence (a covariance of p is not positive definite)", torch.ones(len(rows), dtype=torch.bool), False
+        what, bad, in_gradient = (
+            "the exact evidence (a covariance of p is not positive definite)",
+            torch.ones(len(rows), dtype=torch.bool),
+            False,
+        )
     except (RuntimeError, ValueError):  # torch refuses parameters that are not numbers
         if not broken:
             raise
         what, bad, in_gradient = "the bound", torch.ones(len(rows), dtype=torch.bool), False
     mine = (not in_gradient, what, rows[bad].tolist())
-    _, what, which = max(job.world.gather(mine), key=lambda found: found[0])  # of several processes, one that has a term to name
+    # of several processes, one that has a term to name
+    _, what, which = max(job.world.gather(mine), key=lambda found: found[0])
     return f"{what} is not finite for {job.source.places.rows(which)}.{cause}"
 
 
-def _culprit(job: Job, objective: Objective, inputs: Mapping[str, Tensor], active: Sequence[nn.Parameter]) -> tuple[str, Tensor, bool]:
-    """The term that is not finite and the rows where, or the parameter whose gradient is not, by all rows; and whether it is the gradient."""
+def _culprit(
+    job: Job, objective: Objective, inputs: Mapping[str, Tensor], active: Sequence[nn.Parameter]
+) -> tuple[str, Tensor, bool]:
+    """The term that is not finite and the rows where, or the parameter whose gradient is not, by
+    all rows; and whether it is the gradient.
+    """
     value, bound = objective(inputs)
     graph = job.model.graph
     for name, term in bound.terms.items():
         bad = ~term.detach().isfinite().cpu()
         if bool(bad.any()):
             variable = name[3:-1] if name.startswith("kl(") else name
-            factor = f" (p's factor {graph.rule('p', variable).id})" if variable in graph.stochastic else ""
+            factor = (
+                f" (p's factor {graph.rule('p', variable).id})"
+                if variable in graph.stochastic
+                else ""
+            )
             return f"the term {name}{factor}", bad, False
     bad = ~bound.value.detach().isfinite().cpu()
     if bool(bad.any()):
@@ -56,5 +79,12 @@ def _culprit(job: Job, objective: Objective, inputs: Mapping[str, Tensor], activ
     gradients = torch.autograd.grad(-value, list(active), allow_unused=True)
     names = {parameter: name for name, parameter in job.model.named_parameters()}
     pairs = zip(active, gradients, strict=True)
-    culprit = next((names[p] for p, gradient in pairs if gradient is not None and not bool(gradient.isfinite().all())), None)
+    culprit = next(
+        (
+            names[p]
+            for p, gradient in pairs
+            if gradient is not None and not bool(gradient.isfinite().all())
+        ),
+        None,
+    )
     return f"the gradient of {culprit}" if culprit else "the gradient", torch.ones_like(bad), True

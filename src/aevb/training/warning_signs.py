@@ -1,4 +1,6 @@
-"""Warning signs of a finished run: a bound that fell back, importance weights that rest on one sample."""
+"""Warning signs of a finished run: a bound that fell back, importance weights that rest on one
+sample.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from aevb.estimate.estimators import estimate
 from aevb.model import Model
 from aevb.training.run import Run
 
-NATS, SHARE, SIGMAS = 0.5, 0.01, 5.0  # a fall exceeds all three: nats, share of the whole rise, standard errors
+# a fall exceeds all three: nats, share of the whole rise, standard errors
+NATS, SHARE, SIGMAS = (0.5, 0.01, 5.0)
 WINDOWS, LEAST = 10, 10  # windows per history, and the fewest recorded values that are tested
 FEW = 2.0  # effective sample size below which one sample has more than half of the weight
 ROWS = 200  # rows that the effective sample size is computed on
@@ -22,7 +25,9 @@ MANY = 5  # fewest samples per example for which a small effective sample size i
 
 
 class Fall(NamedTuple):
-    """A fall of the training bound: the mean and step of its best window, and the mean of the last."""
+    """A fall of the training bound: the mean and step of its best window, and the mean of the
+    last.
+    """
 
     best: float
     step: int
@@ -53,14 +58,17 @@ def fall(run: Run) -> Fall | None:
     means = np.convolve(values, np.ones(width) / width, "valid")
     at = int(means.argmax())
     lost, rise = float(means[at] - means[-1]), float(means[at] - values[0])
-    # 0.954 is the median of |a − b| for standard normal a and b: the first factor estimates the noise sd.
+    # 0.954 is the median of |a − b| for standard normal a and b: the first factor estimates the
+    # noise sd.
     chance = float(np.median(np.abs(np.diff(values)))) / 0.954 * (2 / width) ** 0.5
     if lost <= max(NATS, SHARE * rise, SIGMAS * chance):
         return None
     return Fall(float(means[at]), int(steps[at + width - 1]), float(means[-1]))
 
 
-def effective_weights(model: Model, plan: Plan, batch: Mapping[str, Tensor], seed: int) -> float | None:
+def effective_weights(
+    model: Model, plan: Plan, batch: Mapping[str, Tensor], seed: int
+) -> float | None:
     """Return the median over rows of IWAE's effective sample size (Σw)²/Σw².
 
     None if the bound has no importance weights, or fewer than ``MANY``.
@@ -68,7 +76,9 @@ def effective_weights(model: Model, plan: Plan, batch: Mapping[str, Tensor], see
     if plan.bound != "iwae" or plan.samples < MANY:
         return None
     with model._evaluating(None):
-        log_weights = estimate(plan, model.factors, batch, model.draw_noise(plan, batch, seed=seed)).log_weights  # type: ignore[arg-type]
+        log_weights = estimate(
+            plan, model.factors, batch, model.draw_noise(plan, batch, seed=seed)
+        ).log_weights
     if log_weights is None:
         return None
     return float((1 / torch.softmax(log_weights.double(), 0).square().sum(0)).median())
@@ -76,14 +86,26 @@ def effective_weights(model: Model, plan: Plan, batch: Mapping[str, Tensor], see
 
 def told_fall(found: Fall) -> tuple[str, str]:
     """Return the note on a fall, and the remedy."""
-    text = f"The training bound fell back from {found.best:.2f} nats around step {found.step} to {found.last:.2f} at the end."
-    return text, "The steps are too large: use a lower lr=, or clip=. With validation= data, load_run reads the best checkpoint."
+    text = (
+        f"The training bound fell back from {found.best:.2f} nats around step {found.step} to "
+        f"{found.last:.2f} at the end."
+    )
+    return (
+        text,
+        "The steps are too large: use a lower lr=, or clip=. With validation= data, load_run "
+        "reads the best checkpoint.",
+    )
 
 
 def told_weights(effective: float, samples: int) -> tuple[str, str]:
     """Return the note on collapsed importance weights, and the remedy."""
     text = (
-        f"The importance weights rest on one sample: the effective sample size is {effective:.1f} of {samples} (median over rows), "
+        f"The importance weights rest on one sample: the effective sample size is {effective:.1f} "
+        f"of {samples} (median over rows), "
         "which makes the gradient noisy."
     )
-    return text, 'Use a lower lr=, train with bound="elbo" first, or give q a richer family; gradient="dreg" has less noise.'
+    return (
+        text,
+        'Use a lower lr=, train with bound="elbo" first, or give q a richer family; '
+        'gradient="dreg" has less noise.',
+    )

@@ -30,15 +30,28 @@ def exact_em(model: Model) -> Regressions | Responsibilities:
     EM.
     """
     if reason := why_not_exact(model):
-        raise ValueError(f"em() needs the exact posterior, which has no closed form for this model: {reason}. Use alternate() or joint().")
+        raise ValueError(
+            f"em() needs the exact posterior, which has no closed form for this model: {reason}. "
+            f"Use alternate() or joint()."
+        )
     if why_not_finite(model) is None:
         method = Responsibilities(model)
         return Mixtures(model) if method.closed and is_mixture(model) else method
     if (chain := why_not_hidden_markov(model)) is None:
         return HiddenMarkov(model)
     if reason := why_not_linear_gaussian(model):
-        kinds = "finite latents (in time: with factors that read one class each), or variables without time that are all jointly Gaussian"
-        finite = all(entry.spec.finite for name in model.graph.latents for entry in model.graph.p[name].values())
+        kinds = (
+            "finite latents (in time: with factors that read one class each), or variables "
+            "without time that are all jointly Gaussian"
+        )
+        finite = all(
+            entry.spec.finite
+            for name in model.graph.latents
+            for entry in model.graph.p[name].values()
+        )
         reason = chain if finite else reason
-        raise ValueError(f"em() has closed forms for {kinds}; here {reason}. The evidence is still exact: use mle() or joint().")
+        raise ValueError(
+            f"em() has closed forms for {kinds}; here {reason}. The evidence is still exact: use "
+            f"mle() or joint()."
+        )
     return Regressions(model)

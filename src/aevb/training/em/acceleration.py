@@ -20,7 +20,10 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 MEMORY, NUMBERS = 10, 2**24  # largest number of stored points, and of elements in all of them
 WINDOW = 3  # iterations whose total gain is compared with tol
 
-NO_VALUE = "the exact posterior is undefined: a covariance of p is not positive definite, or a parameter is not finite"
+NO_VALUE = (
+    "the exact posterior is undefined: a covariance of p is not positive definite, or a parameter "
+    "is not finite"
+)
 STATE = ("em/points", "em/residuals", "em/gains", "em/pause")  # tensors in a checkpoint
 Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
 Update = Callable[[Tensor], tuple[Tensor, Tensor]]  # θ → the mean evidence at θ, and F(θ)
@@ -38,7 +41,14 @@ class NoEvidenceError(ValueError):
 class Ascent:
     """Accelerated EM iterations: ``step`` advances ``point``, whose evidence is ``evidence``."""
 
-    def __init__(self, update: Update, point: Tensor, *, accelerate: bool = True, within: Callable[[Tensor], Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        update: Update,
+        point: Tensor,
+        *,
+        accelerate: bool = True,
+        within: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         """Start at ``point``; ``within`` projects a point onto the parameters that EM can reach."""
         self.update, self.accelerate, self.within = update, accelerate, within
         self.gains: list[float] = []
@@ -67,12 +77,20 @@ class Ascent:
             evidence, image = self.update(point)
         except LinAlgError:
             return None
-        return (float(evidence), image) if math.isfinite(float(evidence) + float(image.sum())) else None
+        return (
+            (float(evidence), image)
+            if math.isfinite(float(evidence) + float(image.sum()))
+            else None
+        )
 
     def step(self) -> None:
         """Run one iteration."""
         before = self.evidence
-        trial = self._extrapolated() if self.accelerate and len(self.points) > 1 and not self.pause else None
+        trial = (
+            self._extrapolated()
+            if self.accelerate and len(self.points) > 1 and not self.pause
+            else None
+        )
         self.pause = max(0, self.pause - 1)
         found = None if trial is None else self._evaluate(trial)
         if trial is not None and found is not None and found[0] >= before:
@@ -98,21 +116,36 @@ class Ascent:
         moves, changes = points[1:] - points[:-1], residuals[1:] - residuals[:-1]
         size = np.sqrt((changes * changes).sum(1, keepdims=True)) + np.finfo(float).tiny
         unit = changes / size
-        share = np.linalg.solve(unit @ unit.T + 1e-10 * np.eye(len(unit)), unit @ residuals[-1]) / size[:, 0]
+        share = (
+            np.linalg.solve(unit @ unit.T + 1e-10 * np.eye(len(unit)), unit @ residuals[-1])
+            / size[:, 0]
+        )
         point = self.image - torch.from_numpy(share @ (moves + changes)).to(self.image)
         return point if self.within is None else self.within(point)
 
-    # Checkpoints ---------------------------------------------------------------------------------------------------------------------
+    # Checkpoints ----------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        gains, pause = torch.tensor(self.gains, dtype=torch.float64), torch.tensor([self.pause, self.last_pause])
-        found = torch.from_numpy(np.array(self.points)), torch.from_numpy(np.array(self.residuals)), gains, pause
+        gains, pause = (
+            torch.tensor(self.gains, dtype=torch.float64),
+            torch.tensor([self.pause, self.last_pause]),
+        )
+        found = (
+            torch.from_numpy(np.array(self.points)),
+            torch.from_numpy(np.array(self.residuals)),
+            gains,
+            pause,
+        )
         return dict(zip(STATE, found, strict=True))
 
     @classmethod
     def restored(cls, update: Update, tensors: Mapping[str, Tensor], **choices: Any) -> Ascent:
         points, residuals, gains, pause = (tensors[name] for name in STATE)
         self = cls(update, points[-1].to(residuals), **choices)
-        self.points, self.residuals, self.gains = list(points.cpu().numpy()), list(residuals.cpu().numpy()), gains.tolist()
+        self.points, self.residuals, self.gains = (
+            list(points.cpu().numpy()),
+            list(residuals.cpu().numpy()),
+            gains.tolist(),
+        )
         self.pause, self.last_pause = pause.tolist()
         return self

@@ -24,10 +24,20 @@ class Columns:
                 add(found, {f"{name} count": keep.sum(0), f"{name} first": (keep * value).sum(0)})
         rows.world.sum(list(found.values()))
         self.count = {name: found[f"{name} count"] for name in self.names}
-        self.mean = {name: found[f"{name} first"] / self.count[name].clamp_min(1.0) for name in self.names}
+        self.mean = {
+            name: found[f"{name} first"] / self.count[name].clamp_min(1.0) for name in self.names
+        }
         squares: Statistics = {}
         for batch in rows.parts():
-            add(squares, {name: (known(batch, name) * (flat(batch, name) - self.mean[name]).square()).sum(0) for name in self.names})
+            add(
+                squares,
+                {
+                    name: (known(batch, name) * (flat(batch, name) - self.mean[name]).square()).sum(
+                        0
+                    )
+                    for name in self.names
+                },
+            )
         rows.world.sum(list(squares.values()))
         self.spread = {name: self._spread(name, squares[name]) for name in self.names}
 
@@ -48,5 +58,7 @@ def flat(batch: Batch, name: str) -> Tensor:
 def known(batch: Batch, name: str) -> Tensor:
     """Return the mask of known entries, flattened: 0 where missing or padded, else 1."""
     value = batch[name]
-    keep = batch[mask_of(name)].to(value.dtype) if mask_of(name) in batch else torch.ones_like(value)
+    keep = (
+        batch[mask_of(name)].to(value.dtype) if mask_of(name) in batch else torch.ones_like(value)
+    )
     return (keep * batch["steps"] if "steps" in batch and len(value) > 1 else keep).flatten(0, 1)

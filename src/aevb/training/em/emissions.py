@@ -37,7 +37,9 @@ def sums(weight: Tensor, value: Tensor, keep: Tensor | None, *, full: bool) -> S
         second = torch.stack([(one.unsqueeze(1) * value).mT @ value for one in weight])
         return Sums(weight.sum(1, keepdim=True).expand(-1, value.shape[1]), weight @ value, second)
     value = value if keep is None else keep * value
-    count = weight.sum(1, keepdim=True).expand(-1, value.shape[1]) if keep is None else weight @ keep
+    count = (
+        weight.sum(1, keepdim=True).expand(-1, value.shape[1]) if keep is None else weight @ keep
+    )
     return Sums(count, weight @ value, weight @ value.square())
 
 
@@ -56,20 +58,32 @@ class ColumnsEmission:
     @staticmethod
     def prepare(value: Tensor, keep: Tensor | None) -> tuple[Tensor, ...]:
         value = value if keep is None else torch.where(keep, value, 0.0)
-        columns = [value, value.square()] if keep is None else [value, value.square(), keep.to(value.dtype)]
+        columns = (
+            [value, value.square()]
+            if keep is None
+            else [value, value.square(), keep.to(value.dtype)]
+        )
         return (torch.cat(columns, 1),)
 
     def log_likelihood(self, rows: Tensor) -> Tensor:
         """Return the log-likelihood, [rows, clusters]."""
-        weights = torch.cat([*self.coefficients, *([self.constant] if self._holed(rows) else [])], 1)
-        return rows @ weights.mT if self._holed(rows) else torch.addmm(self.constant.sum(1), rows, weights.mT)
+        weights = torch.cat(
+            [*self.coefficients, *([self.constant] if self._holed(rows) else [])], 1
+        )
+        return (
+            rows @ weights.mT
+            if self._holed(rows)
+            else torch.addmm(self.constant.sum(1), rows, weights.mT)
+        )
 
     def _holed(self, rows: Tensor) -> bool:
         return rows.shape[1] == 3 * self.constant.shape[1]
 
     def sums(self, weights: Tensor, rows: Tensor) -> Sums:
         first, second, *count = (weights.mT @ rows).split(self.constant.shape[1], 1)
-        return Sums(count[0] if count else weights.sum(0).unsqueeze(1).expand_as(first), first, second)
+        return Sums(
+            count[0] if count else weights.sum(0).unsqueeze(1).expand_as(first), first, second
+        )
 
 
 class FullEmission:
@@ -80,7 +94,9 @@ class FullEmission:
         self.loc, self.root = loc, ad.tril_from_vector(tril, d).expand(clusters, d, d)
         eye = torch.eye(d, dtype=loc.dtype, device=loc.device).expand(clusters, d, d)
         self.inverse = torch.linalg.solve_triangular(self.root, eye, upper=False)
-        self.constant = -self.root.diagonal(dim1=-2, dim2=-1).log().sum(-1) - 0.5 * d * math.log(2 * math.pi)
+        self.constant = -self.root.diagonal(dim1=-2, dim2=-1).log().sum(-1) - 0.5 * d * math.log(
+            2 * math.pi
+        )
         self.whitening = self.inverse.flatten(0, 1).mT.contiguous()  # [d, clusters · d]
         self.shift = -(self.inverse @ loc.unsqueeze(-1)).reshape(-1)
 
@@ -92,7 +108,12 @@ class FullEmission:
         clusters, d = self.loc.shape
         parts = []
         for part in rows.split(max(64, AT_ONCE // (clusters * d))):
-            parts.append(torch.addmm(self.shift, part, self.whitening).unflatten(1, (clusters, d)).square_().sum(-1))
+            parts.append(
+                torch.addmm(self.shift, part, self.whitening)
+                .unflatten(1, (clusters, d))
+                .square_()
+                .sum(-1)
+            )
         return self.constant - 0.5 * torch.cat(parts)
 
     def sums(self, weights: Tensor, rows: Tensor) -> Sums:
@@ -101,7 +122,11 @@ class FullEmission:
         for weight, part in zip(weights.split(size), rows.split(size), strict=True):
             second.addmm_(part.mT, (weight.unsqueeze(2) * part.unsqueeze(1)).flatten(1))
         first = weights.mT @ rows
-        return Sums(weights.sum(0).unsqueeze(1).expand_as(first), first, second.unflatten(1, (clusters, d)).transpose(0, 1))
+        return Sums(
+            weights.sum(0).unsqueeze(1).expand_as(first),
+            first,
+            second.unflatten(1, (clusters, d)).transpose(0, 1),
+        )
 
 
 class IncompleteFullEmission(FullEmission):
@@ -129,12 +154,16 @@ class IncompleteFullEmission(FullEmission):
             self.last = rows[0], self._fill(*rows)
         return self.last[1]
 
-    def _fill(self, rows: Tensor, keep: Tensor, patterns: Tensor, which: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _fill(
+        self, rows: Tensor, keep: Tensor, patterns: Tensor, which: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         precision = self.inverse.mT @ self.inverse
         gone = 1 - patterns.unsqueeze(1)
+        # [patterns, clusters, d, d]
         root = torch.linalg.cholesky(
-            precision * gone.unsqueeze(-1) * gone.unsqueeze(-2) + torch.diag_embed(patterns).unsqueeze(1)
-        )  # [patterns, clusters, d, d]
+            precision * gone.unsqueeze(-1) * gone.unsqueeze(-2)
+            + torch.diag_embed(patterns).unsqueeze(1)
+        )
         covariance = torch.cholesky_inverse(root) * gone.unsqueeze(-1) * gone.unsqueeze(-2)
         off = keep * (rows - self.loc.unsqueeze(1))  # [clusters, rows, d]
         pull = (1 - keep) * (off @ precision)
@@ -143,14 +172,20 @@ class IncompleteFullEmission(FullEmission):
         distance = ((off @ self.inverse.mT).square()).sum(-1).mT
         log_root = root.diagonal(dim1=-2, dim2=-1).log().sum(-1)[which]
         missing = 0.5 * math.log(2 * math.pi) * (1 - keep).sum(1, keepdim=True)
-        return self.constant - 0.5 * distance - log_root + missing, off + self.loc.unsqueeze(1), covariance
+        return (
+            self.constant - 0.5 * distance - log_root + missing,
+            off + self.loc.unsqueeze(1),
+            covariance,
+        )
 
     def log_likelihood(self, *rows: Tensor) -> Tensor:
         return self._filled(*rows)[0]
 
     def sums(self, weights: Tensor, *rows: Tensor) -> Sums:
         _, filled, covariance = self._filled(*rows)
-        patterns = torch.zeros(len(covariance), weights.shape[1], dtype=weights.dtype, device=weights.device).index_add_(0, rows[3], weights)
+        patterns = torch.zeros(
+            len(covariance), weights.shape[1], dtype=weights.dtype, device=weights.device
+        ).index_add_(0, rows[3], weights)
         weighted = weights.mT.unsqueeze(-1) * filled
         second = weighted.mT @ filled + (patterns[:, :, None, None] * covariance).sum(0)
         first = weighted.sum(1)

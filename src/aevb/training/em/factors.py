@@ -42,13 +42,18 @@ class Rows:
 
     @cached_property
     def _kept(self) -> list[Batch] | None:
-        numbers = sum(value.numel() for value in self.source.take(torch.arange(min(1, len(self)))).values())
+        numbers = sum(
+            value.numel() for value in self.source.take(torch.arange(min(1, len(self)))).values()
+        )
         return list(self._read()) if len(self) * numbers <= READ_ONCE else None
 
     def _read(self) -> Iterator[Batch]:
         for rows in torch.arange(len(self))[self.world.share(len(self))].split(ROWS):
             batch = self.source.take(rows)
-            yield {name: value if value.dtype == torch.bool else value.double() for name, value in batch.items()}
+            yield {
+                name: value if value.dtype == torch.bool else value.double()
+                for name, value in batch.items()
+            }
 
     def first(self) -> Batch:
         return self.source.take(torch.arange(min(2, len(self))))
@@ -70,10 +75,20 @@ class EM:
 
     def __init__(self, model: Model) -> None:
         self.model, self.graph = model, model.graph
-        entries = [entry for entry in self.graph.entries() if entry.side == "p" and any(True for _ in model.factors[entry.id].parameters())]
+        entries = [
+            entry
+            for entry in self.graph.entries()
+            if entry.side == "p" and any(True for _ in model.factors[entry.id].parameters())
+        ]
         self.entries: list[Entry] = entries
 
-    def _set(self, entry: Entry, heads: Mapping[str, Tensor], weights: Mapping[str, Tensor], bias: Tensor | None) -> None:
+    def _set(
+        self,
+        entry: Entry,
+        heads: Mapping[str, Tensor],
+        weights: Mapping[str, Tensor],
+        bias: Tensor | None,
+    ) -> None:
         """Write learned vectors, and the root's heads or the first layer's blocks."""
         factor: Any = self.model.factors[entry.id]
         with torch.no_grad():
@@ -89,7 +104,7 @@ class EM:
             if blocks.bias is not None:
                 blocks.bias.copy_(torch.zeros_like(blocks.bias) if bias is None else bias)
 
-    # Lower limit of the variance --------------------------------------------------------------------------------------------------------
+    # Lower limit of the variance ------------------------------------------------------------------
 
     def floor(self, variance: Tensor, count: Tensor) -> Tensor:
         """Return the lower limit of each column's variance; 1 for a column that no row knows."""
@@ -119,14 +134,25 @@ class EM:
 
     def told_floor(self, vector: Tensor) -> str | None:
         """Return a warning on observed columns at the lower limit of the variance, or None."""
-        found = {name: at for name, at in self.floored(vector).items() if at and name in self.graph.observed}
+        found = {
+            name: at
+            for name, at in self.floored(vector).items()
+            if at and name in self.graph.observed
+        }
         if not found:
             return None
-        parts = [f"{name} (column{'s' * (len(at) > 1)} {', '.join(map(str, at[:5]))}{', …' * (len(at) > 5)}, from 0)" for name, at in found.items()]
+        parts = [
+            f"{name} (column{'s' * (len(at) > 1)} "
+            f"{', '.join(map(str, at[:5]))}{', …' * (len(at) > 5)}, from 0)"
+            for name, at in found.items()
+        ]
         return (
-            f"em() holds the variance of {', '.join(parts)} at its lower limit, {self.least:g} of the column's own variance. Values that repeat, "
-            "or that follow from other columns, make the evidence unbounded, and the model may not fit other rows. Leave such columns "
-            "or outliers out, dequantise (aevb.data.dequantise), take fewer classes or latents, or fix the scale (Normal(…, scale=0.1))."
+            f"em() holds the variance of {', '.join(parts)} at its lower limit, {self.least:g} of "
+            f"the column's own variance. Values that repeat, "
+            "or that follow from other columns, make the evidence unbounded, and the model may "
+            "not fit other rows. Leave such columns or outliers out, dequantise "
+            "(aevb.data.dequantise), take fewer classes or latents, or fix the scale (Normal(…, "
+            "scale=0.1))."
         )
 
     def floored(self, vector: Tensor) -> dict[str, list[int]]:

@@ -35,20 +35,36 @@ class Heads(EM):
         self.centre, self.unit = {}, {}
         for name in graph.observed:
             entries = graph.p[name].values()
-            located = all(entry.spec.gaussian and (entry.key.parents or entry.spec.learned) for entry in entries)
+            located = all(
+                entry.spec.gaussian and (entry.key.parents or entry.spec.learned)
+                for entry in entries
+            )
             sized = located and all(entry.spec.learns_scale for entry in entries)
-            self.centre[name] = self.columns.mean[name] if located else torch.zeros_like(self.columns.mean[name])
-            self.unit[name] = self.columns.spread[name] if sized else torch.ones_like(self.columns.spread[name])
+            self.centre[name] = (
+                self.columns.mean[name] if located else torch.zeros_like(self.columns.mean[name])
+            )
+            self.unit[name] = (
+                self.columns.spread[name] if sized else torch.ones_like(self.columns.spread[name])
+            )
 
     def _log_units(self) -> Tensor:
         """Return the log-Jacobian of standardising, summed over all rows."""
-        return -torch.stack([(self.columns.count[name] * self.unit[name].log()).sum() for name in self.graph.observed]).sum()
+        return -torch.stack(
+            [
+                (self.columns.count[name] * self.unit[name].log()).sum()
+                for name in self.graph.observed
+            ]
+        ).sum()
 
     def _shapes(self, entry: Entry) -> dict[str, tuple[int, ...]]:
         """Return the shapes of a factor's heads (one row per value of the parent) and vectors."""
         factor: Any = self.model.factors[entry.id]
         cells = self.graph.size(entry.key.parents[0].name) if entry.key.parents else 1
-        heads = {name: (cells, size) for name, size in factor.sizes.items()} if entry.key.parents or entry.spec.learned else {}
+        heads = (
+            {name: (cells, size) for name, size in factor.sizes.items()}
+            if entry.key.parents or entry.spec.learned
+            else {}
+        )
         return heads | {name: (len(vector),) for name, vector in factor.vectors.items()}
 
     def read(self) -> Tensor:
@@ -60,10 +76,18 @@ class Heads(EM):
             if len(heads) < len(shapes):
                 if entry.key.parents:
                     blocks = factor.net.blocks
-                    raw = blocks.weights[str(entry.key.parents[0])].mT + (0.0 if blocks.bias is None else blocks.bias)
+                    raw = blocks.weights[str(entry.key.parents[0])].mT + (
+                        0.0 if blocks.bias is None else blocks.bias
+                    )
                 else:
                     raw = factor.root.unsqueeze(0)
-                heads |= dict(zip(factor.sizes, raw.detach().double().split(list(factor.sizes.values()), -1), strict=True))
+                heads |= dict(
+                    zip(
+                        factor.sizes,
+                        raw.detach().double().split(list(factor.sizes.values()), -1),
+                        strict=True,
+                    )
+                )
             heads = self._in_units(entry, heads, inward=True)
             parts += [heads[name].reshape(-1) for name in shapes]
         return torch.cat(parts)
@@ -82,28 +106,42 @@ class Heads(EM):
 
     def write(self, vector: Tensor) -> None:
         found = self._heads(vector)
-        self.put({entry.id: self._in_units(entry, found[entry.id], inward=False) for entry in self.entries})
+        self.put(
+            {
+                entry.id: self._in_units(entry, found[entry.id], inward=False)
+                for entry in self.entries
+            }
+        )
 
     def put(self, found: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Set the model's parameters to these heads without converting units."""
         for entry in self.entries:
             factor: Any = self.model.factors[entry.id]
             heads = found[entry.id]
-            weights = {str(ref): torch.cat([heads[name] for name in factor.sizes], -1).mT for ref in entry.key.parents}
+            weights = {
+                str(ref): torch.cat([heads[name] for name in factor.sizes], -1).mT
+                for ref in entry.key.parents
+            }
             self._set(entry, heads, weights, None)
 
-    def _in_units(self, entry: Entry, heads: dict[str, Tensor], *, inward: bool) -> dict[str, Tensor]:
+    def _in_units(
+        self, entry: Entry, heads: dict[str, Tensor], *, inward: bool
+    ) -> dict[str, Tensor]:
         """Convert heads of a Gaussian to standardised units, or back."""
         if entry.key.name not in self.centre or not entry.spec.gaussian:
             return heads
         centre, unit = self.centre[entry.key.name], self.unit[entry.key.name]
         factor, found = 1 / unit if inward else unit, dict(heads)
         if "loc" in heads:
-            found["loc"] = (heads["loc"] - centre) / unit if inward else heads["loc"] * unit + centre
+            found["loc"] = (
+                (heads["loc"] - centre) / unit if inward else heads["loc"] * unit + centre
+            )
         if "scale" in heads:
             found["scale"] = ad.inverse_softplus(F.softplus(heads["scale"]) * factor)
         if "tril" in heads:
-            found["tril"] = ad.vector_from_tril(ad.tril_from_vector(heads["tril"], len(unit)) * factor.unsqueeze(-1))
+            found["tril"] = ad.vector_from_tril(
+                ad.tril_from_vector(heads["tril"], len(unit)) * factor.unsqueeze(-1)
+            )
         return found
 
     def within(self, vector: Tensor) -> Tensor:
@@ -124,25 +162,39 @@ class Heads(EM):
         for entry in self.entries:
             loc = self._heads(vector)[entry.id].get("loc")
             if loc is not None and entry.key.name in self.centre:
-                middle = (self.columns.mean[entry.key.name] - self.centre[entry.key.name]) / self.unit[entry.key.name]
+                middle = (
+                    self.columns.mean[entry.key.name] - self.centre[entry.key.name]
+                ) / self.unit[entry.key.name]
                 aside = (loc.amin(0) > middle) | (loc.amax(0) < middle)
                 loc += torch.where(aside, middle - loc.mean(0), 0.0)
         return vector
 
-    def maximise(self, sums: Mapping[str, Sums], before: Mapping[str, Mapping[str, Tensor]]) -> Tensor:
+    def maximise(
+        self, sums: Mapping[str, Sums], before: Mapping[str, Mapping[str, Tensor]]
+    ) -> Tensor:
         """M-step: compute every factor's heads from its sums over rows.
 
         A factor without sums, and parameters that no row determines, keep their previous values.
         """
         parts = []
         for entry in self.entries:
-            heads, seen = self.most_likely(entry, *sums[entry.id]) if entry.id in sums else (before[entry.id], {})
+            heads, seen = (
+                self.most_likely(entry, *sums[entry.id])
+                if entry.id in sums
+                else (before[entry.id], {})
+            )
             for name, shape in self._shapes(entry).items():
                 value = heads[name].reshape(shape)
-                parts.append(torch.where(seen[name], value, before[entry.id][name]) if name in seen and entry.key.parents else value)
+                parts.append(
+                    torch.where(seen[name], value, before[entry.id][name])
+                    if name in seen and entry.key.parents
+                    else value
+                )
         return torch.cat([part.reshape(-1) for part in parts])
 
-    def most_likely(self, entry: Entry, count: Tensor, first: Tensor, second: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def most_likely(
+        self, entry: Entry, count: Tensor, first: Tensor, second: Tensor
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return a factor's maximum-likelihood heads and vectors for these sums over rows.
 
         Heads have one row per value of the parent. Also returns masks of the numbers that any row
@@ -155,8 +207,14 @@ class Heads(EM):
             mean = torch.zeros_like(mean)  # a fixed root has mean 0
         total, squares = count.sum(0), second.diagonal(dim1=-2, dim2=-1) if full else second
         n = total.clamp_min(torch.finfo(count.dtype).tiny)
-        heads = entry.spec.most_likely(count, mean, square, self.floor(squares.sum(0) / n - (first.sum(0) / n).square(), total))
+        heads = entry.spec.most_likely(
+            count, mean, square, self.floor(squares.sum(0) / n - (first.sum(0) / n).square(), total)
+        )
         assert heads is not None
         seen = count > 1e-9  # parameters that no row determines keep their values
         whole = seen.all(-1, keepdim=True)
-        return heads, {name: seen if value.shape == seen.shape else whole.expand_as(value) for name, value in heads.items() if value.dim() > 1}
+        return heads, {
+            name: seen if value.shape == seen.shape else whole.expand_as(value)
+            for name, value in heads.items()
+            if value.dim() > 1
+        }

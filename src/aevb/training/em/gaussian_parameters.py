@@ -62,7 +62,10 @@ class Parameters(EM):
         for name in (*graph.given, *graph.observed, *graph.latents):
             slices[name] = slice(start, start := start + graph.size(name))
         self.columns = columns
-        self.places = {name: torch.arange(place.start, place.stop, device=device) for name, place in slices.items()}
+        self.places = {
+            name: torch.arange(place.start, place.stop, device=device)
+            for name, place in slices.items()
+        }
         # first stochastic entry of w
         self.first = 1 + sum(graph.size(name) for name in graph.given)
         # first row of R that belongs to a latent
@@ -86,7 +89,11 @@ class Parameters(EM):
         nowhere = torch.zeros(0, dtype=torch.long, device=self.offset.device)
         places = torch.cat([nowhere, *(self.places[ref.name] for ref in entry.key.parents)])
         own, name = self.places[entry.key.name], entry.key.name
-        at = sum(self.graph.size(other) for other in holes[: holes.index(name)]) if name in holes else 0
+        at = (
+            sum(self.graph.size(other) for other in holes[: holes.index(name)])
+            if name in holes
+            else 0
+        )
         columns = slice(at, at + len(own))
         if not self._has_bias(entry):
             return Design(places, own, columns, self.offset[places], self.offset[own])
@@ -97,7 +104,7 @@ class Parameters(EM):
             return entry.spec.learned
         return self.model.factors[entry.id].net.blocks.bias is not None  # type: ignore[union-attr]
 
-    # Parameters: of the model, and as a vector ---------------------------------------------------------------------------------------
+    # Parameters: of the model, and as a vector ----------------------------------------------------
 
     def _lay_out(self) -> dict[str, Part]:
         """Return the slices of every factor's parameters in the vector."""
@@ -111,12 +118,20 @@ class Parameters(EM):
         for entry in self.entries:
             factor: Any = self.model.factors[entry.id]
             d = self.graph.size(entry.key.name)
-            names = (*factor.vectors, *(factor.sizes if not entry.key.parents and entry.spec.learned else ()))
+            names = (
+                *factor.vectors,
+                *(factor.sizes if not entry.key.parents and entry.spec.learned else ()),
+            )
             # name of the raw scale, if the scale is learned
             head = next((name for name in names if name != "loc"), None)
             weights = [take(d, self.graph.size(ref.name)) for ref in entry.key.parents]
             bias = take(d) if self._has_bias(entry) else None
-            found[entry.id] = Part(weights, bias, head, None if head is None else take(d if head == "scale" else d * (d + 1) // 2))
+            found[entry.id] = Part(
+                weights,
+                bias,
+                head,
+                None if head is None else take(d if head == "scale" else d * (d + 1) // 2),
+            )
         return found
 
     def _unpacked(self, vector: Tensor) -> list[tuple[list[Tensor], Tensor | None, Tensor | None]]:
@@ -126,12 +141,17 @@ class Parameters(EM):
             return None if place is None else vector[place[0]].reshape(place[1])
 
         parts = [self.parts[entry.id] for entry in self.entries]
-        return [([at(weight) for weight in part.weights], at(part.bias), at(part.spread)) for part in parts]
+        return [
+            ([at(weight) for weight in part.weights], at(part.bias), at(part.spread))
+            for part in parts
+        ]
 
     def _form(self) -> Form:
         """Build the template of R into which the vector's numbers are written."""
         count, width = len(self.offset) - self.first, len(self.offset)
-        template = torch.eye(width, dtype=torch.float64, device=self.offset.device)[self.first :].clone()
+        template = torch.eye(width, dtype=torch.float64, device=self.offset.device)[
+            self.first :
+        ].clone()
         scale, through = torch.ones_like(self.offset[self.first :]), []
         cells: list[Tensor] = []
         numbers: list[Tensor] = []
@@ -149,25 +169,49 @@ class Parameters(EM):
                 through.append(rows)
             else:
                 cells.append(flat[rows, 0])
-                numbers.append(torch.arange(part.bias[0].start, part.bias[0].stop, device=template.device))
+                numbers.append(
+                    torch.arange(part.bias[0].start, part.bias[0].stop, device=template.device)
+                )
             if part.spread is None:
                 fixed = getattr(entry.spec, "scale", None)
-                scale[rows] = (float(fixed) if isinstance(fixed, int | float) else 1.0) / self.spread[self.places[name]]
+                scale[rows] = (
+                    float(fixed) if isinstance(fixed, int | float) else 1.0
+                ) / self.spread[self.places[name]]
             elif part.head == "scale":
                 scales.append(rows)
-                raw.append(torch.arange(part.spread[0].start, part.spread[0].stop, device=template.device))
+                raw.append(
+                    torch.arange(part.spread[0].start, part.spread[0].stop, device=template.device)
+                )
             else:
                 blocks.append((rows, part.spread[0]))
         nothing = torch.zeros(0, dtype=torch.long, device=template.device)
-        joined = {name: torch.cat([nothing, *found]) for name, found in (("cells", cells), ("numbers", numbers), ("scales", scales), ("raw", raw))}
-        return Form(template, scale, **joined, through=torch.cat([nothing, *through]), blocks=blocks)
+        joined = {
+            name: torch.cat([nothing, *found])
+            for name, found in (
+                ("cells", cells),
+                ("numbers", numbers),
+                ("scales", scales),
+                ("raw", raw),
+            )
+        }
+        return Form(
+            template, scale, **joined, through=torch.cat([nothing, *through]), blocks=blocks
+        )
 
     def _residuals(self, vector: Tensor) -> Residuals:
         form = self.form
-        matrix = form.template.flatten().index_copy(0, form.cells, -vector[form.numbers]).reshape(form.template.shape)
+        matrix = (
+            form.template.flatten()
+            .index_copy(0, form.cells, -vector[form.numbers])
+            .reshape(form.template.shape)
+        )
         if len(form.through):  # pass through the origin of the unstandardised data
             matrix[form.through, 0] = matrix[form.through] @ self.offset
-        scale = form.scale.index_copy(0, form.scales, F.softplus(vector[form.raw])) if len(form.scales) else form.scale
+        scale = (
+            form.scale.index_copy(0, form.scales, F.softplus(vector[form.raw]))
+            if len(form.scales)
+            else form.scale
+        )
         matrix = matrix / scale.unsqueeze(1)
         for rows, place in form.blocks:
             root = ad.tril_from_vector(vector[place], len(rows))
@@ -180,11 +224,19 @@ class Parameters(EM):
         parts = []
         for entry in self.entries:
             factor: Any = self.model.factors[entry.id]
-            d, own, head = self.graph.size(entry.key.name), self.places[entry.key.name], self.parts[entry.id].head
+            d, own, head = (
+                self.graph.size(entry.key.name),
+                self.places[entry.key.name],
+                self.parts[entry.id].head,
+            )
             unit, bias = self.spread[own], -self.offset[own]
             for ref in entry.key.parents:
                 there = self.places[ref.name]
-                weight = factor.net.blocks.weights[str(ref)][:d].detach().double() * self.spread[there] / unit.unsqueeze(1)
+                weight = (
+                    factor.net.blocks.weights[str(ref)][:d].detach().double()
+                    * self.spread[there]
+                    / unit.unsqueeze(1)
+                )
                 bias = bias + weight @ self.offset[there]
                 parts.append(weight)
             if self._has_bias(entry):
@@ -214,11 +266,18 @@ class Parameters(EM):
 
     def within(self, vector: Tensor) -> Tensor:
         seen = self.form.raw[self.form.scales < self.first_latent]
-        return vector.index_copy(0, seen, vector[seen].clamp_min(self.raw_least)) if len(seen) else vector
+        return (
+            vector.index_copy(0, seen, vector[seen].clamp_min(self.raw_least))
+            if len(seen)
+            else vector
+        )
 
     def floored(self, vector: Tensor) -> dict[str, list[int]]:
         raw = zip(self.entries, self._unpacked(vector), strict=True)
-        return {entry.key.name: self.at_floor({self.parts[entry.id].head or "": spread}) for entry, (_, _, spread) in raw}
+        return {
+            entry.key.name: self.at_floor({self.parts[entry.id].head or "": spread})
+            for entry, (_, _, spread) in raw
+        }
 
 
 def _in_units(raw: Tensor, unit: Tensor) -> Tensor:

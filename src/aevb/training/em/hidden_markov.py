@@ -48,14 +48,21 @@ def _why_not_closed(model: Model, entry: Entry) -> str | None:
     if not parents:
         return None
     parent = parents[0]
-    if len(parents) > 1 or parent.name not in graph.latents or not graph.rule("p", parent.name).spec.categorical:
+    if (
+        len(parents) > 1
+        or parent.name not in graph.latents
+        or not graph.rule("p", parent.name).spec.categorical
+    ):
         return f"{entry.id} reads more than one class"
     if not isinstance(factor.net, MLP) or factor.net.spec.hidden:
         return f"{entry.id} is not linear"
     end = {-1: "first", 1: "last"}.get(parent.lag)
     if end is not None and end not in graph.p[entry.key.name]:
         declared = f"{entry.key.name}[{'0' if end == 'first' else 'T'}]"
-        return f"{entry.id} also decides the {end} step, where {parent} is zeros (declare a factor of {declared})"
+        return (
+            f"{entry.id} also decides the {end} step, where {parent} is zeros (declare a factor "
+            f"of {declared})"
+        )
     return None
 
 
@@ -72,15 +79,24 @@ class HiddenMarkov(Responsibilities):
     def statistics(self, batch: Batch) -> tuple[Tensor, dict[str, Sums]]:
         clamped, _ = split_latents(self.graph, batch)
         if clamped:
-            raise ValueError(f"em(): {min(clamped)} is known at every step of every row, so that no state is hidden. Use mle().")
+            raise ValueError(
+                f"em(): {min(clamped)} is known at every step of every row, so that no state is "
+                f"hidden. Use mle()."
+            )
         tables = Tables(self.model, self._structure, batch)
-        terms = [term._replace(value=term.value.detach().requires_grad_()) for term in discrete_terms(tables)]
+        terms = [
+            term._replace(value=term.value.detach().requires_grad_())
+            for term in discrete_terms(tables)
+        ]
         n, _ = self.model._extent(batch)
         with torch.enable_grad():
             evidence = log_sum(tables, terms).reshape(-1).expand(n).sum()
             weights = torch.autograd.grad(evidence, [term.value for term in terms])
         by_name = {term.name: weight for term, weight in zip(terms, weights, strict=True)}
-        return evidence.detach(), {entry.id: self._counted(entry, by_name[entry.key.name], tables, batch) for entry in self.entries}
+        return evidence.detach(), {
+            entry.id: self._counted(entry, by_name[entry.key.name], tables, batch)
+            for entry in self.entries
+        }
 
     def _counted(self, entry: Entry, weight: Tensor, tables: Tables, batch: Batch) -> Sums:
         """Return expected counts, sums and second moments of a variable per value of its parent.
@@ -119,5 +135,11 @@ class HiddenMarkov(Responsibilities):
         first = torch.arange(tables.steps, device=last.device).reshape(-1, 1, 1) == 0
         if entry.key.at == "last":
             return last.double()
-        here = first if entry.key.at == "first" else ~first if "first" in others else torch.ones_like(first)
+        here = (
+            first
+            if entry.key.at == "first"
+            else ~first
+            if "first" in others
+            else torch.ones_like(first)
+        )
         return (here & ~last if "last" in others else here).double()

@@ -52,7 +52,16 @@ class Iterations:
     precision.
     """
 
-    def __init__(self, method: Method, rows: Rows, schedule: em, seed: int, *, fresh: bool, tensors: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        method: Method,
+        rows: Rows,
+        schedule: em,
+        seed: int,
+        *,
+        fresh: bool,
+        tensors: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self.method, self.schedule, self.world = method, schedule, rows.world
         self.theta = method.model.theta()
         self.choices: dict[str, Any] = {"accelerate": schedule.accelerate, "within": method.within}
@@ -68,9 +77,17 @@ class Iterations:
         """Raise if a checkpoint's EM state does not match this model."""
         points, residuals, gains, pause = (tensors.get(name, torch.zeros(0)) for name in STATE)
         width = len(self.method.read())
-        fits = points.dim() == 2 and points.shape == residuals.shape and len(points) > 0 and points.shape[1] == width
+        fits = (
+            points.dim() == 2
+            and points.shape == residuals.shape
+            and len(points) > 0
+            and points.shape[1] == width
+        )
         if not fits or gains.dim() != 1 or pause.shape != (2,):
-            raise CheckpointError("The checkpoint's EM state does not fit this model. Resume with the model it was trained with, or start a new run.")
+            raise CheckpointError(
+                "The checkpoint's EM state does not fit this model. Resume with the model it was "
+                "trained with, or start a new run."
+            )
 
     def _start(self, fresh: bool, seed: int) -> None:
         """Start from the candidate parameters with the highest evidence.
@@ -112,7 +129,10 @@ class Iterations:
 
     def _changed_elsewhere(self) -> bool:
         """Return whether other code changed the model's weights since they were last written."""
-        return not all(torch.equal(parameter, before) for parameter, before in zip(self.theta, self.written, strict=True))
+        return not all(
+            torch.equal(parameter, before)
+            for parameter, before in zip(self.theta, self.written, strict=True)
+        )
 
     def write(self) -> None:
         """Write the latest parameters to the model, unless other code changed its weights."""

@@ -36,7 +36,10 @@ def is_mixture(model: Model) -> bool:
         return False
     rules = [graph.rule("p", name) for name in graph.observed]
     plain = all([ref.name for ref in entry.key.parents] in ([], [latent]) for entry in rules)
-    return plain and all(_has_covariance(entry.spec) or type(entry.spec).polynomial is not Conditional.polynomial for entry in rules)
+    return plain and all(
+        _has_covariance(entry.spec) or type(entry.spec).polynomial is not Conditional.polynomial
+        for entry in rules
+    )
 
 
 def _has_covariance(spec: Conditional) -> bool:
@@ -60,10 +63,14 @@ class Mixtures(Responsibilities):
         part: Part = {}
         for name, entry in self.rules.items():
             value = (batch[name][0] - self.centre[name]) / self.unit[name]
-            part[name] = self._kind(entry).prepare(value, batch[mask_of(name)][0] if name in self.holed else None)
+            part[name] = self._kind(entry).prepare(
+                value, batch[mask_of(name)][0] if name in self.holed else None
+            )
         if self.latent in batch:
             here = known(batch, self.latent)[:, :1]
-            part["known"] = (torch.where((here > 0) & (batch[self.latent][0] == 0), -torch.inf, 0.0),)
+            part["known"] = (
+                torch.where((here > 0) & (batch[self.latent][0] == 0), -torch.inf, 0.0),
+            )
         return part
 
     def _kind(self, entry: Entry) -> type[ColumnsEmission] | type[FullEmission]:
@@ -78,15 +85,20 @@ class Mixtures(Responsibilities):
             for name, entry in self.rules.items():
                 if not entry.spec.gaussian:
                     factor: Any = self.model.factors[entry.id]
-                    value, keep = batch[name][0], batch[mask_of(name)][0] if name in self.holed else None
+                    value, keep = (
+                        batch[name][0],
+                        batch[mask_of(name)][0] if name in self.holed else None,
+                    )
                     heads = {head: value.new_zeros(1, size) for head, size in factor.sizes.items()}
                     rows = ColumnsEmission.prepare(value, keep)
                     bare = ColumnsEmission(entry.spec, heads).log_likelihood(*rows)[:, 0]
-                    total += (entry.spec.log_prob(entry.spec.distribution(**heads), value, keep) - bare).sum()
+                    total += (
+                        entry.spec.log_prob(entry.spec.distribution(**heads), value, keep) - bare
+                    ).sum()
         self.rows.world.sum([total])
         return total
 
-    # An iteration ------------------------------------------------------------------------------------------------------------------------
+    # An iteration ---------------------------------------------------------------------------------
 
     def _emissions(self, heads: dict[str, dict[str, Tensor]]) -> Emissions:
         found: Emissions = {}
@@ -96,9 +108,14 @@ class Mixtures(Responsibilities):
             # a distribution without parents and without learned parameters
             if "loc" not in own and not any(head in own for head in factor.sizes):
                 raw = factor.root.detach().double().unsqueeze(0)
-                own = dict(zip(factor.sizes, raw.split(list(factor.sizes.values()), -1), strict=True)) | own
+                own = (
+                    dict(zip(factor.sizes, raw.split(list(factor.sizes.values()), -1), strict=True))
+                    | own
+                )
             kind = self._kind(entry)
-            found[name] = ColumnsEmission(entry.spec, own) if kind is ColumnsEmission else kind(**own)  # type: ignore[arg-type]
+            found[name] = (
+                ColumnsEmission(entry.spec, own) if kind is ColumnsEmission else kind(**own)  # type: ignore[arg-type]
+            )
         return found
 
     def update(self, vector: Tensor) -> tuple[Tensor, Tensor]:
@@ -119,13 +136,21 @@ class Mixtures(Responsibilities):
             total = weights.sum(1, keepdim=True)
             return weights.div_(total), highest.sum() + total.log().sum()
 
-        evidence, found = self._total(self._of_part(*posterior(part), part, emissions) for part in self._parts())
+        evidence, found = self._total(
+            self._of_part(*posterior(part), part, emissions) for part in self._parts()
+        )
         return (evidence + self.constant) / len(self.rows), self.maximise(found, heads)
 
-    def _of_part(self, weights: Tensor, evidence: Tensor, part: Part, emissions: Emissions) -> tuple[Tensor, dict[str, Sums]]:
+    def _of_part(
+        self, weights: Tensor, evidence: Tensor, part: Part, emissions: Emissions
+    ) -> tuple[Tensor, dict[str, Sums]]:
         """Return the sums of every factor for these responsibilities ([rows, clusters])."""
         counts = weights.sum(0, keepdim=True)
-        found = {self.graph.rule("p", self.latent).id: Sums(counts.sum(1, keepdim=True).expand_as(counts), counts, counts)}
+        found = {
+            self.graph.rule("p", self.latent).id: Sums(
+                counts.sum(1, keepdim=True).expand_as(counts), counts, counts
+            )
+        }
         for name, emission in emissions.items():
             mine = weights if self.rules[name].key.parents else torch.ones_like(weights[:, :1])
             found[self.rules[name].id] = emission.sums(mine, *part[name])
@@ -133,4 +158,9 @@ class Mixtures(Responsibilities):
 
     def _assigned(self, batch: Batch, centres: dict[str, Tensor]) -> tuple[Tensor, dict[str, Sums]]:
         members = self._members(batch, self.latent, centres[self.latent])
-        return self._of_part(members, members.new_zeros(()), self._prepared(batch), self._emissions(self._heads(self.read())))
+        return self._of_part(
+            members,
+            members.new_zeros(()),
+            self._prepared(batch),
+            self._emissions(self._heads(self.read())),
+        )

@@ -71,12 +71,19 @@ class Complete:
         root = torch.linalg.cholesky(at_unknown.mT @ at_unknown)
         gain = -torch.cholesky_solve(at_unknown.mT @ at_known, root)
         left = at_known + at_unknown @ gain  # residuals at the posterior mean
-        constant = residuals.log_scale.sum() + root.diagonal().log().sum() + 0.5 * LOG_2PI * (len(r) - len(gain))
+        constant = (
+            residuals.log_scale.sum()
+            + root.diagonal().log().sum()
+            + 0.5 * LOG_2PI * (len(r) - len(gain))
+        )
         cross = gain @ self.second
         own = cross @ gain.mT + self.count * torch.cholesky_inverse(root)
         second = torch.cat([torch.cat([self.second, cross]), torch.cat([cross.mT, own])], 1)
         second = second if self.back is None else second[self.back.unsqueeze(1), self.back]
-        return {"evidence": -0.5 * ((left @ self.second) * left).sum() - self.count * constant, "second": second}
+        return {
+            "evidence": -0.5 * ((left @ self.second) * left).sum() - self.count * constant,
+            "second": second,
+        }
 
 
 class Incomplete:
@@ -96,17 +103,28 @@ class Incomplete:
         patterns, which = keep.unique(dim=0, return_inverse=True)
         self.parts.append((rows, keep.double(), patterns.double(), which))
 
-    def expect(self, residuals: Residuals, designs: dict[str, Design], everything: bool) -> Statistics:
+    def expect(
+        self, residuals: Residuals, designs: dict[str, Design], everything: bool
+    ) -> Statistics:
         found: Statistics = {}
         for part in self.parts:
             add(found, self._expect(*part, residuals, designs, everything))
         return found
 
     def _expect(
-        self, rows: Tensor, keep: Tensor, patterns: Tensor, which: Tensor, residuals: Residuals, designs: dict[str, Design], everything: bool
+        self,
+        rows: Tensor,
+        keep: Tensor,
+        patterns: Tensor,
+        which: Tensor,
+        residuals: Residuals,
+        designs: dict[str, Design],
+        everything: bool,
     ) -> Statistics:
         z, r, n = self.unknown, residuals.matrix, len(rows)
-        full = torch.ones(len(r), dtype=torch.bool, device=r.device).index_fill(0, self.holes, False)
+        full = torch.ones(len(r), dtype=torch.bool, device=r.device).index_fill(
+            0, self.holes, False
+        )
         hole, rest = r[self.holes], r[full]
         pairs = (hole[:, z].unsqueeze(2) * hole[:, z].unsqueeze(1)).flatten(1)
         precision = rest[:, z].mT @ rest[:, z] + (patterns @ pairs).unflatten(1, (len(z), len(z)))
@@ -119,11 +137,16 @@ class Incomplete:
         mean = -(covariance[which] @ pull.unsqueeze(-1)).squeeze(-1)
         quadratic = seen.square().sum() + others.square().sum() + (mean * pull).sum()
         log_root = root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        constant = n * (residuals.log_scale[full].sum() + 0.5 * LOG_2PI * (len(rest) - len(z))) + log_root[which].sum()
+        constant = (
+            n * (residuals.log_scale[full].sum() + 0.5 * LOG_2PI * (len(rest) - len(z)))
+            + log_root[which].sum()
+        )
         constant = constant + (keep @ (residuals.log_scale[self.holes] + 0.5 * LOG_2PI)).sum()
         found = {"evidence": -0.5 * quadratic - constant}
         w = rows.index_copy(1, z, mean)
-        times = torch.zeros(len(patterns), dtype=torch.float64, device=r.device).index_add_(0, which, torch.ones_like(rows[:, 0]))
+        times = torch.zeros(len(patterns), dtype=torch.float64, device=r.device).index_add_(
+            0, which, torch.ones_like(rows[:, 0])
+        )
         if everything:
             second = w.mT @ w
             second[z.unsqueeze(1), z] += (times[:, None, None] * covariance).sum(0)
@@ -134,13 +157,23 @@ class Incomplete:
             if design.offsets is not None and design.own_offsets is not None:
                 columns, value = columns + design.offsets, here * (value + design.own_offsets)
             width = len(design.places)
-            inner = (here.mT @ (columns.unsqueeze(2) * columns.unsqueeze(1)).flatten(1)).unflatten(1, (width, width))
-            at = torch.full((r.shape[1],), -1, device=z.device).index_copy(0, z, torch.arange(len(z), device=z.device))[design.places]
+            inner = (here.mT @ (columns.unsqueeze(2) * columns.unsqueeze(1)).flatten(1)).unflatten(
+                1, (width, width)
+            )
+            at = torch.full((r.shape[1],), -1, device=z.device).index_copy(
+                0, z, torch.arange(len(z), device=z.device)
+            )[design.places]
             hidden = (at >= 0).nonzero()[:, 0]
             if len(hidden):
                 spread = covariance[:, at[hidden].unsqueeze(1), at[hidden]]
-                inner[:, hidden.unsqueeze(1), hidden] += (pattern.mT @ spread.flatten(1)).unflatten(1, (len(hidden), len(hidden)))
-            found |= {f"{name} inner": inner, f"{name} outer": value.mT @ columns, f"{name} own": value.square().sum(0)}
+                inner[:, hidden.unsqueeze(1), hidden] += (pattern.mT @ spread.flatten(1)).unflatten(
+                    1, (len(hidden), len(hidden))
+                )
+            found |= {
+                f"{name} inner": inner,
+                f"{name} outer": value.mT @ columns,
+                f"{name} own": value.square().sum(0),
+            }
         return found
 
 
@@ -152,8 +185,21 @@ class Moments:
     ``entries`` are the rows of R of each variable.
     """
 
-    def __init__(self, rows: Rows, columns: Columns, places: dict[str, slice], entries: dict[str, slice], latents: tuple[str, ...]) -> None:
-        self.rows, self.columns, self.places, self.entries, self.latents = rows, columns, places, entries, latents
+    def __init__(
+        self,
+        rows: Rows,
+        columns: Columns,
+        places: dict[str, slice],
+        entries: dict[str, slice],
+        latents: tuple[str, ...],
+    ) -> None:
+        self.rows, self.columns, self.places, self.entries, self.latents = (
+            rows,
+            columns,
+            places,
+            entries,
+            latents,
+        )
         self.width = 1 + sum(place.stop - place.start for place in places.values())
         first = rows.first()
         self.data = [name for name in columns.names if name not in latents]
@@ -165,11 +211,18 @@ class Moments:
         for batch in rows.parts():
             self._sort(batch, self.complete, {} if self.streams else self.incomplete)
         # patterns of all processes, in the same order in each
-        for pattern in sorted({pattern for found in rows.world.gather(list(self.complete)) for pattern in found}):
+        for pattern in sorted(
+            {pattern for found in rows.world.gather(list(self.complete)) for pattern in found}
+        ):
             group = self.complete.setdefault(pattern, self._empty(pattern))
             rows.world.sum([group.second, group.count])
 
-    def _sort(self, batch: dict[str, Tensor], complete: dict[tuple[bool, ...], Complete], incomplete: dict[tuple[bool, ...], Incomplete]) -> None:
+    def _sort(
+        self,
+        batch: dict[str, Tensor],
+        complete: dict[tuple[bool, ...], Complete],
+        incomplete: dict[tuple[bool, ...], Incomplete],
+    ) -> None:
         """Add a chunk of rows to the groups that they belong to."""
         w, there, keep = self._lay_out(batch)
         for pattern in there.unique(dim=0) if there.shape[1] else there[:1]:
@@ -179,8 +232,15 @@ class Moments:
                 complete.setdefault(code, self._empty(code)).add(w[whole])
             if bool((holed := mine & ~whole).any()):
                 known, unknown = self._split(code)
-                rows = torch.cat([torch.arange(self.entries[name].start, self.entries[name].stop) for name in self.holes]).to(w.device)
-                incomplete.setdefault(code, Incomplete(known, unknown, rows)).add(w[holed], keep[holed])
+                rows = torch.cat(
+                    [
+                        torch.arange(self.entries[name].start, self.entries[name].stop)
+                        for name in self.holes
+                    ]
+                ).to(w.device)
+                incomplete.setdefault(code, Incomplete(known, unknown, rows)).add(
+                    w[holed], keep[holed]
+                )
 
     def _lay_out(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Return rows of w (zero where unknown), and two masks.
@@ -192,13 +252,23 @@ class Moments:
         w = like.new_zeros(len(like), self.width)
         w[:, 0] = 1.0
         for name in self.data:
-            w[:, self.places[name]] = known(batch, name) * self.columns.standard(name, batch[name][0])
+            w[:, self.places[name]] = known(batch, name) * self.columns.standard(
+                name, batch[name][0]
+            )
         there = torch.zeros(len(w), len(self.known_somewhere), dtype=torch.bool, device=w.device)
         for i, name in enumerate(self.known_somewhere):
             there[:, i] = batch[mask_of(name)][0].all(-1) if mask_of(name) in batch else True
-            w[:, self.places[name]] = torch.where(there[:, i : i + 1], self.columns.standard(name, batch[name][0]), 0.0)
+            w[:, self.places[name]] = torch.where(
+                there[:, i : i + 1], self.columns.standard(name, batch[name][0]), 0.0
+            )
         masks = [batch[mask_of(name)][0] for name in self.holes]
-        return w, there, torch.cat(masks, 1) if masks else torch.ones(len(w), 1, dtype=torch.bool, device=w.device)
+        return (
+            w,
+            there,
+            torch.cat(masks, 1)
+            if masks
+            else torch.ones(len(w), 1, dtype=torch.bool, device=w.device),
+        )
 
     def _split(self, code: tuple[bool, ...]) -> tuple[Tensor, Tensor]:
         """Return the positions in w that rows of this pattern know, and those that they do not."""
@@ -235,7 +305,9 @@ class Moments:
             second = (vectors * values.clamp_min(0.0)) @ vectors.mT
         return second
 
-    def expect(self, residuals: Residuals, designs: dict[str, Design], everything: bool) -> Statistics:
+    def expect(
+        self, residuals: Residuals, designs: dict[str, Design], everything: bool
+    ) -> Statistics:
         """Return the E-step's sums over all rows.
 
         These are the evidence, the second moments of w over complete rows ("second"), and the

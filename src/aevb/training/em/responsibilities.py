@@ -70,7 +70,11 @@ class Responsibilities(Heads):
         for entry in self.entries:
             name = entry.key.name
             parent = entry.key.parents[0].name if entry.key.parents else None
-            unknown = [other for other in self.graph.latents if other in (name, parent) and other not in self._known(batch)]
+            unknown = [
+                other
+                for other in self.graph.latents
+                if other in (name, parent) and other not in self._known(batch)
+            ]
             # [values of the parent and of the variable, where unknown, in the graph's order …, N]
             weight = self._marginal(table, unknown)
             if name in unknown and parent in unknown and unknown.index(name) == 0:
@@ -78,8 +82,14 @@ class Responsibilities(Heads):
             if parent is None:
                 weight = weight.unsqueeze(0)
             elif parent not in unknown:
-                weight = weight.unsqueeze(0) * batch[parent][0].double().T.reshape(-1, *[1] * (weight.dim() - 1), n)
-            found[entry.id] = self._sums_of(entry, weight.sum(-1)) if name in unknown else self._sums(entry, weight, batch)
+                weight = weight.unsqueeze(0) * batch[parent][0].double().T.reshape(
+                    -1, *[1] * (weight.dim() - 1), n
+                )
+            found[entry.id] = (
+                self._sums_of(entry, weight.sum(-1))
+                if name in unknown
+                else self._sums(entry, weight, batch)
+            )
         return evidence.double().sum(), found
 
     def _sums_of(self, entry: Entry, weight: Tensor) -> Sums:
@@ -96,7 +106,10 @@ class Responsibilities(Heads):
         name = entry.key.name
         keep = known(batch, name) if mask_of(name) in batch else None
         if entry.spec.full_moments and keep is not None:
-            raise ValueError(f"em(): {name} has missing entries and a full covariance, for which em() has no closed form. Use mle() or joint().")
+            raise ValueError(
+                f"em(): {name} has missing entries and a full covariance, for which em() has no "
+                f"closed form. Use mle() or joint()."
+            )
         return sums(weight, flat(batch, name), keep, full=entry.spec.full_moments)
 
     def _known(self, batch: Batch) -> list[str]:
@@ -110,7 +123,7 @@ class Responsibilities(Heads):
         others = [axis for axis, name in enumerate(self.graph.latents) if name not in names]
         return table.sum(others) if others else table
 
-    # Iterations ------------------------------------------------------------------------------------------------------------------------
+    # Iterations -----------------------------------------------------------------------------------
 
     def open(self, rows: Rows) -> None:
         self.rows, self.working = rows, type(self)(copy.deepcopy(self.model).double())
@@ -125,7 +138,10 @@ class Responsibilities(Heads):
         return map(self._prepared, self.rows.parts()) if self.kept is None else self.kept
 
     def _prepared(self, batch: Batch) -> Any:
-        return batch | {name: (batch[name] - self.centre[name]) / self.unit[name] for name in self.graph.observed}
+        return batch | {
+            name: (batch[name] - self.centre[name]) / self.unit[name]
+            for name in self.graph.observed
+        }
 
     def update(self, vector: Tensor) -> tuple[Tensor, Tensor]:
         """Return the mean evidence at these parameters, and the next parameters."""
@@ -134,19 +150,26 @@ class Responsibilities(Heads):
         evidence, found = self._total(self.working.statistics(batch) for batch in self._parts())
         return (evidence + self.constant) / len(self.rows), self.maximise(found, heads)
 
-    def _total(self, parts: Iterable[tuple[Tensor, dict[str, Sums]]]) -> tuple[Tensor, dict[str, Sums]]:
+    def _total(
+        self, parts: Iterable[tuple[Tensor, dict[str, Sums]]]
+    ) -> tuple[Tensor, dict[str, Sums]]:
         """Sum the evidence and every factor's sums over all rows of all processes."""
-        evidence, total = torch.zeros((), dtype=torch.float64, device=self.rows.source.like.device), dict[str, Sums]()
+        evidence, total = (
+            torch.zeros((), dtype=torch.float64, device=self.rows.source.like.device),
+            dict[str, Sums](),
+        )
         for found, mine in parts:
             evidence = evidence + found
             total = {name: one.plus(total.get(name)) for name, one in mine.items()}
         if self.rows.world.size > 1:
             # some are views, which must not be summed in place
-            total = {name: Sums(*(value.clone() for value in found)) for name, found in total.items()}
+            total = {
+                name: Sums(*(value.clone() for value in found)) for name, found in total.items()
+            }
             self.rows.world.sum([evidence, *(value for found in total.values() for value in found)])
         return evidence, total
 
-    # Initial parameters ----------------------------------------------------------------------------------------------------------------
+    # Initial parameters ---------------------------------------------------------------------------
 
     @cached_property
     def clustered(self) -> dict[str, list[str]]:
@@ -155,14 +178,28 @@ class Responsibilities(Heads):
         These are the variables that read the class. If there are none, they are those of the
         classes that read it.
         """
-        pairs = [(ref.name, entry.key.name) for entry in self.entries for ref in entry.key.parents if ref.name in self.graph.latents]
+        pairs = [
+            (ref.name, entry.key.name)
+            for entry in self.entries
+            for ref in entry.key.parents
+            if ref.name in self.graph.latents
+        ]
         found: dict[str, list[str]] = {}
         for latent in (latent for latent, name in pairs if name in self.graph.observed):
-            found[latent] = sorted({name for parent, name in pairs if parent == latent and name in self.graph.observed})
+            found[latent] = sorted(
+                {name for parent, name in pairs if parent == latent and name in self.graph.observed}
+            )
         for _ in self.graph.latents:
             for latent, name in pairs:
                 if latent not in found and name in found:
-                    found[latent] = sorted({column for parent, other in pairs if parent == latent for column in found.get(other, ())})
+                    found[latent] = sorted(
+                        {
+                            column
+                            for parent, other in pairs
+                            if parent == latent
+                            for column in found.get(other, ())
+                        }
+                    )
         return found
 
     def from_data(self, own: Tensor, seed: int) -> Tensor:
@@ -174,7 +211,10 @@ class Responsibilities(Heads):
         if not self.clustered:
             return own
         centres = self._centres(seed)
-        return self.maximise(self._total(self._assigned(batch, centres) for batch in self.rows.parts())[1], self._heads(own))
+        return self.maximise(
+            self._total(self._assigned(batch, centres) for batch in self.rows.parts())[1],
+            self._heads(own),
+        )
 
     def _assigned(self, batch: Batch, centres: dict[str, Tensor]) -> tuple[Tensor, dict[str, Sums]]:
         prepared, found, n = self._prepared(batch), dict[str, Sums](), self.model._extent(batch)[0]
@@ -182,13 +222,23 @@ class Responsibilities(Heads):
         for entry in self.entries:
             name, parent = entry.key.name, entry.key.parents[0].name if entry.key.parents else None
             if name in members and name not in self._known(batch):
-                together = parent in members and not entry.key.parents[0].lag and len(members[parent]) == len(members[name])
+                together = (
+                    parent in members
+                    and not entry.key.parents[0].lag
+                    and len(members[parent]) == len(members[name])
+                )
                 first = members[parent] if together else torch.ones_like(members[name][:, :1])  # type: ignore[index]
-                found[entry.id] = self._sums_of(entry, (first.mT @ members[name]).expand(self._shapes(entry)["logits"][0], -1))
+                found[entry.id] = self._sums_of(
+                    entry, (first.mT @ members[name]).expand(self._shapes(entry)["logits"][0], -1)
+                )
             elif name in batch and (parent is None or parent in members):
                 steps = len(batch[name])
-                member = known(batch, name).amax(1, keepdim=True) if parent is None else members[parent]
-                member = member if len(member) == steps * n else member.unflatten(0, (-1, n)).mean(0)
+                member = (
+                    known(batch, name).amax(1, keepdim=True) if parent is None else members[parent]
+                )
+                member = (
+                    member if len(member) == steps * n else member.unflatten(0, (-1, n)).mean(0)
+                )
                 found[entry.id] = self._sums(entry, member.mT, prepared)
         return prepared[self.graph.observed[0]].new_zeros(()), found
 
@@ -198,12 +248,24 @@ class Responsibilities(Heads):
         generator = torch.Generator().manual_seed(seed)
         steps = max(len(value) for value in self.rows.first().values())
         size = max(1, SAMPLE // steps)
-        rows = torch.arange(n) if n <= size else torch.randperm(n, generator=generator)[:size].sort().values
-        batch = {name: value if value.dtype == torch.bool else value.double() for name, value in self.rows.source.take(rows).items()}
+        rows = (
+            torch.arange(n)
+            if n <= size
+            else torch.randperm(n, generator=generator)[:size].sort().values
+        )
+        batch = {
+            name: value if value.dtype == torch.bool else value.double()
+            for name, value in self.rows.source.take(rows).items()
+        }
         found = {}
         for latent in self.clustered:
             standard, some, labels = self._standard(batch, latent)
-            found[latent] = cluster_centres(standard[some], self.graph.size(latent), seed, None if labels is None else labels[some])
+            found[latent] = cluster_centres(
+                standard[some],
+                self.graph.size(latent),
+                seed,
+                None if labels is None else labels[some],
+            )
         return found
 
     def _standard(self, batch: Batch, latent: str) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -218,11 +280,23 @@ class Responsibilities(Heads):
         def spread(value: Tensor) -> Tensor:
             return value.unflatten(0, (-1, n)).expand(steps, n, -1).flatten(0, 1)
 
-        standard = torch.cat([spread(known(batch, name) * self.columns.standard(name, flat(batch, name))) for name in names], 1)
+        standard = torch.cat(
+            [
+                spread(known(batch, name) * self.columns.standard(name, flat(batch, name)))
+                for name in names
+            ],
+            1,
+        )
         some = torch.cat([spread(known(batch, name)) for name in names], 1).any(1)
         if latent not in batch:
             return standard, some, None
-        return standard, some, torch.where(spread(known(batch, latent))[:, 0] > 0, spread(flat(batch, latent)).argmax(-1), -1)
+        return (
+            standard,
+            some,
+            torch.where(
+                spread(known(batch, latent))[:, 0] > 0, spread(flat(batch, latent)).argmax(-1), -1
+            ),
+        )
 
     def _members(self, batch: Batch, latent: str, centres: Tensor) -> Tensor:
         """Return the initial responsibilities of a class, [rows of all steps, values].
@@ -233,10 +307,12 @@ class Responsibilities(Heads):
         which = (centres.square().sum(1) - 2 * rows @ centres.mT).argmin(1)
         member = F.one_hot(which, count).double() * SURE + (1 - SURE) / count
         if labels is not None:
-            member = torch.where((labels >= 0).unsqueeze(1), F.one_hot(labels.clamp_min(0), count).double(), member)
+            member = torch.where(
+                (labels >= 0).unsqueeze(1), F.one_hot(labels.clamp_min(0), count).double(), member
+            )
         return member * some.unsqueeze(1)
 
-    # Other M-steps, and q --------------------------------------------------------------------------------------------------------------
+    # Other M-steps, and q -------------------------------------------------------------------------
 
     def expected(self, batch: Mapping[str, Tensor], posterior: Tensor) -> tuple[Tensor, Tensor]:
         """Return Σ posterior · log p(data, latents) and log p(data), per example.
@@ -253,6 +329,15 @@ class Responsibilities(Heads):
 
         ``Exact()`` is the posterior already, and a network has no closed form.
         """
-        rules = [self.graph.rule("q", name) for name in self.graph.latents if name not in self._known(batch)]
+        rules = [
+            self.graph.rule("q", name)
+            for name in self.graph.latents
+            if name not in self._known(batch)
+        ]
         free = next((rule for rule in rules if not isinstance(rule.spec, Exact)), None)
-        return None if free is None else f"{free.id} has weights of its own, for which there is no closed form (Exact() has none)"
+        return (
+            None
+            if free is None
+            else f"{free.id} has weights of its own, for which there is no closed form (Exact() "
+            f"has none)"
+        )

@@ -56,7 +56,9 @@ def cluster_centres(rows: Tensor, count: int, seed: int, known: Tensor | None = 
     return best[1]
 
 
-def _spread_out(rows: Tensor, count: int, generator: torch.Generator, known: Tensor | None) -> Tensor:
+def _spread_out(
+    rows: Tensor, count: int, generator: torch.Generator, known: Tensor | None
+) -> Tensor:
     """Initialise centres by k-means++.
 
     Each centre is a row, drawn with probability proportional to its squared distance from the
@@ -68,11 +70,15 @@ def _spread_out(rows: Tensor, count: int, generator: torch.Generator, known: Ten
         assert known is not None
         centres[k] = rows[known == k].mean(0)
     others = [k for k in range(count) if k not in labelled]
-    nearest = _distances(rows, centres[labelled]).amin(1) if labelled else torch.ones_like(rows[:, 0])
+    nearest = (
+        _distances(rows, centres[labelled]).amin(1) if labelled else torch.ones_like(rows[:, 0])
+    )
     draws = 2 + int(math.log(count))
     for k in others:
         weights = nearest.double().cpu() + torch.finfo(torch.float64).tiny
-        chosen = rows[torch.multinomial(weights, draws, replacement=True, generator=generator).to(rows.device)]
+        chosen = rows[
+            torch.multinomial(weights, draws, replacement=True, generator=generator).to(rows.device)
+        ]
         found = _distances(rows, chosen)
         found = torch.minimum(found, nearest.unsqueeze(1)) if labelled or k != others[0] else found
         pick = found.sum(0).argmin()
@@ -82,4 +88,6 @@ def _spread_out(rows: Tensor, count: int, generator: torch.Generator, known: Ten
 
 def _distances(rows: Tensor, centres: Tensor) -> Tensor:
     """Return squared distances [rows, centres]."""
-    return (rows.square().sum(1, keepdim=True) - 2 * rows @ centres.mT + centres.square().sum(1)).clamp_min(0.0)
+    return (
+        rows.square().sum(1, keepdim=True) - 2 * rows @ centres.mT + centres.square().sum(1)
+    ).clamp_min(0.0)
