@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from aevb import Bernoulli, Model, Normal, OneHot
+from aevb.evidence import forward_backward
 from aevb.evidence.exact import exact_evidence
 from aevb.evidence.forward import Paths
 from aevb.evidence.forward_backward import ForwardBackward, PathsError
@@ -72,7 +73,9 @@ def both(model, data, monkeypatch, **lengths):
 
 
 @pytest.mark.parametrize(
-    ("steps", "lengths"), [(9, [9, 3, 1]), (70, [70, 33, 50])], ids=["short", "in blocks"]
+    ("steps", "lengths"),
+    [(9, [9, 3, 1]), (70, [70, 33, 50])],
+    ids=["by steps", "as a banded system"],
 )
 @pytest.mark.parametrize("rows", ["complete", "ragged", "missing", "known at times"])
 @pytest.mark.parametrize("name", DECLARATIONS)
@@ -113,6 +116,31 @@ def test_data_thousands_of_nats_apart_lose_nothing(monkeypatch):
     assert float(general["value"].max()) < -1e4
     for key, value in general.items():
         torch.testing.assert_close(fast[key], value, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("spread", "stay", "banded"),
+    [(1.0, 0.0, True), (300.0, 0.0, True), (300.0, 200.0, False)],
+    ids=["ordinary data", "wild data", "sums out of range"],
+)
+@pytest.mark.parametrize("ragged", [False, True], ids=["complete", "ragged"])
+def test_a_long_chain_as_a_banded_system_is_the_loop_over_steps(
+    spread, stay, banded, ragged, monkeypatch
+):
+    rng, steps, rows, count = np.random.default_rng(0), 5000, 3, 4
+    pairs = 2 * rng.normal(size=(1, 2, 1, count, count)) + stay * np.eye(count)
+    start, here = rng.normal(size=(1, 2, rows, count)), rng.normal(size=(steps, 2, rows, count))
+    real = np.arange(steps)[:, None, None] < np.array([steps, 2000, 31]) if ragged else None
+    weight, found = rng.normal(size=(2, rows)), []
+    for few in (10**9, 0):
+        monkeypatch.setattr(forward_backward, "FEW", few)
+        with np.errstate(all="ignore"):
+            one = ForwardBackward(start, pairs, spread * here, real)
+            gradients = one.gradients(weight, (start.shape, pairs.shape, here.shape))
+        assert (one.system is not None) == (banded and few > 0)
+        found.append([one.log_sum, *gradients])
+    for whole, by_steps in zip(*found, strict=True):
+        np.testing.assert_allclose(whole, by_steps, rtol=1e-9, atol=1e-11)
 
 
 def test_transitions_without_probability_are_left_to_the_logarithms(monkeypatch):
