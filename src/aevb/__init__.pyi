@@ -14,7 +14,14 @@ from aevb.declare.families import (
     Poisson,
     StudentT,
 )
-from aevb.declare.networks import Network, conv, deconv, linear, mlp, table
+from aevb.declare.networks import (
+    Network,
+    conv,
+    deconv,
+    linear,
+    mlp,
+    table,
+)
 from aevb.declare.registry import register
 from aevb.derive.divergences import register_kl
 from aevb.diagnostics import Diagnosis, diagnose

@@ -109,7 +109,13 @@ def test_a_squared_bias_has_its_noise_taken_out_and_chance_seldom_passes_for_one
 # Estimators whose properties are known ------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("build", "unbiased"), [(finite, 2), (lambda: factor_analysis(False), 5)])
+@pytest.mark.parametrize(
+    ("build", "unbiased"),
+    [
+        (finite, 2),
+        (lambda: factor_analysis(False), 5),
+    ],
+)
 def test_against_the_exact_bound_the_unbiased_are_found_unbiased_and_the_biased_biased(
     build, unbiased
 ):

@@ -1,6 +1,14 @@
 """Data: read rows from arrays and files, and prepare them for a likelihood."""
 
-from aevb.data.grey_levels import Fresh, Prepared, binarise, counts, dequantise, scale, threshold
+from aevb.data.grey_levels import (
+    Fresh,
+    Prepared,
+    binarise,
+    counts,
+    dequantise,
+    scale,
+    threshold,
+)
 from aevb.data.markers import mark_missing
 from aevb.data.preparation import Affine, Standardised, as_sequence, standardise
 

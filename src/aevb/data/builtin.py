@@ -11,7 +11,9 @@ import gzip
 import hashlib
 import os
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +79,13 @@ def mnist(name: str = "mnist") -> tuple[Images, Images]:
         for files in (_IDX["train"], _IDX["test"])
     )
     return train, test
+
+
+IMAGES: dict[str, Callable[[], tuple[Images, Images]]] = {
+    "digits": digits,
+    "mnist": mnist,
+    "fashion": partial(mnist, "fashion"),
+}
 
 
 def cache_folder() -> Path:

@@ -10,7 +10,6 @@ import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from aevb.data.builtin import Images, digits, factor_analysis, mnist
+from aevb.data.builtin import IMAGES, Images, factor_analysis
 from aevb.data.files import layout, read_file, read_lines
-from aevb.data.grey_levels import Fresh
+from aevb.data.grey_levels import DISCRETE, INVERSES, Fresh
 from aevb.data.long_tables import Lines
 from aevb.data.mapped_rows import one_column, some_rows
 from aevb.data.preparation import (
@@ -39,11 +38,6 @@ from aevb.estimate.keys import mask_of
 from aevb.estimate.places import Placed, places_of
 from aevb.runtime.checked_files import LONGEST_BESIDE, DataWarning, read_json
 
-IMAGES: dict[str, Callable[[], tuple[Images, Images]]] = {
-    "digits": digits,
-    "mnist": mnist,
-    "fashion": partial(mnist, "fashion"),
-}
 NAMES = ("fa", *IMAGES)
 
 
@@ -125,11 +119,10 @@ class Recipe:
         numbers, how = self.numbers(other), (self.prepare or "").partition("-")[0]
         if numbers is not None:
             return numbers.undo(x)
-        if other is not None:
+        if other is not None or how not in INVERSES:
             return x
-        if how == "dequantise":
-            return x * (self.levels or 256) - 0.5
-        return x * ((self.levels or 256) - 1) if how in ("scale", "binarise", "threshold") else x
+        slope, offset = INVERSES[how](self.levels or 256)
+        return x * slope + offset
 
     def numbers(self, other: str | None = None) -> Standardised | None:
         """Return the mean and scale that standardised the first observed variable, or ``other``."""
@@ -152,10 +145,11 @@ class Recipe:
         if self.prepare == "standardise":
             numbers = self.numbers(other)
             return None if numbers is None else numbers.scale
-        levels = {"dequantise": self.levels or 256, "scale": (self.levels or 256) - 1}.get(
-            (self.prepare or "").partition("-")[0]
-        )
-        return None if levels is None or other is not None else np.array([float(levels)])
+        how = (self.prepare or "").partition("-")[0]
+        if other is not None or how not in INVERSES or how in DISCRETE:
+            return None
+        slope, _ = INVERSES[how](self.levels or 256)
+        return np.array([float(slope)])
 
 
 def _is(*kinds: type) -> Callable[[Any], bool]:

@@ -259,6 +259,17 @@ _RULES: dict[str, Callable[[np.ndarray, int, Any], np.ndarray]] = {
     "counts": lambda x, levels, u: x.astype(np.float32),
 }
 DRAWN = ("dequantise", "binarise")
+# Values with probabilities instead of densities: no change of units changes log p.
+DISCRETE = ("threshold", "binarise", "counts")
+
+# The way back, from the number of levels: the numbers a and b of grey level = a · value + b.
+INVERSES: dict[str, Callable[[int], tuple[float, float]]] = {
+    "dequantise": lambda levels: (levels, -0.5),
+    "threshold": lambda levels: (levels - 1, 0),
+    "binarise": lambda levels: (levels - 1, 0),
+    "scale": lambda levels: (levels - 1, 0),
+    "counts": lambda levels: (1, 0),
+}
 
 
 def _where_known(x: np.ndarray, value: np.ndarray) -> np.ndarray:

@@ -39,6 +39,11 @@ class Draw(StrEnum):
         return self.enumerates or self is Draw.STRATIFY
 
     @property
+    def reparametrises(self) -> bool:
+        """Whether its sample is a pathwise sample of q, with a gradient or without."""
+        return self in (Draw.PATHWISE, Draw.DETACHED)
+
+    @property
     def relaxes(self) -> bool:
         """Whether it depends on a temperature."""
         return self in (Draw.GUMBEL, Draw.RELAXED, Draw.STRAIGHT_THROUGH)
@@ -65,7 +70,7 @@ class Draw(StrEnum):
             raise ValueError(
                 f"{where}: only a Mixture has components to draw, {name} is a {family}."
             )
-        if self in (Draw.PATHWISE, Draw.DETACHED) and not q.pathwise:
+        if self.reparametrises and not q.pathwise:
             instead = '"enumerate", "gumbel" or "score"' if p.finite else '"stratify" or "score"'
             raise ValueError(
                 f"{where}: a {family} sample is not a differentiable function of its parameters. "

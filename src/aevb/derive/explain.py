@@ -241,8 +241,8 @@ def _sample(choice: Choice, plan: Plan) -> str:
     spec = entry.spec
     family = type(spec).__name__
     kind = (spec.noise(1) or ("", 0))[0]
-    if choice.draw in (Draw.PATHWISE, Draw.DETACHED, Draw.STRATIFY):
-        stratified = choice.draw is Draw.STRATIFY
+    stratified = choice.draw is Draw.STRATIFY
+    if stratified or choice.draw.reparametrises:
         symbol, kind = (
             spec.sample_formula(parents, write.component(choice.name) if stratified else ""),
             "normal" if stratified else kind,

@@ -157,7 +157,7 @@ class Estimate:
         dist = (
             self.program.distribution("q", name)[1] if whole else factor.distribution(raw, scaled)
         )
-        if draw in (Draw.PATHWISE, Draw.DETACHED):
+        if draw.reparametrises:
             value = (
                 spec.reparametrise(dist, noise) if spec.noise(1) else sample_with_seed(dist, noise)
             )

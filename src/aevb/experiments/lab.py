@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from aevb.data.builtin import Images
-from aevb.data.datasets import IMAGES
+from aevb.data.builtin import IMAGES, Images
 from aevb.data.preparation import as_variable
 from aevb.model import Model
 from aevb.runtime.checked_files import replace
