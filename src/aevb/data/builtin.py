@@ -86,6 +86,7 @@ IMAGES: dict[str, Callable[[], tuple[Images, Images]]] = {
     "mnist": mnist,
     "fashion": partial(mnist, "fashion"),
 }
+NAMES = ("fa", *IMAGES)
 
 
 def cache_folder() -> Path:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from aevb.data.builtin import IMAGES, Images, factor_analysis
+from aevb.data.builtin import IMAGES, NAMES, Images, factor_analysis
 from aevb.data.files import layout, read_file, read_lines
 from aevb.data.grey_levels import DISCRETE, INVERSES, Fresh
 from aevb.data.long_tables import Lines
@@ -37,8 +37,6 @@ from aevb.declare.graph import Graph
 from aevb.estimate.keys import mask_of
 from aevb.estimate.places import Placed, places_of
 from aevb.runtime.checked_files import LONGEST_BESIDE, DataWarning, read_json
-
-NAMES = ("fa", *IMAGES)
 
 
 @dataclass(frozen=True)

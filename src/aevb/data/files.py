@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from aevb.data.archives import read_archive, read_array
+from aevb.data.builtin import NAMES
 from aevb.data.long_tables import (
     Keys,
     Lines,
@@ -68,10 +69,7 @@ def read_lines(
     The second value says which lines belong to which row; it is None for other files.
     """
     if not path.is_file():
-        raise ValueError(
-            f"There is no file {path}; the data sets by name are "
-            f"{', '.join(('fa', 'digits', 'mnist', 'fashion'))}."
-        )
+        raise ValueError(f"There is no file {path}; the data sets by name are {', '.join(NAMES)}.")
     try:
         if path.suffix in (".npy", ".npz"):
             if missing:
