@@ -44,4 +44,4 @@ reproduce: $(VENV)/ready
 	$(BIN)/aevb reproduce --out reproduction
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
