@@ -25,10 +25,11 @@ RECIPES = {
     if title.startswith("Recipe")
 }
 
-# A sentence that ends a paragraph, and the block below it, are one step.
+# A sentence that ends a paragraph, and the block below it, are one step. A long quoted line may
+# begin on a line of its own.
 STEP = re.compile(
     r"(?:Append to `(?P<end>[^`]+)`:|In `(?P<path>[^`]+)`, (?P<verb>below the line|above the "
-    r"line|above the class|replace the line) `(?P<line>[^\n]+)`(?:, add| by):|[Tt]hen "
+    r"line|above the class|replace the line)\s`(?P<line>[^\n]+)`(?:, add| by):|[Tt]hen "
     r"run:)\n\n```(?P<kind>python|sh)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
