@@ -16,6 +16,7 @@ from aevb.evidence.linear_gaussian import why_not_linear_gaussian
 from aevb.model import Model
 from aevb.training.em.factors import Statistics
 from aevb.training.em.hidden_markov import HiddenMarkov, why_not_hidden_markov
+from aevb.training.em.markov_chain import MarkovChain, is_markov_chain
 from aevb.training.em.mixtures import Mixtures, is_mixture
 from aevb.training.em.regressions import Regressions
 from aevb.training.em.responsibilities import Responsibilities
@@ -38,7 +39,7 @@ def exact_em(model: Model) -> Regressions | Responsibilities:
         method = Responsibilities(model)
         return Mixtures(model) if method.closed and is_mixture(model) else method
     if (chain := why_not_hidden_markov(model)) is None:
-        return HiddenMarkov(model)
+        return MarkovChain(model) if is_markov_chain(model) else HiddenMarkov(model)
     if reason := why_not_linear_gaussian(model):
         kinds = (
             "finite latents (in time: with factors that read one class each), or variables "

@@ -32,12 +32,12 @@ def why_not_hidden_markov(model: Model) -> str | None:
         if not all(entry.spec.finite for entry in graph.p[name].values()):
             return f"{name} has no finite list of values"
     for entry in graph.entries():
-        if entry.side == "p" and (reason := _why_not_closed(model, entry)):
+        if entry.side == "p" and (reason := why_not_closed(model, entry)):
             return reason
     return None
 
 
-def _why_not_closed(model: Model, entry: Entry) -> str | None:
+def why_not_closed(model: Model, entry: Entry) -> str | None:
     """Return why a factor has no closed-form M-step; None if it has one.
 
     A factor needs a free distribution per value of its only parent, a class, or no parent at all.
@@ -70,7 +70,7 @@ class HiddenMarkov(Responsibilities):
     """Finite latents in time whose factors read at most one class each."""
 
     def _has_closed_form(self, entry: Entry) -> bool:
-        return _why_not_closed(self.model, entry) is None
+        return why_not_closed(self.model, entry) is None
 
     @cached_property
     def _structure(self) -> Structure:
@@ -114,6 +114,9 @@ class HiddenMarkov(Responsibilities):
         slots += [tables.slots[name][0]] if hidden else []
         depth = max([weight.dim(), *(-slot for slot in slots if slot is not None)])
         weight = weight.reshape(*[1] * (depth - weight.dim()), *weight.shape)
+        for ref, slot in zip(entry.key.parents, slots):
+            # rows of one step have no neighbour, and so no axis for it
+            weight = weight if slot is None else expand_axis(weight, slot, tables.sizes[ref.name])
         kept = [slot for slot in slots if slot is not None] + ([] if hidden else [TIME, -2])
         weight = weight.sum([axis for axis in range(-depth, 0) if axis not in kept], keepdim=True)
         weight = weight.permute(*(axis for axis in range(-depth, 0) if axis not in kept), *kept)

@@ -5,6 +5,7 @@ The E-step and the M-step are matrix products.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from aevb.declare.graph import Entry
 from aevb.estimate.batch import Batch
 from aevb.estimate.keys import mask_of
 from aevb.model import Model
-from aevb.training.em.columns import known
+from aevb.training.em.columns import flat, known
 from aevb.training.em.emissions import ColumnsEmission, FullEmission, IncompleteFullEmission, Sums
 from aevb.training.em.factors import Rows
 from aevb.training.em.responsibilities import Responsibilities
@@ -32,9 +33,12 @@ def is_mixture(model: Model) -> bool:
         return False
     (latent,) = graph.latents
     rule = graph.rule("p", latent)
-    if not rule.spec.categorical or rule.key.parents:
-        return False
-    rules = [graph.rule("p", name) for name in graph.observed]
+    return rule.spec.categorical and not rule.key.parents and reads_one_class(model, latent)
+
+
+def reads_one_class(model: Model, latent: str) -> bool:
+    """Return whether observed variables read the class or nothing, and have an emission."""
+    rules = [entry for name in model.graph.observed for entry in model.graph.p[name].values()]
     plain = all([ref.name for ref in entry.key.parents] in ([], [latent]) for entry in rules)
     return plain and all(
         _has_covariance(entry.spec) or type(entry.spec).polynomial is not Conditional.polynomial
@@ -62,16 +66,17 @@ class Mixtures(Responsibilities):
     def _prepared(self, batch: Batch) -> Part:
         part: Part = {}
         for name, entry in self.rules.items():
-            value = (batch[name][0] - self.centre[name]) / self.unit[name]
-            part[name] = self._kind(entry).prepare(
-                value, batch[mask_of(name)][0] if name in self.holed else None
-            )
+            value = (flat(batch, name) - self.centre[name]) / self.unit[name]
+            part[name] = self._kind(entry).prepare(value, self._keep(batch, name))
         if self.latent in batch:
             here = known(batch, self.latent)[:, :1]
             part["known"] = (
-                torch.where((here > 0) & (batch[self.latent][0] == 0), -torch.inf, 0.0),
+                torch.where((here > 0) & (flat(batch, self.latent) == 0), -torch.inf, 0.0),
             )
         return part
+
+    def _keep(self, batch: Batch, name: str) -> Tensor | None:
+        return batch[mask_of(name)].flatten(0, 1) if name in self.holed else None
 
     def _kind(self, entry: Entry) -> type[ColumnsEmission] | type[FullEmission]:
         if not _has_covariance(entry.spec):
@@ -85,10 +90,7 @@ class Mixtures(Responsibilities):
             for name, entry in self.rules.items():
                 if not entry.spec.gaussian:
                     factor: Any = self.model.factors[entry.id]
-                    value, keep = (
-                        batch[name][0],
-                        batch[mask_of(name)][0] if name in self.holed else None,
-                    )
+                    value, keep = flat(batch, name), self._keep(batch, name)
                     heads = {head: value.new_zeros(1, size) for head, size in factor.sizes.items()}
                     rows = ColumnsEmission.prepare(value, keep)
                     bare = ColumnsEmission(entry.spec, heads).log_likelihood(*rows)[:, 0]
@@ -120,47 +122,58 @@ class Mixtures(Responsibilities):
 
     def update(self, vector: Tensor) -> tuple[Tensor, Tensor]:
         heads = self._heads(vector)
-        logits = heads.get(self.graph.rule("p", self.latent).id, {}).get("logits")
-        prior = vector.new_zeros(1, self.graph.size(self.latent)) if logits is None else logits
-        prior = prior.log_softmax(-1)
         emissions = self._emissions(heads)
-
-        def posterior(part: Part) -> tuple[Tensor, Tensor]:
-            table = prior
-            for name, emission in emissions.items():
-                table = table + emission.log_likelihood(*part[name])
-            if "known" in part:
-                table = table + part["known"][0]
-            highest = table.amax(1, keepdim=True)
-            weights = (table - highest).exp_()
-            total = weights.sum(1, keepdim=True)
-            return weights.div_(total), highest.sum() + total.log().sum()
-
         evidence, found = self._total(
-            self._of_part(*posterior(part), part, emissions) for part in self._parts()
+            self._of_part(part, heads, emissions) for part in self._parts()
         )
         return (evidence + self.constant) / len(self.rows), self.maximise(found, heads)
 
     def _of_part(
-        self, weights: Tensor, evidence: Tensor, part: Part, emissions: Emissions
+        self, part: Part, heads: dict[str, dict[str, Tensor]], emissions: Emissions
     ) -> tuple[Tensor, dict[str, Sums]]:
-        """Return the sums of every factor for these responsibilities ([rows, clusters])."""
-        counts = weights.sum(0, keepdim=True)
-        found = {
-            self.graph.rule("p", self.latent).id: Sums(
-                counts.sum(1, keepdim=True).expand_as(counts), counts, counts
+        """Return the evidence of some rows, and the sums of every factor."""
+        tables = [emission.log_likelihood(*part[name]) for name, emission in emissions.items()]
+        table = sum(tables[1:], tables[0])
+        table = table + part["known"][0] if "known" in part else table
+        weights, evidence, found = self._posterior(table, part, heads)
+        return evidence, found | self._emitted(weights, part, emissions)
+
+    def _posterior(
+        self, table: Tensor, part: Part, heads: dict[str, dict[str, Tensor]]
+    ) -> tuple[Tensor, Tensor, dict[str, Sums]]:
+        """Return responsibilities, the evidence and the class's sums; ``table`` is log p(x | y)."""
+        logits = heads.get(self.graph.rule("p", self.latent).id, {}).get("logits")
+        table = table if logits is None else table + logits.log_softmax(-1)
+        highest = table.amax(1, keepdim=True)
+        weights = (table - highest).exp_()
+        total = weights.sum(1, keepdim=True)
+        evidence = highest.sum() + total.log().sum()
+        if logits is None:
+            evidence = evidence - len(table) * math.log(self.graph.size(self.latent))
+        weights = weights.div_(total)
+        return weights, evidence, self._counted(weights)
+
+    def _counted(self, weights: Tensor) -> dict[str, Sums]:
+        """Return the sums of the class's own factors for these responsibilities."""
+        return {self.graph.rule("p", self.latent).id: counts(weights.sum(0, keepdim=True))}
+
+    def _emitted(self, weights: Tensor, part: Part, emissions: Emissions) -> dict[str, Sums]:
+        """Return the sums of the observed variables; ``weights`` is [rows, clusters]."""
+        every = weights.sum(1, keepdim=True)
+        return {
+            self.rules[name].id: emission.sums(
+                weights if self.rules[name].key.parents else every, *part[name]
             )
+            for name, emission in emissions.items()
         }
-        for name, emission in emissions.items():
-            mine = weights if self.rules[name].key.parents else torch.ones_like(weights[:, :1])
-            found[self.rules[name].id] = emission.sums(mine, *part[name])
-        return evidence, found
 
     def _assigned(self, batch: Batch, centres: dict[str, Tensor]) -> tuple[Tensor, dict[str, Sums]]:
         members = self._members(batch, self.latent, centres[self.latent])
-        return self._of_part(
-            members,
-            members.new_zeros(()),
-            self._prepared(batch),
-            self._emissions(self._heads(self.read())),
-        )
+        emissions = self._emissions(self._heads(self.read()))
+        found = self._counted(members) | self._emitted(members, self._prepared(batch), emissions)
+        return members.new_zeros(()), found
+
+
+def counts(weights: Tensor) -> Sums:
+    """Return a class's sums for these expected counts, [values of the parent, values]."""
+    return Sums(weights.sum(1, keepdim=True).expand_as(weights), weights, weights)
