@@ -1445,3 +1445,16 @@ def test_own_family_is_saved_and_loaded(cls: type[OwnGamma], tmp_path: Any) -> N
     )
     z = np.array([0.4, 1.7])
     assert torch.equal(back.log_prob(x=X, z=z), model.log_prob(x=X, z=z))
+
+
+@pytest.mark.parametrize("nats", [0.0, 1e4, 1e7])
+def test_the_gradient_of_logsumexp_sums_to_one_at_any_height(nats: float) -> None:
+    """torch's own gradient is off by 65 % at 10⁷ nats in float32."""
+    value = (
+        torch.randn(50, 200, generator=torch.Generator().manual_seed(0)) - nats
+    ).requires_grad_()
+    (gradient,) = torch.autograd.grad(ad.logsumexp(value, 0).sum(), value)
+    torch.testing.assert_close(gradient.sum(0), torch.ones(200), rtol=0, atol=1e-6)
+    torch.testing.assert_close(gradient, value.detach().softmax(0), rtol=1e-5, atol=1e-7)
+    impossible = torch.full((3, 2), -math.inf)
+    assert torch.equal(ad.logsumexp(impossible, 0, keepdim=True), torch.full((1, 2), -math.inf))

@@ -15,6 +15,7 @@ import torch
 import torch.distributions as td
 from torch import Tensor, nn
 
+from aevb.declare import distributions as ad
 from aevb.declare.conditionals import Conditional, Factor
 from aevb.declare.families import Exact
 from aevb.declare.graph import Entry
@@ -486,9 +487,8 @@ class Estimate:
                             plan.samples, -1
                         )
                     share = expand_axis(total, SAMPLES, plan.samples).softmax(SAMPLES).detach()
-                    total = expand_axis(total, SAMPLES, plan.samples).logsumexp(
-                        SAMPLES, keepdim=True
-                    ) - math.log(plan.samples)
+                    total = expand_axis(total, SAMPLES, plan.samples)
+                    total = ad.logsumexp(total, SAMPLES, keepdim=True) - math.log(plan.samples)
                     every = {key: contract(term, share, axis) for key, term in every.items()}
                 else:
                     every = {
@@ -509,10 +509,9 @@ class Estimate:
                     if reduction == "log expectation exp"
                     else self.only_known(name, total)
                 )
-                weight = expand_axis(logits, axis, plan.size((name, 0))).softmax(axis).detach()
-                total = expand_axis(logits, axis, plan.size((name, 0))).logsumexp(
-                    axis, keepdim=True
-                )
+                logits = expand_axis(logits, axis, plan.size((name, 0)))
+                weight = logits.softmax(axis).detach()
+                total = ad.logsumexp(logits, axis, keepdim=True)
             elif total is not None:
                 total = contract(total, weight, axis)
             if surrogate is not None:
