@@ -433,11 +433,15 @@ class Comparer:
             name: value.reshape(len(rows), *([rows.steps] if name in declaration.timed else []), -1)
             for name, value in drawn.items()
         }
-        ours = (
-            posterior.log_prob(**latents)
-            if latents
-            else torch.zeros(len(rows), dtype=torch.float64)
-        )
+        try:
+            ours = (
+                posterior.log_prob(**latents)
+                if latents
+                else torch.zeros(len(rows), dtype=torch.float64)
+            )
+        except ValueError:  # Bayes' rule in time has no density if a static node reads an end
+            self.refused += 1
+            return
         theirs, joint_p = [], []
         for n in range(len(rows)):
             row = rows.row(declaration, n)
