@@ -8,6 +8,7 @@ import torch
 from compiled_runs import CASES, data, partly_frozen, vae, vrnn, with_counting
 
 from aevb import fit
+from aevb.compiled_step import cuda_graphs
 from aevb.data.sources import open_source
 from aevb.training import gradient_steps as stepping
 from aevb.training import step_queue
@@ -88,8 +89,11 @@ def test_runs_together_are_each_alone(soon, name, compiled):
         )
 
 
+@pytest.mark.parametrize("inside", [False, True], ids=["before the capture", "inside it"])
 @pytest.mark.parametrize(("seeds", "compiled"), [(None, False), (2, False), (2, True)])
-def test_a_run_whose_steps_cannot_be_captured_goes_on_without_a_graph(monkeypatch, seeds, compiled):
+def test_a_run_whose_steps_cannot_be_captured_goes_on_without_a_graph(
+    monkeypatch, seeds, compiled, inside
+):
     model, rows, choices = case("vae")
     choices |= {"compile": compiled}
     seed = choices.pop("seed")
@@ -103,10 +107,15 @@ def test_a_run_whose_steps_cannot_be_captured_goes_on_without_a_graph(monkeypatc
 
     expected = runs()
 
-    def failing(models, count):
+    def failing(model, *others):
+        if inside:
+            model.inputs(0)  # draws random numbers
         raise RuntimeError("a change in CUDA")
 
-    monkeypatch.setattr(step_queue, "captured", failing)
+    if inside:
+        monkeypatch.setattr(cuda_graphs, "_advance", failing)
+    else:
+        monkeypatch.setattr(step_queue, "captured", failing)
     for run, other in zip(runs(), expected, strict=True):
         torch.testing.assert_close(weights(run.model), weights(other.model), rtol=0, atol=1e-9)
         assert run.step == other.step
@@ -185,3 +194,16 @@ def test_half_precision_is_near():
     )
     assert not torch.equal(weights(full.model), weights(half.model))
     np.testing.assert_allclose(full.history["elbo"], half.history["elbo"], rtol=0.02)
+
+
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning")
+def test_a_bound_that_is_still_alive_does_not_keep_steps_from_being_captured(soon):
+    """Autograd remembers the stream on which a parameter was first used; recorded steps do not."""
+    model, rows, choices = case("vae")
+    expected = fit(model.fresh(0), rows, **choices)
+    fresh = model.fresh(0)
+    bound = fresh.elbo(**{name: value[:20] for name, value in rows.items()}, seed=0).value.mean()
+    run = fit(fresh, rows, **choices)
+    assert torch.equal(weights(run.model), weights(expected.model))
+    assert not events(run.rows, NOT_COMPILED)
+    assert bound.requires_grad

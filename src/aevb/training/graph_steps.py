@@ -86,6 +86,10 @@ class GraphSteps(GradientSteps):
         """The random generators that a graph of its steps uses."""
         return [self.noise, *([self.drawing] if self.draws else [])]
 
+    def renew_generators(self) -> None:
+        """Replace the generators, which a failed capture leaves unusable."""
+        self.noise, self.drawing = torch.Generator(self.device), torch.Generator(self.device)
+
     def settle(self) -> None:
         """Wait for the thread that reads rows."""
         if self.staged is not None:

@@ -104,6 +104,7 @@ class StepQueue:
             f"Steps run without a CUDA graph, since they could not be captured: {cause}",
         )
         for stepper in self.steppers:
+            stepper.renew_generators()
             stepper.not_compiled.append(event)
 
     def _take_together(self, part: Sequence[Sequence[Any]]) -> None:
