@@ -80,8 +80,9 @@ def main() -> None:
 
 
 class Output:
-    """Standard output that survives a closed pipe (``| head``): later text is discarded, the run
-    continues.
+    """Standard output that survives a closed pipe (``| head``).
+
+    Later text is discarded, and the run continues.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -109,8 +110,9 @@ class Output:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """Return the exceptions that mean a failed run. Imported late, so that ``--help`` does not load
-    torch.
+    """Return the exceptions that mean a failed run.
+
+    They are imported here, so that ``--help`` does not load torch.
     """
     from aevb.training.checkpoint import TrainingError
 

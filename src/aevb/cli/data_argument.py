@@ -19,9 +19,7 @@ ROWS = 1000  # rows per batch after training
 
 
 def recipe_of(run: Path) -> Recipe | None:
-    """Return how a run prepared its rows; None for a run that was not trained by the command
-    line.
-    """
+    """Return how a run prepared its rows; None if the command line did not train the run."""
     from aevb.data.datasets import Recipe
     from aevb.training.checkpoint import check_beside, latest_manifest
 
@@ -78,10 +76,10 @@ def model_and_rows(
     settings: Mapping[str, str],
     missing: Sequence[float] | None = None,
 ) -> tuple[Model, Loaded]:
-    """Return the model that the command line names and rows for it, from ``--data`` or from the
-    run.
+    """Return the model that the command line names, and rows for it.
 
-    The model is the trained one if the text names a run.
+    The rows come from ``--data`` or from the run. The model is the trained one if the text names a
+    run.
     """
     from aevb.data.datasets import load
 

@@ -34,10 +34,10 @@ def doctor(
     as_json: AsJson = False,
     seed: Seed = 0,
 ) -> None:
-    """Diagnose a trained model: what is wrong, why, and what to do (dead latents and classes,
-    calibration, over-fitting, diverging scales).
+    """Diagnose a trained model: what is wrong, why, and what to do.
 
-    Uses the test rows if there are any (of a built-in data set, --validation or --hold-out),
+    It looks for dead latents and classes, poor calibration, over-fitting and diverging scales. It
+    uses the test rows if there are any (of a built-in data set, --validation or --hold-out),
     otherwise the training rows.
 
     Example: aevb doctor run
@@ -88,8 +88,9 @@ def check(
     as_json: AsJson = False,
     seed: Seed = 0,
 ) -> None:
-    """Posterior predictive check: compare statistics of the data with those of data simulated from
-    the model, as a table and a plot.
+    """Posterior predictive check: compare the data with data simulated from the model.
+
+    The command compares statistics, as a table and a plot.
 
     Example: aevb check run --statistic sd --statistic max --columns
     """

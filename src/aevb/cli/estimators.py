@@ -67,11 +67,10 @@ def estimators(
     seed: Seed = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
 ) -> None:
-    """Measure every valid estimator of a model's bound (bias, variance of bound and gradients,
-    time, memory) and recommend one.
+    """Measure every valid estimator of a model's bound and recommend one.
 
-    A run is measured with its trained weights on its own data. Any other model is measured with its
-    initial weights on --data.
+    It measures bias, variance of bound and gradients, time and memory. A run is measured with its
+    trained weights on its own data. Any other model is measured with its initial weights on --data.
 
     Examples:
 

@@ -1,6 +1,4 @@
-"""Find the model that a command names: a zoo model, file.py:name, or the folder of a saved
-model.
-"""
+"""Find the model that a command names: a zoo model, file.py:name, or a saved model's folder."""
 
 from __future__ import annotations
 

@@ -44,9 +44,7 @@ def setting_option(name: str, *, shown: bool = False) -> Any:
 
 
 def _default(one: Field[Any]) -> str | bool:
-    """Return the default of a setting as a user would type it; False if there is nothing to
-    show.
-    """
+    """Return a setting's default as a user would type it; False if there is nothing to show."""
     value = default_of(one)
     if value is None or isinstance(value, bool | Mapping):
         return False

@@ -48,8 +48,7 @@ def reproduce(
         ),
     ] = False,
 ) -> None:
-    """Train the tutorial's five models, run every experiment, and write one report with all
-    figures.
+    """Train the tutorial's five models, run all experiments, and write one report.
 
     Finished experiments are not repeated: run the same command again to continue an interrupted
     reproduction.

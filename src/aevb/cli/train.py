@@ -1,5 +1,6 @@
-"""The command ``aevb train``: train a model on data, e.g. ``aevb train gmvae --data digits --out
-run``.
+"""The command ``aevb train``: train a model on data.
+
+Example: ``aevb train gmvae --data digits --out run``.
 """
 
 from __future__ import annotations
@@ -150,9 +151,9 @@ def train(
         given.pop("seed", None)
     seed: int = given.get("seed", Settings.seed)
     torch.manual_seed(seed)
-    # how the run to continue from prepared its rows
+    # If the run continues from another run, use that run's preparation of the rows.
     before = recipe_of(Path(model)) if is_run(model) else None
-    # the new rows may have labels that its rows did not have
+    # The new rows may have labels that the other run's rows did not have.
     before = before and replace(before, known=None)
     data = data or (before.data if before else None)
     if data is None:
@@ -262,9 +263,7 @@ def train(
 
 
 def _asked(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that the user gave as options, in the form that :class:`Settings`
-    takes.
-    """
+    """Return the settings that the user gave as options, as :class:`Settings` takes them."""
     given = {name: value for name, value in options.items() if value is not None and value != []}
     if "how" in given:
         given["how"] = pairs("--how", given["how"])
@@ -347,9 +346,7 @@ def _unused_classes(loaded: Loaded, known: Mapping[str, int]) -> list[str]:
 
 
 class _advised:
-    """Add to an error about a zoo model's likelihood how to choose another one on the command
-    line.
-    """
+    """Context that adds to an error about a zoo model's likelihood how to choose another."""
 
     def __init__(self, model: str) -> None:
         self.model = model

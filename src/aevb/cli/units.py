@@ -1,6 +1,4 @@
-"""Units of the densities and statistics that commands print, if the preparation changed the
-units.
-"""
+"""Units of the printed densities and statistics, if the preparation changed the units."""
 
 from __future__ import annotations
 
@@ -62,11 +60,11 @@ def _as_prepared(recipe: Recipe, names: list[str]) -> str:
 
 @dataclass(frozen=True)
 class Units:
-    """Units of the densities that ``evaluate`` prints: those of the data if columns were
-    standardised.
+    """Units of the densities that ``evaluate`` prints.
 
-    Otherwise they are the units of the model. ``rows`` holds, per variable and row, what to
-    subtract from log p in the model's units. ``note`` is a sentence that names the units.
+    They are the units of the data if columns were standardised. Otherwise they are the units of the
+    model. ``rows`` holds, per variable and row, what to subtract from log p in the model's units.
+    ``note`` is a sentence that names the units.
     """
 
     rows: dict[str, Tensor]

@@ -62,11 +62,10 @@ def evaluate(
     ] = None,
     seed: Seed = 0,
 ) -> None:
-    """Print the bound, its terms and log p(x) in nats per example; and the clustering accuracy if
-    the data have labels.
+    """Print the bound, its terms and log p(x) in nats per example.
 
-    Uses the test rows if there are any (of a built-in data set, --validation or --hold-out),
-    otherwise the training rows.
+    If the data have labels, print the clustering accuracy too. The command uses the test rows if
+    there are any (of a built-in data set, --validation or --hold-out), otherwise the training rows.
 
     Example: aevb evaluate run
     """
@@ -156,8 +155,9 @@ def evaluate(
 
 
 def _log_p(model: Model, data: Mapping[str, Any]) -> str:
-    """Name the evidence, e.g. "log p(x, y where known)": the data and the latents with known
-    values.
+    """Name the evidence, e.g. "log p(x, y where known)".
+
+    The name contains the data and the latents with known values.
     """
     n = len(next(iter(data.values())))
     known = [
@@ -229,8 +229,10 @@ def sample(
     ] = False,
     seed: Seed = 0,
 ) -> None:
-    """Sample from a trained model: a grid of images with one row per class, or a table of all
-    observed variables in the units of the data.
+    """Sample from a trained model, as images or as a table.
+
+    Images form a grid with one row per class. A table has all observed variables, in the units of
+    the data.
 
     Example: aevb sample run --out samples.png
     """
@@ -307,8 +309,9 @@ def encode(
     missing: RunMissing = None,
     seed: Seed = 0,
 ) -> None:
-    """Write the posterior means of the latents (probabilities for discrete ones), for every row of
-    a file or the test rows of a built-in data set.
+    """Write the posterior means of the latents (probabilities for discrete ones).
+
+    There is one line per row of a file, or per test row of a built-in data set.
 
     Example: aevb encode run --out codes.csv
     """
@@ -379,7 +382,7 @@ def impute(
         array = np.asarray(value)
         if variable in means:
             mean = in_units(recipe, graph, variable, means[variable])
-            # an image may be stored flat
+            # Labels have fewer entries than the means. An image that is stored flat has as many.
             labels = array.ndim < mean.ndim and array.size < mean.size
             lost = _missing(array, labels) & _inside(raw, array, graph.timed[variable])
             count += int(lost.sum())
@@ -438,9 +441,7 @@ def _posterior_means(
 def _imputed(
     model: Model, data: Mapping[str, Any], samples: int, seed: int
 ) -> tuple[dict[str, np.ndarray], str]:
-    """Return the observed variables with missing cells filled by posterior means, and the posterior
-    used.
-    """
+    """Return the observed variables, with posterior means in missing cells, and the posterior."""
     import numpy as np
 
     from aevb.estimate.places import places_of
@@ -483,9 +484,7 @@ def _as_data(graph: Graph, recipe: Recipe | None, name: str, value: np.ndarray) 
 
 
 def _one_line_per_row(recipe: Recipe | None, timed: list[str], length: int | None) -> bool:
-    """Return whether sequences of this length fit the run's own table, which has one column per
-    step.
-    """
+    """Return whether sequences of this length fit the run's own table (one column per step)."""
     from aevb.data.tables import TABLES
 
     if recipe is None or recipe.long or Path(recipe.data).suffix not in TABLES:
@@ -555,8 +554,7 @@ def _log(probs: np.ndarray) -> np.ndarray:
 
 
 def _image_shape(graph: Graph, name: str, recipe: Recipe | None) -> tuple[int, ...] | None:
-    """Return the image shape of a variable: (height, width) or (3, height, width); None if it is no
-    image.
+    """Return the image shape of a variable: (height, width) or (3, height, width), or None.
 
     It is the declared shape, else the shape of the data, else a square if the size allows one.
     """
@@ -573,9 +571,7 @@ def _image_shape(graph: Graph, name: str, recipe: Recipe | None) -> tuple[int, .
 
 
 def _classes(graph: Any, name: str) -> int:
-    """Return the number of classes of a given or discrete root variable that sampling can fix, else
-    0.
-    """
+    """Return the number of classes of a given or discrete root that sampling can fix, else 0."""
     if name in graph.given:
         return graph.size(name) if graph.size(name) > 1 and not graph.timed[name] else 0
     spec = graph.rule("p", name).spec
