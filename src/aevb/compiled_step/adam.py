@@ -74,7 +74,7 @@ class Adam:
 
     def _of(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         if parameter not in self.state:
-            # the dtype that the fused kernel expects
+            # The fused kernel expects a step counter of this dtype.
             step = torch.zeros((), dtype=torch.float32, device=parameter.device)
             self.state[parameter] = {
                 "step": step,
@@ -101,8 +101,9 @@ class Adam:
                 state["step"] = step
 
     def tensors(self, names: Mapping[Any, str]) -> dict[str, Tensor]:
-        """Return the state by parameter name. A shared step counter is copied for each
-        parameter.
+        """Return the state by parameter name.
+
+        A shared step counter is copied for each parameter.
         """
         return {
             f"{names[parameter]}/{key}": value if value.dim() else value.clone()
@@ -117,16 +118,14 @@ class Adam:
             parameter_name, _, key = name.rpartition("/")
             parameter = parameters[parameter_name]
             there = tensor.to(parameter.device)
-            # in the parameter's memory layout
+            # Copy the moments into the parameter's memory layout.
             value = torch.empty_like(parameter).copy_(there) if tensor.dim() else there.clone()
             self.state.setdefault(parameter, {})[key] = value.detach()
 
 
 def lengths(step: Tensor, rate: float | Tensor) -> tuple[Tensor, Tensor]:
-    """Return the bias-corrected step size, and the scale of the square root of the second
-    moment.
-    """
-    # 1 − βᵗ, exact also where βᵗ is almost 1
+    """Return the bias-corrected step size, and the scale of the second moment's square root."""
+    # 1 − βᵗ; expm1 is exact also if βᵗ is almost 1.
     first, second = (-torch.expm1(step * math.log(beta)) for beta in BETAS)
     return rate / first, second.rsqrt()
 

@@ -29,13 +29,11 @@ _alone = Lock()  # the correction patches a class of torch, which all threads sh
 
 @contextmanager
 def corrected() -> Iterator[None]:
-    """Patch the compiler, inside the context, to store the last vector of every such sum
-    partially.
-    """
+    """Patch the compiler in the context: it stores the last vector of such a sum partially."""
     proxy = private_torch.cpp_kernels()
-    if (
-        proxy is None
-    ):  # another version of the compiler; :func:`stays_inside` still detects out-of-bounds writes
+    if proxy is None:
+        # This is another version of the compiler. :func:`stays_inside` still detects out-of-bounds
+        # writes.
         yield
         return
     original = proxy.aggregate_reduction_buffers
@@ -70,7 +68,7 @@ def stays_inside(code: Callable[[list[Tensor]], Any], arguments: Sequence[Tensor
             allocate(argument.shape, argument.stride(), argument.dtype),
             ((_length(argument.shape, argument.stride()),), (1,)),
         )
-        # the memory, not the elements: an expanded tensor shares some
+        # Copy the memory, not the elements: an expanded tensor shares some of them.
         copy.as_strided(*whole).copy_(argument.detach().as_strided(*whole))
         return copy
 

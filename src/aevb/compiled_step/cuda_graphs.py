@@ -12,8 +12,9 @@ from aevb.compiled_step.cuda_streams import CudaStreams
 
 
 class Capturable(Protocol):
-    """Steps that can be captured: they draw their own inputs and write only tensors at fixed
-    addresses.
+    """Steps that can be captured.
+
+    They draw their own inputs and write only tensors at fixed addresses.
     """
 
     @property

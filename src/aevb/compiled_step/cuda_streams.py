@@ -100,7 +100,7 @@ class ConcurrentRun(fx.Interpreter):
         side = self._side(node)
         if side is None:
             return super().run_node(node)
-        # its own are freed in order
+        # Keep the inputs from other streams. A stream frees its own values in order.
         self.kept += [
             self.env[argument]
             for argument in node.all_input_nodes

@@ -49,11 +49,11 @@ class MovedTogether(ABC):
         measured: Tensor,
         counts: Sequence[Tensor],
     ) -> None:
-        """Check the gradients, clip them and update the parameters; ``counts`` are those of
-        :func:`judge`.
+        """Check the gradients, clip them and update the parameters.
 
-        These are two compiled functions. In a single one, torch's compiler would recompute the few
-        numbers that the update needs (e.g. the norm) for every parameter value.
+        ``counts`` are those of :func:`judge`. These are two compiled functions. In a single one,
+        torch's compiler would recompute the few numbers that the update needs (e.g. the norm) for
+        every parameter value.
         """
         gradients = self.gather(found)
         given = [*gradients, self.step, rate, total, measured, *counts]
@@ -149,16 +149,18 @@ class Vector(MovedTogether):
 
 
 def laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:
-    """Return a gradient in its parameter's memory layout and dtype, as the optimiser's kernels
-    require.
+    """Return a gradient in its parameter's memory layout and dtype.
+
+    The optimiser's kernels require both.
     """
     matches = gradient.stride() == parameter.stride() and gradient.dtype == parameter.dtype
     return gradient if matches else torch.empty_like(parameter).copy_(gradient)
 
 
 def _as_it_lies(gradient: Tensor, parameter: Tensor) -> Tensor:
-    """Return a gradient in its parameter's memory layout; compiled code converts the dtype
-    itself.
+    """Return a gradient in its parameter's memory layout.
+
+    Compiled code converts the dtype itself.
     """
     return gradient if gradient.stride() == parameter.stride() else laid_out(gradient, parameter)
 
@@ -176,8 +178,7 @@ def judge(
     taken: Tensor,
     moved: Tensor,
 ) -> None:
-    """Set ``bad`` if this step failed, or an earlier one since the host last checked; otherwise
-    count it.
+    """Set ``bad`` if this step, or an earlier one since the last check, failed; else count it.
 
     To count a step is to add its metrics to ``sums`` and 1 to ``taken`` and ``moved``.
     """
@@ -211,8 +212,9 @@ def _judged(clip: float | None, *given: Tensor) -> tuple[Tensor, ...]:
 
 
 def _rows(gradient: Tensor, models: int) -> Tensor:
-    """Flatten a gradient to long rows, several of them: threads share the rows, and each row is one
-    sum.
+    """Flatten a gradient to several long rows, one sum per row.
+
+    Threads share the rows.
     """
     return gradient.flatten(models + 1) if gradient.dim() > models + 1 else gradient
 

@@ -47,7 +47,7 @@ PARTS = (
     aten.permute.default,
     getitem,
 )
-# position of the axis argument
+# Operations that cut a tensor, with the position of their axis argument.
 CUTS = {
     aten.slice.Tensor: 1,
     aten.select.int: 1,
@@ -55,7 +55,7 @@ CUTS = {
     aten.split_with_sizes.default: 2,
 }
 OPTIONS: dict[str, Any] = {
-    # recompute a value rather than store it
+    # These limits make the compiler recompute a value rather than store it.
     "realize_reads_threshold": 32, "realize_opcount_threshold": 256,
     "size_asserts": False,  # the sizes in a recorded step never change
 }  # fmt: skip
@@ -93,8 +93,9 @@ def _product(node: Node) -> bool:
 
 
 def _cheap(graph: fx.Graph, clustered: set[Node]) -> set[Node]:
-    """Return values that each cluster recomputes instead of storing: views, and elementwise
-    functions of the inputs.
+    """Return the values that each cluster recomputes instead of storing.
+
+    They are views, and elementwise functions of the inputs.
     """
     given: set[Node] = set()
     found: list[Node] = []
@@ -129,8 +130,9 @@ def _cheap(graph: fx.Graph, clustered: set[Node]) -> set[Node]:
 
 
 def _same_view(node: Node) -> bool:
-    """Whether a node is a view that is the same at every time step: slices along other axes than
-    the last differ.
+    """Return whether a node is a view that is the same at every time step.
+
+    Slices along other axes than the last differ from step to step.
     """
     if node.target not in PARTS or node.target is getitem:
         return False
@@ -140,9 +142,7 @@ def _same_view(node: Node) -> bool:
 
 
 def _spread(graph: fx.Graph, on_gpu: bool) -> None:
-    """Replace narrow matrix products by sums, which can be fused with the operations around
-    them.
-    """
+    """Replace narrow matrix products by sums, which fuse with the operations around them."""
     for node in list(graph.nodes):
         several = on_gpu and node.target is aten.bmm.default
         if not (several or node.target in PRODUCTS) or node.kwargs or DEFERRED in node.meta:
@@ -183,8 +183,9 @@ def _outer(graph: fx.Graph, a: Node, b: Node, terms: int) -> Node:
 
 
 class _Assembly:
-    """Assemble the new graph from units (clusters and single nodes), in topological order by
-    level.
+    """Assembly of the new graph from units (clusters and single nodes).
+
+    The units are in topological order by level.
     """
 
     def __init__(
@@ -346,8 +347,9 @@ def or_plain(
     arguments: Sequence[Tensor],
     remarks: list[str],
 ) -> Code:
-    """Return the compiled function; if torch cannot compile it, the function itself, and add a
-    remark.
+    """Return the compiled function.
+
+    If torch cannot compile it, return the function itself, and add a remark.
     """
     try:
         return compile(function, arguments)
@@ -358,9 +360,8 @@ def or_plain(
         remark = (
             f"torch could not compile a part of the step ({cause}), which therefore runs uncompiled"
         )
-        if isinstance(
-            error, RuntimeError | OSError
-        ):  # torch's compiler raises these, also if there is no C++ compiler
+        if isinstance(error, RuntimeError | OSError):
+            # torch's compiler raises these errors, also if there is no C++ compiler.
             remark += (
                 ". On a CPU, torch needs a C++ compiler (g++, or the one named by CXX); on a GPU, "
                 "it needs Triton and a C compiler"
@@ -371,8 +372,9 @@ def or_plain(
 
 
 def _compiled(function: fx.GraphModule, arguments: Sequence[Tensor]) -> Code:
-    """Compile a function with torch; return the bare code if it gives the same tensors as torch's
-    wrapper.
+    """Compile a function with torch.
+
+    Return the bare code if it gives the same tensors as torch's wrapper.
     """
     wrapped, code = _both(function, arguments)
     expected = wrapped(*arguments)
@@ -382,9 +384,8 @@ def _compiled(function: fx.GraphModule, arguments: Sequence[Tensor]) -> Code:
         for value, node in zip(expected, results, strict=True)
         if node.target not in PARTS and value.numel()
     ]
-    if len(set(places)) < len(
-        places
-    ):  # two results share memory, but later operations may write into each
+    if len(set(places)) < len(places):
+        # Two results share memory, but later operations may write into each of them.
         return lambda inputs: [value.clone() for value in wrapped(*inputs)]
     if code is not None and _same(code(list(arguments)), expected):
         return code
@@ -409,8 +410,7 @@ def compiled(function: Callable[..., Sequence[Tensor]], arguments: Sequence[Tens
 def _both(
     function: fx.GraphModule, arguments: Sequence[Tensor]
 ) -> tuple[Callable[..., Sequence[Tensor]], Any]:
-    """Compile a function; return it with torch's wrapper, and the bare code (None if there is
-    none).
+    """Compile a function; return it with torch's wrapper, and the bare code (None if none).
 
     Return the function itself if the compiled code writes past the end of an array.
     """
@@ -422,7 +422,7 @@ def _both(
 
     on_gpu = any(argument.is_cuda for argument in arguments)
     options = OPTIONS | (ON_GPU if on_gpu else {})
-    # torch's cache of compiled code needs a ShapeEnv
+    # torch's cache of compiled code needs a ShapeEnv.
     mode = inductor.FakeTensorMode(shape_env=inductor.ShapeEnv())
     with (
         inductor.tracing(inductor.TracingContext(mode)),

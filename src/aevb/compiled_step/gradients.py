@@ -72,8 +72,9 @@ def weights_fixed() -> Iterator[None]:
 
 @contextmanager
 def held_fixed(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Set ``requires_grad=False`` inside the context, so that no layer computes unused weight
-    gradients.
+    """Set ``requires_grad=False`` inside the context.
+
+    No layer then computes unused weight gradients.
     """
     learning = [parameter for parameter in parameters if parameter.requires_grad]
     try:
@@ -118,8 +119,9 @@ def _product(
 
 
 def _of_weight(g: Tensor, x: Tensor) -> Tensor:
-    """Return gᵀ x in the weight's layout. oneDNN needs a contiguous first matrix, and is worth the
-    copy of g.
+    """Return gᵀ x in the weight's layout.
+
+    oneDNN needs a contiguous first matrix. It is so fast that the copy of g pays off.
     """
     if _for_onednn(g, x.t()):
         return _product(g.t().contiguous(), x.t())
@@ -154,11 +156,10 @@ class _Affine(Function):
 
 
 class _Waiting:
-    """The pairs (input, gradient of the output), one per time step, that make up a weight's
-    gradient.
+    """The pairs (input, gradient of the output) that make up a weight's gradient.
 
-    The autograd graph refers to this object. To avoid reference cycles, it does not refer to the
-    weight, and it keeps the pairs only during one backward pass.
+    There is one pair per time step. The autograd graph refers to this object. To avoid reference
+    cycles, it does not refer to the weight, and it keeps the pairs only during one backward pass.
     """
 
     def __init__(self) -> None:
@@ -166,9 +167,7 @@ class _Waiting:
         self.pass_ = -1
 
     def of_this_pass(self) -> list[tuple[Tensor, Tensor]]:
-        """Return the pairs of the current backward pass, without those that a failed pass left
-        behind.
-        """
+        """Return the pairs of this backward pass, without those that a failed pass left."""
         current = private_torch.graph_task()
         if current != self.pass_:
             self.pairs, self.pass_ = [], current
@@ -176,8 +175,9 @@ class _Waiting:
 
 
 class _Anchored:
-    """A weight and its bias as a loop uses them. It keeps the originals alive, because their ids
-    are its key.
+    """A weight and its bias as a loop uses them.
+
+    The object keeps the originals alive, because their ids are its key.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, precision: torch.dtype) -> None:
@@ -191,9 +191,7 @@ _loop: ContextVar[dict[tuple[int, int], _Anchored] | None] = ContextVar("loop", 
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Defer the weight gradients of :func:`affine`: one product over all uses inside the
-    context.
-    """
+    """Defer the weight gradients of :func:`affine`: one product over all uses in the context."""
     if is_transformed() or not torch.is_grad_enabled() or not private_torch.can_defer():
         yield
         return
@@ -217,8 +215,9 @@ class _Anchor(Function):
 
     @staticmethod
     def backward(ctx: Any, of_weight: Tensor | None, of_bias: Tensor | None) -> Any:
-        """Add the product over all pairs to the incoming gradients, which come from second
-        derivatives.
+        """Add the product over all pairs to the incoming gradients.
+
+        The incoming gradients come from second derivatives.
         """
         if pairs := ctx.waiting.of_this_pass():
             x, g = (torch.cat([pair[i] for pair in pairs]) for i in (0, 1))
@@ -262,8 +261,9 @@ class _Step(Function):
 
 
 def bernoulli_log_prob(logits: Tensor, x: Tensor) -> Tensor:
-    """Return Σ x η − softplus(η) over the last axis; its gradient with respect to η is x −
-    sigmoid(η).
+    """Return Σ x η − softplus(η) over the last axis.
+
+    Its gradient with respect to η is x − sigmoid(η).
     """
     if is_transformed():
         return (x * logits - F.softplus(logits)).sum(-1)
@@ -296,8 +296,9 @@ class _Bernoulli(Function):
 
 
 def _multiplied(size: int) -> int:
-    """Return how many factors 1 + exp(−|η|) ≤ 2 to multiply per logarithm, the costliest operation
-    on a CPU.
+    """Return how many factors 1 + exp(−|η|) ≤ 2 to multiply per logarithm.
+
+    The logarithm is the costliest operation on a CPU.
     """
     return next((many for many in range(64, 1, -1) if size % many == 0 and size // many >= 16), 1)
 
@@ -307,8 +308,9 @@ _elementary: ContextVar[bool] = ContextVar("elementary", default=False)
 
 @contextmanager
 def elementary() -> Iterator[None]:
-    """Use elementary operations for LSTM cells and Bernoulli likelihoods, so that a compiler can
-    fuse them.
+    """Use elementary operations for LSTM cells and Bernoulli likelihoods.
+
+    A compiler can fuse them.
     """
     token = _elementary.set(True)
     try:
@@ -340,8 +342,9 @@ def lstm_cell(inputs: Tensor, recurrent: Tensor, cell: Tensor) -> tuple[Tensor, 
 
 
 class _Cell(Function):
-    """An LSTM cell of elementary operations. Its gradients are concatenated, so that they fuse into
-    one kernel.
+    """An LSTM cell of elementary operations.
+
+    Its gradients are concatenated, so that they fuse into one kernel.
     """
 
     @staticmethod

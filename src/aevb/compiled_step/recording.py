@@ -24,17 +24,15 @@ from aevb.compiled_step.tracing import memory_of, traced, written
 from aevb.runtime import private_torch
 
 aten = torch.ops.aten
-# operations that return their argument
+# Operations that return their argument.
 SAME = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
-# from inputs to objective and metrics
+# A function from inputs to the objective and the metrics.
 Function = Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor]]
 Found = tuple[Tensor, Tensor, list[Tensor | None]]  # objective, metrics, gradients of −objective
 
 
 class _With(nn.Module):
-    """A function wrapped as a module, so that ``functional_call`` can replace the parameters it
-    uses.
-    """
+    """A function as a module, so that ``functional_call`` can replace its parameters."""
 
     def __init__(self, module: nn.Module, function: Function) -> None:
         super().__init__()
@@ -45,8 +43,9 @@ class _With(nn.Module):
 
 
 class CompiledStep:
-    """A compiled step: maps inputs to the objective, the metrics and the gradients of the active
-    parameters.
+    """A compiled step.
+
+    It maps inputs to the objective, the metrics and the gradients of the active parameters.
 
     ``remarks`` lists the optimisations that failed, and why; the step then runs without them.
     """
@@ -66,9 +65,7 @@ class CompiledStep:
         self.order: list[int] = []  # index of each active parameter's gradient among the results
 
     def write_into(self, places: Mapping[Any, Tensor]) -> None:
-        """Write gradients directly into these tensors, if they are computed last on their CUDA
-        stream.
-        """
+        """Write gradients directly into these tensors, if computed last on their CUDA stream."""
         if self._concurrent is not None:
             outputs = self._concurrent.outputs[len(self._concurrent.outputs) - len(self.order) :]
             self._concurrent.into = {
@@ -152,7 +149,8 @@ def compile_step(
             graph = fused(graph, remarks, on_gpu=streams is not None)
     except UnchangeableError as reason:
         remarks.append(f"the operations of a step run as recorded, without optimisation: {reason}")
-    # a failed optimisation must not stop a run; the graph may be half rewritten, so record again
+    # A failed optimisation must not stop a run. The graph may be half rewritten, so record it
+    # again.
     except Exception as error:
         cause = f"{type(error).__name__}: {error}".partition("\n")[0]
         step = compile_step(function, module, inputs, active, copies=copies)
@@ -191,8 +189,9 @@ def shapes(inputs: Mapping[str, Tensor]) -> tuple[Any, ...]:
 
 
 def _trim(graph: fx.GraphModule) -> fx.GraphModule:
-    """Remove operations without effect: detach, factors and powers of 1, sums of one term,
-    redundant views.
+    """Remove operations without effect.
+
+    These are detach, factors and powers of 1, sums of one term, and redundant views.
     """
     reshaping = (aten.view.default, private_torch.UNSAFE_VIEW)
     changed = {
@@ -225,8 +224,9 @@ def _trim(graph: fx.GraphModule) -> fx.GraphModule:
 
 
 def _as_they_come(graph: fx.GraphModule, count: int) -> None:
-    """Return the last ``count`` results, the gradients, in bfloat16 if so computed: compiled code
-    converts them.
+    """Let the graph return gradients, its last ``count`` results, in bfloat16 if computed so.
+
+    Compiled code converts them.
     """
     output = next(node for node in graph.graph.nodes if node.op == "output")
     results = list(output.args[0])
@@ -249,7 +249,7 @@ def _copies(node: fx.Node) -> bool:
         return bool(node.args[1] == 1)
     if node.target is aten.cat.default:
         return len(node.all_input_nodes) == 1 == len(node.args[0])  # type: ignore[arg-type]
-    # keepdim: with equal shapes, a sum over axes of size one
+    # With keepdim and equal shapes, this is a sum over axes of size one.
     return node.target is aten.sum.dim_IntList and len(node.args) == 3
 
 

@@ -25,7 +25,7 @@ Node = Any  # an fx.Node: its arguments may be anything
 LINEAR = private_torch.ONEDNN_LINEAR
 PRODUCTS = (aten.mm.default, aten.addmm.default)
 SHAPED = (aten.view.default, private_torch.UNSAFE_VIEW, aten.reshape.default)
-# views with the same elements in the same order
+# Views with the same elements in the same order.
 RESHAPES = (*SHAPED, aten.unsqueeze.default, aten.squeeze.dim)
 VIEWS = (*RESHAPES, aten.t.default, aten.slice.Tensor, aten.expand.default)
 CAST = private_torch.TO_COPY
@@ -33,7 +33,8 @@ ENDS = (aten.mm.default, aten.bmm.default, aten.sum.dim_IntList, CAST)
 DEFERRED = (
     "deferred"  # marks a node that runs on a branch stream; the value is the number of its group
 )
-# marks independent products: (number of the group, whether it leaves the main stream)
+# Marks independent products, with the pair (number of the group, whether it leaves the main
+# stream).
 CONCURRENT = "concurrent"
 VALUES = 2  # results of a step before its gradients: the objective and the metrics
 OFTEN = 4  # fewest uses of the same weights for which concatenating them pays
@@ -85,8 +86,9 @@ def _join(graph: fx.GraphModule, parameters: int) -> None:
 
 
 def _anew(graph: fx.GraphModule) -> fx.GraphModule:
-    """Return a copy of the graph. After moving nodes, fx frees values too early, because it
-    mistakes their last user.
+    """Return a copy of the graph.
+
+    After moving nodes, fx frees values too early, because it mistakes their last user.
     """
     copy = fx.Graph()
     known: dict[Node, Node] = {}
@@ -104,8 +106,7 @@ def _calls(graph: fx.Graph) -> Iterator[Node]:
 
 
 def _without_side_effects(graph: fx.Graph) -> None:
-    """Replace in-place operations by ordinary ones, if nothing else reads the value that they
-    overwrite.
+    """Replace in-place operations by ordinary ones, if nothing else reads the overwritten value.
 
     Raise UnchangeableError for any other write, because rewriting changes the order of operations.
     """
@@ -311,8 +312,9 @@ def _alone(node: Node) -> bool:
 
 
 def _own(node: Node) -> bool:
-    """Whether a node may be overwritten: this is its only use, and no other slice of its memory
-    overlaps it.
+    """Return whether a node may be overwritten.
+
+    This must be its only use, and no other slice of its memory may overlap it.
     """
     while len(node.users) == 1 and node.target in VIEWS:
         if node.target is aten.slice.Tensor and len(node.args[0].users) > 1:
@@ -324,8 +326,9 @@ def _own(node: Node) -> bool:
 
 
 def _computed(node: Node) -> bool:
-    """Whether a node surely has memory of its own: true of products; a compiler may turn x + 0 into
-    x itself.
+    """Return whether a node surely has memory of its own.
+
+    This is true of products. A compiler may turn x + 0 into x itself.
     """
     return node.target in (aten.mm.default, aten.addmm.default, aten.addmm_.default)
 
@@ -353,8 +356,7 @@ def call(graph: fx.Graph, target: Any, *args: Any) -> Node:
 
 
 def _leaves(graph: fx.Graph, values: bool) -> list[set[Node]]:
-    """Return groups of operations that can be deferred: the last products and sums of the
-    gradients.
+    """Return groups of operations that can be deferred: the gradients' last products and sums.
 
     Independent groups are separate. With ``values``, one more group has the operations that only
     the objective and the metrics need.

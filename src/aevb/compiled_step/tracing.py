@@ -20,10 +20,10 @@ from aevb.runtime import private_torch
 
 aten = torch.ops.aten
 Node = Any  # an fx.Node: its arguments may be anything
-# views whose schema does not say so
+# Views whose schema does not say that they are views.
 UNSAFE = (private_torch.UNSAFE_VIEW, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)
 VALUE_DEPENDENT = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-# results independent of the values of the arguments
+# Operations whose result does not depend on the values of their arguments.
 FIXED = {
     aten.ones_like,
     aten.zeros_like,
@@ -49,7 +49,7 @@ def traced(function: Callable[..., Any], *tensors: Tensor, fold: bool = False) -
     (``tolist``, ``numpy``, ``.data``) or new objects (``nn.Parameter``): the graph then replays the
     values of this call.
     """
-    # no duplicates
+    # Replace duplicates by new tensors.
     tensors = tuple(
         tensor.detach() if any(tensor is other for other in tensors[:i]) else tensor
         for i, tensor in enumerate(tensors)
@@ -183,8 +183,9 @@ class _Tracer(private_torch.DispatchMode or object):  # type: ignore[misc]
 
 
 def memory_of(node: Node) -> Node:
-    """Return the node that allocated this node's memory: itself, or the base of a view or in-place
-    write.
+    """Return the node that allocated this node's memory.
+
+    It is the node itself, or the base of a view or in-place write.
     """
     while node.op == "call_function" and node.all_input_nodes and is_view(node):
         into = written(node.target, node.args, node.kwargs)
@@ -200,8 +201,9 @@ def is_view(node: Node) -> bool:
 
 
 def _by_numbers(operation: Any, args: Sequence[Any]) -> bool:
-    """Whether the operation indexes by integers, not by a mask: the size of its result is then
-    fixed.
+    """Return whether the operation indexes by integers, not by a mask.
+
+    The size of its result is then fixed.
     """
     return operation is aten.index.Tensor and all(
         index is None or index.dtype not in (torch.bool, torch.uint8) for index in args[1]
