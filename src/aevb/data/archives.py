@@ -1,5 +1,6 @@
-"""Read arrays from .npy and .npz files; uncompressed ones are memory-mapped, never loaded as a
-whole.
+"""Read arrays from .npy and .npz files.
+
+Uncompressed arrays are memory-mapped, never loaded as a whole.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ def read_array(path: Path) -> np.ndarray:
 
 
 def read_archive(path: Path) -> dict[str, Any]:
-    """Read the arrays of a .npz file: memory-map uncompressed ones (np.savez), load compressed
-    ones.
+    """Read the arrays of a .npz file.
+
+    Uncompressed arrays (np.savez) are memory-mapped, compressed ones are loaded.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -113,7 +115,7 @@ def _objects(error: Exception) -> str | None:
 def _mapped(path: Path, info: zipfile.ZipInfo) -> np.ndarray:
     with path.open("rb") as file:
         file.seek(info.header_offset)
-        # the local header; a name and an extra field follow it, then the member
+        # This is the local header. A name, an extra field and the member follow it.
         local = file.read(30)
         if local[:4] != b"PK\x03\x04":
             raise ValueError(f"its member {info.filename} is damaged. Copy the file again")

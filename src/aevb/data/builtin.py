@@ -61,8 +61,9 @@ def factor_analysis(n: int = 1000, *, seed: int = 0) -> np.ndarray:
 
 
 def digits() -> tuple[Images, Images]:
-    """Return scikit-learn's handwritten digits as training and test images; every sixth row is a
-    test row.
+    """Return scikit-learn's handwritten digits as training and test images.
+
+    Every sixth row is a test row.
     """
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 

@@ -82,7 +82,7 @@ class Recipe:
             return None
         try:
             record = read_json(path, LONGEST_BESIDE)
-            # older runs
+            # The records of older runs have other keys.
             before = {"split": record.get("seed", 0)} | (
                 {"known": list(record["columns"])} if record.get("columns") else {}
             )
@@ -111,8 +111,9 @@ class Recipe:
         return self
 
     def undo(self, x: np.ndarray, other: str | None = None) -> np.ndarray:
-        """Convert values of the first observed variable, or of ``other``, back to the units of the
-        data.
+        """Convert values back to the units of the data.
+
+        They are values of the first observed variable, or of ``other``.
         """
         numbers, how = self.numbers(other), (self.prepare or "").partition("-")[0]
         if numbers is not None:
@@ -207,7 +208,7 @@ def log_spreads(recipe: Recipe, graph: Graph) -> dict[str, np.ndarray]:
         if spread is not None and not any(
             entry.spec.support.is_discrete for entry in graph.p[name].values()
         ):
-            # 0 for a run in which each step has its own spread
+            # This is 0 for a run in which each step has its own spread.
             each = graph.size(name) // spread.size
             found[name] = np.log(np.tile(spread, each) if each else spread[:, None, None])
     return found
@@ -230,8 +231,9 @@ def log_jacobian(recipe: Recipe, graph: Graph, batch: Mapping[str, Tensor]) -> d
 
 @dataclass(frozen=True)
 class Split:
-    """Rows for one model, and their labels if the data have any (whether or not the model reads
-    them).
+    """Rows for one model, and their labels if the data have any.
+
+    The labels are there whether or not the model reads them.
     """
 
     data: dict[str, Any]
@@ -255,9 +257,7 @@ class Loaded:
 
 
 def sizes(name: str, graph: Graph, missing: Sequence[float] = ()) -> dict[str, int]:
-    """Return the sizes of a zoo model's variables from data: x from the columns, y from the
-    labels.
-    """
+    """Return the sizes of a zoo model's variables: x from the columns, y from the labels."""
     if name == "fa":
         return {"x": 3}
     if name in IMAGES:
@@ -560,8 +560,9 @@ class _Real:
 
 
 def _steps(graph: Graph, name: str, value: Any) -> Any:
-    """Return values whose last axis holds the columns: [N, T] of one number per step becomes [N, T,
-    1].
+    """Return values whose last axis holds the columns.
+
+    [N, T] of one number per step becomes [N, T, 1].
     """
     axes = 1 + value[0].ndim if isinstance(value, list) else value.ndim
     return one_column(value) if graph.timed[name] and graph.size(name) == 1 and axes == 2 else value
@@ -598,8 +599,9 @@ def plain(value: Any) -> np.ndarray:
 
 
 def clustering_accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
-    """Return the fraction of rows whose cluster matches their label, under the best one-to-one
-    matching.
+    """Return the fraction of rows whose cluster matches their label.
+
+    Clusters are matched to labels one-to-one, in the best way.
     """
     from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 

@@ -63,10 +63,10 @@ def read_lines(
     check: bool = True,
     missing: Sequence[float] = (),
 ) -> tuple[dict[str, Any], Lines | None]:
-    """Read the arrays of a file as :func:`read_file` does, and the lines of a table with one line
-    per step.
+    """Read the arrays of a file as :func:`read_file` does, and the lines of a long table.
 
-    The second value says which lines belong to which row; it is None for other files.
+    A long table has one line per step. The second value says which lines belong to which row; it is
+    None for other files.
     """
     if not path.is_file():
         raise ValueError(f"There is no file {path}; the data sets by name are {', '.join(NAMES)}.")
@@ -120,8 +120,9 @@ def read_lines(
 
 
 def layout(path: Path, graph: Graph) -> tuple[dict[str, list[str]] | None, bool]:
-    """Return the columns of each variable, if the table has a header, and whether it has one line
-    per step.
+    """Return the columns of each variable, and whether the table has one line per step.
+
+    The columns are None if the table has no header.
     """
     if path.suffix not in TABLES or not path.is_file():
         return None, False
@@ -325,7 +326,7 @@ def assign(names: tuple[str, ...], graph: Graph) -> dict[str, list[str]]:
     """Return the columns of each variable for a table with this header."""
     keys, first = keys_of(names, graph), _names(graph)[0]
     names = names if keys is None else tuple(name for name in names if name not in keys.names)
-    # only latents with labels: a column z is data, not the code
+    # Only latents with labels can be columns. A column z is data, not the code.
     known = [name for name in graph.latents if graph.rule("p", name).spec.finite]
     variables = sorted((*_names(graph), *known), key=len, reverse=True)
     numbered: dict[str, list[tuple[int, str]]] = {}
@@ -387,8 +388,9 @@ class _ColumnsError(ValueError):
 
 
 def _unused(path: Path, found: Header, graph: Graph, columns: Mapping[str, list[str]]) -> list[str]:
-    """Return the columns that a run does not use: neither row or step numbers nor data of a
-    variable.
+    """Return the columns that a run does not use: neither numbering nor data of a variable.
+
+    Numbering columns hold row or step numbers.
     """
     if found.names is None:
         return []
@@ -431,7 +433,7 @@ def _check_columns(
         d = graph.size(name)
         fine = len(cells) == d or (len(cells) == 1 and _labels(graph, name))
         if graph.timed[name] and keys is None:
-            # a row is a sequence of numbers, or of labels
+            # A row is a sequence of numbers, or of labels.
             fine = d == 1 or (d > 1 and _labels(graph, name))
         if not fine:
             problem = problem or (name, cells)
@@ -470,8 +472,9 @@ def _labels(graph: Graph, name: str) -> bool:
 
 
 def _values(graph: Graph, name: str, array: np.ndarray, check: bool) -> np.ndarray:
-    """Return the values of a variable; a single column of a variable with several classes holds
-    labels, [N].
+    """Return the values of a variable.
+
+    A single column of a variable with several classes holds labels, [N].
     """
     may_be_labels = name in graph.given or graph.rule("p", name).spec.categorical
     return (

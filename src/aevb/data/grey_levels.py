@@ -1,5 +1,4 @@
-"""Prepare grey levels 0 … L − 1 for a likelihood: binarise, dequantise to (0, 1), scale, or keep as
-counts.
+"""Prepare grey levels 0 … L − 1: binarise, dequantise to (0, 1), scale, or keep as counts.
 
 Each function maps an array to an array, or a list of sequences to such a list. The rows of a mapped
 file are prepared lazily (:class:`Prepared`), with the same random numbers as an array in memory
@@ -19,14 +18,13 @@ from torch import Tensor
 
 from aevb.estimate.batch import unmasked
 
-# smallest distance of a dequantised value from 0 and 1: a density may be undefined there
+# Smallest distance of a dequantised value from 0 and 1, where a density may be undefined.
 INSIDE = 2.0**-24
 
 
 @dataclass(frozen=True, eq=False)
 class Fresh:
-    """Grey levels 0 … ``levels`` − 1 that ``how`` draws again each time rows are taken for
-    training.
+    """Grey levels 0 … ``levels`` − 1 that ``how`` draws again each time training takes rows.
 
     The stored levels do not change. In validation and evaluation the draw of a row is always the
     same.
@@ -131,8 +129,9 @@ def threshold(x: Any, levels: int = 256, *, seed: int = 0) -> Any:
 
 
 def binarise(x: Any, levels: int = 256, *, seed: int = 0, fresh: bool = False) -> Any:
-    """Draw 1 with probability x / (levels − 1), else 0: once, or with ``fresh=True`` each time a
-    row is taken.
+    """Draw 1 with probability x / (levels − 1), else 0.
+
+    Draw once, or with ``fresh=True`` each time a row is taken.
     """
     return _fresh("binarise", x, levels) if fresh else _prepared("binarise", x, levels, seed)
 
@@ -168,8 +167,9 @@ def is_mapped(x: Any) -> bool:
 
 
 def _prepared(how: str, x: Any, levels: int, seed: int) -> Any:
-    """Prepare grey levels: an array or a list of sequences at once, the rows of a file when
-    indexed.
+    """Prepare grey levels.
+
+    An array or a list of sequences is prepared at once, the rows of a file when indexed.
     """
     if is_mapped(x):
         return Prepared(x, how, levels, seed)
@@ -201,10 +201,10 @@ def _of_different_lengths(x: Any) -> bool:
 
 
 def _uniform(seed: int, rows: np.ndarray, width: int) -> np.ndarray:
-    """Return what ``default_rng(seed).random`` gives for these rows of a float32 array, [rows,
-    width].
+    """Return the numbers of ``default_rng(seed).random`` for these rows, [rows, width].
 
-    Two float32 numbers use the halves of one 64-bit word, and the generator can jump to any word.
+    The generator fills a float32 array. Two float32 numbers use the halves of one 64-bit word, and
+    the generator can jump to any word.
     """
     bits = np.random.PCG64(seed)
     begin, generator = bits.state, np.random.Generator(bits)
@@ -222,8 +222,9 @@ def _uniform(seed: int, rows: np.ndarray, width: int) -> np.ndarray:
 
 
 def _levels(what: str, x: Any, levels: int, first_row: int | None = None) -> np.ndarray:
-    """Check grey levels and return them; ``first_row`` is the number of the first row within its
-    file.
+    """Check grey levels and return them.
+
+    ``first_row`` is the number of the first row within its file.
     """
     x = unmasked(x)
     array = x if isinstance(x, np.ndarray) else np.asarray(x)

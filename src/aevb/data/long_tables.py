@@ -38,7 +38,7 @@ COUNTED = 5  # fewest lines for an evenly rising column to count as a line numbe
 ROUNDED = (
     0.02  # relative error allowed in the spacing of times: months written in years are rounded
 )
-# a column is sorted on purpose if its values have at least this many orders (log)
+# A column is sorted on purpose if its values have at least this many orders (as a logarithm).
 SORTED = math.log(20_000)
 
 
@@ -86,9 +86,7 @@ def is_row(name: str) -> bool:
 
 
 def _is_id(name: str) -> bool:
-    """Return whether the name ends in the word id: ``patient_id``, ``patientId``, ``Patient
-    ID``.
-    """
+    """Return whether a name ends in the word id: ``patient_id``, ``patientId``, ``Patient ID``."""
     return re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower())[-1] == "id"
 
 
@@ -104,15 +102,17 @@ class Lines:
     keys: Keys
 
     def sequences(self, values: np.ndarray) -> Any:
-        """Return the values of each row at its steps: an array if all lengths are equal, else a
-        list.
+        """Return the values of each row at its steps.
+
+        The result is an array if all lengths are equal, else a list.
         """
         rows = np.split(values[self.order], self.starts[1:])
         return np.stack(rows) if len({len(row) for row in rows}) == 1 else rows
 
     def constants(self, name: str, values: np.ndarray) -> np.ndarray:
-        """Return the value of each row of a variable without time; it must be equal on all lines of
-        a row.
+        """Return the value of each row of a variable without time.
+
+        It must be equal on all lines of a row.
         """
         ordered = values[self.order]
         found = ordered[self.starts]
@@ -268,9 +268,7 @@ def _spacing(time: np.ndarray, starts: np.ndarray, rows: np.ndarray, keys: Keys)
 
 
 def refuse_numbering(values: np.ndarray, columns: Sequence[str], name: str) -> None:
-    """Refuse a table with one column per step if a column numbers the lines, the rows or the
-    times.
-    """
+    """Refuse a table with one column per step if a column numbers lines, rows or times."""
     if _named_after(name, columns) or values.shape[1] < 2:
         return
     for j, column in enumerate(columns):
@@ -305,15 +303,14 @@ def refuse_count(values: np.ndarray, columns: Sequence[str], name: str) -> None:
 
 
 def _named_after(name: str, columns: Sequence[str]) -> bool:
-    """Return whether the header assigns these columns to the variable by name (``x0``, ``x1``,
-    …).
-    """
+    """Return whether the header names these columns after the variable (``x0``, ``x1``, …)."""
     return all(re.fullmatch(rf"{re.escape(name)}[ _.\-]?\d+", column) for column in columns)
 
 
 def _counting(column: np.ndarray) -> str | None:
-    """Describe a column that counts, from line to line or repeatedly from its first value; else
-    None.
+    """Describe a column that counts, else return None.
+
+    It counts from line to line, or repeatedly from its first value.
     """
     between = np.diff(column)
     step = float(np.median(np.abs(between))) if len(column) >= COUNTED else 0.0
@@ -343,7 +340,7 @@ def _ordering(column: np.ndarray) -> str | None:
         return None
     if (between >= 0).all() or (between <= 0).all():
         _, counts = np.unique(column, return_counts=True)
-        # log of the number of orders
+        # The logarithm of the number of orders.
         orders = math.lgamma(len(column) + 1) - sum(
             math.lgamma(count + 1) for count in counts.tolist()
         )

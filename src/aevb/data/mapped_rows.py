@@ -23,7 +23,7 @@ class OnDisk:
 
     def __init__(self, array: np.memmap) -> None:
         self.file = open(array.filename, "rb", buffering=0)  # type: ignore[arg-type]  # noqa: SIM115
-        # where the map begins in the file; the array may begin later
+        # The position in the file where the map begins. The array may begin later.
         begin = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
         address = np.frombuffer(array._mmap, np.uint8, 1).__array_interface__["data"][0]  # type: ignore[attr-defined]
         self.offset = begin + array.__array_interface__["data"][0] - address
@@ -76,9 +76,7 @@ class Rows:
 
 
 def memory_map(value: Any) -> np.memmap | None:
-    """Return the memory map that an array, its selected rows or its preparation reads from; else
-    None.
-    """
+    """Return the memory map behind an array, its selected rows or its preparation; else None."""
     while isinstance(value, Rows | Standardised | Prepared | Fresh):
         value = value.values if isinstance(value, Fresh) else value.raw
     return (
@@ -124,8 +122,9 @@ def one_column(value: Any) -> Any:
 
 
 def rows_of(value: Any) -> Any:
-    """Return an object to read rows from: :class:`OnDisk` for a plainly mapped array, else the
-    array.
+    """Return an object to read rows from.
+
+    It is an :class:`OnDisk` for a plainly mapped array, else the array.
     """
     if isinstance(value, Rows):
         return Rows(rows_of(value.raw), value.index)

@@ -1,6 +1,4 @@
-"""Numbers that mark missing values, such as -999, which other programs write for a missing
-measurement.
-"""
+"""Numbers such as -999 that other programs write for a missing measurement."""
 
 from __future__ import annotations
 
@@ -32,8 +30,7 @@ def mark_missing(x: Any, *markers: float) -> np.ndarray:
 
 
 def find_markers(values: np.ndarray) -> dict[float, dict[int, int]]:
-    """Find the usual markers that repeat in a column of values [N, C], far outside its other
-    values.
+    """Find the usual markers that repeat in a column of [N, C], far outside its other values.
 
     Returns the count by marker and column.
     """
@@ -44,9 +41,8 @@ def find_markers(values: np.ndarray) -> dict[float, dict[int, int]]:
         rest = column[~held[:, j] & np.isfinite(column)]
         for marker in np.unique(column[held[:, j]]).tolist() if rest.size else ():
             count = int((column == marker).sum())
-            with np.errstate(
-                over="ignore", invalid="ignore"
-            ):  # the squares of very large numbers overflow
+            with np.errstate(over="ignore", invalid="ignore"):
+                # The squares of very large numbers overflow.
                 far = max(rest.min() - marker, marker - rest.max()) > FAR * rest.std()
             if count > 1 and far:
                 found.setdefault(marker, {})[j] = count
@@ -56,8 +52,9 @@ def find_markers(values: np.ndarray) -> dict[float, dict[int, int]]:
 def marker_warnings(
     values: np.ndarray, names: Sequence[str], where: str, fix: str, for_commands: str | None = None
 ) -> list[DataWarning]:
-    """Return one warning per marker in the columns; ``{marker}`` in ``fix`` is replaced by the
-    number.
+    """Return one warning per marker in the columns.
+
+    ``{marker}`` in ``fix`` is replaced by the number.
     """
     found = []
     for marker, columns in find_markers(values).items():
@@ -77,8 +74,9 @@ def marker_warnings(
 
 
 def array_warnings(arrays: Any, observed: Collection[str], where: str = "") -> list[DataWarning]:
-    """Return marker warnings for arrays by variable, from a subset of their rows; columns are
-    indices.
+    """Return marker warnings for arrays by variable, from a subset of their rows.
+
+    Columns are indices.
     """
     found = []
     for name, value in arrays.items():

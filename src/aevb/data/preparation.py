@@ -93,7 +93,7 @@ def standardise(x: Any, like: Standardised | None = None) -> Standardised:
     if isinstance(x, list | tuple) and x and np.ndim(x[0]):
         raw: Any = [np.asarray(row) for row in x]
     else:
-        # rows of a file are read when needed
+        # The rows of a file are read when they are needed.
         raw = x if isinstance(x, np.memmap) or hasattr(x, "raw") else np.asarray(x)
     if isinstance(raw, list) and len({row.shape for row in raw}) == 1:
         raw = np.stack(raw)
@@ -131,8 +131,9 @@ def standardise(x: Any, like: Standardised | None = None) -> Standardised:
 
 
 class InfiniteError(ValueError):
-    """An entry is infinite. ``value`` is the first such entry and ``place`` its (row, step,
-    column).
+    """Error for an infinite entry.
+
+    ``value`` is the first such entry and ``place`` its (row, step, column).
     """
 
     fix = "Replace it; NaN marks a missing entry."
@@ -183,15 +184,14 @@ CHOICES = (*PREPARATIONS, "dequantise-fresh", "binarise-fresh", "standardise")
 
 
 def default_preparation(graph: Graph, name: str) -> str:
-    """Return the preparation that the likelihood of an image requires: binary, counts, or a
-    density.
-    """
+    """Return the preparation that an image's likelihood requires: binary, counts or a density."""
     return graph.rule("p", name).spec.preparation
 
 
 def prepare_levels(how: str, x: Any, levels: int, *, seed: int = 0) -> Any:
-    """Prepare grey levels by name: a name of :data:`PREPARATIONS`, ``binarise-fresh`` or
-    ``dequantise-fresh``.
+    """Prepare grey levels by the name of a preparation.
+
+    It is a name of :data:`PREPARATIONS`, ``binarise-fresh`` or ``dequantise-fresh``.
     """
     name, _, fresh = how.partition("-")
     if how not in CHOICES or how == "standardise":
@@ -208,8 +208,9 @@ def as_variable(
     how: str | None = None,
     seed: int = 0,
 ) -> Any:
-    """Prepare images [N, height, width] for a variable: flat, or one image row per step if it has
-    time.
+    """Prepare images [N, height, width] for a variable.
+
+    They become flat vectors, or one image row per step if the variable has time.
     """
     x = pixels if graph.timed[name] else pixels.reshape(len(pixels), -1)
     return prepare_levels(how or default_preparation(graph, name), x, levels, seed=seed)
@@ -229,11 +230,10 @@ def parts(raw: Any) -> Iterator[np.ndarray]:
 
 @dataclass(frozen=True)
 class Affine:
-    """Random affine distortions of images: small rotation, shear, scaling and shift, drawn at every
-    step.
+    """Random affine distortions of images: rotation, shear, scaling and shift.
 
-    Each field is the largest distortion. ``rotate`` is in radians, ``shift`` a fraction of the
-    side.
+    Every step draws small distortions. Each field is the largest one. ``rotate`` is in radians,
+    ``shift`` is a fraction of the side.
     """
 
     shape: tuple[int, int]

@@ -30,9 +30,7 @@ GAP = 20  # and the most steps between neighbours (the rows between may have bee
 
 
 def refuse_degenerate(graph: Graph, source: Source) -> None:
-    """Refuse columns on which p's density is unbounded, and columns that are missing in every
-    row.
-    """
+    """Refuse columns with an unbounded density in p, and columns missing in every row."""
     for name in graph.observed:
         if name in source.extents:
             _refuse_missing(
@@ -46,7 +44,7 @@ def refuse_degenerate(graph: Graph, source: Source) -> None:
             if degenerate is None or name not in source.extents:
                 continue
             low, high = (part.cpu() for part in source.extents[name])
-            # low > high: missing in every row
+            # low > high means that the column is missing in every row.
             columns = (degenerate.columns(low, high) & (low <= high)).nonzero()[:, 0].tolist()
             if columns:
                 raise FamilyError(
@@ -141,8 +139,7 @@ def _narrows(graph: Graph, entry: Entry) -> bool:
 
 
 def _distinct(batch: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Count, per column, the distinct values, the known entries, and the entries with the commonest
-    value.
+    """Count distinct values, known entries, and entries with the commonest value, per column.
 
     Only known entries at real steps count.
     """
@@ -157,7 +154,7 @@ def _distinct(batch: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor, T
     value, known = (part[:, rows].flatten(0, 1)[: 20 * LOOK] for part in (value, known))
     ordered = torch.where(known, value, torch.inf).sort(0).values
     finite = ordered.isfinite()
-    # where a value occurs for the first time
+    # True where a value occurs for the first time.
     new = torch.cat([finite[:1], (ordered.diff(dim=0) != 0) & finite[1:]])
     place = torch.arange(len(ordered), device=value.device)[:, None].expand_as(ordered)
     began = torch.where(new, place, -1).cummax(0).values
@@ -170,8 +167,9 @@ def note_numbering(
     besides: Collection[str] = (),
     places: Places = INDICES,
 ) -> list[str]:
-    """Return notes on columns of static variables that number the rows, such as an index, an id or
-    a year.
+    """Return notes on columns of static variables that number the rows.
+
+    Examples are an index, an id or a year.
     """
     notes = []
     for name in graph.observed:

@@ -41,9 +41,9 @@ class Digest:
     def update(self, batch: Batch, first_row: int) -> None:
         for name, value in batch.items():
             rows = value.detach().movedim(-2, 0).cpu().contiguous().numpy()
-            if (
-                rows.dtype == bool
-            ):  # a mask; a part without missing entries has none, so hash only the missing entries
+            if rows.dtype == bool:
+                # A part without missing entries has no mask. Hash only the missing entries, so that
+                # this makes no difference.
                 rows = np.argwhere(~rows)
                 rows[:, 0] += first_row
             if rows.size:
@@ -87,8 +87,9 @@ class Source:
     def draw(
         self, rows: Tensor, *, generator: torch.Generator | None = None, share: slice = slice(None)
     ) -> tuple[Batch, dict[str, Tensor]]:
-        """Return the stored values of ``rows[share]``, and uniform numbers for the :class:`Fresh`
-        ones.
+        """Return the stored values of ``rows[share]``, and uniform numbers.
+
+        :class:`Fresh` values are drawn with the uniform numbers.
         """
         chosen = rows[share]
         batch = self.read(chosen)
@@ -102,8 +103,9 @@ class Source:
     def uniform(
         self, batch: Batch, n: int, generator: torch.Generator, share: slice = slice(None)
     ) -> dict[str, Tensor]:
-        """Draw the uniform numbers for :class:`Fresh` values of all ``n`` rows, and keep those of
-        ``share``.
+        """Draw uniform numbers for the :class:`Fresh` values of all ``n`` rows.
+
+        Return those of ``share``.
         """
         like, found = self.like, {}
         for name in self.fresh:
@@ -155,9 +157,7 @@ class Source:
         return str(found)
 
     def _fixed(self, rows: Tensor, steps: int, d: int) -> Tensor:
-        """Return uniform numbers that depend on the row only, not on the other rows of the
-        batch.
-        """
+        """Return uniform numbers that depend on the row only, not on the rest of the batch."""
         rows = rows.cpu()
         uniform = torch.empty((steps, len(rows), d), device=self.like.device, dtype=self.like.dtype)
         for block in (rows // BLOCK).unique().tolist():
@@ -174,10 +174,10 @@ class Source:
 
 
 class Resident(Source):
-    """Data in memory, laid out once and then indexed. :class:`Fresh` levels keep their type (e.g.
-    uint8).
+    """Data in memory, laid out once and then indexed.
 
-    The data are on the model's device if they fit there, otherwise in host memory.
+    :class:`Fresh` levels keep their type (e.g. uint8). The data are on the model's device if they
+    fit there, otherwise in host memory.
     """
 
     def __init__(
@@ -239,8 +239,9 @@ class Resident(Source):
 
 
 def _taken(value: Tensor, rows: Tensor) -> Tensor:
-    """Select rows of a tensor [steps, n, d]. With one step it is a matrix, which torch indexes
-    faster.
+    """Select rows of a tensor [steps, n, d].
+
+    With one step it is a matrix, which torch indexes faster.
     """
     rows = rows.to(value.device)
     return (
@@ -251,8 +252,9 @@ def _taken(value: Tensor, rows: Tensor) -> Tensor:
 
 
 def _surely_fits(data: Mapping[str, Any], like: Tensor) -> bool:
-    """Return whether the data fit on the device during checking and layout, which need several
-    copies.
+    """Return whether the data fit on the device while they are checked and laid out.
+
+    Checking and layout need several copies.
     """
     if not like.is_cuda:
         return True
@@ -263,8 +265,9 @@ def _surely_fits(data: Mapping[str, Any], like: Tensor) -> bool:
 
 
 def _fits(batch: Batch, like: Tensor, times: int = 1) -> bool:
-    """Return whether ``times`` copies of this batch take less than half of the device's free
-    memory.
+    """Return whether ``times`` copies of a batch take less than half of the free memory.
+
+    The memory is that of the device.
     """
     return (
         2 * times * sum(value.numel() * value.element_size() for value in batch.values())
@@ -302,7 +305,7 @@ class Mapped(Source):
             },
         )
         values |= {} if lengths is None else {"lengths": lengths}
-        # one length for all rows
+        # A single number is one length for all rows.
         self.length = (
             values.pop("lengths")
             if "lengths" in values and np.ndim(values["lengths"]) == 0
@@ -372,7 +375,7 @@ class Mapped(Source):
             check_length(self.maps[name])
         if len(index) and len(index) == index[-1] - index[0] + 1 and (np.diff(index) == 1).all():
             found = np.asarray(self.data[name][int(index[0]) : int(index[-1]) + 1])
-            # copy from the map: its pages may be released or written to
+            # Copy the rows from the map, because its pages may be released or written to.
             found = found if found.base is None else found.copy()
             self._release()
             return found
@@ -516,8 +519,9 @@ def _extents(graph: Graph, batch: Batch, fresh: Mapping[str, Fresh]) -> Extents:
 
 
 def _lacking(graph: Graph, batch: Batch) -> dict[str, set[int]]:
-    """Return, per observed variable, the columns with a missing entry. Masks are True at padded
-    steps.
+    """Return, per observed variable, the columns with a missing entry.
+
+    Masks are True at padded steps.
     """
     masks = {name: batch[mask_of(name)] for name in graph.observed if mask_of(name) in batch}
     return {
@@ -545,8 +549,9 @@ def _dataset_of(loader: Any) -> Any:
 
 
 def _from_dataset(data: torch.utils.data.Dataset, graph: Graph) -> dict[str, Any]:
-    """Read the rows of a map-style Dataset: dictionaries, tuples (observed, given), or single
-    arrays.
+    """Read the rows of a map-style Dataset.
+
+    A row is a dictionary, a tuple (observed, given), or a single array.
     """
     rows = [data[i] for i in range(len(data))]  # type: ignore[arg-type]
     if not rows:

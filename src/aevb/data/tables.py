@@ -17,8 +17,9 @@ TABLES = (".csv", ".tsv", ".txt", ".parquet")
 
 @dataclass(frozen=True)
 class Table:
-    """Columns [N, C], with their names if the file has a header. ``lists`` holds columns of lists
-    (Parquet).
+    """Columns [N, C], with their names if the file has a header.
+
+    ``lists`` holds columns of lists (Parquet).
     """
 
     values: np.ndarray
@@ -29,8 +30,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Header:
-    """Names (if the file has a header) and number of the numeric columns; names of the columns of
-    lists.
+    """The header of a table: names and number of numeric columns, and names of list columns.
+
+    The names are None if the file has no header.
     """
 
     names: tuple[str, ...] | None

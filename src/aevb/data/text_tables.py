@@ -35,10 +35,10 @@ class WordsError(ValueError):
 def read_text(
     path: Path, without: Collection[str] = ()
 ) -> tuple[np.ndarray, tuple[str, ...] | None, np.ndarray]:
-    """Read a text table: its numbers [N, C], its header, and the line number of each row [N], from
-    1.
+    """Read a text table: its numbers [N, C], header, and the line number of each row [N].
 
-    An empty cell is missing (NaN). The columns ``without`` are skipped and may hold anything.
+    Line numbers count from 1. An empty cell is missing (NaN). The columns ``without`` are skipped
+    and may hold anything.
 
     The first line is a header if one of its cells is not a number, or if it counts 0, 1, 2, …. A
     first line that counts from another number is ambiguous and refused.
@@ -54,9 +54,9 @@ def read_text(
         lines = array("q")
         signs: dict[str, str] = {}
         for line, cells in rows:
-            if (
-                not cells
-            ):  # with one column, an empty line is a missing cell, unless it is at the end
+            if not cells:
+                # In a table of one column, an empty line is a missing cell, unless it is at the
+                # end.
                 pending.extend([line] * (width == 1))
                 continue
             first = line if first < 0 else first
@@ -89,8 +89,9 @@ def read_text(
 
 
 def read_header(path: Path) -> tuple[tuple[str, ...] | None, int]:
-    """Read the column names (None without a header) and the number of columns from the first
-    line.
+    """Read the column names (None without a header) and the number of columns.
+
+    Only the first line is read.
     """
     with _opened(path) as file:
         return _begun(file, path)[:2]
@@ -130,8 +131,9 @@ def _opened(path: Path) -> IO[str]:
 
 
 def _begun(file: IO[str], path: Path) -> tuple[tuple[str, ...] | None, int, Iterator[Cells], bool]:
-    """Read the header; return it, the number of columns, the other lines, and whether commas are
-    decimal.
+    """Read the header; return it, the number of columns, the other lines, and a flag.
+
+    The flag says whether commas are decimal.
     """
     separator = _separator(file, path)
     rows = _rows(file, separator)
@@ -168,8 +170,9 @@ def _begun(file: IO[str], path: Path) -> tuple[tuple[str, ...] | None, int, Iter
 
 
 def _separator(file: IO[str], path: Path) -> str | None:
-    """Find the separator of the cells from the first two lines, and rewind the file. None means
-    blanks.
+    """Find the separator of the cells from the first two lines, and rewind the file.
+
+    None means blanks.
     """
     file.seek(0)
     try:
