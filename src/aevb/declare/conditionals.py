@@ -66,9 +66,7 @@ class Degenerate(NamedTuple):
 
 
 def constant_columns(why: str, fix: str) -> Degenerate:
-    """Constant columns: a density with a learned scale concentrates on their value without
-    bound.
-    """
+    """Constant columns: a density with a learned scale concentrates on them without bound."""
     return Degenerate(torch.eq, "constant", why, fix)
 
 
@@ -123,15 +121,11 @@ class Conditional:
     # What a family defines ------------------------------------------------------------------------
 
     def heads(self, d: int) -> dict[str, int]:
-        """The outputs of the network for a variable with d entries: name → number of raw
-        numbers.
-        """
+        """The network's outputs for a variable with d entries: name → number of raw numbers."""
         raise TypeError(f"{type(self).__name__} has no heads(d).")
 
     def vectors(self, d: int) -> dict[str, Tensor]:
-        """Raw numbers that are free parameters instead of network outputs: name → initial
-        values.
-        """
+        """Raw numbers that are free parameters, not network outputs: name → initial values."""
         return {}
 
     def standard(self, d: int) -> dict[str, float]:
@@ -176,8 +170,9 @@ class Conditional:
 
     @property
     def learns_scale(self) -> bool:
-        """Whether training can make the distribution narrower or wider through a scale or a
-        covariance.
+        """Whether training can make the distribution narrower or wider.
+
+        It does so through a scale or a covariance.
         """
         return False
 
@@ -187,10 +182,10 @@ class Conditional:
         return False
 
     def spread_vectors(self, root: Tensor) -> dict[str, Tensor]:
-        """The learned vectors of a Gaussian with ``shared_scale`` for the covariance ``root``
-        ``root``ᵀ.
+        """The learned vectors of a Gaussian with ``shared_scale``, from a root of its covariance.
 
-        If the family cannot have this covariance, return those of the nearest member in KL(q ‖ p).
+        The covariance is ``root`` ``root``ᵀ. If the family cannot have this covariance, return
+        those of the nearest member in KL(q ‖ p).
         """
         raise TypeError(f"{type(self).__name__} is not a Gaussian.")
 
@@ -203,9 +198,7 @@ class Conditional:
 
     @property
     def preparation(self) -> str:
-        """The name of the function in :mod:`aevb.data` that converts grey levels to values of this
-        family.
-        """
+        """Name of the function in :mod:`aevb.data` that prepares grey levels for this family."""
         return {constraints.boolean: "threshold", constraints.nonnegative_integer: "counts"}.get(
             self.support, "dequantise"
         )
@@ -224,22 +217,21 @@ class Conditional:
     def most_likely(
         self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor
     ) -> dict[str, Tensor] | None:
-        """The maximum-likelihood heads and vectors for data with these moments; None if no closed
-        form is known.
+        """The maximum-likelihood heads and vectors for data with these moments.
 
-        Each row is for one value of a parent: ``count`` is the weight of the data with that value
-        ([C, d]), ``mean`` their mean ([C, d]), and ``second`` their second moments ([C, d], or [C,
-        d, d] for a family with ``full_moments``). The heads have one row per value; the vectors are
-        shared. No variance may be below ``floor`` ([d]).
+        None if no closed form is known. Each row is for one value of a parent: ``count`` is the
+        weight of the data with that value ([C, d]), ``mean`` their mean ([C, d]), and ``second``
+        their second moments ([C, d], or [C, d, d] for a family with ``full_moments``). The heads
+        have one row per value; the vectors are shared. No variance may be below ``floor`` ([d]).
         """
         return None
 
     def polynomial(self, **heads: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-        """log p(v) as a quadratic polynomial in each entry of v: the constant and the coefficients
-        of v and v².
+        """log p(v) as a quadratic polynomial in each entry of v.
 
-        Each has the shape of a head. Terms that depend on v only (−log v! of a Poisson) are left
-        out. None if log p is not such a polynomial.
+        The result holds the constant and the coefficients of v and v². Each has the shape of a
+        head. Terms that depend on v only (−log v! of a Poisson) are left out. None if log p is not
+        such a polynomial.
         """
         return None
 
@@ -248,9 +240,7 @@ class Conditional:
     def log_prob(
         self, dist: td.Distribution, value: Tensor, present: Tensor | None = None
     ) -> Tensor:
-        """log p(value), summed over the ``present`` entries of the event (all entries by
-        default).
-        """
+        """log p(value), summed over the ``present`` entries of the event (by default all)."""
         log_prob = dist.log_prob(value)
         if dist.event_shape:
             return log_prob if present is None else torch.where(present.all(-1), log_prob, 0.0)
@@ -281,7 +271,7 @@ class Conditional:
         return bad, what, _FIXES.get(self.support, "Transform the data, or use another family.")
 
     def count(self, d: int) -> int | None:
-        """How many values a finite variable of d entries has."""
+        """Number of values of a finite variable with d entries."""
         return None
 
     def __repr__(self) -> str:
@@ -334,8 +324,9 @@ class Factor(nn.Module):
                 self.register_buffer("root", root, persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Factor:
-        """Recompute a fixed root from double precision when the model is cast, so that it is not
-        rounded twice.
+        """Recompute a fixed root from double precision when the model is cast.
+
+        It is then not rounded twice.
         """
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if "root" in self._buffers:

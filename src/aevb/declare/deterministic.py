@@ -25,8 +25,9 @@ State = tuple[Tensor, ...]
 @register
 @dataclass(frozen=True, repr=False)
 class Deterministic(Conditional):
-    """A function of its parents: ``"h | x": Deterministic(256, net=mlp(500))``, e.g. features that
-    several factors share.
+    """A function of its parents: ``"h | x": Deterministic(256, net=mlp(500))``.
+
+    A typical use are features that several factors share.
     """
 
     activation: str = "identity"
@@ -83,8 +84,9 @@ class LSTM(Cell):
 @register
 @dataclass(frozen=True, repr=False)
 class GRU(Cell):
-    """A gated recurrent unit with ``size`` units: ``"b[t] | b[t+1], x[t]": GRU(256)`` runs
-    backwards in time.
+    """A gated recurrent unit with ``size`` units.
+
+    ``"b[t] | b[t+1], x[t]": GRU(256)`` runs backwards in time.
     """
 
     gates: ClassVar[int] = 3
@@ -125,9 +127,7 @@ class Recurrence(nn.Module):
         return (zeros,) * (self.spec.layers * (2 if isinstance(self.spec, LSTM) else 1))
 
     def starting_from(self, value: Tensor) -> State:
-        """The state whose top layer is ``value`` and whose other parts are zero, for a declared
-        first step.
-        """
+        """The state with top layer ``value`` and zeros elsewhere, for a declared first step."""
         state = list(self.initial(value))
         state[self.spec.layers - 1] = value
         return tuple(state)

@@ -24,8 +24,9 @@ INVERSE_SOFTPLUS_ONE = math.log(math.expm1(1.0))
 
 
 def _inside(x: Tensor, radius: float) -> tuple[Tensor, Tensor]:
-    """Return the mask |x| < radius, and |x| with these entries replaced by 1 so that the far branch
-    has finite gradients.
+    """Return the mask |x| < radius, and |x| with 1 in these entries.
+
+    The 1 gives the far branch finite gradients.
     """
     near = x.abs() < radius
     return near, torch.where(near, torch.ones_like(x), x.abs())
@@ -155,8 +156,9 @@ class StudentT(td.StudentT):
 
 
 class MultivariateNormal(td.MultivariateNormal):
-    """torch's MultivariateNormal, but the inverse Cholesky factor is computed once for all rows
-    that share it.
+    """torch's MultivariateNormal with a shared inverse Cholesky factor.
+
+    The factor is computed once for all rows that share it.
     """
 
     def __init__(self, loc: Tensor, scale_tril: Tensor) -> None:
@@ -208,8 +210,9 @@ class Categories(td.OneHotCategorical):
 
 
 class Values(td.Distribution):
-    """A distribution over finitely many vectors, the rows of ``table``, with probabilities
-    ``probs``.
+    """A distribution over finitely many vectors.
+
+    The vectors are the rows of ``table``, and ``probs`` are their probabilities.
     """
 
     arg_constraints: ClassVar[dict] = {"probs": constraints.simplex}
@@ -237,8 +240,9 @@ class Values(td.Distribution):
 
 
 class Poisson(td.Poisson):
-    """torch's Poisson, parametrised by its log-rate: log p(k) = k log λ − λ − log k!, finite even
-    if λ underflows.
+    """torch's Poisson, parametrised by its log-rate.
+
+    log p(k) = k log λ − λ − log k! is finite even if λ underflows.
     """
 
     def __init__(self, log_rate: Tensor) -> None:
@@ -325,8 +329,9 @@ def vector_from_tril(matrix: Tensor) -> Tensor:
 
 
 def tril_from_vector(entries: Tensor, d: int) -> Tensor:
-    """A Cholesky factor from its d(d+1)/2 free entries, row by row, with softplus on the
-    diagonal.
+    """A Cholesky factor from its d(d+1)/2 free entries, row by row.
+
+    The diagonal passes through a softplus.
     """
     rows, columns = torch.tril_indices(d, d, device=entries.device).unbind(0)
     position = torch.full((d, d), entries.shape[-1], dtype=torch.long, device=entries.device)
@@ -350,8 +355,9 @@ def relaxed_log_prob(log_value: Tensor, logits: Tensor, temperature: float | Ten
 def relaxed_bernoulli_log_prob(
     logit_value: Tensor, logits: Tensor, temperature: float | Tensor
 ) -> Tensor:
-    """Density of logit(ỹ) for the binary relaxation: a logistic with location logits/τ and scale
-    1/τ.
+    """Density of logit(ỹ) for the binary relaxation.
+
+    It is a logistic density with location logits/τ and scale 1/τ.
     """
     a = logits - temperature * logit_value
     return _log(temperature) + a - 2 * F.softplus(a)

@@ -1,5 +1,4 @@
-"""The order in which nodes are computed: for all steps at once where possible, in a loop for
-recurrences.
+"""The order in which nodes are computed: all steps at once, or in a loop for recurrences.
 
 Nodes that depend on each other across time form a strongly connected component, which runs step by
 step in one direction. All other nodes are computed for all steps at once, before or after the
@@ -16,10 +15,10 @@ from aevb.declare.notation import Ref
 
 @dataclass(frozen=True)
 class Stage:
-    """One node computed for all steps at once (``direction`` 0), or a loop over t, forward (+1) or
-    backward (−1).
+    """One node computed for all steps at once (``direction`` 0), or a loop over t.
 
-    The nodes of a loop are in the order in which each step computes them.
+    A loop runs forward (+1) or backward (−1). The nodes of a loop are in the order in which each
+    step computes them.
     """
 
     nodes: tuple[str, ...]
@@ -27,10 +26,10 @@ class Stage:
 
 
 def schedule(reads: Mapping[str, Sequence[Ref]], side: str) -> tuple[Stage, ...]:
-    """Order nodes into stages. ``reads`` holds the parents of each node; variables that it does not
-    list are known.
+    """Order nodes into stages.
 
-    Raise ValueError, with the names of the nodes, if no order can compute them.
+    ``reads`` holds the parents of each node. Variables that it does not list are known. Raise
+    ValueError, with the names of the nodes, if no order can compute them.
     """
     stages = []
     for group in _strongly_connected(reads):

@@ -157,9 +157,7 @@ class Laplace(LocationScale):
 @register
 @dataclass(frozen=True, repr=False)
 class StudentT(LocationScale):
-    """Independent Student t distributions with ``df`` degrees of freedom: for data with
-    outliers.
-    """
+    """Independent Student t distributions with ``df`` degrees of freedom, for outliers."""
 
     df: float = 4.0
 
@@ -542,8 +540,9 @@ class Beta(Conditional):
         return constant_columns("", "use ContinuousBernoulli")
 
     def outside(self, value: Tensor) -> tuple[Tensor, str, str]:
-        """As in the base class, but 0 and 1 also lie outside: the density is 0 or infinite
-        there.
+        """As in the base class, but 0 and 1 lie outside too.
+
+        The density is 0 or infinite there.
         """
         return (
             (value <= 0) | (value >= 1),
@@ -615,11 +614,10 @@ class NegativeBinomial(Conditional):
 @register
 @dataclass(frozen=True, repr=False)
 class Exact(Conditional):
-    """The exact conditional of an enumerable latent, for use in q: computed from p by Bayes' rule,
-    without parameters.
+    """The exact conditional of an enumerable latent, for use in q.
 
-    q(y | ·) is proportional to the product of p's factors that contain y, normalised over y's
-    values.
+    It is computed from p by Bayes' rule and has no parameters. q(y | ·) is proportional to the
+    product of p's factors that contain y, normalised over y's values.
     """
 
     finite: ClassVar[bool] = True

@@ -87,9 +87,7 @@ class Graph:
         ]
 
     def main(self, name: str) -> At:
-        """The time index of the variable's main rule: "t" for sequences, "static" for other
-        variables.
-        """
+        """The time index of a variable's main rule: "t" for sequences, otherwise "static"."""
         return "t" if self.timed[name] else "static"
 
     def rule(self, side: str, name: str) -> Entry:
@@ -240,9 +238,8 @@ class Graph:
 
     def _check_sizes(self) -> None:
         self.shapes |= self.given
-        for entry in sorted(
-            self.entries(), key=lambda entry: entry.side
-        ):  # p first: it states the sizes
+        for entry in sorted(self.entries(), key=lambda entry: entry.side):
+            # p comes first, because it states the sizes.
             name, size = entry.key.name, entry.spec.size
             if size is None:
                 if name not in self.shapes and not any(
@@ -343,8 +340,9 @@ class Graph:
         return [name for name in self.q if name in self.p]
 
     def value_reads(self, drawn: tuple[str, ...]) -> dict[str, list[Ref]]:
-        """The parents of all nodes that are computed when q draws these latents: the latents and
-        every deterministic node.
+        """The parents of all nodes that are computed when q draws these latents.
+
+        The nodes are the latents and every deterministic node.
         """
         reads = {
             name: self.reads("p" if name in self.p else "q", name) for name in self.deterministic
@@ -408,8 +406,9 @@ class Graph:
         return None
 
     def factors_containing(self, name: str) -> list[str]:
-        """The stochastic variables whose factor in p contains ``name``, directly or through
-        deterministic nodes; ``name`` first.
+        """The stochastic variables whose factor in p contains ``name``; ``name`` comes first.
+
+        A factor contains it directly or through deterministic nodes.
         """
         reached, frontier = {name}, [name]
         while frontier:
@@ -422,10 +421,10 @@ class Graph:
         return [name] + [other for other in self.stochastic if other in reached and other != name]
 
     def _stochastic_reads(self, factor: str) -> list[tuple[str, bool]]:
-        """The stochastic and given variables that p's factor reads, directly or through
-        deterministic nodes.
+        """The stochastic and given variables that p's factor reads.
 
-        Each comes with a flag: whether the factor reads it at another step.
+        It reads them directly or through deterministic nodes. Each comes with a flag: whether the
+        factor reads it at another step.
         """
         found: dict[tuple[str, bool], None] = {}
         frontier = [(ref.name, ref.lag != 0) for ref in self.reads("p", factor)]
@@ -440,8 +439,9 @@ class Graph:
         return [(node, elsewhere) for node, elsewhere in found if not self.is_deterministic(node)]
 
     def _check_exact(self, name: str) -> None:
-        """Raise ValueError if Bayes' rule cannot give q's factor of ``name``, or if its key has
-        other parents.
+        """Raise ValueError if Bayes' rule cannot give q's factor of ``name``.
+
+        It is also an error if the key of the factor has other parents.
         """
         entry = self.rule("q", name)
         family = type(self.rule("p", name).spec).__name__

@@ -158,11 +158,11 @@ def _layer(fan_in: int, out: int, init: str, heads: Sequence[int] = ()) -> nn.Li
 
 @dataclass(frozen=True, repr=False)
 class Network:
-    """The specification of a network: an immutable value that builds a new module each time it is
-    used.
+    """The specification of a network: an immutable value.
 
-    A subclass may set ``pure = True`` if its modules have no side effects. A training step can then
-    be recorded and replayed without calling their Python code again.
+    It builds a new module each time it is used. A subclass may set ``pure = True`` if its modules
+    have no side effects. A training step can then be recorded and replayed without calling their
+    Python code again.
     """
 
     pure: ClassVar[bool] = False
@@ -183,8 +183,9 @@ class Network:
         return f"{name}({', '.join(shown)})"
 
     def dropouts(self) -> tuple[tuple[float, int], ...]:
-        """The dropout masks that ``rest`` takes in training: pairs (probability of dropping a unit,
-        width of the layer).
+        """The dropout masks that ``rest`` takes in training.
+
+        Each is a pair (probability of dropping a unit, width of the layer).
         """
         return ()
 
@@ -195,14 +196,13 @@ class Network:
         shape: Shape,
         masked: Sequence[str],
     ) -> nn.Module:
-        """Build a module that maps the parents to ``sum(heads)`` raw numbers; ``shape`` is the
-        shape of the variable.
+        """Build a module that maps the parents to ``sum(heads)`` raw numbers.
 
-        The module has two methods. ``first(inputs, *, bias, missing)`` sums the contributions of
-        some of the parents (by label) to the first layer. ``rest(h, keep)`` computes the remaining
-        layers; ``keep`` holds the masks that ``dropouts`` lists (empty outside training).
-        ``masked`` lists the labels of the parents for which ``first`` gets a mask of missing
-        entries in ``missing``.
+        ``shape`` is the shape of the variable. The module has two methods. ``first(inputs, *, bias,
+        missing)`` sums the contributions of some of the parents (by label) to the first layer.
+        ``rest(h, keep)`` computes the remaining layers; ``keep`` holds the masks that ``dropouts``
+        lists (empty outside training). ``masked`` lists the labels of the parents for which
+        ``first`` gets a mask of missing entries in ``missing``.
         """
         raise TypeError(
             f"{type(self).__name__} has no method build. Define build(parents, heads, shape, "
@@ -279,8 +279,9 @@ class mlp(Network):
 
 
 def linear(*, bias: bool = True, init: str = "default") -> mlp:
-    """An affine map (``bias=False``: a linear one) from the parents to the distribution's
-    parameters.
+    """An affine map from the parents to the distribution's parameters.
+
+    With ``bias=False`` the map is linear.
     """
     return mlp(bias=bias, init=init)
 
@@ -334,8 +335,9 @@ class MLP(nn.Module):
 @register
 @dataclass(frozen=True, repr=False)
 class conv(Network):
-    """Convolutions for image-shaped parents, then one dense layer with all parents as input:
-    ``conv(32, 64, hidden=256)``.
+    """Convolutions for image-shaped parents, then one dense layer: ``conv(32, 64, hidden=256)``.
+
+    The dense layer reads all parents.
     """
 
     channels: Shape = ()
@@ -372,8 +374,9 @@ class conv(Network):
 @register
 @dataclass(frozen=True, repr=False)
 class deconv(Network):
-    """A dense layer, then transposed convolutions up to an image: ``deconv(64, 32)`` for a variable
-    of shape (1, 28, 28).
+    """A dense layer, then transposed convolutions up to an image.
+
+    For example, ``deconv(64, 32)`` for a variable of shape (1, 28, 28).
     """
 
     channels: Shape = ()
@@ -561,11 +564,10 @@ class Decoder(nn.Module):
 @register
 @dataclass(frozen=True, repr=False)
 class table(Network):
-    """A lookup table with one row of free parameters per example: the non-amortised q of classic
-    EM.
+    """A lookup table with one row of free parameters per example.
 
-    Declare ``q={"z | i": Normal(net=table(1000))}, given={"i": 1}``. In the data, ``i`` is the row
-    of each example, 0 … rows−1.
+    It is the non-amortised q of classic EM. Declare ``q={"z | i": Normal(net=table(1000))},
+    given={"i": 1}``. In the data, ``i`` is the row of each example, 0 … rows−1.
     """
 
     rows: int = 0

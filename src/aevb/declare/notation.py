@@ -25,9 +25,7 @@ _LAG = re.compile(r"^t\s*(?:([+-])\s*(\d+))?$")
 
 @dataclass(frozen=True)
 class Ref:
-    """A reference to a variable at a time index: ``x``, ``x[t]``, ``x[t-1]``, ``x[0]`` or
-    ``x[T]``.
-    """
+    """A variable at a time index: ``x``, ``x[t]``, ``x[t-1]``, ``x[0]`` or ``x[T]``."""
 
     name: str
     at: At = "static"

@@ -19,10 +19,10 @@ C = TypeVar("C", bound=type)
 
 
 def register(cls: C) -> C:
-    """Register a conditional or network class by its name, so that models that use it can be saved
-    and loaded.
+    """Register a conditional or network class by its name.
 
-    The class must be a frozen dataclass: put ``@dataclass(frozen=True)`` below ``@register``.
+    Models that use it can then be saved and loaded. The class must be a frozen dataclass: put
+    ``@dataclass(frozen=True)`` below ``@register``.
     """
     if not dataclasses.is_dataclass(cls):
         raise TypeError(
@@ -124,8 +124,9 @@ def _kinds(cls: type) -> dict[str, Any]:
 
 
 def _is(value: Any, kind: Any) -> bool:
-    """Whether a value has a type, for the types that declarations use: numbers, strings, tuples,
-    specifications, and unions.
+    """Return whether a value has a type, for the types that declarations use.
+
+    These are numbers, strings, tuples, specifications, and unions.
     """
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):

@@ -1,3 +1,1 @@
-"""The derivation: from the graphs of p and q to a plan of the estimator, with a reason for every
-choice.
-"""
+"""The derivation: from the graphs of p and q to a plan of the estimator, with reasons."""

@@ -68,8 +68,9 @@ def size(value: Tensor, axis: int) -> int:
 
 
 def alike(value: Tensor, like: Tensor) -> Tensor:
-    """Add leading axes until the value has as many as ``like``, so that the gradient of their sum
-    needs no reduction.
+    """Add leading axes until the value has as many as ``like``.
+
+    The gradient of their sum then needs no reduction.
     """
     return (
         value.reshape(*[1] * (like.dim() - value.dim()), *value.shape)

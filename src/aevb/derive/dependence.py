@@ -1,6 +1,4 @@
-"""Dependence analysis: the axes that every value depends on, and the descendants of a latent under
-q.
-"""
+"""Dependence analysis: the axes of every value, and the descendants of a latent under q."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from aevb.declare.graph import Entry, Graph
 from aevb.declare.notation import Ref
 from aevb.derive.draws import Draw
 
-# an axis a value depends on: samples, steps, examples, or (latent, offset in time)
+# An axis that a value depends on: samples, steps, examples, or (latent, offset in time).
 Axis = tuple[str, int]
 S, T, N = ("#S", 0), ("#T", 0), ("#N", 0)  # no variable can have such a name
 
@@ -43,8 +41,9 @@ def _shifted(axes: frozenset[Axis], ref: Ref, reader: str, graph: Graph) -> froz
 def find_axes(
     graph: Graph, draws: dict, stages: tuple[Stage, ...], clamped: frozenset[str]
 ) -> tuple[dict, dict]:
-    """Compute the axes of every variable's value and of every factor's raw numbers, by fixed-point
-    iteration over the graph.
+    """Compute the axes of every variable's value and of every factor's raw numbers.
+
+    This is a fixed-point iteration over the graph.
     """
     none: frozenset[Axis] = frozenset()
     values: dict[str, frozenset[Axis]] = {}
@@ -107,12 +106,12 @@ Step = int | None | Literal["any"]
 
 
 def _descends(graph: Graph, target: tuple[str, Step], name: str, clamped: frozenset[str]) -> bool:
-    """Whether a node at a step depends on ``name`` at step 0 in the unrolled graph of q's factors
-    and all deterministic nodes.
+    """Return whether a node at a step depends on ``name`` at step 0 in the unrolled graph.
 
-    The step is None for static nodes, and for nodes that depend on ``name`` at every step through a
-    static node. Observed variables block paths. The search goes backwards from the target to its
-    parents, and skips nodes that are computed before ``name``.
+    The graph is that of q's factors and all deterministic nodes. The step is None for static nodes,
+    and for nodes that depend on ``name`` at every step through a static node. Observed variables
+    block paths. The search goes backwards from the target to its parents, and skips nodes that are
+    computed before ``name``.
     """
     reads, place = graph.reads_of_values, graph.place
     reach = 2 * len(reads) + 2

@@ -31,8 +31,9 @@ _KL: dict[tuple[type, type], Callable[[Any, Any], Tensor]] = {}
 def register_kl(
     q: type[Conditional], p: type[Conditional]
 ) -> Callable[[Callable[[Any, Any], Tensor]], Callable[[Any, Any], Tensor]]:
-    """Register KL(q‖p) for two families: decorate a function of the two torch distributions that
-    sums over the event.
+    """Register KL(q‖p) for two families.
+
+    Decorate a function of the two torch distributions that sums over the event.
     """
 
     def add(function: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:

@@ -1,7 +1,7 @@
-"""The choices of a plan: how to compute a latent's expectation (:class:`Draw`) and its KL term
-(:class:`Term`).
+"""The choices of a plan: a latent's expectation (:class:`Draw`) and KL term (:class:`Term`).
 
-Both are string enums. A request such as ``how={"y": "gumbel"}`` uses their values.
+They say how each is computed. Both are string enums. A request such as ``how={"y": "gumbel"}`` uses
+their values.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ class Draw(StrEnum):
         return _BIASES.get(self)
 
     def check(self, name: str, q: Conditional, p: Conditional, samples: int, bound: str) -> None:
-        """Raise ValueError, with the alternatives, if the latent ``name`` cannot be drawn like this
-        from its factor of q.
+        """Raise ValueError if the latent ``name`` cannot be drawn like this from its factor of q.
+
+        The message lists the alternatives.
         """
         family, where = type(q).__name__, f"how={{{name!r}: {self!r}}}"
         if self.enumerates and not p.finite:

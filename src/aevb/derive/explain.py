@@ -26,8 +26,9 @@ class Explanation(str):
 
 
 def describe(graph: Graph, counts: Mapping[str, int]) -> str:
-    """The printed form of a model: the factorizations, then every entry with its size and number of
-    parameters.
+    """The printed form of a model.
+
+    It has the factorizations, then every entry with its size and number of parameters.
     """
     lines = []
     width = max(len(str(entry.key)) for entry in graph.entries())
@@ -115,8 +116,9 @@ class Writer:
         return f"{log_p}{minus}{log}{self.factor(q, sampled=True)}"
 
     def constant(self, choice: Choice) -> bool:
-        """Whether an enumerated latent's term is one KL divergence, the same for all of its values
-        and samples.
+        """Return whether an enumerated latent's term is one KL divergence.
+
+        It is then the same for all of its values and samples.
         """
         q, p = (self.plan.graph.rule(side, choice.name) for side in "qp")
         axes = self.plan.axes[q.id] | self.plan.axes[p.id]
@@ -133,8 +135,9 @@ class Writer:
         return text.replace(self._pick("exp log ", r"\exp \log "), "")
 
     def _reduction(self, name: str) -> str:
-        """The symbol of one reduction: a mean over samples, or a sum over a static latent's values
-        or mixture components.
+        """The symbol of one reduction.
+
+        It is a mean over samples, or a sum over a static latent's values or mixture components.
         """
         plan, k = self.plan, self.plan.samples
         if name == S[0]:
@@ -264,8 +267,9 @@ def _sample(choice: Choice, plan: Plan) -> str:
 
 
 def explain(plan: Plan) -> Explanation:
-    """Explain a plan: the estimator, how each latent is drawn and each term computed, the reasons,
-    biases and cost.
+    """Explain a plan: the estimator, its draws and terms, the reasons, biases and cost.
+
+    The draws say how each latent is drawn, the terms how each term is computed.
     """
     graph = plan.graph
     data = ", ".join(

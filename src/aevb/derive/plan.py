@@ -1,5 +1,4 @@
-"""The derivation: from the two factorizations to an estimator of the bound, with a reason for every
-choice.
+"""The derivation: from two factorizations to an estimator of the bound, with reasons.
 
 For each latent v, the plan chooses how to compute the expectation over v (enumerated, pathwise,
 relaxed, score function) and the term E[log p(v|·) − log q(v|·)] (in closed form, or on samples).
@@ -70,8 +69,9 @@ class Plan:
         return tuple(name for name, choice in self.choices.items() if choice.draw.enumerates)
 
     def weights_read(self, name: str) -> frozenset[str]:
-        """The axes (latents, and "#S" for samples) that a latent's weights depend on, directly or
-        through other weights.
+        """The axes that a latent's weights depend on, directly or through other weights.
+
+        An axis is a latent, or "#S" for samples.
         """
         found: set[str] = set()
         frontier = {name}
@@ -89,8 +89,9 @@ class Plan:
 
     @property
     def inner(self) -> tuple[str, ...]:
-        """Static latents with an axis whose weights depend on samples: their expectation precedes
-        the mean over samples.
+        """Static latents with an axis whose weights depend on samples.
+
+        Their expectation precedes the mean over samples.
         """
         return tuple(
             name
@@ -100,13 +101,12 @@ class Plan:
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The order of the expectations, innermost first: latents with an axis, and "#S" for the
-        mean over samples.
+        """The order of the expectations, innermost first.
 
-        A latent comes before all axes that its weights depend on. A sum inside a logarithm comes
-        before the other expectations where possible: log Σ exp E ≤ E log Σ exp, so this order gives
-        the tighter bound. Of several such sums, the one that must follow the fewest expectations
-        comes first.
+        It holds the latents with an axis, and "#S" for the mean over samples. A latent comes before
+        all axes that its weights depend on. A sum inside a logarithm comes before the other
+        expectations where possible: log Σ exp E ≤ E log Σ exp, so this order gives the tighter
+        bound. Of several such sums, the one that must follow the fewest expectations comes first.
         """
         # Weights depend only on later latents of this list.
         latents = [name for name in reversed(self.slots) if not self.graph.timed[name]]
@@ -123,8 +123,9 @@ class Plan:
         )
 
     def reduction(self, name: str) -> str:
-        """How to reduce an axis of ``order``: "mean", "expectation", "log mean exp", "log
-        expectation exp" or "log sum exp".
+        """How to reduce an axis of ``order``.
+
+        One of "mean", "expectation", "log mean exp", "log expectation exp" and "log sum exp".
         """
         inside = self.bound == "iwae"
         if name == S[0]:
@@ -161,8 +162,9 @@ class Plan:
         return math.prod(self.size(axis) for axis in self.axes[self.graph.rule("p", name).id])
 
     def direction(self, side: str, name: str) -> int:
-        """−1 (+1) if log p or log q of a variable depends on an enumerated latent at the previous
-        (next) step, else 0.
+        """The step of an enumerated latent that log p or log q of a variable depends on.
+
+        −1 means the previous step, +1 the next one, and 0 neither.
         """
         rules = self.graph.p if side == "p" else self.graph.q
         offsets = {
@@ -179,8 +181,9 @@ class Plan:
         return offsets.pop() if offsets else 0
 
     def ends(self, entry: Entry) -> list[str]:
-        """The ends of the sequence ("first", "last") where a static factor reads a value that
-        depends on an enumerated sequence.
+        """The ends of the sequence ("first", "last") that a static factor reads.
+
+        Only values that depend on an enumerated sequence count.
         """
         enumerated = {name for name in self.slots if self.graph.timed[name]}
         return sorted(
@@ -410,8 +413,9 @@ def _noise_keys(graph: Graph, drawn: tuple[str, ...]) -> dict[str, str]:
 def _slots(
     choices: dict[str, Choice], axes: dict, values: dict
 ) -> dict[str, tuple[int, int | None]]:
-    """Assign each latent with an axis its position, and a second one for its neighbour in time if
-    that is read.
+    """Assign each latent with an axis its position.
+
+    A latent whose neighbour in time is read gets a second position for the neighbour.
     """
     slots: dict[str, tuple[int, int | None]] = {}
     position = FIRST_SLOT
