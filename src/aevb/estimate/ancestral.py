@@ -129,8 +129,9 @@ def _check_fixed(graph: Graph, name: str, fixed: set[str]) -> None:
 def ancestral_draw(
     model: DeclaredModel, n: int, steps: int
 ) -> Callable[[str, Entry, Tensor, int | None], Tensor]:
-    """Return the function by which a program draws n rows of a variable of p from its factor's raw
-    numbers.
+    """Return the function by which a program draws n rows of a variable of p.
+
+    It draws from the raw numbers of the variable's factor.
     """
     like = model._parameter()
 

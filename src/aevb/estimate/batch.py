@@ -248,9 +248,7 @@ def _padded(name: str, rows: list[np.ndarray]) -> tuple[np.ndarray, list[int]]:
 def split_latents(
     graph: Graph, batch: Mapping[str, Tensor]
 ) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the latents that are known in every row, and the variables that are known in some rows
-    only.
-    """
+    """Return the latents known in every row, and the variables known in some rows only."""
     clamped = frozenset(
         name for name in graph.latents if name in batch and mask_of(name) not in batch
     )
@@ -320,7 +318,7 @@ def numbers(name: str, value: Any) -> Tensor:
         or not array.flags.aligned
         or any(stride < 0 for stride in array.strides)
     ):
-        # torch cannot share such memory
+        # torch cannot share memory of this layout.
         array = array.astype(array.dtype.newbyteorder("="), order="C", copy=True)
     return torch.as_tensor(array)
 
@@ -351,8 +349,9 @@ def _plain_tensor(name: str, value: Tensor) -> Tensor:
 
 
 def _no_numbers(name: str, value: Any, array: np.ndarray) -> str:
-    """The error message for an array that does not hold numbers: the first such entry, its place,
-    and the fix.
+    """The error message for an array that does not hold numbers.
+
+    It names the first such entry, its place, and the fix.
     """
     if not array.shape and array.dtype == object:
         fix = f" Pass {name}.toarray()." if hasattr(value, "toarray") else ""
@@ -413,8 +412,9 @@ def _layout(
 
 
 def _on_axes(graph: Graph, name: str, tensor: Tensor, like: Tensor) -> Tensor:
-    """Reshape [N, *shape] or [N, T, *shape] to [T or 1, N, d], on the model's device and in its
-    precision.
+    """Reshape [N, *shape] or [N, T, *shape] to [T or 1, N, d].
+
+    The result is on the model's device and in its precision.
     """
     time = 1 if graph.timed[name] else 0
     tensor = (
@@ -424,8 +424,9 @@ def _on_axes(graph: Graph, name: str, tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def are_labels(graph: Graph, name: str, tensor: Tensor) -> bool:
-    """Whether the tensor gives a categorical (or given) variable by class labels instead of one-hot
-    vectors.
+    """Return whether the tensor holds class labels instead of one-hot vectors.
+
+    The variable is categorical or given.
     """
     time = 1 if graph.timed[name] else 0
     return (
@@ -488,8 +489,7 @@ def _check_lengths(graph: Graph, batch: Batch) -> None:
 
 
 def _check_steps(graph: Graph, batch: Batch, length: Any, single: bool) -> None:
-    """Raise ValueError for data that look like one series whose time points are on the axis of the
-    examples.
+    """Raise ValueError for data that look like one series along the axis of the examples.
 
     Such data are many sequences of one step, or many short sequences of which one step is a column
     of times. ``length``, if given, must be the number of steps; it says that the user wants such
@@ -620,8 +620,9 @@ def _perhaps_padding(graph: Graph, name: str, mask: Tensor) -> str:
 
 
 class FamilyError(ValueError):
-    """The data of an observed ``variable`` do not fit its family in p (wrong support, or
-    degenerate); another family may fit.
+    """The data of an observed ``variable`` do not fit its family in p.
+
+    They are outside its support, or degenerate. Another family may fit.
     """
 
     def __init__(self, text: str, variable: str = "") -> None:
@@ -716,8 +717,9 @@ def _grey_levels(graph: Graph, name: str, value: Tensor) -> str | None:
 def _outside(
     graph: Graph, entry: Entry, value: Tensor, where: Tensor | None
 ) -> tuple[Tensor, str, str]:
-    """Return a mask of the values outside the support of a rule of p (at the rule's steps), a
-    description, and the fix.
+    """Return a mask of the values outside the support of a rule of p, a description, and the fix.
+
+    Only the rule's steps count.
     """
     spec, target = (
         entry.spec,
@@ -732,10 +734,10 @@ def _outside(
 
 
 def _steps_of_rule(graph: Graph, entry: Entry, value: Tensor, real: Tensor | None) -> Tensor | None:
-    """Return a mask [T, N or 1, 1] of the steps at which this rule of p holds; None if it holds at
-    all steps.
+    """Return a mask [T, N or 1, 1] of the steps at which this rule of p holds.
 
-    In a row of one step, the rule for the last step takes precedence over the rule for the first.
+    None if it holds at all steps. In a row of one step, the rule for the last step takes precedence
+    over the rule for the first.
     """
     rules = graph.p[entry.key.name]
     if len(rules) == 1:
@@ -757,8 +759,9 @@ def _counted(n: int, noun: str) -> str:
 
 
 def public(graph: Graph, name: str, value: Tensor, n: int, steps: int) -> Tensor:
-    """Convert an internal value […, T, N, d] to the user's layout, […, N, *shape] or […, N, T,
-    *shape].
+    """Convert an internal value […, T, N, d] to the user's layout.
+
+    It is […, N, *shape] or […, N, T, *shape].
     """
     lead = value.shape[:-3]
     value = value.expand(*lead, steps if graph.timed[name] else 1, n, value.shape[-1]).transpose(

@@ -12,11 +12,11 @@ from aevb.derive.plan import Plan
 
 
 class Chain:
-    """q's marginals of the latents enumerated at every step, and the pairwise marginals if a factor
-    reads a neighbour.
+    """q's marginals of the latents that are enumerated at every step.
 
-    If q's factors read their neighbour in time, a recursion computes the marginals at cost T·C²
-    instead of summing over C^T paths.
+    There are pairwise marginals too if a factor reads a neighbour. If q's factors read their
+    neighbour in time, a recursion computes the marginals at cost T·C² instead of summing over C^T
+    paths.
     """
 
     def __init__(self, plan: Plan, weights: Callable[[str], Tensor], steps: int) -> None:

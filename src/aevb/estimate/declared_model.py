@@ -1,6 +1,4 @@
-"""A declaration with its weights: the part of a model that estimates, evidence and posteriors
-read.
-"""
+"""A declaration with its weights, as estimates, evidence and posteriors read it."""
 
 from __future__ import annotations
 
@@ -56,8 +54,9 @@ RESERVED = (
 
 
 class DeclaredModel(nn.Module):
-    """The graph of p and q, one module per factor, and the derived plans. :class:`aevb.Model` adds
-    the user's methods.
+    """The graph of p and q, one module per factor, and the derived plans.
+
+    :class:`aevb.Model` adds the user's methods.
     """
 
     def __init__(
@@ -130,8 +129,9 @@ class DeclaredModel(nn.Module):
         )
 
     def theta(self) -> list[nn.Parameter]:
-        """The generative parameters θ: all parameters of p, including those of nodes that q reads
-        too.
+        """The generative parameters θ: all parameters of p.
+
+        They include those of nodes that q reads too.
         """
         return [
             parameter
@@ -207,9 +207,7 @@ class DeclaredModel(nn.Module):
 
     @contextmanager
     def _in_its_precision(self) -> Iterator[None]:
-        """Raise a readable ValueError if torch does not implement an operation in the model's
-        (half) precision.
-        """
+        """Raise a readable ValueError if torch lacks an operation in the model's half precision."""
         try:
             yield
         except NotImplementedError as error:

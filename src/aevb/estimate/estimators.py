@@ -43,8 +43,9 @@ from aevb.runtime.seeding import draw_from, seeded
 
 @dataclass(frozen=True)
 class Bound:
-    """An estimate of a bound, one number per example. For the ELBO, value = Σ likelihood terms − Σ
-    KL terms, exactly.
+    """An estimate of a bound, one number per example.
+
+    For the ELBO, value = Σ likelihood terms − Σ KL terms, exactly.
 
     ``terms`` holds ``"x"`` for log p(x|·) and ``"kl(z)"`` for E[log q(z|·) − log p(z|·)], which is
     −log p(z|·) in rows where z is known. Under iwae the terms are diagnostics: averages with the
@@ -66,8 +67,9 @@ def scale_gradient(value: Tensor, factor: Tensor) -> Tensor:
 
 
 class Estimate:
-    """The computation of one estimate: draw all values, then compute log-probabilities, weights,
-    terms and the bound.
+    """The computation of one estimate.
+
+    It draws all values, then computes log-probabilities, weights, terms and the bound.
     """
 
     def __init__(
@@ -112,11 +114,11 @@ class Estimate:
     # Drawing --------------------------------------------------------------------------------------
 
     def _unscale(self, entry: Entry, ref: Ref, value: Tensor) -> Tensor:
-        """Undo DReG's gradient weight on the inputs of a draw, so that gradients to earlier draws
-        are not weighted twice.
+        """Undo DReG's gradient weight on the inputs of a draw.
 
-        The plan decides whether a parent has a sample axis. Its tensor cannot decide: at the first
-        step of a recurrence, the state may not have that axis yet.
+        Gradients to earlier draws are then not weighted twice. The plan decides whether a parent
+        has a sample axis. Its tensor cannot decide: at the first step of a recurrence, the state
+        may not have that axis yet.
         """
         if (
             entry.side == "p"
@@ -198,8 +200,9 @@ class Estimate:
     # Log-probabilities and weights ----------------------------------------------------------------
 
     def _detached(self, side: str, name: str, region: str) -> tuple[Conditional, td.Distribution]:
-        """Return a factor's distribution with its weights and all inputs detached, except the
-        inputs that are samples.
+        """Return a factor's distribution with detached weights and inputs.
+
+        Inputs that are samples are not detached.
         """
         entry = self.program.entry(side, name, region)
         factor, program = self.factors[entry.id], self.program
@@ -242,8 +245,9 @@ class Estimate:
         )
 
     def log_w(self, name: str) -> Tensor:
-        """log q of every value of an enumerated latent (or log π of every mixture component), on
-        the latent's axis.
+        """log q of every value of an enumerated latent, on the latent's axis.
+
+        For a mixture, log π of every component.
         """
         if name not in self._log_w:
             self._log_w[name] = (
@@ -293,8 +297,9 @@ class Estimate:
         return term.sum(TIME, keepdim=True)
 
     def finish(self, name: str, term: Tensor, side: str) -> Tensor:
-        """Sum a term over time, and over the values of the latents enumerated at each step,
-        weighted by their probabilities.
+        """Sum a term over time, and over the values of the latents enumerated at each step.
+
+        The values are weighted by their probabilities.
         """
         timed = self.graph.timed[name]
         slots = [
@@ -321,8 +326,9 @@ class Estimate:
         return self._chain
 
     def weight(self, name: str) -> Tensor:
-        """The weight of every value of an enumerated latent: its probability under q, or one-hot
-        where the value is known.
+        """The weight of every value of an enumerated latent.
+
+        It is the value's probability under q, or one-hot where the value is known.
         """
         weight = self.log_w(name).exp()
         seen = self.batch.get(mask_of(name))
@@ -336,10 +342,10 @@ class Estimate:
         return torch.where(seen[..., :1], here, weight)
 
     def kl(self, name: str) -> Tensor:
-        """E[log q(v|·) − log p(v|·)] as the plan computes it, summed over time, not yet averaged
-        over the other latents.
+        """E[log q(v|·) − log p(v|·)] as the plan computes it, summed over time.
 
-        The term is zero where v is known: log p(v|·) is then a likelihood term.
+        It is not yet averaged over the other latents. The term is zero where v is known: log p(v|·)
+        is then a likelihood term.
         """
         choice = self.plan.choices[name]
         if choice.term is Term.SUMMED:
@@ -384,8 +390,9 @@ class Estimate:
         return term if seen is None else torch.where(seen[..., :1], torch.zeros_like(term), term)
 
     def _relaxed_value(self, name: str, region: str) -> Tensor:
-        """The relaxed sample in the space of its density: its logarithm (OneHot) or its logit
-        (Bernoulli).
+        """The relaxed sample in the space of its density: its logarithm or logit.
+
+        The logarithm is for OneHot, the logit for Bernoulli.
         """
         spec, dist = self.program.distribution("q", name, region)
         return spec.relax(dist, self.program.select(self.noise[name], region), self.temperature)[1]  # type: ignore[attr-defined]
@@ -400,9 +407,7 @@ class Estimate:
         return self.program.piecewise(name, side, at)
 
     def likelihood(self, name: str) -> Tensor:
-        """log p(v|·) of an observed variable, or of a latent in the rows where its value is
-        known.
-        """
+        """log p(v|·) of an observed variable, or of a latent where its value is known."""
         log_p, seen = self.log_p(name), self.batch.get(mask_of(name))
         if seen is not None and name in self.plan.choices:
             log_p = torch.where(seen[..., :1], log_p, torch.zeros_like(log_p))
@@ -411,8 +416,9 @@ class Estimate:
     # The bound ------------------------------------------------------------------------------------
 
     def sequence(self) -> list[tuple[str, int]]:
-        """The expectations that remain after the sum over time, innermost first: pairs (latent or
-        "#S", axis).
+        """The expectations that remain after the sum over time, innermost first.
+
+        They are pairs (latent or "#S", axis).
         """
         return [
             (name, SAMPLES if name == S[0] else self.plan.slots[name][0])
@@ -420,8 +426,9 @@ class Estimate:
         ]
 
     def terms(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The likelihood terms and the KL terms, summed over time, not yet averaged over latents
-        and samples.
+        """The likelihood terms and the KL terms, summed over time.
+
+        They are not yet averaged over latents and samples.
         """
         latents = (
             name
@@ -442,13 +449,12 @@ class Estimate:
         return torch.where(seen[..., :1] & ~here, torch.full_like(total, -math.inf), total)
 
     def gradient_scale(self, kl_weight: float | Tensor = 1.0) -> Tensor:
-        """DReG's factor on the gradient of each draw: 1 − β + βw̃, where w̃ is the sample's
-        normalised importance weight.
+        """DReG's factor on the gradient of each draw: 1 − β + βw̃.
 
-        The bound weights each sample's gradient by w̃. The log-weight contains −β log q(z). Its
-        gradient with respect to q's parameters at fixed z has the same mean as −β(w̃ − w̃²) times
-        the gradient of the log-weight along the path of z. The total factor is therefore w̃(1 − β +
-        βw̃).
+        w̃ is the sample's normalised importance weight. The bound weights each sample's gradient by
+        w̃. The log-weight contains −β log q(z). Its gradient with respect to q's parameters at
+        fixed z has the same mean as −β(w̃ − w̃²) times the gradient of the log-weight along the
+        path of z. The total factor is therefore w̃(1 − β + βw̃).
         """
         terms, kls = self.terms()
         total = _integrand(terms, kls, kl_weight)
@@ -535,8 +541,9 @@ class Estimate:
         return Bound(value, shown, log_weights)
 
     def _score_surrogate(self, total: Tensor, names: list[str], summed: Sequence[int]) -> Tensor:
-        """A term whose gradient is the score-function gradient, with a leave-one-out baseline
-        (VIMCO under iwae).
+        """A term whose gradient is the score-function gradient.
+
+        It has a leave-one-out baseline (VIMCO under iwae).
 
         ``summed`` are the axes (mixture components, values of a latent) that ``total`` is already
         summed over. All draws along these axes belong to one sample, so their log q are summed too.
@@ -593,8 +600,9 @@ def _component_axis(value: Tensor, slot: int) -> Tensor:
 
 
 def sample_with_seed(dist: td.Distribution, seed: Tensor) -> Tensor:
-    """Draw torch's own sample (``rsample`` if available) from a seed, for families that define no
-    ``noise``.
+    """Draw torch's own sample from a seed, for families that define no ``noise``.
+
+    The sample is ``rsample`` if available.
     """
     with seeded(int(seed)):
         return draw_from(dist, pathwise=True)

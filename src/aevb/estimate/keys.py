@@ -1,6 +1,4 @@
-"""Keys of a batch: ``x`` holds the values of variable x, and ``x?`` the mask of its known
-values.
-"""
+"""Keys of a batch: ``x`` holds the values of a variable, ``x?`` the mask of its known values."""
 
 from __future__ import annotations
 

@@ -58,8 +58,10 @@ def draw_one(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Draw one tensor of a kind: normal, uniform, gumbel, logistic, laplace, ``student DF``, ``keep
-    P`` (a dropout mask), or seed.
+    """Draw one tensor of a kind of noise.
+
+    The kinds are normal, uniform, gumbel, logistic, laplace, ``student DF``, ``keep P`` (a dropout
+    mask) and seed.
     """
     generator = seeding.generator(device) if generator is None else generator
     name, _, argument = kind.partition(" ")

@@ -23,7 +23,7 @@ from aevb.estimate.keys import mask_of
 
 # How to draw a node's value: (node, entry, raw numbers, step or None for all steps at once) → value
 Draw = Callable[[str, Entry, Tensor, int | None], Tensor]
-# (side, variable, region) → its distribution there
+# A function from (side, variable, region) to the distribution there.
 Distributions = Callable[[str, str, str], tuple[Conditional, td.Distribution]]
 
 
@@ -58,8 +58,9 @@ class Program:
     # Reading --------------------------------------------------------------------------------------
 
     def read(self, ref: Ref, entry: Entry | None = None) -> Tensor:
-        """The value of a parent as an entry reads it: shifted in time, with zeros outside the
-        sequence.
+        """The value of a parent as an entry reads it: shifted in time.
+
+        It is zero outside the sequence.
         """
         value = self._at(self.values[ref.name], ref, masked=True)
         return self.hook(entry, ref, value) if self.hook and entry else value
@@ -111,9 +112,7 @@ class Program:
     def inputs(
         self, entry: Entry, names: Callable[[str], bool] = lambda name: True
     ) -> dict[str, Tensor]:
-        """The values of an entry's parents by label, for the parents whose name satisfies
-        ``names``.
-        """
+        """The values, by label, of an entry's parents whose name satisfies ``names``."""
         own = entry.key.name if isinstance(self.factors[entry.id], Recurrence) else None
         return {
             ref.label: self.read(ref, entry)
@@ -137,8 +136,9 @@ class Program:
         return found
 
     def keep(self, entry: Entry) -> list[Tensor]:
-        """The dropout masks in the noise, then the per-example offset, if any
-        (:mod:`aevb.evidence.per_example_q`).
+        """The dropout masks in the noise, then the per-example offset, if any.
+
+        :mod:`aevb.evidence.per_example_q` uses the offset.
         """
         count = len(entry.spec.net.dropouts()) if entry.spec.net else 0
         names = [*(f"{entry.id} dropout {i}" for i in range(count)), f"{entry.id} offset"]
@@ -158,11 +158,11 @@ class Program:
     # Quantities of a variable, step by step -------------------------------------------------------
 
     def regions(self, name: str, sides: Sequence[str]) -> list[str]:
-        """The regions of a sequence with different rules: "all", then "first" and "last" if one
-        side has an entry for them.
+        """The regions of a sequence with different rules.
 
-        A row of one step is both first and last. The region "only" covers such rows if one side
-        declares the first step and the other side the last.
+        The first is "all". "first" and "last" follow if one side has an entry for them. A row of
+        one step is both first and last. The region "only" covers such rows if one side declares the
+        first step and the other side the last.
         """
         ends = [
             set((self.graph.p if side == "p" else self.graph.q)[name]) - {"t", "static"}
@@ -186,9 +186,7 @@ class Program:
         return next((entries[at] for at in ends if at in entries), entries[self.graph.main(name)])
 
     def select(self, value: Tensor, region: str) -> Tensor:
-        """The part of a value that belongs to a region: all steps, or the first or last step as T =
-        1.
-        """
+        """The part of a value in a region: all steps, or the first or last step as T = 1."""
         if region == "all" or value.shape[TIME] == 1:
             return value
         return self.last_step(value) if region == "last" else value.narrow(TIME, 0, 1)
@@ -235,12 +233,11 @@ class Program:
         present: Tensor | None = None,
         distribution: Distributions | None = None,
     ) -> Tensor:
-        """log p or log q of a variable's ``present`` entries at every step, by the rule of that
-        step; [.., T, N, 1].
+        """log p or log q of a variable's ``present`` entries at every step, [.., T, N, 1].
 
-        A rule ignores missing entries, padded steps and steps of other rules. These entries are
-        first set to the family's ``fill``, a value inside its support. They already hold 0, so a
-        ``fill`` of 0 needs no work.
+        Each step uses its own rule. A rule ignores missing entries, padded steps and steps of other
+        rules. These entries are first set to the family's ``fill``, a value inside its support.
+        They already hold 0, so a ``fill`` of 0 needs no work.
         """
         distribution = distribution or self.distribution
 
@@ -317,8 +314,9 @@ class Program:
                 self.values[stage.nodes[0]] = self._batched(stage.nodes[0], draw)
 
     def entries(self, name: str) -> dict[At, Entry]:
-        """The rules that produce a node's value in this program: q's if q draws it or only q
-        declares it, otherwise p's.
+        """The rules that produce a node's value in this program.
+
+        They are q's if q draws it or only q declares it, otherwise p's.
         """
         graph = self.graph
         return graph.q[name] if name in self.q_draws or name not in graph.p else graph.p[name]
@@ -350,9 +348,7 @@ class Program:
         return value
 
     def _zero_outside(self, value: Tensor, entry: Entry) -> Tensor:
-        """Set a deterministic node to zero at the steps where all its parents lie outside the
-        sequence.
-        """
+        """Set a deterministic node to zero where all its parents lie outside the sequence."""
         inside = self._inside(entry)
         return (
             value
@@ -505,8 +501,9 @@ class Program:
     def _prepare(
         self, entry: Entry, inside: set[str]
     ) -> tuple[Sequence[Tensor] | None, list[Sequence[Tensor]]]:
-        """The parts of an entry that can be computed before the loop, by step: the sum of the outer
-        parents' blocks, and dropout masks.
+        """The parts of an entry that can be computed before the loop, by step.
+
+        They are the sum of the outer parents' blocks, and dropout masks.
         """
         outer = self.inputs(entry, lambda name: name not in inside)
         keep = [steps_of(mask, self.count) for mask in self.keep(entry)]

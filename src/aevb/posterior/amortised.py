@@ -29,8 +29,9 @@ from aevb.runtime.seeding import draw_from
 
 
 class Posterior:
-    """q(latents | data) of one batch: ``posterior["z"]``, ``posterior.sample(S)``,
-    ``posterior.log_prob(z=…)``.
+    """q(latents | data) of one batch.
+
+    Use ``posterior["z"]``, ``posterior.sample(S)`` and ``posterior.log_prob(z=…)``.
 
     ``method`` is "q" here and "exact" for the exact posterior. ``why`` is a text that says why this
     posterior was chosen, if there was a choice.
@@ -63,8 +64,9 @@ class Posterior:
 
     @property
     def next_seed(self) -> int | None:
-        """A seed for draws after the latents. ``seed`` itself would repeat the latents' random
-        numbers.
+        """A seed for draws after the latents.
+
+        ``seed`` itself would repeat the latents' random numbers.
         """
         return None if self.seed is None else self.seed ^ 0x5DEECE66D
 
@@ -88,9 +90,8 @@ class Posterior:
         self._check_asked(name)
         with self.model._evaluating(self.seed):
             working = self._working(name)
-            if isinstance(
-                self.graph.rule("q", name).spec, Exact
-            ):  # the log-probabilities of all values
+            if isinstance(self.graph.rule("q", name).spec, Exact):
+                # ``log_w`` holds the log-probabilities of all values.
                 raw, weight = self._components(
                     working, name, swap(working.log_w(name), working.plan.slots[name][0], -1)
                 )
@@ -173,7 +174,7 @@ class Posterior:
         return raw, weight / weight.sum(-1, keepdim=True)
 
     def _as_public(self, key: str, name: str) -> Tensor | None:
-        """What the batch holds for a variable, the examples first: [N, d] or [N, T, d]."""
+        """Return the batch's values of a variable, examples first: [N, d] or [N, T, d]."""
         value = self.batch.get(key)
         return (
             None if value is None else value.transpose(0, 1) if self.graph.timed[name] else value[0]
@@ -196,7 +197,7 @@ class Posterior:
         try:
             plan = derive(graph, **common)
             if S in plan.axes[graph.rule("q", name).id]:
-                # with 1 sample, the plan would relax latents too large to enumerate
+                # With 1 sample, the plan would relax latents that are too large to enumerate.
                 plan = derive(graph, samples=max(2, self.samples), **common)
         except ValueError:  # not enumerable: draw the other latents instead, in copies of the rows
             others = {
@@ -270,9 +271,8 @@ class Posterior:
                 for name in plan.drawn
                 if not any(axis in plan.slots for axis, _ in plan.values[name])
             }
-            for name in plan.enumerated[
-                :1
-            ]:  # in q's order: the first one reads no other enumerated latent
+            for name in plan.enumerated[:1]:
+                # In q's order, the first enumerated latent reads no other one.
                 probs = swap(working.weight(name), plan.slots[name][0], -1)
                 probs = probs.reshape(-1, *probs.shape[-2:]).expand(
                     self.steps if graph.timed[name] else 1, count * self.n, -1
@@ -330,9 +330,8 @@ class Posterior:
                 self.n, dtype=model._parameter().dtype, device=model._parameter().device
             )
             for name in latents:
-                if isinstance(
-                    graph.rule("q", name).spec, Exact
-                ):  # Bayes' rule at the values of all others
+                if isinstance(graph.rule("q", name).spec, Exact):
+                    # The factor is Bayes' rule at the values of all others.
                     plan = derive(graph, clamped=frozenset(graph.latents) - {name})
                     working = Estimate(plan, model.factors, batch, {})
                     here = (working.program.values[name] == given[name]).all(-1, keepdim=True)
@@ -350,8 +349,9 @@ class Posterior:
         return total
 
     def generated(self, latents: dict[str, Tensor]) -> Program:
-        """Evaluate p's factors at the data and at values of the latents, [N, size] or [N, T,
-        size].
+        """Evaluate p's factors at the data and at values of the latents.
+
+        A value has shape [N, size] or [N, T, size].
         """
         batch = self.batch | self._laid_out(latents)
         program = Program(self.graph, self.model.factors, batch, steps=self.steps)

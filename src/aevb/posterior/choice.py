@@ -1,6 +1,4 @@
-"""Choose the posterior: q if it was trained for this p, otherwise the exact one, otherwise an
-error.
-"""
+"""Choose the posterior: q if it was trained for this p, else the exact one, else an error."""
 
 from __future__ import annotations
 
@@ -139,8 +137,9 @@ def _remedy(model: DeclaredModel, teaching: Teaching, batch: Batch) -> str:
 
 
 def _lacking(graph: Graph, batch: Batch) -> list[str]:
-    """Return the observed variables with missing entries that q reads, directly or through a
-    function.
+    """Return the observed variables with missing entries that q reads.
+
+    q reads them directly or through a function.
     """
     read = {
         ref.name
@@ -152,9 +151,7 @@ def _lacking(graph: Graph, batch: Batch) -> list[str]:
 
 
 def _open_ended(graph: Graph, batch: Batch) -> Tensor | None:
-    """Return a mask of the rows [N] whose last step has no observed variable; None if there are
-    none.
-    """
+    """Return a mask of the rows [N] whose last step has no observed variable; None if none."""
     timed = [name for name in graph.observed if graph.timed[name]]
     if not timed or any(mask_of(name) not in batch for name in timed):
         return None

@@ -91,8 +91,9 @@ class ExactPosterior(Posterior):
         )
 
     def _certain(self, name: str) -> Tensor | None:
-        """Return a mask, [N] or [N, T], of where a Gaussian latent is known or padding; None if
-        nowhere.
+        """Return a mask of where a Gaussian latent is known or padding; None if nowhere.
+
+        The mask has shape [N] or [N, T].
         """
         seen, real = (
             self._as_public(mask_of(name), name),
@@ -132,8 +133,9 @@ class ExactPosterior(Posterior):
             return joint - exact_evidence(self.model, self.batch)
 
     def moments(self, name: str) -> tuple[Tensor, Tensor]:
-        """Return posterior mean and standard deviation of an observed variable, [T or 1, N, d]
-        each.
+        """Return posterior mean and standard deviation of an observed variable.
+
+        Each has shape [T or 1, N, d].
         """
         mean, sd = self.marginals.components[name].moments()
         dtype = self.model._parameter().dtype
@@ -141,8 +143,9 @@ class ExactPosterior(Posterior):
 
 
 def _root(covariance: Tensor) -> Tensor:
-    """Return the Cholesky factor. A numerically singular covariance gets a little more variance
-    first.
+    """Return the Cholesky factor.
+
+    A numerically singular covariance gets a little more variance first.
     """
     covariance = (covariance + covariance.mT) / 2
     factor, failed = torch.linalg.cholesky_ex(covariance)

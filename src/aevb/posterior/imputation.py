@@ -1,5 +1,6 @@
-"""Impute missing cells of observed variables: mean, standard deviation and draws given the known
-cells.
+"""Impute missing cells of observed variables, given the known cells.
+
+The results are the mean, the standard deviation and draws.
 """
 
 from __future__ import annotations
@@ -110,8 +111,9 @@ class _Drawn:
 
 
 def _by_draws(posterior: Posterior, names: list[str], samples: int) -> dict[str, _Drawn]:
-    """Return moments and draws of missing entries, from draws of the latents; [T or 1, N, d]
-    each.
+    """Return moments and draws of missing entries, from draws of the latents.
+
+    Each has shape [T or 1, N, d].
     """
     model, batch, n = posterior.model, posterior.batch, posterior.n
     latents = posterior.sample(samples)

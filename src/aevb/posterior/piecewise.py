@@ -37,8 +37,7 @@ class Point(td.Distribution):
 
 
 class Pieces(td.Distribution):
-    """The distribution ``there`` where the mask is True, and ``elsewhere`` in the rest of the
-    batch.
+    """The distribution ``there`` where the mask is True, ``elsewhere`` in the rest of the batch.
 
     Both are distributions of vectors of the same size.
     """

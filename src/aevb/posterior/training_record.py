@@ -116,8 +116,9 @@ class Teaching:
         return found
 
     def unseen(self, model: DeclaredModel, names: Collection[str]) -> dict[str, frozenset[int]]:
-        """Return, per observed variable, the columns that were complete in all rows q was trained
-        on.
+        """Return, per observed variable, the columns that q never saw with missing entries.
+
+        These columns were complete in all rows q was trained on.
 
         ``names`` are the latents whose factors are needed. Variables without such columns are left
         out.
@@ -167,8 +168,9 @@ class Teaching:
         }
 
     def restore(self, model: DeclaredModel, state: Mapping[str, object] | None) -> None:
-        """Restore a saved record for the model's current weights. Without a record, q counts as
-        trained.
+        """Restore a saved record for the model's current weights.
+
+        Without a record, q counts as trained.
         """
         stored = state if isinstance(state, Mapping) else {}
         self.records, self.open_ends = {}, bool(stored.get("open ends", False))
@@ -201,8 +203,9 @@ def _runs(columns: Collection[int]) -> list[list[int]]:
 def _columns(
     model: DeclaredModel, stored: Mapping[str, object]
 ) -> dict[str, frozenset[int]] | None:
-    """Return the columns of saved runs. An earlier version saved the variables without missing
-    entries.
+    """Return the columns of saved runs.
+
+    An earlier version saved the variables without missing entries.
     """
     observed = {name: range(model.graph.size(name)) for name in model.graph.observed}
     whole, lacked = stored.get("whole"), stored.get("lacked")
