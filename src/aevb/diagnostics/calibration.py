@@ -1,10 +1,10 @@
-"""Simulation-based calibration of q: draw latents and data from p, rank the true latents among q's
-draws.
+"""Simulation-based calibration of q.
 
-If q(z | x) equals p(z | x), the rank of z among draws of q(z | x) is uniform for (z, x) ~ p, in
-every entry. Many ranks at both ends mean that q is too narrow, many in the middle that it is too
-wide, and many at one end that it is biased. Ties of discrete entries are broken at random. One step
-per sequence is ranked, because the steps of a sequence are not independent.
+It draws latents and data from p, and ranks the true latents among q's draws. If q(z | x) equals p(z
+| x), the rank of z among draws of q(z | x) is uniform for (z, x) ~ p, in every entry. Many ranks at
+both ends mean that q is too narrow, many in the middle that it is too wide, and many at one end
+that it is biased. Ties of discrete entries are broken at random. One step per sequence is ranked,
+because the steps of a sequence are not independent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from aevb.predictive.replicate import redraw
 
 DRAWS = 99  # draws of q, among which the true value is ranked
 LEAST = 200  # fewest draws of p; with fewer rows, each row is used several times
-# Kolmogorov–Smirnov distance of the ranks from the uniform distribution
+# Limits of the Kolmogorov–Smirnov distance of the ranks from the uniform distribution.
 LARGE, NOTABLE = (0.25, 0.12)
 
 
@@ -73,9 +73,7 @@ def _rank(draws: Tensor, true: Tensor, generator: torch.Generator) -> np.ndarray
 
 
 def judge_ranks(name: str, rank: np.ndarray) -> Finding:
-    """Report the Kolmogorov–Smirnov distance of the ranks from uniform, and in which direction q
-    errs.
-    """
+    """Report the Kolmogorov–Smirnov distance of the ranks from uniform, and how q errs."""
     from scipy.stats import kstest  # type: ignore[import-untyped]
 
     n, d = rank.shape

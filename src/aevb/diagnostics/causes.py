@@ -1,6 +1,4 @@
-"""Measure why a latent is dead: the gradient that reaches q's factor, and how p depends on the
-latent.
-"""
+"""Why a latent is dead: the gradient that reaches q's factor, and p's dependence on it."""
 
 from __future__ import annotations
 
@@ -101,8 +99,9 @@ class Dependence:
 
 
 def dependence(model: Model, batch: Batch, name: str, kl: Tensor, seed: int) -> Dependence:
-    """Measure the dependence by replacing the latent's draw from q by draws from p, all others
-    fixed.
+    """Measure how p depends on a latent.
+
+    Draws from p replace the latent's draw from q; all other draws are fixed.
 
     ``kl`` is the KL of the latent, [N].
     """

@@ -1,6 +1,4 @@
-"""Findings on classes: dead and duplicate classes, the certainty of q, and the match with
-labels.
-"""
+"""Findings on classes: dead and duplicate ones, the certainty of q, the match with labels."""
 
 from __future__ import annotations
 
@@ -68,10 +66,10 @@ def differences(model: Model, batch: Batch, name: str, seed: int) -> tuple[Tenso
 
 
 def same_classes(under: Tensor, drawn: Tensor) -> list[tuple[int, int, float]]:
-    """Return pairs of classes that p's other factors do not distinguish: (a, b, mean |difference|
-    in nats).
+    """Return pairs of classes that p's other factors do not distinguish.
 
-    Each pair is compared on the rows that have one of the two classes.
+    A pair is (a, b, mean |difference| in nats). Each pair is compared on the rows that have one of
+    the two classes.
     """
     found = []
     classes = drawn.unique().tolist()

@@ -159,8 +159,9 @@ def _rests_on_one(model: Model, batch: Batch, run: Run, seed: int) -> list[Findi
 
 
 def _behind(model: Model) -> list[Finding]:
-    """Report latents whose factors in q are outdated: measurements by q then show faults of q, not
-    of p.
+    """Report latents whose factors in q are outdated.
+
+    Measurements by q then show faults of q, not of p.
     """
     remedy = (
         "Train q (fit with joint() or alternate()); until then posterior() and impute() use the "
@@ -183,8 +184,9 @@ def _behind(model: Model) -> list[Finding]:
 def _labels(
     model: Model, arrays: Mapping[str, Any], labels: Any, chosen: Tensor, n: int
 ) -> dict[str, np.ndarray]:
-    """Return labels of the chosen rows for every static class: ``labels``, or its values in the
-    data.
+    """Return labels of the chosen rows for every static class.
+
+    They are ``labels``, or the values of the class in the data.
     """
     graph = model.graph
     classes = [
@@ -214,8 +216,9 @@ def _numbers(labels: Any) -> np.ndarray:
 
 
 def _plan(model: Model, batch: Batch, how: Mapping[str, str], samples: int) -> Plan:
-    """Return the model's default plan, which is exact if possible, or the plan with ``how`` if it
-    has none.
+    """Return the model's default plan, or the plan with ``how`` if it has none.
+
+    The default plan is exact if possible.
     """
     choices: dict[str, Any] = {"samples": samples, "partial": split_latents(model.graph, batch)[1]}
     try:
@@ -253,7 +256,7 @@ def _examine(
         for plan in (recorded, _plan(model, few, how, SAMPLES_DRAWN))
     )
     for name in graph.latents:
-        # None if q is Bayes' rule
+        # There is no reach if q is Bayes' rule.
         reach = Reach(trained[name], own[name]) if name in trained else None
         relies = dependence(model, few, name, kls[0][name][:FEW], seed)
         if graph.rule("p", name).spec.categorical:

@@ -12,8 +12,9 @@ LEVELS = ("ok", "note", "warning", "problem")
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding. ``kind`` is its name ("collapse", "dead classes", …), ``about`` the variable, or
-    "run".
+    """One finding.
+
+    ``kind`` is its name ("collapse", "dead classes", …). ``about`` is the variable, or "run".
     """
 
     level: str

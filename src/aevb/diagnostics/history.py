@@ -31,9 +31,7 @@ def judge_history(run: Run) -> list[Finding]:
 
 
 def _over_fitting(run: Run) -> list[Finding]:
-    """Report whether the validation bound fell from its best value while the training bound
-    rose.
-    """
+    """Report whether the validation bound fell from its best while the training bound rose."""
     history, judge = run.history, run.settings.judge
     best, name = run.best, f"validation {run.settings.judge}"
     if best is None:
@@ -54,9 +52,9 @@ def _over_fitting(run: Run) -> list[Finding]:
         "last": last,
         "last step": int(steps[-1]),
     }
-    if (
-        judge in history
-    ):  # recorded in training: with dropout, as means over the steps since the previous row
+    if judge in history:
+        # These values were recorded in training: with dropout, and as means over the steps since
+        # the previous row.
         recorded = history[judge][np.isfinite(history[judge])]
         if len(recorded):
             figures["training"] = float(recorded[-max(1, len(recorded) // 20) :].mean())
@@ -84,8 +82,9 @@ def _over_fitting(run: Run) -> list[Finding]:
 
 
 def _fall(run: Run) -> list[Finding]:
-    """Report whether the training bound fell from its best; a fall in validation is then not
-    over-fitting.
+    """Report whether the training bound fell from its best.
+
+    A fall in validation is then not over-fitting.
     """
     found = fall(run)
     return (

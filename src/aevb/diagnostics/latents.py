@@ -27,8 +27,9 @@ def judge(
     relies: Dependence,
     how: Mapping[str, str],
 ) -> list[Finding]:
-    """Return the findings about a latent that is not a class: used, partly used, or collapsed and
-    why.
+    """Return the findings about a latent that is not a class.
+
+    It is used, partly used, or collapsed, and then they say why.
     """
     figures: dict[str, Any] = {"kl": usage.kl, **reached(reach), **asdict(relies)}
     if usage.activity is not None:

@@ -20,8 +20,9 @@ SAMPLES_DRAWN = 4  # samples per example
 
 
 class Measured:
-    """One batch under q: its bound, and expectations of functions of q's and p's distributions per
-    entry.
+    """One batch under q: its bound, and expectations per entry.
+
+    The expectations are of functions of q's and p's distributions.
     """
 
     def __init__(self, model: Model, plan: Plan, batch: Batch, seed: int) -> None:
@@ -54,8 +55,9 @@ class Measured:
         return term.expand(term.shape[0], self.n, term.shape[-1])
 
     def per_step(self, name: str, term: Tensor, side: str) -> Tensor:
-        """Return the expectation of a quantity per step, [T or 1, N, d], with zeros at padded
-        steps.
+        """Return the expectation of a quantity per step, [T or 1, N, d].
+
+        It is zero at padded steps.
 
         ``side`` ("p" or "q") names the factor of the variable whose axes the quantity has.
         """
@@ -84,8 +86,9 @@ class Measured:
     def compare(
         self, name: str, function: Callable[[td.Distribution, td.Distribution], Tensor]
     ) -> Tensor:
-        """Return the expectation of a function of q's and p's distributions of a latent, [T or 1,
-        N, d].
+        """Return the expectation of a function of q's and p's distributions of a latent.
+
+        The shape is [T or 1, N, d].
         """
         program, side = self.working.program, "q" if self.plan.direction("q", name) else "p"
         either = program.piecewise(
@@ -99,8 +102,9 @@ class Measured:
         return self.per_step(name, either, side)
 
     def of_p(self, name: str, function: Callable[[td.Distribution], Tensor]) -> Tensor:
-        """Return the expectation of a function of p's distribution of a variable, [T or 1, N,
-        d].
+        """Return the expectation of a function of p's distribution of a variable.
+
+        The shape is [T or 1, N, d].
         """
         program = self.working.program
         return self.per_step(
@@ -160,8 +164,9 @@ def _kl(q: td.Distribution, p: td.Distribution) -> Tensor:
 
 
 def spread(dist: td.Distribution) -> Tensor:
-    """Return the scale of a distribution per entry, in its own units (LogNormal's ``scale`` is that
-    of the logarithms).
+    """Return the scale of a distribution per entry, in its own units.
+
+    LogNormal's ``scale`` is that of the logarithms.
     """
     found = None if isinstance(dist, td.TransformedDistribution) else getattr(dist, "scale", None)
     return found if isinstance(found, Tensor) and not dist.event_shape else dist.variance.sqrt()

@@ -1,6 +1,4 @@
-"""Findings on scales: a likelihood that sharpens without bound, a posterior near a point or too
-wide.
-"""
+"""Findings on scales: an ever sharper likelihood, a posterior near a point or too wide."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from aevb.diagnostics.measure import Measured, spread
 from aevb.estimate.keys import mask_of
 from aevb.model import Model
 
-# ratios: likelihood scale / data sd, and q's scale / p's scale (twice)
+# Limits of ratios: likelihood scale / data sd, and q's scale / p's scale (twice).
 SHARP, POINT, WIDE = (1e-3, 1e-4, 3.0)
 
 

@@ -1,5 +1,6 @@
-"""Information in each entry of a latent: its KL, and its activity (variance of the posterior
-mean).
+"""Information in each entry of a latent: its KL, and the variance of the posterior mean.
+
+The variance is called the activity of the entry.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Usage:
         if self.activity is None:
             return None
         entries = self.kl / len(self.activity) if self.kl_by_entry is None else self.kl_by_entry
-        # an entry with a constant mean can still have a KL
+        # An entry with a constant mean can still have a KL.
         return (self.activity < ACTIVE) & (torch.as_tensor(entries) / self.steps < 5 * CARRIES)
 
 
@@ -65,7 +66,7 @@ class UsageSums:
                 0.0 if self.by_entry is None else self.by_entry
             )
         if model.graph.rule("p", name).spec.finite and not _scalar(model, name):
-            # classes have no order: clusters.py measures their information by their probabilities
+            # Classes have no order. clusters.py measures their information by their probabilities.
             return
         if isinstance(model.graph.rule("q", name).spec, Exact):
             return

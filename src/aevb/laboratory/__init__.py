@@ -72,11 +72,10 @@ def compare_estimators(
     seed: int = 0,
     tell: Callable[[str], None] | None = None,
 ) -> Laboratory:
-    """Measure every valid estimator of the bound, on a batch of ``rows`` rows with the current
-    weights.
+    """Measure every valid estimator of the bound, with the current weights.
 
-    Each way is repeated ``replicates`` times with independent noise; the rows are fixed and dropout
-    is off. Measured are:
+    The data are a batch of ``rows`` rows. Each way is repeated ``replicates`` times with
+    independent noise; the rows are fixed and dropout is off. Measured are:
 
     - the bias of the bound, and its variance per example;
     - for θ and φ, the variance (trace of the covariance) and squared bias of the gradient of the
@@ -134,7 +133,7 @@ def compare_estimators(
         figures = []
         for i, (way, taken) in enumerate(zip(ways, seconds, strict=True), 1):
             tell(f"{i} of {len(ways)}: {way.full_name}")
-            # freed before the next way, to save memory
+            # The replicates are freed before the next way, to save memory.
             found = replicate(model, way, batch, replicates, seed)
             figures.append(
                 _figures(
@@ -148,8 +147,9 @@ def compare_estimators(
 
 @contextmanager
 def _differentiating(model: Model) -> Iterator[None]:
-    """Enable gradients and disable dropout, whose noise belongs to the model, not to the
-    estimator.
+    """Enable gradients and disable dropout.
+
+    The noise of dropout belongs to the model, not to the estimator.
     """
     with evaluating(model), torch.enable_grad():
         yield

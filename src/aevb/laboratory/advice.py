@@ -8,7 +8,7 @@ from aevb.derive.draws import Draw
 from aevb.laboratory.result import Figures, Laboratory, Target
 
 MOMENTUM = 10  # steps whose gradients Adam averages, with β₁ = 0.9
-# draws of a latent that could also be enumerated
+# Draws of a latent that could also be enumerated.
 DISCRETE = tuple(draw for draw in Draw if draw.relaxes or draw is Draw.SCORE)
 
 
@@ -87,12 +87,12 @@ def _cost_error(laboratory: Laboratory, target: Target, one: Figures) -> float:
 
 
 def worth(laboratory: Laboratory, one: Figures, best: Figures) -> float:
-    """Return the number of averaged steps of ``best`` at which a biased way's bias² outweighs its
-    saving.
+    """Return after how many averaged steps of ``best`` a biased way stops being better.
 
-    0 if it saves nothing. In the time of n steps of ``best``, with variance V and t seconds per
-    step, the mean gradient of ``best`` has squared error V/n, and that of the biased way b² + V' t'
-    / (n t). They are equal at n = (V − V' t'/t) / b².
+    At that number its bias² outweighs the time that it saves. 0 if it saves nothing. In the time of
+    n steps of ``best``, with variance V and t seconds per step, the mean gradient of ``best`` has
+    squared error V/n, and that of the biased way b² + V' t' / (n t). They are equal at n = (V − V'
+    t'/t) / b².
     """
     saved = (laboratory.cost(best) - laboratory.cost(one)) / best.seconds
     if saved <= 0:
@@ -132,9 +132,7 @@ def _biased(laboratory: Laboratory, target: Target, best: Figures) -> Iterator[s
 
 
 def _enumeration(laboratory: Laboratory) -> Iterator[str]:
-    """Compare time and variance of sampling a latent with those of enumerating it, all else
-    equal.
-    """
+    """Compare sampling a latent with enumerating it, in time and variance, all else equal."""
     for one in laboratory.figures:
         if one.how or not one.noise or one.gradient != "plain":
             continue

@@ -75,9 +75,7 @@ class Moments:
         return self.origin + self.sums.sum(0) / self.count
 
     def variance(self) -> tuple[float, float]:
-        """Return the trace of the covariance, Σᵢ Var[gᵢ], and its standard error over the
-        blocks.
-        """
+        """Return the trace of the covariance, Σᵢ Var[gᵢ], and its standard error over blocks."""
         mean = self.sums.double().sum(0) / self.count
         along, length = (self.sums.double() @ mean).cpu().numpy(), float(mean.square().sum())
         around = (
@@ -163,9 +161,7 @@ def replicate(
 
 
 def exact_elbo(model: Model, batch: Mapping[str, Tensor]) -> Tensor | None:
-    """Return log p(x) − KL(q ‖ p(·|x)), differentiable; None unless both are known without
-    sampling.
-    """
+    """Return log p(x) − KL(q ‖ p(·|x)), differentiable; None if one of them needs sampling."""
     if why_not_exact(model) is not None:
         return None
     distance = gap(model, batch)

@@ -102,8 +102,9 @@ class Target:
 
 @dataclass(frozen=True)
 class Laboratory:
-    """Measurements of every way of estimating a model's bound. ``print`` shows a table and the
-    advice.
+    """Measurements of every way of estimating a model's bound.
+
+    ``print`` shows a table and the advice.
     """
 
     figures: tuple[Figures, ...]

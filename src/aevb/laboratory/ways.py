@@ -1,6 +1,4 @@
-"""Find all valid ways of estimating a model's bound: every accepted plan, with every
-temperature.
-"""
+"""Find all valid ways of estimating a bound: every accepted plan, with every temperature."""
 
 from __future__ import annotations
 
@@ -31,8 +29,9 @@ class Way:
 
     @property
     def name(self) -> str:
-        """Draw and term of every latent, and the gradient unless plain: ``y gumbel τ=0.5, z
-        pathwise closed``.
+        """Name: draw and term of every latent, e.g. ``y gumbel τ=0.5, z pathwise closed``.
+
+        The gradient follows unless it is plain.
         """
         parts = []
         for name, choice in self.plan.choices.items():
@@ -47,12 +46,11 @@ class Way:
 
     @property
     def target(self) -> str:
-        """Name of the estimated quantity; two ways share it exactly if their expectations should
-        agree.
+        """Name of the estimated quantity.
 
-        The ELBO is the same quantity for every way. An importance-weighted bound depends on K, and
-        on which latents are summed outside the logarithm (enumerate), inside it (stratify), or
-        drawn.
+        Two ways share it exactly if their expectations should agree. The ELBO is the same quantity
+        for every way. An importance-weighted bound depends on K, and on which latents are summed
+        outside the logarithm (enumerate), inside it (stratify), or drawn.
         """
         if self.plan.bound == "elbo":
             return "elbo"
@@ -151,18 +149,15 @@ def find_ways(
             f"No way of estimating the bound is left. "
             f"{next(iter(refused.values()), 'Ask for bound iwae with samples=2 or more.')}"
         )
-    if lost := next(
-        (one for one in how or () if one and one not in accepted), None
-    ):  # an explicit request is never dropped silently
+    if lost := next((one for one in how or () if one and one not in accepted), None):
+        # An explicit request is never dropped silently.
         asked = ", ".join(f"{name} {word}" for name, word in lost.items())
         raise ValueError(next(why for name, why in refused.items() if f": {asked}, " in name))
     return list(found.values()), refused
 
 
 def _single_words(graph: Graph, latents: Sequence[str]) -> Iterator[How]:
-    """Yield requests of one word: for each latent alone, for all finite latents, and for all
-    others.
-    """
+    """Yield requests of one word: per latent, for all finite latents, and for all others."""
     finite = [name for name in latents if graph.rule("p", name).spec.finite]
     groups = [[name] for name in latents] + [
         finite,

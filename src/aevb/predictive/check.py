@@ -104,12 +104,12 @@ class PredictiveCheck:
         )
 
     def extreme(self, level: float = 0.01) -> tuple[Comparison, ...]:
-        """Comparisons with a p-value below ``level``, the most extreme first; among columns, below
-        ``level`` over their number.
+        """Comparisons with a p-value below ``level``, the most extreme first.
 
-        Where so small a p-value needs more replicates than there are, what lies outside all of them
-        is judged by its distance from their mean, in their standard deviations, as if they were
-        normal.
+        For a statistic of several columns, the limit is ``level`` divided by their number. A
+        p-value below the limit may need more replicates than there are. A value outside all
+        replicates is then judged as if the replicates were normal: by its distance from their mean,
+        in standard deviations.
         """
         many: dict[tuple[str, str], int] = {}
         for found in self.comparisons:
@@ -205,8 +205,9 @@ def predictive_check(
     rows: int | None = 2000,
     seed: int = 0,
 ) -> PredictiveCheck:
-    """Run a predictive check: compare statistics of the data with those of data simulated from the
-    model.
+    """Run a predictive check.
+
+    It compares statistics of the data with those of data simulated from the model.
 
     ``statistics`` are names (mean, sd, zeros, min, max, q05, q50, q95, correlation,
     autocorrelation), by default those that suit each observed variable. Or it maps names to your
@@ -257,13 +258,12 @@ def predictive_check(
                 drawn[key].append(value)
     comparisons = []
     for (name, word), value in observed.items():
-        # the first number is over all columns
+        # The first number of a pooled statistic is over all columns.
         pooled = STATISTICS.get(word) is asked[name][word] or len(value) == 1
         table = np.stack(drawn[name, word])
         for i in range(len(value)):
-            if (
-                np.isfinite(value[i]) and np.isfinite(table[:, i]).all()
-            ):  # a constant column has no correlation
+            if np.isfinite(value[i]) and np.isfinite(table[:, i]).all():
+                # A constant column has no correlation.
                 comparisons.append(
                     Comparison(
                         name,

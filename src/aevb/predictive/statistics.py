@@ -1,6 +1,4 @@
-"""Statistics for predictive checks: functions of [N, d] or [N, T, d], with NaN for missing
-entries.
-"""
+"""Statistics for predictive checks: functions of [N, d] or [N, T, d], NaN for missing entries."""
 
 from __future__ import annotations
 
@@ -20,8 +18,9 @@ def _columns(x: np.ndarray) -> np.ndarray:
 
 
 def _correlations(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Correlate each column of a with the same column of b, over known entries; NaN if one is
-    constant.
+    """Correlate each column of a with the same column of b, over known entries.
+
+    The correlation is NaN if one of the columns is constant.
     """
     there = np.isfinite(a) & np.isfinite(b)
     count = np.maximum(there.sum(0), 1)
@@ -41,8 +40,9 @@ def _autocorrelation(x: np.ndarray) -> np.ndarray:
 
 
 def _correlation(x: np.ndarray) -> np.ndarray:
-    """Compute the mean |correlation| of each column with the others; missing entries become the
-    column mean.
+    """Compute the mean |correlation| of each column with the others.
+
+    The column mean replaces missing entries.
     """
     flat = _columns(x)
     if flat.shape[1] < 2:
@@ -77,13 +77,13 @@ STATISTICS: dict[str, Statistic] = {
     "correlation": _correlation,
     "autocorrelation": _autocorrelation,
 }
-# over all columns these are averaged; the other statistics pool the entries
+# For all columns together, these statistics are averaged. The others pool the entries.
 BETWEEN = ("correlation", "autocorrelation")
 
 
 def usual_statistics(graph: Graph, name: str) -> tuple[str, ...]:
     """Return the default statistics of a variable, by its family."""
-    # those of the first and last step too
+    # The first and last step may have supports of their own.
     supports = {str(entry.spec.support) for entry in graph.p[name].values()}
     if supports <= {str(constraints.boolean), str(constraints.one_hot)}:
         found: tuple[str, ...] = ("mean",)
