@@ -1,3 +1,1 @@
-"""Services for the whole process: seeded generators, evaluation mode, shared cores, checked
-files.
-"""
+"""Services for the whole process: seeds, evaluation mode, shared cores, checked files."""

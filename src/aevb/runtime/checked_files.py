@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any
 
 LONGEST = 2**22  # bytes of JSON that are read; a declaration of a thousand variables has 2**18
-LONGEST_BESIDE = 2**26  # of a run's data.json, which has two numbers for each column
+LONGEST_BESIDE = 2**26  # the same for a run's data.json, which has two numbers for each column
 DEEPEST = 32  # levels of nesting; a declaration has six
 LONGEST_HEADER = 2**23  # bytes that the header of a safetensors file may have
-MOST_AXES = 64  # of a tensor; torch has no more
+MOST_AXES = 64  # axes of a tensor; torch allows no more
 
 
 class DataWarning(UserWarning):
-    """Data that are unused or suspicious; the message names them. ``for_commands`` is the command
-    line's message.
+    """Warning about unused or suspicious data; the message names them.
+
+    ``for_commands`` is the command line's message.
     """
 
     for_commands: str
@@ -33,8 +34,9 @@ class DataWarning(UserWarning):
 
 
 class IntegrityWarning(UserWarning):
-    """A file cannot be fully verified: the message says what is missing or damaged, and the
-    consequence.
+    """Warning about a file that cannot be fully verified.
+
+    The message says what is missing or damaged, and the consequence.
     """
 
 
@@ -66,8 +68,10 @@ def whole_file(out: Path) -> Iterator[Path]:
 
 
 def read_json(path: Path, longest: int = LONGEST) -> Any:
-    """The content of a JSON file. A ValueError says what is wrong with it; one longer or deeper
-    than any that is written here is refused.
+    """Return the content of a JSON file.
+
+    Raise ValueError, with the reason, for an invalid file, and for one that is longer or more
+    deeply nested than any file that this library writes.
     """
     refuse_endless(path)
     size = path.stat().st_size
@@ -91,28 +95,29 @@ def read_json(path: Path, longest: int = LONGEST) -> Any:
 
 
 def refuse_endless(path: Path) -> None:
-    """A ValueError for a pipe or a device in the place of a file: reading it might never end."""
+    """Raise ValueError for a pipe or a device: reading it might never end."""
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise ValueError("it is a pipe or a device, not a file")
 
 
 def seal(record: Any) -> str:
-    """The SHA-256 of JSON-ready data, however they are laid out in a file."""
+    """Return the SHA-256 of JSON-ready data, independent of their layout in a file."""
     return hashlib.sha256(
         json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
     ).hexdigest()
 
 
 def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file, read a part at a time."""
+    """Return the SHA-256 of a file; the file is read in parts."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors in a safetensors file, by name, from its header alone. A ValueError
-    says what is wrong with it.
+    """Return the shapes of the tensors in a safetensors file, by name.
+
+    Only the header is read. Raise ValueError, with the reason, for an invalid file.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -137,7 +142,7 @@ def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _is_shape(shape: Any, size: int) -> bool:
-    """Whether a tensor of this shape fits into so many bytes."""
+    """Return whether a tensor of this shape fits into ``size`` bytes."""
     counts = (
         isinstance(shape, list)
         and len(shape) <= MOST_AXES
@@ -147,7 +152,7 @@ def _is_shape(shape: Any, size: int) -> bool:
 
 
 def replace(path: Path, content: str | bytes) -> None:
-    """Write a file so that a kill leaves the old one or the new one, never a half."""
+    """Write a file so that a kill leaves the old or the new file, never a partial one."""
     temporary = path.with_name(f"{path.name}.writing")
     try:
         write_synced(temporary, content.encode() if isinstance(content, str) else content)
@@ -159,7 +164,7 @@ def replace(path: Path, content: str | bytes) -> None:
 
 def write_synced(path: Path, content: bytes) -> None:
     if path.is_symlink():
-        path.unlink()  # what it points to is somebody else's
+        path.unlink()  # the target of the link may belong to another program
     with path.open("wb") as file:
         file.write(content)
         file.flush()

@@ -1,14 +1,14 @@
-"""Wait without spinning while other processes want the same cores.
+"""Stop OpenMP threads from spinning while other processes need the same cores.
 
-torch's OpenMP threads meet at a barrier after every operation, and one that arrives early spins
-there for some milliseconds. With free cores that is the fastest way to wait. If another process has
-the core of the thread that is waited for, each barrier costs a time slice, and a run takes ten to
-fifty times as long as on one thread.
+torch's OpenMP threads meet at a barrier after every operation. A thread that arrives early spins
+there for some milliseconds. With free cores that is the fastest way to wait. If another process
+occupies the core of the last thread, each barrier costs a time slice, and a run takes ten to fifty
+times as long as on one thread.
 
-libgomp, which torch's wheels for Linux bring, spins hardly at all while a process has more OpenMP
-threads than cores (GNU libgomp manual, GOMP_SPINCOUNT). So as long as threads of this process wait
-for cores, a team of idle threads is held. No operation runs on other threads than before: results
-stay the same to the last bit.
+torch's wheels for Linux contain libgomp. It hardly spins while a process has more OpenMP threads
+than cores (GNU libgomp manual, GOMP_SPINCOUNT). This module therefore holds a team of idle threads
+as long as threads of this process wait for cores. Every operation runs on the same threads as
+before, so results stay the same to the last bit.
 """
 
 from __future__ import annotations
@@ -20,30 +20,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, Lock, Thread
 
-# seconds until the first measurement, and the share of them that counts as contended: few numbers,
-# so a clear one
-FIRST, AT_FIRST = (
-    0.02,
-    0.25,
-)
+# Seconds until the first measurement, and its limit of contention. The limit is higher than
+# CONTENDED, because so short a measurement is noisy.
+FIRST, AT_FIRST = 0.02, 0.25
 PERIOD = 0.1  # seconds between two measurements
-ALL = 0.93  # share of the cores' time from which a process counts as having had all of it
-LINGER = 1.0  # seconds that teams are held when nobody is inside any more: someone may come again
-COST = 500  # they are at least so many times as far apart as one takes
-# share of the time that a thread of this process waits for a core: from here on threads do not spin
+ALL = 0.93  # a process that used this share of the cores' time counts as having used all of it
+LINGER = 1.0  # seconds that teams are held after the last context: another one may follow
+COST = 500  # the pause between two measurements is at least COST times the time of one
+# If a thread of this process waits for a core for a larger share of the time, threads do not spin.
 CONTENDED = 0.1
-FREE = 0.02  # below this the cores are free
+FREE = 0.02  # below this share the cores are free
 QUIET = 10  # measurements in a row below FREE until threads spin again
 
 TASKS = "/proc/self/task"
-# Linux, unless built without it; elsewhere nothing is measured
+# Linux has this file, unless it was built without it. Elsewhere nothing is measured.
 SCHEDSTAT = os.path.exists("/proc/self/schedstat")
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
 @contextmanager
 def sharing_cores() -> Iterator[None]:
-    """Keep OpenMP threads from spinning inside, whenever threads of this process wait for cores.
+    """Keep OpenMP threads from spinning, inside the context, while this process waits for cores.
+
     Contexts may be nested, in any thread.
     """
     watch.enter()
@@ -54,8 +52,9 @@ def sharing_cores() -> Iterator[None]:
 
 
 class Watch:
-    """A thread that measures contention while someone is inside, and sleeps otherwise. There is one
-    per process, as there is one libgomp.
+    """A thread that measures contention while any context is open, and sleeps otherwise.
+
+    There is one per process, because there is one libgomp.
     """
 
     def __init__(self) -> None:
@@ -69,9 +68,8 @@ class Watch:
             if self.inside == 1 and SCHEDSTAT:
                 self.left.clear()
                 self.entered.set()
-                if (
-                    self.thread is None or not self.thread.is_alive()
-                ):  # it does not live on in a forked process
+                if self.thread is None or not self.thread.is_alive():
+                    # A forked process does not inherit the thread.
                     self.thread = Thread(target=self._run, name="aevb-contention", daemon=True)
                     self.thread.start()
 
@@ -95,7 +93,7 @@ watch = Watch()
 
 
 def _follow(left: Event, policy: Policy) -> None:
-    """Measure, and hold teams accordingly, until ``left`` is set."""
+    """Measure contention, and hold or release teams, until ``left`` is set."""
     before, began, used, pause, limit = (
         waited(),
         time.perf_counter(),
@@ -107,7 +105,7 @@ def _follow(left: Event, policy: Policy) -> None:
         start = time.thread_time()
         now, at, using = waited(), time.perf_counter(), time.process_time()
         longest = max((now[task] - before[task] for task in now if task in before), default=0)
-        # if the process had all of them, its threads waited for each other only
+        # If the process used all cores, its threads waited only for each other.
         cores = (using - used) / (at - began)
         policy.follow(0.0 if cores > ALL * CORES else longest / 1e9 / (at - began), limit)
         before, began, used, limit = now, at, using, CONTENDED
@@ -115,7 +113,7 @@ def _follow(left: Event, policy: Policy) -> None:
 
 
 def waited() -> dict[str, int]:
-    """For each thread of this process, the nanoseconds that it was ready to run and had no core."""
+    """Return, for each thread of this process, the nanoseconds that it waited for a core."""
     found = {}
     for task in os.listdir(TASKS):
         try:
@@ -127,8 +125,9 @@ def waited() -> dict[str, int]:
 
 
 class Policy:
-    """Hold idle teams from the first contended measurement until the cores have been free for a
-    while.
+    """Hold idle teams from the first contended measurement until the cores are free again.
+
+    The cores must be free for QUIET measurements in a row.
     """
 
     def __init__(self) -> None:
@@ -136,8 +135,10 @@ class Policy:
         self.quiet = 0
 
     def follow(self, share: float, limit: float = CONTENDED) -> None:
-        """``share`` of the time since the last call the thread that waited longest waited for a
-        core; above ``limit`` cores are contended.
+        """Take a measurement into account; cores are contended if ``share`` exceeds ``limit``.
+
+        ``share`` is that of the thread that waited longest: the share of the time since the last
+        call in which it waited for a core.
         """
         self.quiet = self.quiet + 1 if share < FREE else 0
         if share > limit and not self.teams:
@@ -151,22 +152,24 @@ class Policy:
 
 
 def openmp() -> list[ctypes.CDLL]:
-    """Every libgomp that this process has loaded: torch's own, and other packages' copies."""
+    """Return every libgomp that this process has loaded: torch's, and other packages' copies."""
     with open("/proc/self/maps") as lines:
         paths = {line.split(maxsplit=5)[5].strip() for line in lines if "libgomp" in line}
     return [ctypes.CDLL(path) for path in sorted(paths) if os.path.exists(path)]
 
 
 def surplus(library: ctypes.CDLL) -> int:
-    """More threads than cores, whatever number torch uses. libgomp counts the cores that the
-    process had when it was loaded.
+    """Return a number of threads that exceeds the number of cores.
+
+    libgomp counts the cores that the process had when libgomp was loaded.
     """
     return max(CORES, int(library.omp_get_num_procs())) + 1
 
 
 def can_start(count: int) -> bool:
-    """Whether the system allows so many more threads. Where it does not, libgomp would end the
-    process.
+    """Return whether the system allows ``count`` more threads.
+
+    If it does not, libgomp would end the process.
     """
     end, started = Event(), []
     try:
@@ -185,6 +188,7 @@ def can_start(count: int) -> bool:
 
 class IdleTeam:
     """A thread with an OpenMP team of its own, which has run an empty parallel region and sleeps.
+
     The team ends with the thread.
     """
 
@@ -195,7 +199,7 @@ class IdleTeam:
         self.ready.wait()
 
     def _hold(self, library: ctypes.CDLL) -> None:
-        # any function that does nothing
+        # Any function without side effects will do.
         harmless = ctypes.cast(library.omp_get_level, ctypes.c_void_p)
         library.GOMP_parallel(harmless, None, ctypes.c_uint(surplus(library)), ctypes.c_uint(0))
         self.ready.set()

@@ -20,9 +20,9 @@ _evaluated: ContextVar[frozenset[int]] = ContextVar(
     "models that this thread evaluates", default=frozenset()
 )
 _lock = threading.Lock()
-# out of training, and for how many evaluations
+# Modules that are out of training mode, and for how many evaluations.
 _switched: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
-# the same in training
+# Modules that behave the same in training.
 PLAIN = (
     nn.Module,
     nn.ModuleDict,
@@ -35,18 +35,18 @@ PLAIN = (
 
 
 def is_evaluated(model: nn.Module) -> bool:
-    """Whether this thread is evaluating a model."""
+    """Return whether this thread is evaluating a model."""
     return id(model) in _evaluated.get()
 
 
 def drops_units(model: nn.Module) -> bool:
-    """Whether an estimate of this thread has dropout."""
+    """Return whether an estimate of this thread has dropout."""
     return model.training and not is_evaluated(model)
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, this thread's estimates of a model have no dropout."""
+    """Disable dropout, inside the context, for this thread's estimates of a model."""
     if is_evaluated(model):
         yield
         return

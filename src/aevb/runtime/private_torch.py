@@ -1,9 +1,9 @@
-"""All private torch APIs that the library uses, each with a fallback for releases of torch without
-it.
+"""All private torch APIs that the library uses, each with a fallback.
 
-A name below is None if this torch lacks it. The functions in this module then use public, slower
-APIs. Features without a public alternative are switched off (recording, fusing or mapping a step
-over several models), and the caller reports it. Training works in every case.
+The fallbacks are for releases of torch that lack an API. A name below is None if this torch lacks
+it. The functions in this module then use public, slower APIs. Features without a public alternative
+are switched off (recording, fusing or mapping a step over several models), and the caller reports
+it. Training works in every case.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 
 def _find(path: str) -> Any:
-    """What stands at this dotted path inside torch, or None."""
+    """Return the object at this dotted path inside torch, or None."""
     found: Any = torch
     for name in path.split("."):
         found = getattr(found, name, None)
@@ -45,7 +45,7 @@ lstm_cell = _find("ops.aten._thnn_fused_lstm_cell")
 vmap_fallback_enabled = _find("_C._functorch._is_vmap_fallback_enabled")
 set_vmap_fallback = _find("_C._functorch._set_vmap_fallback_enabled")
 
-# a mode that sees every operation
+# The base class of modes that see every operation.
 DispatchMode: Any = _module("torch.utils._python_dispatch", "TorchDispatchMode")
 
 NOTHING: Any = object()  # the target of no operation
@@ -56,7 +56,7 @@ ONEDNN_LINEAR = _find("ops.mkldnn._linear_pointwise.default") or NOTHING
 Operation = type(torch.ops.aten.add.Tensor)
 
 
-SLOWER = {  # what is slower without an API
+SLOWER = {  # the part that is slower if torch lacks an API
     "foreach_mul": "gradient clipping",
     "foreach_add": "Adam on a GPU",
     "fused_adam": "Adam",
@@ -70,7 +70,7 @@ SLOWER = {  # what is slower without an API
 
 
 def slower() -> list[str]:
-    """Return what is slower with this torch, because a private API is missing."""
+    """Return the parts that are slower with this torch, because a private API is missing."""
     return sorted({what for name, what in SLOWER.items() if globals()[name] is None})
 
 
@@ -78,7 +78,7 @@ def slower() -> list[str]:
 
 
 def scaled(tensors: Sequence[Tensor], factor: Tensor) -> list[Tensor]:
-    """Every tensor times the factor."""
+    """Return every tensor times the factor."""
     return (
         list(foreach_mul(tensors, factor))
         if foreach_mul is not None
@@ -87,7 +87,7 @@ def scaled(tensors: Sequence[Tensor], factor: Tensor) -> list[Tensor]:
 
 
 def add_to(tensors: Sequence[Tensor], value: Tensor) -> None:
-    """Add the value to every tensor, in place, without a look at it by the host."""
+    """Add the value to every tensor in place, without synchronising the host with the device."""
     if foreach_add is not None:
         foreach_add(tensors, [value] * len(tensors))
         return
@@ -96,7 +96,7 @@ def add_to(tensors: Sequence[Tensor], value: Tensor) -> None:
 
 
 def gamma(concentration: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Draws of Gamma(concentration, 1)."""
+    """Draw from Gamma(concentration, 1)."""
     if standard_gamma is not None:
         return standard_gamma(concentration, generator=generator)
     distribution = torch.distributions.Gamma(concentration, torch.ones_like(concentration))
@@ -109,18 +109,17 @@ def gamma(concentration: Tensor, generator: torch.Generator | None) -> Tensor:
 
 
 def product_with_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """max(x Wᵀ + b, 0) by one routine of a GPU."""
+    """Compute max(x Wᵀ + b, 0), in one kernel on a GPU."""
     if addmm_activation is not None:
         return addmm_activation(bias, x, weight.t())
     return torch.addmm(bias, x, weight.t()).relu_()
 
 
 def is_transformed() -> bool:
-    """Whether torch watches to make something else of the operations (compiles, maps or
-    differentiates them): it then needs them plain.
+    """Return whether torch transforms the operations: compiles, maps or differentiates them.
 
-    Where torch does not say, it may: then every product is plain, and autograd derives its
-    gradient.
+    A transformation needs plain operations. If this torch cannot tell, the answer is True: every
+    product is then a plain operation, and autograd derives its gradient.
     """
     level = getattr(torch.autograd.forward_ad, "_current_level", None)
     if transforms_active is None or level is None:
@@ -129,8 +128,9 @@ def is_transformed() -> bool:
 
 
 def can_defer() -> bool:
-    """Whether a weight's gradient can wait until all its uses in a loop have theirs: autograd must
-    say in which pass it is, and what it will ask.
+    """Return whether a weight's gradient can be deferred until all its uses in a loop are known.
+
+    Autograd must tell the current backward pass and the nodes that it will run.
     """
     return graph_task is not None and will_execute is not None
 
@@ -139,7 +139,7 @@ def can_defer() -> bool:
 
 
 def tree_leaves(value: Any) -> Iterable[Any]:
-    """What lists, tuples and dictionaries hold, however deep."""
+    """Return the leaves of nested lists, tuples and dictionaries."""
     if isinstance(value, dict):
         value = list(value.values())
     return (
@@ -151,8 +151,9 @@ def tree_leaves(value: Any) -> Iterable[Any]:
 
 @contextmanager
 def vmap_without_loops() -> Iterator[None]:
-    """Inside, ``torch.vmap`` refuses an operation that it cannot map over an axis, with a
-    RuntimeError, instead of looping over it.
+    """Make ``torch.vmap`` refuse, inside the context, an operation that it cannot map.
+
+    It raises RuntimeError instead of looping over the axis.
     """
     if vmap_fallback_enabled is None or set_vmap_fallback is None:
         yield
@@ -166,8 +167,9 @@ def vmap_without_loops() -> Iterator[None]:
 
 
 def inductor() -> Any:
-    """What torch's compiler is called by: its entrance and what surrounds it. An ImportError or
-    AttributeError where a part is missing.
+    """Return the parts of torch's compiler that are needed to call it.
+
+    Raise ImportError or AttributeError if a part is missing.
     """
     from types import SimpleNamespace
 
@@ -189,7 +191,7 @@ def inductor() -> Any:
 
 
 def cpp_kernels() -> Any:
-    """The class that generates the compiler's C++ loops; None where it is not where it was."""
+    """Return the class that generates the compiler's C++ loops; None if torch has moved it."""
     found = _module("torch._inductor.codegen.cpp", "CppKernelProxy")
     return found if hasattr(found, "aggregate_reduction_buffers") else None
 
@@ -200,8 +202,9 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 
 def has_hooks(part: nn.Module | Tensor) -> bool:
-    """Whether a module or a parameter has hooks, which every call must run; where torch does not
-    say, it may have.
+    """Return whether a module or a parameter has hooks, which every call must run.
+
+    If this torch cannot tell, the answer is True.
     """
     names = HOOKS if isinstance(part, nn.Module) else ("_backward_hooks",)
     return any(getattr(part, name, True) for name in names)

@@ -1,9 +1,9 @@
-"""Seeds of one thread: draws come from generators of its own, and torch's global generator stays as
-it is.
+"""Seeds per thread, which leave torch's global generator unchanged.
 
-``with seeded(7):`` gives every draw that the library makes inside, in this thread, the numbers that
-``torch.manual_seed(7)`` would give it. Another thread neither sees nor disturbs them. Without a
-seed, draws come from the enclosing ``seeded``, or else from torch's global generator.
+Inside ``with seeded(7):``, every draw of the library in this thread gets the numbers that
+``torch.manual_seed(7)`` would give it. They come from generators of this thread, so other threads
+have no effect on them. Without a seed, draws come from the enclosing ``seeded``, or else from
+torch's global generator.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch.distributions as td
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-LIKE = {"rand_like": torch.rand, "randn_like": torch.randn}  # they take no generator themselves
+LIKE = {"rand_like": torch.rand, "randn_like": torch.randn}  # the keys take no generator
 DRAWING = frozenset(
     {
         "rand",
@@ -47,7 +47,7 @@ DRAWING = frozenset(
 
 
 class _Generators:
-    """One generator for each device, made when it is first asked for."""
+    """One generator per device, created at its first use."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -66,8 +66,9 @@ _current: ContextVar[_Generators | None] = ContextVar("generators of this thread
 
 @contextmanager
 def seeded(seed: int | None, *, all_code: bool = False) -> Iterator[None]:
-    """Draw from a seed inside; None changes nothing. ``all_code`` includes draws by other code than
-    the library's, which is slower.
+    """Draw from a seed inside the context; None changes nothing.
+
+    ``all_code`` includes draws by code outside the library, which is slower.
     """
     if seed is None:
         yield
@@ -81,22 +82,24 @@ def seeded(seed: int | None, *, all_code: bool = False) -> Iterator[None]:
 
 
 def generator(device: torch.device) -> torch.Generator | None:
-    """The generator that draws on this device come from; None is torch's global one."""
+    """Return the generator for draws on this device; None means torch's global one."""
     current = _current.get()
     return None if current is None else current.on(device)
 
 
 def draw_from(dist: td.Distribution, *, pathwise: bool = False) -> Tensor:
-    """A draw by the distribution's own sampler, differentiable where it can be and ``pathwise``
-    asks for it.
+    """Draw with the distribution's own sampler.
+
+    With ``pathwise=True`` the draw is differentiable if the distribution allows it.
     """
     with nullcontext() if _current.get() is None else _Drawing():
         return dist.rsample() if pathwise and dist.has_rsample else dist.sample()
 
 
 class _Drawing(TorchFunctionMode):
-    """Pass the current generator to every function that draws: torch's samplers take none from
-    their callers. A mode is its thread's own.
+    """Pass the current generator to every function that draws.
+
+    torch's samplers take no generator from their callers. A mode applies to its thread only.
     """
 
     def __torch_function__(
@@ -127,7 +130,7 @@ class _Drawing(TorchFunctionMode):
 
 @functools.lru_cache(maxsize=4096)
 def _draws(func: Callable[..., Any]) -> bool:
-    """Whether a function of torch takes a generator."""
+    """Return whether a function of torch takes a generator."""
     if getattr(func, "__name__", "") in DRAWING:
         return True
     return inspect.isfunction(func) and "generator" in inspect.signature(func).parameters
