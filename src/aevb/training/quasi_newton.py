@@ -1,10 +1,10 @@
-"""Limited-memory BFGS, one iteration at a time, for smooth functions of many variables that may
-have no value somewhere.
+"""Limited-memory BFGS, one iteration at a time, for functions that may not be finite everywhere.
 
-An iteration goes along −H g, where H is the inverse Hessian as the last steps and changes of the
-gradient show it, to a point that satisfies the strong Wolfe conditions: lower, and with a gradient
-along the line that is much smaller. A point where the function is not finite counts as infinitely
-high, so that the search turns back before it.
+The functions are smooth and have many variables. An iteration searches along −H g. Here g is the
+gradient, and H approximates the inverse Hessian from the last steps and the changes of the
+gradient. The search ends at a point that satisfies the strong Wolfe conditions: the function is
+lower, and the slope along the line is smaller. A point where the function is not finite has the
+value infinity, so the search turns back before it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ import torch
 from torch import Tensor
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
-MEMORY = 30  # steps that the inverse Hessian is made from
-# of the Wolfe conditions: how much lower, and how much flatter along the line
+MEMORY = 30  # last steps that approximate the inverse Hessian
+# Constants of the Wolfe conditions: sufficient decrease, and reduction of the slope.
 LOWER, FLATTER = (1e-4, 0.9)
-TRIES = 30  # evaluations of one search at most
+TRIES = 30  # maximum number of evaluations per search
 
 
 class Point(NamedTuple):
-    """A point on the line: how far along it, the function there, the slope along the line, and the
-    gradient.
-    """
+    """A point on the line: its position, the function, the slope along the line, the gradient."""
 
     at: float
     value: float
@@ -36,7 +34,7 @@ class Point(NamedTuple):
 
 
 class QuasiNewton:
-    """Where a minimisation stands; ``evaluate`` gives the function and its gradient."""
+    """The state of a minimisation; ``evaluate`` returns the function and its gradient."""
 
     def __init__(
         self,
@@ -48,8 +46,8 @@ class QuasiNewton:
         self.steps: list[Array] = []
         self.changes: list[Array] = []  # of the gradient
         self.evaluations, self.gain, self.stuck = 0, math.inf, False
-        self.reach = 1.0  # the share of the last direction that was gone
-        self.taken = 0  # iterations
+        self.reach = 1.0  # length of the last step, as a share of its direction
+        self.taken = 0  # number of iterations
         if kept:
             self.x, self.steps, self.changes = (
                 kept["x"].numpy().copy(),
@@ -65,7 +63,7 @@ class QuasiNewton:
         self.value, self.gradient = self._at(self.x)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What the next iteration needs."""
+        """Return the state that the next iteration needs."""
         numbers = {
             "x": self.x,
             "steps": np.array(self.steps).reshape(-1, len(self.x)),
@@ -78,7 +76,7 @@ class QuasiNewton:
         }
 
     def step(self) -> float:
-        """One iteration; the value where it ends, which is not above the one where it began."""
+        """Take one iteration and return the new value, which is never above the old one."""
         before = self.value
         direction = -self._towards(self.gradient)
         if not self._go(direction) and not (self.steps and self._go(self._afresh())):
@@ -88,14 +86,16 @@ class QuasiNewton:
         return self.value
 
     def converged(self, tol: float) -> bool:
-        """Whether the last iteration gained less than ``tol``, and the next one is expected to, by
-        the curvature seen so far and by one of 1.
+        """Return whether the last iteration gained less than ``tol``, and the next one will.
+
+        Two curvatures predict the gain of the next iteration: the approximated one, and 1.
         """
         return self._slow(tol) and 0.5 * float(self.gradient @ self.gradient) < tol
 
     def stale(self, tol: float) -> bool:
-        """Whether a new search from here may find more: this one goes no lower, or hardly, while
-        the gradient says that it could.
+        """Return whether a new search from here may find a lower value.
+
+        This search has stopped, or nearly so, but the gradient is still large.
         """
         return (
             self.taken > 1
@@ -109,12 +109,12 @@ class QuasiNewton:
     # An iteration ---------------------------------------------------------------------------------
 
     def _afresh(self) -> Array:
-        """Straight down, with nothing remembered."""
+        """Forget all earlier steps, and return the direction of steepest descent."""
         self.steps, self.changes, self.reach = [], [], 1.0
         return -self._towards(self.gradient)
 
     def _towards(self, gradient: Array) -> Array:
-        """H g by the two loops over what is remembered."""
+        """Return H g, by the two-loop recursion over the stored steps."""
         found, shares = gradient.copy(), []
         for step, change in zip(reversed(self.steps), reversed(self.changes), strict=True):
             share = (step @ found) / (change @ step)
@@ -122,9 +122,9 @@ class QuasiNewton:
             found -= share * change
         if self.steps:
             found *= (self.steps[-1] @ self.changes[-1]) / (self.changes[-1] @ self.changes[-1])
-        # nothing is known of the curvature: a step of length 1 at most, or a twentieth of where it
-        # begins
         else:
+            # The curvature is unknown. The step has length at most 1, or a twentieth of the norm
+            # of x if that is longer.
             norm = float(np.linalg.norm(gradient))
             found *= max(
                 1 / max(1.0, float(np.abs(gradient).sum())),
@@ -135,7 +135,7 @@ class QuasiNewton:
         return found
 
     def _go(self, direction: Array) -> bool:
-        """Search along a direction and go there; False if no point on it is lower."""
+        """Search along a direction and move to the result; False if no point is lower."""
         slope = float(self.gradient @ direction)
         if not slope < 0:
             return False
@@ -153,11 +153,12 @@ class QuasiNewton:
         return True
 
     def _search(self, direction: Array, start: Point) -> Point | None:
-        """A point that satisfies the strong Wolfe conditions; the lowest one seen where none is
-        found, and None if that is the start.
+        """Return a point that satisfies the strong Wolfe conditions.
+
+        If the search finds none, return the lowest point seen, or None if that is the start.
         """
         low, high, best = start, None, start
-        # where the last step had to be short, this one begins shorter
+        # After a short step, this search begins with a shorter one too.
         at = min(1.0, 4.0 * self.reach)
         for _ in range(TRIES):
             value, gradient = self._at(self.x + at * direction)
@@ -201,13 +202,14 @@ class QuasiNewton:
 
 
 def _minimum(a: Point, b: Point) -> float:
-    """Where the cubic through two points with their slopes is lowest; NaN where it has no
-    minimum.
+    """Return the position of the minimum of the cubic through two points with their slopes.
+
+    Return NaN if the cubic has no minimum.
     """
     if not math.isfinite(b.value) or a.at == b.at:
         return math.nan
     first = a.slope + b.slope - 3 * (a.value - b.value) / (a.at - b.at)
-    # infinite where first**2 would raise an OverflowError
+    # The product may be infinite. first**2 would raise an OverflowError instead.
     square = first * first - a.slope * b.slope
     if square < 0:
         return math.nan
@@ -217,8 +219,9 @@ def _minimum(a: Point, b: Point) -> float:
 
 
 def _between(low: Point, high: Point) -> float:
-    """The cubic's minimum between two points, kept away from both; a tenth of the way where one has
-    no value.
+    """Return the position of the cubic's minimum between two points, away from both.
+
+    If the function is infinite at ``high``, return a tenth of the way from ``low``.
     """
     width = high.at - low.at
     if not math.isfinite(high.value):
