@@ -1,10 +1,10 @@
-"""Checkpoints: safetensors and JSON files with hashes, written so that a kill at any moment loses
-nothing.
+"""Checkpoints: safetensors and JSON files with hashes.
 
-A checkpoint is written into a temporary folder, synced, renamed and read back; only then are older
-ones deleted. Its manifest has the hashes of the checkpoint's files, of the run's ``model.json`` and
-``data.json``, of the history so far, and of itself. Nothing is pickled. Randomness is a function of
-(seed, step), so no state of random generators needs to be saved.
+They are written so that a kill at any moment loses nothing. A checkpoint is written into a
+temporary folder, synced, renamed and read back; only then are older ones deleted. Its manifest has
+the hashes of the checkpoint's files, of the run's ``model.json`` and ``data.json``, of the history
+so far, and of itself. Nothing is pickled. Randomness is a function of (seed, step), so no state of
+random generators needs to be saved.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ FILES = ("weights.safetensors", "optimizer.safetensors")
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used; the message says which file, what is wrong and what to
-    do.
+    """Error for a checkpoint that cannot be used.
+
+    The message says which file, what is wrong and what to do.
     """
 
 
@@ -69,8 +70,9 @@ def write(
     keep: frozenset[int] = frozenset(),
     allowed: Callable[[], None] = lambda: None,
 ) -> Path:
-    """Write a checkpoint, verify it by reading it back, then delete all others except the steps in
-    ``keep``.
+    """Write a checkpoint, verify it by reading it back, then delete all others.
+
+    The checkpoints of the steps in ``keep`` are not deleted.
 
     ``allowed`` is called before anything is replaced or deleted. It raises if the folder now
     belongs to another run.
@@ -158,9 +160,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"step-{manifest['step']}, or delete it."
         )
     content = {name: value for name, value in manifest.items() if name != "sha256"}
-    if ("sha256" in manifest or "beside" in manifest) and seal(content) != manifest.get(
-        "sha256"
-    ):  # earlier versions have neither
+    if ("sha256" in manifest or "beside" in manifest) and seal(content) != manifest.get("sha256"):
+        # Earlier versions have neither key.
         raise CheckpointError(
             f"{path} was changed: its SHA-256 is not the one recorded. {_advice(folder)}"
         )
@@ -168,8 +169,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def check_beside(out: Path, name: str, manifest: Mapping[str, Any]) -> None:
-    """Raise if a run's JSON file differs from the one that a checkpoint recorded; earlier versions
-    recorded none.
+    """Raise if a run's JSON file differs from the one that a checkpoint recorded.
+
+    Earlier versions recorded none.
     """
     recorded = manifest.get("beside", {}).get(name)
     path, remedy = out / name, "Resuming the run with its model and its data writes it again."
@@ -239,8 +241,9 @@ def _step(folder: Path) -> int:
 
 
 def _drop(folder: Path) -> None:
-    """Delete a checkpoint. It is renamed first, so that a kill leaves no partial checkpoint under
-    its name.
+    """Delete a checkpoint.
+
+    It is renamed first, so that a kill leaves no partial checkpoint under its name.
     """
     doomed = folder.rename(folder.with_name(f"writing-{folder.name}"))
     shutil.rmtree(doomed)

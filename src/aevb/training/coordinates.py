@@ -1,10 +1,9 @@
-"""Coordinates for the search of mle(): p's parameters, invariant to units and offsets of the
-columns.
+"""Coordinates for the search of mle(): p's parameters, invariant to units and offsets.
 
-The unit of a location is the standard deviation of its variable. The unit of a weight is the
-standard deviation of its variable divided by that of the parent. A bias is measured with the
-parents at their means, and a learned scale on the log scale. All coordinates are 0 at the start of
-the search.
+The units and offsets are those of the columns. The unit of a location is the standard deviation of
+its variable. The unit of a weight is the standard deviation of its variable divided by that of the
+parent. A bias is measured with the parents at their means, and a learned scale on the log scale.
+All coordinates are 0 at the start of the search.
 """
 
 from __future__ import annotations
@@ -24,14 +23,15 @@ from aevb.training.distributed import World
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Places = np.ndarray[Any, np.dtype[np.int64]]
-# kinds of raw numbers; SCALE passes through a softplus, BESIDE is off the diagonal of a Cholesky
-# factor
+# Kinds of raw numbers. SCALE passes through a softplus. BESIDE is off the diagonal of a Cholesky
+# factor.
 OTHER, LOCATION, SCALE, BESIDE = range(4)
 
 
 class Columns:
-    """The mean and standard deviation of every column of the continuous data, over the observed
-    entries.
+    """Mean and standard deviation of every column of the continuous data.
+
+    They are over the observed entries.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Columns:
             name: _array(count[name]) @ (np.log(self.spread[name]) + 0.5 * np.log(2 * np.pi * np.e))
             for name in names
         }
-        # of Gaussians with these
+        # The mean evidence under Gaussians with these moments.
         self.evidence = (
             -float(sum(found for name, found in entropy.items() if name not in model.graph.given))
             / rows
@@ -84,8 +84,9 @@ class Columns:
 
 
 class Layer(NamedTuple):
-    """A layer of a factor: a constant, and weights with their parent (None for an earlier
-    layer).
+    """A layer of a factor: a constant, and weights with their parent.
+
+    The parent is None for an earlier layer.
     """
 
     variable: str
@@ -126,9 +127,7 @@ class Coordinates:
         return self.origin + found
 
     def back(self, parameters: Array, gradient: Array) -> Array:
-        """Return the gradient with respect to the coordinates, from that with respect to the
-        parameters.
-        """
+        """Convert a gradient with respect to the parameters to one for the coordinates."""
         found = gradient.copy()
         for weights, biases, mean in self.shifts:
             found[weights] -= gradient[biases][:, None] * mean
@@ -137,8 +136,9 @@ class Coordinates:
         return found
 
     def centred(self) -> Array:
-        """Return parameters with shifted biases: a variable has its data mean if its parents have
-        theirs.
+        """Return parameters with shifted biases.
+
+        A variable then has its data mean if its parents have theirs.
         """
         found = self.origin.copy()
         for layer in self.layers:
@@ -150,9 +150,7 @@ class Coordinates:
         return found
 
     def rescaled(self) -> Array:
-        """Return the origin's parameters, converted from standardised data to the units of the
-        data.
-        """
+        """Convert the origin's parameters from standardised data to the units of the data."""
         found = self.origin.copy()
         for layer in self.layers:
             kind, biases = layer.kind, self._place(layer.constant)
@@ -215,9 +213,7 @@ class Coordinates:
                     self.shifts.append((place, biases, self.columns.mean[parent]))
 
     def _read(self, layer: Layer, parameters: Array) -> Array:
-        """Return what a layer's weights contribute if the data that they read are at their
-        means.
-        """
+        """Return the contribution of a layer's weights if their data are at their means."""
         total = np.zeros(len(layer.kind))
         for weight, parent in layer.weights:
             if parent in self.columns.mean:
@@ -228,8 +224,9 @@ class Coordinates:
         return total
 
     def _moments(self, name: str, count: int) -> list[tuple[Array | None, Array]]:
-        """Return the mean and standard deviation of a variable, each with its default for other
-        variables.
+        """Return the mean and standard deviation of a variable.
+
+        Each comes with its default for other variables.
         """
         return [
             (self.columns.mean.get(name), np.zeros(count)),
@@ -241,8 +238,9 @@ class Coordinates:
 
 
 def _layers(model: Model) -> Iterator[Layer]:
-    """Yield p's layers. Other kinds of networks have none: their parameters are used as coordinates
-    directly.
+    """Yield p's layers.
+
+    Other kinds of networks have none: their parameters are used as coordinates directly.
     """
     for entry in model.graph.entries():
         factor = model.factors[entry.id]

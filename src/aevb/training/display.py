@@ -1,8 +1,8 @@
-"""Display the progress of a run: a live panel on a terminal, plain lines elsewhere, and
-TensorBoard.
+"""Display the progress of a run: a live panel, plain lines, or TensorBoard.
 
-The loop calls a watcher for every step, every recorded row and every note. A watcher reads only
-numbers that are already on the host, so it causes no device synchronisation.
+The panel is for terminals, plain lines are for everything else. The loop calls a watcher for every
+step, every recorded row and every note. A watcher reads only numbers that are already on the host,
+so it causes no device synchronisation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 BOUNDS = ("elbo", "iwae", "expected", "evidence")
-# entries of a row that are neither the bound nor its terms
+# Entries of a row that are neither the bound nor its terms.
 BESIDES = ("step", "epoch", "lr", "phase", "gradient", "kl weight", "seconds", "note")
 
 
@@ -47,9 +47,7 @@ class Watcher:
 
 
 class Display(Watcher):
-    """Base class of the live panel and the plain lines: the newest numbers, and the remaining
-    time.
-    """
+    """Base class of live panel and plain lines: the newest numbers, and the remaining time."""
 
     def __init__(
         self,
@@ -98,9 +96,7 @@ class Display(Watcher):
         )
 
     def pace(self) -> tuple[float, float]:
-        """Return the steps per second over the last half minute, and the remaining seconds at that
-        pace.
-        """
+        """Return the steps per second over the last half minute, and the remaining seconds."""
         now = time.perf_counter()
         if now - self.marks[-1][0] > 0.5:
             self.marks.append((now, self.at))
@@ -112,11 +108,10 @@ class Display(Watcher):
 
 
 class Lines(Display):
-    """A table with one line per validation, and between validations at most one line every five
-    seconds.
+    """A table with one line per validation.
 
-    A line is printed only after its step is complete, because the validation of the step belongs to
-    it.
+    Between validations there is at most one line every five seconds. A line is printed only after
+    its step is complete, because the validation of the step belongs to it.
     """
 
     EVERY = 5.0
@@ -189,8 +184,9 @@ class Lines(Display):
 
 
 class Live(Display):
-    """A live panel: progress bar, the bound and its terms in training and validation, and the
-    pace.
+    """A live panel: progress bar, the bound and its terms, and the pace.
+
+    The bound and its terms are those of training and of validation.
     """
 
     EVERY = 0.2  # a frame takes about two milliseconds
@@ -309,8 +305,9 @@ class Live(Display):
 
 
 class TensorBoard(Watcher):
-    """Scalars for TensorBoard. A resumed run rewrites the file from its rows, so that no step
-    appears twice.
+    """Scalars for TensorBoard.
+
+    A resumed run rewrites the file from its rows, so that no step appears twice.
     """
 
     def __init__(self, run: Folder, rows: list[dict[str, Any]]) -> None:
@@ -415,8 +412,9 @@ def display(
     bound: str = "elbo",
     best: Mapping[str, Any] | None = None,
 ) -> Watcher:
-    """Return a live panel on a terminal, unless ``progress`` is False; elsewhere plain lines if it
-    is True.
+    """Return a live panel on a terminal, or plain lines elsewhere if ``progress`` is True.
+
+    With ``progress=False`` nothing is displayed.
     """
     if progress is not False and _on_terminal():
         return Live(start, total, epochs, bound, best)

@@ -134,8 +134,9 @@ class World:
                 dist.barrier()
 
     def leave(self) -> None:
-        """Close the process group before the interpreter exits: an open connection can abort the
-        process.
+        """Close the process group before the interpreter exits.
+
+        An open connection can abort the process.
         """
         if self.size > 1 and dist.is_initialized():
             self.wait()

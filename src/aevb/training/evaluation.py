@@ -185,9 +185,8 @@ class Evaluation:
             None,
         )
         try:
-            with torch.cuda.graph(
-                graph, pool=pool, capture_error_mode="thread_local"
-            ):  # another thread may be reading rows
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                # Another thread may be reading rows.
                 self.found = self._totals(held)
         except RuntimeError:
             return None
@@ -195,9 +194,9 @@ class Evaluation:
         return graph
 
 
-# their graphs share memory: each is read before another begins
+# Evaluations whose graphs share memory. Each is read before another begins.
 _sharing: WeakSet[Evaluation] = WeakSet()
-# as several models evaluate them
+# The rows of a source, because several models evaluate them.
 _rows: WeakKeyDictionary[Source, dict[range, Batch]] = WeakKeyDictionary()
 
 
@@ -207,16 +206,18 @@ def _bytes(part: Part) -> int:
 
 
 def _seeded(part: Part) -> bool:
-    """Whether torch draws something by a sampler of its own, from a seed that it reads on the
-    host.
+    """Return whether torch draws something with its own sampler.
+
+    Such a sampler reads its seed on the host.
     """
     _, plan, _ = part
     return any(kind == "seed" for kind, _ in plan.layout(1, 1, dropout=False).values())
 
 
 def _exactly(model: Model, batch: Batch) -> dict[str, Tensor]:
-    """Return the exact evidence and, if known, the gap; NaN if a covariance is no longer positive
-    definite.
+    """Return the exact evidence and, if known, the gap.
+
+    Both are NaN if a covariance is no longer positive definite.
     """
     nan = model._parameter().new_full((next(iter(batch.values())).shape[-2],), torch.nan)
     found: dict[str, Tensor] = {}

@@ -26,8 +26,9 @@ FOLDER = "folder"
 
 @dataclass(frozen=True)
 class Event:
-    """A note of a run: its ``kind``, what it is ``about`` (a variable, or "run"), a text and a
-    remedy.
+    """A note of a run: its ``kind``, its subject, a text and a remedy.
+
+    ``about`` is the subject: a variable, or "run".
     """
 
     kind: str

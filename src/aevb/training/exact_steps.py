@@ -1,5 +1,6 @@
-"""Iterations over all rows with an exact objective: closed-form EM, and L-BFGS on the exact
-evidence.
+"""Iterations over all rows with an exact objective.
+
+They are closed-form EM, and L-BFGS on the exact evidence.
 """
 
 from __future__ import annotations
@@ -64,8 +65,9 @@ class ExactSteps(Stepper):
 
 
 class EMSteps(ExactSteps):
-    """Exact EM: compute the posterior's statistics over all rows, then set every factor of p in
-    closed form.
+    """Exact EM.
+
+    Compute the posterior's statistics over all rows, then set every factor of p in closed form.
     """
 
     def __init__(self, job: Job, em: Regressions | Responsibilities) -> None:

@@ -76,7 +76,7 @@ __all__ = ["Training", "TrainingError", "fit"]
 
 LEAST_SHARE = 10  # q counts as untrained if p took more than this many steps per step of q
 ITERATIONS = 1000  # default limit for iterations over all rows; they usually converge earlier
-# settings that exact answers do not use
+# Settings that exact answers do not use.
 ESTIMATES = ("bound", "samples", "gradient", "temperature", "kl_warmup", "classify", "agree")
 # Settings that a resumed run may change, because they do not affect the steps already taken. If the
 # run becomes longer, the rest of the learning rate schedule is stretched.
@@ -228,7 +228,7 @@ def fit(
         trainings: list[Training] = []
         for one in every:
             place = None if folder is None else folder / f"seed-{one.seed}"
-            # opened once, read by all
+            # The data are opened once, and all trainings read them.
             rows, judged = (
                 (trainings[0].source, trainings[0].validation) if trainings else (data, validation)
             )
@@ -299,8 +299,9 @@ def _train_together(trainings: Sequence[Training]) -> list[Run]:
 
 
 class Stopped(KeyboardInterrupt):
-    """A run was interrupted and has saved a checkpoint. ``for_commands`` is the command line's
-    message.
+    """A run was interrupted and has saved a checkpoint.
+
+    ``for_commands`` is the command line's message.
     """
 
     def __init__(self, text: str, for_commands: str = "") -> None:
@@ -382,7 +383,7 @@ class Training:
         self.em = exact_em(model) if settings.schedule.objective == "em" else None
         exact = settings.schedule.objective == "evidence" and why_not_exact(model) is None
         self.in_batches = why_in_batches(model, self.source, asked) if exact else None
-        # a step is then an iteration over them
+        # A step is then an iteration over all rows.
         self.on_all_rows = (exact and self.in_batches is None) or (
             self.em is not None and self.em.closed
         )
@@ -561,8 +562,9 @@ class Training:
             raise NoValidationError("patience counts validations; pass validation= data.")
 
     def _untaught(self) -> list[str]:
-        """Return the latents that are observed in every row: no term of the objective uses
-        their q.
+        """Return the latents that are observed in every row.
+
+        No term of the objective uses their q.
         """
         s = self.settings
         if s.schedule.objective == "evidence":
@@ -664,7 +666,7 @@ class Training:
         folder = Folder(out)
         if self.world.first:
             closing.enter_context(folder.held())
-            # again: another process may have trained here before this one got the lock
+            # Check again: another process may have trained here before this one got the lock.
             refuse_taken(out, resume)
         found = latest(out) if resume else None
         if found is not None:
@@ -680,7 +682,7 @@ class Training:
 
     def _continue(self, out: Path, found: Checkpoint) -> list[str]:
         """Restore the state of a checkpoint, and return notes for the run to record."""
-        # a setting that did not exist then had its default
+        # A setting that did not exist at that time had its default.
         there = Settings().record() | {"numbers": 1} | found.state["settings"]
         if there["numbers"] != NUMBERS:
             raise CheckpointError(
@@ -764,14 +766,15 @@ class Training:
         return self.finished()
 
     def loop(self, interrupted: Flag) -> Iterator[Phase]:
-        """Run everything except the steps: yield the phase of each step, which the caller then
-        takes.
+        """Run everything except the steps.
+
+        Yield the phase of each step. The caller then takes the step.
         """
         s = self.settings
         began = time.perf_counter()
         validate = s.validate_every or self.per_epoch
         log = 1 if self.on_all_rows and self.total <= ITERATIONS else max(1, self.total // 200)
-        # a CUDA graph holds AT_ONCE steps
+        # A CUDA graph holds AT_ONCE steps.
         log = -(-log // AT_ONCE) * AT_ONCE if self.stepper.captures else log
         intervals = {
             "log": s.log_every or log,
@@ -849,7 +852,7 @@ class Training:
                     name: self.step % every == 0 or self.step == self.total or stop
                     for name, every in intervals.items()
                 }
-                # world.any() is collective: same answer on every rank
+                # world.any() is collective: every rank must get the same answer.
                 ask = self.world.size == 1 or any(due.values()) or self.step % 20 == 0
                 stopped = ask and self.world.any(interrupted.set)
                 if self.stepper.waits and not (any(due.values()) or stopped):
@@ -902,8 +905,9 @@ class Training:
             self._note_once(event)
 
     def _note_course(self) -> None:
-        """Record at the end of a run if its bound fell back, or its importance weights rest on one
-        sample.
+        """Record at the end of a run whether its bound fell back.
+
+        Record also whether its importance weights rest on one sample.
         """
         if (
             found := fall(Run(self.model, self.settings, self.rows, self.out, self.step, 0.0))
@@ -920,8 +924,9 @@ class Training:
             self._note(Event(events.ONE_SAMPLE, "run", *told_weights(effective, self.plan.samples)))
 
     def _place(self, phase: Phase) -> dict[str, Any]:
-        """Return a step's phase, learning rate and KL weight. Iterations over all rows have only a
-        phase.
+        """Return a step's phase, learning rate and KL weight.
+
+        Iterations over all rows have only a phase.
         """
         if self.on_all_rows:
             return {"phase": "EM" if self.em is not None else phase.name}
@@ -978,7 +983,7 @@ class Training:
         value = values[s.judge]
         if math.isfinite(value) and (self.best is None or value > self.best["value"]):
             self.best, self.waited = {"value": value, "step": self.step}, 0
-            # written to disk with the next checkpoint
+            # The next checkpoint writes it to disk.
             self.best_checkpoint = self._checkpoint(copied=True)
         else:
             self.waited += 1
@@ -1053,8 +1058,9 @@ class Training:
         )
 
     def _note_teaching(self) -> None:
-        """Record in the model which factors of q this run trained, and which it left untrained, and
-        why.
+        """Record in the model which factors of q this run trained.
+
+        Record also which it left untrained, and why.
         """
         model, schedule = self.model, self.settings.schedule
         if not self.step:
@@ -1129,7 +1135,7 @@ class Training:
             known = {int(path.name[5:]) for path in folders(self.out)}
             if best is not None and best.step != newest.step and best.step not in known:
                 self.folder.save(best, keep=frozenset(known))
-            # a fallback if the newest gets damaged
+            # Keep one earlier checkpoint as a fallback, in case the newest gets damaged.
             before = max((step for step in known if step < newest.step), default=newest.step)
             self.folder.save(
                 newest, keep=frozenset({before} | ({self.best["step"]} if self.best else set()))
@@ -1182,8 +1188,7 @@ class Training:
         self.stepper.go_on()
 
     def _refuse_broken(self) -> None:
-        """Raise if the objective is not finite at the current weights, so that they are never
-        saved.
+        """Raise if the objective is not finite at the current weights: never save such weights.
 
         The test uses the rows of the last step, whose objective was finite before it. If steps may
         be skipped, it also uses the rows of the next few steps, and one finite objective is enough.
@@ -1198,8 +1203,9 @@ class Training:
             )
 
     def _last_good(self) -> str:
-        """Return a sentence that names the newest checkpoint; every checkpoint was tested before it
-        was saved.
+        """Return a sentence that names the newest checkpoint.
+
+        Every checkpoint was tested before it was saved.
         """
         return (
             f" The last good checkpoint is {folders(self.out)[-1]}."
@@ -1260,8 +1266,9 @@ def _frozen(model: Model) -> list[str]:
 
 
 def _fingerprint(source: Source) -> str:
-    """Return the number of rows and a hash of all of them; a resumed run compares it with its
-    data.
+    """Return the number of rows and a hash of all of them.
+
+    A resumed run compares it with its data.
     """
     return f"{source.n} rows, {source.digest()}"
 

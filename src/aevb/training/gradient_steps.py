@@ -49,13 +49,14 @@ from aevb.training.staging import Gathered, Staged
 from aevb.training.step import Job, Stepper
 from aevb.training.trouble import finite, what_failed
 
-# record a phase after this many steps, if at least this many remain
+# Record a phase after this many steps, if at least this many remain.
 RECORD_AFTER, RECORD_FOR = (10, 1000)
 
 
 class GradientSteps(Stepper):
-    """Take steps of Adam. The state is the optimiser's, and the posterior that an M-step holds
-    fixed.
+    """Take steps of Adam.
+
+    The state is the optimiser's, and the posterior that an M-step holds fixed.
     """
 
     streams: CudaStreams | None = None  # only for steps that are captured as CUDA graphs
@@ -104,7 +105,7 @@ class GradientSteps(Stepper):
         ] = []  # parts of Adam's update that could not be compiled, and why
         self.alone = True  # whether the model is trained by itself, not in a bundle
         self.left = 0  # remaining steps
-        # whether the data of a step are random
+        # Whether the data of a step are random.
         self.draws = bool(job.source.fresh or settings.distort)
         self.seen: dict[str, int] = {}  # steps of each phase that were taken one by one
 
@@ -159,8 +160,9 @@ class GradientSteps(Stepper):
         generator.manual_seed(seed_of(self.settings.seed, word, step))
 
     def inputs(self, place: int) -> dict[str, Tensor]:
-        """Return all inputs of a step besides the parameters: batch, noise, distorted copy, KL
-        weight.
+        """Return all inputs of a step besides the parameters.
+
+        They are the batch, the noise, the distorted copy and the KL weight.
         """
         s, n = self.settings, self.order.batch
         if self.staged is not None:
@@ -203,8 +205,9 @@ class GradientSteps(Stepper):
         return moved
 
     def _arithmetic(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the objective and the metrics (named in the tally), as a function of tensors
-        alone.
+        """Return the objective and the metrics as a function of tensors alone.
+
+        The tally names the metrics.
         """
         with torch.autocast(
             self.device.type,
@@ -241,14 +244,15 @@ class GradientSteps(Stepper):
             return objective.detach(), measured, gradients_of(objective, self.active(phase))
 
     def _record_and_run(self, phase: Phase, inputs: Mapping[str, Tensor]) -> Found | None:
-        """Record the step of a phase and run it; None, with a note, if that fails. Steps then run
-        eagerly.
+        """Record the step of a phase and run it.
+
+        If that fails, return None, with a note. Steps then run eagerly.
         """
         try:
             step = self.compiled[phase.name] = self.record(phase, inputs)
             return step(inputs)
-        # a failed optimisation must not stop a run; a mistake of the model fails again in the eager
-        # step
+        # A failed optimisation must not stop a run. A mistake of the model fails again in the eager
+        # step.
         except Exception as error:
             self.compiled[phase.name] = None
             cause = str(error).partition("\n")[0] or type(error).__name__
@@ -268,8 +272,9 @@ class GradientSteps(Stepper):
         copies: Sequence[Tensor] | None = None,
         streams: CudaStreams | None = None,
     ) -> CompiledStep:
-        """Record a step of this model, or of several models, given their stacked parameters
-        (``copies``).
+        """Record a step of this model, or of several models.
+
+        ``copies`` are the stacked parameters of several models.
         """
         fuse, streams = self.settings.compile, self.streams if streams is None else streams
         return compile_step(
@@ -415,9 +420,7 @@ class GradientSteps(Stepper):
     # State ----------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Tensor]:
-        """Return the optimiser's moments, and the weights of the posterior that an M-step holds
-        fixed.
-        """
+        """Return the optimiser's moments, and the weights of an M-step's fixed posterior."""
         held = self.objective.reference
         reference = (
             {}
@@ -453,8 +456,9 @@ class GradientSteps(Stepper):
         return finite(self.objective, self.inputs(0))
 
     def what_failed(self, step: int, phase: Phase) -> str:
-        """Repeat a failed step without the optimiser, and name the term and the rows that are not
-        finite.
+        """Repeat a failed step without the optimiser, and name what is not finite.
+
+        The message names the term and the rows.
         """
         self.load(step, [0.0])
         rows = self.order.rows(step)[self.world.share(self.order.batch)].cpu()
@@ -485,9 +489,8 @@ def why_not_recorded(model: Model, settings: Settings, seeded: Sequence[str]) ->
 
 def _norm(gradients: list[Tensor]) -> Tensor:
     """Return the norm of all gradients together."""
-    if (
-        gradients[0].device.type == "cpu"
-    ):  # a dot product runs on all cores; torch's norm of a tensor does not
+    if gradients[0].device.type == "cpu":
+        # A dot product runs on all cores; torch's norm of a tensor does not.
         return (
             torch.stack(
                 [torch.dot(flat, flat) for flat in (gradient.reshape(-1) for gradient in gradients)]

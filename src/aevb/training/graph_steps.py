@@ -1,5 +1,6 @@
-"""Steps on a GPU, replayed as CUDA graphs of ten steps each, so that kernel launches cost almost
-nothing.
+"""Steps on a GPU, replayed as CUDA graphs of ten steps each.
+
+Kernel launches then cost almost nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from aevb.training.schedules import Phase
 from aevb.training.staging import Gathered, Staged
 from aevb.training.step import Job
 
-# steps of a phase before it is captured: libraries initialise, and the optimiser creates its state
+# Steps of a phase before it is captured. In them, libraries initialise and the optimiser creates
+# its state.
 WARM_UP = 3
 AT_ONCE = 10  # steps per graph
 
@@ -36,8 +38,9 @@ def can_capture(job: Job) -> bool:
 
 
 class GraphSteps(GradientSteps):
-    """Steps that a queue (``step_queue.py``) captures and replays. During warm-up they run one by
-    one.
+    """Steps that a queue (``step_queue.py``) captures and replays.
+
+    During warm-up they run one by one.
     """
 
     captures = True
@@ -62,8 +65,9 @@ class GraphSteps(GradientSteps):
     # The queue ------------------------------------------------------------------------------------
 
     def join(self, number: int, take: Callable[[], None], *, alone: bool) -> None:
-        """Join a queue; ``take`` makes it take the waiting steps. ``alone`` means: not in a
-        bundle.
+        """Join a queue; ``take`` makes it take the waiting steps.
+
+        ``alone`` means: not in a bundle.
         """
         self.number, self._take, self.alone = number, take, alone
 
@@ -111,8 +115,9 @@ class GraphSteps(GradientSteps):
         self.rows[: len(rows)].copy_(rows, non_blocking=True)
 
     def _seed(self, generator: torch.Generator, word: str, step: int) -> None:
-        """Set the generator to the step's offset in one random stream, so that one graph can hold
-        several steps.
+        """Set the generator to the step's offset in one random stream.
+
+        One graph can then hold several steps.
         """
         if word not in self.drawn:
             self.noise.manual_seed(0), self.drawing.manual_seed(0)

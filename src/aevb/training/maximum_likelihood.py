@@ -26,18 +26,14 @@ from aevb.training.distributed import World
 from aevb.training.quasi_newton import QuasiNewton
 from aevb.training.settings import Settings
 
-# what p, and the rows times the values of discrete latents, may have for steps on all rows at once
-PARAMETERS, NUMBERS = (
-    10_000,
-    2**23,
-)
+# The largest p (in parameters), and the largest product of rows and values of discrete latents, for
+# steps on all rows at once.
+PARAMETERS, NUMBERS = 10_000, 2**23
 PART = 2**20  # numbers of the rows that are taken at a time
 
 
 class Likelihood:
-    """The mean evidence of all rows as a function of p's parameters, and where its ascent
-    stands.
-    """
+    """The mean evidence of all rows as a function of p's parameters, and the ascent's state."""
 
     def __init__(
         self,
@@ -49,7 +45,7 @@ class Likelihood:
     ) -> None:
         self.world, self.n = world, source.n
         self.twin = copy.deepcopy(model).double().eval()
-        # the model's parameters, and those of the copy
+        # Pairs of a parameter of the model and the same parameter of the copy.
         self.pairs = list(zip(model.theta(), self.twin.theta(), strict=True))
         moving = {id(parameter) for parameter in moved}
         self.free = [theirs for mine, theirs in self.pairs if id(mine) in moving]
@@ -117,8 +113,9 @@ class Likelihood:
         return changed
 
     def _begin(self) -> None:
-        """Start from the model's parameters; if Gaussians with the columns' moments fit better, try
-        other starts.
+        """Start from the model's parameters.
+
+        If Gaussians with the columns' moments fit better, try other starts.
         """
         own = Coordinates(self.twin, self.free, self.columns)
         found = own, self._search_from(own)
@@ -150,12 +147,13 @@ class Likelihood:
                 mine.copy_(theirs)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What the next iteration needs."""
+        """Return the state that the next iteration needs."""
         return self.search.tensors() | {"origin": torch.from_numpy(self.coordinates.origin)}
 
     def _loss(self, x: Array) -> tuple[float, Array]:
-        """Return the mean of −log p per row and its gradient; infinite if a covariance is not
-        positive definite.
+        """Return the mean of −log p per row and its gradient.
+
+        The mean is infinite if a covariance is not positive definite.
         """
         parameters = self.coordinates.at(x)
         if not np.isfinite(parameters).all():

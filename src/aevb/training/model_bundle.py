@@ -1,9 +1,9 @@
-"""Train several models of one declaration as one batch of models, because one small model does not
-fill a GPU.
+"""Train several models of one declaration as one batch of models.
 
-Their weights are rows of one tensor, and the recorded step of one model is mapped over the rows
-with ``torch.vmap``. The step has no more operations than that of one model. Every model keeps its
-own data, noise, optimiser state and failure flag, and is read and saved as usual.
+One small model does not fill a GPU. Their weights are rows of one tensor, and the recorded step of
+one model is mapped over the rows with ``torch.vmap``. The step has no more operations than that of
+one model. Every model keeps its own data, noise, optimiser state and failure flag, and is read and
+saved as usual.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from aevb.compiled_step.fused_adam import Vector
 from aevb.training.graph_steps import GraphSteps
 from aevb.training.schedules import Phase
 
-# models per bundle; for a mixture on an H200, one bundle of 16 takes 86 µs per model, two of 8 take
-# 95 µs
+# Models per bundle. For a mixture on an H200, one bundle of 16 takes 86 µs per model, two of 8 take
+# 95 µs.
 MOST = 16
 
 
 class Bundle:
-    """Take steps of several models at once. Models whose runs have ended stay unchanged but are
-    still computed.
+    """Take steps of several models at once.
+
+    Models whose runs have ended stay unchanged but are still computed.
     """
 
     def __init__(

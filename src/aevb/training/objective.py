@@ -21,12 +21,12 @@ from aevb.training.settings import Settings
 
 
 class Objective:
-    """The schedule's objective (bound, exact evidence or EM's E[log p(x, z)]) plus the settings'
-    terms.
+    """The schedule's objective plus the settings' terms.
 
-    The inputs are tensors by kind and name ("batch x", "noise z", …). The objective is the sum over
-    the given rows divided by ``rows``, the size of the whole batch: a process with a part of the
-    batch gets its part of the mean.
+    The schedule's objective is the bound, the exact evidence or EM's E[log p(x, z)]. The inputs are
+    tensors by kind and name ("batch x", "noise z", …). The objective is the sum over the given rows
+    divided by ``rows``, the size of the whole batch: a process with a part of the batch gets its
+    part of the mean.
     """
 
     def __init__(
@@ -97,8 +97,9 @@ class Objective:
         return program
 
     def _classification(self, batch: Batch) -> Tensor:
-        """The sum over the batch of log q(y|x) where the label is known: clamped rows teach q(y|x)
-        nothing by themselves.
+        """The sum over the batch of log q(y|x) where the label is known.
+
+        The bound of a row with a known label does not train q(y|x).
         """
         program = self._inference(batch)
         total = self._zero()
@@ -117,8 +118,9 @@ class Objective:
         return total
 
     def agreement(self, batch: Batch, moved: Batch) -> Tensor:
-        """The sum over the batch of Σ_y q(y|x) log q(y|x̃), q(y|x) held fixed, or the label where
-        it is known.
+        """The sum over the batch of Σ_y q(y|x) log q(y|x̃), with q(y|x) held fixed.
+
+        The label replaces q(y|x) where it is known.
         """
         here, there = self._inference(batch), self._inference(moved)
         batch_rows = self.model._extent(batch)[0]
@@ -130,7 +132,7 @@ class Objective:
             if name in batch:
                 seen = batch.get(mask_of(name))
                 target = batch[name] if seen is None else torch.where(seen, batch[name], target)
-            # a root of q is the same in every row
+            # A root of q is the same in every row.
             total = total + (target * after.logits).sum(-1).expand(1, batch_rows).sum()
         return total
 

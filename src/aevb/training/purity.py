@@ -1,6 +1,4 @@
-"""Whether a model is a pure function of its tensors, so that its steps may be recorded and
-replayed.
-"""
+"""Whether a model is a pure function of its tensors: its steps may then be recorded."""
 
 from __future__ import annotations
 

@@ -17,8 +17,9 @@ def seed_of(*parts: int | str) -> int:
 
 
 class Order:
-    """The rows of each step: one permutation of the data after another, cut into batches of one
-    size.
+    """The rows of each step.
+
+    One permutation of the data follows another; they are cut into batches of one size.
     """
 
     def __init__(self, n: int, batch: int, seed: int, device: torch.device | None = None) -> None:
@@ -40,7 +41,7 @@ class Order:
         found = self._kept.get(epoch)
         if found is None:
             generator = torch.Generator().manual_seed(seed_of(self.seed, "order", epoch))
-            # steps may be under way
+            # The copy does not block, because steps may still be running on the device.
             found = torch.randperm(self.n, generator=generator).to(self.device, non_blocking=True)
             self._kept = {key: value for key, value in self._kept.items() if key == epoch - 1} | {
                 epoch: found

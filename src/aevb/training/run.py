@@ -54,8 +54,9 @@ class Run:
 
     @classmethod
     def load(cls, out: str | Path) -> Run:
-        """Read a run from its folder: the model at the last checkpoint, and the history up to
-        it.
+        """Read a run from its folder: the model at the last checkpoint, and the history.
+
+        The history ends at that checkpoint.
         """
         folder = Path(out)
         model, found, rows = _load(folder, "last")
@@ -64,8 +65,9 @@ class Run:
 
     @property
     def best(self) -> Best | None:
-        """The step and value of the best validation (the first, if several tie); None without
-        validation.
+        """The step and value of the best validation; None without validation.
+
+        If several are equal, it is the first.
         """
         name = f"validation {self.settings.judge}"
         found = [
@@ -75,8 +77,9 @@ class Run:
 
     @property
     def history(self) -> dict[str, np.ndarray]:
-        """Every recorded quantity as an array; the array ``<name>.step`` has the steps of its
-        values.
+        """Every recorded quantity as an array.
+
+        The array ``<name>.step`` has the steps of its values.
 
         ``gap`` is KL(q ‖ exact posterior), if the posterior is known: the recorded value, or else
         the evidence minus the ELBO.
@@ -115,8 +118,9 @@ class Run:
         return found
 
     def plot(self, path: str | Path | None = None) -> Figure:
-        """Plot the bound, its terms and the evidence (if known) over the steps. ``path`` saves a
-        PNG.
+        """Plot the bound, its terms and the evidence (if known) over the steps.
+
+        ``path`` saves a PNG.
         """
         figure = curves(
             self.history, [(start, end) for name, start, end in self.phases if name == "E"]

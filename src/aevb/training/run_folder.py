@@ -110,8 +110,9 @@ class Folder:
         return file
 
     def _check(self) -> None:
-        """Raise if the folder no longer belongs to this run. Recreate a removed lock file, and note
-        it.
+        """Raise if the folder no longer belongs to this run.
+
+        Recreate a removed lock file, and note it.
         """
         if self._file is None:
             return
@@ -187,7 +188,7 @@ class Folder:
     def save(self, checkpoint: Checkpoint, keep: frozenset[int]) -> None:
         with self.writing(self.path / "checkpoints", checkpoint.step):
             with self.metrics.open("a", encoding="utf-8") as file:
-                # the history must be on disk before the checkpoint that refers to it
+                # The history must be on disk before the checkpoint that refers to it.
                 os.fsync(file.fileno())
             write(
                 self.path, altered(checkpoint, beside=self.beside), keep=keep, allowed=self._check
@@ -195,8 +196,7 @@ class Folder:
 
     @contextmanager
     def writing(self, path: Path, step: int | None) -> Iterator[None]:
-        """Check that the folder still belongs to this run, and turn an OSError into a
-        TrainingError.
+        """Check that the folder still belongs to this run; turn OSError into TrainingError.
 
         ``step`` is None before the first step.
         """
@@ -207,8 +207,9 @@ class Folder:
             raise self._refusal(error, path, step) from error
 
     def _refusal(self, error: OSError, path: Path, step: int | None) -> TrainingError:
-        """Return the error for a failed write: the path, the system's message, the remedy and the
-        last checkpoint.
+        """Return the error for a failed write.
+
+        It has the path, the system's message, the remedy and the last checkpoint.
         """
         where = "" if step is None else f"Step {step}: "
         text = f"{where}{path} could not be written: {error.strerror or error}."
@@ -268,8 +269,9 @@ def refuse_taken(path: Path, resume: bool) -> None:
 
 
 def _began_here(path: Path, names: list[str]) -> bool:
-    """Whether a run began in a folder: by the content of its lock or, if a kill left that empty, by
-    its files.
+    """Return whether a run began in a folder.
+
+    The content of its lock says so or, if a kill left that empty, the files of the folder.
     """
     if ".lock" not in names:
         return False
@@ -323,14 +325,14 @@ def check_declaration(path: Path, declaration: Mapping[str, Any], recorded: str 
 
 
 def check_recipe(path: Path, recipe: Recipe, recorded: str | None) -> None:
-    """Refuse to resume a run with differently prepared rows. A damaged data.json is rewritten
-    later.
+    """Refuse to resume a run with differently prepared rows.
+
+    A damaged data.json is rewritten later.
     """
     from aevb.data.datasets import Recipe
 
-    if recorded in {
-        seal(json.loads(one.text())) for one in (recipe, altered(recipe, known=None))
-    }:  # older runs did not record ``known``
+    if recorded in {seal(json.loads(one.text())) for one in (recipe, altered(recipe, known=None))}:
+        # Older runs did not record ``known``.
         return
     try:
         there = Recipe.read(path)
@@ -338,7 +340,7 @@ def check_recipe(path: Path, recipe: Recipe, recorded: str | None) -> None:
         if recorded is None:
             raise
         there = None
-    # the causes first; the other entries follow from them
+    # The causes come first. The other entries follow from them.
     asked = ("data", "missing", "validation", "hold_out", "prepare", "seed")
     changed = (
         [key for key in (*asked, *vars(recipe)) if getattr(there, key) != getattr(recipe, key)]
@@ -365,10 +367,10 @@ def check_recipe(path: Path, recipe: Recipe, recorded: str | None) -> None:
 def read_rows(
     path: Path, state: Mapping[str, Any], step: int
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """Return the rows of ``metrics.jsonl`` up to a checkpoint, and a sentence if the file is
-    damaged.
+    """Return the rows of ``metrics.jsonl`` up to a checkpoint.
 
-    Later lines belong to steps after the checkpoint, and may be incomplete if the run was killed.
+    The second value is a sentence if the file is damaged. Later lines belong to steps after the
+    checkpoint, and may be incomplete if the run was killed.
     """
     metrics, record = path / "metrics.jsonl", state.get("history")
     lines = _lines(metrics, None if record is None else record["lines"])

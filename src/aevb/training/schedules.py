@@ -20,8 +20,9 @@ OPTIMISERS = ("auto", "lbfgs", "adam")  # of mle()
 
 @dataclass(frozen=True)
 class Phase:
-    """The phase of one step: the parameter groups it trains, and its position in 0 … ``length`` −
-    1.
+    """The phase of one step: the parameter groups it trains, and its position.
+
+    The position is in 0 … ``length`` − 1.
     """
 
     name: str
@@ -174,9 +175,7 @@ class mle(Schedule):
 
 
 def parse_schedule(text: str) -> Schedule:
-    """Return a schedule from its name and first arguments, e.g. ``joint`` or
-    ``alternate:500,500``.
-    """
+    """Return a schedule from its name and first arguments: ``joint``, ``alternate:500,500``."""
     name, _, numbers = text.partition(":")
     kind = _kind(name)
     try:

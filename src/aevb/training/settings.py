@@ -22,15 +22,16 @@ from aevb.training.schedules import Schedule, joint, schedule_from
 if TYPE_CHECKING:
     from aevb.data.preparation import Affine
 
-# keys of config.toml that are not settings; resuming compares them
+# Keys of config.toml that are not settings. A resumed run compares them.
 RECORDED = ("data", "fresh", "frozen", "numbers")
 
 
 def _setting(
     documentation: str, default: Any = MISSING, *, make: Callable[[], Any] | None = None
 ) -> Any:
-    """Return a dataclass field with its documentation and its default (or ``make``, a default
-    factory).
+    """Return a dataclass field with its documentation and its default.
+
+    ``make`` is a default factory.
     """
     if make is not None:
         return field(default_factory=make, metadata={"documentation": documentation})
@@ -71,21 +72,21 @@ class Settings:
     kl_warmup: int = _setting("Steps over which the weight of the KL terms rises to 1.", 0)
     classify: float = _setting("Weight of log q(y|x) on rows whose label y is known.", 0.0)
     agree: float = _setting(
-        "Weight of Σ q(y|x) log q(y|x̃), a consistency term: q should predict the same class for "
-        "x and its distorted copy x̃.",
+        "Weight of Σ q(y|x) log q(y|x̃), a consistency term. It makes q predict the same class "
+        "for x and its distorted copy x̃.",
         0.0,
     )
     distort: Mapping[str, Affine] = _setting(
         "Random distortion that makes x̃ from x, by variable.", make=dict
     )
     patience: int | None = _setting(
-        "Early stopping: stop after this many validations without improvement, and keep the best "
-        "weights.",
+        "Early stopping: stop after this many validations without improvement. The run keeps the "
+        "best weights.",
         None,
     )
     seed: int = _setting("Seed of everything random.", 0)
     schedule: Schedule = _setting(  # noqa: RUF009
-        "joint (AEVB), alternate (E-steps of q, then M-steps of p), em (exact EM) or mle (exact "
+        "joint (AEVB), alternate (E-steps of q, M-steps of p), em (exact EM) or mle (exact "
         "evidence).",
         make=joint,
     )
@@ -108,18 +109,18 @@ class Settings:
         "Steps between checkpoints. By default at validations, at least half a minute apart.", None
     )
     precision: str = _setting(
-        "float32, or bf16: matrix products run in bfloat16; the weights and everything else stay "
+        "float32, or bf16: matrix products run in bfloat16. The weights and everything else stay "
         "in float32.",
         "float32",
     )
     compile: bool = _setting(
-        "Fuse the operations of a step with torch's compiler. Compiling takes about a minute: for "
-        "long runs.",
+        "Fuse the operations of a step with torch's compiler. Compiling takes about a minute, so "
+        "use it for long runs.",
         False,
     )
     skip: int = _setting(
-        "Maximum number of batches with a non-finite loss or gradient to skip before the run "
-        "stops with an error.",
+        "Maximum number of batches with a non-finite loss or gradient to skip. At the next one "
+        "the run stops with an error.",
         0,
     )
 
@@ -185,14 +186,16 @@ class Settings:
 
     @property
     def judge(self) -> str:
-        """The quantity that compares validations: the bound, or the evidence for exact
-        schedules.
+        """The quantity that compares validations: the bound, or the evidence.
+
+        Exact schedules use the evidence.
         """
         return self.bound if self.schedule.objective == "bound" else "evidence"
 
     def total(self, n: int, batch: int) -> int:
-        """Return the number of steps; by default 20 epochs, but at least 2,000 steps and at most
-        200 epochs.
+        """Return the number of steps.
+
+        By default it makes 20 epochs, but at least 2,000 steps and at most 200 epochs.
         """
         per_epoch = n / min(batch, n)
         if self.steps is not None:
@@ -219,8 +222,9 @@ class Settings:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Settings:
-        """Return the settings of a record. Missing fields get their defaults; unknown keys are
-        ignored.
+        """Return the settings of a record.
+
+        Missing fields get their defaults; unknown keys are ignored.
         """
         return cls(**_from_plain(record))
 
@@ -230,11 +234,10 @@ class Settings:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Settings:
-        """Read settings from a TOML file, e.g. a run's ``config.toml``. Missing fields get their
-        defaults.
+        """Read settings from a TOML file, e.g. a run's ``config.toml``.
 
-        The keys that a run records besides its settings (data, fresh, frozen, numbers) are ignored.
-        Any other unknown key raises a ValueError.
+        Missing fields get their defaults. The keys that a run records besides its settings (data,
+        fresh, frozen, numbers) are ignored. Any other unknown key raises a ValueError.
         """
         return cls(**read_toml(path))
 
@@ -261,9 +264,7 @@ Settings.__doc__ = f"{Settings.__doc__}\n{_listed()}\n    "
 
 
 def options_source() -> str:
-    """Return the source of ``settings_options.py``: the fields of :class:`Settings` as a
-    TypedDict.
-    """
+    """Return the source of ``settings_options.py``: :class:`Settings` as a TypedDict."""
     keys = []
     for one in fields(Settings):
         default = default_of(one)
@@ -294,12 +295,13 @@ class SettingsOptions(TypedDict, total=False):
 
 
 def _docstring(text: str) -> str:
-    """Return an indented docstring, on several lines if it is longer than one."""
+    """Return an indented docstring: one line, or the first sentence and then the others."""
     one_line = f'    """{text}"""'
     if len(one_line) <= 100:
         return one_line
-    wrapped = textwrap.fill(f'"""{text}', 97, initial_indent="    ", subsequent_indent="    ")
-    return f'{wrapped}\n    """'
+    first, _, rest = text.partition(". ")
+    wrapped = textwrap.fill(rest, 97, initial_indent="    ", subsequent_indent="    ")
+    return f'    """{first}.\n\n{wrapped}\n    """'
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -365,8 +367,9 @@ def _positive(name: str, value: Any) -> None:
 
 
 def toml_text(record: Mapping[str, Any]) -> str:
-    """Return a record as TOML, with tables at most one level deep. Values that are None are left
-    out.
+    """Return a record as TOML, with tables at most one level deep.
+
+    Values that are None are left out.
     """
     plain = {
         key: value
@@ -385,7 +388,7 @@ def toml_text(record: Mapping[str, Any]) -> str:
 
 
 def _word(value: Any) -> str:
-    # TOML requires this escape, JSON does not
+    # TOML requires this escape, JSON does not.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

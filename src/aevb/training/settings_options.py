@@ -16,8 +16,9 @@ class SettingsOptions(TypedDict, total=False):
     """The fields of :class:`Settings`, none of them required."""
 
     epochs: float | None
-    """Passes over the data; set this or steps. By default 20, or as many as make 2,000 steps (at
-    most 200).
+    """Passes over the data; set this or steps.
+
+    By default 20, or as many as make 2,000 steps (at most 200).
     """
     steps: int | None
     """Steps of the optimiser; set this or epochs."""
@@ -28,35 +29,41 @@ class SettingsOptions(TypedDict, total=False):
     warmup: int
     """Steps over which the learning rate rises from 0. Default: 0."""
     decay: str
-    """Learning rate within each phase of the schedule: cosine (falls to 0) or constant. Default:
-    "cosine".
+    """Learning rate within each phase of the schedule: cosine (falls to 0) or constant.
+
+    Default: "cosine".
     """
     clip: float | None
-    """Maximum norm of the gradient; a larger gradient is scaled down to it. By default no
-    clipping.
+    """Maximum norm of the gradient; a larger gradient is scaled down to it.
+
+    By default no clipping.
     """
     kl_warmup: int
     """Steps over which the weight of the KL terms rises to 1. Default: 0."""
     classify: float
     """Weight of log q(y|x) on rows whose label y is known. Default: 0.0."""
     agree: float
-    """Weight of Σ q(y|x) log q(y|x̃), a consistency term: q should predict the same class for x
-    and its distorted copy x̃. Default: 0.0.
+    """Weight of Σ q(y|x) log q(y|x̃), a consistency term.
+
+    It makes q predict the same class for x and its distorted copy x̃. Default: 0.0.
     """
     distort: Mapping[str, Affine]
     """Random distortion that makes x̃ from x, by variable. Default: {}."""
     patience: int | None
-    """Early stopping: stop after this many validations without improvement, and keep the best
-    weights.
+    """Early stopping: stop after this many validations without improvement.
+
+    The run keeps the best weights.
     """
     seed: int
     """Seed of everything random. Default: 0."""
     schedule: Schedule
-    """joint (AEVB), alternate (E-steps of q, then M-steps of p), em (exact EM) or mle (exact
-    evidence). Default: joint().
+    """joint (AEVB), alternate (E-steps of q, M-steps of p), em (exact EM) or mle (exact evidence).
+
+    Default: joint().
     """
     how: Mapping[str, str]
     """How to take the expectation over each latent, by latent; overrides the plan's choice.
+
     Default: {}.
     """
     bound: str
@@ -65,6 +72,7 @@ class SettingsOptions(TypedDict, total=False):
     """Samples per example. Default: 1."""
     gradient: str
     """Gradient estimator: plain, stl (sticking the landing) or dreg (doubly reparameterised).
+
     Default: "plain".
     """
     temperature: float
@@ -76,14 +84,17 @@ class SettingsOptions(TypedDict, total=False):
     checkpoint_every: int | None
     """Steps between checkpoints. By default at validations, at least half a minute apart."""
     precision: str
-    """float32, or bf16: matrix products run in bfloat16; the weights and everything else stay in
-    float32. Default: "float32".
+    """float32, or bf16: matrix products run in bfloat16.
+
+    The weights and everything else stay in float32. Default: "float32".
     """
     compile: bool
-    """Fuse the operations of a step with torch's compiler. Compiling takes about a minute: for
-    long runs. Default: False.
+    """Fuse the operations of a step with torch's compiler.
+
+    Compiling takes about a minute, so use it for long runs. Default: False.
     """
     skip: int
-    """Maximum number of batches with a non-finite loss or gradient to skip before the run stops
-    with an error. Default: 0.
+    """Maximum number of batches with a non-finite loss or gradient to skip.
+
+    At the next one the run stops with an error. Default: 0.
     """

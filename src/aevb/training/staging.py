@@ -17,16 +17,18 @@ from aevb.data.sources import Resident, Source
 from aevb.estimate.batch import Batch
 from aevb.training.row_order import Order
 
-# steps gathered at once on a CPU, and the largest batch in bytes for which this is done
+# Steps gathered at once on a CPU, and the largest batch in bytes for which this is done.
 TOGETHER, SMALL = (8, 2**20)
-# bytes; matrix products round differently if a batch is not aligned like freshly allocated memory
+# Alignment in bytes. Matrix products round differently if a batch is not aligned like freshly
+# allocated memory.
 LINE = 64
 APART = 256  # bytes; the alignment of each batch that fast kernels need
 
 
 class Staged:
-    """Batches of up to ``places`` steps, in fixed tensors on the device, so that a CUDA graph can
-    read them.
+    """Batches of up to ``places`` steps, in fixed tensors on the device.
+
+    A CUDA graph can read them there.
 
     ``steps`` is the number of steps of the run; nothing is read beyond it. At most three blocks of
     ``places`` batches are in memory, one of them on the device.
@@ -47,9 +49,7 @@ class Staged:
         self.here: Batch = {name: _apart(value, device) for name, value in self._block(0).items()}
 
     def load(self, step: int, count: int) -> None:
-        """Copy the rows of ``count`` steps into the first places, and start reading the next
-        block.
-        """
+        """Copy the rows of ``count`` steps into the first places; start reading the next block."""
         done = 0
         while done < count:
             block, offset = divmod(step + done, self.places)
@@ -69,8 +69,9 @@ class Staged:
         return {name: value[place] for name, value in self.here.items()}
 
     def settle(self) -> None:
-        """Wait for the reader: during a graph capture, no other thread may allocate memory on the
-        device.
+        """Wait for the reader.
+
+        During a graph capture, no other thread may allocate memory on the device.
         """
         wait(self.blocks.values())
 
@@ -92,8 +93,9 @@ class Staged:
             self.blocks[block] = self.reader.submit(self._block, block)
 
     def _block(self, block: int) -> Batch:
-        """Read the batches of ``places`` steps; each variable has shape [places, T or 1, batch,
-        d].
+        """Read the batches of ``places`` steps.
+
+        Each variable has shape [places, T or 1, batch, d].
         """
         rows = self.order.rows(block * self.places, self.places)
         return {name: self._laid_out(value) for name, value in self.source.on_host(rows).items()}
@@ -104,8 +106,9 @@ class Staged:
 
 
 class Gathered:
-    """Batches of several successive steps, gathered at once: on a CPU, the calls cost more than
-    small batches.
+    """Batches of several successive steps, gathered at once.
+
+    On a CPU, the calls cost more than small batches.
     """
 
     def __init__(self, source: Resident, order: Order) -> None:
@@ -115,8 +118,9 @@ class Gathered:
 
     @staticmethod
     def pays(source: Source, order: Order) -> bool:
-        """Whether gathering pays: small batches without a time axis, which would need another
-        memory layout.
+        """Return whether gathering is faster: for small batches without a time axis.
+
+        A time axis would need another memory layout.
         """
         if not isinstance(source, Resident) or source.like.device.type != "cpu":
             return False

@@ -24,7 +24,7 @@ from aevb.training.row_order import Order
 from aevb.training.schedules import Phase
 from aevb.training.settings import Settings
 
-# a requested step: stepper, step number, phase, learning rate
+# A requested step: stepper, step number, phase, learning rate.
 Wanted = tuple["Stepper", int, Phase, float]
 
 
@@ -44,16 +44,16 @@ class Job:
 
 
 class Tally:
-    """The metrics summed since the last reading, and whether a step failed, in tensors on the
-    device.
+    """The metrics summed since the last reading, and whether a step failed.
 
-    A failed step changes nothing. On a GPU, the host does not check for failures after every step.
+    Both are tensors on the device. A failed step changes nothing. On a GPU, the host does not check
+    for failures after every step.
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype, world: World) -> None:
         self.world = world
         self.failed = torch.zeros((), device=device)  # 1 once a step has failed
-        # steps since the host last checked; the first was ``origin``
+        # Steps since the host last checked. The first of them was ``origin``.
         self.moved = torch.zeros((), device=device)
         self.taken = torch.zeros((), device=device)  # steps whose metrics are in ``sums``
         self.sums = torch.zeros(0, device=device, dtype=dtype)
@@ -69,8 +69,9 @@ class Tally:
         self.failed.fill_(1.0)
 
     def set(self, names: Sequence[str], values: Sequence[float]) -> None:
-        """Count a step and replace the metrics by its own, in float64: iterations over all rows are
-        not averaged.
+        """Count a step and replace the metrics by its own, in float64.
+
+        Iterations over all rows are not averaged.
         """
         self.names = list(names)
         self.sums = (
@@ -130,7 +131,7 @@ class Tally:
 
     def restore(self, metrics: Mapping[str, Any], dtype: torch.dtype) -> None:
         self.names = list(metrics["sums"])
-        # the sums are over all processes; the first one keeps them
+        # The sums are over all processes. The first process keeps them.
         mine = 1.0 if self.world.first else 0.0
         self.sums = mine * torch.tensor(
             list(metrics["sums"].values()), device=self.sums.device, dtype=dtype
@@ -178,8 +179,9 @@ class Stepper(ABC):
         """Take the steps that were requested but are still waiting in a queue."""
 
     def remarks(self, taken: int, total: int) -> list[Any]:
-        """Return the events to record after ``taken`` steps; the loop drops those already
-        recorded.
+        """Return the events to record after ``taken`` steps.
+
+        The loop drops those already recorded.
         """
         return []
 
@@ -223,8 +225,9 @@ class Stepper(ABC):
     # Failed steps ---------------------------------------------------------------------------------
 
     def sound(self, steps: Iterable[int]) -> bool:
-        """Whether the weights, and the objective of at least one of these steps' batches, are
-        finite.
+        """Return whether the weights and an objective are finite.
+
+        One finite objective of these steps' batches is enough.
         """
         return not self.world.any(bool(self._broken()) or not self._judged(steps))
 

@@ -66,7 +66,7 @@ class StepQueue:
                 continue
             _load(part)
             if part[0][0][0].alone:
-                # the weights' addresses change with it
+                # The addresses of the weights change with this number.
                 where = tuple(len(stepper.moving) for stepper, *_ in part[0])
                 if not self._replay(
                     [(stepper, phase) for stepper, _, phase, _ in part[0]], len(part), where
@@ -82,7 +82,7 @@ class StepQueue:
         who = tuple(id(model) for model, _ in models)
         key = count, tuple(phase.name for _, phase in models), who, where
         if key not in self.graphs:
-            # others are outdated
+            # Graphs with other addresses are outdated.
             self.graphs = {
                 other: graph for other, graph in self.graphs.items() if other[2:] == key[2:]
             }

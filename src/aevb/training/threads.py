@@ -1,5 +1,6 @@
-"""Choose the number of CPU threads for a step: waking 16 threads takes longer than a product of 10
-µs.
+"""Choose the number of CPU threads for a step.
+
+Waking 16 threads takes longer than a product of 10 µs.
 """
 
 from __future__ import annotations
@@ -21,12 +22,11 @@ FEW = 2  # threads that are always worth it
 
 
 def worth(model: Model, plan: Plan, batch: int) -> int:
-    """Return how many of torch's threads to use for a step of ``batch`` rows; all if the work is
-    unknown.
+    """Return how many of torch's threads to use for a step of ``batch`` rows.
 
-    The number is computed from the model, the plan, the batch and the available threads, not
-    measured. For sequences, the rows of one time step count, because time steps run one after
-    another.
+    Use all threads if the work is unknown. The number is computed from the model, the plan, the
+    batch and the available threads, not measured. For sequences, the rows of one time step count,
+    because time steps run one after another.
     """
     everyone = torch.get_num_threads()
     matrices = [parameter.numel() for parameter in model.parameters() if parameter.dim() == 2]

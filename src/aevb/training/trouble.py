@@ -17,10 +17,8 @@ def finite(objective: Objective, inputs: Mapping[str, Tensor]) -> bool:
     try:
         with torch.no_grad():
             value, _ = objective(inputs)
-    except (
-        RuntimeError,
-        ValueError,
-    ):  # a covariance is not positive definite, or torch refuses parameters that are not numbers
+    except (RuntimeError, ValueError):
+        # A covariance is not positive definite, or torch refuses parameters that are not numbers.
         return False
     return bool(value.isfinite())
 
@@ -33,8 +31,9 @@ def what_failed(
     active: Sequence[nn.Parameter],
     broken: Sequence[str],
 ) -> str:
-    """Name what is not finite in a step with these inputs, of these rows; ``broken`` are factors
-    whose parameters are not.
+    """Describe what is not finite in a step with these inputs, of these rows.
+
+    ``broken`` lists the factors whose parameters are not finite.
     """
     cause = f" The parameters of {', '.join(broken)} are not finite." if broken else ""
     try:
@@ -50,7 +49,7 @@ def what_failed(
             raise
         what, bad, in_gradient = "the bound", torch.ones(len(rows), dtype=torch.bool), False
     mine = (not in_gradient, what, rows[bad].tolist())
-    # of several processes, one that has a term to name
+    # If several processes failed, report one that has a term to name.
     _, what, which = max(job.world.gather(mine), key=lambda found: found[0])
     return f"{what} is not finite for {job.source.places.rows(which)}.{cause}"
 
@@ -58,8 +57,10 @@ def what_failed(
 def _culprit(
     job: Job, objective: Objective, inputs: Mapping[str, Tensor], active: Sequence[nn.Parameter]
 ) -> tuple[str, Tensor, bool]:
-    """The term that is not finite and the rows where, or the parameter whose gradient is not, by
-    all rows; and whether it is the gradient.
+    """Find the term or the gradient that is not finite.
+
+    Return its description, a mask of the rows, and whether it is a gradient. A gradient belongs to
+    all rows.
     """
     value, bound = objective(inputs)
     graph = job.model.graph

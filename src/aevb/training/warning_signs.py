@@ -1,5 +1,6 @@
-"""Warning signs of a finished run: a bound that fell back, importance weights that rest on one
-sample.
+"""Warning signs of a finished run: a bound that fell back, weights that rest on one sample.
+
+The weights are importance weights.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from aevb.estimate.estimators import estimate
 from aevb.model import Model
 from aevb.training.run import Run
 
-# a fall exceeds all three: nats, share of the whole rise, standard errors
+# Limits that a fall must exceed, all three: nats, share of the whole rise, standard errors.
 NATS, SHARE, SIGMAS = (0.5, 0.01, 5.0)
 WINDOWS, LEAST = 10, 10  # windows per history, and the fewest recorded values that are tested
 FEW = 2.0  # effective sample size below which one sample has more than half of the weight
@@ -25,9 +26,7 @@ MANY = 5  # fewest samples per example for which a small effective sample size i
 
 
 class Fall(NamedTuple):
-    """A fall of the training bound: the mean and step of its best window, and the mean of the
-    last.
-    """
+    """A fall of the training bound: mean and step of its best window, and the last mean."""
 
     best: float
     step: int
