@@ -16,8 +16,9 @@ CHUNK = 2000  # compute the distances of this many rows to all others at a time,
 
 
 def deskew(images: Tensor) -> Tensor:
-    """Centre images [N, height, width] (0 is background) on their mass, and shear each until its
-    second moment xy is 0.
+    """Centre images [N, height, width] on their mass, and shear each until its moment xy is 0.
+
+    0 is background. The moment is the second moment xy.
     """
     n, height, width = images.shape
     y = torch.arange(height, device=images.device, dtype=images.dtype) - (height - 1) / 2
@@ -46,12 +47,12 @@ def principal(rows: Tensor, components: int) -> Tensor:
 def graph_partition(
     rows: Tensor, classes: int, *, neighbours: int = 10, restarts: int = 3, seed: int = 0
 ) -> tuple[Tensor, float]:
-    """Partition rows [N, d] into classes. Return a class for each row, and the normalised cut of
-    the partition.
+    """Partition rows [N, d] into classes.
 
-    The graph joins each row with its nearest neighbours, with weights exp(−d²/σᵢσⱼ), where σ is a
-    local scale of each row. k-means clusters the leading eigenvectors of the graph, for several
-    numbers of eigenvectors and several restarts. The partition with the smallest cut is returned.
+    Return a class for each row, and the normalised cut of the partition. The graph joins each row
+    with its nearest neighbours, with weights exp(−d²/σᵢσⱼ), where σ is a local scale of each row.
+    k-means clusters the leading eigenvectors of the graph, for several numbers of eigenvectors and
+    several restarts. The partition with the smallest cut is returned.
     """
     if len(rows) <= max(classes, neighbours):
         raise ValueError(
@@ -109,8 +110,9 @@ def _graph(rows: Tensor, neighbours: int) -> Tensor:
 def _leading(
     graph: Tensor, degree: Tensor, count: int, generator: torch.Generator, rounds: int = 400
 ) -> Tensor:
-    """The leading eigenvectors of the normalised graph, by subspace iteration with twice as many
-    vectors.
+    """Compute the leading eigenvectors of the normalised graph by subspace iteration.
+
+    The subspace has twice as many vectors.
     """
     scale, places = degree.clamp_min(1e-12).rsqrt(), graph.indices()
     values = graph.values() * scale[places[0]] * scale[places[1]]
@@ -130,8 +132,9 @@ def _leading(
 
 
 def _k_means(rows: Tensor, classes: int, generator: torch.Generator, rounds: int = 60) -> Tensor:
-    """Lloyd's algorithm, started from greedy k-means++ (each centre is the best of a few
-    candidates).
+    """Lloyd's algorithm, started from greedy k-means++.
+
+    In the greedy version, each centre is the best of a few candidates.
     """
     centres = rows[torch.randint(len(rows), (1,), generator=generator)]
     for _ in range(classes - 1):
@@ -148,8 +151,9 @@ def _k_means(rows: Tensor, classes: int, generator: torch.Generator, rounds: int
 
 
 def _cut(graph: Tensor, degree: Tensor, labels: Tensor, classes: int) -> float:
-    """The normalised cut: the sum over classes of the share of a class's edge weight that leaves
-    the class.
+    """Compute the normalised cut.
+
+    It is the sum over classes of the share of a class's edge weight that leaves the class.
     """
     members = F.one_hot(labels, classes).to(degree.dtype)
     inside = (members * (graph @ members)).sum(0) / (members.T @ degree).clamp_min(1e-12)

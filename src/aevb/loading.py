@@ -31,8 +31,7 @@ def from_declaration(declaration: Mapping[str, Any], custom: Iterable[type] = ()
 
 
 def load(path: str | Path, custom: Iterable[type] = ()) -> Model:
-    """Load a model that :meth:`aevb.Model.save` wrote, after checking its files against their
-    hashes.
+    """Load a model that :meth:`aevb.Model.save` wrote, and check its files against their hashes.
 
     ``custom`` holds your own classes that are not registered. Loading unpickles nothing and imports
     nothing. It raises ValueError if the folder holds no model or a damaged one.
@@ -100,8 +99,10 @@ def read_model(path: Path, weights: Path, custom: Iterable[type] = ()) -> Model:
 
 
 class _Budget(TorchFunctionMode):
-    """Raise ValueError before building a declaration would create more tensors, or more numbers,
-    than its weights justify.
+    """Raise ValueError if building a declaration would need more than its weights justify.
+
+    The limits are on the number of tensors and on the number of their entries. The error comes
+    before the tensor is created.
     """
 
     MAKERS = frozenset(
@@ -137,7 +138,7 @@ class _Budget(TorchFunctionMode):
 
     @staticmethod
     def _numbers(maker: str, args: Any) -> int:
-        """How many numbers a call will create."""
+        """Return how many numbers a call will create."""
         sizes = [size for size in args if not isinstance(size, Tensor)]
         shape = (
             sizes[0]
@@ -152,10 +153,9 @@ class _Budget(TorchFunctionMode):
 
 
 def _check_counts(declaration: Any, tensors: int) -> int:
-    """Raise ValueError for more layers or parents than the file has tensors (each needs some), and
-    for very long lists.
+    """Raise ValueError for more layers or parents than tensors, and for very long lists.
 
-    Return the number of factors.
+    Each layer and each parent needs some of the file's tensors. Return the number of factors.
     """
     parts = declaration if isinstance(declaration, Mapping) else {}
     sides = [side for side in (parts.get("p"), parts.get("q")) if isinstance(side, Mapping)]

@@ -88,10 +88,10 @@ class Model(DeclaredModel):
     # Copies and explanations ----------------------------------------------------------------------
 
     def fresh(self, seed: int) -> Model:
-        """Build a new model with the same declaration, device and precision, initialised from a
-        seed.
+        """Build a new model with the same declaration, device and precision, from a seed.
 
-        Frozen parameters (``requires_grad_(False)``) are copied and frozen in the new model too.
+        The seed initialises its weights. Frozen parameters (``requires_grad_(False)``) are copied
+        and frozen in the new model too.
         """
         like = self._parameter()
         parts = {
@@ -179,8 +179,9 @@ class Model(DeclaredModel):
         memory: float | str | None = None,
         **data: Any,
     ) -> Evidence:
-        """Compute log p(data | given), one number per example: exactly if the declaration allows
-        it, otherwise estimated.
+        """Compute log p(data | given), one number per example.
+
+        The result is exact if the declaration allows it, otherwise an estimate.
 
         ``method`` is one of
 
@@ -211,14 +212,13 @@ class Model(DeclaredModel):
         seed: int | None = None,
         **data: Any,
     ) -> Gap:
-        """Split log p(data | given) − ELBO into the approximation gap and the amortisation gap, per
-        example.
+        """Split log p(data | given) − ELBO into approximation gap and amortisation gap.
 
-        The approximation gap remains with the best member of q's family for each example. This
-        member is found by ``iterations`` steps of gradient ascent from the encoder's output; the
-        encoder's output is kept if the ascent does not clearly improve it. Both bounds are then
-        estimated with ``samples`` fresh draws. ``method`` is the method of :meth:`log_evidence`,
-        and ``how`` overrides the plan as in :meth:`elbo`.
+        There is one number of each per example. The approximation gap remains with the best member
+        of q's family for each example. This member is found by ``iterations`` steps of gradient
+        ascent from the encoder's output; the encoder's output is kept if the ascent does not
+        clearly improve it. Both bounds are then estimated with ``samples`` fresh draws. ``method``
+        is the method of :meth:`log_evidence`, and ``how`` overrides the plan as in :meth:`elbo`.
         """
         return split_gap(
             self, data, iterations=iterations, samples=samples, method=method, how=how, seed=seed
@@ -266,13 +266,14 @@ class Model(DeclaredModel):
         lengths: Any = None,
         **data: Any,
     ) -> Posterior:
-        """The posterior p(latents | data). ``["z"]`` is a distribution, ``.sample(S)`` draws
-        jointly, ``.log_prob(z=…)`` is its log-density.
+        """The posterior p(latents | data).
 
-        With ``method="auto"`` it is q(latents | data) if q was trained. If q was not trained (for
-        instance after ``mle()``), or if rows end in missing steps that q cannot forecast, it is the
-        exact posterior; if that is unknown, this raises an error. ``method`` "q" or "exact" chooses
-        one of the two. The attribute ``method`` of the result says which one it is.
+        ``["z"]`` is a distribution, ``.sample(S)`` draws jointly, ``.log_prob(z=…)`` is its
+        log-density. With ``method="auto"`` it is q(latents | data) if q was trained. If q was not
+        trained (for instance after ``mle()``), or if rows end in missing steps that q cannot
+        forecast, it is the exact posterior; if that is unknown, this raises an error. ``method``
+        "q" or "exact" chooses one of the two. The attribute ``method`` of the result says which one
+        it is.
         """
         batch = self.prepare(steps=steps, lengths=lengths, **data)
         return posterior_of(self, self.teaching, batch, samples=samples, seed=seed, method=method)
@@ -287,10 +288,10 @@ class Model(DeclaredModel):
         lengths: Any = None,
         **data: Any,
     ) -> dict[str, Tensor]:
-        """Reconstruct the observed variables: draw the latents once from the posterior, then take
-        p's mean (or a draw).
+        """Reconstruct the observed variables.
 
-        To fill missing cells, use :meth:`impute`.
+        The latents are drawn once from the posterior. The reconstruction is p's mean, or a draw. To
+        fill missing cells, use :meth:`impute`.
         """
         return self.posterior(
             seed=seed, method=method, steps=steps, lengths=lengths, **data
@@ -307,11 +308,11 @@ class Model(DeclaredModel):
         lengths: Any = None,
         **data: Any,
     ) -> Imputation:
-        """Impute missing cells (NaN) of the observed variables: posterior mean, standard deviation
-        and joint draws given the known cells.
+        """Impute missing cells (NaN) of the observed variables, given the known cells.
 
-        It uses the exact posterior if that is known (missing steps at the end of a series are then
-        forecasts), otherwise ``samples`` draws of q. ``method`` is as in :meth:`posterior`.
+        The result holds the posterior mean, the standard deviation and joint draws. It uses the
+        exact posterior if that is known (missing steps at the end of a series are then forecasts),
+        otherwise ``samples`` draws of q. ``method`` is as in :meth:`posterior`.
 
         >>> from aevb import Normal, fit, mle
         >>> z = torch.randn(200, 1, generator=torch.Generator().manual_seed(0))
@@ -332,8 +333,9 @@ class Model(DeclaredModel):
         )
 
     def log_prob(self, *, steps: Any = None, lengths: Any = None, **assignment: Any) -> Tensor:
-        """log p of a complete assignment (every stochastic and every given variable), one number
-        per example.
+        """log p of a complete assignment, one number per example.
+
+        An assignment has a value for every stochastic and every given variable.
         """
         graph = self.graph
         need = (*graph.stochastic, *graph.given)
@@ -358,8 +360,9 @@ class Model(DeclaredModel):
     # Saving ---------------------------------------------------------------------------------------
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The weights, as in torch. torch's metadata also records which of q's factors were
-        trained.
+        """The weights, as in torch.
+
+        torch's metadata also records which of q's factors were trained.
         """
         found = super().state_dict(*args, **kwargs)
         mine = getattr(found, "_metadata", {}).get(kwargs.get("prefix", "")[:-1])
@@ -370,8 +373,9 @@ class Model(DeclaredModel):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Load weights, as in torch, and the record of which of q's factors were trained, if
-        ``state_dict`` has one.
+        """Load weights, as in torch.
+
+        If ``state_dict`` records which of q's factors were trained, load that record too.
         """
         result = super().load_state_dict(state_dict, strict, assign)
         teaching = getattr(state_dict, "_metadata", {}).get("", {}).get(TEACHING)
@@ -384,8 +388,10 @@ class Model(DeclaredModel):
         return serialize(self.graph, self.missing)
 
     def save(self, path: str | Path) -> None:
-        """Write ``model.json`` (the declaration), ``weights.safetensors`` and ``manifest.json``
-        (their hashes) into a folder.
+        """Write the model into a folder.
+
+        The files are ``model.json`` (the declaration), ``weights.safetensors`` and
+        ``manifest.json`` (their hashes).
         """
         if str(path) == "":
             raise ValueError(

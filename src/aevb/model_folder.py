@@ -1,10 +1,11 @@
-"""The folder of a saved model: ``model.json`` (the declaration), ``weights.safetensors``, and
-``manifest.json`` with the hashes of both.
+"""The folder of a saved model.
 
-A save first writes the new files as ``model.json.new`` and ``weights.safetensors.new``. Then one
-atomic rename replaces the manifest. Before it, the manifest's hashes match the old files; after it,
-they match the new files, with or without ``.new``. If the process is killed at any moment, the
-folder still holds the old or the new model, and the next save completes the interrupted one.
+It holds ``model.json`` (the declaration), ``weights.safetensors``, and ``manifest.json`` with the
+hashes of both. A save first writes the new files as ``model.json.new`` and
+``weights.safetensors.new``. Then one atomic rename replaces the manifest. Before it, the manifest's
+hashes match the old files; after it, they match the new files, with or without ``.new``. If the
+process is killed at any moment, the folder still holds the old or the new model, and the next save
+completes the interrupted one.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ def write_model(
     weights: Mapping[str, Tensor],
     notes: Mapping[str, str],
 ) -> None:
-    """Write a model into a folder, which is created if necessary. ``notes`` become metadata of the
-    weights file.
+    """Write a model into a folder, which is created if necessary.
 
-    Only an earlier saved model is replaced; other files raise ValueError.
+    ``notes`` become metadata of the weights file. Only an earlier saved model is replaced; other
+    files raise ValueError.
     """
     from safetensors.torch import save_file
 
@@ -136,8 +137,9 @@ def _is(path: Path, size: int, recorded: str) -> bool:
 
 
 def _refuse_others(folder: Path) -> None:
-    """Raise ValueError if the folder holds files that ``write_model`` did not write: a run's, or
-    others with the same names.
+    """Raise ValueError if the folder holds files that ``write_model`` did not write.
+
+    These are a run's files, or others with the same names.
     """
     if (folder / "checkpoints").is_dir() or (folder / ".lock").exists():
         raise ValueError(

@@ -1,5 +1,6 @@
-"""Pictures: a grid of images, learning curves, a trade-off between two costs, and histograms of
-replicated statistics.
+"""Pictures: image grids, learning curves, trade-offs, and histograms of statistics.
+
+A trade-off is between two costs. The statistics are those of replicated data.
 """
 
 from __future__ import annotations
@@ -20,11 +21,10 @@ if TYPE_CHECKING:
 
 
 def grid(images: np.ndarray, columns: int, path: str | Path, labels: Sequence[str] = ()) -> None:
-    """Write images in [0, 1] as one PNG file, ``columns`` images per row, with ``labels`` to the
-    left of the rows.
+    """Write images in [0, 1] as one PNG file, ``columns`` images per row.
 
-    Images [N, height, width] are drawn as dark ink on white paper, images [N, 3, height, width] in
-    colour. Small images are enlarged.
+    ``labels`` stand to the left of the rows. Images [N, height, width] are drawn as dark ink on
+    white paper, images [N, 3, height, width] in colour. Small images are enlarged.
     """
     from PIL import Image
 
@@ -63,8 +63,9 @@ def _labelled(picture: Image.Image, labels: Sequence[str], line: int, top: int) 
 
 
 def curves(history: Mapping[str, np.ndarray], shaded: Sequence[tuple[int, int]] = ()) -> Figure:
-    """Plot the bound (and the evidence, if known) over the steps, and below it each term in its own
-    panel.
+    """Plot the bound over the steps, and below it each term in its own panel.
+
+    The evidence is plotted with the bound if it is known.
 
     ``history`` maps each name to its values, and ``<name>.step`` to the steps. "validation <name>"
     is drawn in the panel of <name>. ``shaded`` holds spans of steps that are drawn as bands: the
@@ -94,7 +95,7 @@ def curves(history: Mapping[str, np.ndarray], shaded: Sequence[tuple[int, int]] 
     layout = figure.add_gridspec(1 + lines, columns, height_ratios=[3.4, *[1.6] * lines])
     top = figure.add_subplot(layout[0, :])
     _panel(top, history, bounds, shaded)
-    # shared with the small panels below
+    # The small panels below share these ticks.
     top.xaxis.set_major_locator(MaxNLocator(5 if lines else 8))
     top.set_ylabel("nats per example")
     for i, name in enumerate(terms):
@@ -167,11 +168,11 @@ def _limits(curves: Sequence[Any]) -> tuple[float, float]:
 def trade_off(
     panels: Mapping[str, Sequence[tuple[str, str, float, float, bool]]], xlabel: str, *, hollow: str
 ) -> Figure:
-    """Scatter plot of two costs on logarithmic axes, with lines of constant x × y; one panel per
-    title.
+    """Scatter plot of two costs on logarithmic axes, one panel per title.
 
-    A point is (series, label, x, y, hollow or not). Each label has a colour and each series a
-    marker; the legend to the right lists both. ``hollow`` is the legend text of hollow points.
+    Thin lines show constant x × y. A point is (series, label, x, y, hollow or not). Each label has
+    a colour and each series a marker; the legend to the right lists both. ``hollow`` is the legend
+    text of hollow points.
     """
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -231,8 +232,9 @@ def trade_off(
 
 
 def _same_product(axes: Axes) -> None:
-    """Draw thin lines of constant x × y behind the points, a factor of ten apart, without changing
-    the limits.
+    """Draw thin lines of constant x × y behind the points, a factor of ten apart.
+
+    The limits of the axes do not change.
     """
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     for power in range(math.floor(math.log10(left * low)), math.ceil(math.log10(right * high)) + 1):

@@ -52,8 +52,9 @@ def vae(
     dropout: float = 0.1,
     likelihood: Likelihood = "ContinuousBernoulli",
 ) -> Model:
-    """Variational auto-encoder (5.3), by default with the continuous Bernoulli for data in [0,
-    1].
+    """Variational auto-encoder (5.3), by default with the continuous Bernoulli likelihood.
+
+    That likelihood is for data in [0, 1].
     """
     net = mlp(*hidden, dropout=dropout)
     family = _family(likelihood, x, net)
@@ -120,9 +121,7 @@ def m2(
     hidden: tuple[int, ...] = (512, 512),
     likelihood: Likelihood = "Bernoulli",
 ) -> Model:
-    """The alternative mixture model M2 (5.5.1): class y and style z are independent, and the
-    decoder reads both.
-    """
+    """Mixture model M2 (5.5.1): class y and style z are independent; the decoder reads both."""
     net = mlp(*hidden, init="glorot_normal")
     family = _family(likelihood, x, net)
     reading = _reading(family, net)
@@ -142,8 +141,9 @@ def vrnn(
     layers: int = 2,
     likelihood: Likelihood = "Bernoulli",
 ) -> Model:
-    """Variational RNN (5.6) for sequences, by default binary. q reads x up to step t ("filtering")
-    or all of x ("smoothing").
+    """Variational RNN (5.6) for sequences, by default binary.
+
+    q reads x up to step t ("filtering") or all of x ("smoothing").
     """
     net = mlp(*hidden)
     family = _family(likelihood, x, net)
