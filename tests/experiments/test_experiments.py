@@ -87,7 +87,7 @@ def test_a_folder_of_other_data_is_refused(lab, tmp_path):
     lab.claim()
     lab.claim()
     with pytest.raises(
-        ValueError, match=r"holds results on digits \(quick\)\. Choose another folder"
+        ValueError, match=r"has results of digits \(quick\)\. Choose another folder"
     ):
         Lab(lab.out, "mnist").claim()
 

@@ -1,4 +1,4 @@
-"""The tutorial's experiments, a file for each of its models: from settings to results on disk."""
+"""The tutorial's experiments, one file per model: from settings to results on disk."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from aevb.experiments.lab import Lab, Result
 Task = Callable[[Lab], Result]
 SECTIONS = ("fa", "vae", "cvae", "gmvae", "vrnn")
 KILLED = (
-    "Its process was killed, by hand or by the system for want of memory; with fewer --jobs each "
-    "has more. The others are not affected."
+    "Its process was killed, by a user or because memory ran out. The other tasks are not "
+    "affected. Run it again with a smaller --jobs, so that each process has more memory."
 )
 
 
 def tasks(lab: Lab, section: str) -> dict[str, Task]:
-    """What a section consists of, in the order of its telling."""
+    """Return the tasks of a section, in the order of the report."""
     known: dict[str, dict[str, Task]] = {
         "fa": fa.TASKS,
         "vae": vae.TASKS,
@@ -35,10 +35,10 @@ def tasks(lab: Lab, section: str) -> dict[str, Task]:
 def run(
     lab: Lab, sections: tuple[str, ...] = SECTIONS, *, jobs: int = 1
 ) -> Iterator[tuple[str, float | None, str | None]]:
-    """Do what is not done yet, ``jobs`` tasks at a time in processes of their own; yield each
-    task's name, seconds and, if it failed, why.
+    """Run the tasks that have no result yet, ``jobs`` at a time, each in its own process.
 
-    A task that was finished before has no seconds. One that fails does not stop the others.
+    Yield the name of each task, its seconds (None if it was finished before) and, if it failed,
+    the reason. A task that fails does not stop the others.
     """
     wanted = [name for section in sections for name in tasks(lab, section)]
     for name in wanted:
@@ -59,8 +59,9 @@ def run(
 def _in_processes(
     lab: Lab, names: list[str], jobs: int
 ) -> Iterator[tuple[str, float | None, str | None]]:
-    """Each of ``jobs`` processes does one task after another. One that is killed takes only its
-    task with it, and another takes its place.
+    """Run the tasks in ``jobs`` processes, each of which takes one task after another.
+
+    If a process is killed, only its task fails, and a new process replaces it.
     """
     threads = max(1, (os.cpu_count() or 1) // jobs)
 
@@ -121,7 +122,10 @@ def _longest_first(name: str) -> int:
 
 
 def _prepare(threads: int) -> None:
-    """Processes share the cores; scikit-learn's libraries would take all of them each."""
+    """Limit the threads of a process, because the processes share the cores.
+
+    Without a limit, scikit-learn's libraries would use all cores in each process.
+    """
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     torch.set_num_threads(threads)
@@ -130,7 +134,7 @@ def _prepare(threads: int) -> None:
 
 def _do(lab: Lab, name: str) -> tuple[float | None, str | None]:
     if lab.device.startswith("cuda"):
-        # TF32: the tutorial's sizes are small, and so is the difference
+        # This is TF32. The tutorial's networks are small, and so is the difference.
         torch.set_float32_matmul_precision("high")
     try:
         return lab.do(name, tasks(lab, name.partition("/")[0])[name]), None

@@ -1,6 +1,4 @@
-"""The conditional VAE (5.4): the label says which digit, in three ways; and what happens when the
-labels say nothing.
-"""
+"""The conditional VAE (5.4): three ways to use the label, and a control with shuffled labels."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ def build(lab: Lab, variant: str, *, clamped: bool = False, seed: int = 0) -> Mo
 def _train(lab: Lab, variant: str, *, clamped: bool = False, shuffled: bool = False) -> Result:
     model = build(lab, variant, clamped=clamped)
     train, test, _, _ = lab.rows(model, how="dequantise")
-    if shuffled:  # labels that have nothing to do with the images
+    if shuffled:  # the labels are then independent of the images
         random = np.random.default_rng(0)
         train, test = ({**rows, "y": random.permutation(rows["y"])} for rows in (train, test))
     name = "clamped" if clamped else "shuffled" if shuffled else variant
@@ -69,7 +67,7 @@ def _train(lab: Lab, variant: str, *, clamped: bool = False, shuffled: bool = Fa
     if shuffled:
         checks.append(
             check(
-                "images that show the asked digit, labels shuffled in training",
+                "share of images that show the requested digit, labels shuffled in training",
                 agreement,
                 most=0.2,
                 source="chance: 0.1",
@@ -78,7 +76,7 @@ def _train(lab: Lab, variant: str, *, clamped: bool = False, shuffled: bool = Fa
     elif name == "both" and not lab.quick:
         checks.append(
             check(
-                f"images that show the asked digit, {variant}",
+                f"share of images that show the requested digit, {variant}",
                 agreement,
                 least=0.8,
                 source="chance: 0.1",
@@ -90,8 +88,9 @@ def _train(lab: Lab, variant: str, *, clamped: bool = False, shuffled: bool = Fa
 
 
 def _agreement(lab: Lab, model: Model) -> tuple[float, np.ndarray]:
-    """The share of generated images in which a classifier of real images sees the digit that was
-    asked for; 15 of each digit.
+    """Return the share of generated images that show the requested digit, and 15 of each digit.
+
+    A classifier that was trained on real images decides which digit an image shows.
     """
     train, _ = lab.images()
     classify = _classifier(lab, train)
@@ -104,7 +103,7 @@ def _agreement(lab: Lab, model: Model) -> tuple[float, np.ndarray]:
 
 
 def _classifier(lab: Lab, train: Images) -> Callable[[np.ndarray], np.ndarray]:
-    """A small network that was taught the real images."""
+    """Train a small network to classify the real images."""
     torch.manual_seed(0)
     x = torch.as_tensor(
         train.pixels.reshape(len(train.pixels), -1) / (train.levels - 1),

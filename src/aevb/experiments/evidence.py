@@ -1,8 +1,7 @@
-"""How tight a bound is and what a training left wrong: log p(x) by every way, the gap split, the
-estimators measured, the model examined.
+"""Measurements of a trained model: log p(x), the gap, the estimators, the diagnosis.
 
-Each function looks at a model that a section's task has just trained and returns what it found as a
-:class:`Result`, which the task keeps beside its own: the report reads files alone.
+Each function measures a model that a task has just trained. It returns a :class:`Result` or
+numbers, which the task adds to its own result, because the report reads only files.
 """
 
 from __future__ import annotations
@@ -24,17 +23,19 @@ from aevb.predictive import predictive_check
 from aevb.training.run import Run
 
 STATISTICS = ("mean", "sd", "q05", "q50", "q95", "correlation")
-PARTS = ("evidence", "approximation", "best", "amortisation", "elbo", "total")  # of a gap
+PARTS = ("evidence", "approximation", "best", "amortisation", "elbo", "total")  # parts of a gap
 
 
 def some(lab: Lab, quick: int, cpu: int, gpu: int) -> int:
-    """A number of rows, samples or temperatures, as large as the machine has time for."""
+    """Choose a number of rows, samples or temperatures that suits the machine."""
     return quick if lab.quick else cpu if lab.device == "cpu" else gpu
 
 
 def beside_exact(found: Evidence, exact: Tensor) -> dict[str, Any]:
-    """An estimate of log p(x) against the exact value: its errors, what it says of them, and what
-    it rests on.
+    """Compare an estimate of log p(x) with the exact value.
+
+    The result has the errors, the standard error that the estimate reports, the effective sample
+    size, and the diagnostics of the weights.
     """
     error, told = (found.value - exact).double(), found.diagnostics
     khat, samples = told.get("khat"), told.get("samples")
@@ -64,8 +65,10 @@ def _median(values: Any) -> float:
 
 
 def tightness(lab: Lab, model: Model, rows: Mapping[str, Any]) -> Result:
-    """The bound as K grows, with annealing beside it; the gap of these rows, split; and annealing
-    from both sides on simulated ones.
+    """Measure how tight the bound is.
+
+    The result has the bound as K grows, the two parts of the gap of these rows, with the evidence
+    by annealing, and bidirectional annealing on simulated rows.
     """
     n = some(lab, 4, 20, 50)
     ks = (
@@ -111,13 +114,13 @@ def tightness(lab: Lab, model: Model, rows: Mapping[str, Any]) -> Result:
         },
     }
     if not lab.quick:
-        what = "annealing from both sides on simulated rows: nats between them"
+        what = "bidirectional annealing on simulated rows: nats between the two bounds"
         numbers["checks"] = [
             check(
                 what,
                 abs(both.mean),
                 most=0.1,
-                source="both are log p(x) where annealing is slow enough",
+                source="both bounds are log p(x) if annealing is slow enough",
             )
         ]
     return Result(
@@ -130,8 +133,9 @@ def tightness(lab: Lab, model: Model, rows: Mapping[str, Any]) -> Result:
 
 
 def replicated(lab: Lab, model: Model, rows: Mapping[str, Any]) -> Result:
-    """Statistics of the data against those of data drawn anew from the model, given what q says of
-    each row.
+    """Run a posterior predictive check: compare statistics of the data with simulated data.
+
+    The simulated data are drawn from p, with the latents of each row drawn from q.
     """
     found = predictive_check(
         model,
@@ -145,17 +149,20 @@ def replicated(lab: Lab, model: Model, rows: Mapping[str, Any]) -> Result:
 
 
 def examined(lab: Lab, model: Model, rows: Mapping[str, Any], run: Run) -> dict[str, Any]:
-    """What the doctor says of a run."""
+    """Return the diagnosis of a run."""
     return diagnose(model, rows, run=run, rows=some(lab, 60, 300, 1000), seed=0).to_dict()
 
 
 def dead(diagnosis: Mapping[str, Any]) -> int:
-    """How many latents a diagnosis calls dead."""
+    """Return the number of latents that a diagnosis calls dead."""
     return sum(finding["kind"] == "collapse" for finding in diagnosis["findings"])
 
 
 def filtered(lab: Lab, model: Model, rows: Mapping[str, Any]) -> dict[str, Any]:
-    """log p(x) of sequences by importance sampling and by a particle filter, from as many draws."""
+    """Estimate log p(x) of sequences by importance sampling and by a particle filter.
+
+    Both methods use the same number of draws.
+    """
     few = {name: values[: some(lab, 4, 20, 100)] for name, values in rows.items()}
     draws, repeats = some(lab, 80, 1600, 8000), 8
     ways: dict[str, Any] = {
@@ -186,8 +193,9 @@ def filtered(lab: Lab, model: Model, rows: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def measured(lab: Lab, model: Model, rows: Mapping[str, Any], latent: str) -> Result:
-    """Every way of estimating a model's ELBO, measured at its trained weights; a draw of ``latent``
-    must cost variance.
+    """Measure every way of estimating a model's ELBO, with its trained weights.
+
+    A check requires that drawing ``latent`` increases the variance of the gradient.
     """
     replicates, rounds = some(lab, 16, 32, 64), some(lab, 3, 10, 15)
     found = compare_estimators(
@@ -203,12 +211,10 @@ def measured(lab: Lab, model: Model, rows: Mapping[str, Any], latent: str) -> Re
     )
     summed, drawn = (_plainly(found.figures, how) for how in ({}, {latent: "gumbel"}))
     what = (
-        f"variance of the gradient when {latent} is drawn (Gumbel-softmax), in units of that when "
-        f"it is summed"
+        f"variance of the gradient with {latent} drawn (Gumbel-softmax), divided by the variance "
+        f"with {latent} summed"
     )
-    checks = [
-        check(what, drawn.noise / summed.noise, least=1.0, source="a sum has no noise of its own")
-    ]
+    checks = [check(what, drawn.noise / summed.noise, least=1.0, source="a sum adds no noise")]
     record = found.record()
     record["figures"] = [
         figure | _judged(one) for figure, one in zip(record["figures"], found.figures, strict=True)
@@ -225,8 +231,10 @@ def _plainly(figures: tuple[Figures, ...], how: Mapping[str, str]) -> Figures:
 
 
 def _judged(one: Figures) -> dict[str, Any]:
-    """What a table shows of a way beside its figures: its name, its whole variance, whether a bias
-    was seen, and the gradient's square of it.
+    """Return the further columns of a way in the report's table.
+
+    They are its name, its total variance, whether it has a significant bias, and the squared bias
+    of the gradient.
     """
     return {
         "full name": one.full_name,
@@ -237,8 +245,9 @@ def _judged(one: Figures) -> dict[str, Any]:
 
 
 def merged(result: Result, name: str, more: Result) -> None:
-    """Put what was found of a model into its task's result, under a name; its targets join the
-    task's.
+    """Add the measurements of a model to its task's result, under a name.
+
+    Their checks are added to the task's checks.
     """
     found = dict(more.numbers)
     result.numbers.setdefault("checks", []).extend(found.pop("checks", []))

@@ -1,4 +1,4 @@
-"""Factor analysis (5.2): EM becomes AEVB on a model whose evidence and posterior are known."""
+"""Factor analysis (5.2): EM and AEVB on a model whose evidence and posterior are known."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FIXED = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0)
 SHORT = 50
 DIMENSIONS = (1, 2, 5, 10, 20, 50)
 LARGE = (10, 50)
-# from the model's own start, as many iterations as asked for
+# Textbook EM: from the model's own start, for the requested number of iterations.
 TEXTBOOK = em(tol=0, start="keep", accelerate=False)
 LOADINGS, SCALE = "p(x|z)", "scale"
 
@@ -41,7 +41,7 @@ def rows() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def true_model() -> Model:
-    """Factor analysis with the parameters the data were made with."""
+    """Return factor analysis with the parameters that generated the data."""
     model = zoo.fa().double()
     factor: Any = model.factors[LOADINGS]
     with torch.no_grad():
@@ -51,7 +51,7 @@ def true_model() -> Model:
 
 
 def true_evidence() -> float:
-    """The mean log p(x) of the test rows under the true model."""
+    """Return the mean log p(x) of the test rows under the true model."""
     return float(true_model().log_evidence(**rows()[1]).value.mean())
 
 
@@ -68,7 +68,7 @@ def train(
     validation: dict[str, Any],
     **settings: Any,
 ) -> Run:
-    """On the CPU whatever there is: a step takes less than a millisecond."""
+    """Train on the CPU, even if there is a GPU: a step takes less than a millisecond."""
     return lab.train(name, model, data, validation, device="cpu", **settings)
 
 
@@ -81,16 +81,16 @@ def _data(lab: Lab) -> Result:
 
 
 def _reached(history: dict[str, np.ndarray], truth: float, within: float = 0.02) -> int | None:
-    """The first recorded step whose test evidence is this close to the truth."""
+    """Return the first recorded step whose test evidence is this close to the truth."""
     near = history["validation evidence.step"][history["validation evidence"] > truth - within]
     return int(near[0]) if len(near) else None
 
 
 def _joint(lab: Lab) -> Result:
-    """AEVB with our settings, 8 seeds; the first is looked at closely."""
+    """Train by AEVB with our settings, from 8 seeds; the first one keeps curves and samples."""
     data, test = rows()
     truth, steps = true_evidence(), 1000
-    # a task that was stopped goes on with what it had seen
+    # The samples are written to disk, so that a task that was stopped can continue with them.
     kept = lab.out / "unfinished" / "fa/joint"
 
     def look(step: int, model: Model) -> None:
@@ -138,7 +138,7 @@ def _joint(lab: Lab) -> Result:
     numbers |= _closed_form(first, test)
     numbers["checks"] = [
         check(
-            f"test evidence below the truth's, worst of {len(evidence)} seeds",
+            f"nats of test evidence below the true model's, worst of {len(evidence)} seeds",
             truth - min(evidence),
             most=0.02,
             source="our defaults",
@@ -152,8 +152,9 @@ def _joint(lab: Lab) -> Result:
 
 
 def _closed_form(model: Model, test: dict[str, Any]) -> dict[str, Any]:
-    """V and Σ beside the posterior's closed form (footnote 8), and W Wᵀ + Φ beside the truth, which
-    is what data identify.
+    """Return V and Σ with the posterior's closed form (footnote 8), and W Wᵀ + Φ with the truth.
+
+    Data identify the covariance W Wᵀ + Φ, but neither W nor Φ.
     """
     factor, q = model.factors[LOADINGS], model.factors["q(z|x)"]
     with torch.no_grad():
@@ -179,8 +180,9 @@ def _closed_form(model: Model, test: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tutorial(lab: Lab) -> Result:
-    """The tutorial's initialisation and constant rate: the share of seeds that get there in 1,000
-    steps.
+    """Train with the tutorial's initialisation and its constant learning rate.
+
+    The result has the share of seeds that converge in 1,000 steps.
     """
     data, test = rows()
     truth = true_evidence()
@@ -215,7 +217,7 @@ def _tutorial(lab: Lab) -> Result:
 
 
 def tutorial_model(seed: int) -> Model:
-    """W, V and the raw scales drawn from N(0, 1), as the tutorial's code does."""
+    """Return a model with W, V and raw scales drawn from N(0, 1), as in the tutorial's code."""
     torch.manual_seed(seed)
     normal = linear(bias=False, init="normal")
     model = Model(
@@ -229,7 +231,7 @@ def tutorial_model(seed: int) -> Model:
 
 
 def _alternate(lab: Lab) -> Result:
-    """Approximate EM, 8 seeds: 1,000 steps for φ alone, then 1,000 for θ alone, and again."""
+    """Train by approximate EM, from 8 seeds: 1,000 steps of φ, then 1,000 of θ, and repeat."""
     data, test = rows()
     truth, length = true_evidence(), 200 if lab.quick else 1000
     gaps, moved, rose, opened, reached = [], [], [], [], []
@@ -282,13 +284,13 @@ def _alternate(lab: Lab) -> Result:
     }
     numbers["checks"] = [
         check(
-            f"gap after the first E-phase, worst of {len(gaps)} seeds",
+            f"gap after the first E-phase, largest of {len(gaps)} seeds",
             max(gaps),
             most=0.01,
             source="tutorial, Figure 3",
         ),
         check(
-            "largest move of the evidence inside an E-phase",
+            "largest change of the evidence inside an E-phase",
             max(moved),
             most=0.0,
             source="tutorial, Figure 3",
@@ -306,7 +308,7 @@ def _alternate(lab: Lab) -> Result:
 def _short_turns(
     lab: Lab, data: dict[str, Any], test: dict[str, Any], truth: float
 ) -> list[int | None]:
-    """The steps until the evidence is near the truth when turns are short, by seed."""
+    """Return, per seed, the steps until the evidence is near the truth, with short phases."""
     found = []
     for seed in range(2 if lab.quick else 8):
         settings = {
@@ -330,7 +332,7 @@ def _short_turns(
 
 
 def _exact(lab: Lab) -> Result:
-    """Exact EM and ascent on the exact evidence (Eq. 1), from the same start."""
+    """Train by exact EM and by gradient ascent on the exact evidence (Eq. 1), from one start."""
     data, test = rows()
     truth, numbers = true_evidence(), {}
     arrays: dict[str, np.ndarray] = {}
@@ -379,7 +381,7 @@ def _exact(lab: Lab) -> Result:
     found = float(run.history["validation evidence"][-1])
     checks = [
         check(
-            "exact EM beside scikit-learn's FactorAnalysis, difference",
+            "difference between exact EM and scikit-learn's FactorAnalysis",
             abs(found - reference),
             most=1e-4,
             source="scikit-learn",
@@ -392,7 +394,7 @@ def _exact(lab: Lab) -> Result:
 
 
 def _posteriors(lab: Lab) -> Result:
-    """Families of q (footnote 13) and free q_i (3.2): what each costs the evidence and the gap."""
+    """Measure evidence and gap for families of q (footnote 13) and for free q_i (3.2)."""
     data, test = rows()
     variants: dict[str, Model] = {
         "full covariance": seeded(0),
@@ -442,7 +444,7 @@ def _posteriors(lab: Lab) -> Result:
         validate_every=3000,
     )
     judge = seeded(0)
-    # θ alone decides the evidence of new rows
+    # The evidence of new rows depends on θ only.
     judge.factors[LOADINGS].load_state_dict(free.factors[LOADINGS].state_dict())
     on_train = evaluate(free, open_source(free.graph, data | index, free._parameter()))
     on_test = float(judge.log_evidence(**test).value.mean())
@@ -452,9 +454,8 @@ def _posteriors(lab: Lab) -> Result:
 
 PROPOSALS: dict[str, Conditional] = {
     "prior": Normal(net=linear(bias=False, init="zeros"), scale=1.0),
-    "diagonal q": Normal(
-        net=linear(bias=False, init="zeros"), scale="learned"
-    ),  # the nearest to the posterior
+    # This is the diagonal Gaussian nearest to the posterior.
+    "diagonal q": Normal(net=linear(bias=False, init="zeros"), scale="learned"),
     "posterior": MultivariateNormal(net=linear(bias=False, init="zeros"), covariance="shared"),
 }
 PRIOR, DIAGONAL, POSTERIOR = PROPOSALS
@@ -462,8 +463,9 @@ ANNEALED = "diagonal q, annealed"
 
 
 def _known(size: int, q: Conditional) -> Model:
-    """A linear-Gaussian model of so many latent dimensions, the same whatever q is; its evidence is
-    known.
+    """Return a linear-Gaussian model with ``size`` latent dimensions, whose evidence is known.
+
+    p does not depend on q.
     """
     torch.manual_seed(size)
     return Model(
@@ -476,8 +478,9 @@ def _known(size: int, q: Conditional) -> Model:
 
 
 def _evidence(lab: Lab) -> Result:
-    """log p(x) by sampling, beside the exact value: what the proposal decides, and what annealing
-    makes of a poor one.
+    """Compare estimates of log p(x) with the exact value, for several proposals.
+
+    The last estimate anneals from a poor proposal.
     """
     samples, temperatures, n = (500, 40, 5) if lab.quick else (5000, 300, 20)
     found: dict[str, dict[str, Any]] = {}
@@ -491,7 +494,7 @@ def _evidence(lab: Lab) -> Result:
                 with torch.no_grad():
                     method, source = exact_em(model), open_source(model.graph, {"x": x}, x)
                     method.open(Rows(source, World()))
-                    method.tighten(model.prepare(x=x))  # an exact E-step: the nearest of q's family
+                    method.tighten(model.prepare(x=x))  # an exact E-step: q's nearest member
             ways[words] = beside_exact(
                 model.log_evidence(x=x, method="importance", samples=samples, seed=1), exact
             )
@@ -517,16 +520,16 @@ def _evidence(lab: Lab) -> Result:
 def _evidence_checks(ways: dict[str, Any], where: str) -> list[dict[str, Any]]:
     return [
         check(
-            f"share of rows on which the prior as proposal is flagged, {where}",
+            f"share of rows that are flagged with the prior as proposal, {where}",
             ways[PRIOR]["flagged"],
             least=1.0,
-            source="it is wrong on all",
+            source="the estimate is wrong on all rows",
         ),
         check(
-            f"importance sampling from the posterior, {where}: worst error",
+            f"importance sampling from the posterior, {where}: largest error",
             ways[POSTERIOR]["worst"],
             most=1e-6,
-            source="all weights are p(x)",
+            source="every weight is p(x)",
         ),
         check(
             f"annealing from a diagonal q, {where}: mean error",
@@ -538,8 +541,9 @@ def _evidence_checks(ways: dict[str, Any], where: str) -> list[dict[str, Any]]:
 
 
 def _naive(lab: Lab) -> Result:
-    """log p(x) by averaging p(x|z) over the prior, beside the exact value, as the latent dimension
-    grows.
+    """Estimate log p(x) by averaging p(x|z) over the prior, and compare with the exact value.
+
+    The error grows with the latent dimension.
     """
     samples = 2000 if lab.quick else 20_000
     found = {}

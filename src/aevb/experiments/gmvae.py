@@ -1,6 +1,4 @@
-"""The Gaussian-mixture VAE (5.5): clusters without labels, every way to take the expectation over
-them, and why M2 does not cluster.
-"""
+"""The Gaussian-mixture VAE (5.5): clusters without labels, all estimators, and model M2."""
 
 from __future__ import annotations
 
@@ -28,12 +26,12 @@ from aevb.training.run import Run
 TUTORIAL: dict[str, Any] = {"lr": 1e-3, "decay": "constant", "batch": 100}
 OURS: dict[str, Any] = {"lr": 1e-3, "decay": "cosine", "batch": 100}
 RECIPE = (
-    "Upright copies of the training images (centred, sheared) are joined with their ten nearest "
-    "neighbours; the graph is cut into ten parts where it is thinnest. The model, with a smaller "
-    "z, begins with these classes as if they were known ({warm} epochs, classify=10), and then "
-    "goes on with y unknown ({free} epochs). Beside the bound stands one more term: an image that "
-    "is turned, sheared, scaled and shifted a little should keep its class (agree=10). No label "
-    "is used."
+    "The training images are centred and sheared upright, and a graph joins each with its ten "
+    "nearest neighbours. The graph is cut into ten parts with the smallest normalised cut. These "
+    "parts are the initial classes. The model has a smaller z. It first trains with these classes "
+    "as labels ({warm} epochs, classify=10), and then with y unknown ({free} epochs). The "
+    "objective has one more term: an image that is rotated, sheared, scaled and shifted a little "
+    "should keep its class (agree=10). No label is used."
 )
 WAYS: dict[str, dict[str, Any]] = {
     "enumerated": {},
@@ -54,7 +52,7 @@ def build(lab: Lab, seed: int, *, model: str = "gmvae") -> Model:
 
 
 def clusters(model: Model, rows: dict[str, Any]) -> np.ndarray:
-    """q(y|x), a row each."""
+    """Return q(y|x), one row per image."""
     found = []
     with torch.no_grad():
         for start in range(0, len(rows["x"]), 2000):
@@ -65,12 +63,12 @@ def clusters(model: Model, rows: dict[str, Any]) -> np.ndarray:
 
 
 def entropy(probs: np.ndarray) -> float:
-    """The mean conditional entropy of the clusters."""
+    """Return the mean conditional entropy of the clusters."""
     return float(-(probs * np.log(np.maximum(probs, 1e-12))).sum(-1).mean())
 
 
 def _follow(test: dict[str, Any], labels: np.ndarray) -> Callable[[int, Model], dict[str, float]]:
-    """Accuracy and conditional entropy after every validation, for the run's own record."""
+    """Return a hook that records accuracy and conditional entropy after every validation."""
 
     def look(step: int, model: Model) -> dict[str, float]:
         probs = clusters(model, test)
@@ -91,7 +89,7 @@ def _followed(run: Run) -> dict[str, np.ndarray]:
 
 
 def _seed(lab: Lab, seed: int) -> Result:
-    """The tutorial's settings from one seed: Figures 10 and 11."""
+    """Train with the tutorial's settings from one seed (Figures 10 and 11)."""
     count = epochs(lab, {"mnist": 78, "digits": 80}, {"mnist": 2, "digits": 8})
     model = build(lab, seed)
     train, test, _, labels = lab.rows(model)
@@ -121,7 +119,7 @@ def seeds(lab: Lab) -> int:
 
 
 def _together(lab: Lab, name: str) -> Result:
-    """The seeds of a task as one result; the first seed's images."""
+    """Merge the seeds of a task into one result, with the first seed's images."""
     found = [lab.result(f"{name}/{seed}") for seed in range(seeds(lab))]
     numbers: dict[str, Any] = {**found[0].numbers}
     numbers |= {key: [one.numbers[key] for one in found] for key in ("accuracy", "entropy", "elbo")}
@@ -144,8 +142,9 @@ def _together(lab: Lab, name: str) -> Result:
 
 
 def _start(lab: Lab, images: Images, seed: int) -> tuple[np.ndarray, float, float]:
-    """The classes that the graph of neighbours gives, its cut, and the seconds it took; kept, so
-    that a stopped task goes on with the same.
+    """Return the classes from the graph of neighbours, their normalised cut, and the seconds.
+
+    They are written to disk, so that a task that was stopped continues with the same classes.
     """
     kept = lab.out / "unfinished" / f"gmvae/clustering/{seed}" / "start.npz"
     if not kept.is_file():
@@ -169,9 +168,7 @@ def _start(lab: Lab, images: Images, seed: int) -> tuple[np.ndarray, float, floa
 
 
 def _clustering(lab: Lab, seed: int) -> Result:
-    """Our recipe: a smaller z, classes to begin with from the graph of neighbours, and classes that
-    stay under distortion.
-    """
+    """Train with our recipe for clustering (``RECIPE``)."""
     torch.manual_seed(seed)
     images, _ = lab.images()
     x = images.pixels[0].size
@@ -202,7 +199,7 @@ def _clustering(lab: Lab, seed: int) -> Result:
         distort=distort,
         **settings,
     )
-    # a new optimiser's first steps are large: they would undo the start
+    # The first steps of a new optimiser are large. Without a warm-up they would undo the start.
     settings["warmup"] = 2 * len(classes) // settings["batch"]
     run = lab.train(
         f"{name}/free",
@@ -234,15 +231,16 @@ def _clustering(lab: Lab, seed: int) -> Result:
 def generated(
     lab: Lab, model: Model, test: dict[str, Any], labels: np.ndarray, *, name: str | None = None
 ) -> np.ndarray:
-    """15 images of every cluster, clusters in the order of the digits they match best (Figure
-    11).
+    """Generate 15 images of every cluster (Figure 11).
+
+    The clusters are in the order of the digits that they match best.
     """
     from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 
     side = lab.images(name)[0].pixels.shape[1:]
     table = np.zeros((10, 10))
     np.add.at(table, (labels, clusters(model, test).argmax(-1)), 1)
-    _, order = linear_sum_assignment(-table)  # for each digit its cluster
+    _, order = linear_sum_assignment(-table)  # the cluster of each digit
     return np.concatenate(
         [
             model.sample(15, y=int(c), mean=True, seed=int(c))["x"].cpu().numpy().reshape(15, *side)
@@ -252,7 +250,7 @@ def generated(
 
 
 def _ours(lab: Lab) -> Result:
-    """The tutorial's model with a falling learning rate: a better bound in fewer epochs."""
+    """Train the tutorial's model with a falling learning rate: a better bound in fewer epochs."""
     count = epochs(lab, {"mnist": 30, "digits": 80}, {"mnist": 2, "digits": 8})
     model = build(lab, 0)
     train, test, _, labels = lab.rows(model)
@@ -269,7 +267,7 @@ def _ours(lab: Lab) -> Result:
     if lab.data == "mnist" and not lab.quick:
         numbers["checks"] = [
             check(
-                f"test ELBO, with −log 10, {count} epochs",
+                f"test ELBO, including −log 10, {count} epochs",
                 value,
                 least=-77.5,
                 source="tutorial's run: −83.1",
@@ -279,8 +277,9 @@ def _ours(lab: Lab) -> Result:
 
 
 def _estimators(lab: Lab) -> Result:
-    """All ways to take the expectation over y, a few epochs each, judged by the enumerated bound;
-    and every way measured, without training.
+    """Train with each way of taking the expectation over y, and measure every way.
+
+    The trained models are compared by the enumerated bound. The measurement needs no training.
     """
     count = epochs(lab, {"mnist": 5, "digits": 30}, {"mnist": 1, "digits": 4})
     found: dict[str, Any] = {}
@@ -308,8 +307,9 @@ def _estimators(lab: Lab) -> Result:
 
 
 def _m2(lab: Lab) -> Result:
-    """M2 without labels: class and style are independent, so nothing asks y to carry the class
-    (5.5.1).
+    """Train M2 without labels (5.5.1).
+
+    Class and style are independent, so nothing makes y represent the class.
     """
     count = epochs(lab, {"mnist": 20, "digits": 80}, {"mnist": 1, "digits": 4})
     model = build(lab, 0, model="m2")
@@ -330,7 +330,7 @@ def _m2(lab: Lab) -> Result:
 
 
 def _fashion(lab: Lab) -> Result:
-    """Clothes: a data set whose classes are not what first meets the eye."""
+    """Train on Fashion-MNIST, with one seed."""
     count = epochs(lab, {"mnist": 30, "digits": 30}, {"mnist": 1, "digits": 1})
     torch.manual_seed(0)
     model = zoo.gmvae()

@@ -1,9 +1,9 @@
-"""Where experiments run: each task leaves its numbers and arrays in files, and is not done twice.
+"""A folder of experiments: each task writes its numbers and arrays to files, and runs once.
 
-A task is a function that returns a :class:`Result`. Its files appear at once when it is finished,
-so a laboratory that was stopped goes on where it was: finished tasks are read back, the training of
-an unfinished one resumes from its last checkpoint. Whatever is shown later (figures, the report)
-reads these files alone.
+A task is a function that returns a :class:`Result`. Its files appear all at once when it is
+finished. A laboratory that was stopped can therefore continue: finished tasks are read from disk,
+and an unfinished training resumes from its last checkpoint. The figures and the report read only
+these files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from aevb.version import __version__
 
 @dataclass
 class Result:
-    """What a task found: numbers and words that JSON can hold, and arrays."""
+    """The result of a task: numbers and texts that JSON can hold, and arrays."""
 
     numbers: dict[str, Any] = field(default_factory=dict)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Lab:
-    """A folder of results, the data they are about, and the device they are computed on."""
+    """A folder of results, their data, and the device that computes them."""
 
     out: Path
     data: str = "digits"
@@ -48,22 +48,21 @@ class Lab:
 
     @property
     def tutorial_sizes(self) -> bool:
-        """Whether models have the tutorial's sizes; the embedded digits are 8×8 and get smaller
-        ones.
+        """Whether models have the tutorial's sizes.
+
+        The embedded digits have 8×8 pixels, and their models are smaller.
         """
         return self.data != "digits"
 
     def claim(self) -> None:
-        """Refuse a folder that holds other files, or results about other data, or from a quick
-        look.
-        """
+        """Refuse a folder with other files, or with results of other data or ``quick``."""
         path = self.out / "lab.json"
         mine = {"data": self.data, "quick": self.quick}
         if path.is_file():
             there = json.loads(path.read_text(encoding="utf-8"))
             if any(there.get(key) != value for key, value in mine.items()):
                 raise ValueError(
-                    f"{self.out} holds results on "
+                    f"{self.out} has results of "
                     f"{there['data']}{' (quick)' if there['quick'] else ''}. Choose another "
                     f"folder with --out."
                 )
@@ -71,21 +70,23 @@ class Lab:
             return
         if self.out.is_dir() and any(self.out.iterdir()):
             raise ValueError(
-                f"{self.out} holds files that are not a reproduction's. Choose a folder that is "
-                f"empty or does not exist yet with --out."
+                f"{self.out} has files that do not belong to a reproduction. Choose an empty or "
+                f"a new folder with --out."
             )
         self.out.mkdir(parents=True, exist_ok=True)
         replace(path, json.dumps(mine | {"seconds": 0.0, "before": 0.0}) + "\n")
 
     def took(self, seconds: float) -> None:
-        """Note the wall time of the whole so far, beside what was done before."""
+        """Record the total wall time so far, including the time of earlier calls."""
         path = self.out / "lab.json"
         there = json.loads(path.read_text(encoding="utf-8"))
         replace(path, json.dumps(there | {"seconds": round(there["before"] + seconds, 1)}) + "\n")
 
     def folder(self, name: str) -> Path:
-        """Where a task's files are. The parts of a task (a seed each) lie apart from it: its own
-        folder is replaced whole.
+        """Return the folder of a task's files.
+
+        The parts of a task (one per seed) have another folder, because the folder of a task is
+        replaced as a whole.
         """
         return self.out / ("parts" if name.count("/") > 1 else "results") / name
 
@@ -96,13 +97,12 @@ class Lab:
         return read(self.folder(name))
 
     def do(self, name: str, task: Callable[[Lab], Result]) -> float:
-        """Compute a task's result and write it; the seconds it took."""
+        """Compute a task's result, write it, and return the seconds."""
         began = time.perf_counter()
         result = task(self)
         seconds = time.perf_counter() - began
-        result.numbers = {
-            "seconds": round(seconds, 2)
-        } | result.numbers  # a summary has the seconds of its parts
+        # A summary already has the seconds of its parts.
+        result.numbers = {"seconds": round(seconds, 2)} | result.numbers
         result.numbers |= {"machine": self.machine(), "quick": self.quick, "data": self.data}
         write(self.folder(name), result)
         shutil.rmtree(self.out / "unfinished" / name, ignore_errors=True)
@@ -118,8 +118,9 @@ class Lab:
         device: str | None = None,
         **settings: Any,
     ) -> Run:
-        """Fit, resuming what an interrupted task had begun. The model's weights must come from a
-        seed.
+        """Train a model, or resume the training of an interrupted task.
+
+        The initial weights of the model must come from a seed.
         """
         model.to(device or self.device)
         return fit(
@@ -138,7 +139,7 @@ class Lab:
     def rows(
         self, model: Model, *, name: str | None = None, how: str | None = None
     ) -> tuple[dict[str, Any], dict[str, Any], np.ndarray, np.ndarray]:
-        """Training and test rows as this model takes them, and their labels."""
+        """Return training and test rows as this model takes them, and their labels."""
         train, test = self.images(name)
         found = []
         for seed, images in enumerate((train, test)):
@@ -165,7 +166,7 @@ class Lab:
 
 
 def write(folder: Path, result: Result) -> None:
-    """All files of a result, or none."""
+    """Write all files of a result at once, so that a kill leaves all or none."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.writing")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -194,12 +195,12 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(
-        f"{type(value).__name__} does not go into a result's numbers; put arrays into arrays"
+        f"A result's numbers cannot hold a {type(value).__name__}. Put arrays into Result.arrays"
     )
 
 
 def declared(model: Model, **choices: Any) -> dict[str, str]:
-    """The declaration and the derived estimator, as the report shows them."""
+    """Return the declaration and the derived estimator, as the report shows them."""
     explanation = model.explain(**choices)
     return {"model": str(model), "estimator": str(explanation), "latex": explanation.latex}
 
@@ -212,7 +213,7 @@ def check(
     most: float | None = None,
     source: str = "",
 ) -> dict[str, Any]:
-    """A target beside what was measured."""
+    """Return a target together with the measured value."""
     ok = (least is None or measured >= least) and (most is None or measured <= most)
     return {
         "what": what,
@@ -225,7 +226,7 @@ def check(
 
 
 def curve(run: Run, *names: str) -> dict[str, np.ndarray]:
-    """Parts of a history as arrays: ``name`` and ``name.step``."""
+    """Return parts of a history as arrays: ``name`` and ``name.step``."""
     history = run.history
     return {
         key: history[key] for name in names if name in history for key in (name, f"{name}.step")

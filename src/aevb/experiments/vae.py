@@ -1,6 +1,4 @@
-"""The VAE (5.3): images in [0, 1], a continuous Bernoulli likelihood, and what can be seen of the
-latent space.
-"""
+"""The VAE (5.3): images in [0, 1], a continuous Bernoulli likelihood, and the latent space."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ QUICK_EPOCHS = {"mnist": 2, "digits": 10}
 
 
 def sizes(lab: Lab) -> dict[str, Any]:
-    """The tutorial's sizes for 28×28 images; smaller ones for the embedded 8×8 digits."""
+    """Return the tutorial's sizes for 28×28 images, smaller ones for the embedded 8×8 digits."""
     x = lab.images()[0].pixels[0].size
     return (
         {"x": x, "z": 20, "net": mlp(500, 500, dropout=0.1)}
@@ -56,7 +54,7 @@ def build(
 
 
 def _originals(lab: Lab) -> Result:
-    """Figure 4."""
+    """Return original images (Figure 4)."""
     train, test = lab.images()
     return Result(
         {"train": len(train.pixels), "test": len(test.pixels)},
@@ -105,7 +103,7 @@ def _train(
 
 
 def _ours(lab: Lab) -> Result:
-    """Fewer epochs, a larger rate that falls: how soon the tutorial's own number is passed."""
+    """Train with fewer epochs and a larger, falling rate, until it passes the tutorial's number."""
     model = build(lab, ContinuousBernoulli, clamped=True)
     train, test, _, _ = lab.rows(model, how="dequantise")
     count = (
@@ -137,7 +135,7 @@ def _ours(lab: Lab) -> Result:
 def _look(
     lab: Lab, model: Model, test: dict[str, Any], labels: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Figures 6, 7 and 8, and reconstructions."""
+    """Return the arrays of Figures 6, 7 and 8, and reconstructions."""
     side = lab.images()[0].pixels.shape[1:]
     drawn = model.sample(30, seed=0)
     with torch.no_grad():

@@ -1,6 +1,4 @@
-"""The variational RNN (5.6): images row by row, filtering and smoothing, and what detached samples
-do to the latent.
-"""
+"""The variational RNN (5.6): images row by row, filtering, smoothing, and detached samples."""
 
 from __future__ import annotations
 
@@ -22,8 +20,8 @@ TUTORIAL: dict[str, Any] = {"lr": 1e-3, "decay": "constant", "batch": 100}
 OURS: dict[str, Any] = {"lr": 2e-3, "decay": "cosine", "batch": 100, "clip": 100.0}
 DOCTOR = {"filtering": "gradient through the samples", "detached": "samples detached"}
 EXPECTED: dict[str, dict[str, Any]] = {
-    "filtering": {"most": 0, "source": "one latent, which the bound needs"},
-    "detached": {"least": 1, "source": "q hears of the KL alone"},
+    "filtering": {"most": 0, "source": "the bound needs the model's one latent"},
+    "detached": {"least": 1, "source": "only the KL sends a gradient to q"},
 }
 
 
@@ -64,7 +62,7 @@ def _train(
         if not lab.quick:
             checks.append(
                 check(
-                    f"latents that the doctor calls dead, {DOCTOR[name]}",
+                    f"number of latents that the diagnosis calls dead, {DOCTOR[name]}",
                     evidence.dead(numbers["doctor"]),
                     **EXPECTED[name],
                 )
@@ -85,10 +83,10 @@ def _train(
     if name == "detached":
         checks.append(
             check(
-                "KL of the latents when samples are detached",
+                "KL of the latents with detached samples",
                 found["kl(z)"],
                 most=0.01 if on_mnist else 0.1,
-                source="a dead latent has 0",
+                source="a dead latent has a KL of 0",
             )
         )
     return Result(numbers | {"checks": checks}, arrays)
