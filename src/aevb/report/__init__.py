@@ -1,1 +1,1 @@
-"""The report: results on disk become one page. Nothing is trained here."""
+"""The report: one page from results on disk. It trains nothing."""

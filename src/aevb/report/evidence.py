@@ -1,6 +1,4 @@
-"""The figures about evidence and estimators: how tight a bound is, what a model does not reproduce,
-what each estimator costs.
-"""
+"""Figures about evidence and estimators: tightness of the bound, predictive checks, trade-offs."""
 
 from __future__ import annotations
 
@@ -14,8 +12,9 @@ from aevb.report.figures import AXIS, BLUE, GREEN, INK, MUTED, OCHRE, RED, Panel
 
 
 def tight(result: Result) -> Picture:
-    """The importance-weighted bound as K grows, up to what annealing finds; and each row's gap, in
-    its two parts.
+    """Draw the importance-weighted bound as K grows, and the two parts of each row's gap.
+
+    The evidence by annealing is drawn above the bound.
     """
     found = result.numbers["tight"]
     ks = [int(k) for k in found["k"]]
@@ -24,7 +23,7 @@ def tight(result: Result) -> Picture:
     )
     rising = Panel(
         "tight",
-        "The importance-weighted bound against the number of samples, below the evidence by "
+        "The importance-weighted bound against the number of samples, with the evidence by "
         "annealing",
         width=320,
         height=240,
@@ -46,7 +45,7 @@ def tight(result: Result) -> Picture:
 
 
 def _gaps(result: Result) -> Panel:
-    """The rows from the widest gap to the narrowest."""
+    """Draw the gap of every row, from the widest to the narrowest."""
     amortisation, approximation = (
         result.arrays[f"tight {name}"] for name in ("amortisation", "approximation")
     )
@@ -71,16 +70,14 @@ def _gaps(result: Result) -> Panel:
 
 
 def split(result: Result) -> list[tuple[str, float, float, str]]:
-    """The way down from the evidence to the bound: what, how many nats, its error, and what it
-    is.
-    """
+    """Return the parts between evidence and bound: name, nats, standard error, and a remark."""
     found = result.numbers["tight"]
     told = (
         ("evidence", "log p(x)", "by annealing"),
-        ("approximation", "approximation gap", "what q's family cannot reach"),
-        ("best", "best q of a row's own", "found by ascent from the encoder's"),
-        ("amortisation", "amortisation gap", "what one network for all rows costs"),
-        ("elbo", "ELBO", "of q as its network gives it"),
+        ("approximation", "approximation gap", "cost of the restriction to q's family"),
+        ("best", "bound with the best q per row", "by gradient ascent from the encoder's q"),
+        ("amortisation", "amortisation gap", "cost of one network for all rows"),
+        ("elbo", "ELBO", "with the encoder's q"),
     )
     return [
         (words, found["gap"][key], found["gap errors"][key], remark) for key, words, remark in told
@@ -88,7 +85,7 @@ def split(result: Result) -> list[tuple[str, float, float, str]]:
 
 
 def predictive(result: Result) -> Picture:
-    """A histogram of the replicates for every statistic, the data as a line."""
+    """Draw a histogram of the replicates for every statistic, with the data as a line."""
     panels = []
     outside = strange(result)
     for one in result.numbers["predictive"]["comparisons"]:
@@ -116,8 +113,9 @@ def predictive(result: Result) -> Picture:
 
 
 def strange(result: Result) -> list[str]:
-    """The statistics of the data that lie outside those of all replicates: no p-value could be
-    smaller.
+    """Return the statistics of the data that lie outside those of all replicates.
+
+    They have the smallest possible p-value.
     """
     found = result.numbers["predictive"]
     return [
@@ -128,14 +126,15 @@ def strange(result: Result) -> list[str]:
 
 
 def trade_off(figures: Sequence[Mapping[str, Any]], latent: str) -> Picture:
-    """Time against variance of the gradient on logarithmic axes, θ's and φ's; every way has the
-    number of its line in the table.
+    """Draw the variance of the gradient against time, for θ and for φ, on logarithmic axes.
+
+    The number of each way is that of its line in the table.
     """
     panels = []
     for letter, group in (("θ", "theta"), ("φ", "phi")):
         label = (
-            f"Time of a step against the variance of the gradient for {letter}, a numbered mark a "
-            f"way of estimating"
+            f"Variance of the gradient for {letter} against the time of a step, one numbered mark "
+            f"per way of estimating"
         )
         panel = Panel(f"trade-{group}", label, width=330, height=270)
         for i, one in enumerate(figures, 1):
@@ -158,7 +157,7 @@ def trade_off(figures: Sequence[Mapping[str, Any]], latent: str) -> Picture:
         panel.axes.set(
             xscale="log",
             yscale="log",
-            xlabel="milliseconds a step",
+            xlabel="milliseconds per step",
             ylabel=f"variance of ∇{letter}",
         )
         _few_ticks(panel)
@@ -167,8 +166,9 @@ def trade_off(figures: Sequence[Mapping[str, Any]], latent: str) -> Picture:
 
 
 def _few_ticks(panel: Panel) -> None:
-    """Plain numbers at 1, 2 and 5 of every decade: an axis of less than a decade would have none,
-    or all ten.
+    """Put plain numbers at 1, 2 and 5 of every decade.
+
+    With matplotlib's ticks, an axis of less than a decade would have no number, or ten.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 

@@ -1,8 +1,8 @@
 """The figures of the report: arrays become inline SVG and embedded images.
 
-A figure is a few panels, each a drawing of its own, so that they stand side by side on a wide
-screen and below each other on a narrow one. Colours are names of the page's style sheet, which has
-a light and a dark value for each.
+A figure has a few panels, and each panel is one drawing. Panels are therefore side by side on a
+wide screen, and below each other on a narrow one. Colours are names of the page's style sheet,
+which has a light and a dark value for each.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Stand-ins for the style sheet's colours; no figure has these of its own.
+# Placeholders for the style sheet's colours. No figure uses these colours otherwise.
 INK, MUTED, RULE, BAND = "#010101", "#020202", "#030303", "#040404"
 BLUE, RED, GREEN, OCHRE, VIOLET = "#050101", "#050202", "#050303", "#050404", "#050505"
 NAMES = {
@@ -75,12 +75,12 @@ STYLE: Any = {
 }
 PLANES = ((0, 1), (0, 2), (1, 2))
 SUBSCRIPTS = "₁₂₃"
-AXIS = "nats an example"
+AXIS = "nats per example"
 
 
 @dataclass(frozen=True)
 class Picture:
-    """Panels, what their colours mean, and how wide a panel should be at least."""
+    """Panels, the meaning of their colours, and the minimum width of a panel."""
 
     panels: Sequence[Markup]
     legend: Sequence[tuple[str, str]] = ()
@@ -91,7 +91,7 @@ class Picture:
 
 
 class Panel:
-    """A drawing of some axes, in pixels at its natural size."""
+    """A drawing with one or several axes; sizes are in pixels."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Panel:
         alpha: float = 1.0,
         dashed: bool = False,
     ) -> None:
-        """A curve; one of a single point is a dot."""
+        """Draw a curve; a single point becomes a dot."""
         marker = "o" if np.size(x) == 1 else ""
         self.axes.plot(
             x,
@@ -147,8 +147,9 @@ class Panel:
         self.axes.axhline(y, color=colour, lw=1, ls=(0, (1, 2.5)))
 
     def svg(self) -> Markup:
-        """The drawing as an element of a page: colours by name, numbers short, identifiers its
-        own.
+        """Return the drawing as an SVG element with named colours and short numbers.
+
+        Its identifiers are unique on the page.
         """
         text = io.StringIO()
         with matplotlib.rc_context(STYLE):
@@ -170,7 +171,7 @@ def _clean(svg: str, name: str, label: str) -> str:
     )
     box = re.search(r'viewBox="([^"]*)"', svg)
     assert box is not None
-    widest = 1.2 * float(box[1].split()[2])  # text drawn much larger would shout
+    widest = 1.2 * float(box[1].split()[2])  # beyond this its text would look too large
     head = Markup(
         '<svg class="plot" role="img" aria-label="{}" viewBox="{}" style="max-width:{:.0f}px">'
     ).format(label, box[1], widest)
@@ -187,7 +188,7 @@ def _clean(svg: str, name: str, label: str) -> str:
     svg = re.sub(r'xlink:href="#([^"]+)"', lambda match: f'href="#{own[match[1]]}"', svg)
     svg = re.sub(r"font: (?:\w+ )?(\d+)px [^;\"]*", r"font-size: \1px", svg)
     svg = re.sub(r"font-family: [^;\"]*;? ?", "", svg)
-    # coordinates; never what a tick says
+    # Shorten coordinates, but not the labels of ticks.
     svg = re.sub(r'"[^"<>]*"', lambda match: re.sub(r"(\d\.\d)\d+", r"\1", match[0]), svg)
     svg = re.sub(r"M (\S+ \S+)\s+L \1\s+(?=M|\")", r"M\1h0", svg)
     for colour, variable in NAMES.items():
@@ -201,8 +202,9 @@ def _both(
     height: float,
     tight: float | None = None,
 ) -> Markup:
-    """A large drawing twice, for wide and for narrow screens: scaled down, its text could not be
-    read. The style sheet shows one.
+    """Return a large drawing twice, for wide and for narrow screens.
+
+    If it were scaled down, its text would be too small. The style sheet shows one of the two.
     """
     drawn = draw(width, height, "").svg(), draw(360, tight or min(height, 250), "-tight").svg()
     return Markup('<div class="roomy">{}</div><div class="tight">{}</div>').format(*drawn)
@@ -211,14 +213,15 @@ def _both(
 def _dots(
     axes: Axes, points: np.ndarray, colour: str, *, size: float = 1.8, alpha: float = 0.55
 ) -> None:
-    """Points as one path of empty strokes with round ends: a tenth of the bytes of as many
-    markers.
+    """Draw points as one path of empty strokes with round ends.
+
+    This takes a tenth of the bytes of as many markers.
     """
     from matplotlib.collections import PathCollection
     from matplotlib.path import Path
 
     vertices = np.repeat(points.astype(float), 2, 0)
-    vertices[1::2, 0] += 1e-4 * np.ptp(points[:, 0])  # matplotlib leaves out strokes of no length
+    vertices[1::2, 0] += 1e-4 * np.ptp(points[:, 0])  # matplotlib omits strokes of length 0
     codes = np.tile([Path.MOVETO, Path.LINETO], len(points)).astype(np.uint8)
     marks = PathCollection(
         [Path(vertices, codes)],
@@ -233,8 +236,9 @@ def _dots(
 
 
 def _png(pixels: np.ndarray) -> str:
-    """Ink of this strength on nothing, as a data URI: the page is the paper, whatever its
-    colour.
+    """Return ink of this strength on a transparent background, as a data URI.
+
+    The background of the page, light or dark, shows through.
     """
     from PIL import Image
 
@@ -251,7 +255,7 @@ def _zoom(side: int) -> int:
 
 
 def image(pixels: np.ndarray, alt: str = "") -> Markup:
-    """One image, its pixels enlarged to squares."""
+    """Return one image, with pixels enlarged to squares."""
     zoom = _zoom(pixels.shape[0])
     return Markup('<img class="ink" alt="{}" src="{}">').format(
         alt, _png(pixels.repeat(zoom, 0).repeat(zoom, 1))
@@ -259,7 +263,7 @@ def image(pixels: np.ndarray, alt: str = "") -> Markup:
 
 
 def grid(images: np.ndarray, columns: int, alt: str) -> Markup:
-    """Images [N, height, width] in [0, 1], ``columns`` a line."""
+    """Return a grid of images [N, height, width] in [0, 1], ``columns`` per line."""
     n, height, width = images.shape
     gap = max(1, height // 9)
     canvas = np.zeros(
@@ -275,18 +279,18 @@ def grid(images: np.ndarray, columns: int, alt: str) -> Markup:
 
 
 def _history(result: Result, name: str, prefix: str = "") -> tuple[np.ndarray, np.ndarray]:
-    """Steps and values of a recorded curve."""
+    """Return steps and values of a recorded curve."""
     return result.arrays[f"{prefix}{name}.step"], result.arrays[f"{prefix}{name}"]
 
 
 def _epochs(result: Result, name: str, prefix: str = "") -> tuple[np.ndarray, np.ndarray]:
-    """The same over epochs, which the last step ends."""
+    """Return epochs and values of a recorded curve; the last step ends the last epoch."""
     step, values = _history(result, name, prefix)
     return step / max(step[-1], 1) * result.numbers["epochs"], values
 
 
 def _focus(axes: Axes, curves: Sequence[np.ndarray], levels: Sequence[float] = ()) -> None:
-    """Limits that the first tenth of the curves does not set."""
+    """Set the limits of the y axis without the first tenth of the curves."""
     values = np.concatenate(
         [
             *(np.asarray(curve, float)[len(curve) // 10 :] for curve in curves),
@@ -315,18 +319,18 @@ def fa_data(data: Result) -> Picture:
 
 
 def bound_and_evidence(result: Result) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Steps, ELBO and evidence on the test rows. The ELBO is the evidence less the gap, which is a
-    KL divergence in closed form: a sampled ELBO, whose noise is the same at every look, may lie
-    above the evidence for a while."""
+    """Return steps, ELBO and evidence on the test rows.
+
+    The ELBO is the evidence minus the gap, a KL divergence in closed form. A sampled ELBO could lie
+    above the evidence for a while, because its noise is the same at every validation.
+    """
     step, evidence = _history(result, "validation evidence")
     _, gap = _history(result, "validation gap")
     return step, evidence - gap, evidence
 
 
 def fa_joint(joint: Result, exact: Result | None) -> Picture:
-    """ELBO and evidence of joint training up to the truth, with exact EM and ascent on the evidence
-    beside them.
-    """
+    """Draw ELBO and evidence of joint training, with exact EM and ascent on the evidence."""
 
     def draw(width: float, height: float, suffix: str) -> Panel:
         label = (
@@ -348,14 +352,14 @@ def fa_joint(joint: Result, exact: Result | None) -> Picture:
 
 BOUNDS = (("red", "ELBO"), ("green", "evidence"))
 BESIDE = (
-    ("violet dashed", "exact EM, a step an iteration"),
-    ("ochre dashed", "ascent on the evidence itself"),
+    ("violet dashed", "exact EM, one step per iteration"),
+    ("ochre dashed", "gradient ascent on the evidence"),
 )
 TRUTH = ("ink dotted", "evidence of the true model")
 
 
 def _beside(panel: Panel, exact: Result | None) -> None:
-    """The evidence of the two exact ways."""
+    """Draw the evidence of the two exact methods."""
     for name, colour in (("em", VIOLET), ("mle", OCHRE)) if exact else ():
         assert exact is not None
         panel.line(
@@ -364,7 +368,7 @@ def _beside(panel: Panel, exact: Result | None) -> None:
 
 
 def fa_snapshots(joint: Result, data: Result) -> Picture:
-    """Generated points over test points, a row a moment of training, a column a plane."""
+    """Draw generated points over test points, one row per step and one column per plane."""
     steps = sorted(
         int(name.removeprefix("generated "))
         for name in joint.arrays
@@ -409,7 +413,7 @@ def fa_snapshots(joint: Result, data: Result) -> Picture:
 
 
 def fa_alternate(alternate: Result, exact: Result | None) -> Picture:
-    """Phases of φ shaded; below, the gap on a logarithmic axis."""
+    """Draw ELBO and evidence with the phases of φ shaded; below, the gap on a log axis."""
     length, truth = alternate.numbers["length"], alternate.numbers["truth"]
     step, bound, evidence = bound_and_evidence(alternate)
 
@@ -421,9 +425,7 @@ def fa_alternate(alternate: Result, exact: Result | None) -> Picture:
         return panel
 
     def above(width: float, height: float, suffix: str) -> Panel:
-        label = (
-            "Test ELBO and evidence while inference and generative parameters are trained in turn"
-        )
+        label = "Test ELBO and evidence while φ and θ are trained in alternating phases"
         panel = shaded(Panel(f"phases{suffix}", label, width=width, height=height))
         _beside(panel, exact)
         panel.line(step, bound, RED)
@@ -444,12 +446,12 @@ def fa_alternate(alternate: Result, exact: Result | None) -> Picture:
         shaded(panel).axes.set(yscale="log", xlabel="step", ylabel="gap, nats")
         return panel
 
-    legend = [*BOUNDS, *(BESIDE if exact else ()), TRUTH, ("band box", "E: only φ moves")]
+    legend = [*BOUNDS, *(BESIDE if exact else ()), TRUTH, ("band box", "E: only φ is trained")]
     return Picture([_both(above, 700, 300), _both(below, 700, 190)], legend, "36rem")
 
 
 def decomposition(alternate: Result) -> Picture:
-    """Evidence and ELBO at the end of each phase: what an E-step and an M-step do."""
+    """Draw evidence and ELBO at the end of each E-phase and M-phase."""
     length = alternate.numbers["length"]
     step, bound, evidence = bound_and_evidence(alternate)
     ends = [at for at in range(length, int(step[-1]) + 1, length) if at in step][:6]
@@ -501,14 +503,12 @@ def fa_naive(naive: Result) -> Picture:
     )
     panel.axes.set_xticks(sizes, [str(size) for size in sizes])
     panel.axes.minorticks_off()
-    return Picture([panel.svg()], [("red", "worst row"), ("blue", "mean error")])
+    return Picture([panel.svg()], [("red", "largest error of a row"), ("blue", "mean error")])
 
 
 @dataclass(frozen=True)
 class Start:
-    """What the seeds of one initialisation reached: the values, the limit they should be below, and
-    the share that is.
-    """
+    """Results of the seeds of one initialisation: values, their limit, and the share below it."""
 
     words: str
     values: np.ndarray
@@ -517,10 +517,10 @@ class Start:
 
 
 def starts(tutorial: Result) -> list[Start]:
-    """The tutorial's initialisation, judged twice; the limits stand in the names of the shares."""
+    """Return two measures of the tutorial's initialisation; the names of the shares have limits."""
     found = []
     for prefix, key, words in (
-        ("share within ", "behind", "evidence's distance to the true model's after joint training"),
+        ("share within ", "behind", "distance to the true model's evidence after joint training"),
         ("share of gaps below ", "gap after an E-phase", "gap after the first E-phase"),
     ):
         name = next(name for name in tutorial.numbers if name.startswith(prefix))
@@ -536,17 +536,17 @@ def starts(tutorial: Result) -> list[Start]:
 
 
 def fa_starts(tutorial: Result) -> Picture:
-    """Every seed, against the limit."""
+    """Draw every seed, with the limit."""
     panels = []
     for i, start in enumerate(starts(tutorial)):
         values = np.maximum(np.sort(start.values), 1e-5)
-        panel = Panel(f"start{i}", f"The {start.words}, a dot a seed", width=300, height=120)
+        panel = Panel(f"start{i}", f"The {start.words}, one dot per seed", width=300, height=120)
         colours = [GREEN if value < start.limit else RED for value in values]
         panel.axes.scatter(values, np.arange(len(values)) % 3, s=22, c=colours, lw=0, alpha=0.9)
         panel.axes.axvline(start.limit, color=INK, lw=1, ls=(0, (1, 2.5)))
         panel.axes.set(
             xscale="log",
-            xlabel=("evidence below the truth", "gap after the first E-phase")[i] + ", nats",
+            xlabel=("distance to the true evidence", "gap after the first E-phase")[i] + ", nats",
             yticks=[],
             ylim=(-0.8, 2.8),
         )
@@ -565,7 +565,7 @@ def fa_starts(tutorial: Result) -> Picture:
 def elbos(
     name: str, runs: Mapping[str, Result], curve: str = "validation elbo", ylabel: str = AXIS
 ) -> Picture:
-    """The same curve of several runs over epochs."""
+    """Draw one curve of several runs over epochs."""
     colours = (RED, BLUE, GREEN, OCHRE, VIOLET)
 
     def draw(width: float, height: float, suffix: str) -> Panel:
@@ -589,7 +589,7 @@ def elbos(
 
 
 def plane(vae: Result) -> Picture:
-    """Latent means in two dimensions, a colour a label, the label at its class's median."""
+    """Draw latent means in two dimensions, one colour per label, each label at its median."""
     points, labels = vae.arrays["plane"], vae.arrays["plane labels"]
     panel = Panel(
         "plane",
@@ -631,7 +631,7 @@ def iwae(vae: Result) -> Picture:
 
 
 def pairs(vae: Result) -> Picture:
-    """Test images above their reconstructions."""
+    """Draw test images above their reconstructions."""
     shown, again = vae.arrays["shown"], vae.arrays["reconstructed"]
     alt = f"{len(shown)} test images above their reconstructions"
     return Picture([grid(np.concatenate([shown, again]), len(shown), alt)], least="30rem")
@@ -641,9 +641,7 @@ def pairs(vae: Result) -> Picture:
 
 
 def seeds(name: str, result: Result) -> Picture:
-    """Bound, conditional entropy and accuracy over epochs: the seeds, their range, and their
-    mean.
-    """
+    """Draw bound, conditional entropy and accuracy over epochs: seeds, their range and mean."""
     count = sum(1 for key in result.arrays if key.endswith(" validation elbo"))
     panels = []
     for curve, words in (
@@ -679,7 +677,7 @@ def seeds(name: str, result: Result) -> Picture:
 
 
 def appearing(result: Result) -> Markup:
-    """Generated images that the style sheet uncovers row by row."""
+    """Return generated images that the style sheet uncovers row by row."""
     images = result.arrays["generated"]
     boxes = Markup("").join(Markup("<span>{}</span>").format(image(pixels)) for pixels in images)
     label = f"{len(images)} generated images; their rows appear one by one"

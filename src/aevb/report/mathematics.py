@@ -1,7 +1,7 @@
-"""Mathematics without a network: LaTeX becomes inline SVG, drawn by matplotlib's mathtext.
+"""Formulas as inline SVG: matplotlib's mathtext draws the LaTeX, so the page needs no network.
 
-A formula is cut at its outer signs into pieces that stand in the text like words, so that a long
-one wraps on a narrow screen. Every piece is an outline in the colour of the text.
+A formula is cut at its outer signs into pieces. The pieces stand in the text like words, so that a
+long formula wraps on a narrow screen. Every piece is an outline in the colour of the text.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from markupsafe import Markup
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextToPath
 
-UNITS = 100  # of the drawing, to the em
+UNITS = 100  # units of the drawing per em
 FONT = {"size": UNITS, "math_fontfamily": "stix"}
-REWRITTEN = {  # what mathtext does not know, or sets too tightly
+REWRITTEN = {  # commands that mathtext does not know, or sets too tightly
     r"\\[Bb]ig\s*\\\{\s*": r"\;\{\,",
     r"\s*\\[Bb]ig\s*\\\}": r"\,\}",
     r"\\[td]frac(?![a-z])": r"\frac",
@@ -26,14 +26,15 @@ POINTS = {1: 1, 2: 1, 3: 2, 4: 3, 79: 1}
 
 
 def formula(latex: str) -> Markup:
-    """A formula as inline SVG, a piece for each of its terms."""
+    """Return a formula as inline SVG, one piece per term."""
     drawn = Markup(" ").join(_drawn(piece) for piece in pieces(latex))
     return Markup('<span class="formula" role="img" aria-label="{}">{}</span>').format(latex, drawn)
 
 
 def pieces(latex: str) -> list[str]:
-    """The terms of a formula, each with the sign before it; signs inside parentheses, fractions and
-    indices do not divide.
+    """Split a formula into its terms, each with the sign before it.
+
+    Signs inside parentheses, fractions and indices do not split it.
 
     >>> pieces(r"\\log p(x) - D(q \\,\\|\\, p) + a_{t-1}")
     ['\\\\log p(x)', '-\\\\;D(q \\\\,\\\\|\\\\, p)', '+\\\\;a_{t-1}']
@@ -57,7 +58,9 @@ def pieces(latex: str) -> list[str]:
 
 
 def factorisation(line: str) -> str:
-    """A side of a printed model, ``p(z[t]|h[t]) p(x[t]|h[t], z[t]); h[t] = f(h[t-1])``, as LaTeX.
+    """Convert one side of a printed model to LaTeX.
+
+    A side is, for example, ``p(z[t]|h[t]) p(x[t]|h[t], z[t]); h[t] = f(h[t-1])``.
 
     >>> factorisation("p(z) p(x|z)")
     'p_\\\\theta(z)\\\\; p_\\\\theta(x \\\\mid z)'
@@ -76,7 +79,7 @@ def factorisation(line: str) -> str:
 
 @cache
 def _drawn(latex: str) -> Markup:
-    """One piece: its outline, as wide and as deep below the line as mathtext sets it."""
+    """Draw one piece: its outline, with the width and the depth that mathtext computes."""
     for pattern, instead in REWRITTEN.items():
         latex = re.sub(pattern, instead.replace("\\", "\\\\").replace("\\\\1", "\\1"), latex)
     text, font, draw = f"${latex}$", FontProperties(**FONT), TextToPath()  # type: ignore[arg-type]

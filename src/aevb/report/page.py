@@ -1,6 +1,4 @@
-"""One page from a folder of results: every number and picture in it is read from the results'
-files.
-"""
+"""One page from a folder of results: every number and picture comes from the results' files."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ SECTIONS = {
     "gmvae": "The Gaussian-mixture VAE",
     "vrnn": "The variational RNN",
     "errata": "Errata",
-    "again": "Running it again",
+    "again": "How to reproduce this page",
 }
 TASKS = {
     "fa": ("data", "joint", "tutorial", "alternate", "exact", "posteriors", "naive", "evidence"),
@@ -39,7 +37,7 @@ TASKS = {
     "gmvae": ("tutorial", "ours", "estimators", "m2", "clustering"),
     "vrnn": ("filtering", "detached", "smoothing", "ours"),
 }
-# a model's first run
+# The run of each model that the summary shows.
 SHOWN = {
     "fa": "fa/joint",
     "vae": "vae/exact",
@@ -52,8 +50,9 @@ SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def build(out: Path) -> Path:
-    """Write ``out/report.html`` from the files under ``out/results``; tasks that are not there are
-    left out, and the page says so.
+    """Write ``out/report.html`` from the files under ``out/results``.
+
+    Tasks without a result are left out, and the page says so.
     """
     results = load(out)
     if not results:
@@ -69,7 +68,7 @@ def build(out: Path) -> Path:
 
 
 def load(out: Path) -> dict[str, Result]:
-    """The finished tasks of a laboratory, by name."""
+    """Return the results of the finished tasks of a laboratory, by name."""
     folders = (path.parent for path in sorted((Path(out) / "results").glob("*/*/result.json")))
     return {
         f"{folder.parent.name}/{folder.name}": read(folder)
@@ -79,13 +78,13 @@ def load(out: Path) -> dict[str, Result]:
 
 
 def _wall(out: Path) -> float | None:
-    """The seconds the whole took from start to end, tasks at a time, if that was recorded."""
+    """Return the recorded wall time of the whole reproduction in seconds, or None."""
     path = Path(out) / "lab.json"
     return json.loads(path.read_text(encoding="utf-8")).get("seconds") if path.is_file() else None
 
 
 def render(results: Mapping[str, Result], wall: float | None = None) -> str:
-    """The page."""
+    """Return the page as HTML."""
     counter = itertools.count(1)
     return (
         _environment()
@@ -140,16 +139,18 @@ def _environment() -> Environment:
     return environment
 
 
-EPSILON = float(np.finfo(np.float32).eps)  # torch keeps probabilities this far from 0 and 1,
-LOGIT = math.log((1 - EPSILON) / EPSILON)  # and so logits this near to 0
+EPSILON = float(np.finfo(np.float32).eps)  # torch clamps probabilities to [EPSILON, 1 − EPSILON]
+LOGIT = math.log((1 - EPSILON) / EPSILON)  # and therefore logits to [−LOGIT, LOGIT]
 
 
-# What the page says -------------------------------------------------------------------------------
+# The content of the page --------------------------------------------------------------------------
 
 
 def about(results: Mapping[str, Result]) -> dict[str, Any]:
-    """The data of most tasks: name, size of an image, numbers of rows where they were recorded, and
-    whether all was a rehearsal.
+    """Describe the data of most tasks.
+
+    The description has the name, the size of an image, the numbers of rows if they were recorded,
+    and whether ``--quick`` shortened any training.
     """
     names = [result.numbers["data"] for result in results.values()]
     key = max(sorted(set(names)), key=names.count)
@@ -169,7 +170,7 @@ def about(results: Mapping[str, Result]) -> dict[str, Any]:
 
 
 def machines(results: Mapping[str, Result]) -> list[dict[str, str]]:
-    """Where the tasks ran, each place once."""
+    """Return the machines on which the tasks ran, without duplicates."""
     found: list[dict[str, str]] = []
     for result in results.values():
         if result.numbers["machine"] not in found:
@@ -178,7 +179,7 @@ def machines(results: Mapping[str, Result]) -> list[dict[str, str]]:
 
 
 def checks(results: Mapping[str, Result]) -> list[dict[str, Any]]:
-    """Every target, in the order of the sections, with the section it belongs to."""
+    """Return every target with its section, in the order of the sections."""
     order = [f"{section}/{name}" for section, names in TASKS.items() for name in names]
     tasks = sorted(results, key=lambda task: order.index(task) if task in order else len(order))
     return [
@@ -189,7 +190,7 @@ def checks(results: Mapping[str, Result]) -> list[dict[str, Any]]:
 
 
 def missing(results: Mapping[str, Result]) -> dict[str, list[str]]:
-    """The tasks of each section that left no result."""
+    """Return, per section, the tasks without a result."""
     return {
         section: [name for name in names if f"{section}/{name}" not in results]
         for section, names in TASKS.items()
@@ -197,7 +198,7 @@ def missing(results: Mapping[str, Result]) -> dict[str, list[str]]:
 
 
 def rows(results: Mapping[str, Result]) -> dict[str, list[tuple[str, Result]]]:
-    """The tasks of each section that were done, by name."""
+    """Return, per section, the finished tasks as pairs (name, result)."""
     return {
         section: [
             (task.partition("/")[2], result)
@@ -209,15 +210,13 @@ def rows(results: Mapping[str, Result]) -> dict[str, list[tuple[str, Result]]]:
 
 
 def sides(model: str) -> list[tuple[str, str, str]]:
-    """p and q of a printed model: the letter, the factorisation as LaTeX, the number of
-    parameters.
-    """
+    """Return p and q of a printed model: letter, factorisation as LaTeX, number of parameters."""
     found = re.findall(r"^([pq]):  (.*?)   \(([\d,]+) parameters", model, flags=re.MULTILINE)
     return [(side, factorisation(line), count) for side, line, count in found]
 
 
 def settings(numbers: Mapping[str, Any]) -> str:
-    """How a task was trained, in words; nothing for one that trains nothing or says nothing."""
+    """Describe how a task was trained; empty if the task records no settings."""
     told: dict[str, Any] = {**numbers, **numbers.get("settings", {})}
     words = []
     if "lr" in told:
@@ -235,7 +234,7 @@ def settings(numbers: Mapping[str, Any]) -> str:
 
 
 def limits(alternate: Result) -> dict[str, float]:
-    """The gap's extremes at the ends of the phases."""
+    """Return the largest gap after the first E-phase, and the smallest after the first M-phase."""
     return {
         "closed": max(alternate.numbers["gap"]),
         "opened": min(alternate.numbers["gap after M"]),
@@ -243,7 +242,7 @@ def limits(alternate: Result) -> dict[str, float]:
 
 
 def compared(first: float, second: float, digits: int = 1) -> str:
-    """How much more or less the first is than the second."""
+    """Say how much more or less the first number is than the second."""
     difference = first - second
     return f"{number(abs(difference), digits)} nats {'more' if difference >= 0 else 'less'}"
 
@@ -252,7 +251,7 @@ def compared(first: float, second: float, digits: int = 1) -> str:
 
 
 def number(value: float | None, digits: int | None = None) -> str:
-    """A number as a table shows it: as many decimals as its size deserves, unless they are told.
+    """Format a number for a table; its size determines the decimals unless ``digits`` is given.
 
     >>> number(3206.8123), number(-83.1), number(0.0007737), number(6.5e-14)
     ('3,206.8', '−83.10', '0.0008', '6.5 × 10⁻¹⁴')
@@ -286,7 +285,7 @@ def number(value: float | None, digits: int | None = None) -> str:
 
 
 def plain(value: float) -> str:
-    """A number that someone chose, with the digits it was chosen with.
+    """Format a number that a person chose, with its own digits.
 
     >>> plain(3195.0), plain(0.0003), plain(-77.5), plain(1e-6)
     ('3,195', '0.0003', '−77.5', '1 × 10⁻⁶')
@@ -298,7 +297,7 @@ def plain(value: float) -> str:
 
 
 def spread(values: Iterable[float], digits: int = 3) -> str:
-    """Mean ± standard deviation.
+    """Format mean ± standard deviation.
 
     >>> spread([0.5, 0.7])
     '0.600 ± 0.141'
@@ -309,7 +308,8 @@ def spread(values: Iterable[float], digits: int = 3) -> str:
 
 
 def duration(seconds: float) -> str:
-    """
+    """Format a duration.
+
     >>> duration(7.4), duration(754), duration(7600)
     ('7.4 s', '12 min 34 s', '2 h 7 min')
     """
@@ -324,7 +324,7 @@ def duration(seconds: float) -> str:
 
 
 def target(check: Mapping[str, Any]) -> str:
-    """What a target asks for."""
+    """Format the limits of a target."""
     parts = [
         f"{sign} {plain(check[key])}"
         for sign, key in (("≥", "least"), ("≤", "most"))
