@@ -1,7 +1,6 @@
-"""Whether the contenders compute the same thing: from the same weights the same bound, and after
-the same training the same bound again.
+"""Check that all contenders compute the same bound, at equal weights and after equal training.
 
-The first is a statement about the bound, whose only differences are draws; the second about its
+At equal weights, only the draws differ, so this checks the bound. After training, it checks the
 gradient too.
 """
 
@@ -18,16 +17,17 @@ from problems import BATCH, ROWS, Contender, Problem
 
 AT_REST = 1e-12  # a learning rate that changes no weight in single precision
 EPOCH = ROWS // BATCH
-ERRORS = 5  # standard errors by which bounds at equal weights may differ; besides, bfloat16 rounds
-ROUNDING = 2e-3
-# part of the bound by which it may differ after training, where the draws of all steps count
+ERRORS = 5  # standard errors by which bounds at equal weights may differ
+ROUNDING = 2e-3  # additional share of the bound for the rounding of bfloat16
+# Share of the bound by which it may differ after training, because of the draws of all steps.
 TRAINED = 0.03
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The mean bound at the first weights, its standard error, and the mean bound in the last two
-    epochs of training, if there was any.
+    """The mean bound at the initial weights, its standard error, and the mean bound after training.
+
+    The last one is over the last two epochs, and None without training.
     """
 
     first: float
@@ -43,13 +43,13 @@ def bounds(
     epochs: int = 3,
     quick: bool = False,
 ) -> dict[str, Bounds]:
-    """What every contender finds, over whole epochs, so that all see the same rows."""
+    """Return the bounds of every contender, over whole epochs, so that all see the same rows."""
     torch.manual_seed(0)
     names = [name for name in contenders(problem.model, problem.device, names) if name != FLOOR]
     resting, _ = build(replace(problem, lr=AT_REST), names, quick=quick)
     first = {}
     for name, contender in resting.items():
-        _run(contender, EPOCH - 1)  # the first was taken when it was built
+        _run(contender, EPOCH - 1)  # build() took the first step
         first[name] = _run(contender, epochs * EPOCH)
     found = {
         name: Bounds(fmean(values), stdev(values) / len(values) ** 0.5)
@@ -68,7 +68,7 @@ def _run(contender: Contender, steps: int) -> list[float]:
 
 
 def disagreeing(found: Mapping[str, Bounds]) -> list[str]:
-    """What differs from this library's bound by more than its draws explain, in words."""
+    """Describe the bounds that differ from this library's by more than the draws explain."""
     ours, wrong = found[OURS], []
     for name, row in found.items():
         pairs = [

@@ -1,4 +1,4 @@
-"""Who runs: for each model the ways to write its training step, by name."""
+"""The contenders: for each model, the ways of writing its training step, by name."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ BASE, OURS, FLOOR = "the tutorial's way", "aevb", "matrix products alone"
 
 @dataclass(frozen=True)
 class Entry:
-    """A way of writing the step of some models. ``needs`` is a module of the extra ``bench``;
-    ``slow`` takes long before its first step.
+    """A way of writing the step of some models.
+
+    ``needs`` is a module of the extra ``bench``. ``slow`` means a long time before the first step.
     """
 
     build: Callable[[Problem], Contender]
@@ -33,7 +34,7 @@ class Entry:
     slow: bool = False
 
     def why_not(self, problem: Problem, *, quick: bool) -> str | None:
-        """Why it does not run here, in words."""
+        """Return the reason why the contender does not run here, or None."""
         if self.needs is not None and find_spec(self.needs) is None:
             return f"{self.needs} is not installed (pip install 'aevb[bench]')"
         if self.slow and quick:
@@ -67,7 +68,7 @@ ENTRIES = {
 
 
 def contenders(model: str, device: str, names: list[str] | None = None) -> dict[str, Entry]:
-    """All that there is for a model on a kind of device, or some by name."""
+    """Return all contenders of a model on a kind of device, or some of them by name."""
     return {
         name: entry
         for name, entry in ENTRIES.items()
@@ -80,7 +81,7 @@ def contenders(model: str, device: str, names: list[str] | None = None) -> dict[
 def build(
     problem: Problem, names: list[str] | None = None, *, quick: bool = False
 ) -> tuple[dict[str, Contender], dict[str, str]]:
-    """The contenders of a problem that can be built here, and why the others cannot."""
+    """Build the contenders of a problem; return them, and the reasons why others are missing."""
     found: dict[str, Contender] = {}
     left_out: dict[str, str] = {}
     for name, entry in contenders(problem.model, problem.device, names).items():
@@ -88,8 +89,8 @@ def build(
         if reason is None:
             try:
                 found[name] = entry.build(problem)
-                found[name].step()  # much is only made at the first step
-            except Exception as error:  # another library's trouble must not stop the others
+                found[name].step()  # the first step allocates and compiles
+            except Exception as error:  # an error of one library must not stop the others
                 found.pop(name, None)
                 reason = f"{type(error).__name__}: {error}".splitlines()[0]
         if reason is not None:

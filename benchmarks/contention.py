@@ -1,17 +1,17 @@
-"""Time runs of three models alone and beside busy processes on the same two cores.
+"""Time runs of three models alone and next to busy processes on the same two cores.
 
 python benchmarks/contention.py                           # about ten minutes
 python benchmarks/contention.py --models vae --rounds 9 --beside alone one --json contention.json
 python benchmarks/contention.py --before ../earlier/src   # compare with an earlier version
 
-Every run is a process of its own on the first two cores, which imports the library, trains for 300
-steps and says how long that took. The sides follow one another in every round: "one thread",
-"before" (threads spin) and "after" (this tree). A machine that does nothing else is needed for the
-rows "alone"; the load average is printed first.
+Every run is a separate process on the first two cores. It imports the library, trains for 300 steps
+and prints the time. In every round the sides run one after another: "one thread", "before" (threads
+spin) and "after" (this tree). The rows "alone" need a machine without other load; the load average
+is printed first.
 
-The share of the cores that a run of two threads has beside b busy processes on two cores is 2 / (2
-+ b). "of its share" divides a run's time by what that allows: the time of "after" alone, divided by
-the share.
+Next to b busy processes on two cores, a run with two threads has the share 2 / (2 + b) of the
+cores. The column "of its share" divides the time of a run by the time that this share allows: the
+time of "after" alone, divided by the share.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rich.table import Table
 
 MODELS = ("vae", "gmvae", "vrnn")
 SIDES = ("one thread", "before", "after")
-# how many busy processes; a pinned one stays on the second core
+# The number of busy processes. A pinned one stays on the second core.
 BESIDE = {"alone": 0, "one": 1, "one, pinned": 1, "two": 2}
 CORES = 2
 SOURCE = Path(__file__).parents[1] / "src"
@@ -42,7 +42,7 @@ console = Console()
 
 
 def train(model: str, steps: int, threads: int | None, spin: bool) -> tuple[float, float]:
-    """Wall and CPU seconds of a run, from its first look at the data to its last step."""
+    """Train, and return wall and CPU seconds from the first read of the data to the last step."""
     import torch
 
     from aevb import Bernoulli, fit, zoo
@@ -67,7 +67,7 @@ def train(model: str, steps: int, threads: int | None, spin: bool) -> tuple[floa
 
 
 def run(model: str, side: str, given: argparse.Namespace, cores: list[int]) -> float | None:
-    """Seconds of a run in a process of its own; None if it takes longer than the limit."""
+    """Return the seconds of a run in its own process; None if it exceeds the limit."""
     source = given.before if side == "before" and given.before is not None else SOURCE
     command = [sys.executable, __file__, "--child", model, "--steps", str(given.steps)]
     command += ["--threads", "1"] if side == "one thread" else []
@@ -94,7 +94,7 @@ def run(model: str, side: str, given: argparse.Namespace, cores: list[int]) -> f
 
 @contextmanager
 def busy(name: str, cores: list[int]) -> Iterator[None]:
-    """Processes that want a core all the time."""
+    """Keep processes running, inside the context, that use a core all the time."""
     chosen = cores[1:2] if "pinned" in name else cores
     command = [
         "taskset",
@@ -114,8 +114,9 @@ def busy(name: str, cores: list[int]) -> Iterator[None]:
 
 
 def allowed(alone: float, others: int) -> float:
-    """Seconds that a run of as many threads as cores takes by its share, beside so many busy
-    processes.
+    """Return the seconds that a run takes with its share of the cores, next to ``others``.
+
+    The run has as many threads as there are cores.
     """
     return alone * (CORES + others) / CORES
 
@@ -123,7 +124,7 @@ def allowed(alone: float, others: int) -> float:
 def measure(
     model: str, given: argparse.Namespace, cores: list[int]
 ) -> dict[str, dict[str, list[float | None]]]:
-    """Seconds by neighbours and side, one number per round."""
+    """Return the seconds by neighbours and side, one number per round."""
     found: dict[str, dict[str, list[float | None]]] = {
         name: {side: [] for side in SIDES} for name in given.beside
     }
@@ -136,13 +137,15 @@ def measure(
 
 
 def middle(times: list[float | None], limit: float) -> float:
-    """The median; a run that was stopped counts as its limit."""
+    """Return the median; a run that was stopped counts as its limit."""
     return statistics.median(limit if value is None else value for value in times)
 
 
 def rows(found: dict[str, dict[str, list[float | None]]], limit: float) -> list[tuple[str, ...]]:
-    """A row for each neighbour: the median seconds of each side, before : after (median of the
-    rounds), and after by what its share allows.
+    """Return one table row per neighbour.
+
+    It has the median seconds of each side, before : after (median over the rounds), and the time of
+    "after" divided by the time that its share allows.
     """
     alone = middle(found["alone"]["after"], limit) if "alone" in found else None
     shown = []
@@ -210,7 +213,7 @@ def main(arguments: list[str] | None = None) -> None:
             table.add_row(*row)
         console.print(table)
     if given.json:
-        from timing import machine  # which loads torch
+        from timing import machine  # this import loads torch
 
         given.json.write_text(
             json.dumps(

@@ -1,16 +1,15 @@
-"""Exact EM beside scikit-learn: factor analysis against FactorAnalysis, Gaussian mixtures against
-GaussianMixture from the same start.
+"""Compare exact EM with scikit-learn: factor analysis and Gaussian mixtures.
 
 python benchmarks/exact_em.py                       # all rows, 5 rounds
 python benchmarks/exact_em.py --only wine --rounds 9
 python benchmarks/exact_em.py --json docs/figures/exact-em.json
 
 Both sides work on the same rows, one after the other in every round, in one process, with the
-threads that torch and BLAS find. Times are medians over the rounds, the ratio the median of the
-rounds' ratios. Mixtures start with rows of the data as means, the columns' variances, and equal
-shares, and end by the same tolerance (scikit-learn's is of one iteration, ours of three together).
-Rows marked "missing" have a tenth of their cells taken out, which scikit-learn cannot read: it
-stands there without a number.
+default threads of torch and BLAS. Times are medians over the rounds, and the ratio is the median of
+the rounds' ratios. Mixtures start with rows of the data as means, the variances of the columns, and
+equal shares. Both sides stop at the same tolerance (scikit-learn's is for one iteration, ours for
+three together). In rows marked "missing", a tenth of the cells are removed. scikit-learn cannot
+read these, so it has no number there.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from aevb import Exact, Model, MultivariateNormal, Normal, OneHot, em, fit, line
 from aevb.declare.distributions import inverse_softplus, vector_from_tril
 
 CLUSTERS = 5
-# trains, and gives the mean evidence of the rows and the iterations
+# A function that trains, and returns the mean evidence of the rows and the iterations.
 Side = Callable[[], tuple[float, int]]
 
 
@@ -165,7 +164,7 @@ def measured(side: Side) -> tuple[float, int, float]:
 
 
 def row(name: str, sides: tuple[Side | None, Side], rounds: int) -> dict[str, Any]:
-    """Evidence, iterations and seconds of both sides, and how many times as long ours took."""
+    """Measure evidence, iterations and seconds of both sides, and the ratio of the times."""
     theirs, ours = sides
     found = [
         (measured(theirs) if theirs is not None else None, measured(ours)) for _ in range(rounds)
@@ -209,7 +208,7 @@ def main() -> None:
     for name, problem in problems().items():
         if given.only not in name:
             continue
-        measured(problem(False)[1])  # the first call loads what the others find
+        measured(problem(False)[1])  # the first call loads modules, so it is not timed
         for holes in (False, True)[: 1 if given.no_missing else 2]:
             rows.append(
                 row(

@@ -1,19 +1,20 @@
-"""Exact maximum likelihood in time against the libraries made for it: the Kalman filter of
-statsmodels, the forward-backward algorithm of hmmlearn.
+"""Compare exact maximum likelihood for time series with statsmodels and hmmlearn.
 
-    pip install "aevb[bench]"
-    python benchmarks/exact_time.py --rounds 5
-    python benchmarks/exact_time.py --only nile
-    python benchmarks/exact_time.py --rounds 9 --json docs/figures/exact-time.json
+pip install "aevb[bench]"
+python benchmarks/exact_time.py --rounds 5
+python benchmarks/exact_time.py --only nile
+python benchmarks/exact_time.py --rounds 9 --json docs/figures/exact-time.json
 
-Both sides fit the same model from the same start, in turns, in one process; seconds are those of
-this process's CPU, the least of the rounds. They count the declaration of the model and the whole
-fit, on both sides. Models agree to the first state: statsmodels is told that it is N(0, s²) with a
-fixed s (`initialize_known`), which is what "z[0]" declares here, instead of the diffuse state that
-it takes by default (its log-likelihood leaves out the first terms). Its optimiser is its own
-default, L-BFGS with numerical derivatives. hmmlearn runs EM without priors (its default adds some),
-with the tolerance that is said in the table. It takes no missing cells: only aevb's result is
-shown.
+The libraries are the Kalman filter of statsmodels and the forward-backward algorithm of hmmlearn.
+Both sides fit the same model from the same start, in turns, in one process. Seconds are CPU seconds
+of this process, the smallest of the rounds. On both sides they include the declaration of the model
+and the whole fit.
+
+The models have the same first state. By default statsmodels has a diffuse first state, and its
+log-likelihood omits the first terms. Here `initialize_known` sets it to N(0, s²) with a fixed s, as
+"z[0]" declares it. The optimiser of statsmodels is its default, L-BFGS with numerical derivatives.
+hmmlearn runs EM without priors (its default adds some), with the tolerance in the table. It does
+not accept missing cells, so these rows have only the result of aevb.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ WHO = "statsmodels or hmmlearn"
 
 
 class Fitted(NamedTuple):
-    """What a fit reached: the log-likelihood of all data, iterations, evaluations."""
+    """The result of a fit: the log-likelihood of all data, iterations, evaluations."""
 
     value: float
     iterations: int
@@ -52,7 +53,7 @@ Contest = tuple[Callable[[], Fitted] | None, Callable[[], Fitted]]
 
 
 def raw(scale: float) -> float:
-    """What a softplus turns into this scale."""
+    """Return the raw number that a softplus maps to this scale."""
     return float(inverse_softplus(torch.tensor(scale, dtype=torch.float64)))
 
 
@@ -69,7 +70,7 @@ def ours(model: Model, x: np.ndarray, schedule: Schedule | None = None) -> Fitte
 def fixed(
     model: Model, factor: str, matrices: dict[str, list[list[float]]], scale: float | None = None
 ) -> None:
-    """Set a factor's matrices and keep them; start its scale."""
+    """Set the matrices of a factor, fix them, and set the initial scale."""
     found = model.factors[factor]
     for label, matrix in matrices.items():
         weight = found.net.blocks.weights[label]
@@ -80,7 +81,7 @@ def fixed(
 
 
 def known_start(model: Model, factor: str, scale: float) -> None:
-    """z[0] ~ N(0, scale²), not learned."""
+    """Fix z[0] ~ N(0, scale²)."""
     root = model.factors[factor].root
     size = len(root) // 2
     root.data.copy_(torch.tensor([0.0] * size + [raw(scale)] * size))
@@ -95,7 +96,7 @@ def exact(d: int = 1) -> Normal:
 
 
 def nile(missing: float) -> Contest:
-    """The annual flow of the Nile, T = 100: a random walk seen through noise; two variances."""
+    """The annual flow of the Nile, T = 100: a random walk with observation noise; two variances."""
     import statsmodels.api as sm
     from statsmodels.datasets import nile as data
 
@@ -126,8 +127,9 @@ def nile(missing: float) -> Contest:
 
 
 def structural(missing: float) -> Contest:
-    """Level, slope and a season of four, T = 1,000: five states, of which two are shifted copies;
-    four variances.
+    """Level, slope and a season of four, T = 1,000: five states and four variances.
+
+    Two of the states are shifted copies.
     """
     import statsmodels.api as sm
 
@@ -141,7 +143,7 @@ def structural(missing: float) -> Contest:
 
     def components() -> Any:
         model = sm.tsa.UnobservedComponents(y, "lltrend", seasonal=4)
-        # the copies begin at 0
+        # The shifted copies begin at 0.
         model.ssm.initialize_known(np.zeros(5), np.diag([100.0, 100.0, 100.0, 0.0, 0.0]))
         model.ssm.loglikelihood_burn = 0
         return model
@@ -181,8 +183,9 @@ def structural(missing: float) -> Contest:
 
 
 def factors(missing: float) -> Contest:
-    """Five states that decay each at its own rate, five series, T = 1,000: rates and variances,
-    fifteen parameters.
+    """Five states with different decay rates, five series, T = 1,000.
+
+    There are fifteen parameters: rates and variances.
     """
     import statsmodels.api as sm
 
@@ -299,7 +302,7 @@ def _with_gaps(values: np.ndarray, share: float) -> np.ndarray:
 
 
 def _known(model: Any, size: int, scale: float) -> None:
-    """The first state is N(0, scale²), and every step counts."""
+    """Set the first state to N(0, scale²), and count every step in the likelihood."""
     model.ssm.initialize_known(np.zeros(size), np.eye(size) * scale**2)
     model.ssm.loglikelihood_burn = 0
 
@@ -368,15 +371,13 @@ def main() -> None:
 
 
 def row(name: str, contest: Contest, rounds: int) -> dict[str, Any]:
-    """What both sides reached, iterations (evaluations), the least seconds, and how many times as
-    long ours took.
-    """
-    # of numpy and scipy, which are loaded by now: threads that wait for one another would count as
-    # CPU seconds
+    """Measure both sides: results, iterations (evaluations), smallest seconds, and the ratio."""
+    # Limit the threads of numpy and scipy, which are loaded by now. Threads that wait for one
+    # another would count as CPU seconds.
     threadpool_limits(1)
     times: dict[str, list[float]] = {"theirs": [], "ours": []}
     reached: dict[str, Fitted] = {}
-    for _ in range(rounds + 1):  # the first warms up
+    for _ in range(rounds + 1):  # the first round warms up
         for side, run in zip(times, contest, strict=True):
             if run is not None:
                 seconds, reached[side] = timed(run)

@@ -1,14 +1,13 @@
-"""Faults: kills at random moments of a run, and random damage to the folders of a run and of a
-saved model.
+"""Kill runs at random moments, and damage the folders of runs and saved models at random.
 
-    python benchmarks/faults.py kills --seed 1 --count 29
-    python benchmarks/faults.py damage --seed 1 --count 500
+python benchmarks/faults.py kills --seed 1 --count 29
+python benchmarks/faults.py damage --seed 1 --count 500
 
-A killed run is resumed, and killed again, until it ends; then it must be the uninterrupted run to
-the last bit. A damaged folder is given to every command that reads it. The outcome is *clear*
-(refused, or read with a warning, in a sentence), *harmless* (the result is the undamaged folder's),
-*raw* (an exception that nobody turned into a sentence, or no end within seconds) or *silent*
-(another result without a word).
+A killed run is resumed, and killed again, until it ends. It must then equal the uninterrupted run
+to the last bit. Every command that reads a folder reads the damaged one. The outcome is *clear*
+(refused, or read with a warning, in a sentence), *harmless* (the result of the undamaged folder),
+*raw* (an exception without a sentence of the library, or no end within the time limit) or *silent*
+(another result without a warning).
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from aevb import cli, load, load_run
 from aevb.training.checkpoint import CheckpointError, folders, latest, read
 from aevb.training.run import Run
 
-SECONDS = 30  # that a command may take
+SECONDS = 30  # time limit of a command
 TRAIN = (
     "train vae --data table.csv --set likelihood=Normal --set z=2 --set hidden=[6] --prepare "
     "standardise --hold-out 0.2 --batch 16 --decay constant --checkpoint-every 10"
@@ -53,8 +52,9 @@ LENGTHS = {"part": 30, "whole": 40}
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command did: its result (None if it refused), what it said beside, and whether an
-    exception was nobody's sentence.
+    """The answer of a command: its result (None if it refused), its messages, and ``raw``.
+
+    ``raw`` is set if an exception did not come from the library.
     """
 
     result: Any
@@ -68,7 +68,7 @@ class TooLongError(BaseException):
 
 @contextlib.contextmanager
 def limited(seconds: int) -> Iterator[None]:
-    """End what takes longer."""
+    """Raise, inside the context, if the work takes longer than these seconds."""
 
     def stop(*_: object) -> None:
         raise TooLongError(f"took more than {seconds} seconds")
@@ -83,8 +83,9 @@ def limited(seconds: int) -> Iterator[None]:
 
 
 def is_sentence(error: BaseException) -> bool:
-    """Whether the library raised an error itself, in words, or the system's own words name a
-    file.
+    """Return whether an error is a sentence.
+
+    The library raised it itself, or the system's message names a file.
     """
     if isinstance(error, OSError) and not isinstance(error, TimeoutError):
         return error.filename is not None
@@ -99,7 +100,7 @@ def is_sentence(error: BaseException) -> bool:
 
 
 def asked(act: Callable[[], Any]) -> Answer:
-    """The answer of a function of the library."""
+    """Return the answer of a function of the library."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         try:
@@ -115,7 +116,7 @@ def asked(act: Callable[[], Any]) -> Answer:
 def command(
     line: str | list[str], result: Callable[[str], Any] = lambda printed: printed
 ) -> Answer:
-    """The answer of a command, run in this process; its result is made of what it printed."""
+    """Run a command in this process and return its answer; ``result`` reads its output."""
     out, error, seen = io.StringIO(), io.StringIO(), []
     words, before = cli.in_its_words, sys.argv
 
@@ -149,7 +150,7 @@ def command(
 
 
 def weights(folder: Path) -> dict[str, bytes]:
-    """The weights of all checkpoints that a run keeps."""
+    """Return the weights of all checkpoints that a run keeps."""
     return {
         f"{place.name} {name}": tensor.numpy().tobytes()
         for place in folders(folder)
@@ -158,7 +159,7 @@ def weights(folder: Path) -> dict[str, bytes]:
 
 
 def recorded(folder: Path) -> list[dict[str, Any]]:
-    """A run's history, but for its seconds and its notes."""
+    """Return the history of a run without its seconds and notes."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [
         {name: value for name, value in row.items() if name != "seconds"}
@@ -242,8 +243,9 @@ ON_A_MODEL: dict[str, Callable[[], Answer]] = {
 
 
 def prepare() -> None:
-    """Write the table, the run (and another one) and the saved model that are damaged, into the
-    current folder.
+    """Write the files to damage into the current folder.
+
+    They are a table, two runs and their saved models.
     """
     generator = np.random.default_rng(0)
     x = (
@@ -251,7 +253,7 @@ def prepare() -> None:
         + 0.3 * generator.normal(size=(60, 5))
         + 2.0
     )
-    # in every column of the training rows, so that q answers for all
+    # Every column of the training rows has missing entries, so that q is trained for all of them.
     x[generator.random(x.shape) < 0.12] = np.nan
     Path("table.csv").write_text(
         "a,b,c,d,e\n"
@@ -267,9 +269,7 @@ def prepare() -> None:
 
 @contextlib.contextmanager
 def prepared() -> Iterator[None]:
-    """A temporary folder with these as the current one, without drawing curves, which takes
-    longest.
-    """
+    """Work in a temporary folder with these files, without drawing curves, which takes longest."""
     before, plot = os.getcwd(), Run.plot
     Run.plot = lambda self, path=None: None  # type: ignore[assignment, method-assign, return-value]
     try:
@@ -372,7 +372,7 @@ STRANGE = (
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where the entries of JSON data are."""
+    """Yield the path of every entry of JSON data."""
     for key, inner in (
         value.items()
         if isinstance(value, dict)
@@ -385,7 +385,7 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def _in_json(path: Path, generator: np.random.Generator) -> str:
-    """Change, rename or drop an entry of a JSON file, which stays one."""
+    """Change, rename or drop an entry of a JSON file, which stays valid JSON."""
     data = json.loads(path.read_text(encoding="utf-8"))
     found = list(places(data))
     at = found[generator.integers(len(found))]
@@ -406,7 +406,7 @@ def _in_json(path: Path, generator: np.random.Generator) -> str:
 
 
 def _in_place(path: Path, generator: np.random.Generator, other: Path) -> str:
-    """Put something else in a file's place: nothing, a folder, a link, or another file."""
+    """Replace a file by nothing, a folder, a link, or another file."""
     kind = str(
         generator.choice(
             [
@@ -442,7 +442,7 @@ def _in_place(path: Path, generator: np.random.Generator, other: Path) -> str:
 
 
 def _in_folders(folder: Path, generator: np.random.Generator, other: Path) -> str:
-    """Remove, rename, exchange or add checkpoints, or files beside them."""
+    """Remove, rename, exchange or add checkpoints or other files of the folder."""
     kept = folders(folder)
     kind = str(
         generator.choice(
@@ -496,7 +496,7 @@ def _in_folders(folder: Path, generator: np.random.Generator, other: Path) -> st
 
 
 def damaged(folder: Path, other: Path, generator: np.random.Generator) -> str:
-    """Damage a folder at random, and say how."""
+    """Damage a folder at random, and return a description."""
     kind = int(generator.choice(5, p=(0.4, 0.1, 0.2, 0.15, 0.15)))
     if kind == 0:
         return _in_bytes(_random_file(folder, generator), generator)
@@ -510,7 +510,7 @@ def damaged(folder: Path, other: Path, generator: np.random.Generator) -> str:
 
 
 def judge(answer: Answer, undamaged: Answer) -> str:
-    """Clear, harmless, raw or silent."""
+    """Return the outcome: clear, harmless, raw or silent."""
     if answer.raw:
         return "raw"
     if answer.result is not None and answer.result == undamaged.result:
@@ -529,7 +529,7 @@ def restore(name: str) -> None:
 
 
 def notes_of(name: str) -> str:
-    """What a run that went on noted about itself."""
+    """Return the notes of a run that continued."""
     try:
         rows = [json.loads(line) for line in Path(name, "metrics.jsonl").read_text().splitlines()]
     except (OSError, ValueError):
@@ -552,8 +552,9 @@ FOLDERS = {"run": ("whole-other", ON_A_RUN), "saved": ("other-saved", ON_A_MODEL
 def damage(
     name: str, count: int, seed: int, only: tuple[str, ...] = ()
 ) -> Iterator[tuple[int, str, str, str, str]]:
-    """Damage a folder so many times: number, what was done, command (``only`` some of them),
-    outcome and words.
+    """Damage a folder ``count`` times; ``only`` selects commands.
+
+    Yield the number, the damage, the command, the outcome and the message.
     """
     other, commands = FOLDERS[name]
     commands = {what: ask for what, ask in commands.items() if not only or what in only}
@@ -607,7 +608,7 @@ LONG = f"{TRAIN.replace('--checkpoint-every 10', '--checkpoint-every 7')} --step
 
 
 def _child(line: str) -> int:
-    """A process that runs a command and says nothing."""
+    """Start a process that runs a command without output, and return its id."""
     pid = os.fork()
     if pid == 0:
         nothing = os.open(os.devnull, os.O_WRONLY)
@@ -625,8 +626,10 @@ def _child(line: str) -> int:
 
 
 def kill(count: int, seed: int) -> Iterator[tuple[int, float, str, bool]]:
-    """Kill runs so many times: number, the moment in seconds, what was there then, and whether that
-    and the run in the end are right.
+    """Kill runs ``count`` times.
+
+    Yield the number, the moment in seconds, the state of the run at that moment, and whether this
+    state and the final run are correct.
     """
     generator = np.random.default_rng(seed)
     began = time.perf_counter()
@@ -660,8 +663,9 @@ def kill(count: int, seed: int) -> Iterator[tuple[int, float, str, bool]]:
 
 
 def _left(out: Path) -> tuple[str, bool]:
-    """What a kill left of a run, and whether its last checkpoint is whole and at most one interval
-    behind the history.
+    """Describe the state of a run after a kill, and return whether it is correct.
+
+    Its last checkpoint must be complete and at most one interval behind the history.
     """
     try:
         found = latest(out)
@@ -700,7 +704,7 @@ def main() -> None:
     parser.add_argument(
         "--folder", choices=tuple(FOLDERS), help="one of the damaged folders; both by default"
     )
-    parser.add_argument("--sentences", action="store_true", help="list what was said")
+    parser.add_argument("--sentences", action="store_true", help="list the messages")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     if chosen.what == "kills":

@@ -1,13 +1,12 @@
-"""Time ``fit`` from end to end, with its metrics and checkpoints, against the tutorial's loop:
-epochs in turns, a process each.
+"""Time ``fit`` with its metrics and checkpoints against the tutorial's loop, by epochs in turns.
 
-python benchmarks/fits.py --json docs/figures/fits-cpu.json python benchmarks/fits.py --device cuda
---models vae-tutorial gmvae vrnn --json docs/figures/fits-cuda.json
+python benchmarks/fits.py --json docs/figures/fits-cpu.json
+python benchmarks/fits.py --device cuda --models vae-tutorial gmvae vrnn --json fits-cuda.json
 
-What a process has done before changes what its memory costs, so here nobody shares one. Every epoch
-ends with a look at one batch that was held out (``--held-out``: more rows), where the turn ends;
-the tutorial's loop has none, writes no checkpoints, and keeps no metrics. Checkpoints are half a
-minute apart, as they are by default: few or none fall into an epoch.
+The earlier work of a process changes the cost of its memory, so each contender has its own process.
+Every epoch ends with a validation on one held-out batch (``--held-out``: more rows), which ends the
+turn. The tutorial's loop has no validation, no checkpoints and no metrics. Checkpoints are half a
+minute apart, the default, so an epoch has few or none.
 """
 
 from __future__ import annotations
@@ -39,18 +38,19 @@ WAYS: dict[str, dict[str, Any]] = {
     "aevb, compiled": {"compile": True},
     "aevb, compiled, bfloat16": {"compile": True, "precision": "bf16"},
 }
-STEPS = {  # of an epoch; on a GPU as many as MNIST has
+STEPS = {  # steps of an epoch; on a GPU as many as MNIST has
     "cuda": {"vae": 600, "vae-tutorial": 600, "gmvae": 600, "vrnn": 600},
     "cpu": {"vae": 200, "vae-tutorial": 200, "gmvae": 40, "vrnn": 10},
 }
-ENOUGH = {"cuda": {"vrnn": 50}}  # of the tutorial's loop, which does nothing at the end of an epoch
+# The tutorial's loop does nothing at the end of an epoch, so these steps of an epoch are enough.
+ENOUGH = {"cuda": {"vrnn": 50}}
 
 
-AS_LONG = 2000  # steps that a run has at least: of a shorter one steps are not recorded
+AS_LONG = 2000  # minimum number of steps of a run: shorter runs do not record their steps
 
 
 class Turns:
-    """One contender's side: waits to be called, works, says how long a step took."""
+    """The process of one contender: it waits for its turn, works, and prints the time of a step."""
 
     def __init__(self, steps: int) -> None:
         self.steps, self.began = steps, 0.0
@@ -65,7 +65,7 @@ class Turns:
 
 
 def take_part(way: str, problem: Problem, epochs: int, held_out: int) -> None:
-    """Take turns until the epochs are over or nobody calls."""
+    """Take turns until the epochs are over or the caller stops."""
     _set_precision(problem.device)
     steps = problem.count // BATCH
     turns = Turns(steps)
@@ -75,7 +75,7 @@ def take_part(way: str, problem: Problem, epochs: int, held_out: int) -> None:
             turns.wait()
             for _ in range(steps):
                 loss = step()
-            float(loss)  # until the last step is done
+            float(loss)  # waits until the last step is done
             turns.done()
         return
 
@@ -110,15 +110,16 @@ def _set_precision(device: str) -> None:
 def measure(
     problem: Problem, ways: Sequence[str], rounds: int, warm_up: int, held_out: int
 ) -> dict[str, Any]:
-    """What :func:`timing.summary` says of each way; an epoch a turn, in random order. The first
-    epochs do not count.
+    """Return :func:`timing.summary` of each way; a turn is an epoch, in random order.
+
+    The first epochs do not count.
     """
     order = [*ways, BASE]
     times: dict[str, list[float]] = {way: [] for way in order}
     epochs = rounds + warm_up + 1 + AS_LONG * BATCH // problem.count
     steps = problem.count // BATCH
     shorter = BATCH * min(steps, ENOUGH.get(problem.device, {}).get(problem.model, steps))
-    with ExitStack() as stack:  # a side that is not called any more ends by itself
+    with ExitStack() as stack:  # a process without a caller ends by itself
         running = {}
         for way in order:
             side = {
@@ -172,7 +173,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--device", choices=list(STEPS), default="cuda" if torch.cuda.is_available() else "cpu"
     )
     parser.add_argument(
-        "--held-out", type=int, default=BATCH, help="rows that are looked at after every epoch"
+        "--held-out", type=int, default=BATCH, help="rows of the validation after every epoch"
     )
     parser.add_argument("--quick", action="store_true", help="tiny sizes, two short epochs")
     parser.add_argument("--json", type=Path)

@@ -1,10 +1,10 @@
-"""Hostile data files: what a model says to each of them, and how much memory that takes.
+"""Train on hostile data files: measure the answer to each of them, and the memory.
 
-    python benchmarks/hostile_files.py
+python benchmarks/hostile_files.py
 
-writes a folder of files that are damaged, empty, in another encoding, or something else than they
-claim to be, and trains one step on each. A file is read, or refused by a sentence that names it;
-anything else is raw. The suite runs the same table.
+writes a folder of files that are damaged, empty, in another encoding, or not of the type that they
+claim, and trains one step on each. A file must be read, or refused with a sentence that names it.
+Any other outcome is raw. The test suite runs the same table.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ X = np.random.default_rng(0).normal(size=(12, 3))
 ROWS = "".join(",".join(f"{value:.6f}" for value in row) + "\n" for row in X)
 TABLE = "a,b,c\n" + ROWS
 SERIES = np.random.default_rng(1).normal(size=12)
-READ = ""  # what a file says that is read
+READ = ""  # the sentence for a file that is read: none
 
 Content = bytes | Callable[[Path], None]
 
@@ -47,7 +47,7 @@ def npz(compressed: bool = False, **arrays: np.ndarray) -> bytes:
 
 
 def described(text: str, body: bytes = b"") -> bytes:
-    """A .npy file with this header."""
+    """Return a .npy file with this header."""
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text) + 1) + text.encode() + b"\n" + body
 
 
@@ -65,7 +65,7 @@ def changed(content: bytes, at: int, to: bytes) -> bytes:
 
 
 def locked(content: bytes) -> bytes:
-    """An archive whose members say that they are encrypted."""
+    """Return an archive whose members claim to be encrypted."""
     at = content.index(b"PK\x01\x02") + 8
     return changed(changed(content, at, b"\x01"), 6, b"\x01")
 
@@ -100,9 +100,9 @@ def cut(write: Callable[[Path], None], share: float) -> Callable[[Path], None]:
 HUGE = "{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000, 3), }"
 WORDS = ("a", "b") * 6
 
-# name of the file → its content, and words of the sentence that refuses it
+# Name of the file → its content, and a part of the sentence that refuses it.
 STATIC: dict[str, tuple[Content, str]] = {
-    # text that is no table
+    # Text that is not a table.
     "empty.csv": (b"", "it is empty"),
     "newlines.csv": (b"\n\n\n", "it is empty"),
     "many-newlines.csv": (b"\n" * 40_000, "it is empty"),
@@ -117,7 +117,7 @@ STATIC: dict[str, tuple[Content, str]] = {
     "picture.csv": (b"\x89PNG\r\n\x1a\n" + bytes(300), "NUL"),
     "page.csv": (b"<html><body>404</body></html>\n", "it has a header but no rows"),
     "record.csv": (b'{"a": 1,\n "b": 2}\n', "its column 2 has no name"),
-    # quotes
+    # Quotes.
     "quote.csv": (b'a,b,c\n1,"2,3\n4,5,6\n', 'a quote (")'),
     "large-quote.csv": (
         TABLE.encode() + b'1,"2,3\n' + ROWS.encode() * 1000,
@@ -132,7 +132,7 @@ STATIC: dict[str, tuple[Content, str]] = {
         "line 1 has a cell of more than 131072 characters",
     ),
     "inner-quote.csv": (b'a,b,c\n1,2"3,4\n', """'2"3'"""),
-    # encodings
+    # Encodings.
     "utf16.csv": (TABLE.encode("utf-16"), READ),
     "utf16-big.csv": (b"\xfe\xff" + TABLE.encode("utf-16-be"), READ),
     "utf16-bare.csv": (TABLE.encode("utf-16-le"), "UTF-16"),
@@ -143,7 +143,7 @@ STATIC: dict[str, tuple[Content, str]] = {
         TABLE.encode() + ROWS.encode() * 200 + b"1,2,\xe9\n",
         "iconv -f latin1 -t utf-8",
     ),
-    # numbers written otherwise
+    # Other formats of numbers.
     "commas.csv": (TABLE.replace(",", ";").replace(".", ",").encode(), READ),
     "commas-quoted.csv": (b'a,b,c\n1,"2,5",3\n', "a decimal comma? Write 2.5"),
     "commas-tabs.tsv": (b"a\tb\tc\n1\t2,5\t3\n", "a decimal comma? Write 2.5"),
@@ -170,7 +170,7 @@ STATIC: dict[str, tuple[Content, str]] = {
         TABLE.encode() + b"1,unknown,3\n",
         "If it marks a missing cell, leave the cell empty",
     ),
-    # lines of other lengths
+    # Lines of different lengths.
     "fewer.csv": (TABLE.encode() + b"1,2\n", "has 2 cells, the first has 3"),
     "more.csv": (TABLE.encode() + b"1,2,3,4\n", "has 4 cells, the first has 3"),
     "trailing.csv": (TABLE.replace("\n", ",\n").encode(), "its column 4 has no name"),
@@ -187,14 +187,14 @@ STATIC: dict[str, tuple[Content, str]] = {
     "windows.csv": (TABLE.replace("\n", "\r\n").encode(), READ),
     "mac.csv": (TABLE.replace("\n", "\r").encode(), READ),
     "blanks.txt": (ROWS.replace(",", " ").encode(), READ),
-    # nothing in it
+    # Files without values.
     "missing.csv": (b"a,b,c\n" + b"NA,NA,NA\n" * 12, "missing (NaN) in every row"),
     "missing-column.csv": (
         lines("a,b,c", X[:, 0], [""] * 12, X[:, 2]),
         "in every row of column 'b'",
     ),
     "constant.csv": (lines("a,b,c", X[:, 0], [1] * 12, X[:, 2]), "constant"),
-    # no such kind
+    # Unknown types of files.
     "table.json": (b"[]", "files of kind .json are not known"),
     "table.xlsx": (zipped({"xl/workbook.xml": b"<x/>"}), "files of kind .xlsx are not known"),
     "bare": (TABLE.encode(), "files of kind no suffix are not known"),
@@ -324,7 +324,7 @@ def write(path: Path, content: Content) -> None:
 
 
 def outcome(model: Model, path: Path) -> tuple[str, str]:
-    """What becomes of one step on a file: read, refused or raw; and the sentence."""
+    """Take one step on a file; return the outcome (read, refused or raw) and the sentence."""
     try:
         fit(model, path, steps=1, progress=False)
     except (ValueError, TrainingError) as error:
@@ -335,9 +335,7 @@ def outcome(model: Model, path: Path) -> tuple[str, str]:
 
 
 def judged(folder: Path) -> Iterator[tuple[str, str, str, str, int, int]]:
-    """Of every file: its group and name, the outcome, the sentence, the peak of memory in bytes,
-    and its size.
-    """
+    """Yield, per file: group, name, outcome, sentence, peak memory and size in bytes."""
     for group, (build, files) in GROUPS.items():
         model = build()
         for name, (content, _) in files.items():

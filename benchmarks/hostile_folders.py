@@ -1,10 +1,10 @@
-"""Hostile folders: saved models and runs that somebody made to harm, with hashes that fit; what the
-commands say, and their memory and time.
+"""Read hostile folders: saved models and runs that were made to cause harm.
 
-    python benchmarks/hostile_folders.py
+python benchmarks/hostile_folders.py
 
-Each folder is given, in a process of its own, to the commands that read it. It is read, or refused
-by a sentence; anything else is raw.
+The hashes of these folders are correct. The commands that read a folder run on it in a separate
+process. Their messages, memory and time are measured. A folder must be read, or refused with a
+sentence. Any other outcome is raw.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DEEP = "[" * 200_000 + "]" * 200_000
 
 
 def reseal(folder: Path) -> None:
-    """Write the hashes of a folder as if it had been saved so."""
+    """Write correct hashes into a folder, as if it had been saved in this state."""
     if (folder / "checkpoints").is_dir():
         beside = {}
         for name in ("model.json", "data.json"):
@@ -133,7 +133,7 @@ def in_settings(**changes: Any) -> Act:
 
 
 def sealed_history(content: str) -> Act:
-    """A history whose hash the checkpoints have."""
+    """Write a history whose hash is in the checkpoints."""
     lines, record = content.count("\n"), hashlib.sha256(content.encode()).hexdigest()
 
     def act(folder: Path) -> None:
@@ -162,7 +162,7 @@ def linked(name: str, to: str) -> Act:
 
 
 def sparse(name: str, size: int) -> Act:
-    """A file of a size that takes no room on the disk."""
+    """Write a sparse file of this size, which takes no room on the disk."""
 
     def act(folder: Path) -> None:
         for path in sorted(folder.glob(name)):
@@ -172,7 +172,7 @@ def sparse(name: str, size: int) -> Act:
 
 
 def bomb(folder: Path) -> None:
-    """The run's data as an archive of 20 MB that unpacks to 20 GB."""
+    """Replace the run's data by an archive of 20 MB that unpacks to 20 GB."""
     with (
         zipfile.ZipFile(folder / "x.npz", "w", zipfile.ZIP_DEFLATED) as archive,
         archive.open("x.npy", "w", force_zip64=True) as file,
@@ -185,7 +185,7 @@ def bomb(folder: Path) -> None:
 
 
 def chain(n: int, parents: int = 1) -> dict[str, Any]:
-    """A declaration of n variables, each of which reads those before it."""
+    """Return a declaration of n variables, each of which reads those before it."""
     read = [", ".join(f"v{j}" for j in range(max(0, i - parents), i)) for i in range(n)]
     return {
         f"v{i} | {names}" if names else f"v{i}": {"type": "Normal", "size": 1}
@@ -195,9 +195,9 @@ def chain(n: int, parents: int = 1) -> dict[str, Any]:
 
 ROOT = {"type": "Normal", "size": 1}
 
-# name → what is done to a saved model
+# Name → the change to a saved model.
 MODELS: dict[str, Act] = {
-    # declarations that are no declarations
+    # Invalid declarations.
     "nested": text("model.json", DEEP),
     "nested in p": text(
         "model.json",
@@ -228,7 +228,7 @@ MODELS: dict[str, Act] = {
     ),
     "a key twice": text("model.json", '{"format": "aevb model", "p": {}, "p": {}}'),
     "a pickle": text("weights.safetensors", pickle.dumps({"w": os.system})),
-    # names that are called
+    # Names of functions in place of classes.
     "os.system": factor("p", "z", type="os.system"),
     "a class of torch": factor("p", "z", type="Linear"),
     "a builtin": factor("p", "z", type="eval"),
@@ -237,7 +237,7 @@ MODELS: dict[str, Act] = {
     "a setting that is a method": factor("p", "z", heads=1),
     "a private setting": factor("p", "z", __class__="x"),
     "an activation that is code": network(activation="__import__('os').system('true')"),
-    # sizes and counts
+    # Sizes and counts.
     "a huge size": factor("p", "z", size=10**12),
     "a size of 4000 digits": factor("p", "z", size=10**4000),
     "a size of NaN": factor("p", "z", size=float("nan")),
@@ -290,7 +290,7 @@ MODELS: dict[str, Act] = {
     "a cycle": declared(p={"a | b": ROOT, "b | a": ROOT}, q={}),
     "a reader of itself": declared(p={"a | a": ROOT}, q={}),
     "a parent twice": declared(p={"a": ROOT, "b | " + ", ".join(["a"] * 10**5): ROOT}, q={}),
-    # weights that are no weights
+    # Invalid weights.
     "a header of 2⁶⁴ bytes": text("weights.safetensors", b"\xff" * 8 + b"{}"),
     "a nested header": header(b"[" * 100_000),
     "a header of NaN": header(b"NaN"),
@@ -303,14 +303,14 @@ MODELS: dict[str, Act] = {
     "a dtype that is none": header({"w": tensor(dtype="PICKLE")}),
     "100,000 tensors": header({f"w{i}": tensor((0,), offsets=(0, 0)) for i in range(100_000)}, b""),
     "teaching that is code": header({"__metadata__": {"aevb teaching": DEEP}, "w": tensor()}),
-    # the manifest
+    # The manifest.
     "a nested manifest": text("manifest.json", DEEP),
     "a manifest of numbers": text("manifest.json", "3"),
     "files a list": edited("manifest.json", lambda data: data | {"files": [1]}),
     "a version of 4000 digits": edited("manifest.json", lambda data: data | {"version": 10**4000}),
 }
 
-# name → what is done to a run
+# Name → the change to a run.
 RUNS: dict[str, Act] = {
     "nested declaration": text("model.json", DEEP),
     "nested recipe": text("data.json", DEEP),
@@ -403,7 +403,7 @@ KINDS: dict[str, tuple[dict[str, Act], dict[str, Callable[[], faults.Answer]]]] 
 
 
 def make(kind: str, name: str) -> None:
-    """Put the hostile folder where the undamaged one was."""
+    """Replace the undamaged folder by the hostile one."""
     faults.restore(kind)
     act = KINDS[kind][0][name]
     act(Path(kind))
@@ -419,7 +419,7 @@ def make(kind: str, name: str) -> None:
 
 
 def answers(kind: str, name: str) -> list[tuple[str, str, str]]:
-    """Of every command its outcome, read, refused or raw, and the words."""
+    """Return the outcome (read, refused or raw) and the message of every command."""
     found = []
     for what, ask in KINDS[kind][1].items():
         if what.startswith("train"):
@@ -436,8 +436,9 @@ def answers(kind: str, name: str) -> list[tuple[str, str, str]]:
 
 
 def in_a_child(kind: str, name: str) -> tuple[list[tuple[str, str, str]], float, float]:
-    """The same in a process of its own, with the memory it took in bytes and its seconds. One that
-    dies has an outcome too.
+    """Run :func:`answers` in a separate process; return also its memory in bytes and its seconds.
+
+    A process that dies has an outcome too.
     """
     reader, writer = os.pipe()
     began = time.perf_counter()
@@ -470,7 +471,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", help="folders whose names hold these words")
+    parser.add_argument("--only", help="only folders whose name contains these words")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     counts = {"read": 0, "refused": 0, "raw": 0}

@@ -1,6 +1,4 @@
-"""Seconds from a command until it is done: what importing the library adds to importing torch, and
-when its command line answers.
-"""
+"""Time commands from start to end: imports of torch and of the library, and the command line."""
 
 from __future__ import annotations
 
@@ -22,8 +20,9 @@ COMMANDS = {
 def startup(
     rounds: int, commands: Mapping[str, list[str]] = COMMANDS
 ) -> dict[str, dict[str, float]]:
-    """The median over rounds, in each of which every command is started once, after one round that
-    is not counted: it fills the file cache.
+    """Return the median seconds over rounds, each of which starts every command once.
+
+    One round before them does not count: it fills the file cache.
     """
     times: dict[str, list[float]] = {name: [] for name in commands}
     for count in range(rounds + 1):

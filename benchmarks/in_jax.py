@@ -1,7 +1,7 @@
-"""The same steps in JAX, compiled: the VAE in NumPyro, and each model by hand, as lean as in torch.
+"""The same steps in JAX, compiled: the VAE in NumPyro, and each model by hand.
 
-NumPyro sums out classes only with funsor, and a recurrence whose state depends on its draws has no
-natural form there: those two are by hand.
+NumPyro sums out classes only with funsor, and it has no natural form for a recurrence whose state
+depends on its draws. These two models are therefore written by hand only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Weights = dict[str, Any]
 
 
 def _check_device(problem: Problem) -> None:
-    # else it takes three quarters of a GPU's memory
+    # Otherwise JAX takes three quarters of a GPU's memory.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if problem.device == "cpu":
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -29,7 +29,7 @@ def _check_device(problem: Problem) -> None:
 
 
 class _Rows:
-    """The numbers of the rows of a batch, in the order of one permutation after another."""
+    """The row numbers of a batch, in the order of one permutation after another."""
 
     def __init__(self, n: int) -> None:
         self.n, self.at, self.order, self.generator = n, n, np.arange(n), np.random.default_rng(0)
@@ -114,7 +114,7 @@ def by_hand(problem: Problem) -> Contender:
     return Contender(step)
 
 
-Bound = Callable[[Weights, Any, Any], Any]  # of weights, a batch and a key: the mean bound
+Bound = Callable[[Weights, Any, Any], Any]  # from weights, a batch and a key to the mean bound
 
 
 def _vae(problem: Problem) -> Bound:
@@ -206,7 +206,7 @@ def _data(problem: Problem) -> Any:
 
 
 def _network(w: Weights, name: str, x: Any, after: int = 0) -> Any:
-    """A multi-layer perceptron; ``after`` layers are done already."""
+    """Apply a multi-layer perceptron without its first ``after`` layers."""
     import jax
 
     last = sum(key.startswith(f"{name}.") and key.endswith(".weight") for key in w) - 1

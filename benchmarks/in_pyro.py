@@ -1,4 +1,4 @@
-"""The same steps in Pyro, as its own examples write them."""
+"""The same steps in Pyro, in the style of its own examples."""
 
 from __future__ import annotations
 
@@ -42,8 +42,10 @@ def vae(problem: Problem) -> Contender:
 
 
 def gmvae(problem: Problem) -> Contender:
-    """Classes are enumerated in parallel. The terms of z are taken at the sample, where others have
-    KL divergences: the same bound in expectation.
+    """Build the mixture, with classes enumerated in parallel.
+
+    The terms of z are evaluated at the sample, where the other contenders have KL divergences. The
+    bound is the same in expectation.
     """
     import pyro
     import pyro.distributions as dist
@@ -66,7 +68,7 @@ def gmvae(problem: Problem) -> Contender:
         pyro.module("to_y", to_y)
         pyro.module("encoder", encoder)
         with pyro.plate("rows", BATCH):
-            # [classes, 1, classes] when enumerated
+            # If enumerated, the shape is [classes, 1, classes].
             y = pyro.sample("y", dist.OneHotCategorical(logits=to_y(x)))
             leading = torch.broadcast_shapes(x.shape[:-1], y.shape[:-1])
             pyro.sample(
@@ -79,8 +81,9 @@ def gmvae(problem: Problem) -> Contender:
 
 
 def vrnn(problem: Problem) -> Contender:
-    """The recurrence runs twice, in the model and in the guide, since neither sees what the other
-    computes.
+    """Build the recurrent model; its recurrence runs twice, in the model and in the guide.
+
+    Neither can read the values that the other computes.
     """
     import pyro
     import pyro.distributions as dist

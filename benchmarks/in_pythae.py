@@ -1,5 +1,6 @@
-"""The same VAE in pythae: its model and loss, and the step of its trainer. The batch is resident,
-as for all others: its loader is left out.
+"""The same VAE in pythae: its model and loss, and the step of its trainer.
+
+The batch is in memory, as for all contenders, and the loader of pythae is left out.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def vae(problem: Problem) -> Contender:
 
         def forward(self, x: Tensor) -> ModelOutput:
             mean, raw = self.body(x).chunk(2, -1)
-            # σ = softplus, as everywhere here
+            # σ is a softplus, as in all contenders.
             return ModelOutput(embedding=mean, log_covariance=2 * F.softplus(raw).log())
 
     class Decoder(BaseDecoder):

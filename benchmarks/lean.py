@@ -1,9 +1,9 @@
-"""Lean: what one writes by hand in torch when a step must be fast. No distribution objects,
-formulas in closed form, fused Adam.
+"""Lean steps in torch, written by hand for speed.
 
-In the mixture a class's part of the first layer is added, not multiplied; in the recurrent model
-all that the loop does not need (the prior, the likelihood, all terms) is computed for all steps at
-once. On a GPU the same step can also be captured as a graph and replayed.
+They have no distribution objects, formulas in closed form, and fused Adam. In the mixture, the
+class's part of the first layer is added, not multiplied. In the recurrent model, all values that
+the loop does not need (the prior, the likelihood, all terms) are computed for all steps at once. On
+a GPU, the same step can also be captured as a graph and replayed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from problems import BATCH, Batches, Contender, Problem
 from torch import Tensor, nn
 
-Bound = Callable[[Tensor], Tensor]  # of a batch: the mean bound
+Bound = Callable[[Tensor], Tensor]  # from a batch to the mean bound
 
 
 def vae(problem: Problem) -> tuple[list[nn.Module], Bound]:
@@ -103,7 +103,7 @@ BUILDERS = {"vae": vae, "gmvae": gmvae, "vrnn": vrnn}
 
 
 def _kl(mean: Tensor, scale: Tensor, mean_p: Tensor, scale_p: Tensor) -> Tensor:
-    """KL(N(μ, σ²) ‖ N(μₚ, σₚ²)), summed over the last axis."""
+    """Return KL(N(μ, σ²) ‖ N(μₚ, σₚ²)), summed over the last axis."""
     ratio = scale / scale_p
     return (0.5 * (ratio.square() + ((mean - mean_p) / scale_p).square() - 1) - ratio.log()).sum(-1)
 
@@ -134,8 +134,9 @@ def lean(problem: Problem, *, captured: bool = False) -> Contender:
 
 
 def replayed(work: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
-    """Work on a GPU captured as a graph: a call replays it and returns the tensor that it writes,
-    the same one every time.
+    """Capture work on a GPU as a graph.
+
+    A call replays it and returns the tensor that it writes, the same one every time.
     """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

@@ -1,5 +1,6 @@
-"""This library, as ``fit`` runs it: the step of a :class:`Training`, with what ``fit`` does between
-two records of its metrics.
+"""The step of this library, as ``fit`` runs it.
+
+It is the step of a :class:`Training`, with the work of ``fit`` between two records of its metrics.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ LSTM = "p(h[t]|h[t-1], x[t-1], z[t-1])"
 
 
 def declared(problem: Problem) -> Model:
-    """The model as the zoo declares it, with the problem's first weights."""
+    """Return the model as the zoo declares it, with the problem's initial weights."""
     s = problem.sizes
     if problem.model == "gmvae":
         model = zoo.gmvae(s.x, s.z, s.classes, hidden=s.hidden)
@@ -43,9 +44,9 @@ def declared(problem: Problem) -> Model:
         model = zoo.vrnn(s.x, s.z, s.h, hidden=s.hidden)
     elif problem.model == "vae":
         model = zoo.vae(s.x, s.z, hidden=s.hidden, dropout=0.0, likelihood=Bernoulli())
-    # torch's own continuous Bernoulli clamps its parameter: the same here, so that the bounds are
-    # the same number
     else:
+        # torch's continuous Bernoulli clamps its parameter. The same clamping here gives the same
+        # bound.
         model = zoo.vae(
             s.x, s.z, hidden=s.hidden, dropout=DROPOUT, likelihood=ContinuousBernoulli(clamped=True)
         )
@@ -71,7 +72,7 @@ def _set_weights(model: Model, problem: Problem) -> None:
 
 
 def _set_blocks(blocks: nn.Module, weight: torch.Tensor, bias: torch.Tensor) -> None:
-    """A first layer: each parent's columns go to a block of their own."""
+    """Set a first layer: the columns of each parent belong to a separate block."""
     parts = list(blocks.weights.values())
     with torch.no_grad():
         for block, part in zip(
@@ -82,7 +83,7 @@ def _set_blocks(blocks: nn.Module, weight: torch.Tensor, bias: torch.Tensor) -> 
 
 
 def training(model: Model, data: Mapping[str, Any], **choices: Any) -> Training:
-    """A run that never ends, ready for its first step."""
+    """Return a run that never ends, ready for its first step."""
     settings = Settings(
         steps=STEPS, **({"batch": BATCH, "lr": 1e-3, "decay": "constant"} | choices)
     )
@@ -92,8 +93,9 @@ def training(model: Model, data: Mapping[str, Any], **choices: Any) -> Training:
 
 
 class Taken:
-    """On a GPU steps that were asked for wait until there are ten: whoever times them has them
-    taken first.
+    """The result of a step, whose ``block_until_ready`` takes all requested steps.
+
+    On a GPU, requested steps wait until there are ten. A timing must include all of them.
     """
 
     def __init__(self, *runs: Training) -> None:
@@ -105,8 +107,9 @@ class Taken:
 
 
 def stepping(run: Training, *, recorded: bool = True) -> Contender:
-    """The steps of a run. With ``recorded=False`` every one is taken as Python says it: nothing is
-    recorded, nothing captured.
+    """Return the steps of a run.
+
+    With ``recorded=False`` every step runs eagerly: it is neither recorded nor captured.
     """
     taken = Taken(run)
     phase, stepper, seen = run.settings.schedule.phase(0, STEPS), run.stepper, (0, 0.0)
@@ -121,7 +124,7 @@ def stepping(run: Training, *, recorded: bool = True) -> Contender:
         return taken
 
     def look() -> float:
-        """The mean bound of the steps since the last look."""
+        """Return the mean bound of the steps since the last call."""
         nonlocal seen
         if seen[0] < run.step:
             if stepper.failed():

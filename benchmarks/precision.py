@@ -1,5 +1,6 @@
-"""What products in half precision cost in quality: the test bound after a few epochs, in float32
-and in bfloat16 from the same seeds.
+"""Measure the cost of half precision: the test bound after a few epochs.
+
+The bound is in float32 and in bfloat16, from the same seeds.
 
 python benchmarks/precision.py --json docs/figures/precision.json    # on MNIST
 python benchmarks/precision.py --data digits --models vae --seeds 4  # on the embedded digits
@@ -32,8 +33,9 @@ PRECISIONS = ("float32", "bf16")
 
 
 def compared(name: str, lab: Lab, seeds: int, epochs: int) -> dict[str, Any]:
-    """The bounds of each seed in both precisions, and by how many per cent of the first the second
-    is higher, on average.
+    """Return the bounds of each seed in both precisions, and their mean difference in per cent.
+
+    The difference is how much higher the second is, in per cent of the first.
     """
     pixels = lab.images()[0].pixels
     side = pixels.shape[-1]

@@ -1,10 +1,11 @@
-"""What every contender is given: the model's sizes, its first weights, its rows. So all compute one
-and the same thing.
+"""The problem of every contender: the model's sizes, its initial weights, and its rows.
+
+All contenders therefore compute the same bound.
 
 - ``vae``: a Bernoulli VAE, 784-500-500-20.
-- ``vae-tutorial``: the tutorial's own: continuous Bernoulli, dropout 0.1, grey levels dequantised
-  anew at every step.
-- ``gmvae``: a Gaussian-mixture VAE of ten classes, 784-512-512-64, its classes summed.
+- ``vae-tutorial``: the tutorial's VAE: continuous Bernoulli, dropout 0.1, grey levels dequantised
+  again at every step.
+- ``gmvae``: a Gaussian-mixture VAE with ten summed classes, 784-512-512-64.
 - ``vrnn``: a variational RNN, 28 steps of 28, an LSTM of two layers of 256, networks of 500-500, z
   of 2.
 """
@@ -27,13 +28,14 @@ PATTERNS = 20
 
 
 class LeftOutError(Exception):
-    """Why a contender does not run here."""
+    """Error with the reason why a contender does not run here."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """``step`` takes one optimisation step; ``bound`` makes the mean bound an example, in nats, of
-    what the step returned.
+    """``step`` takes one optimisation step; ``bound`` computes the mean bound from its result.
+
+    The bound is in nats per example.
     """
 
     step: Callable[[], Any]
@@ -56,7 +58,7 @@ SIZES = {
     "gmvae": Sizes(784, (512, 512), 64, classes=10),
     "vrnn": Sizes(28, (500, 500), 2, h=256, steps=28),
 }
-QUICK = {  # to see that everything runs
+QUICK = {  # tiny sizes, to check that everything runs
     "vae": Sizes(16, (12, 12), 3),
     "vae-tutorial": Sizes(16, (12, 12), 3),
     "gmvae": Sizes(16, (12, 12), 4, classes=3),
@@ -66,7 +68,7 @@ QUICK = {  # to see that everything runs
 
 @dataclass(frozen=True)
 class Problem:
-    """One model to be trained on one device from given weights."""
+    """One model, to be trained on one device from given weights."""
 
     model: str
     sizes: Sizes
@@ -75,8 +77,9 @@ class Problem:
     count: int = ROWS
 
     def networks(self) -> dict[str, tuple[int, ...]]:
-        """The layers of each network. What reads two parents reads them side by side: (x, y), (h,
-        x), (h, z).
+        """The layers of each network.
+
+        Two parents are concatenated: (x, y), (h, x), (h, z).
         """
         s = self.sizes
         if self.model == "gmvae":
@@ -96,11 +99,11 @@ class Problem:
         return {"encoder": (s.x, *s.hidden, 2 * s.z), "decoder": (s.z, *s.hidden, s.x)}
 
     def weights(self) -> dict[str, Tensor]:
-        """The first weights, by ``network.layer.weight`` [outputs, inputs] and ``.bias``, and
-        torch's names for an LSTM's.
+        """The initial weights: ``network.layer.weight`` [outputs, inputs] and ``.bias``.
 
-        Their variance is one over the inputs: three times that of torch's own, so that the KL terms
-        count from the first step.
+        An LSTM's weights have torch's names. The variance of all weights is one over the number of
+        inputs, three times that of torch's initialisation, so that the KL terms matter from the
+        first step.
         """
         generator = torch.Generator().manual_seed(0)
 
@@ -117,7 +120,7 @@ class Problem:
         return found
 
     def recurrent_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Two layers, the lower of which reads (x, z)."""
+        """The shapes of two layers, the lower of which reads (x, z)."""
         s, gates = self.sizes, 4 * self.sizes.h
         found: dict[str, tuple[int, ...]] = {}
         for layer, inputs in enumerate((s.x + s.z, s.h)):
@@ -126,10 +129,10 @@ class Problem:
         return found
 
     def rows(self) -> Tensor:
-        """Rows with something to learn: each is one of twenty patterns, as sparse as digits are,
-        with some of its entries flipped.
+        """Return rows with a structure to learn: noisy copies of twenty patterns.
 
-        Binary, [rows, x] or [rows, steps, x]; grey levels as bytes for ``vae-tutorial``.
+        The patterns are as sparse as digits, and some entries of each row are flipped. Binary,
+        [rows, x] or [rows, steps, x]; grey levels as bytes for ``vae-tutorial``.
         """
         s, generator = self.sizes, torch.Generator().manual_seed(0)
         shape = (s.steps, s.x) if s.steps else (s.x,)
@@ -142,7 +145,7 @@ class Problem:
         return x.float().to(self.device)
 
     def network(self, name: str, dropout: float = 0.0) -> nn.Sequential:
-        """A network in torch's own modules, with the first weights."""
+        """Return a network of torch's own modules, with the initial weights."""
         weights, layers = self.weights(), []
         pairs = list(pairwise(self.networks()[name]))
         for i, (a, b) in enumerate(pairs):

@@ -1,6 +1,4 @@
-"""The floor: the matrix products of a step, forward and backward, one after another, and nothing
-else.
-"""
+"""The lower limit: only the matrix products of a step, forward and backward, one by one."""
 
 from __future__ import annotations
 
@@ -16,8 +14,9 @@ from aevb.compiled_step.gradients import _product
 
 @dataclass(frozen=True)
 class Product:
-    """x Wᵀ with x [rows, inputs]. ``back``: the gradient of x is wanted. Of ``times`` such products
-    in a loop W's gradient is one product.
+    """x Wᵀ with x [rows, inputs]; ``back`` means that the gradient of x is needed.
+
+    For ``times`` such products in a loop, the gradient of W is one product.
     """
 
     rows: int
@@ -28,8 +27,10 @@ class Product:
 
 
 def products(problem: Problem) -> list[Product]:
-    """Each parent of a first layer is multiplied once, whatever it is combined with; a one-hot
-    parent picks a column, without a product.
+    """Return the products of a step.
+
+    Each parent of a first layer is multiplied once. A one-hot parent selects a column, without a
+    product.
     """
     s, sizes = problem.sizes, problem.networks()
 
@@ -63,7 +64,7 @@ def products(problem: Problem) -> list[Product]:
 
 
 def floor(problem: Problem) -> Contender:
-    """By the routine that is fastest on this device, on a GPU as a graph."""
+    """Return the products with the fastest routine on this device, on a GPU as a graph."""
     work = []
     for product in products(problem):
         x, w, g = (torch.randn(shape, device=problem.device) for shape in _shapes(product))

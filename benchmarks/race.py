@@ -1,12 +1,11 @@
-"""Seconds from the start of a process until a model reaches, on MNIST's test rows, the number that
-the tutorial's own run ended with.
+"""Time models from the start of a process until they reach the tutorial's numbers on MNIST.
 
-python benchmarks/race.py                 # all four at once, a process each, on one GPU
+python benchmarks/race.py                 # all four at once, one process each, on one GPU
 python benchmarks/race.py vae cvae        # some of them
 
-The processes are forked from one that has imported what they need. Where CUDA's multi-process
-service is installed they use the GPU at the same time; elsewhere, and with --in-turns, the GPU goes
-from one to the next.
+The number of a model is the final bound of the tutorial's run on the test rows. The processes are
+forked from one that has imported all modules. If CUDA's multi-process service is installed, they
+use the GPU at the same time; otherwise, and with --in-turns, they use it in turn.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 class ReachedError(Exception):
-    """The tutorial's number was met."""
+    """A run has reached the tutorial's number."""
 
 
 def train(name: str, began: float, recipe: dict[str, Any]) -> dict[str, Any]:
@@ -90,8 +89,9 @@ def train(name: str, began: float, recipe: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def shared() -> Iterator[None]:
-    """Let the processes that are started meanwhile use the GPU at the same time, where CUDA has a
-    service for that.
+    """Let processes started inside the context use the GPU at the same time.
+
+    This needs CUDA's multi-process service.
     """
     control = shutil.which("nvidia-cuda-mps-control")
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -128,7 +128,7 @@ def main() -> None:
         "--recipes",
         type=json.loads,
         default={},
-        help='settings of fit in place of the usual, as JSON: {"vae": {"epochs": 12}}',
+        help='settings of fit that replace the defaults, as JSON: {"vae": {"epochs": 12}}',
     )
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()

@@ -1,5 +1,6 @@
-"""What a step of ``fit`` costs as data, latents, classes, sequences, processes or runs together
-grow; and how long an import takes.
+"""Measure how the time of a step of ``fit`` grows, and the time of an import.
+
+The studies vary the data, latents, classes, sequences, processes, and runs together.
 
 python benchmarks/scaling.py                              # all; writes into docs/figures
 python benchmarks/scaling.py --only classes length        # some of the studies
@@ -29,7 +30,7 @@ COLOURS = ("#2f6b4f", "#b5482f", "#34568b", "#8a6d1d")
 
 
 def run(names: Sequence[str], place: Place) -> tuple[dict[str, Any], dict[str, str]]:
-    """The studies by name, and why some were left out."""
+    """Run studies by name; return them, and the reasons why some were left out."""
     found, left_out = {}, {}
     for name in names:
         print(name, flush=True)
@@ -51,8 +52,9 @@ def run(names: Sequence[str], place: Place) -> tuple[dict[str, Any], dict[str, s
 
 
 def _with_earlier(path: Path, now: dict[str, Any]) -> dict[str, Any]:
-    """The record, with the studies of the one in the file that were not run again, if it is of the
-    same machine and as long.
+    """Return the record, together with earlier studies of the file that were not run again.
+
+    The earlier record must be of the same machine and length.
     """
     before = json.loads(path.read_text()) if path.exists() else None
     if before is None or any(before[key] != now[key] for key in ("machine", "rounds", "seconds")):
@@ -66,7 +68,7 @@ def _with_earlier(path: Path, now: dict[str, Any]) -> dict[str, Any]:
 
 
 def picture(records: Sequence[dict[str, Any]], path: Path) -> None:
-    """A panel a study, ms a step against what grows; a line style a machine."""
+    """Draw one panel per study: ms per step against its variable, one line style per machine."""
     panels = [name for name in NAMES if any(name in one["studies"] for one in records)]
     columns = min(3, len(panels))
     figure = Figure(figsize=(3.6 * columns, 2.9 * -(-len(panels) // columns)), layout="constrained")
@@ -111,7 +113,7 @@ def _lines(axes: Any, records: Sequence[dict[str, Any]], name: str, *, say_where
     axes.yaxis.set_minor_locator(NullLocator())
     low, high = axes.get_ylim()
     middle, half = (low * high) ** 0.5, max(high / low, 10) ** 0.5
-    axes.set_ylim(middle / half, middle * half)  # a flat line looks flat
+    axes.set_ylim(middle / half, middle * half)  # so that a flat line looks flat
     axes.set_xlabel(records[0]["studies"][name]["what"])
     axes.set_ylabel("ms a step")
     axes.legend(frameon=False, fontsize="small")
@@ -137,7 +139,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=0.3, help="length of a turn")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
-        "--threads", type=int, help="and as many cores; by default all that there are"
+        "--threads", type=int, help="number of threads and cores; by default all cores"
     )
     parser.add_argument("--quick", action="store_true", help="tiny sizes, one round")
     parser.add_argument(

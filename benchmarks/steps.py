@@ -34,8 +34,9 @@ def measure(
     *,
     quick: bool = False,
 ) -> dict[str, Any]:
-    """``ways``: what :func:`timing.summary` says of each contender; ``left out``: why others did
-    not run.
+    """Time the contenders: ``ways`` has :func:`timing.summary` of each.
+
+    ``left out`` has the reasons why others did not run.
     """
     torch.manual_seed(0)
     found, left_out = build(problem, names, quick=quick)
@@ -98,7 +99,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=0.3, help="length of a turn")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
-        "--threads", type=int, help="and as many cores; by default all that there are"
+        "--threads", type=int, help="number of threads and cores; by default all cores"
     )
     parser.add_argument("--full-precision", action="store_true", help="no TF32 on a GPU")
     parser.add_argument(

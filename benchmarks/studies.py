@@ -1,5 +1,6 @@
-"""What a step of ``fit`` costs as one thing grows: a study has lines, a line has a piece of work
-for every value.
+"""Studies of the time of a step of ``fit`` as one quantity grows.
+
+A study has lines, and a line has a piece of work for every value.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Line = dict[int, Work]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a study runs, how long, and whether with tiny sizes."""
+    """The device and length of a study, and whether its sizes are tiny."""
 
     device: str
     folder: Path
@@ -46,8 +47,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Study:
-    """``lines`` builds the work; ``what`` grows along the axis. ``devices`` on which it says
-    something.
+    """A study: ``lines`` builds the work, ``what`` is the quantity on the axis.
+
+    ``devices`` are those for which the study is meaningful.
     """
 
     what: str
@@ -61,7 +63,7 @@ class Study:
             for line, points in lines.items()
             for value, piece in points.items()
         }
-        # there ten steps are captured as one
+        # On a GPU, ten steps are captured as one.
         warm_up = 2 if place.quick else 3 * WARM_UP if place.device == "cuda" else WARM_UP
         times = interleaved(work, place.rounds, place.seconds, place.device, warm_up=warm_up)
         found = {
@@ -72,7 +74,7 @@ class Study:
 
 
 def points_of(times: Mapping[int, list[float]]) -> list[dict[str, float]]:
-    """Points by their value: ms, quartiles, and ``times`` the first one's time."""
+    """Return the points by value: ms, quartiles, and ``times``, the ratio to the first one."""
     named = {str(value): seconds for value, seconds in times.items()}
     found = summary(named, floor=next(iter(named)))
     return [
@@ -82,8 +84,10 @@ def points_of(times: Mapping[int, list[float]]) -> list[dict[str, float]]:
 
 
 def rows(place: Place) -> dict[str, Line]:
-    """In memory rows are indexed where they lie; of a file the rows of a batch are read. Neither
-    should depend on how many there are.
+    """The number of rows, in memory and in a file.
+
+    In memory, rows are indexed in place; from a file, the rows of a batch are read. The time should
+    not depend on the number of rows.
     """
     memory, mapped, d = {}, {}, 64
     for n in place.values(10**3, 10**4, 10**5, 10**6):
@@ -116,7 +120,10 @@ def latent(place: Place) -> dict[str, Line]:
 
 
 def classes(place: Place) -> dict[str, Line]:
-    """Summing costs a pass of the decoder a class; a relaxed draw one pass, and bias."""
+    """The number of classes: a sum needs one decoder pass per class, a relaxed draw only one.
+
+    A relaxed draw is biased.
+    """
     x, lines = _bits(1000, 16 if place.quick else 784), {}
     for name, how in (("summed", {}), ("Gumbel-Softmax", {"y": "gumbel"})):
         lines[name] = {}
@@ -139,11 +146,12 @@ def length(place: Place) -> dict[str, Line]:
 
 
 def seeds(place: Place) -> dict[str, Line]:
-    """One step of each of several runs, as ``fit(seeds=…)`` takes them: side by side in one graph,
-    or compiled as one program.
+    """The number of runs: one step of each of several runs, as ``fit(seeds=…)`` takes them.
+
+    The steps are parallel parts of one graph, or compiled as one program.
     """
     x, lines = _bits(1000, 16 if place.quick else 784), {}
-    # to compile takes its time
+    # Compiling takes long, so the compiled line has fewer points.
     ways = [("side by side", False, (1, 2, 4, 8, 16)), ("compiled", True, (1, 4, 8, 16))]
     for name, compiled, counts in ways[:1] if place.quick else ways:
         lines[name] = {}
@@ -190,8 +198,9 @@ STUDIES = {
 
 
 def processes(place: Place, counts: tuple[int, ...] = (1, 2)) -> dict[str, Any]:
-    """A batch of a thousand rows shared by processes under ``torchrun``, with one thread each;
-    launches of each number take turns.
+    """The number of processes under ``torchrun``, with one thread each.
+
+    They share a batch of a thousand rows. Launches of each number take turns.
     """
     times: dict[int, list[float]] = {count: [] for count in counts}
     for _ in range(min(place.rounds, 3)):
@@ -204,7 +213,7 @@ def processes(place: Place, counts: tuple[int, ...] = (1, 2)) -> dict[str, Any]:
 
 
 def _launch(place: Place, count: int) -> float:
-    """Seconds a step, as the first process saw it."""
+    """Return the seconds per step, as the first process measured them."""
     target = place.folder / f"processes-{count}.json"
     run = [
         "-m",
@@ -237,7 +246,7 @@ def _launch(place: Place, count: int) -> float:
 
 
 def worker(told: Mapping[str, Any]) -> None:
-    """What each process runs: the median of the times of single steps, written by the first."""
+    """Run in each process: the first one writes the median time of single steps."""
     device = f"cuda:{os.environ['LOCAL_RANK']}" if told["device"] == "cuda" else "cpu"
     place = Place(device, Path(), seconds=told["seconds"], quick=told["quick"])
     x = _bits(4000, 16 if place.quick else 784)
@@ -250,9 +259,8 @@ def worker(told: Mapping[str, Any]) -> None:
     for _ in range(WARM_UP):
         step()
     times = []
-    for _ in range(
-        5 if place.quick else 30
-    ):  # the same number in every process: each waits for the others
+    for _ in range(5 if place.quick else 30):
+        # Every process takes the same number of steps, because each waits for the others.
         began = time.perf_counter()
         step()
         wait(told["device"])

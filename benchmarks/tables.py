@@ -1,5 +1,6 @@
-"""Write the measured numbers into docs/performance.md and the README: no number of speed there is
-typed by hand.
+"""Write the measured numbers into docs/performance.md and the README.
+
+No number of speed in these pages is typed by hand.
 
 python benchmarks/tables.py             # fill the tables from docs/figures/FILE.json
 python benchmarks/tables.py --check     # exit with 1 if the page differs from the files
@@ -34,8 +35,9 @@ MODELS = {
 
 
 def rendered(page: str, figures: Path) -> str:
-    """The page with each marked place filled from its file, or with the command that makes the file
-    where it is not there.
+    """Return the page with each marked place filled from its file.
+
+    If the file is missing, the place has the command that makes it.
     """
 
     def fill(found: re.Match[str]) -> str:
@@ -99,7 +101,7 @@ def scaling(record: dict[str, Any], figures: Path) -> str:
             )
         )
     blocks += _left_out(record)
-    # one picture shows all machines
+    # One picture shows all machines, so only the first record includes it.
     first = min(path.name for path in figures.glob("scaling-*.json"))
     if first == f"scaling-{record['machine']['kind']}.json" and (figures / "scaling.png").exists():
         blocks.append("![what a step costs as things grow](figures/scaling.png)\n")
@@ -162,7 +164,7 @@ def precision(record: dict[str, Any], figures: Path) -> str:
 
 
 def exact(record: dict[str, Any], figures: Path) -> str:
-    """A method with exact answers beside a library made for it."""
+    """Render a comparison of an exact method with a library made for it."""
     return f"{_machine(record)}\n" + "".join(
         f"{line}\n" for line in (*exact_head(record["who"]), *map(exact_line, record["rows"]))
     )
@@ -218,7 +220,7 @@ def contention(record: dict[str, Any], figures: Path) -> str:
 
 
 def summary(records: Sequence[dict[str, Any]]) -> str:
-    """Of each machine and model: the tutorial's loop, and a compiled fit in full precision."""
+    """Render, per machine and model, the tutorial's loop and a compiled fit in full precision."""
     rows = []
     for record in records:
         for model, found in record["models"].items():
@@ -298,7 +300,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits."""
+    """Format a number with three digits."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 

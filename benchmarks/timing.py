@@ -1,6 +1,4 @@
-"""Time several pieces of work in turns, so that whatever else the machine does falls on all of them
-alike.
-"""
+"""Time several pieces of work in turns, so that other load affects all of them equally."""
 
 from __future__ import annotations
 
@@ -17,15 +15,16 @@ from typing import Any
 
 import torch
 
-WARM_UP = 15  # steps: by then a step has been recorded or captured
+WARM_UP = 15  # steps until a step has been recorded or captured
 Work = Callable[[], Any]
 
 
 def interleaved(
     work: Mapping[str, Work], rounds: int, seconds: float, device: str, *, warm_up: int = WARM_UP
 ) -> dict[str, list[float]]:
-    """Seconds that each piece takes once, in each of the rounds. A turn lasts about ``seconds``;
-    turns follow in random order.
+    """Return the seconds that each piece takes once, in each of the rounds.
+
+    A turn lasts about ``seconds``; turns follow in random order.
     """
     counts, order = {}, random.Random(0)
     for name, piece in work.items():
@@ -39,7 +38,7 @@ def interleaved(
 
 
 def timed(piece: Work, count: int, device: str) -> float:
-    """Seconds a call, of ``count`` calls, until the last is done."""
+    """Return the seconds per call, of ``count`` calls, until the last is done."""
     wait(device)
     began, last = time.perf_counter(), None
     for _ in range(count):
@@ -49,9 +48,8 @@ def timed(piece: Work, count: int, device: str) -> float:
 
 
 def wait(device: str, result: Any = None) -> None:
-    if hasattr(
-        result, "block_until_ready"
-    ):  # JAX returns before it is done, and this library on a GPU before it has begun
+    if hasattr(result, "block_until_ready"):
+        # JAX returns before it is done, and this library on a GPU before it has begun.
         result.block_until_ready()
     if device == "cuda":
         torch.cuda.synchronize()
@@ -60,10 +58,10 @@ def wait(device: str, result: Any = None) -> None:
 def summary(
     times: Mapping[str, list[float]], base: str | None = None, floor: str | None = None
 ) -> dict[str, dict[str, float]]:
-    """For each: the median in ms and its quartiles; ``speed``, how many times as fast as the base;
-    ``floor``, how many times the floor's time.
+    """Return, per piece of work: median ms, quartiles, ``speed`` and ``floor``.
 
-    Ratios are medians of the ratios within rounds.
+    ``speed`` is how many times as fast as the base it is, and ``floor`` is its time divided by that
+    of the floor. Ratios are medians of the ratios within rounds.
     """
     found: dict[str, dict[str, float]] = {}
     for name, values in times.items():
@@ -95,7 +93,7 @@ def _rounded(value: float) -> float:
 def machine(
     device: str, peers: Sequence[str] = ("pyro-ppl", "numpyro", "jax", "pythae")
 ) -> dict[str, Any]:
-    """Where and with what it was measured."""
+    """Describe the machine and the versions of the libraries."""
     packages = ("aevb", "torch", "numpy", *peers)
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else _processor(),
@@ -111,8 +109,9 @@ def machine(
 
 
 def keep(path: Path, device: str, models: Mapping[str, Any]) -> None:
-    """Write what was measured of some models. Others that this machine has measured before stay in
-    the file.
+    """Write the measurements of some models.
+
+    Other models that this machine has measured before stay in the file.
     """
     here = machine(device)
     before = json.loads(path.read_text()) if path.exists() else {"machine": None}
@@ -138,8 +137,9 @@ def _version(package: str) -> str | None:
 
 
 def use_cores(threads: int) -> None:
-    """That many threads for torch, and as many cores for the whole process: other libraries start
-    as many threads as they see cores.
+    """Set the number of torch's threads, and restrict the process to as many cores.
+
+    Other libraries start as many threads as they see cores.
     """
     torch.set_num_threads(threads)
     if hasattr(os, "sched_setaffinity"):

@@ -1,5 +1,7 @@
-"""The tutorial's way of writing: modules that return torch distributions, classes repeated in
-memory, a loop over steps.
+"""Steps in the style of the tutorial.
+
+They have modules that return torch distributions, classes repeated in memory, and a loop over
+steps.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ class _Gaussian(nn.Module):
 
 
 class _Pixels(nn.Module):
-    """Bernoulli by its logits. The continuous one by its λ, which torch clamps: by logits it clamps
-    the normaliser alone, and is no density.
+    """The Bernoulli by its logits, the continuous Bernoulli by its λ.
+
+    torch clamps λ. If logits are given, it clamps the normaliser only, and the result is no
+    density.
     """
 
     def __init__(self, body: nn.Module, *, continuous: bool = False) -> None:

@@ -1,5 +1,6 @@
-"""Draw the README's figures from a reproduction's results: ``python docs/figures.py REPRODUCTION
-docs/figures``.
+"""Draw the README's figures from the results of a reproduction.
+
+python docs/figures.py REPRODUCTION docs/figures
 """
 
 import sys
@@ -14,9 +15,7 @@ from aevb.pictures import grid
 
 
 def phases(result: Result, path: Path) -> None:
-    """The evidence and the bound over alternating E- and M-phases of factor analysis, and the gap
-    between them.
-    """
+    """Draw evidence, bound and gap over alternating E- and M-phases of factor analysis."""
     step, evidence, gap = (
         result.arrays[name]
         for name in ("validation evidence.step", "validation evidence", "validation gap")

@@ -1,9 +1,10 @@
-"""Run the Python of a document, and put what it prints where the document shows it: ``python
-docs/run.py README.md docs/guide.md``.
+"""Run the Python of a document, and write the output of each block into it.
+
+python docs/run.py README.md docs/guide.md
 
 Blocks marked ``python`` run in order, in one namespace and an empty folder. A block marked ``text``
-right after one is what that one prints, and is written anew. What stands in an HTML comment runs
-too: it makes what a reader is assumed to have.
+right after such a block is its output, and is written again. Python in an HTML comment runs too: it
+makes the files that a reader is assumed to have.
 """
 
 import io
@@ -23,14 +24,12 @@ BLOCK = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """A piece of Python in a document, its line there, and what it is said to print (None if
-    nothing is said).
-    """
+    """A piece of Python in a document, its line there, and its shown output (None if none)."""
 
     code: str
     line: int
     printed: str | None
-    place: tuple[int, int]  # of what is printed, in the document's characters
+    place: tuple[int, int]  # span of the output in the document, in characters
 
 
 def blocks(text: str) -> list[Block]:
@@ -47,7 +46,7 @@ def blocks(text: str) -> list[Block]:
 
 @contextmanager
 def empty_folder() -> Iterator[None]:
-    """Work in a folder that is gone afterwards."""
+    """Work in a temporary folder, which is deleted afterwards."""
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
@@ -60,7 +59,7 @@ def empty_folder() -> Iterator[None]:
 def printed(
     path: Path, change: Callable[[str], str] = lambda code: code
 ) -> list[tuple[Block, str]]:
-    """Every block of a document with what it prints; ``change`` may make a block smaller first."""
+    """Return every block of a document with its output; ``change`` may make a block smaller."""
     namespace: dict[str, object] = {}
     found = []
     text = path.read_text(encoding="utf-8")
@@ -68,7 +67,7 @@ def printed(
         for block in blocks(text):
             stream = io.StringIO()
             with redirect_stdout(stream):
-                # Blank lines above it, so that an error names the document's own line.
+                # The code has blank lines above it, so that an error names the document's line.
                 exec(
                     compile("\n" * (block.line - 1) + change(block.code), str(path), "exec"),
                     namespace,
@@ -78,7 +77,7 @@ def printed(
 
 
 def update(path: Path) -> None:
-    """Run a document and write what its blocks print into it."""
+    """Run a document and write the output of its blocks into it."""
     found = printed(path)
     text = path.read_text(encoding="utf-8")
     for block, output in reversed(found):
