@@ -66,7 +66,7 @@ def partly_frozen():
 
 
 def of(family):
-    """A model of x by a family."""
+    """Return a model of x with a family."""
     return lambda: Model(
         {"z": Normal(2), "x | z": family(16, net=mlp(8))}, {"z | x": Normal(net=mlp(8))}
     )
@@ -129,12 +129,12 @@ def with_counting(calls, pure):
 
 
 def compiles(test):
-    """A test that has torch compile, which uses what torch advises against."""
+    """Mark a test in which torch compiles; torch then uses deprecated functions itself."""
     missing = shutil.which(os.environ.get("CXX", "g++")) is None
     quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning")(test)
     return pytest.mark.skipif(missing, reason="torch compiles for a CPU with a C++ compiler")(quiet)
 
 
 def as_written(function, arguments):
-    """In place of :func:`aevb.compiled_step.fusing.compiled`."""
+    """Return the function itself, in place of :func:`aevb.compiled_step.fusing.compiled`."""
     return lambda given: function(*given)

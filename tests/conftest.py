@@ -1,5 +1,6 @@
-"""One thread: the tests' tensors are small, and starting threads costs more than they bring.
-Workers are given whole files.
+"""Use one thread: the tensors are small, and starting threads costs more than it saves.
+
+Each worker gets whole files.
 """
 
 import pytest
@@ -8,8 +9,8 @@ import torch
 pytest.register_assert_rewrite("small_runs")
 torch.set_num_threads(1)
 
-# Tests that measure time or waiting, start processes that wait for each other, or have a C++
-# compiler use a core of its own.
+# These tests need a core of their own: they measure time, start processes that wait for each other,
+# or run a C++ compiler.
 ONE_AFTER_ANOTHER = {
     "tests/compiled_step/test_array_bounds.py",
     "tests/compiled_step/test_fused_adam.py",
@@ -22,16 +23,14 @@ ONE_AFTER_ANOTHER = {
 
 @pytest.fixture
 def soon(monkeypatch):
-    """Steps are recorded after the first."""
+    """Record steps after the first one."""
     monkeypatch.setattr("aevb.training.gradient_steps.RECORD_AFTER", 1)
     monkeypatch.setattr("aevb.training.gradient_steps.RECORD_FOR", 0)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Give each file to one worker (``--dist loadfile``), and the files above all to the same
-    one.
-    """
+    """Give each file to one worker (``--dist loadfile``), and the files above to the same one."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Files(LoadScopeScheduling):

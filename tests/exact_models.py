@@ -1,6 +1,4 @@
-"""Models whose evidence and posterior are known exactly, with rows drawn from them; all in
-float64.
-"""
+"""Models with a known evidence and posterior, and rows drawn from them, in float64."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ LENGTHS = [4, 2, 1]
 
 
 def build(p, q, given=None, seed=0):
-    """A model whose weights are large enough for values and paths to differ."""
+    """Return a model whose weights are large enough for values and paths to differ."""
     torch.manual_seed(seed)
     model = Model(p, q, given).double()
     with torch.no_grad():
@@ -37,7 +35,7 @@ def build(p, q, given=None, seed=0):
 
 
 def data_of(model, seed=1, steps=T):
-    """Rows drawn from p, of which only the observed and given variables are kept."""
+    """Draw rows from p and keep only the observed and given variables."""
     generator = torch.Generator().manual_seed(seed)
     graph = model.graph
     given = {
@@ -56,7 +54,7 @@ def data_of(model, seed=1, steps=T):
 
 
 def laid_out(model, values, steps):
-    """Values by (name, step), [rows, d] each, as data."""
+    """Convert values by (name, step), [rows, d] each, to data."""
     graph, rows = model.graph, max(len(value) for value in values.values())
     whole = {}
     for name in {name for name, _ in values}:
@@ -275,7 +273,7 @@ MODELS = {
 
 
 def holed(data, name, seed=3):
-    """The data with some entries of a variable missing, and a whole step or row."""
+    """Return the data with missing entries of a variable, and with a missing step or row."""
     value = data[name].clone()
     value[torch.rand(value.shape, generator=torch.Generator().manual_seed(seed)) < 0.3] = math.nan
     value[(0, 1) if value.dim() == 3 else 1] = math.nan

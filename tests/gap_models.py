@@ -1,5 +1,6 @@
-"""Factor analysis with known parameters, and a model of each kind of q: what tests of the gap and
-of the diagnostics share.
+"""Factor analysis with known parameters, and a model for each kind of q.
+
+The tests of the gap and of the diagnostics share them.
 """
 
 import numpy as np
@@ -15,7 +16,7 @@ TO_MEAN = torch.linalg.inv(PRECISION) @ W.T @ torch.diag(SIGMA**-2)  # E[z|x] = 
 
 
 def factor_analysis(q) -> Model:
-    """The model p of known W and σ, with this posterior, whose mean is right."""
+    """Return the model p with known W and σ, and a q of this family whose mean is exact."""
     torch.manual_seed(0)
     model = Model(
         p={"z": Normal(2), "x | z": Normal(3, net=linear(bias=False), scale="learned")},

@@ -13,7 +13,7 @@ NAN, INF = float("nan"), float("inf")
 
 @dataclass(frozen=True)
 class Sphere(Conditional):
-    """A family of vectors, N(μ, I), that does not say what is left of it without some entries."""
+    """A family of vectors, N(μ, I), without a rule for missing entries."""
 
     def heads(self, d):
         return {"loc": d}
@@ -42,14 +42,14 @@ def conditional():
 
 
 def state():
-    """x is read by p, through a recurrence."""
+    """Return a model in which p reads x through a recurrence."""
     p = {"h[t] | h[t-1], x[t-1]": GRU(3), "z[t] | h[t]": Normal(2), "x[t] | h[t], z[t]": Normal(4)}
     torch.manual_seed(0)
     return Model(p, {"z[t] | h[t], x[t]": Normal()}).double()
 
 
 def controlled():
-    """Two sequences: x and what it is given, u."""
+    """Return a model of two sequences: x and its given input u."""
     torch.manual_seed(0)
     return Model(
         {"z[t]": Normal(2), "x[t] | z[t], u[t]": Normal(4)},

@@ -28,7 +28,7 @@ def assert_equal_weights(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor])
 
 
 def across(model: Model) -> Model:
-    """The same weights, each matrix laid out by columns."""
+    """Return the model with the same weights, each matrix in column-major layout."""
     for parameter in model.parameters():
         parameter.data = (
             parameter.data.t().contiguous().t() if parameter.dim() == 2 else parameter.data

@@ -1,4 +1,4 @@
-"""Clusters to start from: the partition of a graph of neighbours."""
+"""Tests of the initial clusters: the partition of a graph of neighbours."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from aevb.data.datasets import clustering_accuracy
 
 
 def rings(n: int = 600) -> tuple[torch.Tensor, np.ndarray]:
-    """Three concentric rings: no mixture of Gaussians and no k-means finds them."""
+    """Three concentric rings, which neither a mixture of Gaussians nor k-means can separate."""
     random = np.random.default_rng(0)
     labels = random.integers(3, size=n)
     angle = random.random(n) * 2 * np.pi
@@ -25,7 +25,7 @@ def test_what_is_not_joined_is_separated(seed):
     rows, labels = rings()
     found, cut = graph_partition(rows, 3, seed=seed)
     assert clustering_accuracy(found.numpy(), labels) == 1.0
-    assert cut == pytest.approx(0, abs=1e-3)  # no weight leads from a ring to another
+    assert cut == pytest.approx(0, abs=1e-3)  # no edge joins two rings
 
 
 def test_the_same_seed_gives_the_same_classes():

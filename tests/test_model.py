@@ -1,6 +1,4 @@
-"""After training: samples, posteriors, reconstructions, log-probabilities, exact evidence; and what
-an estimate costs.
-"""
+"""Tests of a trained model: samples, posteriors, log-probabilities, exact evidence, and cost."""
 
 import math
 
@@ -198,7 +196,7 @@ def test_dropout_is_off_after_training_and_explicit_noise_within():
     x = torch.rand(4, 6)
     assert model.training
     assert torch.equal(model.posterior(x=x)["z"].mean, model.posterior(x=x)["z"].mean)
-    assert model.training  # the mode is given back
+    assert model.training  # the mode is restored
     plan, batch = model.plan(), model.prepare(x=x)
     noise = model.draw_noise(plan, batch, seed=0)
     assert sorted(noise) == ["p(x|z) dropout 0", "q(z|x) dropout 0", "z"]
@@ -249,7 +247,7 @@ def test_evidence_of_a_deep_linear_gaussian_model_with_a_given_variable_and_miss
         .numpy()
     )
     b_a = wb["f"] @ wf["a"]
-    # Stack (a, b): mean and covariance, then (x, w) as a linear map of it.
+    # Stack (a, b): compute its mean and covariance, then (x, w) as a linear map of it.
     cov = np.block([[cov_a, cov_a @ b_a.T], [b_a @ cov_a, b_a @ cov_a @ b_a.T + scale_b]])
     lift = np.block([[wx["a"], wx["b"]], [np.zeros((1, 2)), ww["b"]]])
     cov_xw = lift @ cov @ lift.T + np.block(
@@ -300,8 +298,9 @@ def test_importance_sampling_agrees_with_the_exact_evidence_and_with_a_sum():
 
 
 def test_enumeration_repeats_no_input_in_memory():
-    """What autograd keeps for a GMVAE step, against the tutorial's way: the batch repeated once for
-    every class.
+    """Compare the memory that autograd keeps for a GMVAE step with that of the tutorial's way.
+
+    The tutorial repeats the batch once for every class.
     """
     model = gmvae(x=784, z=8, y=10, hidden=(32,))
     x = (torch.rand(50, 784) > 0.5).float()

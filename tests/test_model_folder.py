@@ -1,5 +1,7 @@
-"""Saving: a loaded model is the saved one bit for bit, a folder holds data only, and a damaged one
-is refused by name.
+"""Tests of saving and loading.
+
+A loaded model equals the saved one bit for bit, a folder holds data only, and a damaged folder is
+refused with the name of the file.
 """
 
 import json
@@ -59,7 +61,7 @@ LABELS = torch.arange(N) % 3
 HOLES = torch.where(uniform(N, 4) < 0.3, float("nan"), uniform(N, 4))
 
 MODELS = {
-    # the zoo, all its variants
+    # The models of the zoo, with all variants.
     "fa": (lambda: zoo["fa"](), {"x": uniform(N, 3)}),
     "fa diagonal": (lambda: zoo["fa"](posterior="diagonal"), {"x": uniform(N, 3)}),
     "fa fixed": (lambda: zoo["fa"](posterior="fixed", scale=0.3), {"x": uniform(N, 3)}),
@@ -89,7 +91,7 @@ MODELS = {
         lambda: zoo["vrnn"](4, 2, 3, posterior="smoothing", hidden=(5,)),
         {"x": binary(N, T, 4), "lengths": [3, 2, 1, 3, 3, 2]},
     ),
-    # networks
+    # Networks.
     "conv": (
         lambda: Model(
             {"z": Normal(2), "x | z": Bernoulli((1, 6, 5), net=deconv(4, 3, hidden=5))},
@@ -115,7 +117,7 @@ MODELS = {
         ),
         {"x": uniform(N, 4)},
     ),
-    # families
+    # Families.
     "Exact": (
         lambda: Model(
             {"y": OneHot(3, learned=True), "z | y": Normal(2), "x | z": Normal(4)},
@@ -159,7 +161,7 @@ MODELS = {
         ),
         {"x": uniform(N, 4), "n1": binary(N, 2), "n2": 3 * binary(N, 2)},
     ),
-    # time
+    # Time.
     "ends in time": (
         lambda: Model(
             {
@@ -203,9 +205,7 @@ MODELS = {
 
 
 def scrambled(build):
-    """The model with every parameter moved away from where it started, and from where a fresh one
-    would start.
-    """
+    """Return the model with every parameter moved away from its initial value."""
     model, generator = build(), torch.Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -285,7 +285,7 @@ def test_a_declaration_as_data_gives_a_fresh_model():
 def test_saving_again_replaces_what_was_there(tmp_path):
     zoo["fa"]().save(tmp_path)
     model = scrambled(lambda: zoo["gmvae"](4, 2, 3, hidden=(5,)))
-    model.save(str(tmp_path))  # a path may be text
+    model.save(str(tmp_path))  # a path may be a string
     loaded = aevb.load(str(tmp_path))
     assert all(
         torch.equal(a, b) for a, b in zip(model.parameters(), loaded.parameters(), strict=True)
@@ -344,8 +344,9 @@ def _same(a, b):
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_kill_at_any_moment_leaves_the_old_model_or_the_new_one(first, tmp_path):
-    """A save is killed at every open, write, fsync, rename and removal; what is left is loaded, and
-    saved into once more.
+    """Kill a save at every open, write, fsync, rename and removal.
+
+    The model that is left must load, and a new save into the folder must work.
     """
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
@@ -430,7 +431,7 @@ class ShiftedGamma(Conditional):
 
 @dataclass(frozen=True)
 class LogNormal(Conditional):
-    """The same, but not registered."""
+    """The same family, but not registered."""
 
     support = td.constraints.positive
     fill = 1.0
@@ -444,7 +445,7 @@ class LogNormal(Conditional):
 
 @dataclass(frozen=True, repr=False)
 class squares(aevb.Network):
-    """A network of one's own: the wrapped network's first layer, squared."""
+    """A network of the user's own: the wrapped network's first layer, squared."""
 
     width: int = 3
 
@@ -476,7 +477,7 @@ def test_a_class_of_ones_own_is_saved_by_name(build, custom, tmp_path):
     model.save(tmp_path)
     loaded = aevb.load(tmp_path, custom=custom)
     assert torch.equal(model.elbo(x=x, seed=0).value, loaded.elbo(x=x, seed=0).value)
-    for cls in custom:  # handing a class over registers nothing
+    for cls in custom:  # ``custom=`` does not register a class
         message = (
             f"The saved model uses {cls.__name__!r}, which is not a known conditional or network. "
             f"Pass its class: load(path, custom=["
@@ -488,7 +489,7 @@ def test_a_class_of_ones_own_is_saved_by_name(build, custom, tmp_path):
 def test_what_can_be_registered():
     @dataclass(frozen=True)
     class Normal(Conditional):
-        """A name that is taken."""
+        """A class with the name of a registered one."""
 
     with pytest.raises(
         ValueError,
@@ -695,7 +696,7 @@ def test_a_damaged_model_is_refused_by_name(damage, message, saved, tmp_path):
                 r"one in manifest.json",
             ):
                 aevb.load(folder)
-        resave(folder)  # as if it had been saved so
+        resave(folder)  # as if it had been saved like this
     with pytest.raises(ValueError, match=re.escape(message)):
         aevb.load(folder)
 
@@ -716,7 +717,7 @@ def test_no_change_of_a_byte_goes_unnoticed(saved, tmp_path):
                 named += str(folder) in str(error)
                 continue
             named += 1
-            assert name == "manifest.json"  # between its words
+            assert name == "manifest.json"  # whitespace between its entries has no effect
             assert all(
                 torch.equal(a, b)
                 for a, b in zip(

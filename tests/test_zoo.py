@@ -1,4 +1,4 @@
-"""The models of the documentation, exactly as it declares them, and those of the zoo."""
+"""Tests of the documented models, exactly as declared there, and of the models of the zoo."""
 
 import re
 from dataclasses import replace
@@ -39,7 +39,7 @@ def fa():
 
 @pytest.fixture(scope="module")
 def cvae():
-    return Model(  # y stands on no left-hand side of p: it is given
+    return Model(  # y has no factor in p: it is given
         p={
             "z | y": Normal(20),
             "x | y, z": ContinuousBernoulli(784, net=mlp(500, 500, dropout=0.1)),
@@ -67,7 +67,7 @@ X = (np.random.default_rng(0).random((6, 784)) > 0.7).astype(float)
 
 
 def through(factor, inputs):
-    """A built mlp by hand: one first layer over all parents, ReLU, and the heads."""
+    """Compute a built mlp by hand: one first layer over all parents, ReLU, and the heads."""
     net = factor.net
     h = net.blocks.bias + sum(
         inputs[name] @ weight.T for name, weight in net.blocks.weights.items()
@@ -203,7 +203,7 @@ VARIANTS = {
 
 
 def small(variant):
-    """A small model of the zoo, 40 examples for it, its plan and their noise."""
+    """Return a small model of the zoo, 40 examples for it, its plan and its noise."""
     name, sizes = VARIANTS[variant]
     torch.manual_seed(0)
     model = zoo[name](**sizes)

@@ -18,8 +18,9 @@ from .unroll import ON_AXES, Finite, Node, Row, World
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a bound is to be estimated: ways and terms of the latents, the nesting (outermost first),
-    samples, weights.
+    """How to estimate a bound: ways and terms of the latents, the nesting, samples, weights.
+
+    The nesting starts with the outermost sum.
     """
 
     ways: Mapping[str, str]
@@ -33,8 +34,9 @@ class Recipe:
 
 
 def integrand(world: World, recipe: Recipe, frozen: World | None = None) -> Tensor:
-    """Σ log p of what is known + β Σ terms of the latents, on all axes; ``frozen`` gives log q
-    where its parameters are held fixed.
+    """Return Σ log p of known variables + β Σ terms of the latents, on all axes.
+
+    ``frozen`` gives log q with its parameters held fixed.
     """
     declaration, total = world.declaration, torch.zeros([1] * len(world.axes), dtype=torch.float64)
     for name in declaration.names("p"):
@@ -49,7 +51,7 @@ def integrand(world: World, recipe: Recipe, frozen: World | None = None) -> Tens
 
 
 def latent_term(world: World, node: Node, recipe: Recipe, frozen: World | None) -> Tensor:
-    """E[log p − log q] of one unknown, as the recipe takes it."""
+    """Return E[log p − log q] of one unknown, computed as the recipe says."""
     way, term = recipe.ways[node[0]], recipe.terms[node[0]]
     if term == "closed":
         return -world.density("q", node).kl(world.density("p", node))
@@ -69,7 +71,7 @@ def latent_term(world: World, node: Node, recipe: Recipe, frozen: World | None) 
 
 
 def over_paths(world: World, total: Tensor) -> Tensor:
-    """The expectation over all paths of the latents enumerated at every step."""
+    """Return the expectation over all paths of the latents enumerated at every step."""
     paths = [axis for axis in world.axes if isinstance(axis, tuple) and axis[1] is not None]
     if not paths:
         return total
@@ -89,7 +91,7 @@ def reduce(world: World, total: Tensor, steps: list[tuple[str, str]]) -> Tensor:
             )
             continue
         node = (name, None)
-        if node not in world.axes:  # known in this row
+        if node not in world.axes:  # it is known in this row
             continue
         axis = world.axes.index(node)
         if kind == "expect":
@@ -110,7 +112,7 @@ def bound(
     noise: Mapping[str, Tensor],
     recipe: Recipe,
 ) -> Tensor:
-    """The estimate for one row; its gradient is the one that the recipe asks for."""
+    """Return the estimate for one row; its gradient is the one of the recipe."""
     settings = {"ways": recipe.ways, "noise": noise, "temperature": recipe.temperature}
     world = World(declaration, weights, row, **settings)
     steps = list(reversed(recipe.nesting))
@@ -146,11 +148,10 @@ def expected_bound(
     node_weights: Tensor,
     recipe: Recipe,
 ) -> Tensor:
-    """The bound as a weighted sum over nodes of the noise, with log p − log q of every latent at
-    its value: no term in closed form.
+    """Return the bound as a weighted sum over nodes of the noise, without closed forms.
 
-    Each of iwae's samples has the nodes to itself, so that the weighted sum is over all tuples of
-    nodes.
+    log p − log q of every latent is taken at its value. Each sample of iwae has its own nodes, so
+    the weighted sum is over all tuples of nodes.
     """
     world, open_recipe = _on_nodes(declaration, weights, row, noise, recipe)
     steps = list(reversed(recipe.nesting))
@@ -179,8 +180,9 @@ def evidence_on_nodes(
     node_weights: Tensor,
     recipe: Recipe,
 ) -> Tensor:
-    """log of the mean of p/q over nodes of the noise and all values of the enumerated latents: by
-    Jensen above every bound on these nodes.
+    """Return the log of the mean of p/q over nodes of the noise and all enumerated values.
+
+    By Jensen's inequality it is above every bound on these nodes.
     """
     world, open_recipe = _on_nodes(declaration, weights, row, noise, recipe)
     total = integrand(world, open_recipe) + world.on_axis(
@@ -201,7 +203,7 @@ def _on_nodes(
     noise: Mapping[str, Tensor],
     recipe: Recipe,
 ) -> tuple[World, Recipe]:
-    """All nodes of the noise as samples, and the recipe without closed forms."""
+    """Return a world with all nodes of the noise as samples, and a recipe without closed forms."""
     sampled = {name: "summed" if way in ON_AXES else "sampled" for name, way in recipe.ways.items()}
     world = World(
         declaration, weights, row, ways=recipe.ways, noise=noise, temperature=recipe.temperature
@@ -210,7 +212,7 @@ def _on_nodes(
 
 
 def _with_values(world: World, weights: Mapping[str, Tensor], *, detach: bool) -> World:
-    """The same draws under other weights."""
+    """Return a world with the same draws under other weights."""
     other = World(
         world.declaration,
         weights,
@@ -228,14 +230,15 @@ def _with_values(world: World, weights: Mapping[str, Tensor], *, detach: bool) -
 
 
 def _score(world: World, recipe: Recipe, inside: Tensor, names: list[str]) -> Tensor:
-    """The score function's surrogate with a leave-one-out baseline; under iwae each sample is
-    replaced by the others' geometric mean.
+    """Return the surrogate of the score function, with a leave-one-out baseline.
+
+    Under iwae, the geometric mean of the other samples replaces each sample.
     """
     nodes = [node for name in names for node in world.nodes(name) if not world.row.known(node)]
     if not nodes:
         return torch.zeros([1] * len(world.axes), dtype=torch.float64)
     log_q = sum(world.log_q(node) for node in nodes)
-    # a sample has a draw for each of their values
+    # A sample has one draw for each value on these axes.
     inner = [axis for axis in range(1, len(world.axes)) if inside.shape[axis] == 1]
     log_q = log_q.sum(inner, keepdim=True) if inner else log_q
     k = recipe.samples
@@ -254,8 +257,10 @@ def _score(world: World, recipe: Recipe, inside: Tensor, names: list[str]) -> Te
 def _doubly_reparametrised(
     world: World, recipe: Recipe, steps: list[tuple[str, str]], cut: int
 ) -> Tensor:
-    """The gradient along the samples is weighted by (1 − β) w + β w², everything else by the
-    normalised weights w.
+    """Return a bound whose gradient is the doubly reparametrised one.
+
+    The gradient along the samples has the weights (1 − β) w + β w², everything else the normalised
+    weights w.
     """
     held = {key: value.detach() for key, value in world.weights.items()}
     live, fixed = (

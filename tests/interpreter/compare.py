@@ -1,4 +1,4 @@
-"""The library's numbers against the interpreter's, for one declaration."""
+"""Compare the library's numbers with the interpreter's, for one declaration."""
 
 from __future__ import annotations
 
@@ -23,17 +23,15 @@ from .unroll import ON_AXES, World
 
 KINDS = ("complete", "missing", "clamped")
 TOLERANCE = 1e-8
-MOST_POINTS = (
-    3000  # joint values of all unknowns of one row, beyond which nothing is enumerated here
-)
-MOST_PLACES = 5  # entries of the noise that get three nodes each
+MOST_POINTS = 3000  # maximum number of joint values of all unknowns of one row
+MOST_PLACES = 5  # maximum number of entries of the noise, which get three nodes each
 
 Weights = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One quantity by both, and where it comes from."""
+    """One quantity from both implementations, and its origin."""
 
     what: str
     difference: float
@@ -41,12 +39,12 @@ class Comparison:
 
     @property
     def agrees(self) -> bool:
-        return self.difference <= TOLERANCE  # NaN does not
+        return self.difference <= TOLERANCE  # False for NaN
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of the library beside the data."""
+    """The arguments of a call of the library besides the data."""
 
     how: Mapping[str, str]
     bound: str = "elbo"
@@ -65,7 +63,7 @@ class Request:
 
 
 def relative(ours: Tensor, theirs: Tensor) -> float:
-    """The largest difference, relative to numbers larger than 1."""
+    """Return the largest difference, relative to numbers larger than 1."""
     if ours.shape != theirs.shape:
         return math.inf
     if not ours.numel():
@@ -75,7 +73,7 @@ def relative(ours: Tensor, theirs: Tensor) -> float:
 
 
 def gradients(value: Tensor, weights: Weights) -> Tensor:
-    """All gradients in one vector; zeros for what the value does not depend on."""
+    """Return all gradients in one vector; zeros for weights that do not affect the value."""
     found = (
         torch.autograd.grad(value, list(weights.values()), allow_unused=True)
         if value.requires_grad
@@ -103,7 +101,7 @@ class Comparer:
         self.refused = 0
 
     def run(self, kinds: Sequence[str] = KINDS, requests: int = 7) -> Iterator[Comparison]:
-        """All quantities for each kind of data, of bounds as many as ``requests``."""
+        """Yield comparisons of all quantities for each kind of data, with ``requests`` bounds."""
         for kind in kinds:
             rows = random_rows(self.declaration, self.rng, kind)
             try:
@@ -121,7 +119,7 @@ class Comparer:
             yield from self.marginals(rows, kind)
 
     def points(self, rows: Rows) -> int:
-        """The most joint values that an unrolled row has."""
+        """Return the largest number of joint values of an unrolled row."""
         most = 1
         for n in range(len(rows)):
             row, count = rows.row(self.declaration, n), 1
@@ -149,7 +147,7 @@ class Comparer:
     # Bounds ---------------------------------------------------------------------------------------
 
     def requests(self, count: int) -> list[Request]:
-        """The plan's own choices, then some at random."""
+        """Return the plan's own choices, then some at random."""
         rng, found = self.rng, [Request({})]
         draws = [
             "",
@@ -264,7 +262,7 @@ class Comparer:
             gradients((share * ours).sum(), self.weights),
             gradients((share * theirs).sum(), self.weights),
         )
-        # entries cancel as those of one vector
+        # Rounding errors are relative to the largest entry of the vector.
         size = float(other.abs().max().clamp_min(1.0)) if len(other) else 1.0
         yield Comparison(
             f"{request.bound} gradient, {request.gradient}",
@@ -275,9 +273,9 @@ class Comparer:
     def nesting(
         self, formula: Formula, ways: Mapping[str, str], request: Request
     ) -> tuple[Nesting, bool]:
-        """An order of the sums that follows the rules, and whether the printed one does."""
+        """Return an order of the sums that follows the rules, and whether the printed one does."""
         orders = nestings(self.declaration, ways, request.bound)
-        if request.samples == 1:  # there is nothing to average
+        if request.samples == 1:  # there is no mean over samples
             orders = [tuple(step for step in order if step[1] != "samples") for order in orders]
         printed = formula.nesting([name for name, way in ways.items() if way == "stratify"])
         return (printed, True) if printed in orders else (orders[0], False)
@@ -285,12 +283,13 @@ class Comparer:
     # Expectations over the noise ------------------------------------------------------------------
 
     def expectations(self, rows: Rows, kind: str) -> Iterator[Comparison]:
-        """The mean of the estimate over its noise, by quadrature, is the bound however its terms
-        are taken, and so is its gradient.
+        """Compare the mean of the estimate over its noise, by quadrature, with the bound.
 
-        Each row is repeated once for every node. Three Gauss–Hermite nodes are exact for a term in
-        closed form (quadratic in its own noise), so that both sides agree on any nodes of the rest;
-        a closed form that must not be taken does not. Two samples have every pair of nodes.
+        The mean and its gradient do not depend on how the terms are computed. Each row is repeated
+        once for every node. Three Gauss–Hermite nodes are exact for a term in closed form, which is
+        quadratic in its own noise, so both sides agree for any nodes of the other noise. They do
+        not agree if a closed form is used although it is not valid. Two samples have every pair of
+        nodes.
         """
         finite = [
             name
@@ -322,7 +321,7 @@ class Comparer:
         if len(shapes) < len(plan.layout(2, rows.steps, dropout=False)) or not set(
             ways.values()
         ) <= {"pathwise", *ON_AXES}:
-            return  # not Gaussian, or a root of q, which is drawn once for all rows
+            return  # the noise is not Gaussian, or of a root of q, which is drawn once for all rows
         places = [
             (key, t, i)
             for key, shape in shapes.items()
@@ -338,7 +337,7 @@ class Comparer:
         }
         for position, (key, t, i) in enumerate(places):
             noise[key][:, t, i] = nodes[:, position]
-        # the samples' nodes, one tuple a row
+        # The nodes of the samples, one tuple per row.
         tuples = torch.cartesian_prod(*[torch.arange(len(nodes))] * samples).reshape(-1, samples)
         many = rows.repeated(n, len(tuples))
         layout = plan.layout(len(tuples), many.steps, dropout=False)
@@ -386,8 +385,9 @@ class Comparer:
             )
 
     def sampled_functions(self, ways: Mapping[str, str]) -> bool:
-        """Whether q reads a deterministic node that depends on a sample: how its own weights are
-        treated by stl and dreg is a choice.
+        """Return whether q reads a deterministic node that depends on a sample.
+
+        The treatment of the node's weights by stl and dreg is then a choice.
         """
         return any(
             line.side == "q"
@@ -423,9 +423,7 @@ class Comparer:
         yield Comparison("evidence", relative(ours, theirs.detach()), kind)
 
     def log_probabilities(self, rows: Rows, kind: str) -> Iterator[Comparison]:
-        """log p of a complete assignment and log q of latents, both at samples of the library's
-        own.
-        """
+        """Compare log p of a complete assignment and log q of latents, at the library's samples."""
         declaration, model = self.declaration, self.model
         posterior = model.posterior(seed=self.seed, method="q", **rows.arguments())
         drawn = {name: value[0] for name, value in posterior.sample(1).items()}
@@ -477,13 +475,14 @@ class Comparer:
             )
 
     def marginals(self, rows: Rows, kind: str) -> Iterator[Comparison]:
-        """``posterior(...)[v]``: log-probabilities of all values, or of a few points; certainty
-        where the value is known.
+        """Compare ``posterior(...)[v]``: log-probabilities of all values, or of a few points.
+
+        A known value must be certain.
         """
         declaration = self.declaration
         try:
             self.plan(rows, Request({}))
-        except ValueError:  # then the library's marginals are averages over draws
+        except ValueError:  # the library's marginals are then averages over draws
             self.refused += 1
             return
         posterior = self.model.posterior(seed=self.seed, method="q", **rows.arguments())

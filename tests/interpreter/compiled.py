@@ -1,11 +1,11 @@
-"""Compiled steps against plain ones, on random declarations and sizes, in child processes that may
-crash.
+"""Compare compiled steps with eager ones, on random declarations and sizes.
 
 cd tests && python -m interpreter.compiled --models 40
 
-A child trains each of its models twice from the same weights, with ``compile=True`` and without,
-and prints how far the bounds of the steps and the last weights differ. Sizes are small and odd on
-purpose: the ends of vectors are where compiled code goes wrong.
+The models run in child processes, which may crash. A child trains each of its models twice from the
+same weights, with ``compile=True`` and without. It prints how far the bounds of the steps and the
+last weights differ. Sizes are small and odd on purpose, because compiled code tends to fail at the
+ends of vectors.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from .data import values
 from .declaration import Declaration
 from .random_declarations import random_declaration
 
-# of the bounds and weights, relative to numbers larger than 1
+# Tolerance for the bounds and weights, relative to numbers larger than 1.
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 2e-3}
 STEPS = 8
 
 
 def trainable(seed: int) -> Declaration:
-    """A random declaration with weights, whose estimate is a function of noise."""
+    """Return a random declaration with weights, whose estimate is a function of noise."""
     rng = random.Random(seed)
     while True:
         declaration, _ = random_declaration(rng.randrange(2**31))
@@ -50,8 +50,9 @@ def trainable(seed: int) -> Declaration:
 
 
 def difference(seed: int) -> tuple[float, str]:
-    """How far the compiled run of one random model is from the plain one, and what was trained; NaN
-    where the library refuses it.
+    """Return the difference between the compiled and the eager run of one random model.
+
+    The second value describes the model. The difference is NaN if the library refuses the model.
     """
     declaration, rng = trainable(seed), np.random.default_rng(seed)
     dtype = torch.float64 if rng.random() < 0.3 else torch.float32
@@ -98,7 +99,7 @@ def child(seeds: list[int]) -> None:
 
 
 def trained(seeds: list[int], cache: Path) -> tuple[list[tuple[int, float, str]], int, str]:
-    """What a child process says of these models, its exit status and the end of its errors."""
+    """Train models in a child process; return its results, exit status and last errors."""
     command = [sys.executable, "-m", "interpreter.compiled", "--child", *map(str, seeds)]
     environment = os.environ | {
         "TORCHINDUCTOR_CACHE_DIR": str(cache),

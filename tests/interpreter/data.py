@@ -1,5 +1,7 @@
-"""Random rows for a declaration: complete, with missing entries, with latents known in some rows,
-with rows of different lengths.
+"""Random rows for a declaration.
+
+They are complete, or have missing entries, latents that are known in some rows, and different
+lengths.
 """
 
 from __future__ import annotations
@@ -16,9 +18,7 @@ from .unroll import Row
 
 @dataclass(frozen=True)
 class Rows:
-    """What the library is given ([N, d] or [N, T, d], NaN where unknown), and how long each row
-    is.
-    """
+    """The library's data ([N, d] or [N, T, d], NaN where unknown), and the length of each row."""
 
     arrays: dict[str, Tensor]
     lengths: list[int]
@@ -32,7 +32,7 @@ class Rows:
         return {**self.arrays, **({"lengths": torch.tensor(self.lengths)} if self.ragged else {})}
 
     def row(self, declaration: Declaration, n: int) -> Row:
-        """One row as the interpreter reads it: its own steps only."""
+        """Return one row as the interpreter reads it, with its own steps only."""
         data, present = {}, {}
         for name, array in self.arrays.items():
             own = array[n, : self.lengths[n]] if name in declaration.timed else array[n]
@@ -43,14 +43,14 @@ class Rows:
         return Row(self.lengths[n], data, present)
 
     def knows(self, declaration: Declaration, name: str) -> bool:
-        """Whether a latent is known at every step of every row."""
+        """Return whether a latent is known at every step of every row."""
         steps = [range(length) if name in declaration.timed else [None] for length in self.lengths]
         return all(
             self.row(declaration, n).known((name, t)) for n, own in enumerate(steps) for t in own
         )
 
     def repeated(self, n: int, times: int) -> Rows:
-        """One row, many times."""
+        """Return one row, repeated."""
         arrays = {
             name: array[n : n + 1].expand(times, *array.shape[1:]).clone()
             for name, array in self.arrays.items()
@@ -59,7 +59,7 @@ class Rows:
 
 
 def values(rng: np.random.Generator, family: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Numbers in a family's support."""
+    """Draw numbers in a family's support."""
     if family == "OneHot":
         return np.eye(shape[-1])[rng.integers(shape[-1], size=shape[:-1])]
     if family == "Bernoulli":
@@ -72,8 +72,10 @@ def values(rng: np.random.Generator, family: str, shape: tuple[int, ...]) -> np.
 
 
 def random_rows(declaration: Declaration, rng: np.random.Generator, kind: str) -> Rows:
-    """``kind``: "complete", "missing" (entries of data, some latents known, ragged), or "clamped"
-    (a latent known in every row).
+    """Draw rows of a kind: "complete", "missing" or "clamped".
+
+    "missing" has missing entries of data, some known latents, and rows of different lengths.
+    "clamped" has a latent that is known in every row.
     """
     n = 3
     steps = int(rng.choice([1, 2, 3])) if declaration.timed else 1

@@ -1,6 +1,4 @@
-"""A declaration as plain data, from which both the library's model and the interpreter's equations
-are made.
-"""
+"""A declaration as plain data, for the library's model and the interpreter's equations."""
 
 from __future__ import annotations
 
@@ -33,8 +31,9 @@ class Read:
 
 @dataclass(frozen=True)
 class Line:
-    """One entry of p or q: a variable, its parents, its family with options, and the widths of its
-    network's hidden layers.
+    """One entry of p or q: a variable, its parents, its family with options, and its network.
+
+    The network is given by the widths of its hidden layers.
     """
 
     side: str
@@ -55,7 +54,7 @@ class Line:
 
     @cached_property
     def id(self) -> str:
-        """The name of its module in a model."""
+        """Return the name of its module in a model."""
         return f"{self.side}({self.key.replace(' | ', '|')})"
 
     @property
@@ -71,7 +70,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Declaration:
-    """p, q and what is given; ``sizes`` holds the number of entries of every variable."""
+    """p, q and the given variables; ``sizes`` holds the number of entries of every variable."""
 
     lines: tuple[Line, ...]
     sizes: Mapping[str, int]
@@ -80,7 +79,7 @@ class Declaration:
     missing: str = "zeros"
 
     def rules(self, side: str, name: str) -> dict[str, Line]:
-        """The variable's entries on one side, by place: "" or "t", "0", "T"."""
+        """Return the variable's entries on one side, by place: "" or "t", "0", "T"."""
         return self._rules[side, name]
 
     @cached_property
@@ -127,8 +126,9 @@ class Declaration:
         ]
 
     def model(self, seed: int) -> Any:
-        """The library's model in double precision, every weight drawn anew so that none is at a
-        special value.
+        """Return the library's model in double precision, with all weights drawn at random.
+
+        No weight then has a special value.
         """
         sides: dict[str, dict[str, Any]] = {"p": {}, "q": {}}
         for line in self.lines:

@@ -1,9 +1,8 @@
-"""Evidence and posterior by definition: sums over all values of the finite unknowns, Gaussian
-integrals of the others.
+"""Evidence and posterior by definition: sums over finite unknowns, Gaussian integrals of others.
 
-The logarithm of the joint density is evaluated on points from which a quadratic function of the
-continuous unknowns is known exactly, so that nothing of a filter or of a regression is shared with
-the library.
+The logarithm of the joint density is a quadratic function of the continuous unknowns. It is
+evaluated at points that determine this function exactly. The computation therefore has no filter
+and no regression in common with the library.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from .unroll import Node, Row, World
 
 @dataclass(frozen=True)
 class Joint:
-    """log p(data, unknowns): for each assignment of the finite unknowns −½ uᵀAu + bᵀu + c."""
+    """log p(data, unknowns): −½ uᵀAu + bᵀu + c for each assignment of the finite unknowns."""
 
     world: World
-    places: list[tuple[Node, int]]  # of u's entries
+    places: list[tuple[Node, int]]  # the node and index of each entry of u
     constant: Tensor  # [values…]
     linear: Tensor  # [values…, n]
     precision: Tensor  # [values…, n, n]
 
     def log_integral(self) -> Tensor:
-        """log ∫ over the continuous unknowns, for each assignment of the finite ones."""
+        """Return log ∫ over the continuous unknowns, for each assignment of the finite ones."""
         n = len(self.places)
         if not n:
             return self.constant
@@ -47,7 +46,7 @@ class Joint:
 
 
 def joint(declaration: Declaration, weights: Mapping[str, Tensor], row: Row) -> Joint | None:
-    """None where log p is not quadratic in the continuous unknowns."""
+    """Return the joint density; None if log p is not quadratic in the continuous unknowns."""
     finite = {name: "enumerate" for name in declaration.latents if declaration.finite(name)}
     free = [name for name in declaration.latents if name not in finite]
     blank = World(declaration, weights, row, ways=finite)

@@ -1,8 +1,8 @@
-"""The families' densities, draws and expectations, from their textbook formulas.
+"""Densities, draws and expectations of the families, from their textbook formulas.
 
 A family maps raw numbers ([…, heads]) to densities of values ([…, d]). Expectations under a
-Gaussian are sums over Gauss–Hermite nodes, which are exact for the quadratic log-densities they are
-asked about; those of finite families are sums over all values.
+Gaussian are sums over Gauss–Hermite nodes. They are exact here, because the log-densities are
+quadratic. Expectations under finite families are sums over all values.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 LOG_TWO_PI = math.log(2 * math.pi)
-ROOT = math.log(math.e - 1)  # softplus of it is 1
-COUNTS = 120  # a sum over counts stops here
+ROOT = math.log(math.e - 1)  # softplus(ROOT) is 1
+COUNTS = 120  # sums over counts stop here
 
 
 def softplus(x: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ def masked_sum(each: Tensor, present: Tensor | None) -> Tensor:
 
 
 def gauss_hermite(d: int, count: int) -> tuple[Tensor, Tensor]:
-    """Nodes [count^d, d] and weights of E over N(0, I)."""
+    """Return nodes [count^d, d] and weights of E over N(0, I)."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(count)
     grid = np.array(list(itertools.product(nodes, repeat=d))).reshape(-1, d)
     product = np.array(
@@ -47,9 +47,7 @@ def gauss_hermite(d: int, count: int) -> tuple[Tensor, Tensor]:
 
 
 class Family:
-    """One entry's distribution: ``parts`` splits raw numbers and learned vectors into
-    parameters.
-    """
+    """The family of an entry: ``parts`` splits raw numbers and learned vectors into parameters."""
 
     noise: str | None = None
     values: Tensor | None = None
@@ -61,7 +59,7 @@ class Family:
         raise NotImplementedError
 
     def standard(self) -> Tensor:
-        """The raw numbers of a root that is not learned."""
+        """Return the raw numbers of a root that is not learned."""
         return torch.zeros(sum(self.heads().values()), dtype=torch.float64)
 
     def split(self, raw: Tensor) -> list[Tensor]:
@@ -72,8 +70,9 @@ class Family:
 
 
 class Distribution:
-    """log_prob, and where they exist draw, expect (E of a function of the value), entropy and
-    moments.
+    """A distribution with log_prob and, if they exist, draw, expect, entropy and moments.
+
+    ``expect`` is the expectation of a function of the value.
     """
 
     def log_prob(self, value: Tensor, present: Tensor | None = None) -> Tensor:
@@ -107,8 +106,8 @@ class Gaussian(Distribution):
                 return torch.zeros(
                     torch.broadcast_shapes(value.shape[:-1], self.loc.shape[:-1]), dtype=value.dtype
                 )
-        # L Lᵀ of the entries that are there, never formed: its condition is the square of the
-        # root's
+        # The root of L Lᵀ for the known entries. L Lᵀ itself is not computed, because its condition
+        # number is the square of the root's.
         root = torch.linalg.qr(rows.mT).R.mT
         gap = gap.unsqueeze(-1)
         lead = torch.broadcast_shapes(gap.shape[:-2], root.shape[:-2])
@@ -262,8 +261,9 @@ class MixtureFamily(Family):
 
 
 class Finite(Distribution):
-    """Probabilities of a list of values; ``entries`` is log p of each entry being 1, and being 0
-    where that counts.
+    """Probabilities of a list of values.
+
+    ``entries`` is log p of each entry being 1, and of being 0 if that counts.
     """
 
     def __init__(
@@ -290,7 +290,7 @@ class Finite(Distribution):
         return torch.nn.functional.one_hot(moved.argmax(-1), moved.shape[-1]).to(moved.dtype)
 
     def relax(self, noise: Tensor, temperature: float) -> Tensor:
-        """The coordinate in which the relaxed density is taken: log ỹ, or logit ỹ."""
+        """Return the coordinate of the relaxed density: log ỹ, or logit ỹ."""
         moved = (self.logits + noise) / temperature
         return log_normalised(moved) if self.log_zero is None else moved
 
@@ -514,7 +514,7 @@ class ContinuousBernoulliDistribution(Distribution):
         return masked_sum(each, present)
 
     def draw(self, noise: Tensor) -> Tensor:
-        """The quantile function: F(x) = (e^{ηx} − 1)/(e^η − 1)."""
+        """Draw by the quantile function: F(x) = (e^{ηx} − 1)/(e^η − 1)."""
         return torch.log1p(noise * torch.expm1(self.logits)) / self.logits
 
 

@@ -1,4 +1,4 @@
-"""Faults put into the library on purpose: the comparisons must notice every one of them."""
+"""Faults that are put into the library on purpose: the comparisons must detect all of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .random_declarations import random_declaration
 
 
 def wrapped(owner: Any, name: str, change: Any) -> AbstractContextManager[Any]:
-    """Replace a function by one that gets the original first."""
+    """Replace a function by one that gets the original as first argument."""
     original = getattr(owner, name)
     return patch.object(
         owner, name, lambda *arguments, **named: change(original, *arguments, **named)
@@ -48,7 +48,7 @@ def transposed_pairs(original: Any, self: Any, direction: int) -> Tensor:
 
 
 class WithoutLogarithms:
-    """``math``, with log 1 = log K."""
+    """The module ``math``, but with log 1 = log K."""
 
     def __getattr__(self, name: str) -> Any:
         return (lambda number: 0.0) if name == "log" else getattr(math, name)
@@ -87,15 +87,16 @@ ORDER = aevb.derive.plan.Plan.order.fget  # type: ignore[attr-defined]
 
 
 def reordered(change: Any) -> AbstractContextManager[Any]:
-    """Replace the plan's order of sums, and with it the printed formula, by a function of it."""
+    """Replace the plan's order of sums, and so the printed formula, by a function of the order."""
     return patch.object(
         aevb.derive.plan.Plan, "order", property(lambda self: change(self, ORDER(self)))
     )
 
 
 def by_draws(plan: Any, order: tuple[str, ...]) -> tuple[str, ...]:
-    """The latents on each side of the mean over samples by q's order of draws alone, the last one
-    innermost.
+    """Order the latents on each side of the mean over samples only by q's order of draws.
+
+    The last one is innermost.
     """
     inner, outer = order[: order.index("#S")], order[order.index("#S") + 1 :]
     return (
@@ -119,8 +120,9 @@ def weight_of_all_samples(original: Any, self: Any, name: str) -> Tensor:
 
 
 def means_of_samples_first() -> AbstractContextManager[Any]:
-    """The estimate alone, whatever the formula says: the mean over samples first, then sums with
-    the mean of each weight.
+    """Change only the estimate, not the formula: take the mean over samples first.
+
+    The sums then have the mean of each weight.
     """
     stack = ExitStack()
     stack.enter_context(wrapped(aevb.estimate.estimators.Estimate, "sequence", samples_first))
@@ -198,8 +200,9 @@ FAULTS: dict[str, Any] = {
 def noticed(
     fault: str | None, seeds: Iterable[int], kinds: Sequence[str] = KINDS, requests: int = 7
 ) -> Counter[str]:
-    """How many comparisons of these random models notice a fault, by what was compared; "error"
-    counts models that failed.
+    """Return how many comparisons of these random models detect a fault, by quantity.
+
+    "error" counts models that failed.
     """
     found: Counter[str] = Counter()
     for seed in seeds:

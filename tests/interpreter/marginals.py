@@ -1,6 +1,4 @@
-"""q's marginals by definition: sums over the values of everything finite that a latent depends
-on.
-"""
+"""q's marginals by definition: sums over all finite ancestors of a latent."""
 
 from __future__ import annotations
 
@@ -14,7 +12,10 @@ from .unroll import Node, Row, World
 
 
 def ancestors(world: World, node: Node) -> set[Node]:
-    """The unknown latents that a node's factor of q depends on, through deterministic nodes too."""
+    """Return the unknown latents that a node's factor of q depends on.
+
+    They include those behind deterministic nodes.
+    """
     found: set[Node] = set()
     frontier = [node]
     while frontier:
@@ -39,8 +40,9 @@ def ancestors(world: World, node: Node) -> set[Node]:
 def marginal(
     declaration: Declaration, weights: Mapping[str, Tensor], row: Row, node: Node, values: Tensor
 ) -> Tensor | None:
-    """log q of each of these values ([V, d]) of one latent at one step; None where it depends on a
-    continuous latent.
+    """Return log q of each of these values ([V, d]) of one latent at one step.
+
+    None if the latent depends on a continuous latent.
     """
     finite = {name: "enumerate" for name in declaration.latents if declaration.finite(name)}
     blank = World(declaration, weights, row, ways=finite)
@@ -55,6 +57,6 @@ def marginal(
     axes = [world.axes.index(each) for each in above]
     total = sum((world.log_weight(each) for each in above), log_q)
     total = torch.logsumexp(total, axes, keepdim=True) if axes else total
-    if exact:  # by Bayes: one number for each of its own values
+    if exact:  # Bayes' rule: one number for each of its own values
         total = total.movedim(world.axes.index(node), 0)
     return total.expand(len(values), *total.shape[1:]).reshape(len(values), -1)[:, 0]

@@ -1,13 +1,14 @@
-"""In which order a bound's sums are taken, from the declared graphs alone: the rule that the plan
-and the printed formula must follow.
+"""The order of a bound's sums, from the declared graphs alone.
 
-1. A sum is inside every sum that its weights depend on, directly or through other variables: the
-weights are then known where they are used.
-2. log Σ exp E ≤ E log Σ exp. So an expectation is outside every sum in a logarithm (the samples'
-   log-mean-exp, ``how`` "sum", a mixture's components) that rule 1 does not put outside it, as far
-   as all latents together allow.
+The plan and the printed formula must follow these rules:
 
-All orders are tried here. Orders that break rule 2 equally often, and least, are equally good.
+1. A sum is inside every sum that its weights depend on, directly or through other variables. The
+   weights are then known where they are used.
+2. log Σ exp E ≤ E log Σ exp. An expectation is therefore outside every sum in a logarithm (the
+   samples' log-mean-exp, ``how`` "sum", a mixture's components) that rule 1 does not put outside
+   it, as far as all latents together allow.
+
+This module tries all orders. Orders that break rule 2 equally often, and least, are equally good.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Nesting = tuple[tuple[str, str], ...]  # outermost first: (kind, latent or "samp
 
 
 def kind(way: str, bound: str) -> str:
-    """How the sum over a latent, or over "samples", is taken."""
+    """Return how the sum over a latent, or over "samples", is taken."""
     inside = bound == "iwae"
     if way == "samples":
         return "log mean exp" if inside else "mean"
@@ -36,8 +37,9 @@ def kind(way: str, bound: str) -> str:
 
 
 def blanket(declaration: Declaration, name: str) -> set[str]:
-    """The variables in those factors of p that contain a latent, itself excepted; a deterministic
-    node stands for what it reads.
+    """Return the other variables in those factors of p that contain a latent.
+
+    The parents of a deterministic node replace it.
     """
     found: set[str] = set()
     for line in (line for line in declaration.lines if line.side == "p" and line.stochastic):
@@ -57,8 +59,9 @@ def blanket(declaration: Declaration, name: str) -> set[str]:
 
 
 def dependencies(declaration: Declaration, ways: Mapping[str, str]) -> dict[str, set[str]]:
-    """The unknown latents that each latent depends on under q, through all that lies between;
-    "samples" beside a latent that is drawn.
+    """Return the unknown latents that each latent depends on under q, directly or indirectly.
+
+    The set of a latent contains "samples" if it depends on a draw.
     """
     known = {*declaration.observed, *declaration.given} | (set(declaration.latents) - set(ways))
     found = {}
@@ -92,8 +95,9 @@ def _above(declaration: Declaration, name: str) -> set[str]:
 
 
 def nestings(declaration: Declaration, ways: Mapping[str, str], bound: str) -> list[Nesting]:
-    """The orders that follow the rules. Latents in time have no part in them: all their paths are
-    summed before.
+    """Return the orders that follow the rules.
+
+    Latents with time are not part of them: all their paths are summed before.
     """
     above = dependencies(declaration, ways)
     kinds = {

@@ -1,8 +1,7 @@
-"""Reads the estimator that ``explain`` prints, so that the printed formula itself is evaluated.
+"""Read the estimator that ``explain`` prints, to evaluate the printed formula itself.
 
-The text has reductions, then braces with the terms, then what is constant: ``Σ_y q(y|x) log 1/3 Σₛ
-exp { log p(x|zˢ, y) + … } − KL(…)``. Sums between ``log`` and ``exp`` are taken inside the
-logarithm.
+The text has reductions, then braces with the terms, then constant terms: ``Σ_y q(y|x) log 1/3 Σₛ
+exp { log p(x|zˢ, y) + … } − KL(…)``. Sums between ``log`` and ``exp`` are inside the logarithm.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _LATEX = (
 
 
 def from_latex(latex: str) -> str:
-    """The formula as text prints it."""
+    """Convert a LaTeX formula to the printed text."""
     for pattern, text in _LATEX:
         latex = re.sub(pattern, text, latex)
     return latex
@@ -56,8 +55,9 @@ class Formula:
         self.prefix, self.body = (before, after) if braces else ("", self.text)
 
     def nesting(self, mixtures: list[str]) -> tuple[tuple[str, str], ...]:
-        """The reductions, outermost first: (kind, latent or "samples"). ``mixtures`` names the one
-        whose index is only k.
+        """Return the reductions, outermost first: (kind, latent or "samples").
+
+        ``mixtures`` names the latent whose index is only k.
         """
         found, rest, inside = [], self.prefix.strip(), False
         while rest:
@@ -79,13 +79,11 @@ class Formula:
         return tuple(found)
 
     def count(self, before: str, name: str) -> int:
-        """How often a term of the variable stands in the formula: "log p", "− log q", "H[q" or
-        "KL(q".
-        """
+        """Count a term of the variable in the formula: "log p", "− log q", "H[q" or "KL(q"."""
         return len(re.findall(re.escape(before) + rf"\({name}(?=[\u0303ₜˢ|)])", self.body))
 
     def term(self, name: str, way: str) -> str:
-        """How a latent's term is printed, in the words of a recipe."""
+        """Return how a latent's term is printed, in the words of a recipe."""
         counts = tuple(self.count(before, name) for before in ("log p", "− log q", "H[q", "KL(q"))
         printed = {
             (0, 0, 0, 1): "closed",

@@ -1,4 +1,4 @@
-"""Random declarations, static and in time: what a user might write, and much that nobody would."""
+"""Random declarations, static and in time, usual and unusual ones."""
 
 from __future__ import annotations
 
@@ -57,8 +57,9 @@ def pick(rng: random.Random, weighted: Sequence[tuple[str, int]]) -> str:
 
 
 class Author:
-    """Writes one declaration. ``gaussian`` keeps to linear-Gaussian and finite variables, whose
-    evidence is exact.
+    """Writer of one declaration.
+
+    ``gaussian`` restricts it to linear-Gaussian and finite variables, whose evidence is exact.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -79,7 +80,7 @@ class Author:
 
     def options(self, family: str, reads: Sequence[Read], side: str) -> dict[str, Any]:
         rng, options = self.rng, {}
-        # the spread must not depend on a Gaussian
+        # The scale must not depend on a Gaussian.
         smooth = self.gaussian and any(self.kinds.get(read.name) == "real" for read in reads)
         if family in ("Normal", "Laplace", "StudentT"):
             options["scale"] = rng.choice(
@@ -204,7 +205,7 @@ class Author:
         near: float = 0.5,
         far: float = 0.2,
     ) -> list[Read]:
-        """Parents of a rule for every step, or of a static variable."""
+        """Draw the parents of a rule for every step, or of a static variable."""
         reads = []
         for name in [*done, *self.given]:
             if name in self.timed and timed and self.chance(near):
@@ -269,7 +270,7 @@ class Author:
                 self.lines.append(self.line(side, Read(name, at), reads, family))
 
     def deterministic(self, name: str, side: str, done: list[str], order: Sequence[str]) -> None:
-        """A function of some of what is there; in time perhaps a recurrence."""
+        """Add a function of some of the variables; in time it may be a recurrence."""
         rng = self.rng
         self.kinds[name], self.sizes[name] = "real", 2
         direction = -1 if side == "p" else rng.choice([-1, 1])
@@ -337,8 +338,9 @@ class Author:
 
 
 class NestingAuthor(Author):
-    """Writes several finite latents beside a continuous one, all static: bounds with many sums,
-    whose order matters.
+    """Writer of several finite latents and a continuous one, all static.
+
+    Their bounds have many sums, whose order matters.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -357,8 +359,9 @@ class NestingAuthor(Author):
 
 
 def random_declaration(seed: int) -> tuple[Declaration, int]:
-    """A declaration that the library accepts, and how many it refused on the way. One seed in ten
-    is for nested sums.
+    """Return a declaration that the library accepts, and the number of refused ones before it.
+
+    One seed in ten is for nested sums.
     """
     rng, refused = random.Random(seed), 0
     while True:
@@ -377,7 +380,7 @@ def random_declaration(seed: int) -> tuple[Declaration, int]:
 
 
 def _with_exact(declaration: Declaration, key: str) -> Declaration:
-    """Bayes' rule says what Exact() reads."""
+    """Give an Exact() factor of q the parents that Bayes' rule requires, from the key."""
     target, _, parents = key.partition(" | ")
     reads = tuple(_read(text.strip()) for text in parents.split(",") if text.strip())
     lines = [

@@ -1,7 +1,7 @@
-"""One row of data, with p and q unrolled over its steps and every unknown on an axis of its own.
+"""One row of data, with p and q unrolled over its steps, and one axis per unknown.
 
-A value is a tensor […, d] with one axis for the samples, then one for each unknown that is
-enumerated (a pair of a name and a step; the components of a mixture are such an unknown). An axis
+A value is a tensor […, d]. It has one axis for the samples, then one for each enumerated unknown,
+which is a pair of a name and a step. The components of a mixture are such an unknown too. An axis
 that a value does not depend on has size 1.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from .declaration import Declaration, Line, Read
 from .families import FAMILIES, Distribution, Family, Finite, MixtureOf, sigmoid, softplus
 
-Node = tuple[str, int | None]  # a variable and its step; None for a static one
+Node = tuple[str, int | None]  # a variable and its step (None for a static variable)
 ON_AXES = ("enumerate", "sum", "stratify")
 
 ACTIVATIONS = {
@@ -30,8 +30,9 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class Row:
-    """One example: its number of steps, its data ([d] or [T, d]; zeros where missing) and which
-    entries are known.
+    """One example: its number of steps, its data, and which entries are known.
+
+    The data are [d] or [T, d], with zeros at missing entries.
     """
 
     steps: int
@@ -50,8 +51,8 @@ class Row:
 class World:
     """The values and log-probabilities of all nodes for one row.
 
-    ``ways`` says how each latent is drawn; ``noise`` holds what it is drawn from ([S, T or 1, d]);
-    ``fixed`` latents have the values given ([S, d] or [S, T, d]).
+    ``ways`` says how each latent is drawn. ``noise`` holds its noise ([S, T or 1, d]). ``fixed``
+    latents have given values ([S, d] or [S, T, d]).
     """
 
     def __init__(
@@ -91,9 +92,7 @@ class World:
         )
 
     def line(self, side: str, node: Node) -> Line:
-        """The entry that stands for this step: the last step's own, else the first's own, else the
-        rule for every step.
-        """
+        """Return the entry for this step: the last step's, else the first's, else the rule's."""
         rules, (_, t) = self.declaration.rules(side, node[0]), node
         if t is None:
             return rules[""]
@@ -102,19 +101,20 @@ class World:
         return rules["0"] if t == 0 and "0" in rules else rules["t"]
 
     def parent(self, read: Read, node: Node) -> Node | None:
-        """The node that a read means; None outside the sequence."""
+        """Return the node that a read refers to; None outside the sequence."""
         if read.at == "":
             return read.name, None
         step = {"0": 0, "T": self.row.steps - 1}.get(read.at, (node[1] or 0) + read.lag)
         return (read.name, step) if 0 <= step < self.row.steps else None
 
     def owner(self, name: str) -> str:
-        """The side whose entries give the variable its value here."""
+        """Return the side whose entries give the variable its value here."""
         return "q" if name in self.declaration.names("q") else "p"
 
     def contains(self, factor: Node, node: Node) -> bool:
-        """Whether p's factor has the node in it: it is its variable, or read directly or through
-        deterministic nodes.
+        """Return whether p's factor contains the node.
+
+        It is the variable of the factor, or a parent, directly or through deterministic nodes.
         """
         frontier, seen = [factor], {factor}
         if factor == node:
@@ -138,11 +138,11 @@ class World:
     # Values ---------------------------------------------------------------------------------------
 
     def shaped(self, value: Tensor) -> Tensor:
-        """[d] with all axes, of size 1."""
+        """Return [d] with all axes, of size 1."""
         return value.reshape(*[1] * len(self.axes), -1)
 
     def on_axis(self, table: Tensor, axis: Node | str) -> Tensor:
-        """A table of values, one a row, on an axis."""
+        """Put a table of values, one per row, on an axis."""
         shape = [1] * len(self.axes)
         shape[self.axes.index(axis)] = table.shape[0]
         return table.reshape(*shape, table.shape[-1])
@@ -203,7 +203,7 @@ class World:
         return self.state(node)[line.options.get("layers", 1) - 1]
 
     def state(self, node: Node) -> tuple[Tensor, ...]:
-        """The hidden states of a recurrence's layers, then an LSTM's cells."""
+        """Return the hidden states of a recurrence's layers, then an LSTM's cells."""
         if node not in self._states:
             line = self.line(self.owner(node[0]), node)
             main = self.declaration.rules(self.owner(node[0]), node[0])["t"]
@@ -273,7 +273,7 @@ class World:
         return total
 
     def raw(self, line: Line, node: Node) -> Tensor:
-        """The numbers an entry's network gives for this node, or its root."""
+        """Return the output of an entry's network for this node, or the numbers of its root."""
         prefix = f"factors.{line.id}"
         if not line.reads:
             return self.shaped(
@@ -305,8 +305,9 @@ class World:
     # Log-probabilities ----------------------------------------------------------------------------
 
     def log_p(self, node: Node) -> Tensor:
-        """log p(v | ·) at v's value, the entries that are missing marginalised out; all axes, no
-        event.
+        """Return log p(v | ·) at v's value, on all axes, without the event axis.
+
+        Missing entries are marginalised out.
         """
         if node not in self._log_p:
             name, t = node
@@ -321,7 +322,7 @@ class World:
         return self._log_p[node]
 
     def log_q(self, node: Node) -> Tensor:
-        """log q(v | ·) at v's value; for a stratified mixture the whole mixture's."""
+        """Return log q(v | ·) at v's value; for a stratified mixture, that of the whole mixture."""
         if node not in self._log_q:
             exact = self.line("q", node).family == "Exact"
             self._log_q[node] = (
@@ -342,7 +343,7 @@ class World:
         return total - self._evidence_of_values(node)
 
     def _evidence_of_values(self, node: Node) -> Tensor:
-        """log Σ over the values of a node that is fixed here, of p's factors that contain it."""
+        """Return log Σ, over the values of a fixed node, of p's factors that contain it."""
         parts = []
         for value in self.family(self.line("p", node)).values:  # type: ignore[union-attr]
             other = World(
@@ -371,7 +372,7 @@ class World:
         return torch.logsumexp(torch.stack(torch.broadcast_tensors(*parts)), 0)
 
     def log_weight(self, node: Node) -> Tensor:
-        """log q of each value of an enumerated node, or log π of each component."""
+        """Return log q of each value of an enumerated node, or log π of each component."""
         if self.ways[node[0]] != "stratify":
             return self.log_q(node)
         q = self.density("q", node)
