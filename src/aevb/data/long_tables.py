@@ -35,9 +35,8 @@ STEPS = (
     "period",
 )
 COUNTED = 5  # fewest lines for an evenly rising column to count as a line number
-ROUNDED = (
-    0.02  # relative error allowed in the spacing of times: months written in years are rounded
-)
+# Relative error allowed in the spacing of times, because months written in years are rounded.
+ROUNDED = 0.02
 # A column is sorted on purpose if its values have at least this many orders (as a logarithm).
 SORTED = math.log(20_000)
 

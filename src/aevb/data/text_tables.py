@@ -13,9 +13,8 @@ from typing import IO
 import numpy as np
 
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "None", "?")
-MANY = (
-    5  # a first line of this many consecutive numbers may be a header even if whole numbers follow
-)
+# A first line of this many consecutive numbers may be a header even if whole numbers follow.
+MANY = 5
 FEW = 50  # most distinct words of a column of categories
 LONGEST = 2**24  # most characters of a line
 _COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")

@@ -95,7 +95,7 @@ class ContinuousBernoulli(td.Distribution):
         return ContinuousBernoulli(self.logits.expand(batch_shape))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        # xη − softplus(η), in a form without cancellation at large positive η
+        # This is xη − softplus(η), in a form without cancellation at large positive η.
         positive = self.logits > 0
         decay = F.softplus(torch.where(positive, -self.logits, self.logits))
         return (
@@ -109,7 +109,7 @@ class ContinuousBernoulli(td.Distribution):
         near, a = _inside(self.logits, 1e-2)
         u = torch.where(self.logits < 0, 1 - value, value)
         inner = u + (1 - u) * torch.exp(-a)
-        # u is exactly 0 and e^−a underflows; then x = 0, and its gradient is set to 0.
+        # If u is exactly 0 and e^−a underflows, x is 0, and its gradient is set to 0.
         end = inner < torch.finfo(inner.dtype).tiny
         x = torch.where(
             end,

@@ -15,9 +15,8 @@ from aevb.declare.families import Exact
 from aevb.diagnostics.measure import Measured, spread
 from aevb.model import Model
 
-ACTIVE = (
-    0.01  # threshold of Burda et al.: variance of the posterior mean over the data / prior variance
-)
+# Threshold of Burda et al. for the variance of the posterior mean over the data / prior variance.
+ACTIVE = 0.01
 CARRIES = 0.01  # nats per entry and step
 
 

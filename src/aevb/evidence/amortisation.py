@@ -73,7 +73,7 @@ class Gap:
 
     def __str__(self) -> str:
         def line(label: str, name: str, remark: str) -> str:
-            # of the mean; examples are independent
+            # This is the standard error of the mean, because examples are independent.
             error = float(self.stderr[name].square().sum().sqrt()) / n
             shown = f" ± {error:.4f}" if error else ""
             mean = float(getattr(self, name).mean())
@@ -168,7 +168,7 @@ def _check_how(model: DeclaredModel, choices: Mapping[str, Any]) -> None:
     try:
         biased = model.plan(samples=DRAWS, **choices).biased
     except ValueError as error:
-        # no alternative, or the default plan: the request itself is wrong
+        # If no unbiased plan exists, or it is the default one, the request itself is wrong.
         if not (instead := _unbiased(model, choices, {})):
             raise
         raise ValueError(f"{error} A gap needs an unbiased bound: use how={instead}.") from None
@@ -264,7 +264,7 @@ def _ascend(
                 plan, factors, batch, model.draw_noise(plan, batch, seed=_seed(generator)) | offsets
             ).value
             for offset, gradient in zip(free, torch.autograd.grad(-value.sum(), free), strict=True):
-                # an example with a non-finite gradient stays where it is
+                # An example with a non-finite gradient keeps its offset.
                 offset.grad = gradient.nan_to_num(0.0, 0.0, 0.0)
             optimizer.step()
             for name, offset in offsets.items():
@@ -354,7 +354,7 @@ def _known_evidence(
     try:
         return log_evidence(model, batch, method="exact")
     except ValueError:
-        # inside the logarithm, the sum does not factor over time
+        # Inside the logarithm, the sum does not factor over time.
         if any(model.graph.timed[name] for name in plan.enumerated):
             return log_evidence(model, batch, samples=samples, seed=seed)
         return None

@@ -29,7 +29,7 @@ from aevb.evidence.weights import Weights
 from aevb.runtime.seeding import generator
 
 CHAINS = 16
-# target acceptance rate, adaptation rate of the step size, and relative jitter of the step size
+# Target acceptance rate, adaptation rate of the step size, and relative jitter of the step size.
 TARGET, RATE, JITTER = 0.75, 0.3, 0.2
 COARSE = 4  # the preliminary run has this many times fewer temperatures
 KEPT = 0.2  # share of the temperatures that keeps the sigmoid schedule
@@ -136,7 +136,7 @@ def _blocks(
     def run(rows: int, c: int) -> object:
         path = Path(model, narrow(few, 0, rows), start)
         u = path.draw(c)
-        # a transition holds the old and the new position, and the momentum
+        # A transition holds the old and the new position, and the momentum.
         return u, u.clone(), u.clone(), path.gradient(u, u.new_full((rows,), 0.5))
 
     rows, _ = pieces(run, n, chains, room(memory, model.parameters(), batch), smallest=chains)
@@ -237,7 +237,7 @@ class Moves:
         start, end, slope = self.gradient(u, beta)
         drawing: Any = {"dtype": u.dtype, "device": u.device, "generator": generator(u.device)}
         momentum = torch.randn(u.shape, **drawing) * self.free
-        # jittered, so that no trajectory is periodic
+        # The step sizes are jittered, so that no trajectory is periodic.
         unequal = 1 + JITTER * (2 * torch.rand(len(u), 1, 1, **drawing) - 1)
         stride = step.unsqueeze(-1) * unequal * self.scale
         old = torch.lerp(start, end, beta) - momentum.square().sum(-1) / 2

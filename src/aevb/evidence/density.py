@@ -220,7 +220,7 @@ def replayed(path: Path, chains: int) -> Slope:
     try:
         with torch.cuda.graph(graph):
             found = path.gradient(u, beta)
-    # a user-defined family may read values on the host, which a CUDA graph cannot capture
+    # A user-defined family may read values on the host, which a CUDA graph cannot capture.
     except RuntimeError:
         return path.gradient
 

@@ -63,7 +63,7 @@ def _numbers_per_row(structure: Structure, batch: Mapping[str, Tensor]) -> int:
 
     The largest tensor holds pairs of states, or one covariance per value of the latents.
     """
-    # otherwise all rows share their covariances
+    # If entries are missing or lengths differ, each row has its own covariances.
     own = any(mask_of(name) in batch for name in structure.linked) or "steps" in batch
     widest = max((structure.graph.size(name) for name in structure.linked), default=0)
     return structure.count * max(structure.count, widest**2 if own else widest)

@@ -37,7 +37,7 @@ class Filter:
     Computed for every value of the discrete latents that these factors depend on.
     """
 
-    # use :mod:`aevb.evidence.gaussian_chain` for models in time, where it applies
+    # Whether to use :mod:`aevb.evidence.gaussian_chain` for models in time, where it applies.
     fast = True
 
     def __init__(self, model: DeclaredModel, tables: Tables, batch: Mapping[str, Tensor]) -> None:

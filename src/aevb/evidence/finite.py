@@ -60,7 +60,7 @@ class Tables:
 
         def at(region: str) -> Tensor:
             spec, dist = self.program.distribution("p", name, region)
-            # the logits are the table; no product with one-hot values needed
+            # The logits are the table, so no product with one-hot values is needed.
             if isinstance(dist, td.OneHotCategorical):
                 return on_axis(dist.logits, slot)
             return spec.log_prob(dist, self.program.values[name]).unsqueeze(-1)

@@ -30,7 +30,7 @@ class Paths:
     step.
     """
 
-    # use scaled probabilities where possible; much faster than log space
+    # Whether to use scaled probabilities where possible, which is much faster than log space.
     fast: ClassVar[bool] = True
 
     slots: Sequence[tuple[int, int]]

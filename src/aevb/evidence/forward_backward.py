@@ -47,7 +47,7 @@ class ForwardBackward:
         ``start`` [1, K, N, C], ``pairs`` [T or 1, K, N or 1, C, C] (from, to) and ``here`` [T, K,
         N, C] are log-factors. ``real`` [T, 1, N] is the mask of real (not padded) steps.
         """
-        # the best transition into each state is moved into the state's own factor
+        # Move the best transition into each state into the state's own factor.
         top = pairs.max(-2)
         if not (pairs - top[..., None, :]).min() >= -RANGE:  # written so that NaN fails the test
             raise PathsError
@@ -103,7 +103,8 @@ class ForwardBackward:
         there = there * weight
         if self.real is not None:
             weighted, there = np.where(self.real, weighted, 0.0), np.where(self.real, there, 0.0)
-        # shared by steps and rows: one product per value of the static latents
+        # If steps and rows share the transition, one product per value of the static latents is
+        # enough.
         if len(self.transition) == 1 and self.transition.shape[2] == 1:
             flat = [
                 part.swapaxes(0, 1).reshape(part.shape[1], -1, part.shape[-1])

@@ -54,7 +54,7 @@ def gap(model: DeclaredModel, batch: Mapping[str, Tensor]) -> Tensor | None:
             return None
         dist: Any = program.distribution("q", name)[1]
         d = graph.size(name)
-        # a factor of q without parents is the same in every row
+        # A factor of q without parents is the same in every row.
         means.append(dist.loc.double().reshape(-1, d).expand(n, d))
         factor = (
             dist._unbroadcasted_scale_tril

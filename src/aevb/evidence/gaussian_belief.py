@@ -114,7 +114,7 @@ class Belief:
             residual, cross, count = residual * there, cross * there.unsqueeze(-1), there.sum(-1)
             own = own * there.unsqueeze(-1) * there.unsqueeze(-2) + torch.diag_embed(1 - there)
         factor, failed = torch.linalg.cholesky_ex(own)
-        # a failed factorisation leaves a partial factor, which must not look valid
+        # A failed factorisation leaves a partial factor, which must not look valid.
         factor = torch.where(failed[..., None, None] > 0, math.nan, factor)
         eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
         inverse = torch.linalg.solve_triangular(factor, eye.expand(factor.shape), upper=False)
@@ -176,7 +176,7 @@ def cat_broadcast(a: Tensor, b: Tensor, axis: int) -> Tensor:
     widths = [shape[axis] for shape in shapes]
     for shape in shapes:
         shape[axis] = 1
-    # torch.broadcast_shapes takes a hundred times as long
+    # torch.broadcast_shapes would take a hundred times as long.
     common = list(np.broadcast_shapes(*shapes))
     parts = []
     for part, width in zip((a, b), widths, strict=True):

@@ -36,8 +36,8 @@ LOG_2PI = math.log(2 * math.pi)
 SETTLED = 1e-14  # relative change per step below which a covariance counts as constant
 LONG = 16  # shortest run of steps with constant matrices that is handled as one block
 EVERY = 8  # steps between two checks for the steady state
-# largest growth of rounding errors that the first pass may have; beyond it, the square-root filter
-# runs
+# Largest growth of rounding errors in the first pass. If it is exceeded, the square-root filter
+# runs.
 LOSS = 1e6
 
 
@@ -77,7 +77,7 @@ class Smoother:
         self.H, self.R = chain.H, chain.R
         self.known: Array | float = float(self.m)
         self.keep = keep
-        # a missing entry gets unit variance, zero covariance and zero residual
+        # A missing entry gets unit variance, zero covariance and zero residual.
         if keep is not None:
             self.H = chain.H * keep[..., None]
             self.R = (
@@ -132,7 +132,7 @@ class Smoother:
             )
             self.log_det = np.log(self.covariance[..., 0, 0])
             return
-        # np.dot of two small matrices is much faster than np.matmul of stacks
+        # np.dot of two small matrices is much faster than np.matmul of stacks.
         product, lead = (np.dot, ()) if single else (np.matmul, lead)
         predicted, filtered = (
             np.empty((steps, *lead, size, size)),
@@ -195,7 +195,7 @@ class Smoother:
         """
         if self.predicted.shape[-1] == self.m == 1 and self.predicted.shape[1:3] == (1, 1):
             return True  # the scalar recursion subtracts nothing
-        # maximum over all steps, so that one product suffices
+        # Take the maximum over all steps, so that one product is enough.
         spread = np.sqrt(_diagonal(self.predicted).max(0))[..., None]
         reach = (np.abs(self.H) @ spread)[..., 0] ** 2
         small = _diagonal(self.R)
@@ -229,7 +229,7 @@ class Smoother:
             np.empty((steps, *lead, m + size, m + size)),
         )
         before, t = _root(self.chain.covariance[0]), 0
-        # rows of large norm first, which is numerically most accurate
+        # Rows of large norm come first, which is numerically most accurate.
         rows = np.zeros((*lead, 2 * size + m, m + size))
         while t < steps:
             rows[..., :size, m:] = _transposed(F[t] @ before)
@@ -439,7 +439,7 @@ def _close(a: Array, b: Array) -> bool:
     The change of each entry is measured relative to the standard deviations of its row and column.
     """
     change = np.abs(a - b)
-    # cheap test first; it nearly always decides, and the largest entry is a variance
+    # This cheap test nearly always decides. The largest entry is a variance.
     if not change.max() <= SETTLED * a.max():
         return False
     spread = np.sqrt(_diagonal(a))
@@ -547,7 +547,7 @@ def _linear(matrices: Array, drive: Array, start: Array) -> Array:
                 found[begin:end] = _recursion(
                     matrices[begin:end], drive[begin:end], float(last.flat[0])
                 )
-            # one matrix product per step
+            # Compute one matrix product per step.
             elif found.shape[1] == matrices.shape[1] == matrices.shape[2] == 1:
                 across, alone = _transposed(matrices[:, 0, 0]), last[0]
                 for t in range(begin, end):
@@ -562,7 +562,7 @@ def _linear(matrices: Array, drive: Array, start: Array) -> Array:
         part[0] += _apply(matrices[begin], last)
         power, reach = matrices[begin], 1
         while reach < end - begin:
-            # safe in place: numpy buffers overlapping operands
+            # The addition in place is safe, because numpy buffers overlapping operands.
             part[reach:] += _apply(power, part[:-reach])
             power, reach = power @ power, 2 * reach
         last = part[-1]

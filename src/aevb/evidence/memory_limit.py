@@ -14,8 +14,8 @@ from torch import Tensor
 from aevb.runtime import private_torch
 from aevb.runtime.private_torch import tree_leaves
 
-# default on the CPU; larger chunks are not faster, because each operation allocates fresh memory
-# pages
+# Default limit on the CPU. Larger chunks are not faster, because each operation allocates fresh
+# memory pages.
 DEFAULT = 2**27
 CORNERS = 0.02  # share of a GPU limit that is reserved for allocator fragmentation
 SHARE = 0.5  # share of a GPU's free memory that is used by default
@@ -51,7 +51,7 @@ class Peak(private_torch.DispatchMode or object):  # type: ignore[misc]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         for value in tree_leaves((args, kwargs)):
-            # created outside, e.g. a weight: a view of it takes no memory
+            # Inputs from outside, e.g. a weight, count as 0 bytes: a view of them takes no memory.
             if isinstance(value, Tensor):
                 self._see(value, 0)
         result = func(*args, **(kwargs or {}))
@@ -143,7 +143,7 @@ def pieces(
         del result
         return peak.bytes
 
-    # memory cannot be measured with this torch: use small chunks
+    # This torch cannot measure memory, so use small chunks.
     if private_torch.DispatchMode is None:
         return 1, min(samples, max(smallest, PROBE))
     few, many = held(1, PROBE), held(1, 2 * PROBE)

@@ -61,7 +61,7 @@ def why_not_filtered(model: DeclaredModel) -> str | None:
                 and not graph.timed[entry.key.name]
                 and not graph.is_deterministic(entry.key.name)
             )
-            # the entry of the last step reads its own step
+            # The entry of the last step reads its own step.
             early = not static and entry.key.at != "last"
             if ref.name in drawn and ref.at == "last" and early:
                 return (

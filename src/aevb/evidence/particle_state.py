@@ -71,7 +71,7 @@ class Swarm:
         self.nodes = [
             node for stage in self.plan.stages if stage not in outside for node in stage.nodes
         ]
-        # values at the current step (static nodes: one value), [K, 1, N, d]
+        # The values at the current step (static nodes: one value), [K, 1, N, d].
         self.now: dict[str, Tensor] = {}
         self.before: dict[str, Tensor] = {}  # values at the previous step
         self.states: dict[str, tuple[Tensor, ...]] = {}
@@ -232,7 +232,7 @@ class Swarm:
         )
         first = entries["first"] if t == 0 and "first" in entries else None
         inside = self.program._inside(rule) if self.graph.timed[name] and first is None else None
-        # a function is zero where all its parents lie outside the sequence
+        # A function is zero where all its parents lie outside the sequence.
         inside = None if inside is None else inside.narrow(0, t, 1)
         if isinstance(factor, Recurrence):
             state = self.states.get(name) or factor.initial(self.like.new_zeros(1, 1, 1))

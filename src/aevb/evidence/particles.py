@@ -23,7 +23,7 @@ from aevb.evidence.result import Evidence, count, weight_notes
 from aevb.evidence.sampling import LEAST, Memory
 from aevb.evidence.weights import Weights
 
-# a note is issued if the effective sample size is below this share of the particles
+# If the effective sample size is below this share of the particles, a note says so.
 FEW = 0.1
 
 
@@ -92,7 +92,7 @@ def filtered(
             weights.add(torch.stack([run.value for run in runs]))
             found.append(weights)
             lowest.append(torch.stack([run.ess for run in runs]).mean(0))
-            # average first: the maximum of many noisy k would be too large
+            # Take the mean first, because the maximum of many noisy k would be too large.
             heaviest.append(torch.stack([run.khat for run in runs]).mean(0).amax(0))
             resampled.append(torch.stack([run.resampled for run in runs]).mean(0))
     value, stderr, ess, khat = (

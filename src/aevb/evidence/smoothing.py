@@ -30,7 +30,7 @@ from aevb.runtime.seeding import generator
 
 # (belief, place, weight) → weighted belief, log of its integral
 Weigh = Callable[[RootBelief, slice, Tensor], tuple[RootBelief, Tensor]]
-# smallest share of a variance that a subtraction may leave before a longer lag is tried
+# Smallest share of a variance that a subtraction may leave before a longer lag is tried.
 LEFT = 1e-4
 LOST = 1e-8  # smallest share without a warning, if no longer lag is possible
 LARGEST = 2**25  # largest number of elements in the covariances of beliefs with copies

@@ -113,7 +113,7 @@ class RootBelief:
             )
         _warn_if_inaccurate(apply(white.abs(), self.root.square().sum(-1).sqrt()), value)
         seen = white @ self.root
-        # the most precise data first: in this order, QR keeps the digits of each row
+        # The most precise data come first. In this order, QR keeps the digits of each row.
         order = seen.square().sum(-1).argsort(-1, descending=True)
         seen = seen.gather(-2, order.unsqueeze(-1).expand(seen.shape))
         order, residual = torch.broadcast_tensors(order, residual)
@@ -215,7 +215,7 @@ def completed(rule: Rule, value: Tensor, keep: Tensor) -> Rule:
     there = keep.to(value.dtype)
     both = there.unsqueeze(-1) * there.unsqueeze(-2)
     missing = torch.diag_embed(1 - there)
-    # correlated noise: known entries carry information about missing ones
+    # With correlated noise, known entries carry information about missing ones.
     if not _is_diagonal(rule.noise):
         cross = rule.noise * (1 - there).unsqueeze(-1) * there.unsqueeze(-2)
         missing = missing - torch.linalg.solve(rule.noise * both + missing, cross.mT).mT

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-# step at which a discrete latent is read: an offset (0 for a static one), "first" or "last"
+# The step at which a discrete latent is read: an offset (0 for a static one), "first" or "last".
 Place = int | str
 Axes = frozenset[tuple[str, Place]]
 NONE: Axes = frozenset()
@@ -67,7 +67,7 @@ class Structure:
         for name in self.linked:
             for entry in self.graph.p[name].values():
                 self._check_gaussian(entry)
-        # number of joint values of the discrete latents (per step, if they have a time axis)
+        # The number of joint values of the discrete latents (per step, if they have a time axis).
         self.count = self._count()
         self.values = self._values()  # discrete latents that each function depends on
         self.axes = {
@@ -215,7 +215,7 @@ class Structure:
     def _reads(self, entry: Entry, values: dict[str, Axes]) -> Axes:
         found: set[tuple[str, Place]] = set()
         for ref in entry.key.parents:
-            # in an entry for an end, that end is the current step
+            # In an entry for an end, that end is the current step.
             within = entry.key.at in ("first", "last")
             for latent, place in values.get(ref.name, NONE):
                 if not self.graph.timed[latent] or not ref.timed or (ref.at != "t" and within):

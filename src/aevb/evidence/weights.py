@@ -118,10 +118,10 @@ def pareto_shape(x: Tensor) -> Tensor:
     def shape(b: Tensor) -> Tensor:
         return torch.log1p(-b * x).mean(0)
 
-    # row by row, to avoid a tensor of grid × n × N numbers
+    # Work row by row, to avoid a tensor of grid × n × N numbers.
     k = torch.stack([shape(row) for row in b])
     likelihood = n * ((-b / k).log() - k - 1)
     found = shape((likelihood.softmax(0) * b).sum(0))
     found = (n * found + 10 * 0.5) / (n + 10)
-    # the weights differ so much that the fit overflows
+    # The fit overflows if the weights differ too much.
     return torch.where(found.isnan(), torch.full_like(found, math.inf), found)

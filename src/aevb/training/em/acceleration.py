@@ -52,7 +52,7 @@ class Ascent:
         """Start at ``point``; ``within`` projects a point onto the parameters that EM can reach."""
         self.update, self.accelerate, self.within = update, accelerate, within
         self.gains: list[float] = []
-        # iterations without acceleration: those left, and those after the last rejection
+        # Iterations without acceleration: those left, and those after the last rejection.
         self.pause, self.last_pause = 0, 0
         self._set_out(point)
 

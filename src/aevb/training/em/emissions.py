@@ -141,7 +141,7 @@ class IncompleteFullEmission(FullEmission):
         patterns, which = keep.unique(dim=0, return_inverse=True)
         return torch.where(keep, value, 0.0), keep.to(value.dtype), patterns.to(value.dtype), which
 
-    # cache: rows, and their results
+    # A cache: rows, and their results.
     last: tuple[Tensor, tuple[Tensor, Tensor, Tensor]] | None = None
 
     def _filled(self, *rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -21,7 +21,7 @@ from aevb.training.distributed import World
 
 Statistics = dict[str, Tensor]
 ROWS = 4096  # rows per chunk
-# elements of prepared rows that are cached between iterations; larger data are read again
+# Elements of prepared rows that are cached between iterations. Larger data are read again.
 KEPT = 2**25
 READ_ONCE = 2**22  # elements of rows that are read and converted to float64 only once
 

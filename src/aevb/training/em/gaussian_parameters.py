@@ -52,7 +52,7 @@ class Parameters(EM):
     """
 
     columns: Columns
-    # with less noise, the posterior covariance would lose its digits by cancellation
+    # With less noise, the posterior covariance would lose its digits by cancellation.
     least = 1e-6
 
     def _place(self, columns: Columns, device: torch.device) -> dict[str, slice]:
@@ -66,12 +66,12 @@ class Parameters(EM):
             name: torch.arange(place.start, place.stop, device=device)
             for name, place in slices.items()
         }
-        # first stochastic entry of w
+        # The first stochastic entry of w.
         self.first = 1 + sum(graph.size(name) for name in graph.given)
-        # first row of R that belongs to a latent
+        # The first row of R that belongs to a latent.
         self.first_latent = sum(graph.size(name) for name in graph.observed)
         self.spread = torch.ones(start, dtype=torch.float64, device=device)
-        # a column's mean divided by its standard deviation
+        # The mean of each column divided by its standard deviation.
         self.offset = torch.zeros_like(self.spread)
         for name in columns.names:
             self.spread[self.places[name]] = columns.spread[name]
@@ -122,7 +122,7 @@ class Parameters(EM):
                 *factor.vectors,
                 *(factor.sizes if not entry.key.parents and entry.spec.learned else ()),
             )
-            # name of the raw scale, if the scale is learned
+            # The name of the raw scale, if the scale is learned.
             head = next((name for name in names if name != "loc"), None)
             weights = [take(d, self.graph.size(ref.name)) for ref in entry.key.parents]
             bias = take(d) if self._has_bias(entry) else None

@@ -21,7 +21,7 @@ from aevb.training.em.emissions import ColumnsEmission, FullEmission, Incomplete
 from aevb.training.em.factors import Rows
 from aevb.training.em.responsibilities import Responsibilities
 
-# rows prepared for each variable's emission; "known": 0 or −∞ per cluster
+# The rows prepared for each variable's emission. "known" has 0 or −∞ per cluster.
 Part = dict[str, tuple[Tensor, ...]]
 Emissions = dict[str, ColumnsEmission | FullEmission]
 
@@ -107,7 +107,7 @@ class Mixtures(Responsibilities):
         for name, entry in self.rules.items():
             factor: Any = self.model.factors[entry.id]
             own = dict(heads.get(entry.id, {}))
-            # a distribution without parents and without learned parameters
+            # This distribution has neither parents nor learned parameters.
             if "loc" not in own and not any(head in own for head in factor.sizes):
                 raw = factor.root.detach().double().unsqueeze(0)
                 own = (

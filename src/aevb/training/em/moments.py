@@ -53,7 +53,7 @@ class Complete:
     def __init__(self, known: Tensor, unknown: Tensor) -> None:
         self.known, self.unknown, size = known, unknown, len(known)
         order = torch.cat([known, unknown])
-        # permutation from (known, unknown) to w
+        # The permutation from (known, unknown) to w.
         self.back = None if bool((order.diff() == 1).all()) else order.argsort()
         self.count = torch.zeros((), dtype=torch.float64, device=known.device)
         self.second = torch.zeros(size, size, dtype=torch.float64, device=known.device)
@@ -130,7 +130,7 @@ class Incomplete:
         precision = rest[:, z].mT @ rest[:, z] + (patterns @ pairs).unflatten(1, (len(z), len(z)))
         root = torch.linalg.cholesky(precision)
         covariance = torch.cholesky_inverse(root)
-        # residuals at z = 0, the value of the unknowns in these rows
+        # The residuals at z = 0, the value of the unknowns in these rows.
         seen = keep * (rows @ hole.mT)
         others = rows @ rest.mT
         pull = seen @ hole[:, z] + others @ rest[:, z]
@@ -210,7 +210,7 @@ class Moments:
         self.streams = bool(self.holes) and len(rows) * self.width > KEPT
         for batch in rows.parts():
             self._sort(batch, self.complete, {} if self.streams else self.incomplete)
-        # patterns of all processes, in the same order in each
+        # Visit the patterns of all processes, in the same order in each.
         for pattern in sorted(
             {pattern for found in rows.world.gather(list(self.complete)) for pattern in found}
         ):

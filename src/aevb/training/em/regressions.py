@@ -38,7 +38,7 @@ class Regressions(Parameters):
         """Read the data; if nothing is missing, they are not read again."""
         graph, device = self.graph, rows.source.like.device
         self.rows = rows
-        # latents that are known in some or all rows
+        # The latents that are known in some or all rows.
         codes = [name for name in graph.latents if name in rows.first()]
         places = self._place(Columns(rows, (*graph.given, *graph.observed, *codes)), device)
         entries = {
@@ -101,7 +101,7 @@ class Regressions(Parameters):
         for name in (name for stage in self.graph.generation for name in stage.nodes):
             weights, bias, _ = parts.get(name, ([], None, None))
             parents = self.graph.rule("p", name).key.parents
-            # without a bias, parents are measured from their unstandardised origin
+            # Without a bias, parents are measured from their unstandardised origin.
             at = mean if bias is not None else mean + self.offset
             moved = sum(
                 (
@@ -252,7 +252,7 @@ class Regressions(Parameters):
         unknown, known = (
             torch.cat([self.places[name] for name in names]) for names in (graph.latents, parents)
         )
-        # the posterior precision is RᵀR; its square root is more accurate
+        # The posterior precision is RᵀR. Its square root is more accurate.
         basis, precision_root = torch.linalg.qr(r[:, unknown])
         place = slice(
             *(

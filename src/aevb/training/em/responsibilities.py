@@ -162,7 +162,7 @@ class Responsibilities(Heads):
             evidence = evidence + found
             total = {name: one.plus(total.get(name)) for name, one in mine.items()}
         if self.rows.world.size > 1:
-            # some are views, which must not be summed in place
+            # Some tensors are views, which must not be summed in place.
             total = {
                 name: Sums(*(value.clone() for value in found)) for name, found in total.items()
             }
@@ -320,7 +320,7 @@ class Responsibilities(Heads):
         The first is the objective of an M-step without a closed form.
         """
         table = log_joint(self.model, batch)
-        # log p is −∞ at values that a known label excludes
+        # log p is −∞ at values that a known label excludes.
         counted = torch.where(posterior > 0, table, torch.zeros_like(table))
         return (posterior * counted).flatten(0, -2).sum(0), table.flatten(0, -2).logsumexp(0)
 
