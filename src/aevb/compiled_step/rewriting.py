@@ -305,7 +305,7 @@ def _root(node: Node) -> Node:
 
 
 def _alone(node: Node) -> bool:
-    """Whether a node, and what it is a reshape of, have only one user."""
+    """Return whether a node, and the node that it reshapes, have only one user."""
     while len(node.users) == 1 and node.target in RESHAPES:
         node = node.args[0]
     return len(node.users) == 1

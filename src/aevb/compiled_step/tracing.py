@@ -140,7 +140,7 @@ class _Tracer(private_torch.DispatchMode or object):  # type: ignore[misc]
         return node
 
     def _keep(self, written: Node) -> None:
-        """Replace a constant that is written into by a copy, made anew at every replay."""
+        """Replace a constant that is written into by a copy, which every replay makes again."""
         root = memory_of(written)
         if root.op == "get_attr":
             self.constants[root.target] = self.constants[root.target].clone()

@@ -41,7 +41,7 @@ class Header:
 
 
 def read_table(path: Path, without: Collection[str] = ()) -> Table:
-    """Read the numbers of a table. The columns ``without`` are skipped, whatever they hold."""
+    """Read the numbers of a table; the columns ``without`` are skipped and may hold anything."""
     if path.suffix == ".parquet":
         return _read_parquet(path, without)
     values, names, lines = read_text(path, without)

@@ -101,7 +101,7 @@ class Coordinates:
 
     def __init__(self, model: Model, free: Sequence[nn.Parameter], columns: Columns) -> None:
         self.columns, self.layers, start = columns, list(_layers(model)), 0
-        self.places: dict[int, Places] = {}  # where in the vector each parameter stands
+        self.places: dict[int, Places] = {}  # positions of each parameter in the vector
         for parameter in free:
             self.places[id(parameter)] = np.arange(
                 start, start := start + parameter.numel()
