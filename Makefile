@@ -1,6 +1,7 @@
 # make test       creates the environment, checks style and types, and passes the tests, on two cores
 # make check      checks style and types, and passes a third of the tests, some of every package, in about a minute
 # make reproduce  trains the five models on the embedded digits and writes reproduction/report.html
+# make compiler-tests TORCH=2.10.0  passes the tests of the step compiler and of fit with another torch
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -27,7 +28,7 @@ CHECKED := $(addprefix tests/, \
 	diagnostics/test_diagnose.py predictive/test_predictive_check.py report/test_report.py \
 	cli/test_models_and_explain.py runtime/test_seeding.py test_model.py whole/test_documents.py)
 
-.PHONY: test check lint reproduce clean
+.PHONY: test check lint reproduce compiler-tests clean
 test: $(VENV)/ready lint
 	$(PYTEST)
 
@@ -43,5 +44,22 @@ lint: $(VENV)/ready
 reproduce: $(VENV)/ready
 	$(BIN)/aevb reproduce --out reproduction
 
+# Another version of torch, without CUDA, in an environment of its own.
+TORCH ?= 2.13.0
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+TORCH_VENV := .venv-torch-$(TORCH)
+COMPILER_TESTS := tests/compiled_step tests/runtime tests/training/test_fit.py tests/training/test_resuming.py
+
+$(TORCH_VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(TORCH_VENV)
+	grep -v '^torch==' constraints.txt > $(TORCH_VENV)/constraints.txt
+	$(TORCH_VENV)/bin/python -m pip install --quiet --extra-index-url '$(TORCH_INDEX)' 'torch==$(TORCH)+cpu'
+	$(TORCH_VENV)/bin/python -m pip install --quiet --constraint $(TORCH_VENV)/constraints.txt --editable '.[test]'
+	touch $@
+
+compiler-tests: $(TORCH_VENV)/ready
+	$(TORCH_VENV)/bin/python -c 'import torch; print("torch", torch.__version__)'
+	OMP_NUM_THREADS=1 $(TORCH_VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(COMPILER_TESTS)
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
