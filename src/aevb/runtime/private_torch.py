@@ -37,6 +37,8 @@ foreach_add = _find("_foreach_add_")
 fused_adam = _find("_fused_adam_")
 standard_gamma = _find("_standard_gamma")
 transforms_active = _find("_C._are_functorch_transforms_active")
+# the level of forward-mode derivatives as torch is imported: its value changes, see is_transformed
+forward_level = _find("autograd.forward_ad._current_level")
 graph_task = _find("_C._current_graph_task_id")
 will_execute = _find("_C._will_engine_execute_node")
 onednn_linear = _find("ops.mkldnn._linear_pointwise")
@@ -61,6 +63,7 @@ SLOWER = {  # the part that is slower if torch lacks an API
     "foreach_add": "Adam on a GPU",
     "fused_adam": "Adam",
     "transforms_active": "matrix products and their gradients",
+    "forward_level": "matrix products and their gradients",
     "graph_task": "recurrent networks",
     "will_execute": "recurrent networks",
     "onednn_linear": "matrix products on a CPU",
@@ -121,9 +124,9 @@ def is_transformed() -> bool:
     A transformation needs plain operations. If this torch cannot tell, the answer is True: every
     product is then a plain operation, and autograd derives its gradient.
     """
-    level = getattr(torch.autograd.forward_ad, "_current_level", None)
-    if transforms_active is None or level is None:
+    if transforms_active is None or forward_level is None:
         return True
+    level = torch.autograd.forward_ad._current_level
     return bool(torch.compiler.is_compiling() or transforms_active() or level >= 0)
 
 
