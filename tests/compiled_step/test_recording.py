@@ -145,6 +145,13 @@ def test_a_model_with_a_hook_or_a_layer_of_ones_own_runs_as_it_was_written(soon,
     assert torch.equal(before, bias) == (add is of_a_gradient)
 
 
+def test_a_hook_of_the_model_itself_is_named():
+    model = vae()
+    model.register_forward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="compile=True .*, but the model has a hook, which"):
+        fit(model, {"x": data()}, steps=12, batch=20, compile=True)
+
+
 @pytest.mark.parametrize("add", [forward, backward, of_a_gradient])
 def test_a_hook_that_comes_too_late_is_refused(soon, add):
     with pytest.raises(

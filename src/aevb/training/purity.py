@@ -36,7 +36,7 @@ def added(model: Model) -> str | None:
                 )
     for name, module in model.named_modules():
         if has_hooks(module):
-            return f"{name} has a hook, which every step must call"
+            return f"{name or 'the model'} has a hook, which every step must call"
         if hasattr(module, "parametrizations"):
             return f"{name} has a parametrization, which every step must call"
     hooked = next(
