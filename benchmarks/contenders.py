@@ -12,6 +12,7 @@ import in_pyro
 import in_pythae
 import tutorial
 from lean import BUILDERS as LEAN
+from lean import compiled as lean_compiled
 from lean import lean
 from library import aevb
 from problems import Contender, Problem
@@ -56,6 +57,7 @@ ENTRIES = {
     "JAX by hand, jit": Entry(in_jax.by_hand, tuple(in_jax.BOUNDS), needs="jax"),
     "lean, by hand": Entry(lean, tuple(LEAN)),
     "lean, as a CUDA graph": Entry(partial(lean, captured=True), tuple(LEAN), device="cuda"),
+    "lean, torch.compile": Entry(lean_compiled, tuple(LEAN), slow=True),
     "aevb, eager": Entry(partial(aevb, recorded=False), ALL),
     OURS: Entry(aevb, ALL),
     "aevb, bfloat16": Entry(partial(aevb, precision="bf16"), ALL),

@@ -177,8 +177,8 @@ class Batches:
     def __init__(self, data: Tensor) -> None:
         self.data, self.at, self.order = data, 0, torch.randperm(len(data), device=data.device)
 
-    def __call__(self) -> Tensor:
-        if self.at + BATCH > len(self.data):
+    def __call__(self, rows: int = BATCH) -> Tensor:
+        if self.at + rows > len(self.data):
             self.at, self.order = 0, torch.randperm(len(self.data), device=self.data.device)
-        self.at += BATCH
-        return self.data[self.order[self.at - BATCH : self.at]]
+        self.at += rows
+        return self.data[self.order[self.at - rows : self.at]]
