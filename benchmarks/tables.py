@@ -19,6 +19,9 @@ from typing import Any
 from contenders import BASE
 from contention import SIDES
 from contention import rows as contention_rows
+from fallbacks import rows_of as fallback_rows
+from passes import notes_of as pass_notes
+from passes import rows_of as pass_rows
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = (DOCS / "performance.md", DOCS.parent / "README.md")
@@ -219,6 +222,15 @@ def contention(record: dict[str, Any], figures: Path) -> str:
     return f"{_machine(record)}\n" + _table(head, lines)
 
 
+def passes(record: dict[str, Any], figures: Path) -> str:
+    notes = "".join(f"\n{note}\n" for note in pass_notes(record["models"]))
+    return f"{_machine(record)}\n" + _table(*pass_rows(record["models"])) + notes
+
+
+def fallbacks(record: dict[str, Any], figures: Path) -> str:
+    return f"{_machine(record)}\n" + _table(*fallback_rows(record["models"]))
+
+
 def summary(records: Sequence[dict[str, Any]]) -> str:
     """Render, per machine and model, the tutorial's loop and a compiled fit in full precision."""
     rows = []
@@ -254,6 +266,8 @@ RENDERERS: dict[str, Callable[[dict[str, Any], Path], str]] = {
     "precision": precision,
     "exact": exact,
     "contention": contention,
+    "passes": passes,
+    "fallbacks": fallbacks,
 }
 
 

@@ -2,27 +2,38 @@
 what the files say.
 """
 
+import inspect
 import json
 import math
+import re
 import sys
+from dataclasses import replace
 from importlib.metadata import version
 
 import contention
+import fallbacks
 import fits
+import lean
+import passes
 import precision
 import pytest
 import scaling
 import steps
+import switches
 import timing
 import torch
 from agreement import Bounds, bounds, disagreeing
+from compiled_runs import compiles
 from contenders import BASE, ENTRIES, FLOOR, OURS, build, contenders
 from imports import startup
 from library import declared, stepping, training
-from problems import BATCH, QUICK, SIZES, Contender, Problem
+from problems import BATCH, QUICK, SIZES, Batches, Contender, Problem
 from products import products
 from studies import STUDIES, Place
 from tables import DOCS, PAGES, rendered
+
+from aevb.compiled_step import fused_adam, fusing
+from aevb.runtime import private_torch
 
 OWN = [
     name
@@ -38,7 +49,7 @@ def problem(model, **more):
 @pytest.fixture(autouse=True)
 def cores(monkeypatch):
     """The benchmarks take cores away from their process, which here is the tests'."""
-    for module in (steps, scaling):
+    for module in (steps, scaling, switches):
         monkeypatch.setattr(module, "use_cores", lambda threads: None)
 
 
@@ -86,6 +97,35 @@ def test_all_ways_of_a_vae_train_to_the_same_bound():
     found = bounds(problem("vae"), [BASE, OURS, "lean, by hand"], steps=100, epochs=1)
     assert disagreeing(found) == []
     assert found[OURS].trained > found[OURS].first + 1
+
+
+@compiles
+def test_a_step_under_torchs_compiler_computes_the_same_bound():
+    found = bounds(problem("vae"), [OURS, "lean, torch.compile"], steps=0, epochs=1)
+    assert set(found) == {OURS, "lean, torch.compile"}
+    assert disagreeing(found) == []
+
+
+def test_steps_of_a_graph_are_all_taken_each_with_rows_of_its_own(monkeypatch):
+    """Without a GPU: the work of a graph is done where the graph would be replayed."""
+    monkeypatch.setattr(lean, "replayed", lambda work, warm_up=3: work)
+    rows = torch.arange(1000.0).unsqueeze(1)
+    seen = []
+
+    def work(x):
+        seen.append(x.clone())
+        return x.sum()
+
+    taken = lean.GraphsOfSteps(work, Batches(rows))
+    for _ in range(23):
+        last = taken.step()
+    assert len(seen) == 20
+    last.block_until_ready()
+    assert len(seen) == 23
+    for epoch in (seen[:10], seen[10:20]):
+        assert torch.equal(torch.cat(epoch).sort(0).values, rows)
+    assert taken.loss() == seen[-1].sum()
+    assert len(seen) == 23
 
 
 @pytest.mark.parametrize("recorded", [True, False])
@@ -319,6 +359,148 @@ def test_both_precisions_train_from_the_same_seeds(tmp_path, capsys):
         f"| 2 | {sum(full) / 2:.2f} | {sum(half) / 2:.2f} | {row['better']:+.2f} ± "
         f"{row['error']:.2f} |" in page
     )
+
+
+def operations(variant):
+    """The names of a recorded step's operations; None if it was not recorded."""
+    (step,) = variant.run.stepper.compiled.values() or [None]
+    return step and [getattr(node.target, "__name__", "") for node in step.run.graph.nodes]
+
+
+def count_products(names):
+    return sum("mm" in name.partition(".")[0] for name in names)
+
+
+def taken(variant, count=15):
+    for _ in range(count):
+        variant.step()
+    return variant
+
+
+@pytest.mark.parametrize("mode", switches.MODES)
+@pytest.mark.parametrize("model", ["gmvae", "vrnn"])
+def test_without_a_pass_a_step_has_the_same_numbers_and_lacks_the_pass(model, mode, monkeypatch):
+    for module in (fusing, fused_adam):  # torch's compiler takes long
+        monkeypatch.setattr(
+            module, "or_plain", lambda compile, function, *_: lambda given: function(*given)
+        )
+    sizes = replace(QUICK[model], steps=2 * QUICK[model].steps)  # enough steps to merge products
+    everything = list(passes.PASSES)
+    found = {
+        name: taken(build())
+        for name, build in passes.variants(Problem(model, sizes), mode, everything).items()
+    }
+    assert set(found) - {passes.ALL} == (
+        {"recording", "hand-written gradients"}
+        if mode == "recorded"
+        else set(everything) - {"recording", "deferral and streams", "CUDA graphs"}
+    )
+    read = {name: one.run.stepper.read() for name, one in found.items()}
+    for name, values in read.items():
+        assert values == pytest.approx(read[passes.ALL], rel=1e-4), name
+        assert found[name].notes() == []
+    done = {name: operations(one) for name, one in found.items()}
+    full = done[passes.ALL]
+    if mode == "recorded":
+        assert done["recording"] is None
+        assert done["hand-written gradients"] != full
+        return
+    assert full.count("compiled") > 2
+    assert "compiled" not in done["fusing"]
+    assert "_addmm_activation.default" in full
+    assert "_addmm_activation.default" not in done["ReLU in the product"]
+    assert not found["fused Adam"].run.stepper.moving
+    assert found["fusing"].run.stepper.moving
+    if model == "vrnn":
+        assert count_products(done["merging of products"]) > count_products(full)
+        assert "addmm_.default" in full
+        assert "addmm_.default" not in done["adding in the product"]
+
+
+def test_switches_change_nothing_outside_their_steps():
+    plain = private_torch.fused_adam
+    step = switches.Switched(
+        lambda: switches.begin(problem("vae"), "recorded"),
+        (switches.Change(private_torch, "fused_adam", None),),
+    )
+    step.step()
+    assert private_torch.fused_adam is plain is not None
+
+
+def test_lines_of_code_are_those_without_comments_and_docstrings():
+    def documented(x):
+        """A docstring of
+        two lines.
+        """
+        # a comment
+
+        return [
+            x,  # another comment
+            """a text of
+            two lines""",
+        ]
+
+    assert passes.lines_of_code(documented) == 6
+
+
+def test_a_quick_run_says_what_each_pass_earns_and_costs(tmp_path, capsys):
+    file = tmp_path / "passes-cpu.json"
+    models = ["--models", "vae", "vrnn"]
+    passes.main(["--quick", "--modes", "recorded", "--device", "cpu", *models, "--json", str(file)])
+    found = json.loads(file.read_text())["models"]
+    for one in found.values():
+        assert list(one["recorded"]) == [passes.ALL, "recording", "hand-written gradients"]
+        assert one["recorded"][passes.ALL]["floor"] == 1.0
+        assert one["lines"]["recording"] > one["lines"]["ReLU in the product"] > 10
+    assert "lines of code" in capsys.readouterr().out
+    page = rendered("<!-- passes-cpu.json: run it -->\n<!-- end -->\n", tmp_path)
+    ratios = " | ".join(f"{one['recorded']['recording']['floor']:.2f}" for one in found.values())
+    assert f"| recording | {found['vae']['lines']['recording']} | {ratios} |" in page
+    assert "CUDA graphs" not in page
+
+
+def test_every_private_api_is_taken_away():
+    source = inspect.getsource(private_torch)
+    found = set(re.findall(r"^(\w+)(?:: Any)? = _(?:find|module)\(", source, re.MULTILINE))
+    operations = {name for name in found if name.isupper()}  # found in a graph, never called
+    assert len(operations) == 4
+    of_several_models = {"vmap_fallback_enabled", "set_vmap_fallback"}
+    others = {"HOOKS", "inductor", "cpp_kernels"}
+    assert set(fallbacks.MISSING) == found - operations - of_several_models | others
+
+
+def test_a_quick_run_says_what_is_slower_without_a_private_api(tmp_path, capsys):
+    file = tmp_path / "fallbacks-cpu.json"
+    fallbacks.main(["--quick", "--modes", "recorded", "--device", "cpu", "--json", str(file)])
+    assert "the run says" in capsys.readouterr().out
+    found = json.loads(file.read_text())["models"]
+    assert set(found["vae"]["recorded"]) == {fallbacks.UNTOUCHED} | {
+        name
+        for name, api in fallbacks.MISSING.items()
+        if not api.student and "recorded" in api.modes
+    }
+    assert set(found[fallbacks.STUDENT]["recorded"]) == {fallbacks.UNTOUCHED, "standard_gamma"}
+    assert found["vae"]["recorded"][fallbacks.UNTOUCHED]["notes"] == []
+    for name, what in private_torch.SLOWER.items():
+        assert what in found["vrnn"]["recorded"][name]["notes"][0]
+    page = rendered("<!-- fallbacks-cpu.json: run it -->\n<!-- end -->\n", tmp_path)
+    row = found["vae"]["recorded"]["fused_adam"]
+    assert f"| fused_adam | {row['floor']:.2f} | " in page
+    assert f"| {row['notes'][0]} |" in page
+
+
+def test_a_variant_that_stops_says_why(monkeypatch):
+    monkeypatch.setattr(switches, "WARM_UP", 2)
+    given = switches.options(None, [], [], []).parse_args(["--quick", "--device", "cpu"])
+    switches.prepare(given)
+    recorded, compiled = (
+        fallbacks.variants(problem("vae"), mode, ["HOOKS"], heavy=False) for mode in switches.MODES
+    )
+    builders = {fallbacks.UNTOUCHED: recorded[fallbacks.UNTOUCHED], "HOOKS": compiled["HOOKS"]}
+    found = switches.measured(builders, fallbacks.UNTOUCHED, given)
+    (note,) = found["HOOKS"]["notes"]
+    assert note.startswith("Stops with ValueError: compile=True")
+    assert (switches.ratio(found["HOOKS"]), switches.ratio(None)) == ("stops", "–")
 
 
 def test_the_page_is_filled_from_the_files(tmp_path):
