@@ -150,10 +150,10 @@ def main(arguments: list[str] | None = None) -> None:
             rows = found[model][mode] = measured(steps, UNTOUCHED, given)
             for api, row in rows.items():
                 row["notes"] = list(dict.fromkeys([*said.get(api, []), *row["notes"]]))
+        if given.json:
+            keep(given.json, given.device, {model: found[model]})
     title = f"a step of {BATCH} rows without an API of torch, in times of the untouched one"
     show(title, *rows_of(found), quick=given.quick)
-    if given.json:
-        keep(given.json, given.device, found)
 
 
 if __name__ == "__main__":

@@ -203,11 +203,11 @@ def main(arguments: list[str] | None = None) -> None:
             torch.manual_seed(0)
             steps = variants(problem, mode, given.only)
             found[model][mode] = measured(steps, ALL, given)
+        if given.json:
+            keep(given.json, given.device, {model: found[model]})
     title = f"a step of {BATCH} rows without a pass, in times of the one with all"
     show(title, *rows_of(found), quick=given.quick)
     print(*notes_of(found), sep="\n")
-    if given.json:
-        keep(given.json, given.device, found)
 
 
 if __name__ == "__main__":
