@@ -193,7 +193,7 @@ def test_every_file_that_the_page_names_is_there() -> None:
             f"{script} is not a command"
         )
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in re.findall(r"^\| `make (\w+)`", PAGE, re.MULTILINE):
+    for target in re.findall(r"^\| `make ([\w-]+)", PAGE, re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
