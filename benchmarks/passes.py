@@ -6,7 +6,8 @@ python benchmarks/passes.py --device cuda --json docs/figures/passes-cuda.json  
 python benchmarks/passes.py --quick                                              # tiny sizes
 
 All steps of a model take turns in one process. A number is the time without the pass, in times of
-the time with all passes: above 1 the pass earns something. There are two modes, ``recorded`` (the
+the time with all passes: above 1 the pass earns something, but no more than noise if the step with
+all passes, measured a second time, differs as much. There are two modes, ``recorded`` (the
 default of ``fit``) and ``compiled`` (``compile=True``); a pass is measured in those where it has
 something to do. Beside it stand the lines of code that only this pass needs, without docstrings and
 comments.
@@ -28,6 +29,7 @@ from typing import Any
 import torch
 from problems import BATCH, QUICK, SIZES, Problem
 from switches import (
+    AGAIN,
     MODES,
     Change,
     Switched,
@@ -170,7 +172,8 @@ def rows_of(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     places = columns(found)
     head = ["without", "lines of code", *(f"{model}, {mode}" for model, mode in places)]
     times = [f"{found[model][mode][ALL]['ms']:.4g}" for model, mode in places]
-    rows = [[f"nothing: {ALL}, ms", "", *times]]
+    again = [ratio(found[model][mode][AGAIN]) for model, mode in places]
+    rows = [[f"nothing: {ALL}, ms", "", *times], [AGAIN, "", *again]]
     lines = {name: number for one in found.values() for name, number in one["lines"].items()}
     for name, number in lines.items():
         cells = [found[model][mode].get(name) for model, mode in places]
@@ -185,6 +188,7 @@ def notes_of(found: Mapping[str, Any]) -> list[str]:
         f"{model}, {mode}, without {'nothing' if name == ALL else name}: {note}"
         for model, mode in columns(found)
         for name, row in found[model][mode].items()
+        if name != AGAIN
         for note in row["notes"]
     ]
 

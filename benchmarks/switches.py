@@ -24,6 +24,7 @@ from aevb.training.events import NOT_COMPILED, events
 from aevb.training.fit import Training
 
 MODES = ("recorded", "compiled")  # a step as it is by default, and with compile=True
+AGAIN = "nothing, a second time"
 
 
 class Change(NamedTuple):
@@ -91,10 +92,13 @@ def measured(
 ) -> dict[str, dict[str, Any]]:
     """What :func:`timing.summary` says of each variant (``floor``: in times of the base), and the
     notes of its run. A variant that stops has only the reason, as a note.
+
+    The base runs twice, so that the ratio of equal steps says how far the others can be trusted.
+    The second one is built before all others: what a process builds first has other memory.
     """
     variants: dict[str, Switched] = {}
     stopped = {}
-    for name, build in builders.items():
+    for name, build in {AGAIN: builders[base], **builders}.items():
         try:
             variant = build()
             timed(variant.step, WARM_UP, given.device)

@@ -449,7 +449,12 @@ def test_a_quick_run_says_what_each_pass_earns_and_costs(tmp_path, capsys):
     passes.main(["--quick", "--modes", "recorded", "--device", "cpu", *models, "--json", str(file)])
     found = json.loads(file.read_text())["models"]
     for one in found.values():
-        assert list(one["recorded"]) == [passes.ALL, "recording", "hand-written gradients"]
+        assert list(one["recorded"]) == [
+            switches.AGAIN,
+            passes.ALL,
+            "recording",
+            "hand-written gradients",
+        ]
         assert one["recorded"][passes.ALL]["floor"] == 1.0
         assert one["lines"]["recording"] > one["lines"]["ReLU in the product"] > 10
     assert "lines of code" in capsys.readouterr().out
@@ -474,12 +479,16 @@ def test_a_quick_run_says_what_is_slower_without_a_private_api(tmp_path, capsys)
     fallbacks.main(["--quick", "--modes", "recorded", "--device", "cpu", "--json", str(file)])
     assert "the run says" in capsys.readouterr().out
     found = json.loads(file.read_text())["models"]
-    assert set(found["vae"]["recorded"]) == {fallbacks.UNTOUCHED} | {
+    assert set(found["vae"]["recorded"]) == {fallbacks.UNTOUCHED, switches.AGAIN} | {
         name
         for name, api in fallbacks.MISSING.items()
         if not api.student and "recorded" in api.modes
     }
-    assert set(found[fallbacks.STUDENT]["recorded"]) == {fallbacks.UNTOUCHED, "standard_gamma"}
+    assert set(found[fallbacks.STUDENT]["recorded"]) == {
+        fallbacks.UNTOUCHED,
+        switches.AGAIN,
+        "standard_gamma",
+    }
     assert found["vae"]["recorded"][fallbacks.UNTOUCHED]["notes"] == []
     for name, what in private_torch.SLOWER.items():
         assert what in found["vrnn"]["recorded"][name]["notes"][0]
