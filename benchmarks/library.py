@@ -18,7 +18,7 @@ from aevb.data import dequantise
 from aevb.declare.deterministic import Recurrence
 from aevb.declare.families import Bernoulli, ContinuousBernoulli
 from aevb.model import Model
-from aevb.training.fit import Training
+from aevb.training.loop import Training
 from aevb.training.settings import Settings
 
 STEPS = 10**9

@@ -12,7 +12,7 @@ from compiled_runs import as_written, compiles, data, vae
 from aevb.compiled_step import fused_adam as flat
 from aevb.compiled_step import recording
 from aevb.training import gradient_steps
-from aevb.training.fit import Training
+from aevb.training.loop import Training
 from aevb.training.settings import Settings
 
 SHAPES = ((5, 4), (3,), (7,), (2, 2), (2, 3, 2), ())

@@ -369,12 +369,12 @@ def test_where_one_seed_fails_it_is_named_and_the_others_are_saved(tmp_path):
 
 
 def test_seeds_share_the_rows_and_keep_their_notes(monkeypatch):
-    from aevb.training import fit as fitting
+    from aevb.training import job
 
     opened = []
-    real = fitting.open_source
+    real = job.open_source
     monkeypatch.setattr(
-        fitting, "open_source", lambda *args: (opened.append(real(*args)), opened[-1])[1]
+        job, "open_source", lambda *args: (opened.append(real(*args)), opened[-1])[1]
     )
     model = Model(
         {"z": Normal(2), "x | z": Normal(16, net=linear(), scale="learned")},

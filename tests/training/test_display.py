@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from aevb import Bernoulli, Model, Normal, OneHot, Run, alternate, fit, mlp
+from aevb import Bernoulli, Model, Normal, OneHot, Run, Settings, alternate, fit, mlp
 from aevb.data import sources
 from aevb.data.builtin import factor_analysis
-from aevb.training import fit as loop
+from aevb.training import job
 from aevb.training.display import Checking, Display, Lines, Live, clock, display, number
 from aevb.training.distributed import World
 from aevb.training.gradient_steps import GradientSteps as Stepper
@@ -263,7 +263,7 @@ def test_of_several_processes_only_the_first_speaks(capsys, monkeypatch):
     class Other(World):
         first = False
 
-    monkeypatch.setattr(loop, "join", lambda device: Other())
+    monkeypatch.setattr(job, "join", lambda device: Other())
     train(progress=True)
     assert capsys.readouterr().out == ""
 
@@ -456,7 +456,7 @@ def test_a_burst_and_a_wild_start_do_not_flatten_the_curve():
     values[150] = -1e12
     values[160] = np.nan
     rows = [{"step": i, "elbo": value} for i, value in enumerate(values)]
-    figure = Run(small_gmvae(), loop.Settings(), rows, None, 200, 0.0).plot()
+    figure = Run(small_gmvae(), Settings(), rows, None, 200, 0.0).plot()
     low, high = figure.axes[0].get_ylim()
     assert -105 < low < -90
     assert -80 < high < -75
@@ -472,7 +472,7 @@ def test_a_burst_and_a_wild_start_do_not_flatten_the_curve():
     ],
 )
 def test_a_short_run_has_a_picture_too(rows, tmp_path):
-    Run(small_gmvae(), loop.Settings(), rows, None, 1, 0.0).plot(tmp_path / "curves.png")
+    Run(small_gmvae(), Settings(), rows, None, 1, 0.0).plot(tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 1000
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from aevb import em, fit, zoo
 from aevb.estimate.estimators import sample_with_seed
-from aevb.training import fit as loop
+from aevb.training import job
 from aevb.training.checkpoint import latest
 from aevb.training.distributed import World
 
@@ -97,7 +97,7 @@ def test_more_processes_than_rows_of_a_step_are_refused(monkeypatch):
         def copy_first(self, tensors):
             pass
 
-    monkeypatch.setattr(loop, "join", lambda device: Alone(3, 4))
+    monkeypatch.setattr(job, "join", lambda device: Alone(3, 4))
     model, x = zoo.fa(), np.random.default_rng(0).normal(size=(10, 3))
     with pytest.raises(
         ValueError,

@@ -33,7 +33,8 @@ from aevb.training.distributed import World
 from aevb.training.em import Responsibilities, exact_em
 from aevb.training.em.factors import Rows
 from aevb.training.evaluation import evaluate
-from aevb.training.fit import Training, TrainingError
+from aevb.training.fit import TrainingError
+from aevb.training.loop import Training
 
 X = factor_analysis(400, seed=0)
 CENTRED = X - X.mean(0)
@@ -311,7 +312,7 @@ def test_an_m_step_without_closed_form_climbs_and_leaves_q_alone(tmp_path):
 
 
 def _interrupted_at(step, model, out, settings):
-    from aevb.training import fit as module
+    from aevb.training import loop as module
 
     real = module.Training._take_step
 

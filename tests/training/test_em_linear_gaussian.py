@@ -21,7 +21,7 @@ from aevb.training.em import moments as em_moments
 from aevb.training.em.acceleration import Ascent
 from aevb.training.em.factors import Rows
 from aevb.training.em.starts import principal_components
-from aevb.training.fit import Training
+from aevb.training.loop import Training
 
 
 def standardised(x: np.ndarray) -> np.ndarray:

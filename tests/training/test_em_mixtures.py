@@ -17,7 +17,7 @@ from aevb.training.distributed import World
 from aevb.training.em import Mixtures, Responsibilities, exact_em, responsibilities
 from aevb.training.em.factors import Rows
 from aevb.training.em.starts import cluster_centres
-from aevb.training.fit import Training
+from aevb.training.loop import Training
 
 IRIS = load_iris().data
 SPECS = {

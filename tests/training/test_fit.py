@@ -28,7 +28,7 @@ from aevb import (
 from aevb.data.builtin import factor_analysis
 from aevb.data.preparation import Affine
 from aevb.data.sources import Mapped, Resident, open_source
-from aevb.training import fit as loop
+from aevb.training import loop
 from aevb.training.checkpoint import folders, latest
 from aevb.training.evaluation import evaluate
 from aevb.training.fit import TrainingError

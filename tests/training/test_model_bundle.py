@@ -15,7 +15,7 @@ from aevb.compiled_step.adam import Adam
 from aevb.training import graph_steps as stepping
 from aevb.training import model_bundle as bundle
 from aevb.training import step_queue, steppers
-from aevb.training.fit import Training
+from aevb.training.loop import Training
 from aevb.training.settings import Settings
 
 SEEDS = (3, 5, 8)
@@ -74,9 +74,8 @@ def together(trainings):
 def advance(whole, trainings, count):
     for _ in range(count):
         for training in trainings:
-            rate = training.rate(
-                training.settings.schedule.phase(training.step, training.total), training.step
-            )
+            phase = training.settings.schedule.phase(training.step, training.total)
+            rate = training.settings.rate(training.step, phase)
             training.stepper.load(training.step, [rate])
             training.stepper.rates[0, 0] = rate  # which a GPU is told in single precision
             training.step += 1

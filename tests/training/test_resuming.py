@@ -8,7 +8,7 @@ import torch
 from small_runs import across, assert_equal_weights, bits, small_vae, weights
 
 from aevb import Bernoulli, Model, Normal, fit, mlp
-from aevb.training import fit as loop
+from aevb.training import loop, resuming
 from aevb.training.checkpoint import CheckpointError, latest
 from aevb.zoo import fa
 
@@ -75,7 +75,7 @@ def test_resuming_with_other_settings_or_over_another_run_is_refused(tmp_path):
 
 def test_a_run_whose_seed_meant_other_numbers_is_not_resumed(tmp_path, monkeypatch):
     fit(small_vae(), {"x": bits()}, steps=3, seed=0, out=tmp_path)
-    monkeypatch.setattr(loop, "NUMBERS", loop.NUMBERS + 1)
+    monkeypatch.setattr(resuming, "NUMBERS", resuming.NUMBERS + 1)
     with pytest.raises(
         CheckpointError,
         match="by another version of aevb, in which a seed gave other random numbers",

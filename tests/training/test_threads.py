@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from aevb import Bernoulli, Model, Normal, conv, deconv, fit, mle, zoo
-from aevb.training import fit as fitting
+from aevb.training import loop
 from aevb.training.threads import FEW, SHARE, threads, worth
 
 
@@ -42,9 +42,9 @@ def test_work_that_is_not_known_gets_all_threads(sixteen):
 def test_a_run_has_few_threads_and_what_is_called_has_all(sixteen, monkeypatch):
     seen, during = [], []
     x = (torch.rand(40, 6) < 0.5).float()
-    real = fitting.Training._take_step
+    real = loop.Training._take_step
     monkeypatch.setattr(
-        fitting.Training,
+        loop.Training,
         "_take_step",
         lambda self, phase: (during.append(torch.get_num_threads()), real(self, phase))[1],
     )

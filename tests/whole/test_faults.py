@@ -22,11 +22,11 @@ from safetensors.torch import load_file, save
 from aevb import Bernoulli, ContinuousBernoulli, Model, Normal, cli, fit, load, load_run, mlp
 from aevb.data.sources import open_source
 from aevb.runtime.checked_files import IntegrityWarning, seal
-from aevb.training import checkpoint
-from aevb.training import fit as loop
+from aevb.training import checkpoint, validation
 from aevb.training import run_folder as folder
 from aevb.training.checkpoint import CheckpointError, TrainingError, folders, latest, read
 from aevb.training.gradient_steps import GradientSteps as Stepper
+from aevb.training.resuming import partial_fingerprint
 from aevb.training.run import Run
 from aevb.training.run_folder import Folder
 
@@ -1064,7 +1064,7 @@ def test_a_run_of_an_earlier_version_without_these_hashes_goes_on(tmp_path, whol
     for place in folders(out):
         manifest = json.loads((place / "manifest.json").read_text())
         del manifest["sha256"], manifest["beside"], manifest["state"]["history"]
-        manifest["state"]["settings"]["data"] = loop._partial_fingerprint(
+        manifest["state"]["settings"]["data"] = partial_fingerprint(
             open_source(small_vae().graph, {"x": TRAIN}, torch.empty(0))
         )
         (place / "manifest.json").write_text(json.dumps(manifest))
@@ -1247,6 +1247,6 @@ def test_a_run_that_ran_out_of_patience_is_over(tmp_path):
 
 def test_a_validation_that_is_not_finite_is_never_the_best(monkeypatch):
     values = iter([float("nan"), -3.0, float("inf"), -2.0])
-    monkeypatch.setattr(loop, "Evaluation", lambda *_, **__: lambda: {"elbo": next(values)})
+    monkeypatch.setattr(validation, "Evaluation", lambda *_, **__: lambda: {"elbo": next(values)})
     run = fit(small_vae(), {"x": TRAIN}, validation={"x": VALIDATION}, **SETTINGS)
     assert run.best == (40, -2.0)

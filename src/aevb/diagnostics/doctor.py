@@ -145,17 +145,9 @@ def _rests_on_one(model: Model, batch: Batch, run: Run, seed: int) -> list[Findi
     effective = course.effective_weights(model, plan, few, seed)
     if effective is None or effective >= course.FEW:
         return []
-    text, remedy = course.told_weights(effective, settings.samples)
-    return [
-        Finding(
-            "warning",
-            "one weight",
-            "run",
-            text,
-            {"effective": effective, "samples": settings.samples},
-            remedy,
-        )
-    ]
+    event = course.one_sample(effective, settings.samples)
+    figures = {"effective": effective, "samples": settings.samples}
+    return [Finding("warning", "one weight", "run", event.text, figures, event.remedy)]
 
 
 def _behind(model: Model) -> list[Finding]:

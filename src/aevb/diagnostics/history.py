@@ -13,7 +13,7 @@ import numpy as np
 from aevb.diagnostics.finding import Finding
 from aevb.training.events import SKIPPED, UNTAUGHT, events
 from aevb.training.run import Run
-from aevb.training.warning_signs import fall, told_fall
+from aevb.training.warning_signs import fall, fell_back
 
 FELL = 0.01  # fraction of the whole rise of the validation bound, lost since its best value
 NATS = 0.5  # and the loss in nats that is too small to report
@@ -87,20 +87,10 @@ def _fall(run: Run) -> list[Finding]:
     A fall in validation is then not over-fitting.
     """
     found = fall(run)
-    return (
-        []
-        if found is None
-        else [
-            Finding(
-                "warning",
-                "fell back",
-                "run",
-                told_fall(found)[0],
-                found._asdict(),
-                told_fall(found)[1],
-            )
-        ]
-    )
+    if found is None:
+        return []
+    event = fell_back(found)
+    return [Finding("warning", "fell back", "run", event.text, found._asdict(), event.remedy)]
 
 
 def _kl_weight(run: Run) -> list[Finding]:

@@ -96,6 +96,13 @@ class Teaching:
         }
         self.record(model, dict.fromkeys(names), trained=True)
 
+    def replaced(self, model: DeclaredModel, names: Collection[str]) -> None:
+        """Record that q's factors of these latents were set to the exact posterior of complete
+        rows, whatever q was trained on before.
+        """
+        self.lacked = None
+        self.taught(model, names, lacked={})
+
     def untaught(self, model: DeclaredModel) -> dict[str, str]:
         """Return the latents whose factors in q are outdated, with the reason for each."""
         found, p = {}, None

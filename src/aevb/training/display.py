@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from aevb.training.best import Best, better
 from aevb.training.run_folder import Folder
 
 if TYPE_CHECKING:
@@ -55,10 +56,10 @@ class Display(Watcher):
         total: int,
         epochs: float,
         bound: str = "elbo",
-        best: Mapping[str, Any] | None = None,
+        best: Best | None = None,
     ) -> None:
         self.at, self.total, self.epochs, self.bound = start, total, epochs, bound
-        self.best = (best["value"], best["step"]) if best else None
+        self.best = best
         self.train: dict[str, float] = {}
         self.validation: dict[str, float] = {}
         self.phase = ""
@@ -78,9 +79,7 @@ class Display(Watcher):
             elif isinstance(value, int | float) and name not in ("step", "epoch", "seconds"):
                 fresh = name == "lr" or not math.isfinite(self.train.get(name, math.nan))
                 self.train[name] = value if fresh else 0.7 * self.train[name] + 0.3 * value
-        value = row.get(f"validation {self.bound}", math.nan)
-        if math.isfinite(value) and (self.best is None or value > self.best[0]):
-            self.best = value, row["step"]
+        self.best = better(self.best, row["step"], row.get(f"validation {self.bound}", math.nan))
 
     def terms(self) -> list[str]:
         """Return the names of the bound, the likelihoods and the KL terms, in this order."""
@@ -122,7 +121,7 @@ class Lines(Display):
         total: int,
         epochs: float,
         bound: str = "elbo",
-        best: Mapping[str, Any] | None = None,
+        best: Best | None = None,
     ) -> None:
         super().__init__(start, total, epochs, bound, best)
         self.spoke = time.perf_counter()
@@ -173,7 +172,7 @@ class Lines(Display):
             f"{number(self.train.get(name, self.validation.get(name))):>{self._width(name)}}"
             for name in self.columns
         )
-        best = self.best[0] if self.best else None
+        best = self.best.value if self.best else None
         checked = f"{number(self.validation.get(self.bound)):>12}{number(best):>12}"
         epoch = self.epochs * self.at / max(self.total, 1)
         rest = f"{rate_of(self.train):>10}{pace(rate):>9}{clock(left):>9}"
@@ -198,7 +197,7 @@ class Live(Display):
         total: int,
         epochs: float,
         bound: str = "elbo",
-        best: Mapping[str, Any] | None = None,
+        best: Best | None = None,
     ) -> None:
         from rich.console import Console
         from rich.live import Live as Panel
@@ -270,7 +269,7 @@ class Live(Display):
         for name in names[: self.MOST]:
             style = "bold" if name in BOUNDS else ""
             best = (
-                f"best {number(self.best[0])} at step {self.best[1]:,}"
+                f"best {number(self.best.value)} at step {self.best.step:,}"
                 if name == self.bound and self.best
                 else ""
             )
@@ -410,7 +409,7 @@ def display(
     total: int,
     epochs: float,
     bound: str = "elbo",
-    best: Mapping[str, Any] | None = None,
+    best: Best | None = None,
 ) -> Watcher:
     """Return a live panel on a terminal, or plain lines elsewhere if ``progress`` is True.
 

@@ -18,10 +18,11 @@ from aevb.training.em.acceleration import NoEvidenceError, converged
 from aevb.training.em.factors import Rows
 from aevb.training.em.iterations import Iterations
 from aevb.training.events import CONVERGED, FLOOR, LEFT_ALONE, NOT_CONVERGED, Event
+from aevb.training.job import Job
 from aevb.training.maximum_likelihood import Likelihood
 from aevb.training.objective import Objective
 from aevb.training.schedules import Phase
-from aevb.training.step import Job, Stepper
+from aevb.training.step import Stepper
 from aevb.training.trouble import what_failed
 
 MLE = "mle/"  # prefix of the names of L-BFGS's state in a checkpoint

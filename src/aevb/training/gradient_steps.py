@@ -40,13 +40,14 @@ from aevb.model import Model
 from aevb.runtime import private_torch
 from aevb.training.events import NOT_COMPILED, Event
 from aevb.training.exact_steps import left_alone
+from aevb.training.job import Job
 from aevb.training.objective import Objective
 from aevb.training.purity import own_part
 from aevb.training.row_order import seed_of
 from aevb.training.schedules import Phase
 from aevb.training.settings import Settings
 from aevb.training.staging import Gathered, Staged
-from aevb.training.step import Job, Stepper
+from aevb.training.step import Stepper
 from aevb.training.trouble import finite, what_failed
 
 # Record a phase after this many steps, if at least this many remain.

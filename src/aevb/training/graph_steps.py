@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from aevb.compiled_step.cuda_streams import CudaStreams, streams_of
 from aevb.compiled_step.fused_adam import MovedTogether, Vector
 from aevb.training.gradient_steps import GradientSteps, seeded
+from aevb.training.job import Job
 from aevb.training.purity import own_part
 from aevb.training.row_order import seed_of
 from aevb.training.schedules import Phase
 from aevb.training.staging import Gathered, Staged
-from aevb.training.step import Job
 
 # Steps of a phase before it is captured. In them, libraries initialise and the optimiser creates
 # its state.

@@ -1,11 +1,33 @@
-"""Handle Ctrl-C and termination signals during a run."""
+"""Ctrl-C and termination signals during a run: the run saves a checkpoint and stops."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
+
+
+class Stopped(KeyboardInterrupt):
+    """A run was interrupted and has saved a checkpoint. ``for_commands`` is the command line's
+    message.
+    """
+
+    def __init__(self, text: str, for_commands: str = "") -> None:
+        super().__init__(text)
+        self.for_commands = for_commands or text
+
+
+def stopped(text: str, what: str, where: Path | None) -> Stopped:
+    """Return the error of an interrupted run, with the way to continue it from its folder."""
+    if where is None:
+        return Stopped(text)
+    python, command = (
+        f"{text}; {how} continues {what} from {where}"
+        for how in ("resume=True", "the same command with --resume")
+    )
+    return Stopped(python, command)
 
 
 class Flag:
@@ -14,8 +36,8 @@ class Flag:
     def __init__(self) -> None:
         self.set = False
 
-    def __bool__(self) -> bool:
-        return self.set
+    def ask_to_stop(self) -> None:
+        self.set = True
 
 
 @contextmanager
@@ -30,7 +52,7 @@ def interruptible() -> Iterator[Flag]:
     def handle(number: int, frame: FrameType | None) -> None:
         if flag.set:
             raise KeyboardInterrupt
-        flag.set = True
+        flag.ask_to_stop()
 
     signals = [signal.SIGINT, signal.SIGTERM]
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from aevb.model import Model
 from aevb.pictures import curves
 from aevb.posterior.training_record import with_weights
 from aevb.runtime.checked_files import IntegrityWarning
+from aevb.training.best import Best, better
 from aevb.training.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -28,13 +29,6 @@ from aevb.training.settings import Settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-class Best(NamedTuple):
-    """The best validation of a run."""
-
-    step: int
-    value: float
 
 
 @dataclass
@@ -70,10 +64,10 @@ class Run:
         If several are equal, it is the first.
         """
         name = f"validation {self.settings.judge}"
-        found = [
-            Best(row["step"], row[name]) for row in self.rows if np.isfinite(row.get(name, np.nan))
-        ]
-        return max(found, key=lambda best: best.value) if found else None
+        best: Best | None = None
+        for row in self.rows:
+            best = better(best, row["step"], row.get(name, np.nan))
+        return best
 
     @property
     def history(self) -> dict[str, np.ndarray]:

@@ -44,16 +44,25 @@ LONGEST_LINE = 2**20  # most bytes of a line of metrics.jsonl
 
 
 class Folder:
-    """The folder of a run that is being trained. ``notes`` are sentences for the run to record."""
+    """The folder of a run that is being trained."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.metrics = path, path / "metrics.jsonl"
-        self.notes: list[str] = []
+        self._notes: list[str] = []  # sentences for the run to record
         self.beside: dict[str, str] = {}  # seals of the JSON files, for the checkpoints
         self._id = uuid.uuid4().hex
         self._file: IO[str] | None = None  # the lock file, while the lock is held
         self._place: tuple[int, int] | None = None  # device and inode of the folder
         self._lines, self._hash = 0, hashlib.sha256()  # of metrics.jsonl so far
+
+    def note(self, *texts: str) -> None:
+        """Add sentences for the run to record."""
+        self._notes += texts
+
+    def take_notes(self) -> list[str]:
+        """Return the sentences for the run to record, each of them once."""
+        taken, self._notes = self._notes, []
+        return taken
 
     # The lock -------------------------------------------------------------------------------------
 
@@ -95,7 +104,7 @@ class Folder:
                 f"or choose another folder."
             ) from None
         except OSError as error:
-            self.notes.append(
+            self.note(
                 f"{self.path} lies on a file system without locks ({error.strerror}), which "
                 f"cannot keep a second process from training there. "
                 "If one starts, this run stops before its next write."
@@ -131,7 +140,7 @@ class Folder:
             self._file.close()
             self._file = None  # so that _lock's own writes are not checked against the old file
             self._file = self._lock(file)
-            self.notes.append(
+            self.note(
                 f"{self.path / '.lock'} was removed while the run trained. It was made again, so "
                 f"that no second process trains here."
             )
@@ -155,8 +164,13 @@ class Folder:
         config: str,
         rows: list[dict[str, Any]],
         recipe: Recipe | None = None,
+        beside: Mapping[str, str] | None = None,
     ) -> None:
-        """Write the files of a run that starts or resumes."""
+        """Write the files of a run that starts or resumes.
+
+        ``beside`` has the seals of a resumed run's files; those that are not written anew keep
+        theirs.
+        """
         texts = {
             "model.json": json.dumps(declaration, indent=2, ensure_ascii=False) + "\n",
             "config.toml": config,
@@ -166,7 +180,7 @@ class Folder:
         for name, text in texts.items():
             with self.writing(self.path / name, None):
                 replace(self.path / name, text)
-        self.beside |= {
+        self.beside = dict(beside or {}) | {
             name: seal(json.loads(text)) for name, text in texts.items() if name.endswith(".json")
         }
         self._lines, self._hash = len(rows), hashlib.sha256(texts["metrics.jsonl"].encode())

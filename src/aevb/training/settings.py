@@ -17,7 +17,7 @@ from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aevb.training.schedules import Schedule, joint, schedule_from
+from aevb.training.schedules import Phase, Schedule, joint, schedule_from
 
 if TYPE_CHECKING:
     from aevb.data.preparation import Affine
@@ -206,6 +206,14 @@ class Settings:
     def kl_weight(self, step: int) -> float:
         """Return the weight of the KL terms in a step."""
         return min(1.0, (step + 1) / self.kl_warmup) if self.kl_warmup else 1.0
+
+    def rate(self, step: int, phase: Phase) -> float:
+        """Return the learning rate of a step, which belongs to this phase."""
+        assert self.lr is not None
+        rate = self.lr * min(1.0, (step + 1) / self.warmup) if self.warmup else self.lr
+        if self.decay == "cosine":
+            rate *= 0.5 * (1 + math.cos(math.pi * phase.position / phase.length))
+        return rate
 
     def record(self) -> dict[str, Any]:
         """Return the settings as plain values, for JSON and TOML."""

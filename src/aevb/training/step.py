@@ -8,39 +8,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from aevb.data.sources import Source
-from aevb.derive.plan import Plan
-from aevb.model import Model
 from aevb.training.checkpoint import CheckpointError
 from aevb.training.distributed import World
-from aevb.training.em import Regressions, Responsibilities
-from aevb.training.row_order import Order
+from aevb.training.job import Job
 from aevb.training.schedules import Phase
-from aevb.training.settings import Settings
 
 # A requested step: stepper, step number, phase, learning rate.
 Wanted = tuple["Stepper", int, Phase, float]
-
-
-@dataclass(frozen=True)
-class Job:
-    """Everything that a stepper needs: model, plan, rows and their order, settings, processes."""
-
-    model: Model
-    plan: Plan
-    source: Source
-    order: Order
-    settings: Settings
-    world: World
-    labelled: Sequence[str]  # discrete latents with labels in some rows
-    classes: Sequence[str]  # discrete latents whose q is a function of the data
-    em: Regressions | Responsibilities | None
 
 
 class Tally:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from aevb.training.exact_steps import EMSteps, LikelihoodSteps
 from aevb.training.gradient_steps import GradientSteps
 from aevb.training.graph_steps import AT_ONCE, GraphSteps, can_capture
-from aevb.training.step import Job, Stepper
+from aevb.training.job import Job
+from aevb.training.step import Stepper
 
 
-def stepper_for(job: Job, *, on_all_rows: bool) -> Stepper:
-    """Return the stepper: closed-form EM or L-BFGS if ``on_all_rows``, else Adam on batches."""
-    if on_all_rows:
+def stepper_for(job: Job) -> Stepper:
+    """Return the stepper: closed-form EM or L-BFGS on all rows, or Adam on batches."""
+    if job.on_all_rows:
         return LikelihoodSteps(job) if job.em is None else EMSteps(job, job.em)
     if can_capture(job):
         return GraphSteps(job)

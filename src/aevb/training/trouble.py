@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
+from aevb.training.job import Job
 from aevb.training.objective import Objective
-from aevb.training.step import Job
 
 
 def finite(objective: Objective, inputs: Mapping[str, Tensor]) -> bool:
@@ -89,3 +89,25 @@ def _culprit(
         None,
     )
     return f"the gradient of {culprit}" if culprit else "the gradient", torch.ones_like(bad), True
+
+
+def advice(job: Job, step: int) -> str:
+    """Return what to do about a failed step."""
+    if job.em is not None and job.em.closed:
+        return " Standardise the data (aevb.data.standardise), or use mle()."
+    if step == 0 and (name := _large_input(job)) is not None:
+        return (
+            f" Nothing has been learned yet, so the cause is probably the networks' inputs: {name} "
+            f"is large. For counts, let the networks read logarithms, net=mlp(…, log=True); "
+            f"standardise other data (aevb.data.standardise)."
+        )
+    return " Look at these rows; a new run may do better with a lower lr, or clip=."
+
+
+def _large_input(job: Job) -> str | None:
+    """Return a variable that q reads and that has values above 100, or None."""
+    batch, graph = job.source.take(job.order.rows(0).cpu()), job.model.graph
+    read = {ref.name for name in graph.latents for ref in graph.reads("q", name)}
+    return next(
+        (name for name in batch if name in read and float(batch[name].abs().max()) > 100), None
+    )

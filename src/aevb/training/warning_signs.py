@@ -5,7 +5,7 @@ The weights are importance weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,9 @@ from torch import Tensor
 from aevb.derive.plan import Plan
 from aevb.estimate.estimators import estimate
 from aevb.model import Model
+from aevb.training.events import FELL_BACK, ONE_SAMPLE, Event
+from aevb.training.job import Job
+from aevb.training.row_order import seed_of
 from aevb.training.run import Run
 
 # Limits that a fall must exceed, all three: nats, share of the whole rise, standard errors.
@@ -83,28 +86,37 @@ def effective_weights(
     return float((1 / torch.softmax(log_weights.double(), 0).square().sum(0)).median())
 
 
-def told_fall(found: Fall) -> tuple[str, str]:
-    """Return the note on a fall, and the remedy."""
-    text = (
+def fell_back(found: Fall) -> Event:
+    """Return the note on a fall."""
+    return Event(
+        FELL_BACK,
+        "run",
         f"The training bound fell back from {found.best:.2f} nats around step {found.step} to "
-        f"{found.last:.2f} at the end."
-    )
-    return (
-        text,
+        f"{found.last:.2f} at the end.",
         "The steps are too large: use a lower lr=, or clip=. With validation= data, load_run "
         "reads the best checkpoint.",
     )
 
 
-def told_weights(effective: float, samples: int) -> tuple[str, str]:
-    """Return the note on collapsed importance weights, and the remedy."""
-    text = (
+def one_sample(effective: float, samples: int) -> Event:
+    """Return the note on collapsed importance weights."""
+    return Event(
+        ONE_SAMPLE,
+        "run",
         f"The importance weights rest on one sample: the effective sample size is {effective:.1f} "
-        f"of {samples} (median over rows), "
-        "which makes the gradient noisy."
-    )
-    return (
-        text,
+        f"of {samples} (median over rows), which makes the gradient noisy.",
         'Use a lower lr=, train with bound="elbo" first, or give q a richer family; '
         'gradient="dreg" has less noise.',
     )
+
+
+def signs_at_end(job: Job, run: Run) -> Iterator[Event]:
+    """Return the events to record after the last step of a run."""
+    if (found := fall(run)) is not None:
+        yield fell_back(found)
+    if job.settings.schedule.objective == "bound":
+        batch = job.source.take(torch.arange(min(ROWS, job.source.n)))
+        seed = seed_of(job.settings.seed, "course", 0)
+        effective = effective_weights(job.model, job.plan, batch, seed)
+        if effective is not None and effective < FEW:
+            yield one_sample(effective, job.plan.samples)

@@ -1,0 +1,170 @@
+"""The job of a run: everything that is fixed before its first step.
+
+:func:`prepare_job` opens the data and derives from them the plan, the order of the rows and the
+number of steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from aevb.data.markers import array_warnings
+from aevb.data.repeated_values import refuse_degenerate
+from aevb.data.sources import Source, open_source
+from aevb.declare.deterministic import Recurrence
+from aevb.declare.graph import Graph
+from aevb.declare.networks import MLP
+from aevb.derive.plan import Plan
+from aevb.estimate.batch import Batch, split_latents
+from aevb.evidence.exact import why_not_exact
+from aevb.model import Model
+from aevb.posterior.choice import open_ended
+from aevb.training.display import Checking
+from aevb.training.distributed import World, join
+from aevb.training.em import Regressions, Responsibilities, exact_em
+from aevb.training.maximum_likelihood import why_in_batches
+from aevb.training.row_order import Order
+from aevb.training.settings import Settings
+
+ITERATIONS = 1000  # default limit for iterations over all rows; they usually converge earlier
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a run trains, on which rows, how, and for how many steps."""
+
+    model: Model
+    plan: Plan
+    source: Source
+    order: Order
+    settings: Settings  # with a learning rate, if the user gave none
+    world: World
+    labelled: Sequence[str]  # discrete latents with labels in some rows
+    classes: Sequence[str]  # discrete latents whose q is a function of the data
+    em: Regressions | Responsibilities | None
+    total: int  # steps of the whole run
+    on_all_rows: bool  # whether a step is an iteration over all rows (closed-form EM, L-BFGS)
+    in_batches: str | None  # why mle() takes batches although the evidence is exact
+    frozen: Sequence[str]  # parameters that are not trained
+    markers: Sequence[str]  # warnings about values that look like markers of missing values
+
+    @property
+    def per_epoch(self) -> int:
+        """The number of steps per pass over the data."""
+        return max(1, round(self.source.n / self.order.batch))
+
+    def epochs(self, step: int) -> float:
+        """Return how many passes over the data a number of steps is."""
+        return step * self.order.batch / self.source.n
+
+    @cached_property
+    def open_ends(self) -> bool:
+        """Whether sequences end in time steps without data, judged by the first 1,000 rows."""
+        graph = self.model.graph
+        return any(graph.timed[name] for name in graph.observed) and open_ended(
+            graph, self.source.take(torch.arange(min(1000, self.source.n)))
+        )
+
+
+def prepare_job(
+    model: Model,
+    data: Any,
+    asked: Settings,
+    *,
+    progress: bool | None = False,
+    look_for_markers: bool = True,
+) -> Job:
+    """Open the data and return the job of a run.
+
+    ``progress`` shows how the data are checked. ``look_for_markers=False`` is for rows that the
+    command line has already searched for markers of missing values.
+    """
+    settings = asked if asked.lr is not None else replace(asked, lr=_usual_rate(model))
+    like = model._parameter()
+    if like.dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"The model is in {str(like.dtype)[6:]}, too coarse to train in. Train model.float(); "
+            'precision="bf16" then computes matrix products in bfloat16.'
+        )
+    world = join(like.device)
+    world.copy_first(list(model.state_dict().values()))
+    source = open_source(model.graph, data, like, Checking(progress if world.first else False))
+    markers = (
+        array_warnings(data, model.graph.observed)
+        if look_for_markers and isinstance(data, Mapping)
+        else []
+    )
+    refuse_degenerate(model.graph, source)
+    em = exact_em(model) if settings.schedule.objective == "em" else None
+    exact = settings.schedule.objective == "evidence" and why_not_exact(model) is None
+    in_batches = why_in_batches(model, source, asked) if exact else None
+    on_all_rows = (exact and in_batches is None) or (em is not None and em.closed)
+    size = source.n if on_all_rows else settings.batch
+    unbounded = on_all_rows and settings.steps is None and settings.epochs is None
+    first = source.take(torch.arange(min(2, source.n)))
+    return Job(
+        model=model,
+        plan=_plan(model, settings, first),
+        source=source,
+        order=Order(source.n, size, settings.seed, like.device if source.near else None),
+        settings=settings,
+        world=world,
+        labelled=_labelled(model.graph, first),
+        classes=_classes(model.graph),
+        em=em,
+        total=ITERATIONS if unbounded else settings.total(source.n, size),
+        on_all_rows=on_all_rows,
+        in_batches=in_batches,
+        frozen=frozen(model),
+        markers=[str(warning) for warning in markers],
+    )
+
+
+def frozen(model: Model) -> list[str]:
+    """Return the names of the frozen parameters."""
+    return [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+
+
+def _usual_rate(model: Model) -> float:
+    """Return the default learning rate: larger for linear models than for models with networks."""
+    linear = all(
+        not isinstance(module, MLP) or not module.spec.hidden for module in model.modules()
+    )
+    plain = all(
+        not isinstance(module, torch.nn.Conv2d | torch.nn.ConvTranspose2d | Recurrence)
+        for module in model.modules()
+    )
+    return 0.05 if linear and plain else 2e-3
+
+
+def _plan(model: Model, settings: Settings, batch: Batch) -> Plan:
+    clamped, partial = split_latents(model.graph, batch)
+    return model.plan(
+        how=settings.how,
+        bound=settings.bound,
+        samples=settings.samples,
+        gradient=settings.gradient,
+        clamped=clamped,
+        partial=partial,
+    )
+
+
+def _labelled(graph: Graph, batch: Batch) -> list[str]:
+    """Return the discrete latents that the data have labels for."""
+    return [name for name in graph.latents if name in batch and graph.rule("q", name).spec.finite]
+
+
+def _classes(graph: Graph) -> list[str]:
+    """Return the discrete latents without a time index whose q depends on data alone."""
+    return [
+        name
+        for name in graph.latents
+        if graph.rule("q", name).spec.categorical
+        and not graph.timed[name]
+        and graph.latent_behind(name) is None
+    ]

@@ -1,0 +1,93 @@
+"""Notes that a run records before its first step: what it will not train, and odd data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from aevb.data.repeated_values import LOOK, note_numbering, note_repeats
+from aevb.declare.families import Exact
+from aevb.posterior.training_record import with_weights
+from aevb.runtime import private_torch
+from aevb.training import events
+from aevb.training.events import Event
+from aevb.training.job import Job
+from aevb.training.trained_factors import known_everywhere
+
+
+def notes_at_start(job: Job) -> Iterator[Event]:
+    """Return the events to record before the first step."""
+    yield from _latents_known_everywhere(job)
+    yield from _labels_without_effect(job)
+    for text in _odd_data(job):
+        yield Event(events.REPEATED, "data", text)
+    if slower := private_torch.slower():
+        text = (
+            f"torch {torch.__version__} lacks private functions that aevb uses, so these are "
+            f"slower: {', '.join(slower)}."
+        )
+        yield Event(events.NOT_COMPILED, "run", text)
+    if job.settings.schedule.objective == "evidence" and with_weights(job.model):
+        remedy = (
+            "Judge the run by the evidence: the elbo, its terms and the gap use q as it was "
+            "before the run."
+        )
+        yield Event(events.P_ALONE, "q", "mle() trains p alone.", remedy)
+    if job.in_batches is not None:
+        text = (
+            f"mle() takes Adam's steps on batches instead of L-BFGS on all rows: {job.in_batches}."
+        )
+        yield Event(events.IN_BATCHES, "run", text)
+
+
+def _latents_known_everywhere(job: Job) -> Iterator[Event]:
+    for name in known_everywhere(job):
+        could_classify = (
+            name in job.labelled and job.model.graph.latent_behind(name) is None and job.em is None
+        )
+        remedy = (
+            f"To train q({name}|·) too, add classify=1 (--classify 1); to infer {name}"
+            if could_classify
+            else f"To infer {name}"
+        )
+        yield Event(
+            events.UNTAUGHT,
+            name,
+            f"{name} is known in every row: nothing teaches q({name}|·).",
+            f"{remedy} without labels, leave {name} out of the data.",
+        )
+
+
+def _labels_without_effect(job: Job) -> Iterator[Event]:
+    """Note partly labelled discrete latents whose q the labels do not train."""
+    graph, s = job.model.graph, job.settings
+    if s.schedule.objective != "bound" or s.classify:
+        return
+    for name in job.labelled:
+        if (
+            name in job.plan.partial
+            and not isinstance(graph.rule("q", name).spec, Exact)
+            and graph.latent_behind(name) is None
+        ):
+            yield Event(
+                events.LABELS,
+                name,
+                f"{name} is known in some rows. The bound of these rows has no term with "
+                f"q({name}|·), so their labels do not train it.",
+                f"To train q to predict {name}, add classify=1 (--classify 1).",
+            )
+
+
+def _odd_data(job: Job) -> list[str]:
+    """Return notes about a sample of rows: values repeated under a density, markers of missing
+    values, and columns that look like row numbers.
+    """
+    graph, source = job.model.graph, job.source
+    spread = source.read(torch.linspace(0, source.n - 1, min(LOOK, source.n)).long())
+    first = source.read(torch.arange(min(LOOK, source.n)))
+    return [
+        *note_repeats(graph, spread, source.fresh, source.places),
+        *job.markers,
+        *note_numbering(graph, first, source.fresh, source.places),
+    ]
