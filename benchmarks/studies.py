@@ -173,7 +173,7 @@ def _together(runs: list[Any]) -> Work:
     phase = runs[0].settings.schedule.phase(0, runs[0].total)
 
     def step() -> Taken:
-        together.step([(run.stepper, run.step, phase, run.rate(phase, run.step)) for run in runs])
+        together.step([run.wanted(phase) for run in runs])
         for run in runs:
             run.step += 1
             if run.step % 100 == 0:
@@ -265,10 +265,10 @@ def worker(told: Mapping[str, Any]) -> None:
         step()
         wait(told["device"])
         times.append(time.perf_counter() - began)
-    if run.world.first:
+    if run.job.world.first:
         Path(told["target"]).write_text(json.dumps(statistics.median(times)))
-    run.world.wait()
-    run.world.leave()
+    run.job.world.wait()
+    run.job.world.leave()
     os._exit(0)
 
 

@@ -9,7 +9,7 @@ results then differ by rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -63,6 +63,10 @@ class CompiledStep:
         self.run: Callable[..., Any] = graph if self._concurrent is None else self._concurrent.run
         self.active: list[Tensor] = []
         self.order: list[int] = []  # index of each active parameter's gradient among the results
+
+    def read_from(self, parameters: Iterable[Tensor]) -> None:
+        """Read the parameters from other tensors of the same shapes from now on."""
+        self.parameters = list(parameters)
 
     def write_into(self, places: Mapping[Any, Tensor]) -> None:
         """Write gradients directly into these tensors, if computed last on their CUDA stream."""

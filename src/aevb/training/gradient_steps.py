@@ -9,7 +9,6 @@ failed step.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -123,7 +122,7 @@ class GradientSteps(Stepper):
         if self.settings.schedule.objective == "em" and (
             phase.position == 0 or self.objective.reference is None
         ):
-            self.objective.reference = copy.deepcopy(self.model).eval()
+            self.objective.hold_posterior()
             assert self.job.em is not None
             self.left_alone = self.job.em.tighten(
                 self.source.take(torch.arange(min(2, self.source.n)))
@@ -133,8 +132,11 @@ class GradientSteps(Stepper):
 
     def load(self, step: int, rates: Sequence[float]) -> None:
         """Load the inputs of the next steps from the host, one step per learning rate."""
-        s, count = self.settings, len(rates)
         self.tally.begin(step)
+        self._load_inputs(step, rates)
+
+    def _load_inputs(self, step: int, rates: Sequence[float]) -> None:
+        s, count = self.settings, len(rates)
         self.left = s.total(self.source.n, self.order.batch) - step
         if self.staged is not None:
             self.staged.load(step, count)
@@ -224,7 +226,7 @@ class GradientSteps(Stepper):
             name: bound.value if bound.unweighted is None else bound.unweighted,
             **bound.terms,
         }
-        self.tally.names = [*values, "gradient"]
+        self.tally.rename([*values, "gradient"])
         return objective, torch.stack([value.detach() for value in values.values()]).sum(
             -1
         ) / self.order.batch
@@ -406,6 +408,10 @@ class GradientSteps(Stepper):
             ]
         )
 
+    def note(self, event: Event) -> None:
+        """Keep an event for :meth:`remarks`."""
+        self.not_compiled.append(event)
+
     def adopt(self, phase: Phase, step: CompiledStep) -> None:
         """Use the compiled step of a bundle for this phase."""
         self.compiled[phase.name] = step
@@ -441,8 +447,7 @@ class GradientSteps(Stepper):
         }
         self.adam.restore(moments, {name: parameter for parameter, name in self.names.items()})
         if reference:
-            self.objective.reference = copy.deepcopy(self.model).eval()
-            self.objective.reference.load_state_dict(reference)
+            self.objective.hold_posterior(reference)
         self.tally.restore(metrics, self.dtype)
 
     # Trouble --------------------------------------------------------------------------------------
@@ -451,9 +456,7 @@ class GradientSteps(Stepper):
         return any(self._finite(step) for step in steps)
 
     def _finite(self, step: int) -> bool:
-        origin = self.tally.origin
-        self.load(step, [0.0])
-        self.tally.origin = origin  # this is a test, not a step
+        self._load_inputs(step, [0.0])  # this is a test, not a step
         return finite(self.objective, self.inputs(0))
 
     def what_failed(self, step: int, phase: Phase) -> str:
@@ -461,7 +464,7 @@ class GradientSteps(Stepper):
 
         The message names the term and the rows.
         """
-        self.load(step, [0.0])
+        self._load_inputs(step, [0.0])
         rows = self.order.rows(step)[self.world.share(self.order.batch)].cpu()
         return what_failed(
             self.job, self.objective, self.inputs(0), rows, self.active(phase), self._broken()

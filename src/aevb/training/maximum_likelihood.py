@@ -135,8 +135,8 @@ class Likelihood:
         evaluations: int = 0,
     ) -> QuasiNewton:
         self.coordinates = coordinates
-        self.search = QuasiNewton(self._loss, np.zeros_like(coordinates.origin), kept)
-        self.search.evaluations += evaluations
+        start = np.zeros_like(coordinates.origin)
+        self.search = QuasiNewton(self._loss, start, kept, evaluations)
         return self.search
 
     def _write(self) -> None:

@@ -39,10 +39,10 @@ class Bundle:
             *((stepper.active(phase), stepper.adam) for stepper in steppers), remarks=step.remarks
         )
         moving = self.vector.weights
-        step.parameters = [
+        step.read_from(
             moving[p] if p in moving else _as_rows([m.get_parameter(n) for m in models])
             for n, p in first.model.named_parameters()
-        ]
+        )
         step.write_into(self.vector.gradients)
         tallies = [stepper.tally for stepper in steppers]
         self.failed, self.sums, self.taken, self.moved = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -48,7 +49,20 @@ class Objective:
             settings,
         )
         self.labelled, self.classes, self.em = labelled, classes, em
-        self.reference: Model | None = None  # whose posterior an M-step holds fixed
+        self._reference: Model | None = None  # whose posterior an M-step holds fixed
+
+    @property
+    def reference(self) -> Model | None:
+        """The model whose posterior an M-step holds fixed, or None before the first E-step."""
+        return self._reference
+
+    def hold_posterior(self, weights: Mapping[str, Tensor] | None = None) -> None:
+        """Hold the posterior of the current weights fixed, or that of the weights of a
+        checkpoint.
+        """
+        self._reference = copy.deepcopy(self.model).eval()
+        if weights is not None:
+            self._reference.load_state_dict(weights)
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Bound]:
         """The objective, and the bound of every row."""

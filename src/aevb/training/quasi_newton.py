@@ -41,11 +41,15 @@ class QuasiNewton:
         evaluate: Callable[[Array], tuple[float, Array]],
         start: Array,
         kept: Mapping[str, Tensor] | None = None,
+        evaluations: int = 0,
     ) -> None:
+        """``evaluations`` is the number of evaluations of earlier searches, which are counted
+        too.
+        """
         self.evaluate, self.x = evaluate, start.copy()
         self.steps: list[Array] = []
         self.changes: list[Array] = []  # of the gradient
-        self.evaluations, self.gain, self.stuck = 0, math.inf, False
+        self.evaluations, self.gain, self.stuck = evaluations, math.inf, False
         self.reach = 1.0  # length of the last step, as a share of its direction
         self.taken = 0  # number of iterations
         if kept:

@@ -43,6 +43,10 @@ class Tally:
         """Set the first step since the last check to this one, if there is none yet."""
         self.origin = step if self.origin is None else self.origin
 
+    def rename(self, names: Sequence[str]) -> None:
+        """Set the names of the metrics."""
+        self.names = list(names)
+
     def fail(self) -> None:
         """Note that a step failed."""
         self.failed.fill_(1.0)

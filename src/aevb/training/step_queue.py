@@ -105,7 +105,7 @@ class StepQueue:
         )
         for stepper in self.steppers:
             stepper.renew_generators()
-            stepper.not_compiled.append(event)
+            stepper.note(event)
 
     def _take_together(self, part: Sequence[Sequence[Any]]) -> None:
         """Take loaded steps of models that form one bundle or a few."""
