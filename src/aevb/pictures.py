@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aevb.estimate.metric_names import BESIDES, BOUNDS, Metric, is_steps, latent_of
 from aevb.runtime.checked_files import whole_file
 
 if TYPE_CHECKING:
@@ -75,18 +76,11 @@ def curves(history: Mapping[str, np.ndarray], shaded: Sequence[tuple[int, int]] 
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    bounds = [
-        name
-        for name in ("elbo", "iwae", "expected", "evidence")
-        if name in history or f"validation {name}" in history
-    ]
-    not_terms = (*bounds, "epoch", "lr", "gradient", "kl weight", "seconds")
-    names = dict.fromkeys(
-        name.removeprefix("validation ") for name in history if not name.endswith(".step")
-    )
+    names = dict.fromkeys(Metric.of(key).name for key in history if not is_steps(key))
+    bounds = [name for name in BOUNDS if name in names]
     terms = sorted(
-        (name for name in names if name not in not_terms),
-        key=lambda name: (name == "gap", name.startswith("kl(")),
+        (name for name in names if name not in (*BOUNDS, *BESIDES)),
+        key=lambda name: (name == "gap", latent_of(name) is not None),
     )
     columns = max(1, min(3, len(terms)))
     lines = math.ceil(len(terms) / columns)
@@ -102,7 +96,7 @@ def curves(history: Mapping[str, np.ndarray], shaded: Sequence[tuple[int, int]] 
         axes = figure.add_subplot(layout[1 + i // columns, i % columns], sharex=top)
         _panel(axes, history, [name], shaded)
         axes.set_title(
-            name if name == "gap" or name.startswith("kl(") else f"log p({name}|·)",
+            name if name == "gap" or latent_of(name) is not None else f"log p({name}|·)",
             fontsize=9,
             loc="left",
         )
@@ -128,13 +122,13 @@ def _panel(
     for i, name in enumerate(names):
         colour = f"C{i}"
         drawn = [
-            (side, history[side + name], history[f"{side}{name}.step"])
-            for side in ("", "validation ")
-            if side + name in history
+            (metric.validation, history[metric.key], history[metric.steps])
+            for metric in (Metric(name), Metric(name, validation=True))
+            if metric.key in history
         ]
-        for side, values, steps in drawn:
-            width, alpha = (1.6, 1.0) if side or len(drawn) == 1 else (0.9, 0.5)
-            label = f"{name}, {'validation' if side else 'training'}"
+        for validation, values, steps in drawn:
+            width, alpha = (1.6, 1.0) if validation or len(drawn) == 1 else (0.9, 0.5)
+            label = f"{name}, {'validation' if validation else 'training'}"
             axes.plot(
                 steps,
                 values,

@@ -13,6 +13,7 @@ from aevb.derive.plan import Plan
 from aevb.diagnostics.measure import with_values
 from aevb.estimate.batch import Batch
 from aevb.estimate.estimators import estimate
+from aevb.estimate.metric_names import kl_term, latent_of
 from aevb.evidence.per_example_q import free_factors, zero_offsets
 from aevb.model import Model
 from aevb.predictive.replicate import complete, redraw
@@ -56,14 +57,14 @@ def reaching(model: Model, plan: Plan, batch: Batch, seed: int) -> dict[str, flo
             if not own:
                 continue
             others = [
-                -term if key.startswith("kl(") else term
+                term if latent_of(key) is None else -term
                 for key, term in bound.terms.items()
-                if key != f"kl({name})"
+                if key != kl_term(name)
             ]
             # The score-function gradient is in the value only, not in the terms. For other draws
             # the terms give an exact zero if no gradient arrives.
             rest = (
-                bound.value + bound.terms[f"kl({name})"]
+                bound.value + bound.terms[kl_term(name)]
                 if choice.draw is Draw.SCORE
                 else torch.stack(others).sum(0)
             )

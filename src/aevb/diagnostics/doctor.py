@@ -23,6 +23,7 @@ from aevb.diagnostics.measure import SAMPLES_DRAWN, measured
 from aevb.diagnostics.scales import ScaleSums
 from aevb.diagnostics.usage import UsageSums
 from aevb.estimate.batch import Batch, split_latents
+from aevb.estimate.metric_names import kl_term
 from aevb.model import Model
 from aevb.predictive.replicate import some_rows
 from aevb.runtime.contention import sharing_cores
@@ -232,7 +233,7 @@ def _examine(
     values, kls = [], []
     for part in measured(model, _plan(model, batches[0], how, SAMPLES_DRAWN), batches, seed):
         values.append(part.bound.value)
-        kls.append({name: part.bound.terms[f"kl({name})"] for name in graph.latents})
+        kls.append({name: part.bound.terms[kl_term(name)] for name in graph.latents})
         scales.add(part)
         for name, sums in usage.items():
             sums.add(part, name)

@@ -11,6 +11,7 @@ import math
 import numpy as np
 
 from aevb.diagnostics.finding import Finding
+from aevb.estimate.metric_names import Metric
 from aevb.training.events import SKIPPED, UNTAUGHT, events
 from aevb.training.run import Run
 from aevb.training.warning_signs import fall, fell_back
@@ -33,7 +34,7 @@ def judge_history(run: Run) -> list[Finding]:
 def _over_fitting(run: Run) -> list[Finding]:
     """Report whether the validation bound fell from its best while the training bound rose."""
     history, judge = run.history, run.settings.judge
-    best, name = run.best, f"validation {run.settings.judge}"
+    best, validated = run.best, Metric(judge, validation=True)
     if best is None:
         return [
             Finding(
@@ -43,7 +44,7 @@ def _over_fitting(run: Run) -> list[Finding]:
                 "No validation rows were held out, so over-fitting cannot be seen.",
             )
         ]
-    values, steps = history[name], history[f"{name}.step"]
+    values, steps = history[validated.key], history[validated.steps]
     values, steps = values[np.isfinite(values)], steps[np.isfinite(values)]
     last, lost = float(values[-1]), best.value - float(values[-1])
     figures = {

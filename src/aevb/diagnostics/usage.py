@@ -13,6 +13,7 @@ from torch import Tensor
 
 from aevb.declare.families import Exact
 from aevb.diagnostics.measure import Measured, spread
+from aevb.estimate.metric_names import kl_term
 from aevb.model import Model
 
 # Threshold of Burda et al. for the variance of the posterior mean over the data / prior variance.
@@ -58,7 +59,7 @@ class UsageSums:
         model = part.model
         self.n += part.n
         self.steps += float(part.steps_of(name).sum())
-        self.kl += float(part.bound.terms[f"kl({name})"].double().sum())
+        self.kl += float(part.bound.terms[kl_term(name)].double().sum())
         entries = part.kl(name)
         if entries is not None:
             self.by_entry = entries.double().sum(0) + (

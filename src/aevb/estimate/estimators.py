@@ -37,6 +37,7 @@ from aevb.derive.draws import Draw, Term
 from aevb.derive.plan import Plan
 from aevb.estimate.chain_marginals import Chain
 from aevb.estimate.keys import mask_of
+from aevb.estimate.metric_names import kl_term
 from aevb.estimate.program import Program
 from aevb.runtime.seeding import draw_from, seeded
 
@@ -437,7 +438,7 @@ class Estimate:
         )
         known = (*self.graph.observed, *latents)
         return {name: self.likelihood(name) for name in known}, {
-            f"kl({name})": self.kl(name) for name in self.plan.choices
+            kl_term(name): self.kl(name) for name in self.plan.choices
         }
 
     def only_known(self, name: str, total: Tensor) -> Tensor:
@@ -535,9 +536,9 @@ class Estimate:
             )
         if surrogate is not None:
             value = value + (surrogate - surrogate.detach()).reshape(-1)
-        # A latent known in some rows has one term, "kl(…)".
+        # A latent known in some rows has one term, the KL term.
         for name in [name for name in terms if name in plan.choices]:
-            shown[f"kl({name})"] = shown[f"kl({name})"] - shown.pop(name)
+            shown[kl_term(name)] = shown[kl_term(name)] - shown.pop(name)
         return Bound(value, shown, log_weights)
 
     def _score_surrogate(self, total: Tensor, names: list[str], summed: Sequence[int]) -> Tensor:

@@ -22,6 +22,7 @@ import torch
 
 from aevb.data.builtin import IMAGES, Images
 from aevb.data.preparation import as_variable
+from aevb.estimate.metric_names import Metric
 from aevb.model import Model
 from aevb.runtime.checked_files import replace
 from aevb.training.fit import fit
@@ -229,5 +230,8 @@ def curve(run: Run, *names: str) -> dict[str, np.ndarray]:
     """Return parts of a history as arrays: ``name`` and ``name.step``."""
     history = run.history
     return {
-        key: history[key] for name in names if name in history for key in (name, f"{name}.step")
+        key: history[key]
+        for name in names
+        if name in history
+        for key in (name, Metric.of(name).steps)
     }

@@ -20,6 +20,7 @@ import matplotlib
 import numpy as np
 from markupsafe import Markup
 
+from aevb.estimate.metric_names import Metric
 from aevb.experiments.lab import Result
 
 if TYPE_CHECKING:
@@ -280,7 +281,7 @@ def grid(images: np.ndarray, columns: int, alt: str) -> Markup:
 
 def _history(result: Result, name: str, prefix: str = "") -> tuple[np.ndarray, np.ndarray]:
     """Return steps and values of a recorded curve."""
-    return result.arrays[f"{prefix}{name}.step"], result.arrays[f"{prefix}{name}"]
+    return result.arrays[f"{prefix}{Metric.of(name).steps}"], result.arrays[f"{prefix}{name}"]
 
 
 def _epochs(result: Result, name: str, prefix: str = "") -> tuple[np.ndarray, np.ndarray]:
@@ -569,9 +570,7 @@ def elbos(
     colours = (RED, BLUE, GREEN, OCHRE, VIOLET)
 
     def draw(width: float, height: float, suffix: str) -> Panel:
-        words = (
-            f"{curve.removeprefix('validation ')} on the test rows over epochs: {', '.join(runs)}"
-        )
+        words = f"{Metric.of(curve).name} on the test rows over epochs: {', '.join(runs)}"
         panel = Panel(f"{name}{suffix}", words, width=width, height=height)
         drawn = []
         for colour, result in zip(colours, runs.values()):

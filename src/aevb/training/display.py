@@ -17,16 +17,12 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from aevb.estimate.metric_names import BESIDES, BOUNDS, Metric, latent_of
 from aevb.training.best import Best, better
 from aevb.training.run_folder import Folder
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-BOUNDS = ("elbo", "iwae", "expected", "evidence")
-# Entries of a row that are neither the bound nor its terms.
-BESIDES = ("step", "epoch", "lr", "phase", "gradient", "kl weight", "seconds", "note")
-
 
 PREPARING = 20  # first steps, which may compile and capture; the measured pace excludes them
 
@@ -59,6 +55,7 @@ class Display(Watcher):
         best: Best | None = None,
     ) -> None:
         self.at, self.total, self.epochs, self.bound = start, total, epochs, bound
+        self.judged = Metric(bound, validation=True).key
         self.best = best
         self.train: dict[str, float] = {}
         self.validation: dict[str, float] = {}
@@ -73,13 +70,14 @@ class Display(Watcher):
 
     def row(self, row: Mapping[str, Any]) -> None:
         self.phase = row.get("phase", self.phase)
-        for name, value in row.items():
-            if name.startswith("validation "):
-                self.validation[name.removeprefix("validation ")] = value
+        for key, value in row.items():
+            name, validation = Metric.of(key)
+            if validation:
+                self.validation[name] = value
             elif isinstance(value, int | float) and name not in ("step", "epoch", "seconds"):
                 fresh = name == "lr" or not math.isfinite(self.train.get(name, math.nan))
                 self.train[name] = value if fresh else 0.7 * self.train[name] + 0.3 * value
-        self.best = better(self.best, row["step"], row.get(f"validation {self.bound}", math.nan))
+        self.best = better(self.best, row["step"], row.get(self.judged, math.nan))
 
     def terms(self) -> list[str]:
         """Return the names of the bound, the likelihoods and the KL terms, in this order."""
@@ -90,7 +88,7 @@ class Display(Watcher):
             names,
             key=lambda name: (
                 BOUNDS.index(name) if name in BOUNDS else len(BOUNDS),
-                name.startswith("kl("),
+                latent_of(name) is not None,
             ),
         )
 
@@ -135,7 +133,7 @@ class Lines(Display):
     def row(self, row: Mapping[str, Any]) -> None:
         super().row(row)
         self.at = row["step"]
-        now, validated = time.perf_counter(), f"validation {self.bound}" in row
+        now, validated = time.perf_counter(), self.judged in row
         if (
             validated
             or now - self.spoke >= self.EVERY
@@ -345,10 +343,9 @@ class TensorBoard(Watcher):
             if name not in ("step", "epoch", "seconds") and isinstance(value, int | float)
         }
         tags = {
-            name: name.replace("validation ", "validation/")
-            if name.startswith("validation ")
-            else f"training/{name}"
-            for name in values
+            key: f"{'validation' if validation else 'training'}/{name}"
+            for key in values
+            for name, validation in (Metric.of(key),)
         }
         summary = Summary(
             value=[

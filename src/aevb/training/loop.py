@@ -16,6 +16,7 @@ import torch
 
 from aevb.data.datasets import Recipe
 from aevb.data.sources import Source, open_source
+from aevb.estimate.metric_names import Metric
 from aevb.model import Model
 from aevb.training import events
 from aevb.training.after_hook import After, call_after
@@ -235,7 +236,9 @@ class Training:
         with threads(self.all_threads):  # large batches, and after= is the user's code
             values = self.validation.values()
             found = self._call_after()
-        self._record({f"validation {name}": value for name, value in values.items()} | found)
+        self._record(
+            {Metric(name, validation=True).key: value for name, value in values.items()} | found
+        )
         if self.validation.is_best(self.step, values):
             self.saving.keep_best(self._checkpoint(copied=True))
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aevb.estimate.metric_names import Metric
 from aevb.loading import read_model
 from aevb.model import Model
 from aevb.pictures import curves
@@ -63,10 +64,10 @@ class Run:
 
         If several are equal, it is the first.
         """
-        name = f"validation {self.settings.judge}"
+        key = Metric(self.settings.judge, validation=True).key
         best: Best | None = None
         for row in self.rows:
-            best = better(best, row["step"], row.get(name, np.nan))
+            best = better(best, row["step"], row.get(key, np.nan))
         return best
 
     @property
@@ -80,11 +81,13 @@ class Run:
         """
         found: dict[str, list[tuple[int, Any]]] = {}
         for row in self.rows:
-            gaps = {
-                f"{side}gap": row[f"{side}evidence"] - row[f"{side}elbo"]
-                for side in ("", "validation ")
-                if f"{side}evidence" in row and f"{side}elbo" in row
-            }
+            gaps = {}
+            for validation in (False, True):
+                gap, evidence, elbo = (
+                    Metric(name, validation).key for name in ("gap", "evidence", "elbo")
+                )
+                if evidence in row and elbo in row:
+                    gaps[gap] = row[evidence] - row[elbo]
             for name, value in (gaps | row).items():
                 if name != "step" and isinstance(value, int | float):
                     found.setdefault(name, []).append((row["step"], value))
@@ -93,7 +96,8 @@ class Run:
             for name, pairs in found.items()
         }
         return arrays | {
-            f"{name}.step": np.array([step for step, _ in pairs]) for name, pairs in found.items()
+            Metric.of(name).steps: np.array([step for step, _ in pairs])
+            for name, pairs in found.items()
         }
 
     @property

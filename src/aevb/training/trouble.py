@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
+from aevb.estimate.metric_names import latent_of
 from aevb.training.job import Job
 from aevb.training.objective import Objective
 
@@ -67,7 +68,7 @@ def _culprit(
     for name, term in bound.terms.items():
         bad = ~term.detach().isfinite().cpu()
         if bool(bad.any()):
-            variable = name[3:-1] if name.startswith("kl(") else name
+            variable = latent_of(name) or name
             factor = (
                 f" (p's factor {graph.rule('p', variable).id})"
                 if variable in graph.stochastic

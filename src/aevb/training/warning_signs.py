@@ -14,6 +14,7 @@ from torch import Tensor
 
 from aevb.derive.plan import Plan
 from aevb.estimate.estimators import estimate
+from aevb.estimate.metric_names import Metric
 from aevb.model import Model
 from aevb.training.events import FELL_BACK, ONE_SAMPLE, Event
 from aevb.training.job import Job
@@ -51,7 +52,7 @@ def fall(run: Run) -> Fall | None:
         or settings.bound not in history
     ):
         return None
-    values, steps = history[settings.bound], history[f"{settings.bound}.step"]
+    values, steps = history[settings.bound], history[Metric(settings.bound).steps]
     kept = np.isfinite(values) & (steps > settings.kl_warmup)
     values, steps = values[kept], steps[kept]
     if len(values) < LEAST:
