@@ -17,6 +17,7 @@ from aevb.training import model_bundle as bundle
 from aevb.training import step_queue, steppers
 from aevb.training.loop import Training
 from aevb.training.settings import Settings
+from aevb.training.step_inputs import Kind
 
 SEEDS = (3, 5, 8)
 TOGETHER = {name: case for name, case in CASES.items() if "schedule" not in case[2]} | {
@@ -440,7 +441,7 @@ def test_a_step_of_one_seed_that_fails_is_left_out_and_said(gpu, monkeypatch):
     def spoiled(self, place):
         found = real(self, place)
         steps = [stepper.loaded["noise"] + place for stepper in self.steppers]
-        for row, step in zip(found["noise z"][1:2], steps[1:2], strict=True):
+        for row, step in zip(found[Kind.NOISE, "z"][1:2], steps[1:2], strict=True):
             row.mul_(torch.nan if step == 25 else 1.0)
         return found
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from aevb.compiled_step.cuda_streams import CudaStreams
+from aevb.compiled_step.recording import Inputs
 
 
 class Capturable(Protocol):
@@ -29,10 +30,10 @@ class Capturable(Protocol):
     def settle(self) -> None:
         """Wait until no other thread uses the device."""
 
-    def inputs(self, place: int) -> Mapping[str, Tensor]:
+    def inputs(self, place: int) -> Inputs:
         """Return everything that the step with this index reads, besides the parameters."""
 
-    def advance(self, phase: Any, place: int, inputs: Mapping[str, Tensor]) -> None:
+    def advance(self, phase: Any, place: int, inputs: Inputs) -> None:
         """Take the step with this index."""
 
 

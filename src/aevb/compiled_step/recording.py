@@ -26,8 +26,8 @@ from aevb.runtime import private_torch
 aten = torch.ops.aten
 # Operations that return their argument.
 SAME = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
-# A function from inputs to the objective and the metrics.
-Function = Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor]]
+Inputs = Mapping[Any, Tensor]  # of a step, besides the parameters; the caller chooses the keys
+Function = Callable[[Inputs], tuple[Tensor, Tensor]]  # from inputs to objective and metrics
 Found = tuple[Tensor, Tensor, list[Tensor | None]]  # objective, metrics, gradients of −objective
 
 
@@ -38,7 +38,7 @@ class _With(nn.Module):
         super().__init__()
         self.module, self.function = module, function
 
-    def forward(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         return self.function(inputs)
 
 
@@ -54,7 +54,7 @@ class CompiledStep:
         self,
         graph: fx.GraphModule,
         parameters: Sequence[Tensor],
-        inputs: Mapping[str, Tensor],
+        inputs: Inputs,
         streams: CudaStreams | None,
         remarks: list[str],
     ) -> None:
@@ -77,11 +77,11 @@ class CompiledStep:
                 for i, parameter in zip(self.order, self.active, strict=True)
             }
 
-    def fits(self, inputs: Mapping[str, Tensor]) -> bool:
-        """Whether the step was compiled for inputs with these names, shapes and strides."""
+    def fits(self, inputs: Inputs) -> bool:
+        """Whether the step was compiled for inputs with these keys, shapes and strides."""
         return self.shapes == shapes(inputs)
 
-    def __call__(self, inputs: Mapping[str, Tensor]) -> Found:
+    def __call__(self, inputs: Inputs) -> Found:
         with torch.no_grad():
             objective, measured, *gradients = self.run(*self.parameters, *inputs.values())
         return objective, measured, [gradients[i] for i in self.order]
@@ -90,7 +90,7 @@ class CompiledStep:
 def compile_step(
     function: Function,
     module: nn.Module,
-    inputs: Mapping[str, Tensor],
+    inputs: Inputs,
     active: Sequence[Tensor],
     *,
     fuse: bool = False,
@@ -187,9 +187,9 @@ def gradients_of(objective: Tensor, parameters: Sequence[Tensor]) -> list[Tensor
     return found
 
 
-def shapes(inputs: Mapping[str, Tensor]) -> tuple[Any, ...]:
-    """Return the names, shapes and strides that a recording is valid for."""
-    return tuple((name, value.shape, value.stride()) for name, value in inputs.items())
+def shapes(inputs: Inputs) -> tuple[Any, ...]:
+    """Return the keys, shapes and strides that a recording is valid for."""
+    return tuple((key, value.shape, value.stride()) for key, value in inputs.items())
 
 
 def _trim(graph: fx.GraphModule) -> fx.GraphModule:

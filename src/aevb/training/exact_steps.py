@@ -23,6 +23,7 @@ from aevb.training.maximum_likelihood import Likelihood
 from aevb.training.objective import Objective
 from aevb.training.schedules import Phase
 from aevb.training.step import Stepper
+from aevb.training.step_inputs import Kind, inputs_of
 from aevb.training.trouble import what_failed
 
 MLE = "mle/"  # prefix of the names of L-BFGS's state in a checkpoint
@@ -51,7 +52,7 @@ class ExactSteps(Stepper):
         """Name the rows whose evidence is not finite."""
         job = self.job
         rows = torch.arange(job.source.n)[job.world.share(job.source.n)]
-        inputs = {f"batch {name}": value for name, value in job.source.take(rows).items()}
+        inputs = inputs_of(Kind.BATCH, job.source.take(rows))
         objective = Objective(
             job.model,
             job.plan,

@@ -47,6 +47,7 @@ from aevb.training.schedules import Phase
 from aevb.training.settings import Settings
 from aevb.training.staging import Gathered, Staged
 from aevb.training.step import Stepper
+from aevb.training.step_inputs import KL_WEIGHT, Input, Inputs, Kind, inputs_of
 from aevb.training.trouble import finite, what_failed
 
 # Record a phase after this many steps, if at least this many remain.
@@ -162,7 +163,7 @@ class GradientSteps(Stepper):
         """Seed a generator from (seed, step)."""
         generator.manual_seed(seed_of(self.settings.seed, word, step))
 
-    def inputs(self, place: int) -> dict[str, Tensor]:
+    def inputs(self, place: int) -> dict[Input, Tensor]:
         """Return all inputs of a step besides the parameters.
 
         They are the batch, the noise, the distorted copy and the KL weight.
@@ -175,9 +176,7 @@ class GradientSteps(Stepper):
             batch, uniform = self.source.draw(
                 self.rows[place], generator=self.drawing, share=self.world.share(n)
             )
-        inputs = {f"batch {name}": value for name, value in batch.items()} | {
-            f"uniform {name}": value for name, value in uniform.items()
-        }
+        inputs = inputs_of(Kind.BATCH, batch) | inputs_of(Kind.UNIFORM, uniform)
         if s.schedule.objective == "bound":
             _, steps = self.model._extent(batch)
             if steps not in self.layouts:
@@ -185,15 +184,11 @@ class GradientSteps(Stepper):
             drawn = noises.draw(
                 self.layouts[steps], generator=self.noise, device=self.device, dtype=self.dtype
             )
-            inputs |= {
-                f"noise {name}": value for name, value in self.world.rows_of(drawn, n).items()
-            }
+            inputs |= inputs_of(Kind.NOISE, self.world.rows_of(drawn, n))
         if s.agree:
-            inputs |= {
-                f"moved {name}": value
-                for name, value in self._distorted(self.source.prepare(batch, uniform)).items()
-            }
-        return inputs | ({"weight": self.kl_weights[place, 0]} if s.kl_warmup else {})
+            moved = self._distorted(self.source.prepare(batch, uniform))
+            inputs |= inputs_of(Kind.MOVED, moved)
+        return inputs | ({KL_WEIGHT: self.kl_weights[place, 0]} if s.kl_warmup else {})
 
     def _distorted(self, batch: Batch) -> Batch:
         """Return x̃: x with a small random rotation, shear, scale and shift."""
@@ -207,7 +202,7 @@ class GradientSteps(Stepper):
             ).unsqueeze(0)
         return moved
 
-    def _arithmetic(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def _arithmetic(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Return the objective and the metrics as a function of tensors alone.
 
         The tally names the metrics.
@@ -231,7 +226,7 @@ class GradientSteps(Stepper):
             -1
         ) / self.order.batch
 
-    def _evaluate(self, phase: Phase, inputs: Mapping[str, Tensor]) -> Found:
+    def _evaluate(self, phase: Phase, inputs: Inputs) -> Found:
         """Return the objective, the metrics, and the gradients of the active parameters."""
         if phase.name not in self.compiled and self._worth_recording(phase):
             found = self._record_and_run(phase, inputs)
@@ -246,7 +241,7 @@ class GradientSteps(Stepper):
             objective, measured = self._arithmetic(inputs)
             return objective.detach(), measured, gradients_of(objective, self.active(phase))
 
-    def _record_and_run(self, phase: Phase, inputs: Mapping[str, Tensor]) -> Found | None:
+    def _record_and_run(self, phase: Phase, inputs: Inputs) -> Found | None:
         """Record the step of a phase and run it.
 
         If that fails, return None, with a note. Steps then run eagerly.
@@ -271,7 +266,7 @@ class GradientSteps(Stepper):
     def record(
         self,
         phase: Phase,
-        inputs: Mapping[str, Tensor],
+        inputs: Inputs,
         copies: Sequence[Tensor] | None = None,
         streams: CudaStreams | None = None,
     ) -> CompiledStep:
@@ -298,7 +293,7 @@ class GradientSteps(Stepper):
     def _often_enough(self, phase: Phase) -> bool:
         return self.seen[phase.name] >= RECORD_AFTER
 
-    def _attempt(self, phase: Phase, inputs: Mapping[str, Tensor]) -> Found | None:
+    def _attempt(self, phase: Phase, inputs: Inputs) -> Found | None:
         """Return the objective, metrics and gradients of a step.
 
         Return None on every rank if any rank's evidence is undefined (a covariance is no longer
@@ -312,9 +307,7 @@ class GradientSteps(Stepper):
             found = None
         return None if self.world.any(found is None) else found
 
-    def advance(
-        self, phase: Phase, place: int = 0, inputs: Mapping[str, Tensor] | None = None
-    ) -> None:
+    def advance(self, phase: Phase, place: int = 0, inputs: Inputs | None = None) -> None:
         """Take the step whose inputs the host has loaded at this place."""
         active, tally = self.active(phase), self.tally
         attempt = self._attempt(phase, self.inputs(place) if inputs is None else inputs)

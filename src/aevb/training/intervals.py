@@ -37,4 +37,8 @@ class Intervals(NamedTuple):
 
     def due(self, step: int, *, last: bool) -> Due:
         """Return what is due after ``step`` steps; everything is after the last one."""
-        return Due(*(last or step % every == 0 for every in self))
+        return Due(
+            last or step % self.log == 0,
+            last or step % self.validate == 0,
+            last or step % self.checkpoint == 0,
+        )

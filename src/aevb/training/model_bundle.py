@@ -8,7 +8,7 @@ saved as usual.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from aevb.compiled_step.cuda_streams import CudaStreams, streams_of
 from aevb.compiled_step.fused_adam import Vector
 from aevb.training.graph_steps import GraphSteps
 from aevb.training.schedules import Phase
+from aevb.training.step_inputs import Input, Inputs
 
 # Models per bundle. For a mixture on an H200, one bundle of 16 takes 86 µs per model, two of 8 take
 # 95 µs.
@@ -76,11 +77,11 @@ class Bundle:
             if stepper not in going_on:
                 stepper.tally.fail()
 
-    def inputs(self, place: int) -> dict[str, Tensor]:
+    def inputs(self, place: int) -> dict[Input, Tensor]:
         return stacked_inputs(self.steppers, place)
 
     @torch.no_grad()
-    def advance(self, phase: Phase, place: int, inputs: Mapping[str, Tensor]) -> None:
+    def advance(self, phase: Phase, place: int, inputs: Inputs) -> None:
         first = self.steppers[0]
         total, measured, gradients = self.compiled(inputs)
         found = dict(zip(first.active(phase), gradients, strict=True))
@@ -107,7 +108,7 @@ def _as_rows(tensors: Sequence[Tensor]) -> Tensor:
     return rows
 
 
-def stacked_inputs(steppers: Sequence[GraphSteps], place: int) -> dict[str, Tensor]:
+def stacked_inputs(steppers: Sequence[GraphSteps], place: int) -> dict[Input, Tensor]:
     parts = [stepper.inputs(place) for stepper in steppers]
     return {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
 

@@ -19,15 +19,15 @@ from aevb.evidence.exact import exact_evidence
 from aevb.model import Model
 from aevb.training.em import Regressions, Responsibilities
 from aevb.training.settings import Settings
+from aevb.training.step_inputs import KL_WEIGHT, Inputs, Kind, values_of
 
 
 class Objective:
     """The schedule's objective plus the settings' terms.
 
-    The schedule's objective is the bound, the exact evidence or EM's E[log p(x, z)]. The inputs are
-    tensors by kind and name ("batch x", "noise z", …). The objective is the sum over the given rows
-    divided by ``rows``, the size of the whole batch: a process with a part of the batch gets its
-    part of the mean.
+    The schedule's objective is the bound, the exact evidence or EM's E[log p(x, z)]. The objective
+    is the sum over the given rows divided by ``rows``, the size of the whole batch: a process with
+    a part of the batch gets its part of the mean.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class Objective:
         if weights is not None:
             self._reference.load_state_dict(weights)
 
-    def __call__(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Bound]:
+    def __call__(self, inputs: Inputs) -> tuple[Tensor, Bound]:
         """The objective, and the bound of every row."""
         s = self.settings
         batch, uniform, noise, moved = (
-            _named(inputs, kind) for kind in ("batch", "uniform", "noise", "moved")
+            values_of(kind, inputs) for kind in (Kind.BATCH, Kind.UNIFORM, Kind.NOISE, Kind.MOVED)
         )
         batch = self.source.prepare(batch, uniform)
         if s.schedule.objective == "evidence":
@@ -76,7 +76,7 @@ class Objective:
         elif s.schedule.objective == "em":
             bound = self._expected(batch)
         else:
-            weight = inputs.get("weight", 1.0)
+            weight = inputs.get(KL_WEIGHT, 1.0)
             bound = estimate(
                 self.plan,
                 self.model.factors,
@@ -152,12 +152,3 @@ class Objective:
 
     def _zero(self) -> Tensor:
         return torch.zeros((), dtype=self.source.like.dtype, device=self.source.like.device)
-
-
-def _named(inputs: Mapping[str, Tensor], kind: str) -> Batch:
-    """The inputs of one kind, by their own names."""
-    return {
-        name.removeprefix(f"{kind} "): value
-        for name, value in inputs.items()
-        if name.startswith(f"{kind} ")
-    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +11,10 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from aevb.estimate.metric_names import latent_of
 from aevb.training.job import Job
 from aevb.training.objective import Objective
+from aevb.training.step_inputs import Inputs
 
 
-def finite(objective: Objective, inputs: Mapping[str, Tensor]) -> bool:
+def finite(objective: Objective, inputs: Inputs) -> bool:
     """Whether the objective of these inputs is finite."""
     try:
         with torch.no_grad():
@@ -27,7 +28,7 @@ def finite(objective: Objective, inputs: Mapping[str, Tensor]) -> bool:
 def what_failed(
     job: Job,
     objective: Objective,
-    inputs: Mapping[str, Tensor],
+    inputs: Inputs,
     rows: Tensor,
     active: Sequence[nn.Parameter],
     broken: Sequence[str],
@@ -56,7 +57,7 @@ def what_failed(
 
 
 def _culprit(
-    job: Job, objective: Objective, inputs: Mapping[str, Tensor], active: Sequence[nn.Parameter]
+    job: Job, objective: Objective, inputs: Inputs, active: Sequence[nn.Parameter]
 ) -> tuple[str, Tensor, bool]:
     """Find the term or the gradient that is not finite.
 
