@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from aevb.declare.evaluation_order import Stage
 from aevb.declare.families import Exact
@@ -10,9 +10,18 @@ from aevb.declare.graph import Entry, Graph
 from aevb.declare.notation import Ref
 from aevb.derive.draws import Draw
 
-# An axis that a value depends on: samples, steps, examples, or (latent, offset in time).
-Axis = tuple[str, int]
-S, T, N = ("#S", 0), ("#T", 0), ("#N", 0)  # no variable can have such a name
+
+class Axis(NamedTuple):
+    """An axis that a value depends on.
+
+    It is S (samples), T (steps), N (examples), or a latent with an offset in time.
+    """
+
+    name: str
+    offset: int = 0
+
+
+S, T, N = Axis("#S"), Axis("#T"), Axis("#N")  # no variable can have such a name
 
 
 def _shifted(axes: frozenset[Axis], ref: Ref, reader: str, graph: Graph) -> frozenset[Axis]:
@@ -32,9 +41,9 @@ def _shifted(axes: frozenset[Axis], ref: Ref, reader: str, graph: Graph) -> froz
                     f"paths). how={{{name!r}: 'gumbel'}} draws it (or 'score', with samples=2 or "
                     f"more)."
                 )
-            result.add((name, moved))
+            result.add(Axis(name, moved))
         else:
-            result.add((name, offset))
+            result.add(Axis(name, offset))
     return frozenset(result | {T})
 
 
@@ -50,7 +59,7 @@ def find_axes(
     for name in (*graph.observed, *graph.given, *clamped):
         values[name] = frozenset({N, T} if graph.timed[name] else {N})
     for name, (draw, _) in draws.items():
-        values[name] = frozenset({(name, 0)}) if draw.enumerates else none
+        values[name] = frozenset({Axis(name)}) if draw.enumerates else none
 
     def reads(entry: Entry) -> frozenset[Axis]:
         here = entry.key.at
@@ -76,15 +85,15 @@ def find_axes(
                 )
                 if name in draws:
                     found |= {S, N} | ({T} if graph.timed[name] else set())
-                    found |= {(name, 0)} if draws[name][0] is Draw.STRATIFY else set()
+                    found |= {Axis(name)} if draws[name][0] is Draw.STRATIFY else set()
                 if found != values.get(name):
                     values[name], changed = found, True
     axes = {}
     for entry in graph.entries():
         if entry.side == "p" or entry.key.name in draws or graph.is_deterministic(entry.key.name):
             axes[entry.id] = reads(entry)
-            for latent in {name for name, _ in axes[entry.id]}:
-                if {(latent, -1), (latent, 1)} <= axes[entry.id]:
+            for latent in {axis.name for axis in axes[entry.id]}:
+                if {Axis(latent, -1), Axis(latent, 1)} <= axes[entry.id]:
                     raise ValueError(
                         f"{entry.id} depends on {latent}[t-1] and {latent}[t+1] at once, so "
                         f"{latent} cannot be enumerated. how={{{latent!r}: 'gumbel'}} draws it."
@@ -98,7 +107,7 @@ def find_axes(
                     for entry in graph.p[factor].values()
                 )
             )
-            axes[graph.rule("q", name).id] = own - {(name, 0)}
+            axes[graph.rule("q", name).id] = own - {Axis(name)}
     return values, axes
 
 

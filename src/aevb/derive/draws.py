@@ -1,7 +1,7 @@
 """The choices of a plan: a latent's expectation (:class:`Draw`) and KL term (:class:`Term`).
 
-They say how each is computed. Both are string enums. A request such as ``how={"y": "gumbel"}`` uses
-their values.
+They say how each is computed; :class:`Reduction` says how an axis is reduced. All are string enums.
+A request such as ``how={"y": "gumbel"}`` uses the values of the first two.
 """
 
 from __future__ import annotations
@@ -104,6 +104,21 @@ _BIASES = {
     Draw.STRAIGHT_THROUGH: "the value is unbiased, the gradient is not",
     Draw.DETACHED: "no gradient of the reconstruction reaches q, so the gradient of q is biased",
 }
+
+
+class Reduction(StrEnum):
+    """How the values along an axis of a plan become one."""
+
+    MEAN = "mean"
+    EXPECTATION = "expectation"
+    LOG_MEAN_EXP = "log mean exp"
+    LOG_EXPECTATION_EXP = "log expectation exp"
+    LOG_SUM_EXP = "log sum exp"
+
+    @property
+    def in_logarithm(self) -> bool:
+        """Whether the exponentials of the values are reduced, inside a logarithm."""
+        return self not in (Reduction.MEAN, Reduction.EXPECTATION)
 
 
 class Term(StrEnum):

@@ -140,7 +140,7 @@ class Writer:
         It is a mean over samples, or a sum over a static latent's values or mixture components.
         """
         plan, k = self.plan, self.plan.samples
-        if name == S[0]:
+        if name == S.name:
             text = (
                 self._pick(f"1/{k} Σₛ ", rf"\tfrac{{1}}{{{k}}} \sum_{{s=1}}^{{{k}}} ")
                 if k > 1
@@ -160,7 +160,7 @@ class Writer:
                 + self.factor(plan.graph.rule("q", name), sampled=False)
                 + " "
             )
-        inside = plan.reduction(name).startswith("log ") and text
+        inside = plan.reduction(name).in_logarithm and text
         return self._pick(f"log {text}exp ", rf"\log {text}\exp ") if inside else text
 
     def component(self, name: str) -> str:

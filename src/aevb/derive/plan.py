@@ -19,7 +19,7 @@ from aevb.declare.graph import Entry, Graph
 from aevb.derive.axes import FIRST_SLOT
 from aevb.derive.dependence import Axis, N, S, T, conflict, find_axes
 from aevb.derive.divergences import closed_form_kl
-from aevb.derive.draws import DRAWS, TERMS, Draw, Term
+from aevb.derive.draws import DRAWS, TERMS, Draw, Reduction, Term
 
 BOUNDS = ("elbo", "iwae")
 GRADIENTS = ("plain", "stl", "dreg")
@@ -71,7 +71,7 @@ class Plan:
     def weights_read(self, name: str) -> frozenset[str]:
         """The axes that a latent's weights depend on, directly or through other weights.
 
-        An axis is a latent, or "#S" for samples.
+        An axis is a latent, or ``S.name`` for samples.
         """
         found: set[str] = set()
         frontier = {name}
@@ -81,10 +81,10 @@ class Plan:
                 axis
                 for entry in entries
                 for axis, _ in self.axes[entry.id]
-                if axis in (*self.slots, S[0])
+                if axis in (*self.slots, S.name)
             } - found
             found |= new
-            frontier |= new - {S[0]}
+            frontier |= new - {S.name}
         return frozenset(found)
 
     @property
@@ -96,15 +96,15 @@ class Plan:
         return tuple(
             name
             for name in self.slots
-            if not self.graph.timed[name] and S[0] in self.weights_read(name)
+            if not self.graph.timed[name] and S.name in self.weights_read(name)
         )
 
     @property
     def order(self) -> tuple[str, ...]:
         """The order of the expectations, innermost first.
 
-        It holds the latents with an axis, and "#S" for the mean over samples. A latent comes before
-        all axes that its weights depend on. A sum inside a logarithm comes before the other
+        It holds the latents with an axis, and ``S.name`` for the mean over samples. A latent comes
+        before all axes that its weights depend on. A sum inside a logarithm comes before the other
         expectations where possible: log Σ exp E ≤ E log Σ exp, so this order gives the tighter
         bound. Of several such sums, the one that must follow the fewest expectations comes first.
         """
@@ -112,31 +112,27 @@ class Plan:
         latents = [name for name in reversed(self.slots) if not self.graph.timed[name]]
         read = {name: self.weights_read(name) for name in latents}
         precede = {
-            name: [other for other in latents if name in read[other]] for name in (*latents, S[0])
+            name: [other for other in latents if name in read[other]] for name in (*latents, S.name)
         }
-        early = [name for name in precede if name == S[0] or self.reduction(name) != "expectation"]
-        early.sort(
-            key=lambda name: sum(self.reduction(other) == "expectation" for other in precede[name])
-        )
+        expected = {name for name in latents if self.reduction(name) is Reduction.EXPECTATION}
+        early = [name for name in precede if name not in expected]
+        early.sort(key=lambda name: sum(other in expected for other in precede[name]))
         return tuple(
             dict.fromkeys([*(each for name in early for each in (*precede[name], name)), *latents])
         )
 
-    def reduction(self, name: str) -> str:
-        """How to reduce an axis of ``order``.
-
-        One of "mean", "expectation", "log mean exp", "log expectation exp" and "log sum exp".
-        """
+    def reduction(self, name: str) -> Reduction:
+        """How to reduce an axis of ``order``."""
         inside = self.bound == "iwae"
-        if name == S[0]:
-            return "log mean exp" if inside else "mean"
+        if name == S.name:
+            return Reduction.LOG_MEAN_EXP if inside else Reduction.MEAN
         draw = self.choices[name].draw
         return (
-            "log sum exp"
+            Reduction.LOG_SUM_EXP
             if draw is Draw.SUM
-            else "log expectation exp"
+            else Reduction.LOG_EXPECTATION_EXP
             if draw is Draw.STRATIFY and inside
-            else "expectation"
+            else Reduction.EXPECTATION
         )
 
     @property
@@ -422,7 +418,7 @@ def _slots(
     used = frozenset().union(*axes.values(), *values.values())
     for name, choice in choices.items():
         if choice.draw.has_axis:
-            if (name, -1) in used or (name, 1) in used:
+            if Axis(name, -1) in used or Axis(name, 1) in used:
                 slots[name], position = (position - 1, position), position - 2
             else:
                 slots[name], position = (position, None), position - 1
@@ -539,7 +535,7 @@ def _check_combinations(plan: Plan) -> None:
     late = next(
         (
             name
-            for name in plan.order[plan.order.index(S[0]) + 1 :]
+            for name in plan.order[plan.order.index(S.name) + 1 :]
             if choices[name].draw is Draw.SUM
         ),
         None,
@@ -567,7 +563,7 @@ def _check_combinations(plan: Plan) -> None:
         # If the weight of −log q(v) depends on v, the mean of its gradient at fixed v is not zero.
         for name in plan.drawn:
             own = {axis for axis, _ in plan.values[name] if axis in plan.slots}
-            own = own.union(*(plan.weights_read(axis) for axis in own)) - {S[0]}
+            own = own.union(*(plan.weights_read(axis) for axis in own)) - {S.name}
             inside = sorted(axis for axis in own if choices[axis].draw in (Draw.SUM, Draw.STRATIFY))
             if plan.bound == "iwae" and drawn[name] is Draw.PATHWISE and inside:
                 raise ValueError(

@@ -47,7 +47,7 @@ class Measured:
     def expected(self, term: Tensor) -> Tensor:
         """Return the expectation of a term over samples and enumerated latents, [T or 1, N, d]."""
         for name, axis in self.working.sequence():
-            if name == S[0]:
+            if name == S.name:
                 term = term.mean(axis, keepdim=True) if size(term, axis) > 1 else term
             else:
                 term = contract(term, self.working.weight(name), axis)

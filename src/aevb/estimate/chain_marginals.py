@@ -8,6 +8,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from aevb.derive.axes import TIME, expand_axis, join, over_time, steps_of, swap
+from aevb.derive.dependence import Axis
 from aevb.derive.plan import Plan
 
 
@@ -24,7 +25,7 @@ class Chain:
         self.steps = steps
         names = [name for name in plan.slots if graph.timed[name]]
         self.slots = [plan.slots[name] for name in names]
-        self.sizes = [plan.size((name, 0)) for name in names]
+        self.sizes = [plan.size(Axis(name)) for name in names]
         product: Tensor | None = None
         for name in names:
             weight = over_time(weights(name), self.steps)

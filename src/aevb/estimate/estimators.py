@@ -31,9 +31,9 @@ from aevb.derive.axes import (
     size,
     steps_of,
 )
-from aevb.derive.dependence import S
+from aevb.derive.dependence import Axis, S
 from aevb.derive.divergences import closed_form_kl
-from aevb.derive.draws import Draw, Term
+from aevb.derive.draws import Draw, Reduction, Term
 from aevb.derive.plan import Plan
 from aevb.estimate.chain_marginals import Chain
 from aevb.estimate.keys import mask_of
@@ -419,10 +419,10 @@ class Estimate:
     def sequence(self) -> list[tuple[str, int]]:
         """The expectations that remain after the sum over time, innermost first.
 
-        They are pairs (latent or "#S", axis).
+        They are pairs (latent or ``S.name``, axis).
         """
         return [
-            (name, SAMPLES if name == S[0] else self.plan.slots[name][0])
+            (name, SAMPLES if name == S.name else self.plan.slots[name][0])
             for name in self.plan.order
         ]
 
@@ -460,7 +460,7 @@ class Estimate:
         terms, kls = self.terms()
         total = _integrand(terms, kls, kl_weight)
         for name, axis in self.sequence():
-            if name == S[0]:
+            if name == S.name:
                 break
             total = contract(total, self.weight(name), axis)
         scale = (
@@ -483,7 +483,7 @@ class Estimate:
         every = terms | kls
         summed: list[int] = []  # axes already reduced inside the mean over samples
         for name, axis in self.sequence():
-            if name == S[0]:
+            if name == S.name:
                 if score:
                     assert total is not None
                     surrogate = self._score_surrogate(total, score, summed)
@@ -509,14 +509,14 @@ class Estimate:
                     )
                 continue
             weight, reduction = self.weight(name), plan.reduction(name)
-            if reduction != "expectation":
+            if reduction is not Reduction.EXPECTATION:
                 assert total is not None
                 logits = (
                     total + self.log_w(name)
-                    if reduction == "log expectation exp"
+                    if reduction is Reduction.LOG_EXPECTATION_EXP
                     else self.only_known(name, total)
                 )
-                logits = expand_axis(logits, axis, plan.size((name, 0)))
+                logits = expand_axis(logits, axis, plan.size(Axis(name)))
                 weight = logits.softmax(axis).detach()
                 total = ad.logsumexp(logits, axis, keepdim=True)
             elif total is not None:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from aevb.compiled_step.gradients import weights_fixed
 from aevb.declare.families import Exact
+from aevb.derive.dependence import Axis
 from aevb.derive.draws import Draw
 from aevb.derive.plan import Plan
 from aevb.estimate.batch import Batch, split_latents
@@ -234,7 +235,7 @@ def _chunks(model: DeclaredModel, plan: Plan, batch: Batch, samples: int) -> lis
     width = (
         sum(model.graph.size(name) for name in model.graph.shapes)
         * steps
-        * math.prod(plan.size((name, 0)) for name in plan.slots)
+        * math.prod(plan.size(Axis(name)) for name in plan.slots)
     )
     rows = max(1, BUDGET // (max(samples, DRAWS) * width))
     return [

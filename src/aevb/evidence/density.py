@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributions import Transform, biject_to
 
 from aevb.derive.axes import SAMPLES, expand_axis
+from aevb.derive.dependence import Axis
 from aevb.derive.plan import Plan, derive
 from aevb.estimate.batch import split_latents
 from aevb.estimate.declared_model import DeclaredModel
@@ -32,7 +33,7 @@ def why_not_from_posterior(model: DeclaredModel) -> str | None:
     plan = derive(model.graph, samples=2, sampling=True)
     for name in plan.drawn:
         if by_bayes := next(
-            (other for other in plan.enumerated if (other, 0) in plan.values[name]), None
+            (other for other in plan.enumerated if Axis(other) in plan.values[name]), None
         ):
             return f"q draws {name} for each value of {by_bayes}, which follows by Bayes' rule"
     return None

@@ -18,7 +18,7 @@ from aevb.declare.evaluation_order import schedule
 from aevb.declare.families import Exact
 from aevb.declare.graph import Entry
 from aevb.derive.axes import SAMPLES, expand_axis
-from aevb.derive.dependence import S
+from aevb.derive.dependence import Axis, S
 from aevb.derive.draws import Draw
 from aevb.derive.plan import LIMIT
 from aevb.estimate import noise as noises
@@ -189,13 +189,13 @@ def inner_sum(working: Estimate, total: Tensor) -> Tensor:
     """
     plan = working.plan
     for name, axis in working.sequence():
-        if name == S[0]:
+        if name == S.name:
             continue
         if plan.choices[name].draw is Draw.STRATIFY:
             total = total + working.log_w(name)
         else:
             total = working.only_known(name, total)
-        total = expand_axis(total, axis, plan.size((name, 0))).logsumexp(axis, keepdim=True)
+        total = expand_axis(total, axis, plan.size(Axis(name))).logsumexp(axis, keepdim=True)
     return total
 
 
