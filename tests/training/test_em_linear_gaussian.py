@@ -371,7 +371,7 @@ def test_iterations_of_another_model_are_refused(tmp_path, monkeypatch):
 
     def other(folder):
         found = real(folder)
-        found.optimizer["em/points"] = found.optimizer["em/points"][:, 1:]
+        found.optimizer["em"]["points"] = found.optimizer["em"]["points"][:, 1:]
         return found
 
     monkeypatch.setattr(checkpoint, "read", other)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aevb.training.seed_folders import seed_folders
+
 if TYPE_CHECKING:
     from aevb.model import Model
 
@@ -72,10 +74,7 @@ def open_run(run: Path) -> Model:
     """Return the model of a run. Refuse a folder that holds the runs of several seeds."""
     from aevb.training.run import load_run
 
-    seeds = sorted(
-        (path.parent for path in run.glob("seed-*/model.json")),
-        key=lambda path: (len(path.name), path.name),
-    )
+    seeds = [path for path in seed_folders(run) if (path / "model.json").exists()]
     if seeds and not (run / "model.json").is_file():
         shown = ", ".join(map(str, seeds[:8])) + (", …" if len(seeds) > 8 else "")
         raise ValueError(
@@ -86,7 +85,8 @@ def open_run(run: Path) -> Model:
 
 def is_run(text: str) -> bool:
     """Return whether the text names the folder of a run, or of the runs of several seeds."""
-    return (Path(text) / "checkpoints").is_dir() or any(Path(text).glob("seed-*/checkpoints"))
+    runs = [Path(text), *seed_folders(Path(text))]
+    return any((run / "checkpoints").is_dir() for run in runs)
 
 
 def _built(name: str, build: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:

@@ -33,6 +33,7 @@ from aevb.cli.options import (
 )
 from aevb.cli.units import units_note
 from aevb.training.schedules import parse_schedule
+from aevb.training.seed_folders import seed_folder
 from aevb.training.settings import Settings, read_toml
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def train(
             f"--seeds {seeds} is a number of runs, at least 1, with the seeds 0, 1, …. For one "
             f"run with another seed use --seed alone."
         )
-    places = [out] if seeds is None else [out / f"seed-{i}" for i in range(seeds)]
+    places = [out] if seeds is None else [seed_folder(out, i) for i in range(seeds)]
     if resume and not any(place.is_dir() and any(place.iterdir()) for place in places):
         raise ValueError(
             f"There is no run in {out} that --resume could continue. Name its folder by --out, or "

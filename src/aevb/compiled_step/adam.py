@@ -100,27 +100,31 @@ class Adam:
             for state in states:
                 state["step"] = step
 
-    def tensors(self, names: Mapping[Any, str]) -> dict[str, Tensor]:
+    def tensors(self, names: Mapping[Any, str]) -> dict[str, dict[str, Tensor]]:
         """Return the state by parameter name.
 
         A shared step counter is copied for each parameter.
         """
         return {
-            f"{names[parameter]}/{key}": value if value.dim() else value.clone()
+            names[parameter]: {
+                key: value if value.dim() else value.clone() for key, value in state.items()
+            }
             for parameter, state in self.state.items()
-            for key, value in state.items()
         }
 
     def restore(
-        self, tensors: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]
+        self,
+        state: Mapping[str, Mapping[str, Tensor]],
+        parameters: Mapping[str, nn.Parameter],
     ) -> None:
-        for name, tensor in tensors.items():
-            parameter_name, _, key = name.rpartition("/")
-            parameter = parameters[parameter_name]
-            there = tensor.to(parameter.device)
-            # Copy the moments into the parameter's memory layout.
-            value = torch.empty_like(parameter).copy_(there) if tensor.dim() else there.clone()
-            self.state.setdefault(parameter, {})[key] = value.detach()
+        """Restore a state by parameter name."""
+        for name, tensors in state.items():
+            for key, tensor in tensors.items():
+                parameter = parameters[name]
+                there = tensor.to(parameter.device)
+                # Copy the moments into the parameter's memory layout.
+                value = torch.empty_like(parameter).copy_(there) if tensor.dim() else there.clone()
+                self.state.setdefault(parameter, {})[key] = value.detach()
 
 
 def lengths(step: Tensor, rate: float | Tensor) -> tuple[Tensor, Tensor]:

@@ -29,7 +29,10 @@ from aevb.runtime.checked_files import (
     write_synced,
 )
 
+# the state of the steps besides the weights: tensors by owner (a parameter, "em" or "mle") and name
+State = dict[str, dict[str, Tensor]]
 FORMAT, VERSION = "aevb checkpoint", 1
+EM, MLE = ALL_ROWS = ("em", "mle")  # owners of the state of iterations over all rows
 FILES = ("weights.safetensors", "optimizer.safetensors")
 
 
@@ -48,19 +51,39 @@ class TrainingError(RuntimeError):
 class Checkpoint:
     step: int
     weights: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
+    optimizer: State
     state: dict[str, Any]  # state of the training loop: best validation, patience used, settings, …
     beside: dict[str, str] = field(default_factory=dict)  # hashes of the run's own JSON files
 
 
+def folder_of(out: Path, step: int) -> Path:
+    """Return the folder of a run's checkpoint."""
+    return out / "checkpoints" / f"step-{step}"
+
+
+def step_of(folder: Path) -> int | None:
+    """Return the step of a checkpoint's folder; None if it has another name.
+
+    >>> step_of(Path("run/checkpoints/step-30"))
+    30
+    """
+    word, _, digits = folder.name.partition("-")
+    return int(digits) if word == "step" and digits.isascii() and digits.isdecimal() else None
+
+
 def folders(out: Path) -> list[Path]:
     """Return the checkpoint folders of a run, oldest first."""
-    found = [
-        path
-        for path in (out / "checkpoints").glob("step-*")
-        if path.name[5:].isascii() and path.name[5:].isdecimal()
-    ]
-    return sorted(found, key=_step)
+    return [path for _, path in _numbered(out)]
+
+
+def saved_steps(out: Path) -> list[int]:
+    """Return the steps of a run's checkpoints, oldest first."""
+    return [step for step, _ in _numbered(out)]
+
+
+def _numbered(out: Path) -> list[tuple[int, Path]]:
+    paths = (out / "checkpoints").glob("step-*")
+    return sorted((step, path) for path in paths if (step := step_of(path)) is not None)
 
 
 def write(
@@ -81,11 +104,12 @@ def write(
     root.mkdir(exist_ok=True)  # without parents: if the run's folder was removed, this must fail
     for stale in root.glob("writing-*"):
         shutil.rmtree(stale, ignore_errors=True)
-    target, temporary = root / f"step-{checkpoint.step}", root / f"writing-{os.getpid()}"
+    target, temporary = folder_of(out, checkpoint.step), root / f"writing-{os.getpid()}"
     temporary.mkdir()
     try:
         files = {}
-        for name, tensors in zip(FILES, (checkpoint.weights, checkpoint.optimizer), strict=True):
+        contents = checkpoint.weights, _flat(checkpoint.optimizer)
+        for name, tensors in zip(FILES, contents, strict=True):
             content = _serialise(tensors)
             write_synced(temporary / name, content)
             files[name] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
@@ -113,7 +137,7 @@ def write(
     read(target)
     allowed()
     for other in folders(out):
-        if other != target and _step(other) not in keep:
+        if other != target and step_of(other) not in keep:
             _drop(other)
     return target
 
@@ -123,7 +147,7 @@ def read(folder: Path) -> Checkpoint:
     manifest = read_manifest(folder)
     weights, optimizer = (_read_verified(folder / name, manifest["files"][name]) for name in FILES)
     return Checkpoint(
-        manifest["step"], weights, optimizer, manifest["state"], manifest.get("beside", {})
+        manifest["step"], weights, _nested(optimizer), manifest["state"], manifest.get("beside", {})
     )
 
 
@@ -154,10 +178,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path} is damaged: {wrong} is missing, or not what it should be. {_advice(folder)}"
         )
-    if folder.name.startswith("step-") and manifest["step"] != _step(folder):
+    if step_of(folder) not in (None, manifest["step"]):
         raise CheckpointError(
             f"{folder} holds the checkpoint of step {manifest['step']}. Rename it to "
-            f"step-{manifest['step']}, or delete it."
+            f"{folder_of(folder, manifest['step']).name}, or delete it."
         )
     content = {name: value for name, value in manifest.items() if name != "sha256"}
     if ("sha256" in manifest or "beside" in manifest) and seal(content) != manifest.get("sha256"):
@@ -207,17 +231,22 @@ def check_fit(checkpoint: Checkpoint, expected: Mapping[str, Tensor], where: Pat
             f"{where}: its weights are not this model's: {name} is in only one of them. Resume "
             f"with the model it was trained with."
         )
-    moments = {
-        name: tensor
-        for name, tensor in checkpoint.optimizer.items()
-        if tensor.dim() and not name.startswith(("em/", "mle/"))
+    of_parameters = {
+        owner: state for owner, state in checkpoint.optimizer.items() if owner not in ALL_ROWS
     }
-    for name, tensor in (checkpoint.weights | moments).items():
-        own = expected.get(name if name in expected else name.rpartition("/")[0])
-        if own is None:
-            raise CheckpointError(
-                f"{where}: its optimiser is not this model's: {name} belongs to no parameter."
-            )
+    for owner in sorted(of_parameters.keys() - expected.keys()):
+        name = min(_flat({owner: of_parameters[owner]}))
+        raise CheckpointError(
+            f"{where}: its optimiser is not this model's: {name} belongs to no parameter."
+        )
+    moments = [
+        (name, tensor, expected[owner])
+        for owner, state in of_parameters.items()
+        for name, tensor in _flat({owner: state}).items()
+        if tensor.dim()  # the counters of steps are scalars
+    ]
+    weights = [(name, tensor, expected[name]) for name, tensor in checkpoint.weights.items()]
+    for name, tensor, own in weights + moments:
         if tensor.shape != own.shape:
             shapes = f"{list(tensor.shape)}, the model's has {list(own.shape)}"
             raise CheckpointError(
@@ -230,14 +259,28 @@ def check_fit(checkpoint: Checkpoint, expected: Mapping[str, Tensor], where: Pat
             )
 
 
+def _flat(state: State) -> dict[str, Tensor]:
+    """Return the state with one name per tensor, as in a file: ``owner/name``."""
+    return {
+        f"{owner}/{name}" if owner else name: tensor
+        for owner, tensors in state.items()
+        for name, tensor in tensors.items()
+    }
+
+
+def _nested(tensors: Mapping[str, Tensor]) -> State:
+    """Return the tensors of a file by owner and name."""
+    found: State = {}
+    for path, tensor in tensors.items():
+        owner, _, name = path.rpartition("/")
+        found.setdefault(owner, {})[name] = tensor
+    return found
+
+
 def _serialise(tensors: Mapping[str, Tensor]) -> bytes:
     from safetensors.torch import save
 
     return save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-
-
-def _step(folder: Path) -> int:
-    return int(folder.name[5:])
 
 
 def _drop(folder: Path) -> None:
@@ -340,7 +383,7 @@ def _read_verified(path: Path, record: Mapping[str, Any]) -> dict[str, Tensor]:
 
 def _advice(folder: Path) -> str:
     """Return the remedy for a damaged checkpoint."""
-    if not folder.name.startswith("step-"):
+    if step_of(folder) is None:
         return "Choose another checkpoint."
     others = [path for path in folders(folder.parents[1]) if path != folder]
     if others:

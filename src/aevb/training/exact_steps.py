@@ -13,8 +13,9 @@ from torch import Tensor
 
 from aevb.evidence.structure import Structure
 from aevb.training import schedules
+from aevb.training.checkpoint import EM, MLE, State
 from aevb.training.em import Regressions, Responsibilities
-from aevb.training.em.acceleration import NoEvidenceError, converged
+from aevb.training.em.acceleration import GAINS, NoEvidenceError, converged
 from aevb.training.em.factors import Rows
 from aevb.training.em.iterations import Iterations
 from aevb.training.events import CONVERGED, FLOOR, LEFT_ALONE, NOT_CONVERGED, Event
@@ -25,8 +26,6 @@ from aevb.training.schedules import Phase
 from aevb.training.step import Stepper
 from aevb.training.step_inputs import Kind, inputs_of
 from aevb.training.trouble import what_failed
-
-MLE = "mle/"  # prefix of the names of L-BFGS's state in a checkpoint
 
 
 def left_alone(reason: str) -> Event:
@@ -108,7 +107,7 @@ class EMSteps(ExactSteps):
     @property
     def converged(self) -> bool:  # type: ignore[override]
         gains = (
-            self.kept.get("em/gains", torch.zeros(0)).tolist()
+            self.kept.get(GAINS, torch.zeros(0)).tolist()
             if self.iterations is None
             else self.iterations.ascent.gains
         )
@@ -154,11 +153,11 @@ class EMSteps(ExactSteps):
             with torch.no_grad():
                 self.iterations.write()
 
-    def state(self) -> dict[str, Tensor]:
-        return self.kept if self.iterations is None else self.iterations.ascent.tensors()
+    def state(self) -> State:
+        return {EM: self.kept if self.iterations is None else self.iterations.ascent.tensors()}
 
-    def restore(self, tensors: Mapping[str, Tensor], metrics: Mapping[str, Any]) -> None:
-        self.kept = dict(tensors)
+    def restore(self, state: State, metrics: Mapping[str, Any]) -> None:
+        self.kept = state.get(EM, {})
         self.tally.restore(metrics, torch.float64)
 
     def what_failed(self, step: int, phase: Phase) -> str:
@@ -229,12 +228,12 @@ class LikelihoodSteps(ExactSteps):
             return [Event(NOT_CONVERGED, "run", text)]
         return []
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> State:
         search = self.known
         if self.likelihood is not None:
             search = self.likelihood.tensors() | {"converged": torch.tensor(self.converged)}
-        return {f"{MLE}{name}": tensor for name, tensor in search.items()}
+        return {MLE: search}
 
-    def restore(self, tensors: Mapping[str, Tensor], metrics: Mapping[str, Any]) -> None:
-        self.known = {name.removeprefix(MLE): tensor for name, tensor in tensors.items()}
+    def restore(self, state: State, metrics: Mapping[str, Any]) -> None:
+        self.known = state.get(MLE, {})
         self.tally.restore(metrics, torch.float64 if self.known else self.dtype)

@@ -17,6 +17,7 @@ from aevb.training.checks import refuse_shared
 from aevb.training.loop import Training
 from aevb.training.purity import added
 from aevb.training.run import Run
+from aevb.training.seed_folders import seed_folder
 from aevb.training.settings import Settings
 from aevb.training.settings_options import SettingsOptions
 from aevb.training.several_seeds import list_of_seeds, train_together
@@ -156,7 +157,7 @@ def fit(
                     data,
                     validation,
                     one,
-                    None if folder is None else folder / f"seed-{one.seed}",
+                    None if folder is None else seed_folder(folder, one.seed),
                     resume,
                     closing,
                     progress=progress,

@@ -37,6 +37,7 @@ from aevb.estimate import noise as noises
 from aevb.estimate.batch import Batch
 from aevb.model import Model
 from aevb.runtime import private_torch
+from aevb.training.checkpoint import State
 from aevb.training.events import NOT_COMPILED, Event
 from aevb.training.exact_steps import left_alone
 from aevb.training.job import Job
@@ -50,6 +51,7 @@ from aevb.training.step import Stepper
 from aevb.training.step_inputs import KL_WEIGHT, Input, Inputs, Kind, inputs_of
 from aevb.training.trouble import finite, what_failed
 
+REFERENCE = "reference"  # in a checkpoint, a weight of the posterior that an M-step holds fixed
 # Record a phase after this many steps, if at least this many remain.
 RECORD_AFTER, RECORD_FOR = (10, 1000)
 
@@ -419,24 +421,19 @@ class GradientSteps(Stepper):
 
     # State ----------------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> State:
         """Return the optimiser's moments, and the weights of an M-step's fixed posterior."""
-        held = self.objective.reference
-        reference = (
-            {}
-            if held is None
-            else {f"{name}/reference": tensor for name, tensor in held.state_dict().items()}
-        )
-        return self.adam.tensors(self.names) | reference
+        found, held = self.adam.tensors(self.names), self.objective.reference
+        for name, tensor in () if held is None else held.state_dict().items():
+            found.setdefault(name, {})[REFERENCE] = tensor
+        return found
 
-    def restore(self, tensors: Mapping[str, Tensor], metrics: Mapping[str, Any]) -> None:
+    def restore(self, state: State, metrics: Mapping[str, Any]) -> None:
+        moments = {owner: dict(tensors) for owner, tensors in state.items()}
         reference = {
-            name.removesuffix("/reference"): tensor
-            for name, tensor in tensors.items()
-            if name.endswith("/reference")
-        }
-        moments = {
-            name: tensor for name, tensor in tensors.items() if not name.endswith("/reference")
+            owner: tensors.pop(REFERENCE)
+            for owner, tensors in moments.items()
+            if REFERENCE in tensors
         }
         self.adam.restore(moments, {name: parameter for parameter, name in self.names.items()})
         if reference:

@@ -34,10 +34,13 @@ class Flag:
     """Whether the run was interrupted."""
 
     def __init__(self) -> None:
-        self.set = False
+        self._set = False
+
+    def __bool__(self) -> bool:
+        return self._set
 
     def ask_to_stop(self) -> None:
-        self.set = True
+        self._set = True
 
 
 @contextmanager
@@ -50,7 +53,7 @@ def interruptible() -> Iterator[Flag]:
     flag = Flag()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if flag.set:
+        if flag:
             raise KeyboardInterrupt
         flag.ask_to_stop()
 

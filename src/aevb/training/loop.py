@@ -192,7 +192,7 @@ class Training:
         """Whether any process was interrupted. All processes ask at the same steps."""
         world = self.job.world
         ask = world.size == 1 or any(due) or self.step % 20 == 0
-        return ask and world.any(interrupted.set)
+        return ask and world.any(bool(interrupted))
 
     def _skip_failed_step(self) -> None:
         """Return to a step with a non-finite loss or gradient; raise, or skip it if that is
@@ -293,13 +293,14 @@ class Training:
             "teaching": self.model.teaching.state(self.model),
             **({} if folder is None else {"history": folder.history()}),
         }
-        weights, tensors = dict(self.model.state_dict()), self.stepper.state()
+        weights, optimizer = dict(self.model.state_dict()), self.stepper.state()
         if copied:
-            weights, tensors = (
-                {name: tensor.clone() for name, tensor in found.items()}
-                for found in (weights, tensors)
-            )
-        return Checkpoint(self.step, weights, tensors, state)
+            weights = {name: tensor.clone() for name, tensor in weights.items()}
+            optimizer = {
+                owner: {name: tensor.clone() for name, tensor in tensors.items()}
+                for owner, tensors in optimizer.items()
+            }
+        return Checkpoint(self.step, weights, optimizer, state)
 
     def _restore(self, found: Checkpoint) -> None:
         self._set_weights(found)

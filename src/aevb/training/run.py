@@ -21,6 +21,7 @@ from aevb.training.checkpoint import (
     CheckpointError,
     check_beside,
     check_fit,
+    folder_of,
     folders,
     read,
     read_manifest,
@@ -162,7 +163,7 @@ def _load(folder: Path, which: str) -> tuple[Model, Checkpoint, list[dict[str, A
     chosen, manifest = places[-1], read_manifest(places[-1])
     best = manifest["state"]["best"]
     if which == "best" and best is not None and best["step"] != manifest["step"]:
-        chosen = folder / "checkpoints" / f"step-{best['step']}"
+        chosen = folder_of(folder, best["step"])
         if not chosen.is_dir():
             raise CheckpointError(
                 f'{chosen}, the best checkpoint, is missing. Load the last one: which="last".'

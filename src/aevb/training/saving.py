@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from aevb.training.checkpoint import Checkpoint, folders, read
+from aevb.training.checkpoint import Checkpoint, folder_of, folders, read, saved_steps
 from aevb.training.distributed import World
 from aevb.training.run_folder import Folder
 
@@ -46,7 +46,7 @@ class Saving:
     def save(self, newest: Checkpoint, best_step: int | None) -> None:
         """Write a checkpoint, and the best one if it is not on disk; delete those not needed."""
         if self.folder is not None:
-            known = {int(path.name[5:]) for path in folders(self.folder.path)}
+            known = saved_steps(self.folder.path)
             best = self._best
             if best is not None and best.step != newest.step and best.step not in known:
                 self.folder.save(best, keep=frozenset(known))
@@ -61,7 +61,7 @@ class Saving:
     def best(self, step: int) -> Checkpoint | None:
         """Return the best checkpoint, of this step, from memory or from disk."""
         if self._best is None and self.out is not None:
-            return read(self.out / "checkpoints" / f"step-{step}")
+            return read(folder_of(self.out, step))
         return self._best
 
     def last_good(self) -> str:

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from aevb.training.checkpoint import CheckpointError
+from aevb.training.checkpoint import CheckpointError, State
 from aevb.training.distributed import World
 from aevb.training.job import Job
 from aevb.training.schedules import Phase
@@ -198,11 +198,11 @@ class Stepper(ABC):
     # State ----------------------------------------------------------------------------------------
 
     @abstractmethod
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> State:
         """Return the state that the next step needs besides the weights, for a checkpoint."""
 
     @abstractmethod
-    def restore(self, tensors: Mapping[str, Tensor], metrics: Mapping[str, Any]) -> None:
+    def restore(self, state: State, metrics: Mapping[str, Any]) -> None:
         """Restore the state of a checkpoint."""
 
     # Failed steps ---------------------------------------------------------------------------------

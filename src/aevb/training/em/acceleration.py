@@ -24,7 +24,8 @@ NO_VALUE = (
     "the exact posterior is undefined: a covariance of p is not positive definite, or a parameter "
     "is not finite"
 )
-STATE = ("em/points", "em/residuals", "em/gains", "em/pause")  # tensors in a checkpoint
+GAINS = "gains"
+STATE = ("points", "residuals", GAINS, "pause")  # tensors in a checkpoint
 Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
 Update = Callable[[Tensor], tuple[Tensor, Tensor]]  # θ → the mean evidence at θ, and F(θ)
 
