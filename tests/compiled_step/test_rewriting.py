@@ -17,6 +17,7 @@ from aevb.compiled_step import cuda_streams, fusing, recording
 from aevb.compiled_step.gradients import elementary
 from aevb.compiled_step.rewriting import DEFERRED, PRODUCTS, UnchangeableError, rewritten
 from aevb.compiled_step.tracing import traced
+from aevb.declare import noise_kinds
 from aevb.estimate import noise
 from aevb.training import gradient_steps as stepping
 from aevb.training import step_queue as capture
@@ -678,10 +679,10 @@ def test_steps_are_captured_anew_where_weights_have_moved(steps):
 
 def test_masks_of_one_kind_are_drawn_at_once():
     layout = {
-        "a": ("keep 0.75", (40, 30)),
+        "a": (noise_kinds.keep(0.75), (40, 30)),
         "eps": ("normal", (40, 2)),
-        "b": ("keep 0.75", (40, 50)),
-        "c": ("keep 0.5", (40, 10)),
+        "b": (noise_kinds.keep(0.75), (40, 50)),
+        "c": (noise_kinds.keep(0.5), (40, 10)),
     }
     found = noise.draw(
         layout,

@@ -49,7 +49,7 @@ from aevb.data.preparation import prepare_levels
 from aevb.data.repeated_values import refuse_degenerate
 from aevb.data.sources import open_source
 from aevb.declare import distributions as ad
-from aevb.declare import families
+from aevb.declare import families, noise_kinds
 from aevb.declare.conditionals import Factor
 from aevb.declare.registry import from_record, to_record
 from aevb.derive import divergences
@@ -1183,14 +1183,14 @@ KINDS = {
     "gumbel": stats.gumbel_r(),
     "logistic": stats.logistic(),
     "laplace": stats.laplace(),
-    "student 5.0": stats.t(5),
-    "keep 0.9": stats.bernoulli(0.9),
+    noise_kinds.student(5.0): stats.t(5),
+    noise_kinds.keep(0.9): stats.bernoulli(0.9),
 }
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_noise(kind: str) -> None:
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_noise(kind: noise_kinds.NoiseKind) -> None:
     """Mean within 4 standard errors; the whole distribution by Kolmogorov and Smirnov, at a level
     of 1e-4.
     """
@@ -1206,7 +1206,7 @@ def test_noise(kind: str) -> None:
     assert first.isfinite().all()
     x = first.double().flatten().numpy()
     assert abs(x.mean() - dist.mean()) < 4 * dist.std() / math.sqrt(n)
-    if kind.startswith("keep"):
+    if kind == noise_kinds.keep(0.9):
         assert set(x) == {0.0, 1.0}
     else:
         assert stats.kstest(x, dist.cdf).pvalue > 1e-4

@@ -37,11 +37,11 @@ from torch import Tensor, nn
 from torch.distributions import constraints
 
 from aevb.declare.networks import Network, Shape, mlp
+from aevb.declare.noise_kinds import Noise
 
 TABLE_LIMIT = 2**16  # a finite variable with more values than this cannot be enumerated
 # Tables up to this size are built with the model: as many values as a plan enumerates by default.
 TABLE_KEPT = 2**8
-Noise = tuple[str, int]  # the kind of noise (see noise.py), and how many numbers per example
 _FIXES: dict[Any, str] = {
     constraints.boolean: "Binarise them (x > 0.5), or use ContinuousBernoulli.",
     constraints.unit_interval: "Divide by 256, or use Normal.",

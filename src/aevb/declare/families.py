@@ -14,7 +14,8 @@ from torch.distributions import constraints
 
 from aevb.compiled_step.gradients import bernoulli_log_prob
 from aevb.declare import distributions as ad
-from aevb.declare.conditionals import Conditional, Degenerate, Noise, constant_columns
+from aevb.declare.conditionals import Conditional, Degenerate, constant_columns
+from aevb.declare.noise_kinds import Noise, student
 from aevb.declare.registry import register, registered
 
 # Closed-form estimates clamp probabilities and rates here, because the maximum-likelihood logit of
@@ -170,7 +171,7 @@ class StudentT(LocationScale):
         return ad.StudentT(loc.new_full((), self.df), loc, self.scales(loc, scale))
 
     def noise(self, d: int) -> Noise:
-        return f"student {self.df}", d
+        return student(self.df), d
 
 
 @register

@@ -243,7 +243,7 @@ def _sample(choice: Choice, plan: Plan) -> str:
     name = write.symbol(entry.key.target)
     spec = entry.spec
     family = type(spec).__name__
-    kind = (spec.noise(1) or ("", 0))[0]
+    kind = str((spec.noise(1) or ("", 0))[0])
     stratified = choice.draw is Draw.STRATIFY
     if stratified or choice.draw.reparametrises:
         symbol, kind = (

@@ -16,11 +16,14 @@ from dataclasses import dataclass, field
 from aevb.declare.evaluation_order import Stage
 from aevb.declare.families import Exact
 from aevb.declare.graph import Entry, Graph
+from aevb.declare.noise_kinds import SEED, NoiseKind, keep
 from aevb.derive.axes import FIRST_SLOT
 from aevb.derive.dependence import Axis, N, S, T, conflict, find_axes
 from aevb.derive.divergences import closed_form_kl
 from aevb.derive.draws import DRAWS, TERMS, Draw, Reduction, Term
+from aevb.derive.noise_names import dropout_name
 
+Layout = dict[str, tuple[NoiseKind, tuple[int, ...]]]  # noise by name: its kind and its shape
 BOUNDS = ("elbo", "iwae")
 GRADIENTS = ("plain", "stl", "dreg")
 LIMIT = 256  # the plan enumerates at most this many joint values unless the user asks for more
@@ -190,11 +193,9 @@ class Plan:
             }
         )
 
-    def layout(
-        self, n: int, steps: int, *, dropout: bool
-    ) -> dict[str, tuple[str, tuple[int, ...]]]:
+    def layout(self, n: int, steps: int, *, dropout: bool) -> Layout:
         """The noise that one estimate needs: name → (kind, shape)."""
-        noise: dict[str, tuple[str, tuple[int, ...]]] = {}
+        noise: Layout = {}
         for name in self.drawn:
             d = self.graph.size(name)
             for entry in self.graph.q[name].values():
@@ -204,7 +205,7 @@ class Plan:
                 kind, width = (
                     ("normal", d)
                     if self.choices[name].draw is Draw.STRATIFY
-                    else entry.spec.noise(d) or ("seed", 0)
+                    else entry.spec.noise(d) or (SEED, 0)
                 )
                 noise[key] = (
                     kind,
@@ -216,7 +217,7 @@ class Plan:
                     continue
                 for i, (p, width) in enumerate(entry.spec.net.dropouts()):
                     shape = self._shape(self.axes[entry.id], n, steps, width)
-                    noise[f"{entry.id} dropout {i}"] = (f"keep {1 - p}", shape)
+                    noise[dropout_name(entry, i)] = (keep(1 - p), shape)
         return noise
 
     def _shape(self, axes: frozenset[Axis], n: int, steps: int, width: int) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from aevb.derive.draws import Draw
+from aevb.derive.noise_names import offset_name
 from aevb.derive.plan import Plan
 from aevb.diagnostics.measure import with_values
 from aevb.estimate.batch import Batch
@@ -52,7 +53,7 @@ def reaching(model: Model, plan: Plan, batch: Batch, seed: int) -> dict[str, flo
             own = [
                 offsets[key]
                 for entry in model.graph.q[name].values()
-                if (key := f"{entry.id} offset") in offsets
+                if (key := offset_name(entry)) in offsets
             ]
             if not own:
                 continue

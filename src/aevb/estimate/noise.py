@@ -12,9 +12,9 @@ import math
 import torch
 from torch import Tensor
 
+from aevb.declare.noise_kinds import KEEP, SEED, STUDENT, NoiseKind, WithParameter
+from aevb.derive.plan import Layout
 from aevb.runtime import private_torch, seeding
-
-Layout = dict[str, tuple[str, tuple[int, ...]]]  # name → kind of noise, shape
 
 
 def draw(
@@ -31,7 +31,7 @@ def draw(
             continue
         same_kind = (
             {other: form for other, (sort, form) in layout.items() if sort == kind}
-            if kind.startswith("keep ")
+            if isinstance(kind, WithParameter) and kind.name == KEEP
             else {name: shape}
         )
         if len(same_kind) == 1:
@@ -52,19 +52,15 @@ def fork(seed: Tensor, position: int) -> Tensor:
 
 
 def draw_one(
-    kind: str,
+    kind: NoiseKind,
     shape: tuple[int, ...],
     generator: torch.Generator | None,
     device: torch.device,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Draw one tensor of a kind of noise.
-
-    The kinds are normal, uniform, gumbel, logistic, laplace, ``student DF``, ``keep P`` (a dropout
-    mask) and seed.
-    """
+    """Draw one tensor of a kind of noise."""
     generator = seeding.generator(device) if generator is None else generator
-    name, _, argument = kind.partition(" ")
+    name, parameter = (kind, math.nan) if isinstance(kind, str) else kind
     if name == "normal":
         return torch.randn(shape, generator=generator, device=device, dtype=dtype)
     empty = torch.empty(shape, device=device, dtype=dtype)
@@ -79,15 +75,14 @@ def draw_one(
         return torch.logit(empty.uniform_(generator=generator), eps=torch.finfo(dtype).eps)
     if name == "uniform":
         return empty.uniform_(generator=generator)
-    if name == "keep":
-        return empty.bernoulli_(float(argument), generator=generator)
-    if name == "student":
-        df = float(argument)
+    if name == KEEP:
+        return empty.bernoulli_(parameter, generator=generator)
+    if name == STUDENT:
         normal = torch.randn(shape, generator=generator, device=device, dtype=dtype)
         gamma = private_torch.gamma(
-            torch.full(shape, df / 2, device=device, dtype=dtype), generator
+            torch.full(shape, parameter / 2, device=device, dtype=dtype), generator
         )
-        return normal * torch.rsqrt(gamma.clamp_min(tiny) * (2 / df))
-    if name == "seed":
+        return normal * torch.rsqrt(gamma.clamp_min(tiny) * (2 / parameter))
+    if name == SEED:
         return torch.randint(2**62, (), generator=generator, device=device)
     raise ValueError(f"unknown noise {kind!r}")

@@ -19,6 +19,7 @@ from aevb.declare.evaluation_order import Stage
 from aevb.declare.graph import Entry, Graph
 from aevb.declare.notation import At, Ref
 from aevb.derive.axes import TIME, alike, join, over_time, steps_of, swap
+from aevb.derive.noise_names import dropout_name, offset_name
 from aevb.estimate.keys import mask_of
 
 # How to draw a node's value: (node, entry, raw numbers, step or None for all steps at once) → value
@@ -141,7 +142,7 @@ class Program:
         :mod:`aevb.evidence.per_example_q` uses the offset.
         """
         count = len(entry.spec.net.dropouts()) if entry.spec.net else 0
-        names = [*(f"{entry.id} dropout {i}" for i in range(count)), f"{entry.id} offset"]
+        names = [*(dropout_name(entry, i) for i in range(count)), offset_name(entry)]
         return [self.noise[name] for name in names if name in self.noise]
 
     # Factors outside loops ------------------------------------------------------------------------

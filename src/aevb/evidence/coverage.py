@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from aevb.estimate.noise import Layout
+from aevb.derive.plan import Layout
 from aevb.evidence.result import Evidence, count
 from aevb.evidence.weights import reliable_shape
 

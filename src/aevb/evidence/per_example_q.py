@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from aevb.declare.conditionals import Factor
 from aevb.declare.graph import Entry
 from aevb.derive.dependence import N, S, T
+from aevb.derive.noise_names import offset_name
 from aevb.derive.plan import Plan
 from aevb.estimate.declared_model import DeclaredModel
 
@@ -80,7 +81,7 @@ def zero_offsets(
         width = sum(factor.sizes.values()) + sum(
             vector.numel() for vector in factor.vectors.values()
         )
-        found[f"{entry.id} offset"] = torch.zeros(
+        found[offset_name(entry)] = torch.zeros(
             plan._shape(axes, n, steps, width), dtype=like.dtype, device=like.device
         )
     return found

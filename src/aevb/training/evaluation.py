@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from aevb.data.sources import Source
+from aevb.declare.noise_kinds import SEED
 from aevb.derive.plan import Plan
 from aevb.estimate.batch import Batch, split_latents
 from aevb.estimate.estimators import estimate
@@ -211,7 +212,7 @@ def _seeded(part: Part) -> bool:
     Such a sampler reads its seed on the host.
     """
     _, plan, _ = part
-    return any(kind == "seed" for kind, _ in plan.layout(1, 1, dropout=False).values())
+    return any(kind == SEED for kind, _ in plan.layout(1, 1, dropout=False).values())
 
 
 def _exactly(model: Model, batch: Batch) -> dict[str, Tensor]:

@@ -33,6 +33,8 @@ from aevb.compiled_step.fused_adam import (
 from aevb.compiled_step.gradients import held_fixed
 from aevb.compiled_step.recording import Found, gradients_of
 from aevb.data.sources import Resident
+from aevb.declare.noise_kinds import SEED
+from aevb.derive.plan import Layout
 from aevb.estimate import noise as noises
 from aevb.estimate.batch import Batch
 from aevb.model import Model
@@ -87,7 +89,7 @@ class GradientSteps(Stepper):
         self.noise, self.drawing = torch.Generator(self.device), torch.Generator(self.device)
         self.rows = torch.zeros(places, order.batch, dtype=torch.long, device=self.device)
         self.kl_weights = torch.ones(places, ALIGNED, device=self.device, dtype=self.dtype)
-        self.layouts: dict[int, noises.Layout] = {}  # by the number of time steps in a batch
+        self.layouts: dict[int, Layout] = {}  # by the number of time steps in a batch
         self.staged: Staged | Gathered | None = self._staging()  # prefetched batches
         self.not_recorded = why_not_recorded(job.model, settings, seeded(job))
         self.compiled: dict[
@@ -466,7 +468,7 @@ def seeded(job: Job) -> list[str]:
     return [
         name
         for name, (kind, _) in job.plan.layout(job.order.batch, 1, dropout=True).items()
-        if kind == "seed"
+        if kind == SEED
     ]
 
 
