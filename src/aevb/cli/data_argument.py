@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aevb.cli.model_argument import is_run, open_run, resolve
+from aevb.estimate.keys import LENGTHS, STEPS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -121,10 +122,10 @@ def counted_rows(model: Model, loaded: Loaded, split: Split) -> str:
     timed = next((value for name, value in split.raw.items() if model.graph.timed.get(name)), None)
     if timed is None:
         return f"{n} row{'s' * (n != 1)}"
-    if "steps" in split.raw:
-        lengths = np.asarray(split.raw["steps"]).astype(bool).sum(1)
-    elif "lengths" in split.raw:
-        lengths = np.asarray(split.raw["lengths"])
+    if STEPS in split.raw:
+        lengths = np.asarray(split.raw[STEPS]).astype(bool).sum(1)
+    elif LENGTHS in split.raw:
+        lengths = np.asarray(split.raw[LENGTHS])
     else:
         lengths = np.array(
             [len(row) for row in timed] if isinstance(timed, list) else [np.shape(timed)[1]]

@@ -34,6 +34,7 @@ from aevb.cli.options import (
     refuse_input,
 )
 from aevb.cli.units import Units
+from aevb.estimate.keys import LENGTHS, STEPS, real_steps
 
 if TYPE_CHECKING:
     import numpy as np
@@ -374,9 +375,9 @@ def impute(
     loaded = load(name, graph, missing=missing, like=whole_of(recipe))
     means, method = _imputed(model, loaded.train.data, samples, seed)
     raw, lengths = pad(
-        graph, loaded.train.raw, loaded.train.raw.get("steps"), loaded.train.raw.get("lengths")
+        graph, loaded.train.raw, loaded.train.raw.get(STEPS), loaded.train.raw.get(LENGTHS)
     )
-    raw |= {} if lengths is None else {"lengths": lengths}
+    raw |= {} if lengths is None else {LENGTHS: lengths}
     filled, count = {}, 0
     for variable, value in raw.items():
         array = np.asarray(value)
@@ -432,8 +433,9 @@ def _posterior_means(
         for name, parts in found.items():
             with torch.no_grad():
                 mean = posterior[name].mean
-            if "steps" in batch and model.graph.timed[name]:
-                mean = torch.where(batch["steps"].transpose(0, 1), mean, torch.nan)
+            real = real_steps(batch, timed=model.graph.timed[name])
+            if real is not None:
+                mean = torch.where(real.transpose(0, 1), mean, torch.nan)
             parts.append(mean.cpu().numpy())
     return {name: np.concatenate(parts) for name, parts in found.items()}, method
 
@@ -510,7 +512,7 @@ def _write_filled(
     lengths = None
     timed = [name for name in filled if graph.timed.get(name)]
     if out.suffix == ".csv":
-        lengths, steps = filled.pop("lengths", None), filled.pop("steps", None)
+        lengths, steps = filled.pop(LENGTHS, None), filled.pop(STEPS, None)
         lengths = lengths if steps is None else steps.astype(bool).sum(1)
         wide = numbers is None and lengths is None and all(filled[name].ndim == 2 for name in timed)
         timed = [] if wide else timed
@@ -537,12 +539,12 @@ def _inside(data: Mapping[str, Any], array: np.ndarray, timed: bool) -> np.ndarr
     """Return a mask of the entries at real steps, not padding."""
     import numpy as np
 
-    if not timed or not ("lengths" in data or "steps" in data):
+    if not timed or not (LENGTHS in data or STEPS in data):
         return np.ones(array.shape, bool)
     real = (
-        np.asarray(data["steps"]).astype(bool)
-        if "steps" in data
-        else np.arange(array.shape[1]) < np.asarray(data["lengths"])[:, None]
+        np.asarray(data[STEPS]).astype(bool)
+        if STEPS in data
+        else np.arange(array.shape[1]) < np.asarray(data[LENGTHS])[:, None]
     )
     return np.broadcast_to(real.reshape(*real.shape, *[1] * (array.ndim - 2)), array.shape)
 

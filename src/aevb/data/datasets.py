@@ -34,7 +34,7 @@ from aevb.data.preparation import (
 )
 from aevb.data.tables import TABLES
 from aevb.declare.graph import Graph
-from aevb.estimate.keys import mask_of
+from aevb.estimate.keys import LENGTHS, STEPS, masks_of
 from aevb.estimate.places import Placed, places_of
 from aevb.runtime.checked_files import LONGEST_BESIDE, DataWarning, read_json
 
@@ -223,8 +223,8 @@ def log_jacobian(recipe: Recipe, graph: Graph, batch: Mapping[str, Tensor]) -> d
     found = {}
     for name, spread in log_spreads(recipe, graph).items():
         logs = torch.tensor(spread, device=batch[name].device).expand(batch[name].shape)
-        for there in (mask_of(name), *(["steps"] if graph.timed[name] else [])):
-            logs = torch.where(batch[there], logs, 0.0) if there in batch else logs
+        for mask in masks_of(batch, name, timed=graph.timed[name]):
+            logs = torch.where(mask, logs, 0.0)
         found[name] = logs.sum((0, 2))
     return found
 
@@ -570,7 +570,7 @@ def _steps(graph: Graph, name: str, value: Any) -> Any:
 
 def _real(graph: Graph, data: Mapping[str, Any], x: str) -> Any:
     """Return the values of a variable with NaN at padded steps."""
-    value, lengths, steps = _steps(graph, x, data[x]), data.get("lengths"), data.get("steps")
+    value, lengths, steps = _steps(graph, x, data[x]), data.get(LENGTHS), data.get(STEPS)
     if isinstance(value, list) or (lengths is None and steps is None):
         return value
     return _Real(

@@ -29,6 +29,7 @@ from aevb.data.markers import array_warnings, marker_warnings
 from aevb.data.tables import TABLES, Header, Table, header, marked, read_table
 from aevb.data.text_tables import FEW, WordsError
 from aevb.declare.graph import Graph
+from aevb.estimate.keys import LENGTHS, STEPS
 from aevb.estimate.places import INDICES, Placed, Places
 from aevb.runtime.checked_files import DataWarning
 
@@ -194,7 +195,7 @@ def _by_name(path: Path, arrays: dict[str, Any], graph: Graph, only: str | None)
     known = {
         name: array
         for name, array in arrays.items()
-        if name in graph.shapes or name in ("steps", "lengths")
+        if name in graph.shapes or name in (STEPS, LENGTHS)
     }
     others = [name for name in arrays if name not in known]
     if any(name in graph.shapes for name in known):

@@ -18,7 +18,7 @@ from aevb.declare.conditionals import Degenerate
 from aevb.declare.graph import Entry, Graph
 from aevb.declare.networks import mlp
 from aevb.estimate.batch import FamilyError
-from aevb.estimate.keys import mask_of
+from aevb.estimate.keys import mask_of, masks_of
 from aevb.estimate.places import INDICES, Places
 
 FEW = 10  # a column with at most this many distinct values has few values,
@@ -148,9 +148,8 @@ def _distinct(batch: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor, T
         0, value.shape[1] - 1, min(LOOK, value.shape[1]), device=value.device
     ).long()
     known = torch.ones_like(value, dtype=torch.bool)
-    for there in (mask_of(name), "steps"):
-        if there in batch and (there != "steps" or value.shape[0] > 1):
-            known = known & batch[there]
+    for mask in masks_of(batch, name, timed=len(value) > 1):
+        known = known & mask
     value, known = (part[:, rows].flatten(0, 1)[: 20 * LOOK] for part in (value, known))
     ordered = torch.where(known, value, torch.inf).sort(0).values
     finite = ordered.isfinite()

@@ -21,7 +21,7 @@ from aevb.data.mapped_rows import check_length, memory_map, rows_of
 from aevb.data.preparation import CHUNK, Standardised
 from aevb.declare.graph import Graph
 from aevb.estimate.batch import Batch, lay_out, pad, prepare, raw_on_axes, unmasked
-from aevb.estimate.keys import is_mask, mask_of
+from aevb.estimate.keys import LENGTHS, STEPS, is_mask, mask_of, masks_of
 from aevb.estimate.places import INDICES, Placed, Places, places_of
 
 RELEASE = 2**28  # bytes of mapped files in memory before their pages are released
@@ -120,12 +120,8 @@ class Source:
         batch = dict(batch)
         for name, numbers in uniform.items():
             value = self.fresh[name].draw(batch[name].to(self.like.dtype), numbers)
-            for there in (mask_of(name), "steps"):
-                value = (
-                    torch.where(batch[there], value, 0.0)
-                    if there in batch and (there != "steps" or value.shape[0] > 1)
-                    else value
-                )
+            for mask in masks_of(batch, name, timed=len(value) > 1):
+                value = torch.where(mask, value, 0.0)
             batch[name] = value
         return batch
 
@@ -190,12 +186,12 @@ class Resident(Source):
             name: value.middle(np.asarray(value.values)) if isinstance(value, Fresh) else value
             for name, value in data.items()
         }
-        steps, lengths = values.pop("steps", None), values.pop("lengths", None)
+        steps, lengths = values.pop(STEPS, None), values.pop(LENGTHS, None)
         self.batch = prepare(graph, values, like=like, steps=steps, lengths=lengths, places=places)
         for name, value in self.fresh.items():
             self.batch[name] = raw_on_axes(graph, name, value.values, like)
         owners = (
-            values | {"steps": steps} | {name: value.values for name, value in self.fresh.items()}
+            values | {STEPS: steps} | {name: value.values for name, value in self.fresh.items()}
         )
         self.batch = {name: _own(value, owners.get(name)) for name, value in self.batch.items()}
         self.n = next(iter(self.batch.values())).shape[-2]
@@ -304,12 +300,10 @@ class Mapped(Source):
                 for name, value in data.items()
             },
         )
-        values |= {} if lengths is None else {"lengths": lengths}
+        values |= {} if lengths is None else {LENGTHS: lengths}
         # A single number is one length for all rows.
         self.length = (
-            values.pop("lengths")
-            if "lengths" in values and np.ndim(values["lengths"]) == 0
-            else None
+            values.pop(LENGTHS) if LENGTHS in values and np.ndim(values[LENGTHS]) == 0 else None
         )
         self.data = {name: rows_of(value) for name, value in values.items()}
         self.maps = {
@@ -348,7 +342,7 @@ class Mapped(Source):
     def _check(self, start: int, stop: int) -> None:
         values = {name: np.asarray(value[start:stop]) for name, value in self.data.items()}
         values |= {name: fresh.middle(values[name], start) for name, fresh in self.fresh.items()}
-        steps, lengths = values.pop("steps", None), values.pop("lengths", self.length)
+        steps, lengths = values.pop(STEPS, None), values.pop(LENGTHS, self.length)
         batch = prepare(
             self.graph, values, like=self.like, first_row=start, steps=steps, lengths=lengths
         )
@@ -393,7 +387,7 @@ class Mapped(Source):
     def on_host(self, rows: Tensor) -> Batch:
         index = rows.cpu().numpy()
         values = {name: self._gather(name, index) for name in self.data}
-        steps, lengths = values.pop("steps", None), values.pop("lengths", None)
+        steps, lengths = values.pop(STEPS, None), values.pop(LENGTHS, None)
         host = self.like.new_empty((), device="cpu")
         batch = lay_out(
             self.graph, values, like=host, masks=self.masks, steps=steps, lengths=lengths
@@ -507,13 +501,8 @@ def _extents(graph: Graph, batch: Batch, fresh: Mapping[str, Fresh]) -> Extents:
     for name in graph.observed:
         if name in batch and name not in fresh:
             low = high = batch[name]
-            inside = [
-                batch[mask]
-                for mask in (mask_of(name), "steps")
-                if mask in batch and (mask != "steps" or graph.timed[name])
-            ]
-            for there in inside:
-                low, high = torch.where(there, low, torch.inf), torch.where(there, high, -torch.inf)
+            for mask in masks_of(batch, name, timed=graph.timed[name]):
+                low, high = torch.where(mask, low, torch.inf), torch.where(mask, high, -torch.inf)
             found[name] = low.amin((0, 1)), high.amax((0, 1))
     return found
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from aevb.diagnostics.finding import Finding
 from aevb.estimate.batch import Batch
-from aevb.estimate.keys import is_mask, variable_of
+from aevb.estimate.keys import STEPS, is_mask, real_steps, variable_of
 from aevb.model import Model
 from aevb.posterior import Posterior
 from aevb.predictive.replicate import redraw
@@ -41,12 +41,13 @@ def ranks(model: Model, batch: Batch, seed: int) -> dict[str, np.ndarray]:
     with model._evaluating(seed):
         drawn = redraw(model, batch, graph.stochastic)
         seen = {
-            name: value for name, value in batch.items() if name in graph.given or name == "steps"
+            name: value for name, value in batch.items() if name in graph.given or name == STEPS
         }
         seen |= {name: drawn[name] for name in graph.observed}
         truth = {name: drawn[name] for name in graph.latents}
         found = Posterior(model, seen, samples=DRAWS, seed=None).sample(DRAWS)
-    lengths = seen["steps"][..., 0].sum(0).cpu() if "steps" in seen else torch.full((n,), steps)
+    real = real_steps(seen)
+    lengths = torch.full((n,), steps) if real is None else real[..., 0].sum(0).cpu()
     at = (torch.rand(n, generator=generator) * lengths).long()
     result = {}
     for name, value in truth.items():

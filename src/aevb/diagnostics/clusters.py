@@ -17,6 +17,7 @@ from aevb.diagnostics.finding import Finding
 from aevb.diagnostics.latents import collapsed, misled, reached
 from aevb.diagnostics.measure import with_values
 from aevb.estimate.batch import Batch
+from aevb.estimate.keys import real_steps
 from aevb.model import Model
 from aevb.posterior import Posterior
 from aevb.predictive.replicate import complete
@@ -31,12 +32,8 @@ def class_probabilities(model: Model, batches: list[Batch], name: str, seed: int
     found = []
     for i, batch in enumerate(batches):
         probs = Posterior(model, batch, seed=seed + i)[name].probs  # type: ignore[attr-defined]
-        real = batch.get("steps")
-        found.append(
-            probs[real[..., 0].T]
-            if real is not None and model.graph.timed[name]
-            else probs.reshape(-1, probs.shape[-1])
-        )
+        real = real_steps(batch, timed=model.graph.timed[name])
+        found.append(probs.reshape(-1, probs.shape[-1]) if real is None else probs[real[..., 0].T])
     return torch.cat(found).double().cpu()
 
 

@@ -14,6 +14,7 @@ from aevb.derive.draws import Draw, Term
 from aevb.derive.plan import Plan
 from aevb.estimate.batch import Batch
 from aevb.estimate.estimators import Estimate
+from aevb.estimate.keys import real_steps
 from aevb.model import Model
 
 SAMPLES_DRAWN = 4  # samples per example
@@ -35,7 +36,7 @@ class Measured:
 
     def steps_of(self, name: str) -> Tensor:
         """Return the number of real steps per example, [N, 1]; 1 for a static variable."""
-        real = self.batch.get("steps")
+        real = real_steps(self.batch)
         if not self.model.graph.timed[name]:
             return torch.ones(self.n, 1)
         return (
@@ -76,12 +77,8 @@ class Measured:
             weighted = weights * term
             term = weighted.sum([slot for slot in slots if weighted.dim() >= -slot], keepdim=True)
         term = self.expected(over_time(term, self.steps) if graph.timed[name] else term)
-        real = self.batch.get("steps")
-        return (
-            torch.where(real, term, torch.zeros_like(term))
-            if real is not None and graph.timed[name]
-            else term
-        )
+        real = real_steps(self.batch, timed=graph.timed[name])
+        return term if real is None else torch.where(real, term, torch.zeros_like(term))
 
     def compare(
         self, name: str, function: Callable[[td.Distribution, td.Distribution], Tensor]

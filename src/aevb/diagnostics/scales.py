@@ -7,7 +7,7 @@ from torch import Tensor
 
 from aevb.diagnostics.finding import Finding
 from aevb.diagnostics.measure import Measured, spread
-from aevb.estimate.keys import mask_of
+from aevb.estimate.keys import mask_of, real_steps
 from aevb.model import Model
 
 # Limits of ratios: likelihood scale / data sd, and q's scale / p's scale (twice).
@@ -53,14 +53,14 @@ class ScaleSums:
         there = torch.ones_like(like, dtype=torch.bool)
         for mask in (
             part.batch.get(mask_of(name)) if name in part.model.graph.observed else None,
-            part.batch.get("steps"),
+            real_steps(part.batch),
         ):
             if mask is not None and (mask.shape[0] == 1 or part.model.graph.timed[name]):
                 there = there & mask
         return there
 
     def _sum(self, part: Measured, name: str, logs: Tensor) -> None:
-        real = part.batch.get("steps") if part.model.graph.timed[name] else None
+        real = real_steps(part.batch, timed=part.model.graph.timed[name])
         rows = logs.shape[0] * logs.shape[1] if real is None else real.sum()
         self.logs[name] = self.logs.get(name, torch.zeros(())) + logs.double().sum((0, 1)).cpu()
         self.count[name] = (

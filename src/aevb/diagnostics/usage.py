@@ -13,6 +13,7 @@ from torch import Tensor
 
 from aevb.declare.families import Exact
 from aevb.diagnostics.measure import Measured, spread
+from aevb.estimate.keys import real_steps
 from aevb.estimate.metric_names import kl_term
 from aevb.model import Model
 
@@ -71,12 +72,8 @@ class UsageSums:
         if isinstance(model.graph.rule("q", name).spec, Exact):
             return
         shift = part.compare(name, lambda q, p: (q.mean - p.mean) / spread(p)).double()
-        real = part.batch.get("steps")
-        there = (
-            real.double()
-            if real is not None and model.graph.timed[name]
-            else torch.ones_like(shift[..., :1])
-        )
+        real = real_steps(part.batch, timed=model.graph.timed[name])
+        there = torch.ones_like(shift[..., :1]) if real is None else real.double()
         added = (there.sum(1), shift.sum(1), shift.square().sum(1))
         before = (self.count, self.first, self.second)
         self.count, self.first, self.second = (

@@ -19,7 +19,7 @@ from torch.distributions import constraints
 from aevb.declare.conditionals import Conditional
 from aevb.declare.graph import Entry, Graph
 from aevb.declare.networks import table
-from aevb.estimate.keys import is_mask, mask_of, variable_of
+from aevb.estimate.keys import LENGTHS, STEPS, is_mask, mask_of, variable_of
 from aevb.estimate.places import INDICES, Places
 
 Batch = dict[str, Tensor]
@@ -106,7 +106,7 @@ def prepare(
                 del masks[mask_of(name)]
             else:
                 _check_missing(graph, name, mask, padded=inside is not None)
-    return batch | masks | ({} if real is None else {"steps": real})
+    return batch | masks | ({} if real is None else {STEPS: real})
 
 
 def lay_out(
@@ -143,7 +143,7 @@ def lay_out(
                 batch[name] = torch.where(real, batch[name], 0.0)
                 if mask_of(name) in batch:
                     batch[mask_of(name)] = batch[mask_of(name)] | ~real
-        batch["steps"] = real
+        batch[STEPS] = real
     return batch
 
 
@@ -177,7 +177,7 @@ def pad(
     if not ragged:
         return dict(data), lengths
     if steps is not None or lengths is not None:
-        word = "steps" if lengths is None else "lengths"
+        word = STEPS if lengths is None else LENGTHS
         raise ValueError(
             f"{next(iter(ragged))} is a list of sequences of different lengths, so the lengths "
             f"are already known. Leave out {word}=."
@@ -538,7 +538,7 @@ def _real_steps(
         )
     count, n = timed.shape[0], timed.shape[1]
     if lengths is not None:
-        length = numbers("lengths", lengths).to(timed.device)
+        length = numbers(LENGTHS, lengths).to(timed.device)
         if check and (
             length.shape != (n,)
             or bool(((length.long() != length) | (length < 1) | (length > count)).any())
@@ -548,7 +548,7 @@ def _real_steps(
             )
         real = torch.arange(count, device=timed.device)[:, None] < length[None, :]
     else:
-        mask = numbers("steps", steps).to(timed.device).bool()
+        mask = numbers(STEPS, steps).to(timed.device).bool()
         if check and mask.shape != (n, count):
             raise ValueError(
                 f"steps has shape {list(mask.shape)}; expected [N, T] = [{n}, {count}]."

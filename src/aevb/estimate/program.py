@@ -20,7 +20,7 @@ from aevb.declare.graph import Entry, Graph
 from aevb.declare.notation import At, Ref
 from aevb.derive.axes import TIME, alike, join, over_time, steps_of, swap
 from aevb.derive.noise_names import dropout_name, offset_name
-from aevb.estimate.keys import mask_of
+from aevb.estimate.keys import mask_of, real_steps
 
 # How to draw a node's value: (node, entry, raw numbers, step or None for all steps at once) → value
 Draw = Callable[[str, Entry, Tensor, int | None], Tensor]
@@ -51,7 +51,7 @@ class Program:
         self.graph, self.factors, self.batch = graph, factors, batch
         self.noise, self.slots, self.count = noise or {}, slots or {}, steps
         self.q_draws, self.hook = q_draws, hook
-        self.real = batch.get("steps")
+        self.real = real_steps(batch)
         self.values: dict[str, Tensor] = {}
         self.raws: dict[str, Tensor] = {}
         self._distributions: dict[tuple[str, str], td.Distribution] = {}

@@ -19,7 +19,7 @@ from aevb.derive.plan import Plan, derive
 from aevb.estimate.batch import split_latents
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.estimators import Estimate
-from aevb.estimate.keys import mask_of
+from aevb.estimate.keys import mask_of, real_steps
 from aevb.evidence.sampling import draw_latents, inner_sum
 
 STARTS = ("posterior", "prior")
@@ -85,8 +85,8 @@ class Path:
     def _inside(self, name: str, value: Tensor) -> Tensor:
         """Replace padded and known values by a value of the support (unused coordinates)."""
         fill = torch.full_like(value, self.graph.rule("p", name).spec.fill)
-        real = self.batch.get("steps")
-        if real is not None and self.graph.timed[name]:
+        real = real_steps(self.batch, timed=self.graph.timed[name])
+        if real is not None:
             value = torch.where(real, value, fill)
         return torch.where(self.seen[name], fill, value) if name in self.seen else value
 
@@ -95,8 +95,9 @@ class Path:
         like, parts = self.model._parameter(), []
         for name in self.latents:
             mask = torch.ones(self.times[name], self.n, 1, dtype=torch.bool, device=like.device)
-            if "steps" in self.batch and self.graph.timed[name]:
-                mask = mask & self.batch["steps"]
+            real = real_steps(self.batch, timed=self.graph.timed[name])
+            if real is not None:
+                mask = mask & real
             if name in self.seen:
                 mask = mask & ~self.seen[name][..., :1]
             parts.append(mask.expand(-1, -1, self.widths[name]).transpose(0, 1).flatten(1))
@@ -119,8 +120,8 @@ class Path:
                 jacobian = torch.where(
                     self.seen[name][..., :1], torch.zeros_like(jacobian), jacobian
                 )
-            if "steps" in self.batch and self.graph.timed[name]:
-                real = self.batch["steps"]
+            real = real_steps(self.batch, timed=self.graph.timed[name])
+            if real is not None:
                 value, jacobian = (
                     torch.where(real, value, torch.zeros_like(value)),
                     torch.where(real, jacobian, torch.zeros_like(jacobian)),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from aevb.estimate.batch import split_latents
 from aevb.estimate.declared_model import DeclaredModel
-from aevb.estimate.keys import mask_of
+from aevb.estimate.keys import STEPS, mask_of
 from aevb.evidence.filtering import Filter
 from aevb.evidence.finite import Tables
 from aevb.evidence.forward import Paths
@@ -64,7 +64,7 @@ def _numbers_per_row(structure: Structure, batch: Mapping[str, Tensor]) -> int:
     The largest tensor holds pairs of states, or one covariance per value of the latents.
     """
     # If entries are missing or lengths differ, each row has its own covariances.
-    own = any(mask_of(name) in batch for name in structure.linked) or "steps" in batch
+    own = any(mask_of(name) in batch for name in structure.linked) or STEPS in batch
     widest = max((structure.graph.size(name) for name in structure.linked), default=0)
     return structure.count * max(structure.count, widest**2 if own else widest)
 

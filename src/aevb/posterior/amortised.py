@@ -22,7 +22,7 @@ from aevb.estimate.ancestral import ancestral_draw
 from aevb.estimate.batch import Batch, prepare, public, split_latents
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.estimators import Estimate
-from aevb.estimate.keys import mask_of, variable_of
+from aevb.estimate.keys import mask_of, real_steps, variable_of
 from aevb.estimate.program import Program
 from aevb.posterior.piecewise import Pieces, Point
 from aevb.runtime.seeding import draw_from
@@ -293,12 +293,8 @@ class Posterior:
 
     def _laid_out(self, values: dict[str, Any]) -> Batch:
         """Lay out values of latents as a batch, with the real steps of this batch."""
-        real = self.batch.get("steps")
-        steps = (
-            real.squeeze(-1).T
-            if real is not None and any(self.graph.timed[name] for name in values)
-            else None
-        )
+        real = real_steps(self.batch, timed=any(self.graph.timed[name] for name in values))
+        steps = real.squeeze(-1).T if real is not None else None
         return prepare(
             self.graph, values, like=self.model._parameter(), need=(), steps=steps, single=True
         )

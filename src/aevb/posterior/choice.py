@@ -8,7 +8,7 @@ from torch import Tensor
 from aevb.declare.graph import Graph
 from aevb.estimate.batch import Batch
 from aevb.estimate.declared_model import DeclaredModel
-from aevb.estimate.keys import mask_of
+from aevb.estimate.keys import mask_of, real_steps
 from aevb.estimate.places import INDICES, Places
 from aevb.evidence.structure import NotExactError
 from aevb.posterior.amortised import Posterior
@@ -156,7 +156,8 @@ def _open_ended(graph: Graph, batch: Batch) -> Tensor | None:
     if not timed or any(mask_of(name) not in batch for name in timed):
         return None
     seen = torch.stack([batch[mask_of(name)].any(-1) for name in timed]).any(0)  # [T, N]
-    real = batch["steps"].squeeze(-1) if "steps" in batch else torch.ones_like(seen)
+    steps = real_steps(batch)
+    real = torch.ones_like(seen) if steps is None else steps.squeeze(-1)
     last = real & ~torch.cat([real[1:], torch.zeros_like(real[:1])])
     rows = (last & ~seen).any(0)
     return rows if bool(rows.any()) else None

@@ -16,7 +16,7 @@ from aevb.declare.distributions import MultivariateNormal
 from aevb.estimate.batch import Batch, public
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.estimators import estimate
-from aevb.estimate.keys import mask_of
+from aevb.estimate.keys import mask_of, real_steps
 from aevb.evidence.exact import exact_evidence
 from aevb.evidence.exact_posterior import Marginals, Unknowns
 from aevb.evidence.structure import Structure
@@ -97,7 +97,7 @@ class ExactPosterior(Posterior):
         """
         seen, real = (
             self._as_public(mask_of(name), name),
-            self.batch.get("steps") if self.graph.timed[name] else None,
+            real_steps(self.batch, timed=self.graph.timed[name]),
         )
         known = None if seen is None else seen.all(-1)
         padded = None if real is None else ~real.squeeze(-1).T
@@ -112,8 +112,9 @@ class ExactPosterior(Posterior):
             value = drawn[name].to(self.model._parameter().dtype)
             if mask_of(name) in self.batch:
                 value = torch.where(self.batch[mask_of(name)], self.batch[name], value)
-            if "steps" in self.batch and self.graph.timed[name]:
-                value = torch.where(self.batch["steps"], value, torch.zeros_like(value))
+            real = real_steps(self.batch, timed=self.graph.timed[name])
+            if real is not None:
+                value = torch.where(real, value, torch.zeros_like(value))
             found[name] = public(self.graph, name, value, self.n, self.steps)
         return found
 

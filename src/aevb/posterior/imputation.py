@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from aevb.estimate.batch import public
-from aevb.estimate.keys import mask_of
+from aevb.estimate.keys import mask_of, real_steps
 from aevb.estimate.program import Program
 from aevb.posterior.amortised import Posterior
 from aevb.posterior.exact import ExactPosterior
@@ -76,7 +76,7 @@ def impute(posterior: Posterior, samples: int, *, draws: bool = True) -> Imputat
             else:
                 middle, spread = found[name].mean, found[name].sd
             every = found[name].draws if name in found else every
-        real = batch["steps"] if "steps" in batch and graph.timed[name] else None
+        real = real_steps(batch, timed=graph.timed[name])
 
         def laid(
             filled: Tensor,

@@ -12,7 +12,7 @@ from aevb.declare.evaluation_order import schedule
 from aevb.declare.graph import Graph
 from aevb.estimate.ancestral import ancestral_draw
 from aevb.estimate.batch import Batch
-from aevb.estimate.keys import mask_of
+from aevb.estimate.keys import masks_of
 from aevb.estimate.program import Program
 from aevb.model import Model
 from aevb.posterior import posterior_of
@@ -84,9 +84,8 @@ def as_array(graph: Graph, batch: Mapping[str, Tensor], name: str, value: Tensor
 
     Entries that are missing or padded in the batch are NaN.
     """
-    for mask in (batch.get(mask_of(name)), batch.get("steps") if graph.timed[name] else None):
-        if mask is not None:
-            value = torch.where(mask, value, torch.nan)
+    for mask in masks_of(batch, name, timed=graph.timed[name]):
+        value = torch.where(mask, value, torch.nan)
     found = value.transpose(0, 1) if graph.timed[name] else value[0]
     return np.asarray(found.detach().cpu().double().numpy())
 

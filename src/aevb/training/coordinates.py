@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from aevb.declare.conditionals import Factor
 from aevb.declare.networks import MLP
-from aevb.estimate.keys import mask_of
+from aevb.estimate.keys import masks_of
 from aevb.model import Model
 from aevb.training.distributed import World
 
@@ -280,8 +280,10 @@ def _about(heads: Mapping[str, int], d: int) -> tuple[Places, Places]:
 
 def _known(part: Mapping[str, Tensor], name: str, timed: bool) -> Tensor:
     """Which entries are there: not missing, and not after a sequence's end."""
-    known = part.get(mask_of(name), torch.ones((), dtype=torch.bool, device=part[name].device))
-    return known & part["steps"] if timed and "steps" in part else known
+    known = torch.ones((), dtype=torch.bool, device=part[name].device)
+    for mask in masks_of(part, name, timed=timed):
+        known = known & mask
+    return known
 
 
 def _spread(mean: Array, spread: Array) -> Array:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from aevb.estimate.batch import Batch
-from aevb.estimate.keys import mask_of
+from aevb.estimate.keys import masks_of
 from aevb.training.em.factors import Rows, Statistics, add
 
 
@@ -58,7 +58,7 @@ def flat(batch: Batch, name: str) -> Tensor:
 def known(batch: Batch, name: str) -> Tensor:
     """Return the mask of known entries, flattened: 0 where missing or padded, else 1."""
     value = batch[name]
-    keep = (
-        batch[mask_of(name)].to(value.dtype) if mask_of(name) in batch else torch.ones_like(value)
-    )
-    return (keep * batch["steps"] if "steps" in batch and len(value) > 1 else keep).flatten(0, 1)
+    keep = torch.ones_like(value)
+    for mask in masks_of(batch, name, timed=len(value) > 1):
+        keep = keep * mask
+    return keep.flatten(0, 1)
