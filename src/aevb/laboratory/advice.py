@@ -136,11 +136,7 @@ def _enumeration(laboratory: Laboratory) -> Iterator[str]:
     for one in laboratory.figures:
         if one.how or not one.noise or one.gradient != "plain":
             continue
-        for latent in (
-            part.removesuffix(" enumerate")
-            for part in one.name.split(", ")
-            if part.endswith(" enumerate")
-        ):
+        for latent in one.enumerated:
             drawn: dict[str, Figures] = {}
             for other in laboratory.figures:
                 word = other.how.get(latent, "")
