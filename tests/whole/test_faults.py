@@ -19,12 +19,24 @@ import pytest
 import torch
 from safetensors.torch import load_file, save
 
-from aevb import Bernoulli, ContinuousBernoulli, Model, Normal, cli, fit, load, load_run, mlp
+from aevb import (
+    Bernoulli,
+    ContinuousBernoulli,
+    Model,
+    Normal,
+    OneHot,
+    cli,
+    fit,
+    load,
+    load_run,
+    mlp,
+)
 from aevb.data.sources import open_source
 from aevb.runtime.checked_files import IntegrityWarning, seal
 from aevb.training import checkpoint, validation
 from aevb.training import run_folder as folder
 from aevb.training.checkpoint import CheckpointError, TrainingError, folders, latest, read
+from aevb.training.events import UNTAUGHT, events
 from aevb.training.gradient_steps import GradientSteps as Stepper
 from aevb.training.resuming import partial_fingerprint
 from aevb.training.run import Run
@@ -908,6 +920,19 @@ def test_a_damaged_history_is_told_and_the_run_goes_on(tmp_path, whole, partway,
     (note,) = [row["note"] for row in rows(out) if "note" in row]
     assert re.search(message, note)
     assert Run.load(out).step == 40  # what is there now is what the last checkpoint recorded
+
+
+def test_a_damaged_history_keeps_its_notes(tmp_path):
+    model = Model({"y": OneHot(3), "x | y": Bernoulli(6)}, {"y | x": OneHot()})
+    labels = np.arange(len(TRAIN)) % 3
+    run = fit(model, {"x": TRAIN, "y": labels}, steps=10, log_every=2, out=tmp_path)
+    assert [event.kind for event in events(run.rows)] == [UNTAUGHT]
+    first, *others = lines_of(tmp_path)
+    changed = [first, others[0].replace('"seconds": ', '"seconds": 9'), *others[1:]]
+    (tmp_path / "metrics.jsonl").write_text("".join(line + "\n" for line in changed))
+    with pytest.warns(IntegrityWarning, match="its lines are not those that the run wrote up to"):
+        again = Run.load(tmp_path)
+    assert events(again.rows) == events(run.rows)
 
 
 def test_a_checkpoint_of_another_run_is_told(tmp_path, partway):

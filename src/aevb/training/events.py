@@ -24,6 +24,9 @@ ONE_SAMPLE = "one sample"
 FOLDER = "folder"
 
 
+EVENT_FIELDS = ("note", "kind", "about", "remedy")  # the texts in the row of an event
+
+
 @dataclass(frozen=True)
 class Event:
     """A note of a run: its ``kind``, its subject, a text and a remedy.

@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from aevb.runtime.checked_files import read_json, refuse_endless, replace, seal
 from aevb.training.checkpoint import Checkpoint, CheckpointError, TrainingError, folders, write
+from aevb.training.events import EVENT_FIELDS
 
 if TYPE_CHECKING:
     from aevb.data.datasets import Recipe
@@ -446,14 +447,14 @@ def _lines(path: Path, most: int | None = None) -> list[bytes]:
 def _row(line: bytes, strict: bool = True) -> dict[str, Any] | None:
     """Return a line as a row, or None if it is invalid.
 
-    ``strict`` allows only numbers, and text for "note" and "phase". Otherwise ``after=`` may have
-    recorded other values.
+    ``strict`` allows only numbers, and text for the phase and for the fields of an event.
+    Otherwise ``after=`` may have recorded other values.
     """
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    words = ("note", "phase")
+    words = ("phase", *EVENT_FIELDS)
     fine = (
         isinstance(row, dict)
         and type(row.get("step")) is int
