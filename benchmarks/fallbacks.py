@@ -43,7 +43,7 @@ from aevb import Bernoulli, Model, Normal, StudentT, fit, mlp
 from aevb.runtime import private_torch
 from aevb.training import gradient_steps, purity
 from aevb.training.events import NOT_COMPILED, events
-from aevb.training.fit import Training
+from aevb.training.loop import Training
 
 UNTOUCHED = "untouched"
 CLIP = 1.0

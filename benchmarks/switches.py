@@ -21,7 +21,7 @@ from rich.table import Table
 from timing import WARM_UP, interleaved, summary, timed, use_cores
 
 from aevb.training.events import NOT_COMPILED, events
-from aevb.training.fit import Training
+from aevb.training.loop import Training
 
 MODES = ("recorded", "compiled")  # a step as it is by default, and with compile=True
 AGAIN = "nothing, a second time"
@@ -78,7 +78,7 @@ class Switched:
 
     def notes(self) -> list[str]:
         """What the run says could not be recorded, compiled or captured."""
-        return [event.text for event in events(self.run.rows, NOT_COMPILED)]
+        return [event.text for event in events(self.run.history.rows, NOT_COMPILED)]
 
 
 def begin(problem: Problem, mode: str, **choices: Any) -> Training:

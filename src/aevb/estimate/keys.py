@@ -35,8 +35,9 @@ def variable_of(key: str) -> str:
 
 
 def real_steps(batch: Mapping[str, Tensor], *, timed: bool = True) -> Tensor | None:
-    """The mask of the steps that rows have, [T, N, 1]; None if all have all steps, or if a variable
-    is not ``timed``.
+    """The mask of the steps that rows have, [T, N, 1].
+
+    None if all rows have all steps, or if the variable is not ``timed``.
     """
     return batch.get(STEPS) if timed else None
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 BOUNDS = ("elbo", "iwae", "expected", "evidence")
-# entries of a row that are neither a bound nor its terms
+# Entries of a row that are neither a bound nor its terms.
 BESIDES = ("step", "epoch", "lr", "phase", "gradient", "kl weight", "seconds", "note")
 _VALIDATION, _STEPS = "validation ", ".step"
 

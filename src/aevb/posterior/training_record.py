@@ -97,8 +97,9 @@ class Teaching:
         self.record(model, dict.fromkeys(names), trained=True)
 
     def replaced(self, model: DeclaredModel, names: Collection[str]) -> None:
-        """Record that q's factors of these latents were set to the exact posterior of complete
-        rows, whatever q was trained on before.
+        """Record that q's factors of these latents were set to the exact posterior.
+
+        It is the posterior of complete rows, whatever q was trained on before.
         """
         self.lacked = None
         self.taught(model, names, lacked={})

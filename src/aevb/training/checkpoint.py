@@ -29,7 +29,7 @@ from aevb.runtime.checked_files import (
     write_synced,
 )
 
-# the state of the steps besides the weights: tensors by owner (a parameter, "em" or "mle") and name
+# The state of the steps besides the weights: tensors by owner (a parameter, EM or MLE) and name.
 State = dict[str, dict[str, Tensor]]
 FORMAT, VERSION = "aevb checkpoint", 1
 EM, MLE = ALL_ROWS = ("em", "mle")  # owners of the state of iterations over all rows

@@ -15,7 +15,7 @@ from aevb.training.schedules import em
 from aevb.training.settings import Settings
 from aevb.training.step import Stepper
 
-# settings that exact answers do not use
+# Settings that exact answers do not use.
 ESTIMATES = ("bound", "samples", "gradient", "temperature", "kl_warmup", "classify", "agree")
 
 

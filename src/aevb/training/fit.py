@@ -172,8 +172,9 @@ def fit(
 
 
 def _refuse_several(model: Model, folder: Path | None) -> None:
-    """Refuse several runs in the folder of one run, or of a model that its declaration does not
-    describe.
+    """Refuse several runs in the folder of one run, or of a model with parts of its own.
+
+    A fresh model is made from the declaration alone.
     """
     if folder is not None and (folder / "model.json").exists():
         raise ValueError(

@@ -1,5 +1,6 @@
-"""The history of a run while it trains: rows of numbers and notes, in memory, in
-``metrics.jsonl`` and on the displays.
+"""The history of a run while it trains: its rows of numbers and its notes.
+
+They are kept in memory, written to ``metrics.jsonl`` and shown on the displays.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ from types import FrameType
 
 
 class Stopped(KeyboardInterrupt):
-    """A run was interrupted and has saved a checkpoint. ``for_commands`` is the command line's
-    message.
+    """A run was interrupted and has saved a checkpoint.
+
+    ``for_commands`` is the command line's message.
     """
 
     def __init__(self, text: str, for_commands: str = "") -> None:

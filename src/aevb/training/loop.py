@@ -110,8 +110,9 @@ class Training:
         return self.finished()
 
     def loop(self, interrupted: Flag) -> Iterator[Phase]:
-        """Run everything except the steps: yield the phase of each step, which the caller then
-        takes.
+        """Run everything except the steps.
+
+        Yield the phase of each step. The caller then takes the step.
         """
         schedule, total, stepper = self.settings.schedule, self.total, self.stepper
         intervals = Intervals.of(self.job, captures=stepper.captures)
@@ -195,8 +196,7 @@ class Training:
         return ask and world.any(bool(interrupted))
 
     def _skip_failed_step(self) -> None:
-        """Return to a step with a non-finite loss or gradient; raise, or skip it if that is
-        allowed.
+        """Return to a step with a non-finite loss or gradient, and skip it or raise.
 
         The weights are those from before the failed step.
         """
@@ -218,8 +218,9 @@ class Training:
         self.history.record(self.step, self.job.epochs(self.step), values)
 
     def _place(self, phase: Phase) -> dict[str, Any]:
-        """Return a step's phase, learning rate and KL weight. Iterations over all rows have only a
-        phase.
+        """Return a step's phase, learning rate and KL weight.
+
+        Iterations over all rows have only a phase.
         """
         if self.job.on_all_rows:
             return {"phase": "EM" if self.job.em is not None else phase.name}
@@ -229,8 +230,9 @@ class Training:
         )
 
     def _validate(self) -> None:
-        """Record the bound (and the exact evidence, if known) on the validation data, and what
-        ``after`` returns. Keep the weights if the value is the best so far.
+        """Record the bound (and the exact evidence, if known) on the validation data.
+
+        Record also what ``after`` returns. Keep the weights if the value is the best so far.
         """
         self.stepper.settle_model()
         with threads(self.all_threads):  # large batches, and after= is the user's code
@@ -265,8 +267,7 @@ class Training:
             self.saving.save(self._checkpoint(), None if best is None else best.step)
 
     def _refuse_broken(self) -> None:
-        """Raise if the objective is not finite at the current weights, so that they are never
-        saved.
+        """Raise if the objective is not finite at the current weights: never save such weights.
 
         The test uses the rows of the last step, whose objective was finite before it. If steps may
         be skipped, it also uses the rows of the next few steps, and one finite objective is enough.

@@ -57,9 +57,7 @@ class Objective:
         return self._reference
 
     def hold_posterior(self, weights: Mapping[str, Tensor] | None = None) -> None:
-        """Hold the posterior of the current weights fixed, or that of the weights of a
-        checkpoint.
-        """
+        """Hold the posterior of the current weights fixed, or of a checkpoint's ``weights``."""
         self._reference = copy.deepcopy(self.model).eval()
         if weights is not None:
             self._reference.load_state_dict(weights)

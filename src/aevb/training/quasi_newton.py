@@ -43,9 +43,7 @@ class QuasiNewton:
         kept: Mapping[str, Tensor] | None = None,
         evaluations: int = 0,
     ) -> None:
-        """``evaluations`` is the number of evaluations of earlier searches, which are counted
-        too.
-        """
+        """Start a search; ``evaluations`` is the number of evaluations of earlier searches."""
         self.evaluate, self.x = evaluate, start.copy()
         self.steps: list[Array] = []
         self.changes: list[Array] = []  # of the gradient

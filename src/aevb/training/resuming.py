@@ -71,7 +71,7 @@ def open_run(
     folder = Folder(out)
     if job.world.first:
         closing.enter_context(folder.held())
-        # again: another process may have trained here before this one got the lock
+        # Check again: another process may have trained here before this one got the lock.
         refuse_taken(out, resume)
     found = latest(out) if resume else None
     rows: list[dict[str, Any]] = []
@@ -108,7 +108,7 @@ def check_resumable(
     out: Path, found: Checkpoint, job: Job, recorded: dict[str, Any], recipe: Recipe | None
 ) -> list[str]:
     """Raise unless the run goes on as the checkpoint's run would; return notes to record."""
-    # a setting that did not exist then had its default
+    # A setting that did not exist at that time had its default.
     there = Settings().record() | {"numbers": 1} | found.state["settings"]
     if there["numbers"] != NUMBERS:
         raise CheckpointError(

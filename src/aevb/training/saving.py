@@ -50,7 +50,7 @@ class Saving:
             best = self._best
             if best is not None and best.step != newest.step and best.step not in known:
                 self.folder.save(best, keep=frozenset(known))
-            # a fallback if the newest gets damaged
+            # Keep one earlier checkpoint as a fallback, in case the newest gets damaged.
             before = max((step for step in known if step < newest.step), default=newest.step)
             self.folder.save(
                 newest, keep=frozenset({before} | (set() if best_step is None else {best_step}))
@@ -65,8 +65,9 @@ class Saving:
         return self._best
 
     def last_good(self) -> str:
-        """Return a sentence that names the newest checkpoint; every checkpoint was tested before
-        it was saved.
+        """Return a sentence that names the newest checkpoint.
+
+        Every checkpoint was tested before it was saved.
         """
         found = [] if self.out is None else folders(self.out)
         return f" The last good checkpoint is {found[-1]}." if found else ""

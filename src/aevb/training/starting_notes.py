@@ -80,8 +80,10 @@ def _labels_without_effect(job: Job) -> Iterator[Event]:
 
 
 def _odd_data(job: Job) -> list[str]:
-    """Return notes about a sample of rows: values repeated under a density, markers of missing
-    values, and columns that look like row numbers.
+    """Return notes about a sample of rows.
+
+    They report values repeated under a density, markers of missing values, and columns that look
+    like row numbers.
     """
     graph, source = job.model.graph, job.source
     spread = source.read(torch.linspace(0, source.n - 1, min(LOOK, source.n)).long())

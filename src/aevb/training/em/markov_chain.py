@@ -15,6 +15,7 @@ from torch import Tensor
 
 from aevb.declare.graph import Entry
 from aevb.estimate.batch import Batch
+from aevb.estimate.keys import real_steps
 from aevb.evidence.forward_backward import ForwardBackward, PathsError
 from aevb.model import Model
 from aevb.training.em.emissions import Sums
@@ -54,7 +55,8 @@ class MarkovChain(Mixtures):
     def _prepared(self, batch: Batch) -> Part:
         part = super()._prepared(batch)
         steps = max(len(batch[name]) for name in self.rules)
-        part["real"] = (batch["steps"].expand(steps, -1, 1)[..., 0],) if "steps" in batch else ()
+        real = real_steps(batch)
+        part["real"] = () if real is None else (real.expand(steps, -1, 1)[..., 0],)
         part["steps"] = (torch.tensor(steps),)
         return part
 
