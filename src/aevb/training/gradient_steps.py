@@ -33,21 +33,18 @@ from aevb.compiled_step.fused_adam import (
 from aevb.compiled_step.gradients import held_fixed
 from aevb.compiled_step.recording import Found, gradients_of
 from aevb.data.sources import Resident
-from aevb.declare.noise_kinds import SEED
 from aevb.derive.plan import Layout
 from aevb.estimate import noise as noises
 from aevb.estimate.batch import Batch
-from aevb.model import Model
 from aevb.runtime import private_torch
 from aevb.training.checkpoint import State
 from aevb.training.events import NOT_COMPILED, Event
 from aevb.training.exact_steps import left_alone
 from aevb.training.job import Job
 from aevb.training.objective import Objective
-from aevb.training.purity import own_part
+from aevb.training.purity import why_not_recorded
 from aevb.training.row_order import seed_of
 from aevb.training.schedules import Phase
-from aevb.training.settings import Settings
 from aevb.training.staging import Gathered, Staged
 from aevb.training.step import Stepper
 from aevb.training.step_inputs import KL_WEIGHT, Input, Inputs, Kind, inputs_of
@@ -91,7 +88,7 @@ class GradientSteps(Stepper):
         self.kl_weights = torch.ones(places, ALIGNED, device=self.device, dtype=self.dtype)
         self.layouts: dict[int, Layout] = {}  # by the number of time steps in a batch
         self.staged: Staged | Gathered | None = self._staging()  # prefetched batches
-        self.not_recorded = why_not_recorded(job.model, settings, seeded(job))
+        self.not_recorded = why_not_recorded(job.model, settings, job.plan)
         self.compiled: dict[
             str, CompiledStep | None
         ] = {}  # by phase; None where a step could not be recorded
@@ -278,7 +275,7 @@ class GradientSteps(Stepper):
 
         ``copies`` are the stacked parameters of several models.
         """
-        fuse, streams = self.settings.compile, self.streams if streams is None else streams
+        fuse, streams = bool(self.settings.compile), self.streams if streams is None else streams
         return compile_step(
             self._arithmetic,
             self.model,
@@ -292,7 +289,9 @@ class GradientSteps(Stepper):
     def _worth_recording(self, phase: Phase) -> bool:
         if self.not_recorded is not None or not self.alone:
             return False
-        return self.settings.compile or (self._often_enough(phase) and self.left >= RECORD_FOR)
+        return bool(self.settings.compile) or (
+            self._often_enough(phase) and self.left >= RECORD_FOR
+        )
 
     def _often_enough(self, phase: Phase) -> bool:
         return self.seen[phase.name] >= RECORD_AFTER
@@ -461,26 +460,6 @@ class GradientSteps(Stepper):
         return what_failed(
             self.job, self.objective, self.inputs(0), rows, self.active(phase), self._broken()
         )
-
-
-def seeded(job: Job) -> list[str]:
-    """Return the latents that torch's own samplers draw from a seed."""
-    return [
-        name
-        for name, (kind, _) in job.plan.layout(job.order.batch, 1, dropout=True).items()
-        if kind == SEED
-    ]
-
-
-def why_not_recorded(model: Model, settings: Settings, seeded: Sequence[str]) -> str | None:
-    """Return why a step cannot be recorded and runs eagerly; None if it can."""
-    if settings.schedule.objective != "bound":
-        return (
-            f"{settings.schedule} computes the objective exactly, without an estimate of the bound"
-        )
-    if seeded:
-        return f"{seeded[0]} is drawn by a sampler of torch's own"
-    return own_part(model)
 
 
 def _norm(gradients: list[Tensor]) -> Tensor:

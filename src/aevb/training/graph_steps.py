@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from aevb.compiled_step.cuda_streams import CudaStreams, streams_of
 from aevb.compiled_step.fused_adam import MovedTogether, Vector
-from aevb.training.gradient_steps import GradientSteps, seeded
+from aevb.training.gradient_steps import GradientSteps
 from aevb.training.job import Job
-from aevb.training.purity import own_part
+from aevb.training.purity import drawn_by_torch, own_part
 from aevb.training.row_order import seed_of
 from aevb.training.schedules import Phase
 from aevb.training.staging import Gathered, Staged
@@ -32,7 +32,7 @@ def can_capture(job: Job) -> bool:
         on_gpu
         and job.world.size == 1
         and job.settings.schedule.objective == "bound"
-        and not seeded(job)
+        and not drawn_by_torch(job.plan)
         and own_part(job.model) is None
     )
 

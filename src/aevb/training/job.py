@@ -24,10 +24,12 @@ from aevb.estimate.batch import Batch, split_latents
 from aevb.evidence.exact import why_not_exact
 from aevb.model import Model
 from aevb.posterior.choice import open_ended
+from aevb.training.compile_choice import Choice, choose
 from aevb.training.display import Checking
 from aevb.training.distributed import World, join
 from aevb.training.em import Regressions, Responsibilities, exact_em
 from aevb.training.maximum_likelihood import why_in_batches
+from aevb.training.purity import why_not_recorded
 from aevb.training.row_order import Order
 from aevb.training.settings import Settings
 
@@ -42,7 +44,7 @@ class Job:
     plan: Plan
     source: Source
     order: Order
-    settings: Settings  # with a learning rate, if the user gave none
+    settings: Settings  # with a learning rate and compile=, if the user gave none
     world: World
     labelled: Sequence[str]  # discrete latents with labels in some rows
     classes: Sequence[str]  # discrete latents whose q is a function of the data
@@ -52,6 +54,7 @@ class Job:
     in_batches: str | None  # why mle() takes batches although the evidence is exact
     frozen: Sequence[str]  # parameters that are not trained
     markers: Sequence[str]  # warnings about values that look like markers of missing values
+    compiling: Choice | None  # why the steps are compiled or not, if it was considered
 
     @property
     def per_epoch(self) -> int:
@@ -107,9 +110,17 @@ def prepare_job(
     size = source.n if on_all_rows else settings.batch
     unbounded = on_all_rows and settings.steps is None and settings.epochs is None
     first = source.take(torch.arange(min(2, source.n)))
+    plan = _plan(model, settings, first)
+    total = ITERATIONS if unbounded else settings.total(source.n, size)
+    compiling = None
+    if settings.compile is None and why_not_recorded(model, settings, plan) is None:
+        batch = source.take(torch.arange(min(size, source.n)))
+        compiling = choose(model, plan, batch, total)
+    if settings.compile is None:
+        settings = replace(settings, compile=compiling is not None and compiling.compile)
     return Job(
         model=model,
-        plan=_plan(model, settings, first),
+        plan=plan,
         source=source,
         order=Order(source.n, size, settings.seed, like.device if source.near else None),
         settings=settings,
@@ -117,11 +128,12 @@ def prepare_job(
         labelled=_labelled(model.graph, first),
         classes=_classes(model.graph),
         em=em,
-        total=ITERATIONS if unbounded else settings.total(source.n, size),
+        total=total,
         on_all_rows=on_all_rows,
         in_batches=in_batches,
         frozen=frozen(model),
         markers=[str(warning) for warning in markers],
+        compiling=compiling,
     )
 
 

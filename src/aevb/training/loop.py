@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from aevb.training.history import History
 from aevb.training.interrupts import Flag, interruptible, stopped
 from aevb.training.intervals import Due, Intervals
 from aevb.training.job import prepare_job
-from aevb.training.resuming import open_run, recorded_settings
+from aevb.training.resuming import open_run, recorded_compile, recorded_settings
 from aevb.training.run import Run
 from aevb.training.run_folder import refuse_taken
 from aevb.training.saving import Saving
@@ -77,6 +78,8 @@ class Training:
             raise ValueError(
                 "tensorboard=True writes into the run's folder; give that folder with out=…."
             )
+        if resume and settings.compile is None and out is not None:
+            settings = replace(settings, compile=recorded_compile(out))
         job = prepare_job(model, data, settings, progress=progress, look_for_markers=recipe is None)
         self.job, self.model, self.settings, self.total = job, model, job.settings, job.total
         self.out, self.after = out, after

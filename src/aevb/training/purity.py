@@ -5,8 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 from aevb.declare.graph import Entry
+from aevb.declare.noise_kinds import SEED
+from aevb.derive.plan import Plan
 from aevb.model import Model
 from aevb.runtime.private_torch import has_hooks
+from aevb.training.settings import Settings
+
+
+def why_not_recorded(model: Model, settings: Settings, plan: Plan) -> str | None:
+    """Return why a step cannot be recorded and runs eagerly; None if it can."""
+    if settings.schedule.objective != "bound":
+        return (
+            f"{settings.schedule} computes the objective exactly, without an estimate of the bound"
+        )
+    if names := drawn_by_torch(plan):
+        return f"{names[0]} is drawn by a sampler of torch's own"
+    return own_part(model)
+
+
+def drawn_by_torch(plan: Plan) -> list[str]:
+    """Return the latents that torch's own samplers draw from a seed."""
+    layout = plan.layout(1, 1, dropout=True)
+    return [name for name, (kind, _) in layout.items() if kind == SEED]
 
 
 def own_part(model: Model) -> str | None:

@@ -25,7 +25,7 @@ from aevb.training.run_folder import (
     read_rows,
     refuse_taken,
 )
-from aevb.training.settings import Settings, toml_text
+from aevb.training.settings import Settings, read_toml, toml_text
 
 # Settings that a resumed run may change, because they do not affect the steps already taken. If the
 # run becomes longer, the rest of the learning rate schedule is stretched.
@@ -91,6 +91,16 @@ def open_run(
     return Opened(folder, found, rows)
 
 
+def recorded_compile(out: Path) -> bool | None:
+    """Return whether the run in a folder compiles its steps; None if nothing is recorded.
+
+    A longer run might choose otherwise, but a resumed run must take the same steps.
+    """
+    path = out / "config.toml"
+    found = read_toml(path).get("compile") if path.exists() else None
+    return found if isinstance(found, bool) else None
+
+
 def recorded_settings(job: Job, *, with_data: bool) -> dict[str, Any]:
     """Return what a run records: its settings and what else decides its numbers.
 
@@ -109,7 +119,8 @@ def check_resumable(
 ) -> list[str]:
     """Raise unless the run goes on as the checkpoint's run would; return notes to record."""
     # A setting that did not exist at that time had its default.
-    there = Settings().record() | {"numbers": 1} | found.state["settings"]
+    before = Settings().record() | {"numbers": 1, "compile": False}
+    there = before | found.state["settings"]
     if there["numbers"] != NUMBERS:
         raise CheckpointError(
             f"{out} was trained by another version of aevb, in which a seed gave other random "

@@ -113,10 +113,10 @@ class Settings:
         "in float32.",
         "float32",
     )
-    compile: bool = _setting(
-        "Fuse the operations of a step with torch's compiler. Compiling takes about a minute, so "
-        "use it for long runs.",
-        False,
+    compile: bool | None = _setting(
+        "Fuse the operations of a step with torch's compiler. By default this is decided by the "
+        "sizes of the model and the number of steps.",
+        None,
     )
     skip: int = _setting(
         "Maximum number of batches with a non-finite loss or gradient to skip. At the next one "
@@ -165,8 +165,11 @@ class Settings:
             raise ValueError("Pass epochs= or steps=, not both.")
         if self.precision not in ("float32", "bf16"):
             raise ValueError(f'precision is "float32" or "bf16", got {self.precision!r}.')
-        if not isinstance(self.compile, bool):
-            raise ValueError(f"compile is True or False, got {self.compile!r}.")
+        if self.compile is not None and not isinstance(self.compile, bool):
+            raise ValueError(
+                f"compile is True, False, or None (decided by the length of the run), got "
+                f"{self.compile!r}."
+            )
         if self.decay not in ("cosine", "constant"):
             raise ValueError(f'decay is "cosine" or "constant", got {self.decay!r}.')
         if not isinstance(self.schedule, Schedule):

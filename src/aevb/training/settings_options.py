@@ -88,10 +88,10 @@ class SettingsOptions(TypedDict, total=False):
 
     The weights and everything else stay in float32. Default: "float32".
     """
-    compile: bool
+    compile: bool | None
     """Fuse the operations of a step with torch's compiler.
 
-    Compiling takes about a minute, so use it for long runs. Default: False.
+    By default this is decided by the sizes of the model and the number of steps.
     """
     skip: int
     """Maximum number of batches with a non-finite loss or gradient to skip.

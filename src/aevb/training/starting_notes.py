@@ -22,6 +22,8 @@ def notes_at_start(job: Job) -> Iterator[Event]:
     yield from _labels_without_effect(job)
     for text in _odd_data(job):
         yield Event(events.REPEATED, "data", text)
+    if job.compiling is not None and job.compiling.compile:
+        yield Event(events.COMPILED, "run", str(job.compiling))
     if slower := private_torch.slower():
         text = (
             f"torch {torch.__version__} lacks private functions that aevb uses, so these are "
