@@ -6,6 +6,7 @@ lengths.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,14 +122,16 @@ def random_rows(declaration: Declaration, rng: np.random.Generator, kind: str) -
     return Rows(arrays, lengths, steps, ragged)
 
 
-def random_noise(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> Tensor:
-    name, _, argument = kind.partition(" ")
+def random_noise(
+    rng: np.random.Generator, kind: str | tuple[str, float], shape: tuple[int, ...]
+) -> Tensor:
+    name, parameter = (kind, math.nan) if isinstance(kind, str) else kind
     draw = {
         "normal": lambda: rng.normal(size=shape),
         "laplace": lambda: rng.laplace(size=shape),
         "gumbel": lambda: rng.gumbel(size=shape),
         "logistic": lambda: rng.logistic(size=shape),
         "uniform": lambda: rng.uniform(0.02, 0.98, size=shape),
-        "student": lambda: rng.standard_t(float(argument), size=shape),
+        "student": lambda: rng.standard_t(parameter, size=shape),
     }[name]
     return torch.from_numpy(np.asarray(draw()))
