@@ -248,7 +248,7 @@ def _figures(
         samples=plan.samples,
         gradient=plan.gradient,
         how=dict(way.how),
-        enumerated=plan.enumerated,
+        enumerated=list(plan.enumerated),
         temperature=way.temperature,
         target=way.target,
         unbiased=way.unbiased,

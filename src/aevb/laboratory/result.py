@@ -39,7 +39,7 @@ class Figures:
     samples: int
     gradient: str
     how: Mapping[str, str]
-    enumerated: tuple[str, ...]  # latents
+    enumerated: list[str]  # latents
     temperature: float | None
     target: str  # the quantity that it estimates
     unbiased: bool  # by derivation
