@@ -85,7 +85,8 @@ def _set_blocks(blocks: nn.Module, weight: torch.Tensor, bias: torch.Tensor) -> 
 def training(model: Model, data: Mapping[str, Any], **choices: Any) -> Training:
     """Return a run that never ends, ready for its first step."""
     settings = Settings(
-        steps=STEPS, **({"batch": BATCH, "lr": 1e-3, "decay": "constant"} | choices)
+        steps=STEPS,
+        **({"batch": BATCH, "lr": 1e-3, "decay": "constant", "compile": False} | choices),
     )
     begun = Training(model, data, None, settings, None, False, ExitStack())
     model.train()

@@ -1,5 +1,6 @@
 """Sources: a file read in parts gives the rows that an array in memory does."""
 
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +10,7 @@ from small_models import NAN, SEQUENCE, conditional, put, state, vae
 from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler, TensorDataset
 
 from aevb import Bernoulli, ContinuousBernoulli, Model, Normal, OneHot, fit, mlp, zoo
-from aevb.data import binarise, dequantise, sources
+from aevb.data import binarise, dequantise, sources, standardise
 from aevb.data.sources import Mapped, Resident, open_source
 from aevb.training.gradient_steps import GradientSteps as Stepper
 from aevb.training.row_order import Order
@@ -442,3 +443,23 @@ def test_where_missing_steps_may_be_padding_the_lengths_are_asked_for(tmp_path, 
 def test_sequences_that_are_none_are_refused_as_what_they_are(value, message):
     with pytest.raises(ValueError, match=message):
         fit(state(), {"x": value}, steps=1)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda model, x: model.elbo(x=x),
+        lambda model, x: model.log_evidence(x=x),
+        lambda model, x: model.posterior(x=x),
+        lambda model, x: standardise(x),
+    ],
+    ids=["elbo", "log_evidence", "posterior", "standardise"],
+)
+def test_a_mapped_file_that_was_truncated_is_refused_by_every_call(tmp_path, use):
+    """Reading it would end the process (SIGBUS)."""
+    np.save(tmp_path / "x.npy", np.zeros((5000, 4), dtype=np.float32))
+    x = np.load(tmp_path / "x.npy", mmap_mode="r")
+    os.truncate(tmp_path / "x.npy", 4096)
+    model = zoo.fa(4, 2)
+    with pytest.raises(ValueError, match=r"x\.npy has 4096 bytes, but had 80128 when"):
+        use(model, x)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from aevb import Model, Normal, OneHot, fit
+from aevb.data.datasets import load
 from aevb.data.files import layout, read_file, read_lines
 from aevb.data.sources import open_source
 
@@ -281,3 +282,14 @@ def test_sequences_of_one_step_must_be_asked_for(tmp_path):
         Model({"z": Normal(1), "x | z": Normal(1)}, {"z | x": Normal()}).elbo(
             x=series[:, None], lengths=1
         )
+
+
+@pytest.mark.parametrize("suffix", ["npy", "npz"])
+def test_a_file_with_one_axis_is_refused_with_the_fix(tmp_path, suffix):
+    path = tmp_path / f"series.{suffix}"
+    np.save(path, VOLUME) if suffix == "npy" else np.savez(path, x=VOLUME)
+    series = Model(
+        {"z[t] | z[t-1]": Normal(1), "x[t] | z[t]": Normal(1)}, {"z[t] | x[t]": Normal()}
+    )
+    with pytest.raises(ValueError, match=rf"save x\.reshape\(1, {len(VOLUME)}, 1\)"):
+        load(str(path), series.graph)

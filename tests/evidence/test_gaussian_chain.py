@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from aevb import Deterministic, Model, MultivariateNormal, Normal, OneHot, linear
+from aevb import Deterministic, Model, MultivariateNormal, Normal, OneHot, fit, linear, mle
 from aevb.evidence.exact import exact_evidence
 from aevb.evidence.filtering import Filter
 from aevb.evidence.gaussian_chain import Chain, Smoother
@@ -254,3 +254,18 @@ def test_smoothed_moments_are_the_joint_gaussians():
             residual @ np.linalg.solve(S, residual) + np.linalg.slogdet(2 * np.pi * S)[1]
         )
         np.testing.assert_allclose(found.log_likelihood[0, n], exact, rtol=1e-12)
+
+
+def test_sequences_of_one_step_are_the_first_step_of_longer_ones() -> None:
+    model = Model(
+        p={"z[t] | z[t-1]": Normal(1, scale="learned"), "x[t] | z[t]": Normal(1, scale="learned")},
+        q={"z[t] | z[t-1], x[t]": Normal(scale="learned")},
+    ).double()
+    x = torch.randn(5, 1, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    alone, padded = {"x": x, "lengths": 1}, {"x": torch.cat([x, x], 1), "lengths": [1] * 5}
+    found, expected = (model.log_evidence(**data).value for data in (alone, padded))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    means = [model.posterior(**data, method="exact")["z"].mean[:, :1] for data in (alone, padded)]
+    torch.testing.assert_close(*means, rtol=0, atol=1e-12)
+    run = fit(model, alone, schedule=mle(), steps=3)
+    assert run.history["evidence"][-1] >= float(expected.mean())

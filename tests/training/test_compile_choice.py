@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from aevb import Bernoulli, fit, zoo
+from aevb.runtime import private_torch
 from aevb.training import compile_choice
 from aevb.training.compile_choice import Choice, choose, step_sizes
 from aevb.training.events import COMPILED, events
@@ -56,7 +57,7 @@ def test_short_runs_are_not_compiled_and_long_ones_are(monkeypatch):
     monkeypatch.setattr(compile_choice, "has_compiler", lambda device: False)
     assert choose(model, plan, batch, 10**9) is None
     monkeypatch.setattr(compile_choice, "has_compiler", lambda device: True)
-    monkeypatch.setattr(compile_choice.private_torch, "DispatchMode", None)
+    monkeypatch.setattr(private_torch, "DispatchMode", None)
     assert choose(model, plan, batch, 10**9) is None
 
 

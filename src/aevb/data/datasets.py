@@ -462,16 +462,8 @@ def _file(
             Placed({key: some_rows(value, rows) for key, value in data.items()}, places.some(rows))
             for rows in (train_rows, test_rows)
         )
-    timed = next(
-        (data[name] for name in graph.observed if graph.timed[name] and name in data), None
-    )
-    longest = (
-        None
-        if timed is None
-        else max(map(len, timed))
-        if isinstance(timed, list)
-        else timed.shape[1]
-    )
+    found = [_longest(data, key) for key in graph.observed if graph.timed[key]]
+    longest = max(found, default=0) or None
     recipe = replace(recipe, steps=longest)
     recipe = (
         replace(recipe, known=[name for name in data if name in graph.shapes])
@@ -609,3 +601,16 @@ def clustering_accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
     table = np.zeros((predicted.max() + 1, labels.max() + 1))
     np.add.at(table, (predicted, labels), 1)
     return float(table[linear_sum_assignment(-table)].sum() / len(labels))
+
+
+def _longest(data: Mapping[str, Any], name: str) -> int:
+    """Return the number of steps of the longest sequence; 0 if the file does not have it."""
+    value = data.get(name)
+    if value is None or isinstance(value, list):
+        return max(map(len, value)) if value else 0
+    if np.ndim(value) < 2:
+        raise ValueError(
+            f"{name} is a sequence ({name}[t]), but has one axis only, of {len(value)} numbers. If "
+            f"they are the steps of one sequence, save {name}.reshape(1, {len(value)}, 1)."
+        )
+    return int(value.shape[1])

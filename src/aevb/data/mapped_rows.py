@@ -86,22 +86,6 @@ def memory_map(value: Any) -> np.memmap | None:
     )
 
 
-def check_length(array: np.memmap) -> None:
-    """Refuse a mapped file that is now shorter than its map.
-
-    Reading beyond the end of the file would kill the process (SIGBUS).
-    """
-    if not array.filename:
-        return
-    there = os.stat(array.filename).st_size
-    need = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY + len(array._mmap)  # type: ignore[attr-defined]
-    if there < need:
-        raise ValueError(
-            f"{array.filename} has {there} bytes, but had {need} when it was opened: something "
-            f"truncated it since. Write it again."
-        )
-
-
 def some_rows(value: Any, index: np.ndarray) -> Any:
     """Select rows of an array, a list or a mapped file (which stays mapped)."""
     if memory_map(value) is not None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from aevb.data.grey_levels import PREPARATIONS
 from aevb.declare.graph import Graph
 from aevb.estimate.batch import unmasked
+from aevb.runtime.checked_files import check_mapped
 
 CHUNK = 2**24  # bytes of a file per read
 
@@ -31,6 +32,7 @@ class Standardised:
 
     @property
     def values(self) -> Any:
+        check_mapped(self.raw)
         return (
             [self.apply(np.asarray(row)) for row in self.raw]
             if isinstance(self.raw, list)
@@ -90,6 +92,7 @@ def standardise(x: Any, like: Standardised | None = None) -> Standardised:
     ([[-1.0, 0.0], [1.0, 0.0]], [2.0, 5.0], [1.0, 1.0])
     """
     x = unmasked(x)
+    check_mapped(x)
     if isinstance(x, list | tuple) and x and np.ndim(x[0]):
         raw: Any = [np.asarray(row) for row in x]
     else:

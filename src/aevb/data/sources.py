@@ -17,12 +17,13 @@ from torch import Tensor
 
 from aevb.data.files import read_file
 from aevb.data.grey_levels import Fresh
-from aevb.data.mapped_rows import check_length, memory_map, rows_of
+from aevb.data.mapped_rows import memory_map, rows_of
 from aevb.data.preparation import CHUNK, Standardised
 from aevb.declare.graph import Graph
 from aevb.estimate.batch import Batch, lay_out, pad, prepare, raw_on_axes, unmasked
 from aevb.estimate.keys import LENGTHS, STEPS, is_mask, mask_of, masks_of
 from aevb.estimate.places import INDICES, Placed, Places, places_of
+from aevb.runtime.checked_files import check_mapped
 
 RELEASE = 2**28  # bytes of mapped files in memory before their pages are released
 PIECE = 64  # rows read between two checks of that; the system may page in 2 MiB per row
@@ -313,7 +314,7 @@ class Mapped(Source):
         }
         for value in values.values():
             if (found := memory_map(value)) is not None:
-                check_length(found)
+                check_mapped(found)
         self.before = _mapped_bytes()
         counts = {name: len(value) for name, value in self.data.items()}
         if len(set(counts.values())) > 1:
@@ -366,7 +367,7 @@ class Mapped(Source):
 
     def _gather(self, name: str, index: np.ndarray) -> np.ndarray:
         if name in self.maps:
-            check_length(self.maps[name])
+            check_mapped(self.maps[name])
         if len(index) and len(index) == index[-1] - index[0] + 1 and (np.diff(index) == 1).all():
             found = np.asarray(self.data[name][int(index[0]) : int(index[-1]) + 1])
             # Copy the rows from the map, because its pages may be released or written to.

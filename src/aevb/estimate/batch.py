@@ -21,6 +21,7 @@ from aevb.declare.graph import Entry, Graph
 from aevb.declare.networks import table
 from aevb.estimate.keys import LENGTHS, STEPS, is_mask, mask_of, variable_of
 from aevb.estimate.places import INDICES, Places
+from aevb.runtime.checked_files import check_mapped
 
 Batch = dict[str, Tensor]
 
@@ -298,6 +299,7 @@ def numbers(name: str, value: Any) -> Tensor:
     """
     if isinstance(value, Tensor):
         return _plain_tensor(name, value)
+    check_mapped(value)
     try:
         array = np.asarray(unmasked(value))
     except ValueError:

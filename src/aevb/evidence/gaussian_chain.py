@@ -523,7 +523,7 @@ def _runs(*matrices: Array) -> Iterator[tuple[int, int, bool]]:
     """
     change = np.zeros(len(matrices[0]) - 1, dtype=bool)
     for part in matrices:
-        change |= (part[1:] != part[:-1]).reshape(len(part) - 1, -1).any(1)
+        change |= (part[1:] != part[:-1]).any(tuple(range(1, part.ndim)))
     edges = np.concatenate([[0], np.flatnonzero(change) + 1, [len(change) + 1]])
     done = 0
     for place in np.flatnonzero(np.diff(edges) >= LONG):

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import math
+import mmap
 import os
 import stat
 from collections.abc import Iterator
@@ -177,3 +178,19 @@ def sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def check_mapped(array: Any) -> None:
+    """Refuse an array mapped from a file (numpy.memmap) that is now shorter than its map.
+
+    Reading beyond the end of the file would kill the process (SIGBUS).
+    """
+    if getattr(array, "_mmap", None) is None or not array.filename:
+        return  # not mapped, or computed from a mapped array
+    there = os.stat(array.filename).st_size
+    need = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY + len(array._mmap)
+    if there < need:
+        raise ValueError(
+            f"{array.filename} has {there} bytes, but had {need} when it was opened: something "
+            f"truncated it since. Write it again."
+        )

@@ -11,16 +11,16 @@ from __future__ import annotations
 import shutil
 from importlib.util import find_spec
 from os import environ
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from aevb.compiled_step.tracing import is_view, traced
 from aevb.derive.plan import Plan
 from aevb.estimate.batch import Batch
 from aevb.estimate.estimators import estimate
 from aevb.model import Model
-from aevb.runtime import private_torch
 
 FEWEST = 2000  # steps of a run below which compiling is never considered
 # Seconds to compile a step, measured on two cores and on one H200: for the start of the compiler,
@@ -81,26 +81,24 @@ class Sizes(NamedTuple):
 
 
 def step_sizes(model: Model, plan: Plan, batch: Batch) -> Sizes | None:
-    """Count the operations of a step and of its gradient; None if torch cannot count them."""
-    if private_torch.DispatchMode is None:
-        return None
-    seen: list[tuple[str, torch.Size]] = []
-
-    class Counter(private_torch.DispatchMode):  # type: ignore[misc]
-        def __torch_dispatch__(
-            self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            result = operation(*args, **(kwargs or {}))
-            first = result[0] if isinstance(result, tuple | list) and result else result
-            views = any(one.alias_info is not None for one in operation._schema.returns)
-            if isinstance(first, Tensor) and not views:
-                seen.append((operation.overloadpacket.__name__, first.shape))
-            return result
-
+    """Count the operations of a step and of its gradient; None if they cannot be traced."""
     noise = model.draw_noise(plan, batch, seed=0)
-    with Counter(), torch.enable_grad():
-        bound = estimate(plan, model.factors, batch, noise).value.mean()
-        active = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        torch.autograd.grad(bound, active, allow_unused=True)
+    active = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def gradients() -> list[Tensor | None]:
+        with torch.enable_grad():
+            bound = estimate(plan, model.factors, batch, noise).value.mean()
+            return list(torch.autograd.grad(bound, active, allow_unused=True))
+
+    try:
+        graph = traced(gradients).graph
+    except RuntimeError:  # the run then takes its steps without a recording, too
+        return None
+    nodes = [node for node in graph.nodes if node.op == "call_function" and not is_view(node)]
+    seen = [
+        (node.target.overloadpacket.__name__, node.meta["val"].shape)
+        for node in nodes
+        if "val" in node.meta
+    ]
     written = sum(shape.numel() for name, shape in seen if name not in PRODUCTS)
-    return Sizes(len(seen), len(set(seen)), written)
+    return Sizes(len(nodes), len(set(seen)), written)
