@@ -34,7 +34,7 @@ from aevb import fit
 from aevb.model import Model
 
 WAYS: dict[str, dict[str, Any]] = {
-    "aevb": {},
+    "aevb": {"compile": False},
     "aevb, compiled": {"compile": True},
     "aevb, compiled, bfloat16": {"compile": True, "precision": "bf16"},
 }

@@ -72,7 +72,7 @@ def train(name: str, began: float, recipe: dict[str, Any]) -> dict[str, Any]:
         if seen[-1][1] >= TARGETS[name]:
             raise ReachedError
 
-    settings = {"batch": 100, "seed": 0} | recipe
+    settings = {"batch": 100, "seed": 0, "compile": False} | recipe
     with suppress(ReachedError):
         fit(model, rows, validation=glance, progress=False, after=look, **settings)
     step, value, seconds = seen[-1]

@@ -131,7 +131,8 @@ class Lab:
             out=self.out / "unfinished" / name,
             resume=True,
             progress=False,
-            **settings,
+            # Tasks share the cores, and a result is the same to the last bit on every machine.
+            **({"compile": False} | settings),
         )
 
     def images(self, name: str | None = None) -> tuple[Images, Images]:
