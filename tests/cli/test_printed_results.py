@@ -777,3 +777,17 @@ def test_entries_of_arrays_are_counted_from_0_and_say_so(tmp_path):
         ValueError, match=r"x has 1 value not finite \(first: line 3, column 'c': inf\)"
     ):
         fit(model, tmp_path / "t.csv", steps=1)
+
+
+def test_evaluate_notes_a_density_that_grows_because_values_repeat(aevb):
+    rng = np.random.default_rng(0)
+    table = np.column_stack([rng.normal(size=200), rng.integers(0, 2, 200)])
+    np.savetxt("t.csv", table, delimiter=",", header="height,sex", comments="")
+    Path("m.py").write_text(
+        "from aevb import Exact, Model, Normal, OneHot\n"
+        'p = {"y": OneHot(2, learned=True), "x | y": Normal(2)}\n'
+        'mixture = Model(p, {"y | x": Exact()})\n'
+    )
+    aevb("train", "m.py:mixture", "--data", "t.csv", "--schedule", "em", "--out", "run")
+    printed = " ".join(aevb("evaluate", "run").split())
+    assert "of few values that repeat (column 'sex'" in printed

@@ -73,6 +73,7 @@ def evaluate(
     import numpy as np
 
     from aevb.data.datasets import clustering_accuracy
+    from aevb.data.repeated_values import note_repeated_rows
     from aevb.data.sources import open_source
     from aevb.evidence import METHODS
     from aevb.posterior import UntaughtError
@@ -106,6 +107,8 @@ def evaluate(
         print(
             f"  {reason}: the bound of that q and its terms say nothing about p and are not printed"
         )
+    for note in note_repeated_rows(model.graph, source):
+        print(f"  {note}")
     if samples and "evidence" not in values and evidence is None:
         found = (
             evaluation.evaluate_evidence(model, source, samples=samples, seed=seed) - units.lower()

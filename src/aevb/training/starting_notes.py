@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from aevb.data.repeated_values import LOOK, note_numbering, note_repeats
+from aevb.data.repeated_values import LOOK, note_numbering, note_repeated_rows
 from aevb.declare.families import Exact
 from aevb.posterior.training_record import with_weights
 from aevb.runtime import private_torch
@@ -88,10 +88,9 @@ def _odd_data(job: Job) -> list[str]:
     like row numbers.
     """
     graph, source = job.model.graph, job.source
-    spread = source.read(torch.linspace(0, source.n - 1, min(LOOK, source.n)).long())
     first = source.read(torch.arange(min(LOOK, source.n)))
     return [
-        *note_repeats(graph, spread, source.fresh, source.places),
+        *note_repeated_rows(graph, source),
         *job.markers,
         *note_numbering(graph, first, source.fresh, source.places),
     ]
