@@ -641,7 +641,8 @@ def kill(count: int, seed: int) -> Iterator[tuple[int, float, str, bool]]:
         run += 1
         out, ended, moments = Path(f"killed-{run}"), False, []
         while not ended:
-            line = f"{LONG} --out {out}" + (" --resume" if moments else "")
+            # A run that was killed before it made its folder has left nothing to resume.
+            line = f"{LONG} --out {out}" + (" --resume" if out.exists() else "")
             pid = _child(line)
             if killed < count and len(moments) < 6:
                 moment = float(generator.uniform(0.0, 0.7 * seconds))
