@@ -18,9 +18,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from timing import keep
 
 RUNS = {
     "cpu": [
@@ -49,6 +51,7 @@ RUNS = {
     ],
 }
 CHOICES = {"never": False, "always": True, "default": None}
+HEAD = ("run", "never, s", "always, s", "default, s", "the default chose", "behind the better")
 
 
 def models() -> dict[str, tuple[Callable[[], Any], tuple[int, ...]]]:
@@ -91,6 +94,15 @@ def measured(name: str, steps: int, choice: str, device: str) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def row(run: str, found: Mapping[str, Any]) -> list[str]:
+    """Return the cells of a run: the seconds of each choice, and how far the default is behind."""
+    never, always, default = (found[choice]["seconds"] for choice in CHOICES)
+    best = min(never, always)
+    behind = f"{default - best:+.1f} s, {100 * (default / best - 1):+.0f} %"
+    chosen = "compiled" if found["default"]["compiled"] else "not compiled"
+    return [run, f"{never:.1f}", f"{always:.1f}", f"{default:.1f}", chosen, behind]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -102,20 +114,13 @@ def main() -> None:
         name, steps, choice = args.one
         print(json.dumps(train(name, int(steps), choice, args.device)))
         return
-    rows = []
-    print("| run | steps | never, s | always, s | default, s | chosen | behind |")
-    print("| --- | ---: | ---: | ---: | ---: | --- | ---: |")
+    print("|", " | ".join(HEAD), "|")
     for name, steps in [("tiny VAE", 50)] if args.quick else RUNS[args.device]:
         found = {choice: measured(name, steps, choice, args.device) for choice in CHOICES}
-        never, always, default = (found[choice]["seconds"] for choice in CHOICES)
-        best = min(never, always)
-        behind = f"{default - best:+.1f} s, {100 * (default / best - 1):+.0f} %"
-        chosen = "compiled" if found["default"]["compiled"] else "not"
-        rows.append({"run": name, "steps": steps, **found})
-        cells = (name, f"{steps:,}", f"{never:.1f}", f"{always:.1f}", f"{default:.1f}", chosen)
-        print("|", " | ".join((*cells, behind)), "|", flush=True)
-    if args.json:
-        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+        run = f"{name}, {steps:,} steps"
+        print("|", " | ".join(row(run, found)), "|", flush=True)
+        if args.json:
+            keep(args.json, args.device, {run: found})
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ from timing import keep
 
 from aevb import Bernoulli, Model, Normal, StudentT, fit, mlp
 from aevb.runtime import private_torch
-from aevb.training import gradient_steps, purity
+from aevb.training import gradient_steps
 from aevb.training.events import NOT_COMPILED, events
 from aevb.training.loop import Training
 
@@ -76,7 +76,7 @@ MISSING = {name: Missing((_none(name),)) for name in private_torch.SLOWER} | {
     ),
     "standard_gamma": Missing((_none("standard_gamma"),), student=True),
     "DispatchMode": Missing((_none("DispatchMode"),)),
-    "HOOKS": Missing((Change(purity, "has_hooks", lambda part: True),)),
+    "HOOKS": Missing((Change(private_torch, "HOOKS", ("_hooks_elsewhere",)),)),
     "inductor": Missing((Change(private_torch, "inductor", _refuse),), ("compiled",)),
     "cpp_kernels": Missing((Change(private_torch, "cpp_kernels", lambda: None),), ("compiled",)),
 }

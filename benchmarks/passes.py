@@ -100,11 +100,6 @@ PASSES = {
         (rewriting._merge, rewriting._kind, rewriting._bias, rewriting._side_by_side),
         (Change(rewriting, "_merge", _nothing),),
     ),
-    "adding in the product": Pass(
-        REWRITES,
-        (rewriting._accumulate, rewriting._own, rewriting._computed, rewriting._disjoint),
-        (Change(rewriting, "_accumulate", _nothing),),
-    ),
     "ReLU in the product": Pass(
         REWRITES, (rewriting._activate,), (Change(rewriting, "_activate", _nothing),)
     ),

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from contenders import BASE
+from compile import HEAD as CHOICE_HEAD
+from compile import row as choice_row
 from contention import SIDES
 from contention import rows as contention_rows
 from fallbacks import rows_of as fallback_rows
@@ -231,6 +233,11 @@ def fallbacks(record: dict[str, Any], figures: Path) -> str:
     return f"{_machine(record)}\n" + _table(*fallback_rows(record["models"]))
 
 
+def compile_choices(record: dict[str, Any], figures: Path) -> str:
+    rows = [choice_row(run, found) for run, found in record["models"].items()]
+    return f"{_where(record)}; one round; {_versions(record)}.\n\n" + _table(CHOICE_HEAD, rows)
+
+
 def summary(records: Sequence[dict[str, Any]]) -> str:
     """Render, per machine and model, the tutorial's loop and a compiled fit in full precision."""
     rows = []
@@ -268,6 +275,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any], Path], str]] = {
     "contention": contention,
     "passes": passes,
     "fallbacks": fallbacks,
+    "compile": compile_choices,
 }
 
 

@@ -107,7 +107,21 @@ def test_without_the_vmap_switch_the_context_does_nothing(monkeypatch):
         assert torch.vmap(torch.sin)(torch.zeros(3)).tolist() == [0, 0, 0]
 
 
-def test_hooks_are_assumed_where_torch_does_not_say():
+@pytest.mark.parametrize("compiled", [False, True])
+def test_where_torch_does_not_tell_of_hooks_steps_run_as_they_are_written(monkeypatch, compiled):
+    expected, _ = trained(vae, monkeypatch)
+    monkeypatch.setattr(private_torch, "HOOKS", ("_hooks_elsewhere",))
+    found, run = trained(vae, monkeypatch, compile=compiled)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+    (event,) = events(run.rows, NOT_COMPILED)
+    assert event.text == (
+        "Steps run as they are written: this version of torch does not tell whether a module has "
+        "hooks, which every step must call."
+    )
+
+
+def test_a_part_without_its_list_of_hooks_is_taken_to_have_some():
+    assert private_torch.hooks_known()
     layer = torch.nn.Linear(2, 2)
     assert not private_torch.has_hooks(layer)
     layer.register_forward_hook(lambda *_: None)

@@ -27,7 +27,6 @@ aten = torch.ops.aten
 EXTERN = {
     aten.mm,
     aten.addmm,
-    aten.addmm_,
     aten.bmm,
     aten.baddbmm,
     aten.convolution,

@@ -2,8 +2,8 @@
 
 On a GPU, the time of a small model, or of a loop over time, depends on the number of sequential
 operations more than on their size. Three rewrites reduce it. Products of the same input become one
-product with concatenated weights. A sum with a product becomes one multiply-add. Operations whose
-results are needed only at the end of the step, such as the gradients of weights, run on other
+product with concatenated weights. A product and the ReLU after it become one operation. Operations
+whose results are needed only at the end of the step, such as the gradients of weights, run on other
 streams. The results differ from the recording's only by rounding.
 """
 
@@ -55,7 +55,6 @@ def rewritten(
     pays if every operation is a kernel of its own.
     """
     _join(graph, parameters)
-    _accumulate(graph.graph)
     _activate(graph.graph)
     _reshape_once(graph.graph)
     graph.graph.eliminate_dead_code()
@@ -223,47 +222,7 @@ def _side_by_side(graph: fx.Graph, nodes: Sequence[Node]) -> tuple[Node, Node | 
     return weight, call(graph, aten.cat.default, parts)
 
 
-# Products that are added --------------------------------------------------------------------------
-
-
-def _accumulate(graph: fx.Graph) -> None:
-    for node in _calls(graph):
-        if (
-            node.target is not aten.add.Tensor
-            or node.kwargs
-            or not all(isinstance(arg, fx.Node) for arg in node.args)
-        ):
-            continue
-        shape = node.meta["val"].shape
-        if any(arg.meta["val"].shape != shape for arg in node.args):
-            continue
-        for total, part in (node.args, node.args[::-1]):
-            product = _root(part)
-            if (
-                product.target is aten.mm.default
-                and _alone(part)
-                and _own(total)
-                and total.meta["val"].is_contiguous()
-            ):
-                break
-        else:
-            continue
-        size = list(product.meta["val"].shape)
-        if total.meta["val"].dtype != product.meta["val"].dtype:
-            continue
-        with graph.inserting_before(node):
-            flat = (
-                total
-                if list(total.meta["val"].shape) == size
-                else call(graph, aten.view.default, total, size)
-            )
-            added = graph.call_function(aten.addmm_.default, (flat, *product.args))
-            added.meta["val"] = flat.meta["val"]
-            result = (
-                added if list(shape) == size else call(graph, aten.view.default, added, list(shape))
-            )
-        node.replace_all_uses_with(result)
-        graph.erase_node(node)
+# Activations of products and reshapes ----------------------------------------------------------
 
 
 def _activate(graph: fx.Graph) -> None:
@@ -309,41 +268,6 @@ def _alone(node: Node) -> bool:
     while len(node.users) == 1 and node.target in RESHAPES:
         node = node.args[0]
     return len(node.users) == 1
-
-
-def _own(node: Node) -> bool:
-    """Return whether a node may be overwritten.
-
-    This must be its only use, and no other slice of its memory may overlap it.
-    """
-    while len(node.users) == 1 and node.target in VIEWS:
-        if node.target is aten.slice.Tensor and len(node.args[0].users) > 1:
-            return _computed(node.args[0]) and _disjoint(list(node.args[0].users))
-        if node.target is aten.expand.default:
-            return False
-        node = node.args[0]
-    return len(node.users) == 1 and _computed(node)
-
-
-def _computed(node: Node) -> bool:
-    """Return whether a node surely has memory of its own.
-
-    This is true of products. A compiler may turn x + 0 into x itself.
-    """
-    return node.target in (aten.mm.default, aten.addmm.default, aten.addmm_.default)
-
-
-def _disjoint(parts: Sequence[Node]) -> bool:
-    if any(
-        part.target is not aten.slice.Tensor
-        or len(part.args) != 4
-        or part.args[1] != parts[0].args[1]
-        for part in parts
-    ):
-        return False
-    base, axis = parts[0].args[:2]
-    ends = sorted(slice(*part.args[2:]).indices(base.meta["val"].shape[axis])[:2] for part in parts)
-    return all(a[1] <= b[0] for a, b in pairwise(ends))
 
 
 def call(graph: fx.Graph, target: Any, *args: Any) -> Node:

@@ -69,6 +69,7 @@ SLOWER = {  # the part that is slower if torch lacks an API
     "onednn_linear": "matrix products on a CPU",
     "addmm_activation": "ReLU layers on a GPU",
     "lstm_cell": "LSTMs on a GPU",
+    "standard_gamma": "draws from Gamma distributions, which Student t needs",
 }
 
 
@@ -204,10 +205,16 @@ def cpp_kernels() -> Any:
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
+def hooks_known() -> bool:
+    """Return whether this torch tells which hooks a module has."""
+    module = nn.Module()
+    return all(hasattr(module, name) for name in HOOKS)
+
+
 def has_hooks(part: nn.Module | Tensor) -> bool:
     """Return whether a module or a parameter has hooks, which every call must run.
 
-    If this torch cannot tell, the answer is True.
+    Ask :func:`hooks_known` first. If this part lacks one of the attributes, the answer is True.
     """
     names = HOOKS if isinstance(part, nn.Module) else ("_backward_hooks",)
     return any(getattr(part, name, True) for name in names)

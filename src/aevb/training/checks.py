@@ -11,6 +11,7 @@ from aevb.declare.families import Exact
 from aevb.evidence.exact import why_not_exact
 from aevb.model import Model
 from aevb.training.job import Job
+from aevb.training.purity import UNKNOWN_HOOKS
 from aevb.training.schedules import em
 from aevb.training.settings import Settings
 from aevb.training.step import Stepper
@@ -176,7 +177,7 @@ def check_steps(job: Job, stepper: Stepper) -> None:
                 f"There is nothing to train in phase {phase.name}: {what} has no free parameters. "
                 f"Use another schedule."
             )
-    if job.settings.compile and stepper.not_recorded is not None:
+    if job.settings.compile and stepper.not_recorded not in (None, UNKNOWN_HOOKS):
         raise ValueError(
             f"compile=True compiles a step of the bound, but {stepper.not_recorded}. Train "
             f"without compile=True."

@@ -8,8 +8,12 @@ from aevb.declare.graph import Entry
 from aevb.declare.noise_kinds import SEED
 from aevb.derive.plan import Plan
 from aevb.model import Model
-from aevb.runtime.private_torch import has_hooks
+from aevb.runtime.private_torch import has_hooks, hooks_known
 from aevb.training.settings import Settings
+
+UNKNOWN_HOOKS = (
+    "this version of torch does not tell whether a module has hooks, which every step must call"
+)
 
 
 def why_not_recorded(model: Model, settings: Settings, plan: Plan) -> str | None:
@@ -37,7 +41,7 @@ def own_part(model: Model) -> str | None:
             f"{own[0].__name__} is a part of your own, whose code may have side effects (set pure "
             f"= True in its class if it has none)"
         )
-    return added(model)
+    return added(model) or (None if hooks_known() else UNKNOWN_HOOKS)
 
 
 def added(model: Model) -> str | None:
@@ -55,7 +59,7 @@ def added(model: Model) -> str | None:
                     f"may have side effects"
                 )
     for name, module in model.named_modules():
-        if has_hooks(module):
+        if hooks_known() and has_hooks(module):
             return f"{name or 'the model'} has a hook, which every step must call"
         if hasattr(module, "parametrizations"):
             return f"{name} has a parametrization, which every step must call"

@@ -13,6 +13,7 @@ from aevb.runtime import private_torch
 from aevb.training import events
 from aevb.training.events import Event
 from aevb.training.job import Job
+from aevb.training.purity import UNKNOWN_HOOKS, why_not_recorded
 from aevb.training.trained_factors import known_everywhere
 
 
@@ -29,6 +30,9 @@ def notes_at_start(job: Job) -> Iterator[Event]:
             f"torch {torch.__version__} lacks private functions that aevb uses, so these are "
             f"slower: {', '.join(slower)}."
         )
+        yield Event(events.NOT_COMPILED, "run", text)
+    if why_not_recorded(job.model, job.settings, job.plan) == UNKNOWN_HOOKS:
+        text = f"Steps run as they are written: {UNKNOWN_HOOKS}."
         yield Event(events.NOT_COMPILED, "run", text)
     if job.settings.schedule.objective == "evidence" and with_weights(job.model):
         remedy = (
