@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from contenders import BASE
 from compile import HEAD as CHOICE_HEAD
 from compile import row as choice_row
+from contenders import BASE
 from contention import SIDES
 from contention import rows as contention_rows
 from fallbacks import rows_of as fallback_rows
