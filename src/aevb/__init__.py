@@ -56,6 +56,7 @@ _FROM = {  # keep in step with __init__.pyi, which type checkers read
     "posterior": ("Posterior",),
     "predictive": ("PredictiveCheck", "predictive_check"),
     "declare.registry": ("register",),
+    "tables": ("Schema", "TableModel", "load_table"),
     "training.fit": ("fit",),
     "training.run": ("Run", "load_run"),
     "training.schedules": ("alternate", "em", "joint", "mle"),

@@ -33,6 +33,7 @@ from aevb.loading import from_declaration, load
 from aevb.model import Model
 from aevb.posterior import Posterior
 from aevb.predictive import PredictiveCheck, predictive_check
+from aevb.tables import Schema, TableModel, load_table
 from aevb.training.fit import fit
 from aevb.training.run import Run, load_run
 from aevb.training.schedules import alternate, em, joint, mle
@@ -66,8 +67,10 @@ __all__ = [
     "Posterior",
     "PredictiveCheck",
     "Run",
+    "Schema",
     "Settings",
     "StudentT",
+    "TableModel",
     "__version__",
     "alternate",
     "bidirectional",
@@ -82,6 +85,7 @@ __all__ = [
     "linear",
     "load",
     "load_run",
+    "load_table",
     "mle",
     "mlp",
     "predictive_check",

@@ -24,6 +24,7 @@ from aevb.estimate.batch import Batch, split_latents
 from aevb.evidence.exact import why_not_exact
 from aevb.model import Model
 from aevb.posterior.choice import open_ended
+from aevb.training import schedules
 from aevb.training.compile_choice import Choice, choose
 from aevb.training.display import Checking
 from aevb.training.distributed import World, join
@@ -103,7 +104,11 @@ def prepare_job(
         else []
     )
     refuse_degenerate(model.graph, source)
-    em = exact_em(model) if settings.schedule.objective == "em" else None
+    em = (
+        exact_em(model, settings.schedule.least)
+        if isinstance(settings.schedule, schedules.em)
+        else None
+    )
     exact = settings.schedule.objective == "evidence" and why_not_exact(model) is None
     in_batches = why_in_batches(model, source, asked) if exact else None
     on_all_rows = (exact and in_batches is None) or (em is not None and em.closed)

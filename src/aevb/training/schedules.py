@@ -100,12 +100,17 @@ class em(Schedule):
 
     If the M-step has no closed form, it is ``m_steps`` gradient steps on E[log p(x, z)] with the
     posterior of the last E-step held fixed.
+
+    ``least`` is the lower limit of the variance that an M-step gives a column, as a share of the
+    column's own variance. By default it is 1e-12 for finite latents and 1e-6 for Gaussian ones. A
+    larger one, such as 1e-4, keeps a cluster from collapsing onto equal rows.
     """
 
     m_steps: int = 100
     tol: float = 1e-5
     start: str = "auto"
     accelerate: bool = True
+    least: float | None = None
     objective = "em"
 
     def __post_init__(self) -> None:
@@ -126,6 +131,14 @@ class em(Schedule):
             )
         if not isinstance(self.accelerate, bool):
             raise ValueError(f"em: accelerate is True or False, got {self.accelerate!r}.")
+        if self.least is not None and (
+            isinstance(self.least, bool)
+            or not isinstance(self.least, int | float)
+            or not 0 < self.least < 1
+        ):
+            raise ValueError(
+                f"em: least is a share of a column's variance between 0 and 1, got {self.least!r}."
+            )
 
     def phase(self, step: int, total: int) -> Phase:
         position = step % self.m_steps

@@ -24,12 +24,21 @@ from aevb.training.em.responsibilities import Responsibilities
 __all__ = ["Regressions", "Responsibilities", "Statistics", "exact_em"]
 
 
-def exact_em(model: Model) -> Regressions | Responsibilities:
+def exact_em(model: Model, least: float | None = None) -> Regressions | Responsibilities:
     """Return the EM algorithm for this model.
+
+    ``least`` is the lower limit of a variance, as a share of the column's own variance.
 
     Raises ValueError with the reason, and with another schedule to use, if the model has no exact
     EM.
     """
+    method = _method(model)
+    if least is not None:
+        method.least = least
+    return method
+
+
+def _method(model: Model) -> Regressions | Responsibilities:
     if reason := why_not_exact(model):
         raise ValueError(
             f"em() needs the exact posterior, which has no closed form for this model: {reason}. "

@@ -1,0 +1,104 @@
+"""Cells of a column in the type of the caller's frame."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import numpy as np
+
+from aevb.tables.frames import Table, new_frame
+from aevb.tables.schema import Column, Schema
+
+
+def cells_for(column: Column, values: np.ndarray, table: Table) -> list[Any]:
+    """Values of a column as cells of a table: in the type that the table's column has."""
+    return typed(column, values, table.cells(column.name, ()).dtype)
+
+
+def typed(column: Column, values: np.ndarray, dtype: str) -> list[Any]:
+    """Values of a column as Python objects of a type.
+
+    Numbers are rounded if the type is an integer or all cells were whole.
+    """
+    if column.listed:
+        levels = values.tolist()
+        if dtype == "Boolean":
+            return [bool(level) for level in levels]
+        return [float(level) for level in levels] if dtype.startswith("Float") else levels
+    if column.kind == "date":
+        return [_date(days, dtype) for days in values.tolist()]
+    if (bits := re.fullmatch(r"(u?)int(\d+)", dtype.lower())) is not None:
+        bound = np.iinfo(bits[0])
+        return [
+            int(number)
+            for number in np.clip(np.rint(values), float(bound.min), float(bound.max)).tolist()
+        ]
+    return values.astype(float).tolist()
+
+
+def _date(days: float, dtype: str) -> Any:
+    if dtype == "Date":
+        return datetime.date(1970, 1, 1) + datetime.timedelta(days=round(days))
+    zone = re.search(r"time_zone='([^']+)'", dtype)
+    start = datetime.datetime(1970, 1, 1, tzinfo=None if zone is None else datetime.UTC)
+    found = start + datetime.timedelta(days=days)
+    return found if zone is None else found.astimezone(ZoneInfo(zone[1]))
+
+
+def frame_of(schema: Schema, values: Mapping[str, np.ndarray]) -> Any:
+    """A new frame of the schema's library, with its names and types."""
+    columns: dict[Any, Any] = {}
+    for column in schema.used:
+        numbers = values[column.name]
+        if not column.listed and column.facts.whole and column.kind != "date":
+            numbers = np.rint(numbers)
+        cells = typed(column, numbers, column.dtype)
+        name = int(column.name) if schema.integer_names else column.name
+        columns[name] = _series(schema.library, column, cells)
+    return new_frame(schema.library, columns)
+
+
+def _series(library: str, column: Column, cells: Sequence[Any]) -> Any:
+    """Cells as a column of a library."""
+    dtype, category = column.dtype, column.dtype.startswith(("Categorical", "Enum"))
+    if library == "polars":
+        import polars as pl
+
+        if category:
+            kind = (
+                pl.Enum([str(level) for level in column.levels])
+                if dtype.startswith("Enum")
+                else pl.Categorical
+            )
+            return pl.Series(column.name, cells, dtype=kind)
+        return _cast_polars(pl, column.name, cells, dtype)
+    if library == "pyarrow":
+        import pyarrow as pa  # type: ignore[import-untyped]
+
+        if category:
+            return pa.array(cells).dictionary_encode()
+        return _cast_pyarrow(pa, cells, dtype)
+    if category and library == "pandas":
+        import pandas as pd  # type: ignore[import-untyped]
+
+        return pd.Categorical(cells, categories=list(column.levels), ordered=column.facts.ordered)
+    if dtype.startswith(("Int", "UInt", "Float")):
+        return np.array(cells, dtype=dtype.lower())
+    if dtype == "Boolean":
+        return np.array(cells, dtype=bool)
+    return cells
+
+
+def _cast_polars(pl: Any, name: str, cells: Sequence[Any], dtype: str) -> Any:
+    kind = getattr(pl, dtype, None) if dtype.isidentifier() and dtype != "Object" else None
+    return pl.Series(name, cells, dtype=kind)
+
+
+def _cast_pyarrow(pa: Any, cells: Sequence[Any], dtype: str) -> Any:
+    names = {"Boolean": "bool", "String": "string", "Date": "date32"}
+    name = names.get(dtype, dtype.lower() if dtype.startswith(("Int", "UInt", "Float")) else "")
+    return pa.array(cells, pa.type_for_alias(name) if name else None)

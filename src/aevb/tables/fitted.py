@@ -1,0 +1,328 @@
+"""TableModel: a model of a table with its schema. Every result is a frame like the input."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from aevb.evidence.exact import why_not_exact
+from aevb.loading import load
+from aevb.model import Model
+from aevb.posterior.exact import ExactPosterior
+from aevb.runtime.checked_files import LONGEST_BESIDE, DataWarning, read_json
+from aevb.runtime.checked_files import replace as replace_file
+from aevb.tables.cells import cells_for, frame_of
+from aevb.tables.fitting import fit_data
+from aevb.tables.frames import Table, read_table
+from aevb.tables.schema import Column, Schema
+from aevb.training.run import Run, load_run
+
+DRAWS = 200  # of the latents, where the posterior is not exact
+SCHEMA = "schema.json"
+
+
+@dataclass(frozen=True)
+class TableModel:
+    """A model of a table, fitted by :meth:`Schema.fit` or read by :func:`load_table`.
+
+    Its methods take a frame with the schema's columns, in any order, and return frames of the same
+    library with the same index, names, levels and units.
+    """
+
+    schema: Schema
+    model: Model
+    run: Run | None = None
+
+    def __post_init__(self) -> None:
+        _check_matches(self.schema, self.model)
+
+    def __repr__(self) -> str:
+        latents = ", ".join(
+            f"{name} ({self.model.graph.size(name)})" for name in self.model.graph.latents
+        )
+        exact = "exact" if why_not_exact(self.model) is None else "approximate"
+        return (
+            f"TableModel of {len(self.schema.used)} columns with the latent{'s' * (',' in latents)}"
+            f" {latents}; {exact} posterior"
+        )
+
+    # Latents --------------------------------------------------------------------------------------
+
+    def codes(self, frame: Any, *, return_std: bool = False, seed: int = 0) -> Any:
+        """The posterior mean of the continuous latents, one column per entry (z1, z2, …).
+
+        With ``return_std``, a second frame has the posterior standard deviations.
+        """
+        graph, table = self.model.graph, read_table(frame)
+        names = [name for name in graph.latents if not graph.rule("p", name).spec.finite]
+        if not names:
+            raise ValueError(
+                "This model has no continuous latents, so rows have no codes. Use clusters(frame) "
+                "for the probabilities of its clusters, or fit schema.factors(3) or schema.vae(3)."
+            )
+        posterior = self._posterior(table, seed)
+        means, spreads = {}, {}
+        for name in names:
+            found = posterior[name]
+            mean, spread = _numpy(found.mean), _numpy(found.variance.clamp_min(0).sqrt())
+            for j in range(mean.shape[1]):
+                label = name if mean.shape[1] == 1 else f"{name}{j + 1}"
+                means[label], spreads[label] = mean[:, j], spread[:, j]
+        if return_std:
+            return table.beside(means), table.beside(spreads)
+        return table.beside(means)
+
+    def clusters(self, frame: Any, *, seed: int = 0) -> Any:
+        """The most probable cluster of each row, and the probability of every cluster.
+
+        The columns are ``cluster`` (from 0) and ``p0``, ``p1``, ….
+        """
+        table = read_table(frame)
+        probabilities = self._probabilities(table, seed)
+        columns: dict[str, np.ndarray] = {"cluster": probabilities.argmax(1)}
+        columns |= {f"p{k}": probabilities[:, k] for k in range(probabilities.shape[1])}
+        return table.beside(columns)
+
+    def _probabilities(self, table: Table, seed: int) -> np.ndarray:
+        graph = self.model.graph
+        names = [name for name in graph.latents if graph.rule("p", name).spec.categorical]
+        if not names:
+            raise ValueError(
+                "This model has no clusters. Use codes(frame), or fit schema.mixture(3) or "
+                "schema.gmvae(3, 2)."
+            )
+        return _numpy(self._posterior(table, seed)[names[0]].probs)  # type: ignore[attr-defined]
+
+    def _posterior(self, table: Table, seed: int) -> Any:
+        method = "exact" if why_not_exact(self.model) is None else "auto"
+        return self.model.posterior(
+            samples=DRAWS, seed=seed, method=method, **self.schema.encode(table)
+        )
+
+    # Density --------------------------------------------------------------------------------------
+
+    def score(self, frame: Any, *, samples: int | None = None, seed: int = 0) -> Any:
+        """log p of each row, as a density of the original columns (nats).
+
+        Missing cells are marginalised out. The column is ``log_p``. If the evidence is not exact,
+        a second column ``stderr`` has the standard error of importance sampling with ``samples``
+        draws. Outlier scores are −log_p.
+        """
+        table = read_table(frame)
+        data: dict[str, Any] = dict(self.schema.encode(table))
+        jacobian = self.schema.log_jacobian(table)
+        exact = why_not_exact(self.model) is None
+        found = self.model.log_evidence(samples=None if exact else samples, seed=seed, **data)
+        columns = {"log_p": _numpy(found.value) + jacobian}
+        if not exact:
+            columns["stderr"] = _numpy(found.stderr)
+            if found.notes:
+                warnings.warn(" ".join(found.notes), DataWarning, stacklevel=2)
+        return table.beside(columns)
+
+    def sample(self, n: int = 1, *, seed: int | None = None) -> Any:
+        """Draw new rows, with the library, names, types and units of the training table."""
+        drawn = {name: _numpy(value) for name, value in self.model.sample(n, seed=seed).items()}
+        found = self.schema.decode({name: drawn[name] for name in self.schema.variables})
+        return frame_of(self.schema, found)
+
+    # Missing cells --------------------------------------------------------------------------------
+
+    def impute(
+        self, frame: Any, draws: int | None = None, *, return_std: bool = False, seed: int = 0
+    ) -> Any:
+        """Fill the missing cells of the modelled columns, given the known cells of their row.
+
+        A number gets its posterior mean in the units of the table (of a positive column: the mean
+        of the log-normal, not the exponential of the mean logarithm), a count its mean, rounded,
+        and a level the most probable one. Known cells and columns left out are unchanged.
+
+        ``draws`` returns a list of that many frames filled with joint draws instead (multiple
+        imputation). ``return_std`` also returns a frame with the posterior standard deviation of
+        each filled number, and for a level the probability that it is another one; 0 for known
+        cells.
+        """
+        table = read_table(frame)
+        hidden = self.schema.missing_cells(table)
+        data = self.schema.encode(table)
+        if draws is not None:
+            if return_std:
+                raise ValueError("Use draws= or return_std=True, not both.")
+            return self._drawn(table, data, hidden, draws, seed)
+        found = _moments(self.schema, self.model, data, hidden, seed)
+        filled, spreads = {}, {}
+        for column in self.schema.used:
+            rows = np.flatnonzero(hidden[column.name])
+            spread = np.zeros(table.rows)
+            if len(rows):
+                values, spread[rows] = (part[rows] for part in found[column.name])
+                filled[column.name] = rows, cells_for(column, values, table)
+            spreads[column.name] = spread
+        whole = table.replaced(filled)
+        return (whole, table.beside(spreads)) if return_std else whole
+
+    def _drawn(
+        self,
+        table: Table,
+        data: dict[str, Any],
+        hidden: dict[str, np.ndarray],
+        draws: int,
+        seed: int,
+    ) -> list[Any]:
+        if draws < 1:
+            raise ValueError(f"draws is the number of filled frames, at least 1, got {draws}.")
+        if not any(mask.any() for mask in hidden.values()):
+            return [table.replaced({}) for _ in range(draws)]
+        drawn = self.model.impute(samples=draws, seed=seed, **data).draws
+        frames = []
+        for k in range(draws):
+            plain = self.schema.decode({name: _numpy(value[k]) for name, value in drawn.items()})
+            filled = {
+                name: (rows, cells_for(self.schema[name], plain[name][rows], table))
+                for name, mask in hidden.items()
+                if len(rows := np.flatnonzero(mask))
+            }
+            frames.append(table.replaced(filled))
+        return frames
+
+    # Files ----------------------------------------------------------------------------------------
+
+    def save(self, folder: str | Path) -> None:
+        """Write the model and ``schema.json`` into a folder, which :func:`load_table` reads."""
+        self.model.save(folder)
+        replace_file(Path(folder) / SCHEMA, self.schema.to_json())
+
+
+def load_table(folder: str | Path) -> TableModel:
+    """Read a model of a table: a run of :meth:`Schema.fit` or a folder of ``TableModel.save``."""
+    place = Path(folder)
+    if not (place / SCHEMA).is_file():
+        raise ValueError(
+            f"{place} holds no model of a table: {SCHEMA} is missing. aevb.load and aevb.load_run "
+            f"read other models."
+        )
+    schema = Schema.from_json(json.dumps(read_json(place / SCHEMA, LONGEST_BESIDE)))
+    if (place / "checkpoints").is_dir():
+        model = load_run(place)
+        return TableModel(schema, model, replace(Run.load(place), model=model))
+    return TableModel(schema, load(place))
+
+
+def fit_table(
+    schema: Schema,
+    model: Model,
+    frame: Any,
+    *,
+    validation: Any = None,
+    out: str | Path | None = None,
+    starts: int | None = None,
+    **settings: Any,
+) -> TableModel:
+    """Fit a model to a frame; see :meth:`Schema.fit`."""
+    _check_matches(schema, model)
+    data = schema.encode(frame)
+    held_out = None if validation is None else schema.encode(validation)
+    try:
+        run = fit_data(schema, model, data, starts=starts, validation=held_out, out=out, **settings)
+    finally:
+        if out is not None and (Path(out) / "model.json").is_file():
+            replace_file(Path(out) / SCHEMA, schema.to_json())
+    return TableModel(schema, model, run)
+
+
+def _check_matches(schema: Schema, model: Model) -> None:
+    """Raise ValueError if the model does not observe the schema's variables."""
+    want = {
+        name: len(columns[0].levels) if columns[0].kind in ("category", "ordered") else len(columns)
+        for name, columns in schema.variables.items()
+    }
+    have = {name: model.graph.size(name) for name in model.graph.observed}
+    if want != have:
+        told = [
+            ", ".join(f"{name} ({size})" for name, size in part.items()) for part in (have, want)
+        ]
+        raise ValueError(
+            f"The model observes {told[0]}, but the schema has {told[1]}. Declare the model from "
+            f"this schema: schema.mixture(3), schema.factors(2), schema.vae(4), …."
+        )
+
+
+def _numpy(value: Tensor) -> np.ndarray:
+    return value.detach().double().cpu().numpy()
+
+
+# Moments of missing cells -------------------------------------------------------------------------
+
+Moments = dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+def _moments(
+    schema: Schema,
+    model: Model,
+    data: dict[str, Any],
+    hidden: dict[str, np.ndarray],
+    seed: int,
+) -> Moments:
+    """The value and the uncertainty of every column's missing cells, by column, [rows] each."""
+    if not any(mask.any() for mask in hidden.values()):
+        return {}
+    exact = why_not_exact(model) is None
+    parts: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+    if exact:
+        posterior = model.posterior(method="exact", seed=seed, **data)
+        assert isinstance(posterior, ExactPosterior)
+        for name, found in posterior.marginals.components.items():
+            if name in schema.variables:
+                parts[name] = tuple(  # type: ignore[assignment]
+                    _numpy(part[:, 0]) for part in (found.weight, found.mean, found.variance)
+                )
+    else:
+        drawn = model.impute(samples=DRAWS, seed=seed, **data)
+        for name, value in drawn.draws.items():
+            mean = _numpy(value).swapaxes(0, 1)  # [rows, draws, entries]
+            if schema.variables[name][0].listed:  # probabilities have less noise than draws
+                mean = _numpy(drawn.mean[name])[:, None]
+            weight = np.full(mean.shape[:2], 1 / mean.shape[1])
+            parts[name] = weight, mean, np.zeros_like(mean)
+    result: Moments = {}
+    for name, columns in schema.variables.items():
+        if name not in parts:
+            continue
+        weight, mean, variance = parts[name]
+        for j, column in enumerate(columns):
+            if column.kind in ("category", "ordered"):
+                shares = (weight[..., None] * mean).sum(1)
+                best = shares.argmax(1)
+                result[column.name] = (
+                    np.array([column.levels[i] for i in best], dtype=object),
+                    1 - shares.max(1),
+                )
+            else:
+                result[column.name] = _number(column, weight, mean[..., j], variance[..., j])
+    return result
+
+
+def _number(
+    column: Column, weight: np.ndarray, mean: np.ndarray, variance: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of a mixture of components, in the units of the table."""
+    if column.dense:
+        mean, variance = mean * column.scale + column.location, variance * column.scale**2
+    if column.kind == "positive":
+        first = np.exp(mean + variance / 2)
+        mean, variance = first, np.expm1(variance) * first**2
+    middle = (weight * mean).sum(1)
+    spread = np.sqrt((weight * (variance + (mean - middle[:, None]) ** 2)).sum(1))
+    if column.kind == "binary":
+        which = (middle > 0.5).astype(int)
+        return (
+            np.array([column.levels[i] for i in which], dtype=object),
+            np.minimum(middle, 1 - middle),
+        )
+    return (np.rint(middle) if column.kind == "count" else middle), spread

@@ -1,0 +1,163 @@
+"""How a model of a table is fitted: exact EM from several starts where it applies."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from aevb.declare import distributions as ad
+from aevb.declare.conditionals import Conditional
+from aevb.declare.families import NegativeBinomial, Poisson
+from aevb.evidence.exact import why_not_exact
+from aevb.evidence.finite import why_not_finite
+from aevb.evidence.linear_gaussian import why_not_linear_gaussian
+from aevb.model import Model
+from aevb.runtime.checked_files import DataWarning
+from aevb.tables.schema import Schema
+from aevb.training.em import Responsibilities
+from aevb.training.fit import fit
+from aevb.training.run import Run
+from aevb.training.schedules import em, mle
+from aevb.training.settings import Settings
+
+Data = Mapping[str, Any]  # of arrays, by variable
+STARTS, FEW_STARTS = 10, 3  # of a mixture, for small tables and for large ones
+SMALL = 1_000_000  # cells of a small table
+# The smallest variance of a column within a cluster, as a share of the column's variance. A cluster
+# of equal cells would otherwise have an unbounded density.
+LEAST = 1e-4
+NEAR = 1.1  # scales at most this multiple of the smallest one count as collapsed
+
+
+def fit_data(
+    schema: Schema, model: Model, data: Data, *, starts: int | None, **settings: Any
+) -> Run:
+    """Fit a model to encoded rows, by the schedule of ``settings`` or else by the one that fits.
+
+    A mixture takes exact EM from several starts and keeps the best; over-dispersed counts then
+    take L-BFGS on the exact evidence. Exact factor analysis takes EM. Other models take gradient
+    steps on the bound.
+    """
+    if starts is not None and (isinstance(starts, bool) or starts < 1):
+        raise ValueError(f"starts is a positive whole number, got {starts!r}.")
+    if "schedule" in settings or why_not_exact(model) is not None:
+        return fit(model, data, **settings)
+    if why_not_finite(model) is not None:
+        closed = why_not_linear_gaussian(model) is None
+        return fit(model, data, schedule=em() if closed else mle(), **settings)
+    begun = settings.get("resume") and (Path(settings["out"]) / "config.toml").is_file()
+    if Responsibilities(model).closed:
+        run = _by_em(model, data, begun, starts, settings)
+    else:
+        if model.untouched() and not begun:
+            _start_at_poisson(model, data, starts, int(settings.get("seed", 0)))
+        run = fit(model, data, schedule=mle(), **settings)
+    _warn_of_collapse(schema, model, data)
+    return run
+
+
+def _by_em(
+    model: Model, data: Data, begun: Any, starts: int | None, settings: dict[str, Any]
+) -> Run:
+    if begun:
+        seed = Settings.from_toml(Path(settings["out"]) / "config.toml").seed
+        settings = settings | {"seed": seed}
+    elif model.untouched():
+        cells = sum(value.size for value in data.values())
+        count = starts or (STARTS if cells <= SMALL else FEW_STARTS)
+        settings = settings | {"seed": _best_seed(model, data, count, settings)}
+    else:
+        return fit(model, data, schedule=em(start="keep", least=LEAST), **settings)
+    return fit(model, data, schedule=em(start="data", least=LEAST), **settings)
+
+
+def _best_seed(model: Model, data: Data, count: int, settings: Mapping[str, Any]) -> int:
+    """The seed from which EM finds the highest evidence, of ``count`` seeds.
+
+    Solutions with a collapsed cluster come last.
+    """
+    first = int(settings.get("seed", 0))
+    if count == 1:
+        return first
+    names = {field.name for field in fields(Settings)}
+    own = {key: value for key, value in settings.items() if key in names and key != "patience"}
+    found = []
+    for seed in range(first, first + count):
+        run = fit(
+            model.fresh(seed),
+            data,
+            progress=False,
+            **(own | {"seed": seed, "schedule": em(start="data", least=LEAST)}),
+        )
+        sound = not _collapsed(run.model, data)
+        found.append((sound, float(run.history["evidence"][-1]), -seed))
+    return -max(found)[2]
+
+
+def _start_at_poisson(model: Model, data: Data, starts: int | None, seed: int) -> None:
+    """Start a mixture of negative binomials at the best mixture of Poisson distributions."""
+
+    def plain(spec: Conditional) -> Conditional:
+        return Poisson(spec.size, spec.net) if isinstance(spec, NegativeBinomial) else spec
+
+    entries = list(model.graph.entries())
+    p, q = (
+        {str(entry.key): plain(entry.spec) for entry in entries if entry.side == side}
+        for side in ("p", "q")
+    )
+    twin = Model(p, q).to(model._parameter().dtype)
+    _by_em(twin, data, False, starts, {"seed": seed, "progress": False})
+    model.load_state_dict(dict(model.state_dict()) | dict(twin.state_dict()))
+
+
+# Collapsed clusters -------------------------------------------------------------------------------
+
+
+def _collapsed(model: Model, data: Data) -> dict[int, list[int]]:
+    """Clusters that hold fewer than two rows, or whose scale of an entry of x is at its limit.
+
+    The result maps a cluster to these entries of ``x``.
+    """
+    graph = model.graph
+    (latent,) = graph.latents
+    held = model.posterior(method="exact", **data)[latent].probs.sum(0)  # type: ignore[attr-defined]
+    found: dict[int, list[int]] = {k: [] for k in (held < 2).nonzero()[:, 0].tolist()}
+    if "x" not in graph.observed:
+        return found
+    rule = graph.rule("p", "x")
+    factor: Any = model.factors[rule.id]
+    with torch.no_grad():
+        values = torch.eye(graph.size(latent), dtype=model._parameter().dtype)
+        raw = factor.rest(factor.first({str(rule.key.parents[0]): values}))
+        heads = dict(zip(factor.sizes, raw.split(list(factor.sizes.values()), -1), strict=True))
+        if "tril" in heads:
+            root = ad.tril_from_vector(heads["tril"], graph.size("x"))
+            scales = root.square().sum(-1).sqrt()
+        else:
+            scales = F.softplus(heads["scale"])
+    for k, j in (scales < NEAR * LEAST**0.5).nonzero().tolist():
+        found.setdefault(k, []).append(j)
+    return found
+
+
+def _warn_of_collapse(schema: Schema, model: Model, data: Data) -> None:
+    for cluster, entries in sorted(_collapsed(model, data).items()):
+        names = [schema.variables["x"][j].name for j in entries]
+        what = (
+            f"has (nearly) equal cells in {', '.join(map(repr, names))}"
+            if names
+            else "holds fewer than two rows"
+        )
+        warnings.warn(
+            f"Cluster {cluster} {what}, so its density there is set by a lower limit of the "
+            f"scale and not by the data. Take fewer clusters, or give a column with few distinct "
+            f'values another kind: schema.with_kind(name, "ordered").',
+            DataWarning,
+            stacklevel=4,
+        )

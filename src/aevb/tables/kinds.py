@@ -1,0 +1,360 @@
+"""The kind of a column: which likelihood fits its values, and why.
+
+Kinds are compared by the maximised log-likelihood per row of the column alone, with the Jacobian of
+a logarithm counted, so that the densities have the same units.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import optimize, special  # type: ignore[import-untyped]
+
+from aevb.tables.frames import Cells
+
+KINDS = ("real", "positive", "count", "binary", "category", "ordered", "date")
+LEFT_OUT = "left out"
+MOST_LEVELS = 256  # a category with more levels is left out unless asked for
+MOST_ASKED = 10_000  # and with more than this it is refused
+FEW = 10  # numbers with at most this many distinct values, each repeated, are levels
+CLEAR = 0.01  # nats per row by which a logarithm must be better
+BETTER = 0.1  # nats per row by which levels must be better than a count
+SMOOTH = 10  # whole numbers with a larger standard deviation may be modelled as a density
+
+LIKELIHOODS = {
+    "real": "Normal",
+    "positive": "LogNormal",
+    "count": "Poisson",
+    "binary": "Bernoulli",
+    "category": "OneHot",
+    "ordered": "OneHot",
+    "date": "Normal",
+    LEFT_OUT: "",
+}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a column's cells: enough to choose and to change its kind.
+
+    ``levels`` are the distinct values, in their order, if there are at most ``MOST_ASKED`` (for
+    numbers ``MOST_LEVELS``). Moments are None if they do not exist.
+    """
+
+    type: str
+    rows: int
+    missing: int
+    distinct: int
+    levels: tuple[Any, ...] | None = None
+    ordered: bool = False
+    whole: bool = False
+    low: float | None = None
+    high: float | None = None
+    mean: float | None = None
+    spread: float | None = None
+    log_mean: float | None = None
+    log_spread: float | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A kind with its likelihood and the reason for it."""
+
+    kind: str
+    likelihood: str
+    reason: str
+
+
+def facts_of(cells: Cells) -> Facts:
+    """Summarise a column. Raise ValueError for cells that are not finite."""
+    known = cells.values[~cells.missing]
+    rows, missing = len(cells.values), int(cells.missing.sum())
+    if cells.type in ("text", "category"):
+        seen = set(known.tolist())
+        levels = _ordered_levels(cells, seen)
+        return Facts(
+            cells.type,
+            rows,
+            missing,
+            len(seen),
+            levels if len(levels) <= MOST_ASKED else None,
+            cells.ordered,
+        )
+    values = known.astype(float)
+    if (infinite := np.isinf(values)).any():
+        row = int(np.flatnonzero(~cells.missing)[np.argmax(infinite)])
+        raise ValueError(
+            f"Column {cells.name!r} has {int(infinite.sum())} infinite "
+            f"cell{'s' * (infinite.sum() > 1)} (row {row}). Replace them by a number, or by a "
+            f"missing value."
+        )
+    if not len(values):
+        return Facts(cells.type, rows, missing, 0)
+    distinct = np.unique(values)
+    listed = (
+        tuple(_plain(cells, value) for value in distinct) if len(distinct) <= MOST_LEVELS else None
+    )
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, spread = float(values.mean()), float(values.std())
+    if not (math.isfinite(mean) and math.isfinite(spread)):
+        raise ValueError(
+            f"Column {cells.name!r} has numbers up to {np.abs(values).max():.3g}, whose variance "
+            f"overflows. Use a larger unit."
+        )
+    positive = bool((values > 0).all())
+    logs = np.log(values) if positive else np.zeros(0)
+    return Facts(
+        cells.type,
+        rows,
+        missing,
+        len(distinct),
+        listed,
+        whole=bool((values == np.rint(values)).all()),
+        low=float(values.min()),
+        high=float(values.max()),
+        mean=mean,
+        spread=spread,
+        log_mean=float(logs.mean()) if positive else None,
+        log_spread=float(logs.std()) if positive else None,
+    )
+
+
+def _plain(cells: Cells, value: float) -> Any:
+    """A level as it is written in JSON: a truth value, a whole number or a number."""
+    if cells.type == "boolean":
+        return bool(value)
+    return int(value) if value == int(value) and "Float" not in cells.dtype else float(value)
+
+
+def _ordered_levels(cells: Cells, seen: set[Any]) -> tuple[Any, ...]:
+    if cells.levels is None:
+        return tuple(sorted(seen))
+    if len(cells.levels) > MOST_LEVELS:
+        return tuple(level for level in cells.levels if level in seen)
+    return cells.levels
+
+
+def choose(cells: Cells, facts: Facts) -> Choice:
+    """Choose the kind of a column by its type and its values."""
+    known = facts.rows - facts.missing
+    if not known:
+        return Choice(LEFT_OUT, "", "every cell is missing")
+    if facts.distinct == 1:
+        value = cells.values[~cells.missing][0]
+        return Choice(LEFT_OUT, "", f"constant: every known cell is {_short(value)}")
+    if facts.type == "boolean":
+        return Choice("binary", "Bernoulli", "truth values")
+    if facts.type in ("text", "category"):
+        return _choose_levels(cells, facts, known)
+    if facts.type in ("date", "datetime"):
+        return Choice("date", "Normal", "dates, as days since 1970-01-01")
+    return _choose_number(cells.values[~cells.missing].astype(float), facts, known)
+
+
+def _choose_levels(cells: Cells, facts: Facts, known: int) -> Choice:
+    what = "text" if facts.type == "text" else "a categorical type"
+    if facts.type == "text" and facts.distinct == known and known > FEW:
+        return Choice(LEFT_OUT, "", "an identifier: text that differs in every row")
+    if (
+        facts.type == "text"
+        and facts.distinct > 2 * FEW
+        and _is_numeric_text(cells.values[~cells.missing])
+    ):
+        raise ValueError(
+            f"Column {cells.name!r} holds numbers written as text ({facts.distinct} different "
+            f"ones). Convert it to numbers (pandas.to_numeric(frame[{cells.name!r}])), or read "
+            f'the schema with kinds={{{cells.name!r}: "category"}}.'
+        )
+    if facts.distinct > MOST_LEVELS:
+        return Choice(
+            LEFT_OUT,
+            "",
+            f"{facts.distinct:,} levels in {known:,} known cells, more than {MOST_LEVELS}: most "
+            f"levels are too rare to learn",
+        )
+    assert facts.levels is not None
+    if facts.ordered and len(facts.levels) > 2:
+        return Choice(
+            "ordered",
+            "OneHot",
+            f"{len(facts.levels)} ordered levels; the likelihood has a probability per level and "
+            f"does not use the order",
+        )
+    if len(facts.levels) == 2:
+        return Choice("binary", "Bernoulli", f"{what} with two levels")
+    return Choice("category", "OneHot", f"{what} with {len(facts.levels)} levels")
+
+
+def _is_numeric_text(values: np.ndarray) -> bool:
+    try:
+        return all(math.isfinite(float(value)) for value in set(values.tolist()))
+    except (TypeError, ValueError):
+        return False
+
+
+def _choose_number(values: np.ndarray, facts: Facts, known: int) -> Choice:
+    assert facts.low is not None
+    assert facts.high is not None
+    assert facts.spread is not None
+    if facts.distinct == 2 and facts.levels is not None:
+        low, high = facts.levels
+        if (facts.whole or known >= FEW) and known > 2:
+            return Choice("binary", "Bernoulli", f"two values, {low:g} and {high:g}")
+    if facts.whole and known > FEW and bool((np.diff(values) == 1).all()):
+        return Choice(LEFT_OUT, "", "row numbers: whole numbers that rise by 1 from row to row")
+    if facts.whole and facts.low >= 0:
+        return _choose_whole(values, facts, known)
+    if facts.distinct <= FEW and known >= 5 * facts.distinct:
+        return _few_values(facts)
+    if facts.low <= 0:
+        signs = "negative values" if facts.low < 0 else "zeros, which have no logarithm"
+        numbers = "whole numbers" if facts.whole else "numbers"
+        return Choice("real", "Normal", f"{numbers} with {signs}")
+    return _choose_density(facts, "positive numbers")
+
+
+def _few_values(facts: Facts) -> Choice:
+    return Choice(
+        "ordered",
+        "OneHot",
+        f"only {facts.distinct} distinct numbers: a density would concentrate on them; "
+        f"a probability per value, without the order",
+    )
+
+
+def _choose_density(facts: Facts, what: str) -> Choice:
+    gain = log_normal_gain(facts)
+    if gain > CLEAR:
+        return Choice(
+            "positive",
+            "LogNormal",
+            f"{what}; LogNormal beats Normal by {gain:.2f} nats per row",
+        )
+    how = f"beats LogNormal by {-gain:.2f} nats" if gain < -CLEAR else "is as likely as LogNormal"
+    return Choice("real", "Normal", f"{what}; Normal {how}" + " per row" * (gain < -CLEAR))
+
+
+def log_normal_gain(facts: Facts) -> float:
+    """Maximised log-likelihood per row of LogNormal minus that of Normal.
+
+    Both are −log σ − ½ log 2πe of their own σ; the logarithm adds the Jacobian −E[log x].
+    """
+    if facts.log_mean is None or not facts.log_spread:
+        return -math.inf
+    assert facts.spread is not None
+    return math.log(facts.spread) - math.log(facts.log_spread) - facts.log_mean
+
+
+def _choose_whole(values: np.ndarray, facts: Facts, known: int) -> Choice:
+    """Counts, levels or a density of whole numbers: all are probabilities of unit intervals."""
+    assert facts.spread is not None
+    assert facts.low is not None
+    poisson = poisson_likelihood(values)
+    negative, _ = negative_binomial_likelihood(values)
+    count = max(poisson, negative)
+    if facts.distinct <= 2 * FEW and known >= 5 * facts.distinct:
+        share = np.unique(values, return_counts=True)[1] / known
+        # Each probability but one is a parameter: the Bayesian information criterion.
+        free = 0.5 * (facts.distinct - 2) * math.log(known) / known
+        levels = float((share * np.log(share)).sum()) - free
+        if levels - count > BETTER:
+            return Choice(
+                "ordered",
+                "OneHot",
+                f"{facts.distinct} whole numbers that are no counts: a probability per value, "
+                f"without the order, beats Poisson and NegativeBinomial by {levels - count:.2f} "
+                f"nats per row",
+            )
+    if facts.spread > SMOOTH:
+        normal = -math.log(facts.spread) - 0.5 * math.log(2 * math.pi * math.e)
+        density = max(normal, normal + max(log_normal_gain(facts), -math.inf))
+        if density >= count - CLEAR:
+            return _choose_density(facts, "whole numbers so large that the unit does not matter")
+    how, gain = ("NegativeBinomial", negative - poisson)
+    if gain * known <= math.log(known):  # twice the penalty of one more parameter
+        how = "Poisson"
+    why = (
+        f"NegativeBinomial beats Poisson by {gain:.2f} nats per row"
+        if how == "NegativeBinomial"
+        else "no more spread than Poisson"
+    )
+    return Choice("count", how, f"whole numbers from {facts.low:g} on; {why}")
+
+
+def poisson_likelihood(values: np.ndarray) -> float:
+    """The maximised log-likelihood per row of a Poisson distribution."""
+    mean = values.mean()
+    return float(mean * math.log(mean) - mean - special.gammaln(values + 1).mean())
+
+
+def negative_binomial_likelihood(values: np.ndarray) -> tuple[float, float]:
+    """The maximised log-likelihood per row of a negative binomial, and its dispersion r.
+
+    Its mean is the mean of the values for every r, so r alone is searched for.
+    """
+    mean, which, times = float(values.mean()), *np.unique(values, return_counts=True)
+    share = times / len(values)
+
+    def loss(log_r: float) -> float:
+        r = math.exp(log_r)
+        each = (
+            special.gammaln(which + r)
+            - special.gammaln(r)
+            - special.gammaln(which + 1)
+            + r * math.log(r / (r + mean))
+            + which * math.log(mean / (r + mean))
+        )
+        return -float((share * each).sum())
+
+    found = optimize.minimize_scalar(loss, bounds=(-7.0, 14.0), method="bounded")
+    return -float(found.fun), math.exp(float(found.x))
+
+
+def _short(value: Any) -> str:
+    text = f"{value:g}" if isinstance(value, float) else repr(value)
+    return text if len(text) <= 30 else text[:29] + "…"
+
+
+def why_not(facts: Facts, kind: str) -> str | None:
+    """Why a column cannot have this kind; None if it can."""
+    number = facts.type in ("number", "boolean")
+    if facts.rows == facts.missing:
+        return "every cell is missing"
+    if facts.distinct == 1:
+        return "its known cells are all equal"
+    if kind == "date":
+        return None if facts.type in ("date", "datetime") else "its cells are no dates"
+    if kind in ("real", "positive", "count"):
+        if not number:
+            return "its cells are no numbers"
+        if kind == "positive" and facts.log_mean is None:
+            return f"its smallest value is {facts.low:g}, which has no logarithm"
+        if kind == "count" and not (facts.whole and (facts.low or 0) >= 0):
+            return "its values are not all whole numbers from 0 on"
+        return None
+    if facts.levels is None:
+        most = MOST_LEVELS if number else MOST_ASKED
+        return f"it has {facts.distinct:,} levels, more than {most:,}"
+    if kind == "binary" and len(facts.levels) != 2:
+        return f"it has {len(facts.levels)} levels"
+    return None
+
+
+def asked(facts: Facts, kind: str, likelihood: str | None = None) -> Choice:
+    """The choice of a user."""
+    return Choice(kind, likelihood or LIKELIHOODS[kind], "as asked")
+
+
+def levels_text(levels: Sequence[Any], width: int = 40) -> str:
+    """Levels in one short line."""
+    shown: list[str] = []
+    for i, level in enumerate(levels):
+        text = str(level)
+        if sum(len(one) + 2 for one in shown) + len(text) > width and i:
+            return ", ".join(shown) + f", … ({len(levels)})"
+        shown.append(text)
+    return ", ".join(shown)

@@ -1,0 +1,721 @@
+"""Schema: the columns of a table, their kinds, and the map between cells and a model's data."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aevb.runtime.checked_files import DataWarning
+from aevb.tables.frames import MISSING_WORDS, Cells, Table, read_table
+from aevb.tables.kinds import (
+    KINDS,
+    LEFT_OUT,
+    LIKELIHOODS,
+    Choice,
+    Facts,
+    asked,
+    choose,
+    facts_of,
+    levels_text,
+    why_not,
+)
+
+if TYPE_CHECKING:
+    from aevb.model import Model
+    from aevb.tables.fitted import TableModel
+
+FORMAT = "aevb schema"
+FAR = 8.0  # recorded scales between the median of new values and the recorded location
+# Names of variables that are no columns: latents of the declarations, and shared variables.
+SHARED = ("x", "counts", "overdispersed", "flags")
+RESERVED = (
+    *SHARED,
+    "z",
+    "cluster",
+    "t",
+    "T",
+    "steps",
+    "lengths",
+    "seed",
+    "how",
+    "bound",
+    "samples",
+    "gradient",
+    "temperature",
+    "kl_weight",
+    "noise",
+    "method",
+    "memory",
+    "mean",
+    "n",
+    "iterations",
+    "self",
+)
+COUNTS = {"Poisson": "counts", "NegativeBinomial": "overdispersed"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table: its kind, its likelihood, and the reason.
+
+    ``variable`` is the variable of the model that holds it. Real, positive and date columns are
+    entries of ``x``, standardised: (v − location) / scale, with v the logarithm for a positive
+    column. ``levels`` are the levels of a binary, category or ordered column, in order.
+    """
+
+    name: str
+    kind: str
+    likelihood: str
+    reason: str
+    dtype: str
+    facts: Facts
+    levels: tuple[Any, ...] = ()
+    location: float = 0.0
+    scale: float = 1.0
+    variable: str = ""
+
+    @property
+    def missing(self) -> int:
+        """The number of missing cells in the table that the schema was read from."""
+        return self.facts.missing
+
+    @property
+    def used(self) -> bool:
+        return self.kind != LEFT_OUT
+
+    @property
+    def dense(self) -> bool:
+        """Whether the column has a density: it is an entry of ``x``."""
+        return self.kind in ("real", "positive", "date")
+
+    @property
+    def listed(self) -> bool:
+        """Whether the column has levels."""
+        return self.kind in ("binary", "category", "ordered")
+
+    def standardise(self, values: np.ndarray) -> np.ndarray:
+        """The values as the model reads them; NaN stays NaN."""
+        if not self.dense:
+            return values
+        return ((np.log(values) if self.kind == "positive" else values) - self.location) / (
+            self.scale
+        )
+
+    def log_jacobian(self, values: np.ndarray) -> np.ndarray:
+        """log |d standardised / d value| per cell; 0 for missing cells and for probabilities."""
+        if not self.dense:
+            return np.zeros(len(values))
+        found = np.full(len(values), -math.log(abs(self.scale)))
+        if self.kind == "positive":
+            found = found - np.log(values)
+        return np.where(np.isnan(values), 0.0, found)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns of a table, and the map between its cells and the data of a model.
+
+    >>> schema = Schema.read({"mass": [3.1, 4.7, 3.9, 5.2], "island": ["A", "B", "A", None]})
+    >>> schema["island"].kind, schema["island"].levels, schema["island"].missing
+    ('binary', ('A', 'B'), 1)
+    >>> schema.encode({"mass": [4.0], "island": ["B"]})["flags"]
+    array([[1.]])
+    """
+
+    columns: tuple[Column, ...]
+    library: str = "dict"
+    integer_names: bool = False
+    missing_words: tuple[str, ...] = field(default=MISSING_WORDS)
+
+    # Reading and editing --------------------------------------------------------------------------
+
+    @classmethod
+    def read(
+        cls,
+        frame: Any,
+        *,
+        kinds: Mapping[str, str] | None = None,
+        drop: Sequence[str] = (),
+        missing: Sequence[str] = MISSING_WORDS,
+    ) -> Schema:
+        """Read the schema of a frame: choose a kind for every column, with the reason.
+
+        ``kinds`` sets the kind of some columns, and ``drop`` leaves columns out. ``missing`` are
+        the words that mark a missing cell of a text column, compared without case; the usual words
+        of CSV files by default.
+        """
+        table = read_table(frame)
+        if not table.rows:
+            raise ValueError("The table has no rows.")
+        _check_names([*(kinds or {}), *drop], table.names)
+        words = tuple(word.strip().lower() for word in missing)
+        columns = []
+        for name in table:
+            if name in drop:
+                columns.append(_dropped(name))
+                continue
+            cells = table.cells(name, words)
+            facts = facts_of(cells)
+            wanted = (kinds or {}).get(name)
+            choice = choose(cells, facts) if wanted is None else _asked(name, facts, wanted)
+            columns.append(_column(name, cells.dtype, facts, choice))
+        if table.rows == 1:
+            raise ValueError(
+                "The table has one row, from which no kinds and scales can be read. Read the "
+                "schema from all rows."
+            )
+        return (
+            cls(tuple(columns), table.library, _integer_names(table), words)
+            ._with_variables()
+            ._checked()
+        )
+
+    def _checked(self) -> Schema:
+        if not any(column.used for column in self.columns):
+            reasons = "; ".join(f"{c.name!r}: {c.reason}" for c in self.columns[:5])
+            raise ValueError(f"No column of the table can be modelled ({reasons}).")
+        return self
+
+    def _with_variables(self) -> Schema:
+        taken, columns = set(RESERVED), []
+        for column in self.columns:
+            variable = ""
+            if column.dense:
+                variable = "x"
+            elif column.kind == "count":
+                variable = COUNTS[column.likelihood]
+            elif column.kind == "binary":
+                variable = "flags"
+            elif column.used:
+                variable = re.sub(r"\W", "_", column.name, flags=re.ASCII) or "_"
+                variable = variable if not variable[0].isdigit() else f"_{variable}"
+                while variable in taken:
+                    variable += "_"
+                taken.add(variable)
+            columns.append(replace(column, variable=variable))
+        return replace(self, columns=tuple(columns))
+
+    def with_kind(self, name: str, kind: str, *, likelihood: str | None = None) -> Schema:
+        """Return a schema in which a column has another kind.
+
+        ``likelihood`` chooses "Poisson" or "NegativeBinomial" for a count.
+        """
+        old = self[name]
+        if old.dtype == "":
+            raise ValueError(
+                f"Column {name!r} was dropped when the schema was read. Read the schema again "
+                f"without drop."
+            )
+        choice = _asked(name, old.facts, kind, likelihood)
+        return self._replaced(name, _column(name, old.dtype, old.facts, choice))
+
+    def without(self, *names: str) -> Schema:
+        """Return a schema that leaves these columns out; frames may still have them."""
+        found = self
+        for name in names:
+            found = found._replaced(
+                name, replace(_dropped(name), dtype=self[name].dtype, facts=self[name].facts)
+            )
+        return found._checked()
+
+    def rescaled(self, name: str, factor: float, offset: float = 0.0) -> Schema:
+        """Return the schema of the same table with a column in another unit.
+
+        The new cells are factor · old + offset. A fitted model stays valid with this schema: its
+        log p changes by the Jacobian, −log |factor| per known cell.
+        """
+        old = self[name]
+        if old.kind not in ("real", "positive"):
+            raise ValueError(
+                f"Column {name!r} is of kind {old.kind}; only real and positive columns have a "
+                f"unit to change."
+            )
+        positive = old.kind == "positive"
+        if not (math.isfinite(factor) and math.isfinite(offset)) or factor == 0:
+            raise ValueError(f"factor is a finite number that is not 0, got {factor}.")
+        if positive and (factor < 0 or offset != 0):
+            raise ValueError(
+                f"Column {name!r} is positive, so its unit changes by a positive factor without "
+                f"an offset."
+            )
+        new = replace(
+            old,
+            location=old.location + math.log(factor)
+            if positive
+            else factor * old.location + offset,
+            scale=old.scale if positive else factor * old.scale,
+            reason=f"{old.reason}; rescaled",
+            facts=_rescaled(old.facts, factor, offset),
+        )
+        return self._replaced(name, new)
+
+    def _replaced(self, name: str, new: Column) -> Schema:
+        columns = tuple(new if column.name == name else column for column in self.columns)
+        return replace(self, columns=columns)._with_variables()
+
+    # Looking --------------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(column.name for column in self.columns)
+
+    @property
+    def used(self) -> tuple[Column, ...]:
+        """The columns that are modelled."""
+        return tuple(column for column in self.columns if column.used)
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of the table that the schema was read from."""
+        return max(column.facts.rows for column in self.columns)
+
+    def __getitem__(self, name: str) -> Column:
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise KeyError(_unknown_name(name, self.names))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    @property
+    def variables(self) -> dict[str, tuple[Column, ...]]:
+        """The observed variables of a model of this table, each with its columns in order."""
+        found: dict[str, list[Column]] = {}
+        for column in self.used:
+            found.setdefault(column.variable, []).append(column)
+        order = [
+            *(name for name in SHARED if name in found),
+            *(name for name in found if name not in SHARED),
+        ]
+        return {name: tuple(found[name]) for name in order}
+
+    def __str__(self) -> str:
+        lines = [("column", "kind", "missing", "likelihood", "values", "reason")]
+        for column in self.columns:
+            values = levels_text(column.levels, 28) if column.listed else _range(column)
+            missing = str(column.missing) if column.missing else ""
+            lines.append(
+                (column.name, column.kind, missing, column.likelihood or "—", values, column.reason)
+            )
+        widths = [max(len(line[j]) for line in lines) for j in range(5)]
+        widths = [min(width, most) for width, most in zip(widths, (24, 8, 9, 16, 34), strict=True)]
+        told = [
+            "  ".join(
+                _fitted(cell, width, right=j == 2)
+                for j, (cell, width) in enumerate(zip(line, widths, strict=False))
+            )
+            + "  "
+            + line[5]
+            for line in lines
+        ]
+        used, rows = len(self.used), self.rows
+        head = f"{rows:,} rows, {len(self.columns)} columns, {used} modelled"
+        return "\n".join([head, told[0].rstrip(), *(line.rstrip() for line in told[1:])])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    # Cells to data and back -----------------------------------------------------------------------
+
+    def encode(self, frame: Any) -> dict[str, np.ndarray]:
+        """Return the data dictionary of ``fit`` for a frame, NaN where a cell is missing.
+
+        Columns are found by name, in any order. ``x``, ``counts``, ``overdispersed`` and ``flags``
+        are [rows, columns]; a category is [rows], the position of the level. Raise ValueError for
+        a missing or an unknown column, an unknown level, and a cell that its kind does not allow.
+        """
+        raw = self._read(read_table(frame))
+        return {
+            variable: (
+                raw[columns[0].name]
+                if columns[0].kind in ("category", "ordered")
+                else np.column_stack([c.standardise(raw[c.name]) for c in columns])
+            )
+            for variable, columns in self.variables.items()
+        }
+
+    def log_jacobian(self, frame: Any) -> np.ndarray:
+        """log |d data / d cells| per row: what turns the model's log p into that of the cells.
+
+        A missing cell contributes 0. For counts and levels, log p is a probability and needs no
+        Jacobian.
+        """
+        table = read_table(frame)
+        raw = self._read(table, warn=False)
+        return sum(
+            (column.log_jacobian(raw[column.name]) for column in self.used), np.zeros(table.rows)
+        )
+
+    def missing_cells(self, frame: Any) -> dict[str, np.ndarray]:
+        """Which cells of the modelled columns are missing, by column."""
+        raw = self._read(read_table(frame), warn=False)
+        return {name: np.isnan(values) for name, values in raw.items()}
+
+    def decode(self, data: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Return the cells of a data dictionary, by column, in the units of the table.
+
+        Levels come back as levels, dates as days since 1970-01-01, counts as whole numbers; NaN
+        (None for levels) marks a missing cell. One-hot rows are accepted for categories.
+        """
+        found: dict[str, np.ndarray] = {}
+        for variable, columns in self.variables.items():
+            value = np.asarray(data[variable], dtype=float)
+            for j, column in enumerate(columns):
+                if column.kind in ("category", "ordered"):
+                    if value.ndim == 2:
+                        value = np.where(np.isnan(value).any(1), np.nan, value.argmax(1))
+                    found[column.name] = _levels_at(column, value)
+                elif column.kind == "binary":
+                    found[column.name] = _levels_at(column, value[:, j])
+                elif column.dense:
+                    plain = value[:, j] * column.scale + column.location
+                    found[column.name] = np.exp(plain) if column.kind == "positive" else plain
+                else:
+                    found[column.name] = value[:, j]
+        return {column.name: found[column.name] for column in self.used}
+
+    def _read(self, table: Table, *, warn: bool = True) -> dict[str, np.ndarray]:
+        """The cells of every modelled column as float64: numbers, days, or positions of levels."""
+        if not table.rows:
+            raise ValueError("The table has no rows.")
+        absent = [column.name for column in self.used if column.name not in table.names]
+        if absent:
+            raise ValueError(
+                f"The table lacks {_columns(absent)}. Its columns are "
+                f"{_listed(table.names)}. Add {'it' if len(absent) == 1 else 'them'} (a column of "
+                f"missing cells is marginalised out), or fit a schema without "
+                f"{'it' if len(absent) == 1 else 'them'}: schema.without({absent[0]!r})."
+            )
+        extra = [name for name in table.names if name not in self.names]
+        if extra:
+            raise ValueError(
+                f"The table has {_columns(extra)}, which the schema does not know. Its columns "
+                f"are {_listed(self.names)}. Drop {'it' if len(extra) == 1 else 'them'} from the "
+                f"table, or read the schema from a table that has "
+                f"{'it' if len(extra) == 1 else 'them'} (drop=[…] leaves a column out)."
+            )
+        found = {}
+        for column in self.used:
+            found[column.name] = _checked_cells(
+                column, table.cells(column.name, self.missing_words)
+            )
+            if warn:
+                _warn_of_unit(column, found[column.name])
+        return found
+
+    # JSON -----------------------------------------------------------------------------------------
+
+    def to_json(self) -> str:
+        """Return the schema as JSON text."""
+        record = {
+            "format": FORMAT,
+            "version": 1,
+            "library": self.library,
+            "integer names": self.integer_names,
+            "missing words": list(self.missing_words),
+            "columns": [asdict(column) for column in self.columns],
+        }
+        return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Schema:
+        """Read a schema from the text of :meth:`to_json`."""
+        try:
+            record = json.loads(text)
+            if record["format"] != FORMAT:
+                raise ValueError(f"its format is {record['format']!r}")
+            if record["version"] != 1:
+                raise ValueError(f"its version is {record['version']}; update aevb")
+            columns = tuple(_column_from(one) for one in record["columns"])
+            return cls(
+                columns,
+                str(record["library"]),
+                bool(record["integer names"]),
+                tuple(map(str, record["missing words"])),
+            )._checked()
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"This is no schema of a table: {error}.") from None
+
+    # Models ---------------------------------------------------------------------------------------
+
+    def mixture(self, clusters: int, *, covariance: str = "diagonal") -> Model:
+        """Declare a mixture: a cluster, and all columns given the cluster.
+
+        Columns are independent within a cluster, except that ``covariance="full"`` gives the
+        columns of ``x`` a full covariance. The posterior and log p are exact.
+        """
+        from aevb.tables import declarations
+
+        return declarations.mixture(self._specs(), clusters, covariance=covariance)
+
+    def factors(self, factors: int) -> Model:
+        """Declare factor analysis: columns are linear in ``factors`` Gaussian factors, plus noise.
+
+        If all columns are real, positive or dates, the posterior and log p are exact. Otherwise
+        counts and levels read the factors through their link functions, and a network approximates
+        the posterior.
+        """
+        from aevb.tables import declarations
+
+        return declarations.factors(self._specs(), factors)
+
+    def vae(self, codes: int, *, hidden: Sequence[int] = (64, 64)) -> Model:
+        """Declare a variational auto-encoder with ``codes`` Gaussian codes."""
+        from aevb.tables import declarations
+
+        return declarations.vae(self._specs(), codes, hidden=tuple(hidden))
+
+    def gmvae(self, clusters: int, codes: int, *, hidden: Sequence[int] = (64, 64)) -> Model:
+        """Declare a VAE whose prior of the codes is a mixture of ``clusters`` Gaussians."""
+        from aevb.tables import declarations
+
+        return declarations.gmvae(self._specs(), clusters, codes, hidden=tuple(hidden))
+
+    def _specs(self) -> dict[str, tuple[str, int]]:
+        """The family and the size of every observed variable."""
+        found = {}
+        for variable, columns in self.variables.items():
+            if columns[0].kind in ("category", "ordered"):
+                found[variable] = ("OneHot", len(columns[0].levels))
+            else:
+                family = "Normal" if variable == "x" else columns[0].likelihood
+                found[variable] = (family, len(columns))
+        return found
+
+    def fit(self, model: Model, frame: Any, **settings: Any) -> TableModel:
+        """Fit a model to a frame, and return it with its schema.
+
+        A mixture is fitted by exact EM from several starts, and exact factor analysis by exact EM;
+        other models by gradient steps. ``settings`` are those of :func:`aevb.fit` and override
+        these choices; ``starts`` is the number of starts of a mixture.
+        """
+        from aevb.tables.fitted import fit_table
+
+        return fit_table(self, model, frame, **settings)
+
+
+# Columns ------------------------------------------------------------------------------------------
+
+
+def _column(name: str, dtype: str, facts: Facts, choice: Choice) -> Column:
+    levels: tuple[Any, ...] = ()
+    location, scale = 0.0, 1.0
+    if choice.kind in ("binary", "category", "ordered"):
+        assert facts.levels is not None
+        levels = facts.levels
+    elif choice.kind == "positive":
+        assert facts.log_mean is not None
+        assert facts.log_spread is not None
+        location, scale = facts.log_mean, facts.log_spread
+    elif choice.kind in ("real", "date", "count"):
+        assert facts.mean is not None
+        assert facts.spread is not None
+        location, scale = facts.mean, facts.spread
+    return Column(
+        name, choice.kind, choice.likelihood, choice.reason, dtype, facts, levels, location, scale
+    )
+
+
+def _dropped(name: str) -> Column:
+    return Column(name, LEFT_OUT, "", "as asked", "", Facts("", 0, 0, 0))
+
+
+def _asked(name: str, facts: Facts, kind: str, likelihood: str | None = None) -> Choice:
+    if kind not in KINDS:
+        raise ValueError(f"Unknown kind {kind!r}. The kinds are {', '.join(KINDS)}.")
+    if (reason := why_not(facts, kind)) is not None:
+        raise ValueError(f"Column {name!r} cannot be of kind {kind}: {reason}.")
+    if likelihood is not None and (kind != "count" or likelihood not in COUNTS):
+        raise ValueError(
+            f'likelihood is "Poisson" or "NegativeBinomial", of a count, got {likelihood!r} of '
+            f"kind {kind}."
+        )
+    return asked(facts, kind, likelihood)
+
+
+def _column_from(record: Mapping[str, Any]) -> Column:
+    facts = dict(record["facts"])
+    facts["levels"] = None if facts["levels"] is None else tuple(facts["levels"])
+    fields = dict(record) | {"facts": Facts(**facts), "levels": tuple(record["levels"])}
+    column = Column(**fields)
+    if column.kind not in (*KINDS, LEFT_OUT) or (
+        column.used and not (math.isfinite(column.location) and column.scale)
+    ):
+        raise ValueError(f"column {column.name!r} is damaged")
+    if column.used and column.likelihood not in (*LIKELIHOODS.values(), *COUNTS):
+        raise ValueError(f"column {column.name!r} has the likelihood {column.likelihood!r}")
+    return column
+
+
+def _rescaled(facts: Facts, factor: float, offset: float) -> Facts:
+    ends = sorted(factor * end + offset for end in (facts.low, facts.high) if end is not None)
+    positive = ends[0] > 0 and factor > 0 and offset == 0
+    return replace(
+        facts,
+        whole=False,
+        levels=None,
+        low=ends[0],
+        high=ends[-1],
+        mean=factor * (facts.mean or 0.0) + offset,
+        spread=abs(factor) * (facts.spread or 0.0),
+        log_mean=None
+        if facts.log_mean is None or not positive
+        else facts.log_mean + math.log(factor),
+        log_spread=facts.log_spread if positive else None,
+    )
+
+
+def _integer_names(table: Table) -> bool:
+    return table.library == "pandas" and all(
+        isinstance(name, int | np.integer) for name in table.native.columns
+    )
+
+
+# Checks of new cells ------------------------------------------------------------------------------
+
+
+def _checked_cells(column: Column, cells: Cells) -> np.ndarray:
+    """The cells as float64, after checking them against the column's kind."""
+    if bool(cells.missing.all()):
+        return np.full(len(cells.values), np.nan)
+    if column.listed:
+        return _positions(column, cells)
+    dates = cells.type in ("date", "datetime")
+    if (column.kind == "date") != dates or cells.type in ("text", "category"):
+        was = "dates" if column.kind == "date" else "numbers"
+        now = (
+            "dates"
+            if dates
+            else {"number": "numbers", "boolean": "truth values"}.get(cells.type, "text")
+        )
+        first = int(np.argmin(cells.missing))
+        raise ValueError(
+            f"Column {column.name!r} had {was} when the schema was read, and now holds {now} "
+            f"({cells.values[first]!r} in row {first}). Convert it."
+        )
+    values = np.where(cells.missing, np.nan, cells.values.astype(float))
+    checks = [(np.isinf(values), "infinite", "Replace them by a number or a missing value")]
+    if column.kind == "positive":
+        checks.append((values <= 0, "not positive, so they have no logarithm", _fix(column)))
+    if column.kind == "count":
+        checks.append(
+            (
+                (values < 0) | (values != np.rint(values)) & ~np.isnan(values),
+                "no counts (whole numbers from 0 on)",
+                _fix(column),
+            )
+        )
+    for bad, what, fix in checks:
+        if bad.any():
+            row = int(np.argmax(bad))
+            raise ValueError(
+                f"Column {column.name!r}: {_count(int(bad.sum()), 'cell')} {what} "
+                f"({values[row]:g} in row {row}). {fix}."
+            )
+    return values
+
+
+def _fix(column: Column) -> str:
+    return (
+        f"Correct them or make them missing, or fit a schema with "
+        f'schema.with_kind({column.name!r}, "real")'
+    )
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what} is" if n == 1 else f"{n} {what}s are"
+
+
+def _positions(column: Column, cells: Cells) -> np.ndarray:
+    codes = {level: i for i, level in enumerate(column.levels)}
+    found = np.full(len(cells.values), np.nan)
+    known = np.flatnonzero(~cells.missing)
+    at = [codes.get(value, -1) for value in cells.values[known].tolist()]
+    found[known] = at
+    unknown = np.flatnonzero(found == -1)
+    if len(unknown):
+        levels = sorted({str(cells.values[i]) for i in unknown.tolist()})
+        more = f" and {len(levels) - 5} others" if len(levels) > 5 else ""
+        raise ValueError(
+            f"Column {column.name!r} has {'a level' if len(levels) == 1 else 'levels'} that the "
+            f"schema does not know: {', '.join(map(repr, levels[:5]))}{more} (row "
+            f"{int(unknown[0])}). Its levels are {levels_text(column.levels, 60)}. Correct the "
+            f"cells, make them missing, or fit again with a table that has all levels."
+        )
+    return found
+
+
+def _warn_of_unit(column: Column, values: np.ndarray) -> None:
+    """Warn if the new cells lie far from those that the schema was read from."""
+    known = values[~np.isnan(values)]
+    if column.listed or not len(known):
+        return
+    standard = (np.log(known) if column.kind == "positive" else known) - column.location
+    distance = float(np.median(np.abs(standard))) / abs(column.scale)
+    if distance > FAR:
+        seen = f"{column.facts.low:g} to {column.facts.high:g}"
+        fix = (
+            f"Convert it, or use schema.rescaled({column.name!r}, factor)"
+            if column.kind in ("real", "positive")
+            else "Check it"
+        )
+        warnings.warn(
+            f"Column {column.name!r} lies far from the cells that the schema was read from: its "
+            f"median is {float(np.median(known)):g}, and they were {seen}. Has it another unit? "
+            f"{fix}.",
+            DataWarning,
+            stacklevel=5,
+        )
+
+
+def _levels_at(column: Column, positions: np.ndarray) -> np.ndarray:
+    found = np.empty(len(positions), dtype=object)
+    for i, position in enumerate(positions.tolist()):
+        found[i] = None if position != position else column.levels[round(position)]
+    return found
+
+
+# Words --------------------------------------------------------------------------------------------
+
+
+def _check_names(asked_for: Sequence[str], names: Sequence[str]) -> None:
+    for name in asked_for:
+        if name not in names:
+            raise ValueError(_unknown_name(name, names))
+
+
+def _unknown_name(name: str, names: Sequence[str]) -> str:
+    return f"There is no column {name!r}. The columns are {_listed(names)}."
+
+
+def _listed(names: Sequence[str], most: int = 12) -> str:
+    shown = ", ".join(map(repr, names[:most]))
+    return shown + (f", … ({len(names)} in all)" if len(names) > most else "")
+
+
+def _columns(names: Sequence[str]) -> str:
+    return f"column{'s' * (len(names) > 1)} {_listed(names, 5)}"
+
+
+def _range(column: Column) -> str:
+    if column.facts.low is None or not column.used:
+        return ""
+    if column.kind == "date":
+        low, high = (
+            np.datetime64(round(end), "D") for end in (column.facts.low, column.facts.high or 0.0)
+        )
+        return f"{low} … {high}"
+    return f"{column.facts.low:g} … {column.facts.high:g}"
+
+
+def _fitted(text: str, width: int, *, right: bool = False) -> str:
+    text = text if len(text) <= width else text[: width - 1] + "…"
+    return text.rjust(width) if right else text.ljust(width)
