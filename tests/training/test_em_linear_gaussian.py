@@ -454,6 +454,7 @@ def test_a_hierarchy_starts_above_a_random_one():
         ({"tol": -1}, "tol is a gain"),
         ({"start": "k"}, "start is 'auto', 'data' or 'keep'"),
         ({"accelerate": 1}, "True or False"),
+        ({"least": 0}, "between 0 and 1"),
     ],
 )
 def test_settings_of_em_are_checked(choice, message):

@@ -46,43 +46,38 @@ def fit_data(
     """
     if starts is not None and (isinstance(starts, bool) or starts < 1):
         raise ValueError(f"starts is a positive whole number, got {starts!r}.")
+    fresh = model.untouched()
+    if fresh:  # the seed of the run decides the initial weights, too
+        seed = int(settings.get("seed", 0))
+        model.load_state_dict(model.fresh(seed).state_dict())
     if "schedule" in settings or why_not_exact(model) is not None:
         return fit(model, data, **settings)
+    start = "data" if fresh else "keep"
     if why_not_finite(model) is not None:
         closed = why_not_linear_gaussian(model) is None
-        return fit(model, data, schedule=em() if closed else mle(), **settings)
+        return fit(model, data, schedule=em(start=start) if closed else mle(), **settings)
     begun = settings.get("resume") and (Path(settings["out"]) / "config.toml").is_file()
+    if begun:
+        settings["seed"] = Settings.from_toml(Path(settings["out"]) / "config.toml").seed
+    elif fresh and Responsibilities(model).closed:
+        settings["seed"] = _best_seed(model, data, starts, settings)
+    elif fresh:
+        _start_at_poisson(model, data, starts, seed)
     if Responsibilities(model).closed:
-        run = _by_em(model, data, begun, starts, settings)
+        run = fit(model, data, schedule=em(start=start, least=LEAST), **settings)
     else:
-        if model.untouched() and not begun:
-            _start_at_poisson(model, data, starts, int(settings.get("seed", 0)))
         run = fit(model, data, schedule=mle(), **settings)
     _warn_of_collapse(schema, model, data)
     return run
 
 
-def _by_em(
-    model: Model, data: Data, begun: Any, starts: int | None, settings: dict[str, Any]
-) -> Run:
-    if begun:
-        seed = Settings.from_toml(Path(settings["out"]) / "config.toml").seed
-        settings = settings | {"seed": seed}
-    elif model.untouched():
-        cells = sum(value.size for value in data.values())
-        count = starts or (STARTS if cells <= SMALL else FEW_STARTS)
-        settings = settings | {"seed": _best_seed(model, data, count, settings)}
-    else:
-        return fit(model, data, schedule=em(start="keep", least=LEAST), **settings)
-    return fit(model, data, schedule=em(start="data", least=LEAST), **settings)
-
-
-def _best_seed(model: Model, data: Data, count: int, settings: Mapping[str, Any]) -> int:
-    """The seed from which EM finds the highest evidence, of ``count`` seeds.
+def _best_seed(model: Model, data: Data, starts: int | None, settings: Mapping[str, Any]) -> int:
+    """The seed from which EM finds the highest evidence, of several seeds.
 
     Solutions with a collapsed cluster come last.
     """
-    first = int(settings.get("seed", 0))
+    first, cells = int(settings.get("seed", 0)), sum(value.size for value in data.values())
+    count = starts or (STARTS if cells <= SMALL else FEW_STARTS)
     if count == 1:
         return first
     names = {field.name for field in fields(Settings)}
@@ -112,7 +107,8 @@ def _start_at_poisson(model: Model, data: Data, starts: int | None, seed: int) -
         for side in ("p", "q")
     )
     twin = Model(p, q).to(model._parameter().dtype)
-    _by_em(twin, data, False, starts, {"seed": seed, "progress": False})
+    seed = _best_seed(twin, data, starts, {"seed": seed})
+    fit(twin, data, schedule=em(start="data", least=LEAST), seed=seed, progress=False)
     model.load_state_dict(dict(model.state_dict()) | dict(twin.state_dict()))
 
 

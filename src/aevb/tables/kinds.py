@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import optimize, special  # type: ignore[import-untyped]
 
 from aevb.tables.frames import Cells
 
@@ -287,6 +286,8 @@ def _choose_whole(values: np.ndarray, facts: Facts, known: int) -> Choice:
 
 def poisson_likelihood(values: np.ndarray) -> float:
     """The maximised log-likelihood per row of a Poisson distribution."""
+    from scipy import special  # type: ignore[import-untyped]
+
     mean = values.mean()
     return float(mean * math.log(mean) - mean - special.gammaln(values + 1).mean())
 
@@ -296,6 +297,8 @@ def negative_binomial_likelihood(values: np.ndarray) -> tuple[float, float]:
 
     Its mean is the mean of the values for every r, so r alone is searched for.
     """
+    from scipy import optimize, special
+
     mean, which, times = float(values.mean()), *np.unique(values, return_counts=True)
     share = times / len(values)
 

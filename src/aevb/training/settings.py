@@ -225,10 +225,11 @@ class Settings:
             name: [*how.shape, how.rotate, how.shear, how.scale, how.shift]
             for name, how in self.distort.items()
         }
+        schedule = {key: value for key, value in asdict(self.schedule).items() if value is not None}
         return plain | {
             "how": dict(self.how),
             "distort": distort,
-            "schedule": {"name": type(self.schedule).__name__, **asdict(self.schedule)},
+            "schedule": {"name": type(self.schedule).__name__, **schedule},
         }
 
     @classmethod
