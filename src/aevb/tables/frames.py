@@ -10,7 +10,7 @@ import datetime
 import math
 import numbers
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from importlib.util import find_spec
 from typing import Any
@@ -40,6 +40,7 @@ class Cells:
     missing: np.ndarray
     levels: tuple[Any, ...] | None = None
     ordered: bool = False
+    words: tuple[str, ...] = ()  # texts of this column that mark a missing cell
 
 
 @dataclass(frozen=True)
@@ -256,10 +257,12 @@ def _floats(name: str, series: nw.Series[Any], missing: np.ndarray) -> np.ndarra
 
 def _declared_levels(name: str, series: nw.Series[Any]) -> tuple[tuple[Any, ...], bool]:
     native = series.to_native()
-    if hasattr(native, "cat") and hasattr(native.cat, "categories"):
+    if hasattr(native, "cat") and hasattr(native.cat, "categories"):  # pandas
         levels, ordered = native.cat.categories.tolist(), bool(native.cat.ordered)
+    elif isinstance(series.dtype, nw.Enum):
+        levels, ordered = list(series.dtype.categories), True
     else:
-        levels, ordered = series.cat.get_categories().to_list(), series.dtype == nw.Enum
+        levels, ordered = sorted({value for value in series.to_list() if value is not None}), False
     for level in levels:
         if not isinstance(level, str | bool | int | float):
             raise ValueError(
@@ -364,35 +367,25 @@ def _refused(name: str, what: str, row: int | None = None) -> ValueError:
 
 
 def _with_words(cells: Cells, words: Sequence[str]) -> Cells:
+    """The same column; text cells that equal one of the words are missing."""
     if cells.type not in ("text", "category"):
         return cells
     lower = frozenset(words)
-    known = {
-        value: value.strip().lower() in lower
-        for value in {v for v in cells.values[~cells.missing].tolist() if isinstance(v, str)}
-    }
-    marked = np.fromiter(
-        (known.get(v, False) if isinstance(v, str) else False for v in cells.values),
-        bool,
-        len(cells.values),
-    )
-    levels = (
-        None
-        if cells.levels is None
-        else tuple(
-            level
-            for level in cells.levels
-            if not (isinstance(level, str) and level.strip().lower() in lower)
-        )
-    )
-    return Cells(
-        cells.name,
-        cells.type,
-        cells.dtype,
-        cells.values,
-        cells.missing | marked,
-        levels,
-        cells.ordered,
+
+    def marks(value: Any) -> bool:
+        return isinstance(value, str) and value.strip().lower() in lower
+
+    values = cells.values.tolist()
+    found = {value for value in set(values) if marks(value)}
+    if not found:
+        return cells
+    marked = np.fromiter((value in found for value in values), bool, len(values))
+    levels = cells.levels
+    return replace(
+        cells,
+        missing=cells.missing | marked,
+        levels=None if levels is None else tuple(v for v in levels if not marks(v)),
+        words=tuple(sorted(found)),
     )
 
 

@@ -50,6 +50,7 @@ class Facts:
     distinct: int
     levels: tuple[Any, ...] | None = None
     ordered: bool = False
+    words: tuple[str, ...] = ()
     whole: bool = False
     low: float | None = None
     high: float | None = None
@@ -82,13 +83,14 @@ def facts_of(cells: Cells) -> Facts:
             len(seen),
             levels if len(levels) <= MOST_ASKED else None,
             cells.ordered,
+            cells.words,
         )
     values = known.astype(float)
     if (infinite := np.isinf(values)).any():
         row = int(np.flatnonzero(~cells.missing)[np.argmax(infinite)])
         raise ValueError(
             f"Column {cells.name!r} has {int(infinite.sum())} infinite "
-            f"cell{'s' * (infinite.sum() > 1)} (row {row}). Replace them by a number, or by a "
+            f"cell{'s' * int(infinite.sum() > 1)} (row {row}). Replace them by a number, or by a "
             f"missing value."
         )
     if not len(values):
@@ -103,6 +105,11 @@ def facts_of(cells: Cells) -> Facts:
         raise ValueError(
             f"Column {cells.name!r} has numbers up to {np.abs(values).max():.3g}, whose variance "
             f"overflows. Use a larger unit."
+        )
+    if spread == 0 < len(distinct) - 1:
+        raise ValueError(
+            f"Column {cells.name!r} has numbers up to {np.abs(values).max():.3g}, whose variance "
+            f"underflows. Use a smaller unit."
         )
     positive = bool((values > 0).all())
     logs = np.log(values) if positive else np.zeros(0)
@@ -142,6 +149,8 @@ def choose(cells: Cells, facts: Facts) -> Choice:
     known = facts.rows - facts.missing
     if not known:
         return Choice(LEFT_OUT, "", "every cell is missing")
+    if facts.type == "number" and facts.whole and _beyond(facts):
+        return Choice(LEFT_OUT, "", "whole numbers beyond 2^53, which look like identifiers")
     if facts.distinct == 1:
         value = cells.values[~cells.missing][0]
         return Choice(LEFT_OUT, "", f"constant: every known cell is {_short(value)}")
@@ -154,10 +163,15 @@ def choose(cells: Cells, facts: Facts) -> Choice:
     return _choose_number(cells.values[~cells.missing].astype(float), facts, known)
 
 
+def _beyond(facts: Facts) -> bool:
+    """Whether float64 cannot tell neighbouring whole numbers apart."""
+    assert facts.low is not None
+    assert facts.high is not None
+    return max(abs(facts.low), abs(facts.high)) > 2**53
+
+
 def _choose_levels(cells: Cells, facts: Facts, known: int) -> Choice:
     what = "text" if facts.type == "text" else "a categorical type"
-    if facts.type == "text" and facts.distinct == known and known > FEW:
-        return Choice(LEFT_OUT, "", "an identifier: text that differs in every row")
     if (
         facts.type == "text"
         and facts.distinct > 2 * FEW
@@ -168,6 +182,8 @@ def _choose_levels(cells: Cells, facts: Facts, known: int) -> Choice:
             f"ones). Convert it to numbers (pandas.to_numeric(frame[{cells.name!r}])), or read "
             f'the schema with kinds={{{cells.name!r}: "category"}}.'
         )
+    if facts.type == "text" and facts.distinct == known and known > FEW:
+        return Choice(LEFT_OUT, "", "an identifier: text that differs in every row")
     if facts.distinct > MOST_LEVELS:
         return Choice(
             LEFT_OUT,
@@ -176,16 +192,28 @@ def _choose_levels(cells: Cells, facts: Facts, known: int) -> Choice:
             f"levels are too rare to learn",
         )
     assert facts.levels is not None
+    more = _remarks(facts)
     if facts.ordered and len(facts.levels) > 2:
         return Choice(
             "ordered",
             "OneHot",
             f"{len(facts.levels)} ordered levels; the likelihood has a probability per level and "
-            f"does not use the order",
+            f"does not use the order{more}",
         )
     if len(facts.levels) == 2:
-        return Choice("binary", "Bernoulli", f"{what} with two levels")
-    return Choice("category", "OneHot", f"{what} with {len(facts.levels)} levels")
+        return Choice("binary", "Bernoulli", f"{what} with two levels{more}")
+    return Choice("category", "OneHot", f"{what} with {len(facts.levels)} levels{more}")
+
+
+def _remarks(facts: Facts) -> str:
+    """What a user should know about the levels of a text."""
+    found = ""
+    plain = {str(level).strip().casefold() for level in facts.levels or ()}
+    if len(plain) < len(facts.levels or ()):
+        found += "; some differ only in spaces or capitals"
+    if facts.words:
+        found += f"; missing where the text is {', '.join(map(repr, facts.words[:5]))}"
+    return found
 
 
 def _is_numeric_text(values: np.ndarray) -> bool:
@@ -199,6 +227,9 @@ def _choose_number(values: np.ndarray, facts: Facts, known: int) -> Choice:
     assert facts.low is not None
     assert facts.high is not None
     assert facts.spread is not None
+    assert facts.mean is not None
+    if facts.spread <= 1e-12 * abs(facts.mean):
+        return Choice(LEFT_OUT, "", f"constant up to rounding: {facts.mean:g}")
     if facts.distinct == 2 and facts.levels is not None:
         low, high = facts.levels
         if (facts.whole or known >= FEW) and known > 2:

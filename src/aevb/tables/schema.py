@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aevb.data.markers import marker_warnings
 from aevb.runtime.checked_files import DataWarning
 from aevb.tables.frames import MISSING_WORDS, Cells, Table, read_table
 from aevb.tables.kinds import (
@@ -163,6 +164,7 @@ class Schema:
                 continue
             cells = table.cells(name, words)
             facts = facts_of(cells)
+            _warn_of_markers(cells)
             wanted = (kinds or {}).get(name)
             choice = choose(cells, facts) if wanted is None else _asked(name, facts, wanted)
             columns.append(_column(name, cells.dtype, facts, choice))
@@ -194,8 +196,9 @@ class Schema:
             elif column.kind == "binary":
                 variable = "flags"
             elif column.used:
-                variable = re.sub(r"\W", "_", column.name, flags=re.ASCII) or "_"
-                variable = variable if not variable[0].isdigit() else f"_{variable}"
+                variable = re.sub(r"\W", "_", column.name)
+                if not re.match("[A-Za-z_]", variable):
+                    variable = f"_{variable}"
                 while variable in taken:
                     variable += "_"
                 taken.add(variable)
@@ -544,6 +547,7 @@ def _asked(name: str, facts: Facts, kind: str, likelihood: str | None = None) ->
 def _column_from(record: Mapping[str, Any]) -> Column:
     facts = dict(record["facts"])
     facts["levels"] = None if facts["levels"] is None else tuple(facts["levels"])
+    facts["words"] = tuple(facts["words"])
     fields = dict(record) | {"facts": Facts(**facts), "levels": tuple(record["levels"])}
     column = Column(**fields)
     if column.kind not in (*KINDS, LEFT_OUT) or (
@@ -553,6 +557,18 @@ def _column_from(record: Mapping[str, Any]) -> Column:
     if column.used and column.likelihood not in (*LIKELIHOODS.values(), *COUNTS):
         raise ValueError(f"column {column.name!r} has the likelihood {column.likelihood!r}")
     return column
+
+
+def _warn_of_markers(cells: Cells) -> None:
+    """Warn of numbers such as -999 that may mark missing cells."""
+    if cells.type != "number":
+        return
+    fix = (
+        f"make them missing, for example frame[{cells.name!r}] = "
+        f"frame[{cells.name!r}].replace({{marker}}, None)."
+    )
+    for warning in marker_warnings(cells.values[:, None], [cells.name], "", fix):
+        warnings.warn(warning, stacklevel=4)
 
 
 def _rescaled(facts: Facts, factor: float, offset: float) -> Facts:
