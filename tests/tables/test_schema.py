@@ -1,0 +1,216 @@
+"""Schemas: printing, editing, JSON, and the map between cells and data."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+from small_tables import mixed
+
+from aevb import Schema
+from aevb.tables.frames import read_table
+from aevb.tables.kinds import (
+    facts_of,
+    log_normal_gain,
+    negative_binomial_likelihood,
+    poisson_likelihood,
+)
+
+
+def test_it_prints_a_table():
+    text = str(Schema.read(mixed()).without("colour"))
+    lines = text.splitlines()
+    assert lines[0] == "240 rows, 10 columns, 9 modelled"
+    assert lines[1].split() == ["column", "kind", "missing", "likelihood", "values", "reason"]
+    assert len(lines) == 12
+    row = next(line for line in lines if line.startswith("income"))
+    assert "LogNormal beats Normal by" in row
+    assert next(line for line in lines if line.startswith("colour")).endswith("as asked")
+
+
+def test_the_nats_in_a_reason_are_a_difference_of_maximised_likelihoods():
+    values = np.exp(np.random.default_rng(0).normal(size=500))
+    facts = facts_of(read_table({"v": values}).cells("v"))
+    shape, _, scale = stats.lognorm.fit(values, floc=0)
+    expected = (
+        stats.lognorm.logpdf(values, shape, 0, scale)
+        - stats.norm.logpdf(values, values.mean(), values.std())
+    ).mean()
+    assert log_normal_gain(facts) == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_likelihoods_of_counts_are_maxima():
+    values = np.random.default_rng(0).negative_binomial(2.0, 0.2, size=2000).astype(float)
+    assert poisson_likelihood(values) == pytest.approx(
+        stats.poisson.logpmf(values, values.mean()).mean()
+    )
+    found, r = negative_binomial_likelihood(values)
+    mean = values.mean()
+
+    def at(r):
+        return stats.nbinom.logpmf(values, r, r / (r + mean)).mean()
+
+    assert found == pytest.approx(at(r), abs=1e-10)
+    assert at(r) >= max(at(r * 1.05), at(r / 1.05))
+    assert r == pytest.approx(2.0, rel=0.2)
+
+
+def test_the_choice_does_not_depend_on_the_unit():
+    """Nats per row are a ratio of densities, so a factor cancels."""
+    values = np.exp(np.random.default_rng(0).normal(size=300) * 0.3 + 2)
+    first, second = Schema.read({"v": values}), Schema.read({"v": values * 1000})
+    assert first["v"].reason == second["v"].reason
+
+
+def test_a_schema_is_the_same_after_json():
+    schema = Schema.read(mixed()).without("side").with_kind("visits", "real")
+    again = Schema.from_json(schema.to_json())
+    assert again == schema
+    table = mixed(30)
+    for name, value in schema.encode(table).items():
+        np.testing.assert_array_equal(again.encode(table)[name], value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda r: r.pop("columns"), "'columns'"),
+        (lambda r: r.update(format="other"), "format is 'other'"),
+        (lambda r: r.update(version=2), "update aevb"),
+        (lambda r: r["columns"][0].update(kind="odd"), "'height' is damaged"),
+        (lambda r: r["columns"][0].update(scale=0.0), "'height' is damaged"),
+        (lambda r: r["columns"][0].update(likelihood="Cauchy"), "likelihood 'Cauchy'"),
+        (lambda r: r["columns"][0].update(odd=1), "odd"),
+    ],
+)
+def test_damaged_json_is_refused(change, message):
+    record = json.loads(Schema.read(mixed()).to_json())
+    change(record)
+    with pytest.raises(ValueError, match="This is no schema of a table") as raised:
+        Schema.from_json(json.dumps(record))
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", ["real", "count", "category", "ordered", "positive"])
+def test_a_kind_can_be_changed_as_if_it_had_been_read_so(kind):
+    table = mixed().assign(visits=lambda t: t["visits"] + 1)
+    schema = Schema.read(table).with_kind("visits", kind)
+    assert schema["visits"].kind == kind
+    assert schema["visits"].reason == "as asked"
+    assert schema == Schema.read(table, kinds={"visits": kind})
+    fitted = schema.fit(schema.mixture(2), table, starts=1)
+    assert np.isfinite(fitted.score(table)["log_p"]).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("height", "odd", "The kinds are real, positive, count"),
+        ("height", "count", "whole numbers from 0 on"),
+        ("balance", "positive", "has no logarithm"),
+        ("colour", "real", "no numbers"),
+        ("colour", "binary", "4 levels"),
+        ("height", "category", "more than 256"),
+        ("height", "date", "no dates"),
+        ("heihgt", "real", "There is no column 'heihgt'"),
+    ],
+)
+def test_impossible_kinds_are_refused(name, kind, message):
+    table = pd.concat([mixed(seed=seed) for seed in range(2)])
+    with pytest.raises((ValueError, KeyError)) as raised:
+        Schema.read(table).with_kind(name, kind)
+    assert message in str(raised.value)
+
+
+def test_counts_choose_their_likelihood():
+    schema = Schema.read(mixed())
+    changed = schema.with_kind("clicks", "count", likelihood="Poisson")
+    assert [c.name for c in changed.variables["counts"]] == ["visits", "clicks"]
+    with pytest.raises(ValueError, match="likelihood is"):
+        schema.with_kind("clicks", "count", likelihood="Normal")
+    with pytest.raises(ValueError, match="likelihood is"):
+        schema.with_kind("clicks", "real", likelihood="Poisson")
+
+
+def test_columns_can_be_left_out():
+    table = mixed()
+    schema = Schema.read(table, drop=["height", "colour"])
+    assert [c.name for c in schema.used] == [
+        name for name in table.columns if name not in ("height", "colour")
+    ]
+    with pytest.raises(ValueError, match="was dropped"):
+        schema.with_kind("height", "real")
+    assert Schema.read(table).without("height").with_kind("height", "real")["height"].used
+    with pytest.raises(ValueError, match="No column"):
+        schema.without(*schema.names)
+    with pytest.raises(ValueError, match="no column 'odd'"):
+        Schema.read(table, drop=["odd"])
+
+
+def test_data_are_standardised_and_decoded_again():
+    table = mixed()
+    schema = Schema.read(table)
+    data = schema.encode(table)
+    x = data["x"]
+    np.testing.assert_allclose(np.nanmean(x, 0), 0, atol=1e-9)
+    np.testing.assert_allclose(np.nanstd(x, 0), 1, atol=1e-9)
+    cells = schema.decode(data)
+    for name in ("height", "balance", "income"):
+        np.testing.assert_allclose(cells[name], table[name].to_numpy(float), rtol=1e-12)
+    for name in ("colour", "side", "size"):
+        known = table[name].notna().to_numpy()
+        assert (cells[name][known] == table[name].to_numpy()[known]).all()
+        assert all(cell is None for cell in cells[name][~known])
+
+
+def test_words_for_missing_can_be_chosen():
+    table = {"a": ["x", "none", "y", "?"] * 5}
+    assert Schema.read(table)["a"].levels == ("x", "y")
+    schema = Schema.read(table, missing=["?"])
+    assert schema["a"].levels == ("none", "x", "y")
+    assert schema["a"].missing == 5
+    assert np.isnan(schema.encode(table)["a"]).sum() == 5
+
+
+def test_only_units_of_numbers_can_change():
+    schema = Schema.read(mixed())
+    with pytest.raises(ValueError, match="only real and positive"):
+        schema.rescaled("colour", 2.0)
+    with pytest.raises(ValueError, match="not 0"):
+        schema.rescaled("height", 0.0)
+    with pytest.raises(ValueError, match="without an offset"):
+        schema.rescaled("income", 2.0, 1.0)
+
+
+def test_the_jacobian_of_missing_cells_is_zero():
+    schema, table = Schema.read(mixed()), mixed(50, missing=0.4)
+    expected = np.zeros(50)
+    for column in schema.variables["x"]:
+        known = table[column.name].notna().to_numpy()
+        expected[known] -= np.log(column.scale)
+        if column.kind == "positive":
+            expected[known] -= np.log(table[column.name].to_numpy(float)[known])
+    np.testing.assert_allclose(schema.log_jacobian(table), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda s: s.mixture(0), "number of clusters is a positive"),
+        (lambda s: s.mixture(3, covariance="tied"), 'covariance is "diagonal" or "full"'),
+        (lambda s: s.without("height", "balance", "income", "born").mixture(2, covariance="full"),
+         "this table has none"),
+        (lambda s: s.factors(1.5), "number of factors"),
+        (lambda s: s.vae(True), "number of codes"),
+        (lambda s: s.gmvae(2, 0), "number of codes"),
+        (lambda s: s.fit(s.without("side").mixture(2), mixed()), "but the schema has"),
+        (lambda s: s.fit(s.mixture(2), mixed(), starts=0), "starts is a positive"),
+    ],
+)  # fmt: skip
+def test_impossible_models_are_refused(make, message):
+    with pytest.raises(ValueError, match="(?s).") as raised:
+        make(Schema.read(mixed()))
+    assert message in str(raised.value)
