@@ -197,9 +197,9 @@ class Model(DeclaredModel):
         On a GPU torch reserves more memory than the tensors need. The result prints itself, with
         notes if it is unreliable.
         """
-        return log_evidence(
-            self, self.prepare(**data), method=method, samples=samples, seed=seed, memory=memory
-        )
+        batch = self.prepare(**data)
+        self.teaching.warn_of_other_units(self, batch)
+        return log_evidence(self, batch, method=method, samples=samples, seed=seed, memory=memory)
 
     @sharing_cores()
     def gap(
@@ -276,6 +276,7 @@ class Model(DeclaredModel):
         it is.
         """
         batch = self.prepare(steps=steps, lengths=lengths, **data)
+        self.teaching.warn_of_other_units(self, batch)
         return posterior_of(self, self.teaching, batch, samples=samples, seed=seed, method=method)
 
     def reconstruct(
@@ -327,6 +328,7 @@ class Model(DeclaredModel):
         (torch.Size([1, 2]), torch.Size([50, 1, 2]))
         """
         batch = self.prepare(steps=steps, lengths=lengths, **data)
+        self.teaching.warn_of_other_units(self, batch)
         return impute(
             posterior_of(self, self.teaching, batch, seed=seed, method=method, prefer_exact=True),
             samples,

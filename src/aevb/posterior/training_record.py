@@ -10,15 +10,21 @@ trained since, and its record is no longer valid.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from aevb.estimate.declared_model import DeclaredModel
+from aevb.estimate.keys import masks_of
+from aevb.runtime.checked_files import DataWarning
 
 Digest = tuple[float, ...]
+Ranges = dict[str, tuple[Tensor, Tensor]]  # float64 in host memory
+FAR = 2  # widths of a column's range from which a value lies far outside it
+MOST_COLUMNS = 1000  # variables with more columns, such as images, have no ranges
 
 
 def digest(parameters: Iterable[nn.Parameter]) -> Digest:
@@ -57,12 +63,14 @@ class Teaching:
 
     ``open_ends``: whether training rows ended in steps without data. ``lacked``: per observed
     variable, the columns with a missing entry in some training row; None if that is not known.
+    ``ranges``: per observed variable, the smallest and largest training value of every column.
     """
 
     def __init__(self, model: DeclaredModel) -> None:
         self.records: dict[str, Record] = {}
         self.open_ends = False
         self.lacked: dict[str, frozenset[int]] | None = None
+        self.ranges: Ranges = {}
         self.record(model, dict.fromkeys(with_weights(model)))
 
     def record(
@@ -103,6 +111,51 @@ class Teaching:
         """
         self.lacked = None
         self.taught(model, names, lacked={})
+
+    def saw(self, ranges: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """Record the smallest and largest values of the training rows."""
+        for name, (low, high) in ranges.items():
+            low, high = low.detach().double().cpu(), high.detach().double().cpu()
+            if len(low) > MOST_COLUMNS or not bool((low <= high).all()):
+                continue  # low > high: a column without known values
+            if name in self.ranges:
+                low = torch.minimum(low, self.ranges[name][0])
+                high = torch.maximum(high, self.ranges[name][1])
+            self.ranges[name] = low, high
+
+    def warn_of_other_units(self, model: DeclaredModel, batch: Mapping[str, Tensor]) -> None:
+        """Warn if most values of a column lie far outside the range of the training rows.
+
+        The rows were then probably not prepared as the training rows were.
+        """
+        for name, (low, high) in self.ranges.items():
+            if name not in batch or batch[name].is_meta or batch[name].shape[-1] != len(low):
+                continue
+            value = batch[name].detach().double().cpu().flatten(0, -2)
+            known = torch.ones_like(value, dtype=torch.bool)
+            for mask in masks_of(batch, name, timed=model.graph.timed[name]):
+                known &= mask.cpu().expand(*batch[name].shape).flatten(0, -2)
+            far = FAR * (high - low).clamp_min(1e-12)
+            outside = known & ((value < low - far) | (value > high + far))
+            columns = (2 * outside.sum(0) > known.sum(0)).nonzero()[:, 0].tolist()
+            if not columns:
+                continue
+            j = columns[0]
+            which = (
+                f"column {j} lies"
+                if len(columns) == 1
+                else (f"columns {', '.join(map(str, columns[:3]))}{', …' * (len(columns) > 3)} lie")
+            )
+            warnings.warn(
+                DataWarning(
+                    f"In {name}, {which} far from the rows that the model was trained on: the "
+                    f"median of column {j} is {value[known[:, j], j].median():g}, and its training "
+                    f"values were {low[j]:g} to {high[j]:g} (columns count from 0). "
+                    f"Prepare the rows as the training rows were, for example by "
+                    f"standardise(rows, like=training_rows)."
+                ),
+                stacklevel=3,
+            )
 
     def untaught(self, model: DeclaredModel) -> dict[str, str]:
         """Return the latents whose factors in q are outdated, with the reason for each."""
@@ -173,6 +226,9 @@ class Teaching:
             "untaught": held | dict.fromkeys(new),
             "open ends": self.open_ends,
             "lacked": lacked,
+            "ranges": {
+                name: [low.tolist(), high.tolist()] for name, (low, high) in self.ranges.items()
+            },
         }
 
     def restore(self, model: DeclaredModel, state: Mapping[str, object] | None) -> None:
@@ -184,6 +240,7 @@ class Teaching:
         self.records, self.open_ends = {}, bool(stored.get("open ends", False))
         saved, names = stored.get("untaught"), with_weights(model)
         self.lacked = _columns(model, stored)
+        self.ranges = _ranges(model, stored)
         reasons = (
             {
                 name: None if reason is None else str(reason)
@@ -205,6 +262,20 @@ def _runs(columns: Collection[int]) -> list[list[int]]:
             found[-1][1] = column
         else:
             found.append([column, column])
+    return found
+
+
+def _ranges(model: DeclaredModel, stored: Mapping[str, object]) -> Ranges:
+    """Return the saved ranges of variables that the model observes."""
+    saved = stored.get("ranges")
+    found: Ranges = {}
+    for name, ends in saved.items() if isinstance(saved, Mapping) else ():
+        try:
+            low, high = torch.tensor(ends, dtype=torch.float64)
+        except (TypeError, ValueError, RuntimeError):
+            continue
+        if name in model.graph.observed and low.shape == (model.graph.size(name),):
+            found[name] = low, high
     return found
 
 

@@ -16,6 +16,7 @@ def record_trained_factors(job: Job, step: int, left_alone: str | None) -> None:
     if not step:
         return
     model, objective = job.model, job.settings.schedule.objective
+    model.teaching.saw(job.source.extents)
     untrained = {
         name: f"{name} was known in every training row, so that q({name}|·) was not trained"
         for name in known_everywhere(job)
