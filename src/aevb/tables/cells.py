@@ -80,7 +80,12 @@ def _series(library: str, column: Column, cells: Sequence[Any]) -> Any:
         import pyarrow as pa  # type: ignore[import-untyped]
 
         if category:
-            return pa.array(cells).dictionary_encode()
+            at = {level: i for i, level in enumerate(column.levels)}
+            return pa.DictionaryArray.from_arrays(
+                pa.array([at[cell] for cell in cells], pa.int32()),
+                pa.array(column.levels),
+                ordered=column.facts.ordered,
+            )
         return _cast_pyarrow(pa, cells, dtype)
     if category and library == "pandas":
         import pandas as pd  # type: ignore[import-untyped]

@@ -8,17 +8,21 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from aevb.declare import distributions as ad
 from aevb.declare.conditionals import Conditional
 from aevb.declare.families import NegativeBinomial, Poisson
+from aevb.declare.networks import MLP
 from aevb.evidence.exact import why_not_exact
 from aevb.evidence.finite import why_not_finite
 from aevb.evidence.linear_gaussian import why_not_linear_gaussian
 from aevb.model import Model
 from aevb.runtime.checked_files import DataWarning
+from aevb.tables.kinds import negative_binomial_likelihood
 from aevb.tables.schema import Schema
 from aevb.training.em import Responsibilities
 from aevb.training.fit import fit
@@ -50,6 +54,8 @@ def fit_data(
     if fresh:  # the seed of the run decides the initial weights, too
         seed = int(settings.get("seed", 0))
         model.load_state_dict(model.fresh(seed).state_dict())
+        if why_not_exact(model) is not None:
+            _start_at_marginals(model, data)
     if "schedule" in settings or why_not_exact(model) is not None:
         return fit(model, data, **settings)
     start = "data" if fresh else "keep"
@@ -110,6 +116,44 @@ def _start_at_poisson(model: Model, data: Data, starts: int | None, seed: int) -
     seed = _best_seed(twin, data, starts, {"seed": seed})
     fit(twin, data, schedule=em(start="data", least=LEAST), seed=seed, progress=False)
     model.load_state_dict(dict(model.state_dict()) | dict(twin.state_dict()))
+
+
+def _start_at_marginals(model: Model, data: Data) -> None:
+    """Set the biases of the decoders to the most likely ones of each column alone.
+
+    Gradient steps would otherwise spend most of a short run on the rates of counts and levels.
+    """
+    for name in model.graph.observed:
+        rule = model.graph.rule("p", name)
+        factor: Any = model.factors[rule.id]
+        heads = _most_likely(rule.spec, np.asarray(data[name], dtype=float), factor.d)
+        if heads is None or not isinstance(factor.net, MLP):
+            continue
+        bias = (factor.net.blocks if factor.net.heads is None else factor.net.heads).bias
+        with torch.no_grad():
+            if bias is not None and set(factor.sizes) <= set(heads):
+                bias.copy_(torch.cat([heads[head].reshape(-1) for head in factor.sizes]))
+            for vector in factor.vectors:
+                factor.vectors[vector].copy_(heads[vector].reshape(-1))
+
+
+def _most_likely(spec: Conditional, values: np.ndarray, size: int) -> dict[str, Tensor] | None:
+    """The most likely parameters of a family for each column [rows, columns] alone."""
+    if spec.categorical:
+        values = np.where(
+            np.isnan(values)[:, None], np.nan, np.eye(size)[np.nan_to_num(values).astype(int)]
+        )
+    count = (~np.isnan(values)).sum(0, keepdims=True).clip(1).astype(float)
+    mean = np.nansum(values, 0, keepdims=True) / count
+    if isinstance(spec, NegativeBinomial):
+        each = [negative_binomial_likelihood(column[~np.isnan(column)])[1] for column in values.T]
+        return {
+            "log_mean": torch.tensor(np.log(mean)),
+            "dispersion": ad.inverse_softplus(torch.tensor(each).clamp(1e-2, 1e2)),
+        }
+    second = np.nansum(values**2, 0, keepdims=True) / count
+    some = [torch.tensor(part) for part in (count, mean, second, np.full(size, 1e-6))]
+    return spec.most_likely(*some)
 
 
 # Collapsed clusters -------------------------------------------------------------------------------

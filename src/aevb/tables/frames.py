@@ -259,6 +259,9 @@ def _declared_levels(name: str, series: nw.Series[Any]) -> tuple[tuple[Any, ...]
     native = series.to_native()
     if hasattr(native, "cat") and hasattr(native.cat, "categories"):  # pandas
         levels, ordered = native.cat.categories.tolist(), bool(native.cat.ordered)
+    elif hasattr(native, "combine_chunks"):  # pyarrow
+        whole = native.combine_chunks()
+        levels, ordered = whole.dictionary.to_pylist(), bool(whole.type.ordered)
     elif isinstance(series.dtype, nw.Enum):
         levels, ordered = list(series.dtype.categories), True
     else:
