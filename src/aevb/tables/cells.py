@@ -10,13 +10,8 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 
-from aevb.tables.frames import Table, new_frame
+from aevb.tables.frames import new_frame
 from aevb.tables.schema import Column, Schema
-
-
-def cells_for(column: Column, values: np.ndarray, table: Table) -> list[Any]:
-    """Values of a column as cells of a table: in the type that the table's column has."""
-    return typed(column, values, table.cells(column.name, ()).dtype)
 
 
 def typed(column: Column, values: np.ndarray, dtype: str) -> list[Any]:

@@ -17,7 +17,7 @@ from aevb.model import Model
 from aevb.posterior.exact import ExactPosterior
 from aevb.runtime.checked_files import LONGEST_BESIDE, DataWarning, read_json
 from aevb.runtime.checked_files import replace as replace_file
-from aevb.tables.cells import cells_for, frame_of
+from aevb.tables.cells import frame_of, typed
 from aevb.tables.fitting import fit_data
 from aevb.tables.frames import Table, read_table
 from aevb.tables.schema import Column, Schema
@@ -162,7 +162,8 @@ class TableModel:
             spread = np.zeros(table.rows)
             if len(rows):
                 values, spread[rows] = (part[rows] for part in found[column.name])
-                filled[column.name] = rows, cells_for(column, values, table)
+                dtype = table.cells(column.name, ()).dtype
+                filled[column.name] = rows, typed(column, values, dtype)
             spreads[column.name] = spread
         whole = table.replaced(filled)
         return (whole, table.beside(spreads)) if return_std else whole
@@ -180,11 +181,11 @@ class TableModel:
         if not any(mask.any() for mask in hidden.values()):
             return [table.replaced({}) for _ in range(draws)]
         drawn = self.model.impute(samples=draws, seed=seed, **data).draws
-        frames = []
+        frames, dtypes = [], {name: table.cells(name, ()).dtype for name in hidden}
         for k in range(draws):
             plain = self.schema.decode({name: _numpy(value[k]) for name, value in drawn.items()})
             filled = {
-                name: (rows, cells_for(self.schema[name], plain[name][rows], table))
+                name: (rows, typed(self.schema[name], plain[name][rows], dtypes[name]))
                 for name, mask in hidden.items()
                 if len(rows := np.flatnonzero(mask))
             }
