@@ -140,6 +140,38 @@ def test_whole_numbers_are_drawn_whole_and_dates_as_dates():
     assert drawn.schema == table.schema
 
 
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
+@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
+def test_times_come_back_in_their_unit_and_zone(library, zone):
+    times = pd.date_range("2020-03-01", periods=60, freq="11h", tz=zone).to_series()
+    whole = pd.DataFrame({"time": times.to_numpy() if zone is None else times.array,
+                          "v": 1.5 * np.arange(60) - 20.25})  # fmt: skip
+    table = whole.assign(time=whole["time"].where(np.arange(60) % 5 > 0))
+    table = {"pandas": table, "polars": pl.from_pandas(table),
+             "pyarrow": pa.Table.from_pandas(table)}[library]  # fmt: skip
+    schema = Schema.read(table)
+    assert schema["time"].kind == "date"
+    model = schema.fit(schema.mixture(1, covariance="full"), table, starts=1)
+    filled = model.impute(table)
+    assert types(filled) == types(model.sample(5, seed=0)) == types(table)
+    found = pd.Series(cells(filled, "time"))
+    assert abs(found - pd.Series(whole["time"])).max() < pd.Timedelta(days=1)
+
+
+def test_a_complete_training_table_needs_hide_for_networks():
+    table = mixed(120, missing=0.0)
+    schema = Schema.read(table)
+    model = schema.fit(schema.vae(2, hidden=(8,)), table, epochs=2)
+    with pytest.raises(ValueError, match=r"hide=0\.2"):
+        model.impute(mixed(20))
+    model = schema.fit(schema.vae(2, hidden=(8,)), table, epochs=2, hide=0.2)
+    assert not model.impute(mixed(20)).isna().any().any()
+    with pytest.raises(ValueError, match="hide= is for models with networks"):
+        schema.fit(schema.mixture(2), table, hide=0.2)
+    with pytest.raises(ValueError, match="share of the cells"):
+        schema.fit(schema.vae(2), table, hide=1)
+
+
 def by_hand(model, table, name):
     """Mean and standard deviation of missing cells from clusters and heads, independently."""
     schema = model.schema
@@ -345,7 +377,7 @@ def test_clusters_do_not_collapse_onto_equal_rows():
     table = pd.DataFrame(rng.normal(size=(120, 2)), columns=["a", "b"])
     table.iloc[:20] = [0.123, 0.456]
     schema = Schema.read(table)
-    with pytest.warns(DataWarning, match=r"Cluster \d has \(nearly\) equal cells in 'a', 'b'"):
+    with pytest.warns(DataWarning, match=r"cluster \d has \(nearly\) equal cells in 'a', 'b'"):
         model = schema.fit(schema.mixture(2), table)
     score = model.score(table)["log_p"]
     limit = sum(-np.log(0.01 * c.scale) - 0.5 * np.log(2 * np.pi) for c in schema.columns)

@@ -241,6 +241,17 @@ def test_a_fresh_mixture_starts_at_clusters_of_the_data():
     assert found(3) == found(3)
 
 
+@pytest.mark.parametrize("least", [1e-2, 1e-4])
+def test_a_cluster_of_equal_rows_has_the_least_variance(least):
+    """``least`` is a share of the variance of the whole column."""
+    x = np.concatenate([np.zeros((20, 1)), 10 + np.random.default_rng(0).normal(size=(40, 1))])
+    model = Model({"y": OneHot(2, learned=True), "x | y": Normal(1)}, {"y | x": Exact()}).double()
+    fit(model, {"x": x}, schedule=em(least=least), progress=False)
+    factor = model.factors["p(x|y)"]
+    scale = torch.nn.functional.softplus(factor.net.blocks.weights["y"][1]).min()
+    assert scale.item() ** 2 == pytest.approx(least * x.var(), rel=1e-6)
+
+
 def test_labels_say_which_cluster_is_which():
     x, labels = IRIS, np.where(np.arange(150) % 10 == 0, load_iris().target, -1)
     model = Model(

@@ -94,11 +94,18 @@ def _series(library: str, column: Column, cells: Sequence[Any]) -> Any:
 
 
 def _cast_polars(pl: Any, name: str, cells: Sequence[Any], dtype: str) -> Any:
-    kind = getattr(pl, dtype, None) if dtype.isidentifier() and dtype != "Object" else None
+    if dtype.startswith("Datetime"):
+        unit, zone = (re.search(f"time_{key}='([^']+)'", dtype) for key in ("unit", "zone"))
+        kind = pl.Datetime(unit[1] if unit else "us", zone[1] if zone else None)
+    else:
+        kind = getattr(pl, dtype, None) if dtype.isidentifier() and dtype != "Object" else None
     return pl.Series(name, cells, dtype=kind)
 
 
 def _cast_pyarrow(pa: Any, cells: Sequence[Any], dtype: str) -> Any:
     names = {"Boolean": "bool", "String": "string", "Date": "date32"}
     name = names.get(dtype, dtype.lower() if dtype.startswith(("Int", "UInt", "Float")) else "")
+    if dtype.startswith("Datetime"):
+        unit, zone = (re.search(f"time_{key}='([^']+)'", dtype) for key in ("unit", "zone"))
+        return pa.array(cells, pa.timestamp(unit[1] if unit else "us", zone[1] if zone else None))
     return pa.array(cells, pa.type_for_alias(name) if name else None)

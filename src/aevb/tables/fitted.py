@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from aevb.evidence import AIS, Particles
 from aevb.evidence.exact import why_not_exact
 from aevb.loading import load
 from aevb.model import Model
+from aevb.posterior.choice import UntaughtError
 from aevb.posterior.exact import ExactPosterior
 from aevb.runtime.checked_files import LONGEST_BESIDE, DataWarning, read_json
 from aevb.runtime.checked_files import replace as replace_file
@@ -101,26 +105,33 @@ class TableModel:
 
     def _posterior(self, table: Table, seed: int) -> Any:
         method = "exact" if why_not_exact(self.model) is None else "auto"
-        return self.model.posterior(
-            samples=DRAWS, seed=seed, method=method, **self.schema.encode(table)
-        )
+        with _advising():
+            return self.model.posterior(
+                samples=DRAWS, seed=seed, method=method, **self.schema.encode(table)
+            )
 
     # Density --------------------------------------------------------------------------------------
 
-    def score(self, frame: Any, *, samples: int | None = None, seed: int = 0) -> Any:
+    def score(
+        self,
+        frame: Any,
+        *,
+        method: str | AIS | Particles = "auto",
+        samples: int | None = None,
+        seed: int = 0,
+    ) -> Any:
         """log p of each row, as a density of the original columns (nats).
 
         Missing cells are marginalised out. The column is ``log_p``. If the evidence is not exact,
         a second column ``stderr`` has the standard error of importance sampling with ``samples``
-        draws. Outlier scores are −log_p.
+        draws, or of another ``method`` of :meth:`Model.log_evidence`. Outlier scores are −log_p.
         """
         table = read_table(frame)
         data: dict[str, Any] = dict(self.schema.encode(table))
         jacobian = self.schema.log_jacobian(table)
-        exact = why_not_exact(self.model) is None
-        found = self.model.log_evidence(samples=None if exact else samples, seed=seed, **data)
+        found = self.model.log_evidence(method=method, samples=samples, seed=seed, **data)
         columns = {"log_p": _numpy(found.value) + jacobian}
-        if not exact:
+        if found.method != "exact":
             columns["stderr"] = _numpy(found.stderr)
             if found.notes:
                 warnings.warn(" ".join(found.notes), DataWarning, stacklevel=2)
@@ -180,7 +191,8 @@ class TableModel:
             raise ValueError(f"draws is the number of filled frames, at least 1, got {draws}.")
         if not any(mask.any() for mask in hidden.values()):
             return [table.replaced({}) for _ in range(draws)]
-        drawn = self.model.impute(samples=draws, seed=seed, **data).draws
+        with _advising():
+            drawn = self.model.impute(samples=draws, seed=seed, **data).draws
         frames, dtypes = [], {name: table.cells(name, ()).dtype for name in hidden}
         for k in range(draws):
             plain = self.schema.decode({name: _numpy(value[k]) for name, value in drawn.items()})
@@ -223,6 +235,7 @@ def fit_table(
     validation: Any = None,
     out: str | Path | None = None,
     starts: int | None = None,
+    hide: float = 0.0,
     **settings: Any,
 ) -> TableModel:
     """Fit a model to a frame; see :meth:`Schema.fit`."""
@@ -230,7 +243,9 @@ def fit_table(
     data = schema.encode(frame)
     held_out = None if validation is None else schema.encode(validation)
     try:
-        run = fit_data(schema, model, data, starts=starts, validation=held_out, out=out, **settings)
+        run = fit_data(
+            schema, model, data, starts=starts, hide=hide, validation=held_out, out=out, **settings
+        )
     finally:
         if out is not None and (Path(out) / "model.json").is_file():
             replace_file(Path(out) / SCHEMA, schema.to_json())
@@ -252,6 +267,18 @@ def _check_matches(schema: Schema, model: Model) -> None:
             f"The model observes {told[0]}, but the schema has {told[1]}. Declare the model from "
             f"this schema: schema.mixture(3), schema.factors(2), schema.vae(4), …."
         )
+
+
+@contextmanager
+def _advising() -> Iterator[None]:
+    """Add the fix for tables to the error that q was not trained on missing cells."""
+    try:
+        yield
+    except UntaughtError as error:
+        raise ValueError(
+            f"{error.for_commands} schema.fit(model, frame, hide=0.2) does that; mixtures and "
+            f"exact factors need nothing."
+        ) from None
 
 
 def _numpy(value: Tensor) -> np.ndarray:
@@ -284,7 +311,8 @@ def _moments(
                     _numpy(part[:, 0]) for part in (found.weight, found.mean, found.variance)
                 )
     else:
-        drawn = model.impute(samples=DRAWS, seed=seed, **data)
+        with _advising():
+            drawn = model.impute(samples=DRAWS, seed=seed, **data)
         for name, value in drawn.draws.items():
             mean = _numpy(value).swapaxes(0, 1)  # [rows, draws, entries]
             if schema.variables[name][0].listed:  # probabilities have less noise than draws

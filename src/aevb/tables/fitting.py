@@ -36,27 +36,47 @@ SMALL = 1_000_000  # cells of a small table
 # The smallest variance of a column within a cluster, as a share of the column's variance. A cluster
 # of equal cells would otherwise have an unbounded density.
 LEAST = 1e-4
+LEAST_STEPS, EPOCHS = 2000, 200  # gradient steps of a small table; the most passes of fit's default
 NEAR = 1.1  # scales at most this multiple of the smallest one count as collapsed
 
 
 def fit_data(
-    schema: Schema, model: Model, data: Data, *, starts: int | None, **settings: Any
+    schema: Schema,
+    model: Model,
+    data: Data,
+    *,
+    starts: int | None,
+    hide: float = 0.0,
+    **settings: Any,
 ) -> Run:
     """Fit a model to encoded rows, by the schedule of ``settings`` or else by the one that fits.
 
     A mixture takes exact EM from several starts and keeps the best; over-dispersed counts then
     take L-BFGS on the exact evidence. Exact factor analysis takes EM. Other models take gradient
-    steps on the bound.
+    steps on the bound, with ``hide`` as in :meth:`Schema.fit`.
     """
     if starts is not None and (isinstance(starts, bool) or starts < 1):
         raise ValueError(f"starts is a positive whole number, got {starts!r}.")
-    fresh = model.untouched()
+    if isinstance(hide, bool) or not 0 <= hide < 1:
+        raise ValueError(f"hide is a share of the cells, 0 or more and below 1, got {hide!r}.")
+    fresh, seed = model.untouched(), int(settings.get("seed", 0))
     if fresh:  # the seed of the run decides the initial weights, too
-        seed = int(settings.get("seed", 0))
         model.load_state_dict(model.fresh(seed).state_dict())
         if why_not_exact(model) is not None:
             _start_at_marginals(model, data)
-    if "schedule" in settings or why_not_exact(model) is not None:
+    if why_not_exact(model) is not None:
+        rows = _holed(data, hide, seed)
+        if "steps" not in settings and "epochs" not in settings:
+            n, batch = len(next(iter(rows.values()))), int(settings.get("batch", 100))
+            # A small table needs more passes than the default of fit.
+            if n * EPOCHS < LEAST_STEPS * batch:
+                settings["steps"] = LEAST_STEPS
+        return fit(model, rows, **settings)
+    if hide:
+        raise ValueError(
+            "hide= is for models with networks; this model marginalises missing cells exactly."
+        )
+    if "schedule" in settings:
         return fit(model, data, **settings)
     start = "data" if fresh else "keep"
     if why_not_finite(model) is not None:
@@ -118,6 +138,17 @@ def _start_at_poisson(model: Model, data: Data, starts: int | None, seed: int) -
     model.load_state_dict(dict(model.state_dict()) | dict(twin.state_dict()))
 
 
+def _holed(data: Data, share: float, seed: int) -> Data:
+    """The rows, followed by a copy in which a share of the known cells is missing."""
+    if not share:
+        return data
+    rng = np.random.default_rng(seed)
+    return {
+        name: np.concatenate([value, np.where(rng.random(value.shape) < share, np.nan, value)])
+        for name, value in data.items()
+    }
+
+
 def _start_at_marginals(model: Model, data: Data) -> None:
     """Set the biases of the decoders to the most likely ones of each column alone.
 
@@ -173,7 +204,7 @@ def _collapsed(model: Model, data: Data) -> dict[int, list[int]]:
     rule = graph.rule("p", "x")
     factor: Any = model.factors[rule.id]
     with torch.no_grad():
-        values = torch.eye(graph.size(latent), dtype=model._parameter().dtype)
+        values = torch.eye(graph.size(latent)).to(model._parameter())
         raw = factor.rest(factor.first({str(rule.key.parents[0]): values}))
         heads = dict(zip(factor.sizes, raw.split(list(factor.sizes.values()), -1), strict=True))
         if "tril" in heads:
@@ -187,17 +218,23 @@ def _collapsed(model: Model, data: Data) -> dict[int, list[int]]:
 
 
 def _warn_of_collapse(schema: Schema, model: Model, data: Data) -> None:
-    for cluster, entries in sorted(_collapsed(model, data).items()):
-        names = [schema.variables["x"][j].name for j in entries]
-        what = (
-            f"has (nearly) equal cells in {', '.join(map(repr, names))}"
+    found = _collapsed(model, data)
+    if not found:
+        return
+    told = []
+    for cluster, entries in sorted(found.items())[:3]:
+        names = [schema.variables["x"][j].name for j in entries[:5]]
+        told.append(
+            f"cluster {cluster} has (nearly) equal cells in {', '.join(map(repr, names))}"
+            + ", …" * (len(entries) > 5)
             if names
-            else "holds fewer than two rows"
+            else f"cluster {cluster} holds fewer than two rows"
         )
-        warnings.warn(
-            f"Cluster {cluster} {what}, so its density there is set by a lower limit of the "
-            f"scale and not by the data. Take fewer clusters, or give a column with few distinct "
-            f'values another kind: schema.with_kind(name, "ordered").',
-            DataWarning,
-            stacklevel=4,
-        )
+    more = f", and {len(found) - 3} more clusters" if len(found) > 3 else ""
+    warnings.warn(
+        f"Collapsed: {'; '.join(told)}{more}. The density there is set by a lower limit of the "
+        f"scale and not by the data. Take fewer clusters, or give a column that repeats a few "
+        f'values another kind: schema.with_kind(name, "ordered"), or "binary".',
+        DataWarning,
+        stacklevel=5,
+    )

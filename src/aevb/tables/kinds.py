@@ -21,7 +21,9 @@ MOST_LEVELS = 256  # a category with more levels is left out unless asked for
 MOST_ASKED = 10_000  # and with more than this it is refused
 FEW = 10  # numbers with at most this many distinct values, each repeated, are levels
 CLEAR = 0.01  # nats per row by which a logarithm must be better
-BETTER = 0.1  # nats per row by which levels must be better than a count
+# Nats by which levels must be better than a count, per row and in all: a new level is refused.
+BETTER, DECISIVE = 0.05, 10.0
+SPIKE = 0.2  # a share of equal cells that the reason of a density mentions
 SMOOTH = 10  # whole numbers with a larger standard deviation may be modelled as a density
 
 LIKELIHOODS = {
@@ -58,6 +60,8 @@ class Facts:
     spread: float | None = None
     log_mean: float | None = None
     log_spread: float | None = None
+    spike: float | None = None  # the most frequent number,
+    spike_share: float = 0.0  # and its share of the known cells
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ def facts_of(cells: Cells) -> Facts:
         )
     if not len(values):
         return Facts(cells.type, rows, missing, 0)
-    distinct = np.unique(values)
+    distinct, times = np.unique(values, return_counts=True)
     listed = (
         tuple(_plain(cells, value) for value in distinct) if len(distinct) <= MOST_LEVELS else None
     )
@@ -126,6 +130,8 @@ def facts_of(cells: Cells) -> Facts:
         spread=spread,
         log_mean=float(logs.mean()) if positive else None,
         log_spread=float(logs.std()) if positive else None,
+        spike=float(distinct[times.argmax()]),
+        spike_share=float(times.max() / len(values)),
     )
 
 
@@ -160,7 +166,11 @@ def choose(cells: Cells, facts: Facts) -> Choice:
         return _choose_levels(cells, facts, known)
     if facts.type in ("date", "datetime"):
         return Choice("date", "Normal", "dates, as days since 1970-01-01")
-    return _choose_number(cells.values[~cells.missing].astype(float), facts, known)
+    choice = _choose_number(cells.values[~cells.missing].astype(float), facts, known)
+    if choice.kind in ("real", "positive") and facts.spike_share >= SPIKE:
+        spike = f"{facts.spike_share:.0%} of the cells are {facts.spike:g}, where a density peaks"
+        return Choice(choice.kind, choice.likelihood, f"{choice.reason}; {spike}")
+    return choice
 
 
 def _beyond(facts: Facts) -> bool:
@@ -291,7 +301,7 @@ def _choose_whole(values: np.ndarray, facts: Facts, known: int) -> Choice:
         # Each probability but one is a parameter: the Bayesian information criterion.
         free = 0.5 * (facts.distinct - 2) * math.log(known) / known
         levels = float((share * np.log(share)).sum()) - free
-        if levels - count > BETTER:
+        if levels - count > max(BETTER, DECISIVE / known):
             return Choice(
                 "ordered",
                 "OneHot",

@@ -498,7 +498,9 @@ class Schema:
 
         A mixture is fitted by exact EM from several starts, and exact factor analysis by exact EM;
         other models by gradient steps. ``settings`` are those of :func:`aevb.fit` and override
-        these choices; ``starts`` is the number of starts of a mixture.
+        these choices; ``starts`` is the number of starts of a mixture. ``hide`` is for models with
+        networks: it adds a copy of the rows with this share of the cells removed at random, so that
+        the model can read rows with missing cells although its own table has none.
         """
         from aevb.tables.fitted import fit_table
 
@@ -577,6 +579,7 @@ def _rescaled(facts: Facts, factor: float, offset: float) -> Facts:
     return replace(
         facts,
         whole=False,
+        spike=None if facts.spike is None else factor * facts.spike + offset,
         levels=None,
         low=ends[0],
         high=ends[-1],
