@@ -1,5 +1,6 @@
 """Data: read rows from arrays and files, and prepare them for a likelihood."""
 
+from aevb.data.frames import read_frame
 from aevb.data.grey_levels import (
     Fresh,
     Prepared,
@@ -22,6 +23,7 @@ __all__ = [
     "counts",
     "dequantise",
     "mark_missing",
+    "read_frame",
     "scale",
     "standardise",
     "threshold",

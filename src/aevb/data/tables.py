@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from aevb.data.markers import mark_missing
-from aevb.data.text_tables import FEW, WordsError, distinct, read_header, read_text
+from aevb.data.text_tables import FEW, WordsError, distinct, read_layout, read_text
 
 TABLES = (".csv", ".tsv", ".txt", ".parquet")
 
@@ -70,7 +70,8 @@ def header(path: Path) -> Header:
         lists = tuple(field.name for field in schema if _is_list(pyarrow, field.type))
         names = tuple(name for name in schema.names if name not in lists)
         return Header(names, len(names), lists)
-    return Header(*read_header(path))
+    layout = read_layout(path)
+    return Header(layout.names, layout.width)
 
 
 def _pyarrow() -> tuple[Any, Any]:

@@ -1,4 +1,8 @@
-"""Read text tables (.csv, .tsv, .txt) of numbers, line by line."""
+"""Read text tables (.csv, .tsv, .txt) of numbers.
+
+pyarrow reads a table in blocks (``arrow_text.py``). What it does not read, this module reads line
+by line: odd ways to write a number, and tables that are refused with the line and the column.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ import csv
 import re
 from array import array
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
 from typing import IO
@@ -21,6 +27,23 @@ _COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
 _DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}([-/.]\d{1,4})?([ T]\d{1,2}:\d{2}.*)?|\d{1,2}:\d{2}.*")
 
 Cells = tuple[int, list[str]]  # the number of a line, and its cells
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a text table is written, as its first lines show."""
+
+    names: tuple[str, ...] | None  # None without a header
+    width: int  # the number of columns
+    separator: str | None  # None: blanks
+    decimal: bool  # whether commas may be decimal
+    header: int  # the number of lines up to the end of the header; 0 without one
+
+    def kept(self, without: Collection[str]) -> list[int]:
+        """Return the columns that are read, from 0."""
+        if not without:
+            return list(range(self.width))
+        return [j for j, name in enumerate(self.names or ()) if name not in without]
 
 
 class WordsError(ValueError):
@@ -42,12 +65,28 @@ def read_text(
     The first line is a header if one of its cells is not a number, or if it counts 0, 1, 2, …. A
     first line that counts from another number is ambiguous and refused.
     """
-    with _opened(path) as file:
-        names, width, rows, decimal = _begun(file, path)
-        kept = (
-            [j for j, name in enumerate(names or ()) if name not in without]
-            if without
-            else list(range(width))
+    from aevb.data.arrow_text import read_numbers
+
+    layout = read_layout(path)
+    kept = layout.kept(without)
+    found = read_numbers(path, layout, kept) if kept else None
+    if found is None:
+        return read_lines(path, without)
+    numbers, lines = found
+    return numbers, layout.names and tuple(layout.names[j] for j in kept), lines
+
+
+def read_lines(
+    path: Path, without: Collection[str] = ()
+) -> tuple[np.ndarray, tuple[str, ...] | None, np.ndarray]:
+    """Read a text table as :func:`read_text` does, line by line; raise the precise error."""
+    with opened(path) as file:
+        layout, rows = _begun(file, path)
+        names, width, decimal, kept = (
+            layout.names,
+            layout.width,
+            layout.decimal,
+            layout.kept(without),
         )
         numbers, first, pending = array("d"), -1, array("q")
         lines = array("q")
@@ -59,10 +98,7 @@ def read_text(
                 pending.extend([line] * (width == 1))
                 continue
             first = line if first < 0 else first
-            if len(cells) != width and any("\n" in cell for cell in cells):
-                raise _open_quote(line - sum(cell.count("\n") for cell in cells))
-            if len(cells) != width:
-                raise ValueError(f"line {line} has {len(cells)} cells, the first has {width}")
+            _check_width(cells, width, line)
             cells = [cells[j] for j in kept] if without else cells
             if decimal:
                 _check_signs(cells, line, signs)
@@ -87,13 +123,36 @@ def read_text(
     )
 
 
-def read_header(path: Path) -> tuple[tuple[str, ...] | None, int]:
-    """Read the column names (None without a header) and the number of columns.
+def read_layout(path: Path) -> Layout:
+    """Read the header and how the cells are written, from the first lines alone."""
+    with opened(path) as file:
+        return _begun(file, path)[0]
 
-    Only the first line is read.
-    """
-    with _opened(path) as file:
-        return _begun(file, path)[:2]
+
+def check_lines(path: Path) -> None:
+    """Raise the precise error of a table whose lines have other numbers of cells, or no text."""
+    with opened(path) as file:
+        layout, rows = _begun(file, path)
+        for line, cells in rows:
+            if cells:
+                _check_width(cells, layout.width, line)
+
+
+def check_quotes(path: Path) -> None:
+    """Raise ValueError if a quote is open at the end: its cell would hold the rest of the table."""
+    with path.open("rb") as file:
+        quotes = sum(block.count(b'"') for block in iter(lambda: file.read(2**20), b""))
+    if quotes % 2 == 0:
+        return
+    with opened(path) as file:
+        separator = _separator(file, path)
+        reader, before = csv.reader(file, delimiter=separator or ",", strict=True), 0
+        try:
+            for _ in reader if separator is not None else ():
+                before = reader.line_num
+        except csv.Error as error:
+            if "unexpected end of data" in str(error):
+                raise _open_quote(before + 1) from None
 
 
 def distinct(names: list[str]) -> tuple[str, ...]:
@@ -111,7 +170,7 @@ def distinct(names: list[str]) -> tuple[str, ...]:
 # The parts of a file ------------------------------------------------------------------------------
 
 
-def _opened(path: Path) -> IO[str]:
+def opened(path: Path) -> TextIOWrapper:
     """Open the file as text: UTF-8, or UTF-16 if it begins with a byte order mark."""
     with path.open("rb") as file:
         start = file.read(4096)
@@ -129,11 +188,8 @@ def _opened(path: Path) -> IO[str]:
     return path.open(newline="", encoding="utf-16" if wide else "utf-8-sig")
 
 
-def _begun(file: IO[str], path: Path) -> tuple[tuple[str, ...] | None, int, Iterator[Cells], bool]:
-    """Read the header; return it, the number of columns, the other lines, and a flag.
-
-    The flag says whether commas are decimal.
-    """
+def _begun(file: IO[str], path: Path) -> tuple[Layout, Iterator[Cells]]:
+    """Read the header; return the layout, and the other lines."""
     separator = _separator(file, path)
     rows = _rows(file, separator)
     blank = 0
@@ -159,13 +215,10 @@ def _begun(file: IO[str], path: Path) -> tuple[tuple[str, ...] | None, int, Iter
             )
     named = any(_number(cell, decimal) is None for cell in cells) or _numbered(cells)
     if named:
-        return distinct([cell.strip() for cell in cells]), len(cells), rows, decimal
-    return (
-        None,
-        len(cells),
-        chain(((number, []) for number in range(1, blank + 1)), [row], rows),
-        decimal,
-    )
+        names = distinct([cell.strip() for cell in cells])
+        return Layout(names, len(cells), separator, decimal, row[0]), rows
+    begin: Iterator[Cells] = ((number, []) for number in range(1, blank + 1))
+    return Layout(None, len(cells), separator, decimal, 0), chain(begin, [row], rows)
 
 
 def _separator(file: IO[str], path: Path) -> str | None:
@@ -236,6 +289,13 @@ def _rows(file: IO[str], separator: str | None) -> Iterator[Cells]:
         raise ValueError(f"line {reader.line_num}: {error}") from None
     except UnicodeDecodeError as error:
         raise _not_unicode(error) from None
+
+
+def _check_width(cells: list[str], width: int, line: int) -> None:
+    if len(cells) != width and any("\n" in cell for cell in cells):
+        raise _open_quote(line - sum(cell.count("\n") for cell in cells))
+    if len(cells) != width:
+        raise ValueError(f"line {line} has {len(cells)} cells, the first has {width}")
 
 
 def _open_quote(line: int) -> ValueError:

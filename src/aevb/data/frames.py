@@ -1,0 +1,150 @@
+"""Read a text table or Parquet as a frame: columns of numbers, words, dates and missing cells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from aevb.data.arrow_text import normalised, null_words, parse_options
+from aevb.data.text_tables import MISSING, Layout, check_lines, check_quotes, opened, read_layout
+
+_PLAIN = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+_COMMA = r"^[+-]?\d+,\d+([eE][+-]?\d+)?$"
+_TEXT = (".csv", ".tsv", ".txt")
+
+
+def read_frame(path: str | Path) -> Any:
+    """Read a table whole, as a ``pyarrow.Table`` with the types of its columns.
+
+    ``path`` is a text table (.csv, .tsv, .txt), a Parquet file, or a folder of Parquet files. The
+    separator, the encoding, the header and decimal commas of a text table are found as for a table
+    of numbers. Its columns hold integers, numbers, truth values, ISO dates or times, or words; a
+    cell that is empty or holds one of ``NA``, ``N/A``, ``n/a``, ``NaN``, ``nan``, ``null``,
+    ``None``, ``?`` is missing (null). Blanks around words are removed. Without a header the columns
+    are named 1, 2, ….
+
+    Raises ValueError that names the file, and the line where there is one.
+    """
+    path = Path(path)
+    try:
+        if path.suffix in _TEXT:
+            return _read_text(path)
+        if path.suffix == ".parquet" or path.is_dir():
+            return _read_parquet(path)
+        raise ValueError(
+            f"files of kind {path.suffix or 'no suffix'} are not known; use .csv, .tsv, .txt or "
+            f".parquet"
+        )
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {str(error).rstrip('.')}.") from None
+
+
+def _read_parquet(path: Path) -> Any:
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+    from aevb.data.parquet import open_dataset
+    from aevb.data.text_tables import distinct
+
+    found = open_dataset(path)
+    distinct(found.schema.names)
+    try:
+        return found.to_table()
+    except pa.ArrowException as error:
+        raise ValueError(str(error).splitlines()[0]) from None
+
+
+def _read_text(path: Path) -> Any:
+    import pyarrow as pa
+    from pyarrow import csv
+
+    layout = read_layout(path)
+    check_quotes(path)
+    names = list(layout.names or (str(j + 1) for j in range(layout.width)))
+    with opened(path) as text:
+        wide = text.encoding == "utf-16"
+        source: Any = text.buffer
+        if layout.separator is None:
+            source = pa.BufferReader(normalised(text.read().encode()))
+        try:
+            found = csv.read_csv(
+                source,
+                read_options=csv.ReadOptions(
+                    column_names=names,
+                    skip_rows=layout.header,
+                    encoding="utf-16" if wide and layout.separator is not None else "utf8",
+                    block_size=2**22 if layout.width < 1000 else 2**25,
+                ),
+                parse_options=parse_options(layout, quoted=True, blank_rows=layout.width == 1),
+                convert_options=csv.ConvertOptions(
+                    null_values=null_words(), strings_can_be_null=True
+                ),
+            )
+        except (pa.ArrowException, UnicodeDecodeError) as error:
+            check_lines(path)
+            raise ValueError(str(error).splitlines()[0]) from None
+    if any(pa.types.is_binary(kind) for kind in found.schema.types):
+        check_lines(path)
+        raise ValueError("it holds bytes that are not text")
+    if layout.width == 1:
+        found = found.slice(0, found.num_rows - _blank_end(path))
+    if not found.num_rows:
+        raise ValueError("it has a header but no rows" if layout.names else "it is empty")
+    return _numbers_with_commas(_trimmed(found), layout)
+
+
+def _blank_end(path: Path) -> int:
+    """Return the number of blank lines at the end."""
+    count = 0
+    with opened(path) as text:
+        for line in text:
+            count = 0 if line.strip() else count + 1
+    return count
+
+
+def _trimmed(found: Any) -> Any:
+    """Remove blanks around words; a cell that then marks a missing cell is missing."""
+    import pyarrow as pa
+    import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+    for j, field in enumerate(found.schema):
+        if not pa.types.is_string(field.type):
+            continue
+        words = pc.utf8_trim_whitespace(found.column(j))
+        missing = pc.is_in(words, value_set=pa.array(MISSING))
+        found = found.set_column(j, field.name, pc.if_else(missing, None, words))
+    return found
+
+
+def _numbers_with_commas(found: Any, layout: Layout) -> Any:
+    """Convert columns of decimal commas to numbers, if the cells are separated by semicolons.
+
+    A table with both 2,5 and 1.5 is refused, because one sign may separate thousands.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not layout.decimal:
+        return found
+    points = [name for name, kind in _fields(found) if pa.types.is_floating(kind)]
+    commas = []
+    for j, (name, kind) in enumerate(_fields(found)):
+        if not pa.types.is_string(kind):
+            continue
+        comma = pc.match_substring_regex(found.column(j), _COMMA)
+        plain = pc.match_substring_regex(found.column(j), _PLAIN)
+        if pc.any(comma).as_py() and pc.all(pc.or_(comma, plain)).as_py():
+            dots = pc.match_substring(found.column(j), ".")
+            points += [name] if pc.any(dots).as_py() else []
+            commas.append(name)
+            numbers = pc.cast(pc.replace_substring(found.column(j), ",", "."), pa.float64())
+            found = found.set_column(j, name, numbers)
+    if commas and points:
+        raise ValueError(
+            f"it has decimal commas (column {commas[0]!r}) and points (column {points[0]!r}). Use "
+            f"one decimal sign and no thousands separators"
+        )
+    return found
+
+
+def _fields(found: Any) -> list[tuple[str, Any]]:
+    return [(field.name, field.type) for field in found.schema]
