@@ -32,7 +32,7 @@ from aevb.data.preparation import (
     prepare_levels,
     standardise,
 )
-from aevb.data.tables import TABLES
+from aevb.data.tables import is_table
 from aevb.declare.graph import Graph
 from aevb.estimate.keys import LENGTHS, STEPS, masks_of
 from aevb.estimate.places import Placed, places_of
@@ -496,7 +496,7 @@ def _read(
     missing: Sequence[float] | None,
 ) -> tuple[dict[str, Any], Lines | None]:
     data, lines = read_lines(
-        path, graph, columns=columns if path.suffix in TABLES else None, missing=missing or ()
+        path, graph, columns=columns if is_table(path) else None, missing=missing or ()
     )
     if graph.observed[0] not in data:
         raise ValueError(f"{path} holds {', '.join(data)}, but not {graph.observed[0]}.")

@@ -25,8 +25,9 @@ from aevb.data.long_tables import (
     refuse_count,
     refuse_numbering,
 )
-from aevb.data.markers import array_warnings, marker_warnings
-from aevb.data.tables import TABLES, Header, Table, header, marked, read_table
+from aevb.data.markers import LOOK, array_warnings, marker_warnings
+from aevb.data.parquet import ParquetRows
+from aevb.data.tables import Header, Table, header, is_table, read_table
 from aevb.data.text_tables import FEW, WordsError
 from aevb.declare.graph import Graph
 from aevb.estimate.keys import LENGTHS, STEPS
@@ -69,7 +70,7 @@ def read_lines(
     A long table has one line per step. The second value says which lines belong to which row; it is
     None for other files.
     """
-    if not path.is_file():
+    if not path.is_file() and not is_table(path):
         raise ValueError(f"There is no file {path}; the data sets by name are {', '.join(NAMES)}.")
     try:
         if path.suffix in (".npy", ".npz"):
@@ -87,13 +88,15 @@ def read_lines(
             for warning in array_warnings(arrays, graph.observed, f"{path}: "):
                 warnings.warn(warning, stacklevel=2)
             return arrays, None
-        if path.suffix not in TABLES:
+        if not is_table(path):
             raise ValueError(
                 f"files of kind {path.suffix or 'no suffix'} are not known; use .npy, .npz, .csv "
                 f"or .parquet"
             )
         unused = [] if columns is None else _unused(path, header(path), graph, columns)
-        table = marked(read_table(path, unused), missing)
+        # Sequences of different lengths, and lines in another order, need all rows at once.
+        timed = any(graph.timed[name] for name in graph.shapes)
+        table = read_table(path, unused, missing, whole=timed)
     except _ColumnsError:
         raise
     except (OSError, EOFError, ValueError) as error:
@@ -114,10 +117,19 @@ def read_lines(
         "{marker})."
     )
     for warning in marker_warnings(
-        table.values, names, f"{path}: ", fix, "leave its cells empty, or add --missing {marker}."
+        _some(table.values),
+        names,
+        f"{path}: ",
+        fix,
+        "leave its cells empty, or add --missing {marker}.",
     ):
         warnings.warn(warning, stacklevel=2)
     return _split(path, table, graph, only, columns, check)
+
+
+def _some(values: np.ndarray | ParquetRows) -> np.ndarray:
+    """Return the values, or the first rows of values that are read when indexed."""
+    return values if isinstance(values, np.ndarray) else values[:LOOK]
 
 
 def layout(path: Path, graph: Graph) -> tuple[dict[str, list[str]] | None, bool]:
@@ -125,7 +137,7 @@ def layout(path: Path, graph: Graph) -> tuple[dict[str, list[str]] | None, bool]
 
     The columns are None if the table has no header.
     """
-    if path.suffix not in TABLES or not path.is_file():
+    if not is_table(path):
         return None, False
     try:
         found = header(path)
@@ -276,7 +288,9 @@ def _split(
             if cells
         }
         stacked = {
-            name: np.stack(rows) if len({row.shape for row in rows}) == 1 else rows
+            name: np.stack(rows)
+            if isinstance(rows, list) and len({row.shape for row in rows}) == 1
+            else rows
             for name, rows in lists.items()
         }
         found = {name: _values(graph, name, array, check) for name, array in arrays.items()}
@@ -289,7 +303,7 @@ def _split(
                 found | stacked,
                 INDICES if table.lines is None else Places(table.lines.tolist(), taken, wide),
             ), None
-        by_row = lines_of(table.values, table.names, keys, table.lines)
+        by_row = lines_of(np.asarray(table.values), table.names, keys, table.lines)
         for name in taken if keys.step is None else ():
             if not _labels(graph, name):
                 refuse_count(found[name][by_row.order], taken[name], name)

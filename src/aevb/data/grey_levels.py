@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from aevb.data.lazy_rows import is_lazy
 from aevb.estimate.batch import unmasked
 
 # Smallest distance of a dequantised value from 0 and 1, where a density may be undefined.
@@ -159,19 +160,12 @@ PREPARATIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def is_mapped(x: Any) -> bool:
-    """Return whether an array is a memory-mapped file or reads its rows from one."""
-    while hasattr(x, "raw"):
-        x = x.raw
-    return isinstance(x, np.memmap) and getattr(x, "_mmap", None) is not None
-
-
 def _prepared(how: str, x: Any, levels: int, seed: int) -> Any:
     """Prepare grey levels.
 
     An array or a list of sequences is prepared at once, the rows of a file when indexed.
     """
-    if is_mapped(x):
+    if is_lazy(x):
         return Prepared(x, how, levels, seed)
     if _of_different_lengths(x):
         rows = [np.asarray(row) for row in unmasked(x)]
@@ -193,7 +187,7 @@ def _fresh(how: str, x: Any, levels: int) -> Fresh:
             f"{how}-fresh takes an array; pad the sequences to one length and pass lengths=…, or "
             f"use {how}."
         )
-    return Fresh(x if is_mapped(x) else _levels(how, x, levels), how, levels)
+    return Fresh(x if is_lazy(x) else _levels(how, x, levels), how, levels)
 
 
 def _of_different_lengths(x: Any) -> bool:

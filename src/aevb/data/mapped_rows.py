@@ -1,4 +1,4 @@
-"""Lazy access to the rows of memory-mapped files."""
+"""Lazy access to the rows of memory-mapped files and of other :class:`LazyRows`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from aevb.data.grey_levels import Fresh, Prepared
+from aevb.data.lazy_rows import LazyRows, Windows, is_lazy
 from aevb.data.preparation import Standardised
 
 
@@ -86,9 +87,25 @@ def memory_map(value: Any) -> np.memmap | None:
     )
 
 
+def windows_of(value: Any) -> Windows | None:
+    """Return the groups of rows that are read together; None if any order costs the same."""
+    if isinstance(value, LazyRows):
+        return value.windows()
+    if isinstance(value, Rows):
+        found = windows_of(value.raw)
+        if found is None or (np.diff(value.index) <= 0).any():
+            return None
+        starts = np.concatenate([[0], np.cumsum(found.sizes)])
+        counts = np.diff(np.searchsorted(value.index, starts))
+        return Windows(tuple(counts[counts > 0].tolist()), found.rows)
+    if isinstance(value, Standardised | Prepared | Fresh):
+        return windows_of(value.values if isinstance(value, Fresh) else value.raw)
+    return None
+
+
 def some_rows(value: Any, index: np.ndarray) -> Any:
-    """Select rows of an array, a list or a mapped file (which stays mapped)."""
-    if memory_map(value) is not None:
+    """Select rows of an array, a list or lazy rows (which stay lazy)."""
+    if is_lazy(value):
         return Rows(value, index)
     if isinstance(value, list):
         return [value[i] for i in index]
@@ -121,6 +138,6 @@ def rows_of(value: Any) -> Any:
         and value.filename
     ):
         return OnDisk(value)
-    if isinstance(value, np.memmap):
+    if isinstance(value, np.memmap | LazyRows):
         return value
     return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)

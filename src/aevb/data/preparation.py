@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from aevb.data.grey_levels import PREPARATIONS
+from aevb.data.lazy_rows import LazyRows
 from aevb.declare.graph import Graph
 from aevb.estimate.batch import unmasked
 from aevb.runtime.checked_files import check_mapped
@@ -97,7 +98,8 @@ def standardise(x: Any, like: Standardised | None = None) -> Standardised:
         raw: Any = [np.asarray(row) for row in x]
     else:
         # The rows of a file are read when they are needed.
-        raw = x if isinstance(x, np.memmap) or hasattr(x, "raw") else np.asarray(x)
+        lazy = isinstance(x, np.memmap | LazyRows) or hasattr(x, "raw")
+        raw = x if lazy else np.asarray(x)
     if isinstance(raw, list) and len({row.shape for row in raw}) == 1:
         raw = np.stack(raw)
     if like is not None:

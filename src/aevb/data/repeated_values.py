@@ -75,7 +75,7 @@ def _refuse_missing(graph: Graph, name: str, columns: list[int], places: Places)
 
 def note_repeated_rows(graph: Graph, source: Source) -> list[str]:
     """Return the notes of :func:`note_repeats` on a sample of all rows of a source."""
-    sample = source.read(torch.linspace(0, source.n - 1, min(LOOK, source.n)).long())
+    sample = source.read(source.spread(LOOK))
     return note_repeats(graph, sample, source.fresh, source.places)
 
 

@@ -1,4 +1,4 @@
-"""Sources of batches: arrays in memory, memory-mapped files, tables.
+"""Sources of batches: arrays in memory, memory-mapped files, tables, torch Datasets.
 
 A source checks all its rows once. After that it returns batches of rows.
 """
@@ -17,7 +17,8 @@ from torch import Tensor
 
 from aevb.data.files import read_file
 from aevb.data.grey_levels import Fresh
-from aevb.data.mapped_rows import memory_map, rows_of
+from aevb.data.lazy_rows import Windows, is_lazy
+from aevb.data.mapped_rows import memory_map, rows_of, windows_of
 from aevb.data.preparation import CHUNK, Standardised
 from aevb.declare.graph import Graph
 from aevb.estimate.batch import Batch, lay_out, pad, prepare, raw_on_axes, unmasked
@@ -27,6 +28,7 @@ from aevb.runtime.checked_files import check_mapped
 
 RELEASE = 2**28  # bytes of mapped files in memory before their pages are released
 PIECE = 64  # rows read between two checks of that; the system may page in 2 MiB per row
+SPREAD = 8  # groups of rows from which a sample is taken
 BLOCK = 256  # rows that share a generator if draws are fixed
 
 Extents = dict[str, tuple[Tensor, Tensor]]  # variable → smallest and largest value of each column
@@ -73,6 +75,7 @@ class Source:
     extents: Extents
     lacking: dict[str, set[int]]
     near = False  # whether the rows are on the model's device
+    windows: Windows | None = None  # groups of rows that are read together, if there are any
     places: Places = INDICES  # names of rows and columns in messages
 
     def take(
@@ -133,6 +136,21 @@ class Source:
     def on_host(self, rows: Tensor) -> Batch:
         """Return the same batch as ``read``, in host memory."""
         return {name: value.cpu() for name, value in self.read(rows).items()}
+
+    def spread(self, count: int) -> Tensor:
+        """Return the numbers of at most ``count`` rows, spread over all rows in ascending order.
+
+        Rows that are read in groups come from few groups.
+        """
+        if self.n <= count or self.windows is None:
+            return torch.linspace(0, self.n - 1, min(count, self.n)).long()
+        starts = np.concatenate([[0], np.cumsum(self.windows.sizes)])
+        groups = np.unique(np.linspace(0, len(starts) - 2, SPREAD).astype(int))
+        each = [
+            np.linspace(starts[j], starts[j + 1] - 1, min(count // len(groups), size)).astype(int)
+            for j, size in zip(groups, np.diff(starts)[groups], strict=True)
+        ]
+        return torch.from_numpy(np.concatenate(each))
 
     def digest(self) -> str:
         """Hash all stored rows, to recognise the same data later.
@@ -281,7 +299,9 @@ def _numbers_in(value: Any) -> int:
 
 
 class Mapped(Source):
-    """Arrays in memory-mapped files: checked in parts before training, then read batch by batch.
+    """Rows that are read when indexed: checked in parts before training, then read batch by batch.
+
+    They are in memory-mapped files, in large Parquet files, or in a large torch Dataset.
 
     ``told(rows, all)`` is called with the number of rows checked so far, because checking a large
     file takes minutes. The pages of a map that were read count as memory of this process until they
@@ -323,6 +343,10 @@ class Mapped(Source):
                 f"{', '.join(f'{name} {n}' for name, n in counts.items())}."
             )
         self.n = next(iter(counts.values()))
+        self.windows = _common_windows([windows_of(value) for value in values.values()])
+        # Reading rows that are not mapped costs more than their hash: one pass checks and hashes.
+        costly = any(is_lazy(value) and memory_map(value) is None for value in values.values())
+        self.hashed = Digest() if costly else None
         self.masks: set[str] = set()
         self.extents, self.lacking = {}, {}
         self.part = max(
@@ -341,13 +365,17 @@ class Mapped(Source):
                 told(min(start + self.part, self.n), self.n)
 
     def _check(self, start: int, stop: int) -> None:
-        values = {name: np.asarray(value[start:stop]) for name, value in self.data.items()}
-        values |= {name: fresh.middle(values[name], start) for name, fresh in self.fresh.items()}
+        stored = {name: np.asarray(value[start:stop]) for name, value in self.data.items()}
+        values = stored | {
+            name: fresh.middle(stored[name], start) for name, fresh in self.fresh.items()
+        }
         steps, lengths = values.pop(STEPS, None), values.pop(LENGTHS, self.length)
         batch = prepare(
             self.graph, values, like=self.like, first_row=start, steps=steps, lengths=lengths
         )
         self.masks |= {name for name in batch if is_mask(name)}
+        if self.hashed is not None:
+            self.hashed.update(self._laid_out(stored), start)
         for name, (low, high) in _extents(self.graph, batch, self.fresh).items():
             before = self.extents.get(name, (low, high))
             self.extents[name] = torch.minimum(before[0], low), torch.maximum(before[1], high)
@@ -387,7 +415,12 @@ class Mapped(Source):
 
     def on_host(self, rows: Tensor) -> Batch:
         index = rows.cpu().numpy()
-        values = {name: self._gather(name, index) for name in self.data}
+        return self._laid_out({name: self._gather(name, index) for name in self.data})
+
+    def digest(self) -> str:
+        return super().digest() if self.hashed is None else str(self.hashed)
+
+    def _laid_out(self, values: dict[str, np.ndarray]) -> Batch:
         steps, lengths = values.pop(STEPS, None), values.pop(LENGTHS, None)
         host = self.like.new_empty((), device="cpu")
         batch = lay_out(
@@ -396,6 +429,14 @@ class Mapped(Source):
         return batch | {
             name: raw_on_axes(self.graph, name, values[name], host) for name in self.fresh
         }
+
+
+def _common_windows(found: list[Windows | None]) -> Windows | None:
+    """Return the windows of several variables whose groups are in memory at the same time."""
+    known = [windows for windows in found if windows is not None]
+    if not known:
+        return None
+    return Windows(known[0].sizes, max(1, int(1 / sum(1 / windows.rows for windows in known))))
 
 
 def _mapped_bytes() -> int:
@@ -421,7 +462,7 @@ def open_source(graph: Graph, data: Any, like: Tensor, told: Told | None = None)
     if isinstance(data, Source):
         return data
     arrays = read_arrays(data, graph)
-    if any(memory_map(value) is not None for value in arrays.values()):
+    if any(is_lazy(v.values if isinstance(v, Fresh) else v) for v in arrays.values()):
         mapped = Mapped(graph, arrays, like, told)
         return (
             Resident.brought(mapped)

@@ -99,7 +99,7 @@ def compare_estimators(
         )
     Moments(replicates)  # refuse too few replicates before the first measurement
     source = open_source(model.graph, dict(data), model._parameter())
-    order = Order(source.n, rows, seed)
+    order = Order(source.n, rows, seed, windows=source.windows)
     batch = source.take(order.rows(0))
     ways, refused = find_ways(
         model, batch, bounds=bounds, samples=samples, temperatures=temperatures, how=how
