@@ -15,6 +15,7 @@ from aevb.data.datasets import load
 from aevb.data.files import read_file
 from aevb.data.parquet import ParquetRows
 from aevb.data.sources import Mapped, Resident, open_source
+from aevb.training import loop
 from aevb.training.row_order import Order
 
 N, COLUMNS = 1000, ("x0", "x1", "x2")
@@ -110,15 +111,30 @@ def test_a_pass_reads_every_row_once_and_every_group_once(folder, small, monkeyp
     assert (neighbours == 1).float().mean() < 0.05  # rows of a window are mixed
 
 
-def test_a_run_is_resumed_bit_for_bit(folder, small, tmp_path):
+class KilledError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("moment", [7, 47])
+def test_a_killed_run_is_resumed_bit_for_bit(folder, small, tmp_path, monkeypatch, moment):
     path, _, _ = folder
-    settings = {"batch": 30, "seed": 3, "progress": False}
-    whole, first, second = (model_of(labels=True) for _ in range(3))
-    fit(whole, path, steps=90, out=tmp_path / "whole", **settings)
-    fit(first, path, steps=47, out=tmp_path / "parts", **settings)
-    fit(second, path, steps=90, out=tmp_path / "parts", resume=True, **settings)
+    settings = {"steps": 60, "batch": 30, "seed": 3, "checkpoint_every": 5, "progress": False}
+    whole, killed, resumed = (model_of(labels=True) for _ in range(3))
+    fit(whole, path, out=tmp_path / "whole", **settings)
+    take = loop.Training._take_step
+
+    def dying(self, phase):
+        if self.step == moment:
+            raise KilledError
+        return take(self, phase)
+
+    monkeypatch.setattr(loop.Training, "_take_step", dying)
+    with pytest.raises(KilledError):
+        fit(killed, path, out=tmp_path / "run", **settings)
+    monkeypatch.setattr(loop.Training, "_take_step", take)
+    fit(resumed, path, out=tmp_path / "run", resume=True, **settings)
     for name, value in whole.state_dict().items():
-        assert torch.equal(value, second.state_dict()[name]), name
+        assert torch.equal(value, resumed.state_dict()[name]), name
 
 
 def test_rows_are_standardised_and_held_out_lazily(folder, small):

@@ -20,6 +20,7 @@ from aevb.data.grey_levels import Fresh
 from aevb.data.lazy_rows import Windows, is_lazy
 from aevb.data.mapped_rows import memory_map, rows_of, windows_of
 from aevb.data.preparation import CHUNK, Standardised
+from aevb.data.torch_datasets import dataset_of, read_dataset, read_stream
 from aevb.declare.graph import Graph
 from aevb.estimate.batch import Batch, lay_out, pad, prepare, raw_on_axes, unmasked
 from aevb.estimate.keys import LENGTHS, STEPS, is_mask, mask_of, masks_of
@@ -486,7 +487,7 @@ def read_arrays(data: Any, graph: Graph) -> dict[str, Any]:
 
 def _arrays(data: Any, graph: Graph) -> dict[str, Any]:
     if isinstance(data, torch.utils.data.DataLoader):
-        data = _dataset_of(data)
+        data = dataset_of(data)
     if isinstance(data, str | Path):
         return read_file(Path(data), graph)
     if isinstance(data, Mapping):
@@ -508,12 +509,9 @@ def _arrays(data: Any, graph: Graph) -> dict[str, Any]:
         }
         return Placed(read, places_of(data))
     if isinstance(data, torch.utils.data.IterableDataset):
-        raise ValueError(
-            "An IterableDataset cannot return to a row, so a run could not be resumed. Pass "
-            "arrays, files or a map-style Dataset."
-        )
+        return read_stream(data, graph)
     if isinstance(data, torch.utils.data.Dataset):
-        return _from_dataset(data, graph)
+        return read_dataset(data, graph)
     names = _names(graph)
     if len(names) == 1:
         return {names[0]: data}
@@ -558,75 +556,6 @@ def _lacking(graph: Graph, batch: Batch) -> dict[str, set[int]]:
     return {
         name: set((~mask).any(0).any(0).nonzero()[:, 0].tolist()) for name, mask in masks.items()
     }
-
-
-def _dataset_of(loader: Any) -> Any:
-    """Return the Dataset of a DataLoader. Training makes its own batches and order.
-
-    A loader that changes the rows or their order by a sampler or a collate_fn is refused.
-    """
-    usual = (torch.utils.data.SequentialSampler, torch.utils.data.RandomSampler)
-    if loader.batch_sampler is not None and not isinstance(loader.sampler, usual):
-        raise ValueError(
-            f"The DataLoader has a {type(loader.sampler).__name__}; training orders the rows "
-            f"itself. Pass the Dataset (or a Subset of it)."
-        )
-    if loader.collate_fn is not torch.utils.data.default_collate:
-        raise ValueError(
-            "The DataLoader has its own collate_fn, but training builds its own batches. Do that "
-            "work in the Dataset and pass it."
-        )
-    return loader.dataset
-
-
-def _from_dataset(data: torch.utils.data.Dataset, graph: Graph) -> dict[str, Any]:
-    """Read the rows of a map-style Dataset.
-
-    A row is a dictionary, a tuple (observed, given), or a single array.
-    """
-    rows = [data[i] for i in range(len(data))]  # type: ignore[arg-type]
-    if not rows:
-        raise ValueError("The Dataset has no rows.")
-    names = list(rows[0]) if isinstance(rows[0], Mapping) else _names(graph)
-    for i, row in enumerate(rows):
-        if isinstance(row, Mapping) != isinstance(rows[0], Mapping) or (
-            isinstance(row, Mapping) and set(row) != set(names)
-        ):
-            had = ", ".join(map(str, row)) if isinstance(row, Mapping) else type(row).__name__
-            raise ValueError(
-                f"Row {i} (from 0) of the Dataset has {had}, row 0 has "
-                f"{', '.join(map(str, names))}. Let every row have the same variables."
-            )
-        if isinstance(row, tuple | list) and (
-            not isinstance(rows[0], tuple | list) or len(row) != len(rows[0])
-        ):
-            raise ValueError(
-                f"Row {i} (from 0) of the Dataset has {len(row)} parts, row 0 has another number. "
-                f"Let every row have the same."
-            )
-    if isinstance(rows[0], tuple | list) and len(rows[0]) > len(names):
-        raise ValueError(
-            f"The Dataset's rows have {len(rows[0])} parts, the model reads {len(names)} "
-            f"({', '.join(names)}). Let each be a dictionary by variable."
-        )
-    columns = (
-        ([row[name] for row in rows] for name in names)
-        if isinstance(rows[0], Mapping)
-        else zip(*(row if isinstance(row, tuple | list) else (row,) for row in rows), strict=True)
-    )
-    return {
-        name: _stacked(
-            [
-                np.asarray(value.detach() if isinstance(value, Tensor) else unmasked(value))
-                for value in column
-            ]
-        )
-        for name, column in zip(names, columns, strict=False)
-    }
-
-
-def _stacked(rows: list[np.ndarray]) -> Any:
-    return np.stack(rows) if len({row.shape for row in rows}) == 1 else rows
 
 
 def _single(path: Path, name: str, graph: Graph) -> Any:
