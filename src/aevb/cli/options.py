@@ -96,7 +96,7 @@ Data = Annotated[
     str | None,
     typer.Option(
         help="A built-in data set (digits, mnist, fashion, fa) or a file (.csv, .tsv, .txt, "
-        ".parquet, .npz, .npy).",
+        ".parquet or a folder of them, .npz, .npy).",
         rich_help_panel="Data",
     ),
 ]

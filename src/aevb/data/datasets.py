@@ -263,6 +263,10 @@ def sizes(name: str, graph: Graph, missing: Sequence[float] = ()) -> dict[str, i
     if name in IMAGES:
         pixels = IMAGES[name]()[0].pixels
         return {"x": pixels.shape[2] if graph.timed["x"] else pixels.shape[1] * pixels.shape[2]}
+    columns, long = layout(Path(name), graph)
+    x = graph.observed[0]
+    if columns is not None and list(columns) == [x] and not long and not graph.timed[x]:
+        return {x: len(columns[x])}  # the header says it; the rows are read once, by load
     found = {}
     for variable, value in read_file(Path(name), graph, check=False, missing=missing).items():
         if variable in graph.shapes:
@@ -270,7 +274,7 @@ def sizes(name: str, graph: Graph, missing: Sequence[float] = ()) -> dict[str, i
             inner = shape[2 if graph.timed[variable] else 1 :]
             labels = not inner and variable != graph.observed[0]
             found[variable] = (
-                int(np.nanmax(np.concatenate(value) if isinstance(value, list) else value)) + 1
+                int(max(np.nan_to_num(part, nan=-1).max(initial=-1) for part in parts(value))) + 1
                 if labels
                 else int(np.prod(inner))
             )
