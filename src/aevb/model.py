@@ -18,7 +18,7 @@ from aevb.derive.explain import Explanation, explain
 from aevb.estimate import ancestral
 from aevb.estimate.batch import prepare, split_latents
 from aevb.estimate.declared_model import DeclaredModel
-from aevb.estimate.estimators import Bound, estimate
+from aevb.estimate.estimators import Bound, KLWeight, estimate
 from aevb.estimate.keys import mask_of
 from aevb.evidence import AIS, Evidence, Particles, log_evidence
 from aevb.evidence.amortisation import Gap, split_gap
@@ -133,7 +133,7 @@ class Model(DeclaredModel):
         samples: int = 1,
         gradient: str = "plain",
         temperature: float | Tensor = 0.5,
-        kl_weight: float | Tensor = 1.0,
+        kl_weight: KLWeight = 1.0,
         noise: Mapping[str, Tensor] | None = None,
         seed: int | None = None,
         steps: Any = None,
@@ -146,10 +146,17 @@ class Model(DeclaredModel):
         ``bound="iwae"`` with ``samples=K`` is the importance-weighted bound. ``gradient`` is
         "plain", "stl" or "dreg". The same ``noise`` (or ``seed``) gives the same numbers. The data
         may contain a latent too, for all rows or some of them (−1 or NaN elsewhere); it is then
-        clamped in these rows.
+        clamped in these rows. ``kl_weight`` weights the KL terms, all or by latent. The result's
+        ``objective`` then has the weights and a gradient; its ``value`` is still the bound.
         """
         if not isinstance(temperature, Tensor) and not temperature > 0:
             raise ValueError(f"temperature must be positive, got {temperature}.")
+        for name in kl_weight if isinstance(kl_weight, Mapping) else ():
+            if name not in self.graph.latents:
+                raise ValueError(
+                    f"kl_weight= names {name!r}, which is no latent. The latents are "
+                    f"{', '.join(self.graph.latents)}."
+                )
         batch = self.prepare(steps=steps, lengths=lengths, **data)
         clamped, partial = split_latents(self.graph, batch)
         plan = self.plan(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aevb.estimate.metric_names import BESIDES, BOUNDS, Metric, is_steps, latent_of
+from aevb.estimate.metric_names import BESIDES, BOUNDS, OBJECTIVE, Metric, is_steps, latent_of
 from aevb.runtime.checked_files import whole_file
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def curves(history: Mapping[str, np.ndarray], shaded: Sequence[tuple[int, int]] 
     bounds = [name for name in BOUNDS if name in names]
     terms = sorted(
         (name for name in names if name not in (*BOUNDS, *BESIDES)),
-        key=lambda name: (name == "gap", latent_of(name) is not None),
+        key=lambda name: (name in (OBJECTIVE, "gap"), latent_of(name) is not None),
     )
     columns = max(1, min(3, len(terms)))
     lines = math.ceil(len(terms) / columns)
@@ -96,7 +96,9 @@ def curves(history: Mapping[str, np.ndarray], shaded: Sequence[tuple[int, int]] 
         axes = figure.add_subplot(layout[1 + i // columns, i % columns], sharex=top)
         _panel(axes, history, [name], shaded)
         axes.set_title(
-            name if name == "gap" or latent_of(name) is not None else f"log p({name}|·)",
+            name
+            if name in (OBJECTIVE, "gap") or latent_of(name) is not None
+            else f"log p({name}|·)",
             fontsize=9,
             loc="left",
         )

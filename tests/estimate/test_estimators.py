@@ -140,7 +140,7 @@ def test_terms_add_up_exactly():
     assert torch.equal(bound.value, bound.terms["x"] - bound.terms["kl(z)"])
     bound = model.elbo(x=x, kl_weight=0.25)
     assert torch.allclose(
-        bound.value, bound.terms["x"] - 0.25 * bound.terms["kl(z)"], rtol=0, atol=1e-14
+        bound.objective, bound.terms["x"] - 0.25 * bound.terms["kl(z)"], rtol=0, atol=1e-14
     )
 
 

@@ -169,7 +169,7 @@ def mean_gradients(model, plan, plain, kl_weight):
             steps, len(share), 1
         )
     }
-    value = estimate(plan, model.factors, batch, noise, kl_weight=kl_weight).value
+    value = estimate(plan, model.factors, batch, noise, kl_weight=kl_weight).objective
     score = [name for name, choice in plain.choices.items() if choice.draw is Draw.SCORE]
     drawn = replace(
         plain,
@@ -194,7 +194,7 @@ def mean_gradients(model, plan, plain, kl_weight):
         )
 
     return gradient((share.detach() * value).sum()), gradient(
-        (share * working.bound(kl_weight).value).sum()
+        (share * working.bound(kl_weight).objective).sum()
     )
 
 
@@ -242,7 +242,10 @@ def test_the_mean_of_the_gradient_is_the_gradient_of_the_mean(name):
         except ValueError:
             continue
         assert not plan.biased
-        for kl_weight in (1.0, 0.3, 1.5) if plan.gradient == "dreg" else (1.0, 0.3):
+        by_latent = dict(zip(model.graph.latents, itertools.cycle((0.3, 1.4)), strict=False))
+        for kl_weight in (
+            (1.0, 0.3, 1.5, by_latent) if plan.gradient == "dreg" else (1.0, 0.3, by_latent)
+        ):
             both = mean_gradients(model, plan, plain, kl_weight)
             if both is not None:
                 compared += 1

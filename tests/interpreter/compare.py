@@ -246,7 +246,7 @@ class Comparer:
         weight = {"kl_weight": request.kl_weight, "temperature": request.temperature}
         ours = self.model.elbo(
             **request.choices(), **weight, noise=injected, **rows.arguments()
-        ).value
+        ).objective
         parts = []
         for n in range(len(rows)):
             own = {key: value[:, :, n if value.shape[2] > 1 else 0] for key, value in noise.items()}

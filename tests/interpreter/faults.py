@@ -54,10 +54,12 @@ class WithoutLogarithms:
         return (lambda number: 0.0) if name == "log" else getattr(math, name)
 
 
-def dreg_without_weight(original: Any, self: Any, kl_weight: Any = 1.0) -> Tensor:
-    return torch.softmax(
-        original(self, 1.0) * 0 + _sample_logits(self, kl_weight), aevb.estimate.estimators.SAMPLES
-    )
+def dreg_without_weight(original: Any, self: Any, kl_weight: Any = 1.0) -> dict[str, Tensor]:
+    logits = _sample_logits(self, kl_weight)
+    return {
+        name: torch.softmax(scale * 0 + logits, aevb.estimate.estimators.SAMPLES)
+        for name, scale in original(self, 1.0).items()
+    }
 
 
 def _sample_logits(self: Any, kl_weight: Any) -> Tensor:

@@ -132,7 +132,10 @@ schedules = st.one_of(
     ),
     st.builds(mle, tol=st.floats(0, 1), optimiser=st.sampled_from(["auto", "lbfgs", "adam"])),
 )
-lengths = st.sampled_from([{}, {"steps": 7}, {"epochs": 0.5}, {"epochs": 20}])
+lengths = st.sampled_from(
+    [{}, {"steps": 7}, {"epochs": 0.5}, {"epochs": 20}, {"kl_warmup": 3, "kl_cycles": 4}]
+)
+by_latent = st.dictionaries(names, st.floats(0, 1e300), max_size=3)
 choices = st.fixed_dictionaries(
     {"schedule": schedules},
     optional={
@@ -142,6 +145,8 @@ choices = st.fixed_dictionaries(
         "decay": st.sampled_from(["cosine", "constant"]),
         "clip": small,
         "kl_warmup": st.integers(0, 99),
+        "beta": st.one_of(st.floats(0, 10), by_latent),
+        "free_bits": st.one_of(st.floats(0, 10), by_latent),
         "classify": st.floats(0, 1e300),
         "agree": st.floats(0, 1),
         "patience": counts,
@@ -168,7 +173,7 @@ choices = st.fixed_dictionaries(
 
 @given(choices, lengths)
 def test_settings_come_back_from_a_file_as_they_were(tmp_path_factory, chosen, length):
-    settings = Settings(**chosen, **length)
+    settings = Settings(**(chosen | length))
     path = tmp_path_factory.mktemp("settings") / "run.toml"
     settings.to_toml(path)
     assert Settings.from_toml(path) == settings
@@ -239,6 +244,10 @@ WRONG = {
     "distortions": ("distort = 3", "distort gives height, width"),
     "how": ("how = 3", "how is a dictionary from latent to choice"),
     "choice": ("[how]\ny = 3", "how is a dictionary from latent to choice"),
+    "beta": ("beta = -1.0", "beta is a number, 0 or more, or numbers by latent, e.g. 4.0 or"),
+    "beta of a latent": ('[beta]\nz = "4"', 'e.g. 4.0 or {"z": 4.0}, got'),
+    "free bits": ("free_bits = true", "free_bits is a number, 0 or more, or numbers by latent"),
+    "cycles of no warm-up": ("kl_cycles = 4", "kl_cycles=4 repeats the warm-up of the KL terms"),
     "bound": ('bound = ["elbo"]', "bound is a word, got ['elbo']."),
 }
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field, fields
 from pathlib import Path
-from typing import Annotated, Any, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -21,6 +21,14 @@ FORMS: dict[
     str, dict[str, Any]
 ] = {  # the syntax of settings whose value is not a single number or word
     "how": {"metavar": "LATENT=CHOICE", "help": "Write --how y=gumbel; may be repeated."},
+    "beta": {
+        "metavar": "[LATENT=]NUMBER",
+        "help": "Write --beta 4, or --beta z=4; the latter may be repeated.",
+    },
+    "free_bits": {
+        "metavar": "[LATENT=]NUMBER",
+        "help": "Write --free-bits 0.5, or --free-bits z=0.5; the latter may be repeated.",
+    },
     "schedule": {"metavar": "NAME[:NUMBERS]", "help": "Write e.g. --schedule alternate:1000,1000."},
     "seed": SEEDS,
 }
@@ -79,7 +87,8 @@ def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 def _typed(hint: Any) -> Any:
     """Return the type of a setting's option. It includes None, because every option is optional."""
-    return (str if hint is Schedule else list[str] if get_origin(hint) is Mapping else hint) | None
+    repeated = any(get_origin(one) is Mapping for one in (hint, *get_args(hint)))
+    return (str if hint is Schedule else list[str] if repeated else hint) | None
 
 
 ModelName = Annotated[
@@ -186,6 +195,22 @@ def pairs(option: str, items: list[str] | None) -> dict[str, str]:
             raise ValueError(f"{option} takes {example}; got {item!r}.")
         choices[name] = value
     return choices
+
+
+def numbers(option: str, items: list[str]) -> float | dict[str, float]:
+    """Parse a repeated option that takes one number, or ``LATENT=NUMBER`` for several latents."""
+    named = [item.partition("=") for item in items]
+    try:
+        if len(items) == 1 and "=" not in items[0]:
+            return float(items[0])
+        if all(equals for _, equals, _ in named):
+            return {name: float(value) for name, _, value in named}
+    except ValueError:
+        pass
+    raise ValueError(
+        f"{option} takes one number, e.g. {option} 0.5, or LATENT=NUMBER for each latent, e.g. "
+        f"{option} z=0.5; got {' '.join(items)!r}."
+    )
 
 
 def device_of(name: str) -> str:

@@ -27,6 +27,7 @@ from aevb.cli.options import (
     Set,
     device_of,
     in_its_words,
+    numbers,
     pairs,
     path,
     takes_settings,
@@ -268,6 +269,9 @@ def _asked(options: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in options.items() if value is not None and value != []}
     if "how" in given:
         given["how"] = pairs("--how", given["how"])
+    for name, option in (("beta", "--beta"), ("free_bits", "--free-bits")):
+        if name in given:
+            given[name] = numbers(option, given[name])
     if "schedule" in given:
         try:
             given["schedule"] = parse_schedule(given["schedule"])

@@ -1,7 +1,7 @@
 """Findings from the history of a run.
 
-They are: a bound that fell, over-fitting, an unfinished KL warm-up, failed steps, an untrained q,
-and biased estimators.
+They are: a bound that fell, over-fitting, an objective other than the bound, an unfinished KL
+warm-up, failed steps, an untrained q, and biased estimators.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import math
 import numpy as np
 
 from aevb.diagnostics.finding import Finding
-from aevb.estimate.metric_names import Metric
+from aevb.estimate.metric_names import OBJECTIVE, Metric
 from aevb.training.events import SKIPPED, UNTAUGHT, events
 from aevb.training.run import Run
+from aevb.training.settings import penalties_of
 from aevb.training.warning_signs import fall, fell_back
 
 FELL = 0.01  # fraction of the whole rise of the validation bound, lost since its best value
@@ -24,6 +25,7 @@ def judge_history(run: Run) -> list[Finding]:
     """Return all findings from the history of a run."""
     return [
         *(_fall(run) or _over_fitting(run)),
+        *_objective(run),
         *_kl_weight(run),
         *_failures(run),
         *_untaught(run),
@@ -60,11 +62,12 @@ def _over_fitting(run: Run) -> list[Finding]:
         if len(recorded):
             figures["training"] = float(recorded[-max(1, len(recorded) // 20) :].mean())
     rise = best.value - float(values[0])
+    objective = "objective " if judge == OBJECTIVE else ""
     ahead = f", training {figures['training']:.2f}" if "training" in figures else ""
     if lost > max(NATS, FELL * rise) and figures.get("training", math.inf) > last:
         text = (
-            f"Over-fitted since step {best.step}: the validation bound fell from {best.value:.2f} "
-            f"to {last:.2f} nats{ahead}."
+            f"Over-fitted since step {best.step}: the validation {objective or 'bound '}fell from "
+            f"{best.value:.2f} to {last:.2f} nats{ahead}."
         )
         remedy = (
             "load_run reads the best checkpoint, which is not affected. To prevent over-fitting: "
@@ -76,7 +79,8 @@ def _over_fitting(run: Run) -> list[Finding]:
             "ok",
             "over-fitting",
             "run",
-            f"Not over-fitted: validation {last:.2f} nats, best {best.value:.2f}{ahead}.",
+            f"Not over-fitted: validation {objective}{last:.2f} nats, best "
+            f"{best.value:.2f}{ahead}.",
             figures,
         )
     ]
@@ -91,14 +95,35 @@ def _fall(run: Run) -> list[Finding]:
     if found is None:
         return []
     event = fell_back(found)
-    return [Finding("warning", "fell back", "run", event.text, found._asdict(), event.remedy)]
+    figures = {"best": found.best, "step": found.step, "last": found.last}
+    return [Finding("warning", "fell back", "run", event.text, figures, event.remedy)]
+
+
+def _objective(run: Run) -> list[Finding]:
+    """Report whether the run maximised something else than the bound until its end."""
+    settings = run.settings
+    if not settings.penalised:
+        return []
+    text = (
+        f"Training maximised an objective with {penalties_of(settings)}, not the bound itself. "
+        f"The elbo, its terms and the gap have no such weights."
+    )
+    figures = {"beta": settings.beta, "free bits": settings.free_bits}
+    return [Finding("note", "objective", "run", text, figures)]
 
 
 def _kl_weight(run: Run) -> list[Finding]:
     warmup = run.settings.kl_warmup
-    if not warmup or run.step >= warmup:
+    recorded = run.history.get("kl weight", np.ones(1))
+    weight = (
+        float(recorded[-1])
+        if run.settings.kl_cycles > 1
+        else min(1.0, run.step / warmup)
+        if warmup
+        else 1.0
+    )
+    if weight >= 1:
         return []
-    weight = run.step / warmup
     text = (
         f"The KL's weight had reached {weight:.2f} when training ended (kl_warmup={warmup}, "
         f"{run.step} steps): training never used the ELBO."

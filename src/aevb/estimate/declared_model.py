@@ -41,6 +41,7 @@ RESERVED = (
     "n",
     "elbo",
     "iwae",
+    "objective",
     "evidence",
     "expected",
     "gap",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.distributions as td
@@ -36,8 +37,9 @@ from aevb.derive.divergences import closed_form_kl
 from aevb.derive.draws import Draw, Reduction, Term
 from aevb.derive.plan import Plan
 from aevb.estimate.chain_marginals import Chain
+from aevb.estimate.free_bits import FreeBits
 from aevb.estimate.keys import mask_of
-from aevb.estimate.metric_names import kl_term
+from aevb.estimate.metric_names import kl_term, latent_of
 from aevb.estimate.program import Program
 from aevb.runtime.seeding import draw_from, seeded
 
@@ -51,15 +53,26 @@ class Bound:
     ``terms`` holds ``"x"`` for log p(x|·) and ``"kl(z)"`` for E[log q(z|·) − log p(z|·)], which is
     −log p(z|·) in rows where z is known. Under iwae the terms are diagnostics: averages with the
     normalised importance weights. ``log_weights`` are iwae's log-weights, [K, N]; None if a latent
-    is enumerated outside them. If the KL terms have a weight (``kl_weight``), ``value`` includes
-    it, but log p of a known latent keeps weight 1; ``unweighted`` is then the bound itself, without
-    gradient.
+    is enumerated outside them. If the KL terms have weights or free bits, ``weighted`` includes
+    them. All other fields are those of the bound itself; ``value`` then has no gradient.
     """
 
     value: Tensor
     terms: dict[str, Tensor]
     log_weights: Tensor | None = None
-    unweighted: Tensor | None = None
+    weighted: Tensor | None = None
+
+    @property
+    def objective(self) -> Tensor:
+        """What to maximise: the bound, with the weights and free bits of its KL terms if given.
+
+        log p of a known latent is a likelihood term and has no weight.
+        """
+        return self.value if self.weighted is None else self.weighted
+
+
+# The weight of the KL terms: one for all, or by latent (1 for the latents that are left out).
+KLWeight = float | Tensor | Mapping[str, float | Tensor]
 
 
 def scale_gradient(value: Tensor, factor: Tensor) -> Tensor:
@@ -81,7 +94,7 @@ class Estimate:
         noise: Mapping[str, Tensor],
         *,
         temperature: float | Tensor = 0.5,
-        scale: Tensor | None = None,
+        scale: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.plan, self.graph, self.factors = plan, plan.graph, factors
         self.batch, self.noise, self.temperature, self.scale = batch, noise, temperature, scale
@@ -99,6 +112,7 @@ class Estimate:
         )
         self._log_p: dict[str, Tensor] = {}
         self._log_w: dict[str, Tensor] = {}
+        self._terms: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None
         self._noise_steps: dict[str, Sequence[Tensor]] = {}
         values = self.program.values
         for name in (*self.graph.observed, *self.graph.given, *plan.clamped):
@@ -128,13 +142,14 @@ class Estimate:
             or self.scale is None
         ):
             return value
-        return scale_gradient(value, 1 / self.scale)
+        return scale_gradient(value, 1 / self.scale[entry.key.name])
 
-    def _scaled(self, raw: Tensor) -> Tensor:
+    def _scaled(self, name: str, raw: Tensor) -> Tensor:
         """Weight the gradient of a draw's parameters separately for each sample (DReG)."""
         assert self.scale is not None
+        scale = self.scale[name]
         return scale_gradient(
-            raw.expand(torch.broadcast_shapes(raw.shape, (*self.scale.shape[:-1], 1))), self.scale
+            raw.expand(torch.broadcast_shapes(raw.shape, (*scale.shape[:-1], 1))), scale
         )
 
     def _noise_at(self, entry: Entry, t: int | None) -> Tensor:
@@ -150,7 +165,7 @@ class Estimate:
         factor, noise = self.factors[entry.id], self._noise_at(entry, t)
         assert isinstance(factor, Factor)
         draw, spec = self.plan.choices[name].draw, factor.spec
-        scaled = self._scaled if self.scale is not None else None
+        scaled = partial(self._scaled, name) if self.scale is not None else None
         raw = scaled(raw) if scaled else raw
         # A seed: torch draws the sample, so the parameters need all axes of the value.
         if noise.dim() == 0:
@@ -431,6 +446,11 @@ class Estimate:
 
         They are not yet averaged over latents and samples.
         """
+        if self._terms is None:
+            self._terms = self._make_terms()
+        return self._terms
+
+    def _make_terms(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         latents = (
             name
             for name in self.graph.latents
@@ -449,13 +469,13 @@ class Estimate:
         here = (self.program.values[name] == self.batch[name]).all(-1, keepdim=True)
         return torch.where(seen[..., :1] & ~here, torch.full_like(total, -math.inf), total)
 
-    def gradient_scale(self, kl_weight: float | Tensor = 1.0) -> Tensor:
-        """DReG's factor on the gradient of each draw: 1 − β + βw̃.
+    def gradient_scale(self, kl_weight: KLWeight = 1.0) -> dict[str, Tensor]:
+        """DReG's factor on the gradient of each draw, by latent: 1 − β + βw̃.
 
-        w̃ is the sample's normalised importance weight. The bound weights each sample's gradient by
-        w̃. The log-weight contains −β log q(z). Its gradient with respect to q's parameters at
-        fixed z has the same mean as −β(w̃ − w̃²) times the gradient of the log-weight along the
-        path of z. The total factor is therefore w̃(1 − β + βw̃).
+        w̃ is the sample's normalised importance weight, β the weight of the latent's KL term. The
+        bound weights each sample's gradient by w̃. The log-weight contains −β log q(z). Its gradient
+        with respect to q's parameters at fixed z has the same mean as −β(w̃ − w̃²) times the gradient
+        of the log-weight along the path of z. The total factor is therefore w̃(1 − β + βw̃).
         """
         terms, kls = self.terms()
         total = _integrand(terms, kls, kl_weight)
@@ -463,16 +483,82 @@ class Estimate:
             if name == S.name:
                 break
             total = contract(total, self.weight(name), axis)
-        scale = (
-            1
-            - kl_weight
-            + kl_weight * expand_axis(total, SAMPLES, self.plan.samples).softmax(SAMPLES)
-        )
-        # ``_unscale`` divides by it.
-        return torch.where(scale.abs() < 1e-12, torch.full_like(scale, 1e-12), scale)
+        share = expand_axis(total, SAMPLES, self.plan.samples).softmax(SAMPLES)
 
-    def bound(self, kl_weight: float | Tensor = 1.0) -> Bound:
-        """The bound and its terms per example: all remaining expectations, innermost first."""
+        def scale(weight: float | Tensor) -> Tensor:
+            found = 1 - weight + weight * share
+            # ``_unscale`` divides by it.
+            return torch.where(found.abs() < 1e-12, torch.full_like(found, 1e-12), found)
+
+        if isinstance(kl_weight, Mapping):
+            return {name: scale(weight_of(kl_weight, name)) for name in self.plan.drawn}
+        return dict.fromkeys(self.plan.drawn, scale(kl_weight))
+
+    def bound(self, kl_weight: KLWeight = 1.0, free_bits: FreeBits | None = None) -> Bound:
+        """The bound and its terms per example, and the objective that weights make of it."""
+        if _one(kl_weight) and free_bits is None:
+            return self._reduced(1.0)
+        weights, cost = kl_weight, None
+        if free_bits is not None:
+            weights, cost = self._with_free_bits(kl_weight, free_bits)
+        found = self._reduced(weights)
+        objective = found.value if cost is None else found.value - cost
+        with torch.no_grad():
+            if self.plan.bound == "iwae":
+                return replace(self._reduced(1.0), weighted=objective)
+            terms = {name: term for name, term in found.terms.items() if latent_of(name) is None}
+            kls = {name: term for name, term in found.terms.items() if name not in terms}
+            return replace(found, value=_integrand(terms, kls, 1.0), weighted=objective)
+
+    def kl_totals(self, names: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """The KL terms of some latents under the ELBO, summed over examples, without gradient.
+
+        Return also the number of examples in which each latent is not entirely known.
+        """
+        _, kls = self.terms()
+        with torch.no_grad():
+            sums = [self._expected(kls[kl_term(name)]).sum() for name in names]
+            return torch.stack(sums), torch.stack([self._unknown(name).sum() for name in names])
+
+    def _expected(self, term: Tensor) -> Tensor:
+        """The expectation of a term under the ELBO, one number per example."""
+        for name, axis in self.sequence():
+            if name != S.name:
+                term = contract(term, self.weight(name), axis)
+            elif size(term, axis) > 1:
+                term = term.mean(axis, keepdim=True)
+        return term.reshape(-1).expand(self._like().shape[-2])
+
+    def _unknown(self, name: str) -> Tensor:
+        """1 for every example in which a latent is not entirely known, else 0."""
+        like, seen = self.terms()[1][kl_term(name)], self.batch.get(mask_of(name))
+        if seen is None:
+            return like.new_ones(self._like().shape[-2])
+        missing = ~seen[..., :1]
+        if self.program.real is not None and self.graph.timed[name]:
+            missing = missing & self.program.real
+        return missing.movedim(-2, -1).flatten(0, -2).any(0).to(like.dtype)
+
+    def _with_free_bits(
+        self, kl_weight: KLWeight, free_bits: FreeBits
+    ) -> tuple[dict[str, float | Tensor], Tensor]:
+        """The weights of the KL terms, 0 for those below their free bits, and the cost of these.
+
+        A term below its free bits costs as much as if it were equal to them.
+        """
+        names = list(free_bits.nats)
+        sums, rows = self.kl_totals(names)
+        free_bits.sum_over_processes([sums, rows])
+        weights = {name: weight_of(kl_weight, name) for name in self.plan.choices}
+        cost = torch.zeros_like(sums[0])
+        for i, (name, nats) in enumerate(free_bits.nats.items()):
+            counts = (sums[i] > nats * rows[i]).to(sums.dtype)
+            cost = cost + weights[name] * (1 - counts) * nats * self._unknown(name)
+            weights[name] = weights[name] * counts
+        return weights, cost
+
+    def _reduced(self, kl_weight: KLWeight) -> Bound:
+        """The bound with weighted KL terms: all remaining expectations, innermost first."""
         plan = self.plan
         terms, kls = self.terms()
         score = [name for name, choice in plan.choices.items() if choice.draw is Draw.SCORE]
@@ -574,19 +660,25 @@ class Estimate:
 
 
 def _integrand(
-    terms: Mapping[str, Tensor], kls: Mapping[str, Tensor], kl_weight: float | Tensor
+    terms: Mapping[str, Tensor], kls: Mapping[str, Tensor], kl_weight: KLWeight
 ) -> Tensor:
-    """Σ likelihood terms − ``kl_weight`` · Σ KL terms."""
+    """Σ likelihood terms − Σ KL terms, each times its weight."""
     total: Tensor | None = None
     for term in terms.values():
         total = term if total is None else total + term
     assert total is not None  # every model has an observed variable
-    for kl in kls.values():
-        total = total - (kl if _one(kl_weight) else kl_weight * kl)
+    for name, kl in kls.items():
+        weight = weight_of(kl_weight, str(latent_of(name)))
+        total = total - (kl if _one(weight) else weight * kl)
     return total
 
 
-def _one(kl_weight: float | Tensor) -> bool:
+def weight_of(kl_weight: KLWeight, latent: str) -> float | Tensor:
+    """Return the weight of a latent's KL term."""
+    return kl_weight.get(latent, 1.0) if isinstance(kl_weight, Mapping) else kl_weight
+
+
+def _one(kl_weight: KLWeight) -> bool:
     return isinstance(kl_weight, float) and kl_weight == 1.0
 
 
@@ -616,7 +708,8 @@ def estimate(
     noise: Mapping[str, Tensor],
     *,
     temperature: float | Tensor = 0.5,
-    kl_weight: float | Tensor = 1.0,
+    kl_weight: KLWeight = 1.0,
+    free_bits: FreeBits | None = None,
 ) -> Bound:
     """Estimate the plan's bound for this batch and noise, one number per example."""
     scale = None
@@ -626,8 +719,4 @@ def estimate(
                 kl_weight
             )
     estimated = Estimate(plan, factors, batch, noise, temperature=temperature, scale=scale)
-    bound = estimated.bound(kl_weight)
-    if _one(kl_weight):
-        return bound
-    with torch.no_grad():
-        return replace(bound, unweighted=estimated.bound().value)
+    return estimated.bound(kl_weight, free_bits)

@@ -2,7 +2,8 @@
 
 A term of the bound is called ``x`` for log p(x|·) and ``kl(z)`` for E[log q(z|·) − log p(z|·)]. The
 rows and the history of a run have the metrics of training under these names, those of validation
-with a prefix (``validation kl(z)``), and the history the steps of a metric as ``kl(z).step``. Only
+with a prefix (``validation kl(z)``), and the history the steps of a metric as ``kl(z).step``. The
+bound and its terms never have weights; what a run maximises instead is called ``objective``. Only
 this module builds and parses such names.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 BOUNDS = ("elbo", "iwae", "expected", "evidence")
+OBJECTIVE = "objective"  # what a run maximises, where that is not the bound itself
 # Entries of a row that are neither a bound nor its terms.
 BESIDES = ("step", "epoch", "lr", "phase", "gradient", "kl weight", "seconds", "note")
 _VALIDATION, _STEPS = "validation ", ".step"

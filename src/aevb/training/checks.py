@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -17,7 +17,18 @@ from aevb.training.settings import Settings
 from aevb.training.step import Stepper
 
 # Settings that exact answers do not use.
-ESTIMATES = ("bound", "samples", "gradient", "temperature", "kl_warmup", "classify", "agree")
+ESTIMATES = (
+    "bound",
+    "samples",
+    "gradient",
+    "temperature",
+    "beta",
+    "free_bits",
+    "kl_warmup",
+    "kl_cycles",
+    "classify",
+    "agree",
+)
 
 
 class NoValidationError(ValueError):
@@ -48,6 +59,12 @@ def _check_length(job: Job) -> None:
             f"kl_warmup={s.kl_warmup} does not end before training does ({job.total} steps): the "
             f"bound would never be trained. Shorten it."
         )
+    if s.kl_cycles > 1 and s.kl_warmup >= job.total // s.kl_cycles:
+        raise ValueError(
+            f"kl_warmup={s.kl_warmup} does not end within a cycle: kl_cycles={s.kl_cycles} "
+            f"divides {job.total} steps into cycles of {job.total // s.kl_cycles}. Shorten it, or "
+            f"use fewer cycles."
+        )
     if s.warmup >= job.total:
         raise ValueError(
             f"warmup={s.warmup} does not end before training does ({job.total} steps). Shorten it."
@@ -68,6 +85,36 @@ def _check_objective(job: Job) -> None:
             f"mle() ascends the exact evidence, which is not known for this model: {reason}. Use "
             f"joint()."
         )
+
+
+def _check_penalties(job: Job) -> None:
+    """Refuse ``beta=`` and ``free_bits=`` for latents without a KL term, or without a meaning."""
+    s = job.settings
+    if s.schedule.objective != "bound":
+        return
+    if s.has_free_bits and s.bound == "iwae":
+        raise ValueError(
+            'free_bits= compares KL terms with a number, but bound="iwae" has no KL terms: they '
+            'are inside its logarithm. Use bound="elbo", or leave free_bits= out.'
+        )
+    for name, differs in (("beta", s.has_beta), ("free_bits", s.has_free_bits)):
+        value = getattr(s, name)
+        for latent in value if isinstance(value, Mapping) else ():
+            if latent not in job.model.graph.latents:
+                raise ValueError(
+                    f"{name}= names {latent!r}, which is no latent. The latents are "
+                    f"{', '.join(job.model.graph.latents)}."
+                )
+            if latent not in job.plan.choices:
+                raise ValueError(
+                    f"{name}= names {latent!r}, which is known in every row and therefore has no "
+                    f"KL term. Leave {latent!r} out of {name}=, or out of the data."
+                )
+        if differs and not job.plan.choices:
+            raise ValueError(
+                f"{name}= changes KL terms, but the bound has none: every latent is known in "
+                f"every row. Leave {name}= out."
+            )
 
 
 def _check_labels(job: Job) -> None:
@@ -155,6 +202,7 @@ _CHECKS: tuple[Callable[[Job], None], ...] = (
     _check_objective,
     _check_labels,
     _check_exact,
+    _check_penalties,
     _check_agreement,
     _check_precision,
 )

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from aevb.estimate.metric_names import BESIDES, BOUNDS, Metric, latent_of
+from aevb.estimate.metric_names import BESIDES, BOUNDS, OBJECTIVE, Metric, latent_of
 from aevb.training.best import Best, better
 from aevb.training.run_folder import Folder
 
@@ -80,7 +80,7 @@ class Display(Watcher):
         self.best = better(self.best, row["step"], row.get(self.judged, math.nan))
 
     def terms(self) -> list[str]:
-        """Return the names of the bound, the likelihoods and the KL terms, in this order."""
+        """Return the names of the bound, the objective, the likelihoods and the KL terms."""
         names = [
             name for name in dict.fromkeys((*self.train, *self.validation)) if name not in BESIDES
         ]
@@ -88,6 +88,7 @@ class Display(Watcher):
             names,
             key=lambda name: (
                 BOUNDS.index(name) if name in BOUNDS else len(BOUNDS),
+                name != OBJECTIVE,
                 latent_of(name) is not None,
             ),
         )
@@ -124,6 +125,9 @@ class Lines(Display):
         super().__init__(start, total, epochs, bound, best)
         self.spoke = time.perf_counter()
         self.columns: list[str] = []
+        # The heading of the validation column names the objective where it is not the bound.
+        self.validated = "valid. objective" if bound == OBJECTIVE else "validation"
+        self.wide = len(self.validated) + 2
         self.due, self.measured = False, (0.0, math.inf)
 
     def step(self, step: int) -> None:
@@ -161,8 +165,8 @@ class Lines(Display):
             self.columns = self.terms()
             names = "".join(f"{name[:14]:>{self._width(name)}}" for name in self.columns)
             print(
-                f"{'step':>{width}}  "
-                f"{'epoch':>7}{names}{'validation':>12}{'best':>12}{'lr':>10}{'steps/s':>9}{'left':>9}",
+                f"{'step':>{width}}  {'epoch':>7}{names}{self.validated:>{self.wide}}"
+                f"{'best':>12}{'lr':>10}{'steps/s':>9}{'left':>9}",
                 flush=True,
             )
         rate, left = self.measured
@@ -171,7 +175,7 @@ class Lines(Display):
             for name in self.columns
         )
         best = self.best.value if self.best else None
-        checked = f"{number(self.validation.get(self.bound)):>12}{number(best):>12}"
+        checked = f"{number(self.validation.get(self.bound)):>{self.wide}}{number(best):>12}"
         epoch = self.epochs * self.at / max(self.total, 1)
         rest = f"{rate_of(self.train):>10}{pace(rate):>9}{clock(left):>9}"
         print(f"{self.at:>{width},}  {epoch:>7.2f}{values}{checked}{rest}", flush=True)
@@ -265,7 +269,7 @@ class Live(Display):
         )
         names = self.terms()
         for name in names[: self.MOST]:
-            style = "bold" if name in BOUNDS else ""
+            style = "bold" if name in (*BOUNDS, OBJECTIVE) else ""
             best = (
                 f"best {number(self.best.value)} at step {self.best.step:,}"
                 if name == self.bound and self.best

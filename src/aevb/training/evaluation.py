@@ -14,13 +14,15 @@ from aevb.data.sources import Source
 from aevb.declare.noise_kinds import SEED
 from aevb.derive.plan import Plan
 from aevb.estimate.batch import Batch, split_latents
-from aevb.estimate.estimators import estimate
+from aevb.estimate.estimators import Estimate
+from aevb.estimate.metric_names import OBJECTIVE
 from aevb.evidence.exact import exact_evidence, why_not_exact
 from aevb.evidence.gap import gap
 from aevb.evidence.sampling import importance
 from aevb.model import Model
 from aevb.training.purity import own_part
 from aevb.training.row_order import seed_of
+from aevb.training.settings import Settings
 
 ROWS, ROWS_ON_GPU = 1000, 10_000  # rows evaluated at a time
 SHARE = 0.1  # of a GPU's free memory, for rows and noise that stay there
@@ -96,7 +98,9 @@ class Evaluation:
         bound: str = "elbo",
         samples: int = 1,
         seed: int = 0,
+        settings: Settings | None = None,
     ) -> None:
+        """``settings`` adds the objective of a run, if ``beta`` or ``free_bits`` changes it."""
         self.model, self.source, self.how, self.bound, self.samples, self.seed = (
             model,
             source,
@@ -105,6 +109,7 @@ class Evaluation:
             samples,
             seed,
         )
+        self.penalties = settings if settings is not None and settings.penalised else None
         self.exact = why_not_exact(model) is None
         chunk = max(1, (ROWS_ON_GPU if source.like.is_cuda else ROWS) // samples)
         self.parts = [
@@ -144,13 +149,18 @@ class Evaluation:
         """The sums over all rows, one for each of ``names``."""
         totals: dict[str, Tensor] = {}
         for batch, plan, noise in parts:
-            estimated = estimate(plan, self.model.factors, batch, noise)
-            found = {self.bound: estimated.value, **estimated.terms} | (
+            estimated = Estimate(plan, self.model.factors, batch, noise)
+            bound = estimated.bound()
+            found = {self.bound: bound.value, **bound.terms} | (
                 _exactly(self.model, batch) if self.exact else {}
             )
+            if self.penalties is not None:
+                found |= _parts_of_objective(estimated, self.penalties)
             for name, value in found.items():
                 total = value.double().sum()
                 totals[name] = totals[name] + total if name in totals else total
+        if self.penalties is not None:
+            totals = _with_objective(totals, self.penalties)
         self.names = list(totals)
         return torch.stack(list(totals.values()))
 
@@ -228,6 +238,34 @@ def _exactly(model: Model, batch: Batch) -> dict[str, Tensor]:
         except LinAlgError:
             value = nan
         found |= {} if value is None else {name: value}
+    return found
+
+
+def _parts_of_objective(estimated: Estimate, penalties: Settings) -> dict[str, Tensor]:
+    """Return the objective without free bits, and the KL terms and rows of latents that have them.
+
+    The free bits are compared with the mean over all rows, so that the result does not depend on
+    the number of rows evaluated at a time.
+    """
+    latents = list(estimated.plan.choices)
+    betas = {name: penalties.beta_of(name) for name in latents}
+    found = {OBJECTIVE: estimated.bound(betas).objective}
+    free = [name for name in latents if penalties.free_bits_of(name)]
+    for name, kl, rows in zip(free, *estimated.kl_totals(free), strict=True) if free else ():
+        found |= {f"{_FREE} {name}": kl, f"{_ROWS} {name}": rows}
+    return found
+
+
+_FREE, _ROWS = "free kl", "free rows"  # names of sums that are not reported
+
+
+def _with_objective(totals: Mapping[str, Tensor], penalties: Settings) -> dict[str, Tensor]:
+    """Return the totals with the free bits counted in the objective."""
+    found = {name: total for name, total in totals.items() if not name.startswith((_FREE, _ROWS))}
+    for name in (key.removeprefix(f"{_FREE} ") for key in totals if key.startswith(_FREE)):
+        kl, rows = totals[f"{_FREE} {name}"], totals[f"{_ROWS} {name}"]
+        short = (penalties.free_bits_of(name) * rows - kl).clamp_min(0)
+        found[OBJECTIVE] = found[OBJECTIVE] - penalties.beta_of(name) * short
     return found
 
 

@@ -36,6 +36,7 @@ from aevb.data.sources import Resident
 from aevb.derive.plan import Layout
 from aevb.estimate import noise as noises
 from aevb.estimate.batch import Batch
+from aevb.estimate.metric_names import OBJECTIVE
 from aevb.runtime import private_torch
 from aevb.training.checkpoint import State
 from aevb.training.events import NOT_COMPILED, Event
@@ -47,7 +48,7 @@ from aevb.training.row_order import seed_of
 from aevb.training.schedules import Phase
 from aevb.training.staging import Gathered, Staged
 from aevb.training.step import Stepper
-from aevb.training.step_inputs import KL_WEIGHT, Input, Inputs, Kind, inputs_of
+from aevb.training.step_inputs import ALL, Input, Inputs, Kind, inputs_of
 from aevb.training.trouble import finite, what_failed
 
 REFERENCE = "reference"  # in a checkpoint, a weight of the posterior that an M-step holds fixed
@@ -76,6 +77,7 @@ class GradientSteps(Stepper):
             job.labelled,
             job.classes,
             job.em,
+            job.world,
         )
         self.waits = on_gpu = self.device.type == "cuda"
         assert settings.lr is not None
@@ -85,10 +87,15 @@ class GradientSteps(Stepper):
         self.adam = Adam(settings.lr if self.rates is None else self.rates[0, 0])
         self.noise, self.drawing = torch.Generator(self.device), torch.Generator(self.device)
         self.rows = torch.zeros(places, order.batch, dtype=torch.long, device=self.device)
-        self.kl_weights = torch.ones(places, ALIGNED, device=self.device, dtype=self.dtype)
+        names = job.plan.choices if isinstance(settings.beta, Mapping) else (ALL,)
+        # By latent, or one for all; empty if the KL terms have no weights.
+        self.kl_weights = {
+            name: torch.ones(places, ALIGNED, device=self.device, dtype=self.dtype)
+            for name in (names if settings.weights_kl else ())
+        }
         self.layouts: dict[int, Layout] = {}  # by the number of time steps in a batch
         self.staged: Staged | Gathered | None = self._staging()  # prefetched batches
-        self.not_recorded = why_not_recorded(job.model, settings, job.plan)
+        self.not_recorded = why_not_recorded(job.model, settings, job.plan, job.world.size)
         self.compiled: dict[
             str, CompiledStep | None
         ] = {}  # by phase; None where a step could not be recorded
@@ -147,11 +154,11 @@ class GradientSteps(Stepper):
         self._seed(self.noise, "noise", step)
         if self.draws:
             self._seed(self.drawing, "data", step)
-        if s.kl_warmup:
-            weights = [s.kl_weight(step + i) for i in range(count)]
-            self.kl_weights[:count, 0].copy_(
-                torch.tensor(weights, dtype=self.dtype), non_blocking=True
-            )
+        for name, places in self.kl_weights.items():
+            weights = [
+                s.beta_of(name) * s.kl_weight(step + i, self.job.total) for i in range(count)
+            ]
+            places[:count, 0].copy_(torch.tensor(weights, dtype=self.dtype), non_blocking=True)
         if self.rates is not None:
             self.rates[:count, 0].copy_(torch.tensor(rates), non_blocking=True)
         else:
@@ -167,7 +174,7 @@ class GradientSteps(Stepper):
     def inputs(self, place: int) -> dict[Input, Tensor]:
         """Return all inputs of a step besides the parameters.
 
-        They are the batch, the noise, the distorted copy and the KL weight.
+        They are the batch, the noise, the distorted copy and the KL weights.
         """
         s, n = self.settings, self.order.batch
         if self.staged is not None:
@@ -189,7 +196,8 @@ class GradientSteps(Stepper):
         if s.agree:
             moved = self._distorted(self.source.prepare(batch, uniform))
             inputs |= inputs_of(Kind.MOVED, moved)
-        return inputs | ({KL_WEIGHT: self.kl_weights[place, 0]} if s.kl_warmup else {})
+        weights = {name: places[place, 0] for name, places in self.kl_weights.items()}
+        return inputs | inputs_of(Kind.KL_WEIGHT, weights)
 
     def _distorted(self, batch: Batch) -> Batch:
         """Return x̃: x with a small random rotation, shear, scale and shift."""
@@ -218,14 +226,16 @@ class GradientSteps(Stepper):
         name = {"evidence": "evidence", "em": "expected"}.get(
             self.settings.schedule.objective, self.settings.bound
         )
-        values = {
-            name: bound.value if bound.unweighted is None else bound.unweighted,
-            **bound.terms,
-        }
-        self.tally.rename([*values, "gradient"])
-        return objective, torch.stack([value.detach() for value in values.values()]).sum(
-            -1
-        ) / self.order.batch
+        values = {name: bound.value, **bound.terms}
+        measured = (
+            torch.stack([value.detach() for value in values.values()]).sum(-1) / self.order.batch
+        )
+        names = list(values)
+        if self.settings.records_objective:
+            names.append(OBJECTIVE)
+            measured = torch.cat([measured, objective.detach().to(measured.dtype)[None]])
+        self.tally.rename([*names, "gradient"])
+        return objective, measured
 
     def _evaluate(self, phase: Phase, inputs: Inputs) -> Found:
         """Return the objective, the metrics, and the gradients of the active parameters."""

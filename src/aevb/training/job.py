@@ -118,7 +118,8 @@ def prepare_job(
     plan = _plan(model, settings, first)
     total = ITERATIONS if unbounded else settings.total(source.n, size)
     compiling = None
-    if settings.compile is None and why_not_recorded(model, settings, plan) is None:
+    not_recorded = why_not_recorded(model, settings, plan, world.size)
+    if settings.compile is None and not_recorded is None:
         batch = source.take(torch.arange(min(size, source.n)))
         compiling = choose(model, plan, batch, total)
     if settings.compile is None:

@@ -229,7 +229,7 @@ class Training:
             return {"phase": "EM" if self.job.em is not None else phase.name}
         s, step = self.settings, self.step - 1
         return {"lr": s.rate(step, phase), "phase": phase.name} | (
-            {"kl weight": s.kl_weight(step)} if s.kl_warmup else {}
+            {"kl weight": s.kl_weight(step, self.total)} if s.kl_warmup else {}
         )
 
     def _validate(self) -> None:

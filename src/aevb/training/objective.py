@@ -13,13 +13,15 @@ from aevb.data.sources import Source
 from aevb.derive.plan import Plan
 from aevb.estimate.batch import Batch
 from aevb.estimate.estimators import Bound, estimate
+from aevb.estimate.free_bits import FreeBits
 from aevb.estimate.keys import mask_of
 from aevb.estimate.program import Program
 from aevb.evidence.exact import exact_evidence
 from aevb.model import Model
+from aevb.training.distributed import World
 from aevb.training.em import Regressions, Responsibilities
 from aevb.training.settings import Settings
-from aevb.training.step_inputs import KL_WEIGHT, Inputs, Kind, values_of
+from aevb.training.step_inputs import ALL, Inputs, Kind, values_of
 
 
 class Objective:
@@ -40,6 +42,7 @@ class Objective:
         labelled: Sequence[str],
         classes: Sequence[str],
         em: Regressions | Responsibilities | None,
+        world: World | None = None,
     ) -> None:
         self.model, self.plan, self.source, self.rows, self.settings = (
             model,
@@ -49,6 +52,9 @@ class Objective:
             settings,
         )
         self.labelled, self.classes, self.em = labelled, classes, em
+        nats = {name: settings.free_bits_of(name) for name in plan.choices}
+        nats = {name: bits for name, bits in nats.items() if bits}
+        self.free_bits = FreeBits(nats, (world or World()).sum) if nats else None
         self._reference: Model | None = None  # whose posterior an M-step holds fixed
 
     @property
@@ -74,16 +80,17 @@ class Objective:
         elif s.schedule.objective == "em":
             bound = self._expected(batch)
         else:
-            weight = inputs.get(KL_WEIGHT, 1.0)
+            weights = values_of(Kind.KL_WEIGHT, inputs)
             bound = estimate(
                 self.plan,
                 self.model.factors,
                 batch,
                 noise,
                 temperature=s.temperature,
-                kl_weight=weight,
+                kl_weight=weights.get(ALL, weights) if weights else 1.0,
+                free_bits=self.free_bits,
             )
-        objective = bound.value.sum() / self.rows
+        objective = bound.objective.sum() / self.rows
         if s.classify:
             objective = objective + s.classify * self._classification(batch) / self.rows
         if s.agree:

@@ -16,12 +16,16 @@ UNKNOWN_HOOKS = (
 )
 
 
-def why_not_recorded(model: Model, settings: Settings, plan: Plan) -> str | None:
+def why_not_recorded(
+    model: Model, settings: Settings, plan: Plan, processes: int = 1
+) -> str | None:
     """Return why a step cannot be recorded and runs eagerly; None if it can."""
     if settings.schedule.objective != "bound":
         return (
             f"{settings.schedule} computes the objective exactly, without an estimate of the bound"
         )
+    if processes > 1 and settings.has_free_bits:
+        return "free_bits= compares KL terms over all processes within a step"
     if names := drawn_by_torch(plan):
         return f"{names[0]} is drawn by a sampler of torch's own"
     return own_part(model)

@@ -17,6 +17,7 @@ from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aevb.estimate.metric_names import OBJECTIVE
 from aevb.training.schedules import Phase, Schedule, joint, schedule_from
 
 if TYPE_CHECKING:
@@ -69,7 +70,24 @@ class Settings:
         "clipping.",
         None,
     )
-    kl_warmup: int = _setting("Steps over which the weight of the KL terms rises to 1.", 0)
+    beta: float | Mapping[str, float] = _setting(
+        "Weight of the KL terms in the objective: a number, or numbers by latent (1 for the "
+        "others). The bound that is reported has no weights.",
+        1.0,
+    )
+    free_bits: float | Mapping[str, float] = _setting(
+        "Nats of each latent, or by latent, below which its KL term has no gradient. The term "
+        "counts as the maximum of this number and its mean over the batch.",
+        0.0,
+    )
+    kl_warmup: int = _setting(
+        "Steps over which the weight of the KL terms rises to 1, or to beta.", 0
+    )
+    kl_cycles: int = _setting(
+        "Number of equal parts of the run, each of which begins with kl_warmup steps of rising "
+        "weight.",
+        1,
+    )
     classify: float = _setting("Weight of log q(y|x) on rows whose label y is known.", 0.0)
     agree: float = _setting(
         "Weight of Σ q(y|x) log q(y|x̃), a consistency term. It makes q predict the same class "
@@ -140,6 +158,7 @@ class Settings:
             "validate_every",
             "log_every",
             "checkpoint_every",
+            "kl_cycles",
         ):
             _whole(name, getattr(self, name), least=1)
         for name in ("warmup", "kl_warmup", "skip", "seed"):
@@ -154,6 +173,13 @@ class Settings:
                 or not 0 <= value < math.inf
             ):
                 raise ValueError(f"{name} is a weight, 0 or more, got {value!r}.")
+        for name, example in (("beta", "4.0"), ("free_bits", "0.5")):
+            object.__setattr__(self, name, _by_latent(name, getattr(self, name), example))
+        if self.kl_cycles > 1 and not self.kl_warmup:
+            raise ValueError(
+                f"kl_cycles={self.kl_cycles} repeats the warm-up of the KL terms, but kl_warmup "
+                f"is 0. Set kl_warmup to the steps over which their weight rises in each cycle."
+            )
         if not isinstance(self.distort, Mapping) or not all(
             isinstance(value, Affine) for value in self.distort.values()
         ):
@@ -189,11 +215,39 @@ class Settings:
 
     @property
     def judge(self) -> str:
-        """The quantity that compares validations: the bound, or the evidence.
+        """The quantity that compares validations: the bound, the objective or the evidence.
 
-        Exact schedules use the evidence.
+        Exact schedules use the evidence. The objective is used if it differs from the bound until
+        the end (``beta``, ``free_bits``): the best bound would be that of some early step.
         """
-        return self.bound if self.schedule.objective == "bound" else "evidence"
+        if self.schedule.objective != "bound":
+            return "evidence"
+        return OBJECTIVE if self.penalised else self.bound
+
+    @property
+    def penalised(self) -> bool:
+        """Whether ``beta`` or ``free_bits`` makes the objective differ from the bound."""
+        return self.has_beta or self.has_free_bits
+
+    @property
+    def has_beta(self) -> bool:
+        """Whether a KL term has another weight than 1 after the warm-up."""
+        return any(one != 1 for one in _numbers_of(self.beta))
+
+    @property
+    def has_free_bits(self) -> bool:
+        """Whether a latent has free bits."""
+        return any(one != 0 for one in _numbers_of(self.free_bits))
+
+    @property
+    def records_objective(self) -> bool:
+        """Whether the objective differs from the bound in some steps, so that both are recorded."""
+        return bool(self.penalised or self.kl_warmup or self.classify or self.agree)
+
+    @property
+    def weights_kl(self) -> bool:
+        """Whether KL terms have a weight other than 1 in some steps."""
+        return bool(self.kl_warmup) or self.has_beta
 
     def total(self, n: int, batch: int) -> int:
         """Return the number of steps.
@@ -206,9 +260,24 @@ class Settings:
         epochs = self.epochs if self.epochs is not None else min(200.0, max(20.0, 2000 / per_epoch))
         return max(1, round(epochs * per_epoch))
 
-    def kl_weight(self, step: int) -> float:
-        """Return the weight of the KL terms in a step."""
-        return min(1.0, (step + 1) / self.kl_warmup) if self.kl_warmup else 1.0
+    def kl_weight(self, step: int, total: int) -> float:
+        """Return the warm-up's weight of the KL terms in a step; ``beta`` multiplies it.
+
+        ``total`` is the number of steps of the run, which ``kl_cycles`` divides.
+        """
+        if not self.kl_warmup:
+            return 1.0
+        start = -(-(step * self.kl_cycles // total) * total // self.kl_cycles)
+        return min(1.0, (step - start + 1) / self.kl_warmup)
+
+    def beta_of(self, latent: str) -> float:
+        """Return the weight of a latent's KL term after the warm-up."""
+        return self.beta.get(latent, 1.0) if isinstance(self.beta, Mapping) else self.beta
+
+    def free_bits_of(self, latent: str) -> float:
+        """Return the free bits of a latent, in nats."""
+        bits = self.free_bits
+        return bits.get(latent, 0.0) if isinstance(bits, Mapping) else bits
 
     def rate(self, step: int, phase: Phase) -> float:
         """Return the learning rate of a step, which belongs to this phase."""
@@ -228,6 +297,8 @@ class Settings:
         schedule = {key: value for key, value in asdict(self.schedule).items() if value is not None}
         return plain | {
             "how": dict(self.how),
+            "beta": _plain(self.beta),
+            "free_bits": _plain(self.free_bits),
             "distort": distort,
             "schedule": {"name": type(self.schedule).__name__, **schedule},
         }
@@ -252,6 +323,20 @@ class Settings:
         fresh, frozen, numbers) are ignored. Any other unknown key raises a ValueError.
         """
         return cls(**read_toml(path))
+
+
+def penalties_of(settings: Settings) -> str:
+    """Return ``beta`` and ``free_bits`` as a user would write them, if they are not the defaults.
+
+    >>> penalties_of(Settings(beta=4.0, free_bits={"z": 0.5}))
+    "beta=4 and free_bits={'z': 0.5}"
+    """
+    given = {"beta": settings.has_beta, "free_bits": settings.has_free_bits}
+    values = {name: getattr(settings, name) for name, differs in given.items() if differs}
+    return " and ".join(
+        f"{name}={value}" if isinstance(value, Mapping) else f"{name}={value:g}"
+        for name, value in values.items()
+    )
 
 
 def documentation(one: Field[Any]) -> str:
@@ -362,6 +447,37 @@ def _from_plain(record: Mapping[str, Any]) -> dict[str, Any]:
                 f"= [28, 28, 0.2, 0.3, 0.12, 0.06], got {found['distort']!r}."
             ) from None
     return found
+
+
+def _by_latent(name: str, value: Any, example: str) -> float | dict[str, float]:
+    """Return a number, or a dictionary from latent to number; refuse anything else."""
+    import numpy as np
+
+    by_latent = dict(value) if isinstance(value, Mapping) else {"": value}
+    for latent, one in by_latent.items():
+        plain = one.item() if isinstance(one, np.generic) else one
+        if (
+            not isinstance(latent, str)
+            or isinstance(plain, bool)
+            or not isinstance(plain, int | float)
+            or not 0 <= plain < math.inf
+        ):
+            raise ValueError(
+                f'{name} is a number, 0 or more, or numbers by latent, e.g. {example} or {{"z": '
+                f"{example}}}, got {value!r}."
+            )
+        by_latent[latent] = float(plain)
+    if not isinstance(value, Mapping):
+        return by_latent[""]
+    return by_latent or float(default_of(next(f for f in fields(Settings) if f.name == name)))
+
+
+def _numbers_of(value: float | Mapping[str, float]) -> list[float]:
+    return list(value.values()) if isinstance(value, Mapping) else [value]
+
+
+def _plain(value: float | Mapping[str, float]) -> float | dict[str, float]:
+    return dict(value) if isinstance(value, Mapping) else value
 
 
 def _whole(name: str, value: Any, *, least: int) -> None:

@@ -38,8 +38,23 @@ class SettingsOptions(TypedDict, total=False):
 
     By default no clipping.
     """
+    beta: float | Mapping[str, float]
+    """Weight of the KL terms in the objective: a number, or numbers by latent (1 for the others).
+
+    The bound that is reported has no weights. Default: 1.0.
+    """
+    free_bits: float | Mapping[str, float]
+    """Nats of each latent, or by latent, below which its KL term has no gradient.
+
+    The term counts as the maximum of this number and its mean over the batch. Default: 0.0.
+    """
     kl_warmup: int
-    """Steps over which the weight of the KL terms rises to 1. Default: 0."""
+    """Steps over which the weight of the KL terms rises to 1, or to beta. Default: 0."""
+    kl_cycles: int
+    """Number of equal parts of the run, each of which begins with kl_warmup steps of rising weight.
+
+    Default: 1.
+    """
     classify: float
     """Weight of log q(y|x) on rows whose label y is known. Default: 0.0."""
     agree: float

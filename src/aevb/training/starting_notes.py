@@ -14,6 +14,7 @@ from aevb.training import events
 from aevb.training.events import Event
 from aevb.training.job import Job
 from aevb.training.purity import UNKNOWN_HOOKS, why_not_recorded
+from aevb.training.settings import penalties_of
 from aevb.training.trained_factors import known_everywhere
 
 
@@ -21,6 +22,12 @@ def notes_at_start(job: Job) -> Iterator[Event]:
     """Return the events to record before the first step."""
     yield from _latents_known_everywhere(job)
     yield from _labels_without_effect(job)
+    if job.settings.penalised:
+        text = (
+            f"The run maximises the objective, which has {penalties_of(job.settings)}. The "
+            f"{job.settings.bound} and its terms are reported without them."
+        )
+        yield Event(events.OBJECTIVE, "run", text)
     for text in _odd_data(job):
         yield Event(events.REPEATED, "data", text)
     if job.compiling is not None and job.compiling.compile:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from aevb.estimate.metric_names import OBJECTIVE
 from aevb.training.checkpoint import CheckpointError, State
 from aevb.training.distributed import World
 from aevb.training.job import Job
@@ -37,6 +38,7 @@ class Tally:
         self.taken = torch.zeros((), device=device)  # steps whose metrics are in ``sums``
         self.sums = torch.zeros(0, device=device, dtype=dtype)
         self.names: list[str] = []  # of the metrics
+        self.restored: list[str] = []  # names of the metrics of a checkpoint, until the next step
         self.origin: int | None = None
 
     def begin(self, step: int) -> None:
@@ -73,6 +75,11 @@ class Tally:
     def make_room(self) -> None:
         if not len(self.sums):
             self.sums = torch.zeros(len(self.names), device=self.sums.device, dtype=self.sums.dtype)
+        if self.restored == [name for name in self.names if name != OBJECTIVE] != self.names:
+            # Earlier versions did not record the objective: start the means anew.
+            self.sums = self.sums.new_zeros(len(self.names))
+            self.taken.zero_()
+        self.restored = []
         if len(self.sums) != len(self.names):
             raise CheckpointError(
                 f"The checkpoint has sums of {len(self.sums)} quantities, but a step measures "
@@ -113,7 +120,7 @@ class Tally:
         )
 
     def restore(self, metrics: Mapping[str, Any], dtype: torch.dtype) -> None:
-        self.names = list(metrics["sums"])
+        self.names = self.restored = list(metrics["sums"])
         # The sums are over all processes. The first process keeps them.
         mine = 1.0 if self.world.first else 0.0
         self.sums = mine * torch.tensor(

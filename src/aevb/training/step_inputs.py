@@ -15,12 +15,12 @@ class Kind(StrEnum):
     UNIFORM = "uniform"  # random numbers for data that are drawn anew in every step
     NOISE = "noise"  # the noise of the estimate
     MOVED = "moved"  # the distorted copy of the rows
-    KL_WEIGHT = "KL weight"
+    KL_WEIGHT = "KL weight"  # by latent, or one for all latents under the name ALL
 
 
 Input = tuple[Kind, str]  # the key of an input: its kind and its name
 Inputs = Mapping[Input, Tensor]
-KL_WEIGHT: Input = (Kind.KL_WEIGHT, "")
+ALL = ""
 
 
 def inputs_of(kind: Kind, values: Mapping[str, Tensor]) -> dict[Input, Tensor]:

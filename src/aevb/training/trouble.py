@@ -76,9 +76,10 @@ def _culprit(
                 else ""
             )
             return f"the term {name}{factor}", bad, False
-    bad = ~bound.value.detach().isfinite().cpu()
-    if bool(bad.any()):
-        return "the bound", bad, False
+    for what, values in (("the bound", bound.value), ("the objective", bound.objective)):
+        bad = ~values.detach().isfinite().cpu()
+        if bool(bad.any()):
+            return what, bad, False
     gradients = torch.autograd.grad(-value, list(active), allow_unused=True)
     names = {parameter: name for name, parameter in job.model.named_parameters()}
     pairs = zip(active, gradients, strict=True)

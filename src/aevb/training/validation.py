@@ -21,7 +21,10 @@ class Validation:
         self._evaluation: Evaluation | None = None
 
     def values(self) -> dict[str, float]:
-        """Return the bound, its terms and, if known, the exact evidence on the validation data."""
+        """Return the bound, its terms and, if known, the exact evidence on the validation data.
+
+        If ``beta`` or ``free_bits`` changes the objective, return the objective too.
+        """
         assert self.source is not None
         if self._evaluation is None:
             s = self.job.settings
@@ -32,6 +35,7 @@ class Validation:
                 bound=s.bound,
                 samples=s.samples,
                 seed=s.seed,
+                settings=s,
             )
         return self._evaluation()
 

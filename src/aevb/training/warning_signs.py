@@ -14,7 +14,7 @@ from torch import Tensor
 
 from aevb.derive.plan import Plan
 from aevb.estimate.estimators import estimate
-from aevb.estimate.metric_names import Metric
+from aevb.estimate.metric_names import OBJECTIVE, Metric
 from aevb.model import Model
 from aevb.training.events import FELL_BACK, ONE_SAMPLE, Event
 from aevb.training.job import Job
@@ -30,30 +30,36 @@ MANY = 5  # fewest samples per example for which a small effective sample size i
 
 
 class Fall(NamedTuple):
-    """A fall of the training bound: mean and step of its best window, and the last mean."""
+    """A fall of the training bound: mean and step of its best window, and the last mean.
+
+    ``name`` is "objective" if the run maximised an objective with other KL terms.
+    """
 
     best: float
     step: int
     last: float
+    name: str
 
 
 def fall(run: Run) -> Fall | None:
     """Return how far the training bound fell from its best, by moving averages; None if it did not.
 
-    Also None if the bound is not the whole objective (``classify``, ``agree``, exact schedules), or
-    if ``patience`` restores the best weights anyway.
+    If ``beta`` or ``free_bits`` changes the objective, the fall is that of the objective. Also None
+    if the objective has other terms (``classify``, ``agree``, exact schedules), or if ``patience``
+    restores the best weights anyway.
     """
     settings, history = run.settings, run.history
+    name = settings.judge
     if (
         settings.schedule.objective != "bound"
         or settings.classify
         or settings.agree
         or settings.patience is not None
-        or settings.bound not in history
+        or name not in history
     ):
         return None
-    values, steps = history[settings.bound], history[Metric(settings.bound).steps]
-    kept = np.isfinite(values) & (steps > settings.kl_warmup)
+    values, steps = history[name], history[Metric(name).steps]
+    kept = np.isfinite(values) & (steps > max(settings.kl_warmup, _last_rise(history)))
     values, steps = values[kept], steps[kept]
     if len(values) < LEAST:
         return None
@@ -66,7 +72,16 @@ def fall(run: Run) -> Fall | None:
     chance = float(np.median(np.abs(np.diff(values)))) / 0.954 * (2 / width) ** 0.5
     if lost <= max(NATS, SHARE * rise, SIGMAS * chance):
         return None
-    return Fall(float(means[at]), int(steps[at + width - 1]), float(means[-1]))
+    return Fall(float(means[at]), int(steps[at + width - 1]), float(means[-1]), name)
+
+
+def _last_rise(history: Mapping[str, np.ndarray]) -> int:
+    """Return the last recorded step in which the KL terms did not have their whole weight."""
+    weight = Metric("kl weight")
+    if weight.key not in history:
+        return 0
+    rising = history[weight.steps][history[weight.key] < 1]
+    return int(rising[-1]) if len(rising) else 0
 
 
 def effective_weights(
@@ -92,7 +107,8 @@ def fell_back(found: Fall) -> Event:
     return Event(
         FELL_BACK,
         "run",
-        f"The training bound fell back from {found.best:.2f} nats around step {found.step} to "
+        f"The training {'objective' if found.name == OBJECTIVE else 'bound'} fell back from "
+        f"{found.best:.2f} nats around step {found.step} to "
         f"{found.last:.2f} at the end.",
         "The steps are too large: use a lower lr=, or clip=. With validation= data, load_run "
         "reads the best checkpoint.",
