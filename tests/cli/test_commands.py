@@ -4,6 +4,7 @@ encode, impute, resume.
 
 import json
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -790,7 +791,42 @@ def mistake(monkeypatch, capsys, *arguments: object) -> str:
     return error
 
 
+def test_weights_of_kl_terms_are_options(tmp_path, monkeypatch, capsys, small):
+    command = ["train", f"{small}:mixture", "--data", "digits", "--steps", "20"]
+    options = ["--beta", "z=4", "--beta", "y=0.5", "--free-bits", "0.2"]
+    cycles = ["--kl-warmup", "5", "--kl-cycles", "2"]
+    run = tmp_path / "run"
+    printed = aevb(monkeypatch, capsys, *command, *options, *cycles, "--out", run)
+    assert (
+        "The run maximises the objective, which has beta={'z': 4.0, 'y': 0.5} and free_bits=0.2. "
+        "The elbo and its terms are reported without them." in printed
+    )
+    found = tomllib.loads((run / "config.toml").read_text())
+    assert found["beta"] == {"z": 4.0, "y": 0.5}
+    assert [found[name] for name in ("free_bits", "kl_warmup", "kl_cycles")] == [0.2, 5, 2]
+    evaluated = aevb(monkeypatch, capsys, "evaluate", run, "--samples", "0")
+    assert "elbo" in evaluated
+    assert "objective" not in evaluated
+    again = ["--config", run / "config.toml", "--beta", "2", "--seeds", "2"]
+    printed = aevb(monkeypatch, capsys, *command, *again, "--out", tmp_path / "more")
+    assert "seed-1: 20 steps, best validation objective -" in printed
+    assert tomllib.loads((tmp_path / "more/seed-0/config.toml").read_text())["beta"] == 2.0
+
+
 MISTAKES = [
+    *(
+        (
+            ["train", "gmvae", "--data", "digits", "--out", "run", *wrong],
+            2,
+            "--beta takes one number, e.g. --beta 0.5, or LATENT=NUMBER for each latent",
+        )
+        for wrong in (["--beta", "much"], ["--beta", "z=a"], ["--beta", "2", "--beta", "z=2"])
+    ),
+    (
+        ["train", "gmvae", "--data", "digits", "--out", "run", "--free-bits", "w=1"],
+        2,
+        "free_bits= names 'w', which is no latent. The latents are y, z.",
+    ),
     (
         ["train", "gmvae", "--data", "nothing.csv", "--out", "run"],
         2,

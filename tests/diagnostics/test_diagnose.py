@@ -426,6 +426,42 @@ def test_a_bound_that_fell_back_is_told():
     assert judge_history(course([-60, *rising[60:]], kl_warmup=10))[0].kind == "over-fitting"
 
 
+def test_another_objective_is_told_and_judged():
+    rows = [
+        {"step": 10 * i, "elbo": -90.0 - i, "objective": value, "validation objective": value}
+        for i, value in enumerate([-99.0, -95.0, -94.0], 1)
+    ]
+    run = Run(small_vae(1.0, 1.0), Settings(beta=4.0, free_bits={"z": 0.5}), rows, None, 30, 1.0)
+    fitted, told = judge_history(run)
+    assert (fitted.level, fitted.kind) == ("ok", "over-fitting")
+    assert fitted.text.startswith("Not over-fitted: validation objective -94.00 nats")
+    assert (told.level, told.kind) == ("note", "objective")
+    assert "with beta=4 and free_bits={'z': 0.5}, not the bound itself" in told.text
+    values = np.concatenate([np.linspace(-90, -60, 50), np.linspace(-60, -75, 50)])
+    fallen = [
+        {"step": 10 * i, "elbo": -50.0 + i, "objective": value} for i, value in enumerate(values, 1)
+    ]
+    found = judge_history(Run(small_vae(1.0, 1.0), Settings(beta=4.0), fallen, None, 1000, 1.0))
+    assert found[0].kind == "fell back"
+    assert found[0].text.startswith("The training objective fell back from -60.")
+
+
+def test_cycles_are_judged_by_their_last_rise():
+    weight = np.tile([0.25, 0.5, 0.75, *[1.0] * 22], 4)
+    values = -60 - 5 * weight  # higher while the weight is low
+    rows = [
+        {"step": 10 * i, "elbo": value, "kl weight": one}
+        for i, (value, one) in enumerate(zip(values, weight, strict=True), 1)
+    ]
+    settings = Settings(kl_warmup=40, kl_cycles=4)
+    model = small_vae(1.0, 1.0)
+    whole = judge_history(Run(model, settings, rows, None, 1000, 1.0))
+    assert [finding.kind for finding in whole] == ["over-fitting"]
+    part = judge_history(Run(model, settings, rows[:27], None, 270, 1.0))
+    assert [finding.kind for finding in part] == ["over-fitting", "kl warm-up"]
+    assert part[1].figures["weight"] == 0.5
+
+
 def test_a_run_says_that_its_bound_fell_back():
     model = small_vae(1.0, 1.0)
 

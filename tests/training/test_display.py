@@ -246,6 +246,32 @@ def test_the_best_is_that_of_the_bound_which_is_trained(capsys):
     assert run.best == ((values.argmax() + 1) * 10, values.max())
 
 
+def test_the_objective_is_shown_and_judged_where_it_is_not_the_bound(capsys):
+    run = train(beta={"z": 3.0}, progress=True)
+    note, *lines = capsys.readouterr().out.splitlines()
+    assert note.startswith("The run maximises the objective, which has beta={'z': 3.0}.")
+    assert lines[0].replace("valid. objective", "valid.objective").split() == [
+        "step",
+        "epoch",
+        "elbo",
+        "objective",
+        "x",
+        "kl(y)",
+        "kl(z)",
+        "valid.objective",
+        "best",
+        "lr",
+        "steps/s",
+        "left",
+    ]
+    assert len({len(line) for line in lines}) == 1  # aligned
+    values = run.history["validation objective"]
+    assert [line.split()[7] for line in lines[1:]] == [number(value) for value in values]
+    assert run.best == ((values.argmax() + 1) * 10, values.max())
+    titles = [axes.get_title(loc="left") for axes in run.plot().axes[1:]]
+    assert titles == ["log p(x|·)", "kl(y)", "kl(z)", "objective"]
+
+
 def test_by_default_only_a_terminal_is_spoken_to(monkeypatch, capsys):
     train()
     assert capsys.readouterr().out == ""

@@ -7,6 +7,7 @@ import pytest
 import torch
 from compiled_runs import data, gmvae, trained, vae, vrnn
 from small_runs import assert_equal_weights, bits, small_vae, weights
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from aevb import Bernoulli, Exact, Model, Normal, OneHot, Settings, em, fit, load_run, mle, mlp
 from aevb.estimate.estimators import Estimate, estimate
@@ -193,8 +194,34 @@ def test_settings_that_change_nothing_are_not_computed(idle):
     assert [row.keys() for row in usual.rows] == [row.keys() for row in run.rows]
 
 
+class Counted(TorchDispatchMode):
+    """Count torch's operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_unused_settings_cost_no_operation():
+    counts = {}
+    for name, settings in {
+        "none": {},
+        "idle": {"beta": {"z": 1.0}, "free_bits": {"y": 0.0}},
+        "used": {"beta": 2.0},
+    }.items():
+        torch.manual_seed(0)
+        with Counted() as counted:
+            fit(gmvae(), {"x": data()}, steps=5, compile=False, **settings)
+        counts[name] = counted.count
+    assert counts["none"] == counts["idle"] < counts["used"]
+
+
 def stepped(model, **settings):
-    """Return the change of the parameters in one step of gradient ascent without momentum."""
+    """Take a step; return the run, and by parameter whether it stayed the same."""
     before = weights(model)
     run = fit(model, {"x": data()}, **ONE, **settings)
     return run, {name: torch.equal(tensor, before[name]) for name, tensor in weights(model).items()}

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SMALLER = {
     r"\bsteps=\d{3,}": "steps=20",
     r"\bepochs=\d+": "steps=2",
+    r"\"kl_warmup\": \d+": '"kl_warmup": 4',
     r"\bmlp\(\d{3}(, \d+)?\)": "mlp(16)",
     r"\bsamples=50\b": "samples=5",
     r"x=X_test, seed": "x=X_test[:20], seed",

@@ -33,6 +33,7 @@ from aevb.cli.options import (
     takes_settings,
 )
 from aevb.cli.units import units_note
+from aevb.estimate.metric_names import OBJECTIVE
 from aevb.training.schedules import parse_schedule
 from aevb.training.seed_folders import seed_folder
 from aevb.training.settings import Settings, read_toml
@@ -244,9 +245,10 @@ def train(
             f"\n{seeds} runs in {max(run.seconds for run in runs):.1f} s. They are in {out}, each "
             f"with curves.png, metrics.jsonl, checkpoints:"
         )
+        objective = "objective " if first.settings.judge == OBJECTIVE else ""
         for run, place in zip(runs, places, strict=True):
             judged = (
-                f", best validation {run.best.value:.3f} at step {run.best.step}"
+                f", best validation {objective}{run.best.value:.3f} at step {run.best.step}"
                 if run.best
                 else ""
             )

@@ -147,7 +147,8 @@ def collapsed(
                 else "Use a smaller decoder, "
             )
         remedy += (
-            "let the KL's weight rise slowly (kl_warmup=…), or train with bound='iwae', samples=8."
+            "let the KL's weight rise slowly (kl_warmup=…), give it free bits (free_bits=…), or "
+            "train with bound='iwae', samples=8."
         )
         figures = {**figures, "cause": "p does not need it"}
     elif reach is None:
