@@ -1,0 +1,20 @@
+"""Estimators for scikit-learn over declared models of numeric tables.
+
+Columns are standardised inside, and every log-density is one of the original columns. Missing cells
+(NaN) are marginalised out. ``random_state`` decides everything, and torch's global generator is not
+used. The attribute ``model_`` of a fitted estimator is an ordinary :class:`aevb.Model`.
+"""
+
+from aevb.sklearn.autoencoder import VariationalAutoencoder
+from aevb.sklearn.factor_analysis import FactorAnalysis
+from aevb.sklearn.imputer import LatentImputer
+from aevb.sklearn.mixture import MixtureClusterer
+from aevb.sklearn.outliers import DensityOutlierDetector
+
+__all__ = [
+    "DensityOutlierDetector",
+    "FactorAnalysis",
+    "LatentImputer",
+    "MixtureClusterer",
+    "VariationalAutoencoder",
+]

@@ -1,0 +1,123 @@
+"""Codes and densities by a variational autoencoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.base import (  # type: ignore[import-untyped]
+    ClassNamePrefixFeaturesOutMixin,
+    TransformerMixin,
+)
+from torch import Tensor
+
+from aevb.declare.families import Normal
+from aevb.declare.networks import mlp
+from aevb.model import Model
+from aevb.posterior import Posterior
+from aevb.sklearn.density import CodesMixin, DensityEstimator, check_count
+
+
+class VariationalAutoencoder(
+    ClassNamePrefixFeaturesOutMixin, CodesMixin, TransformerMixin, DensityEstimator
+):
+    """A variational autoencoder: x = f(z) + noise with a network f and a variance for each column.
+
+    ``transform`` computes the means of q(z | x). ``score_samples`` computes the importance-weighted
+    bound of log p(x), which approaches log p(x) from below as ``n_importance_samples`` grows. All
+    rows share its random numbers, so the score of a row does not depend on the other rows.
+
+    Rows may have missing cells (NaN) if the training rows had missing cells in the same columns;
+    otherwise the encoder was not trained to read them, and a ValueError says so.
+
+    Parameters:
+        n_components: Number of entries of a code z.
+        hidden_layer_sizes: Sizes of the hidden layers of encoder and decoder.
+        batch_size: Rows per step of Adam.
+        learning_rate: Learning rate; it falls to 0 along a cosine.
+        max_iter: Number of epochs.
+        n_importance_samples: Draws of z per row in ``score_samples``.
+        random_state: Decides weights, noise and draws: an int, a RandomState or None.
+        verbose: Print the progress.
+
+    Attributes:
+        model_: The declared :class:`aevb.Model` of the standardised columns.
+        n_iter_: Number of epochs.
+
+    >>> from sklearn.datasets import load_iris
+    >>> X = load_iris().data
+    >>> codes = VariationalAutoencoder(2, max_iter=20, random_state=0).fit_transform(X)
+    >>> codes.shape
+    (150, 2)
+    """
+
+    def __init__(
+        self,
+        n_components: int = 2,
+        *,
+        hidden_layer_sizes: Sequence[int] = (100,),
+        batch_size: int = 100,
+        learning_rate: float = 2e-3,
+        max_iter: int = 200,
+        n_importance_samples: int = 100,
+        random_state: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.n_components = n_components
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.max_iter = max_iter
+        self.n_importance_samples = n_importance_samples
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Train the autoencoder on the rows X [n, d]; NaN is a missing cell. ``y`` is ignored."""
+        x = self._read(X)
+        count = check_count("n_components", self.n_components)
+        check_count("n_importance_samples", self.n_importance_samples)
+        net = mlp(*(check_count("a hidden layer", size) for size in self.hidden_layer_sizes))
+
+        def build() -> Model:
+            return Model(
+                p={"z": Normal(count), "x | z": Normal(x.shape[1], net=net, scale="learned")},
+                q={"z | x": Normal(net=net)},
+                missing="mask",
+            )
+
+        seed = self._seed()
+        run = self._train(
+            build,
+            {"x": x.astype(np.float32)},
+            seed=seed,
+            batch=check_count("batch_size", self.batch_size),
+            lr=self.learning_rate,
+            epochs=check_count("max_iter", self.max_iter),
+        )
+        self.model_ = run.model.double()
+        self.n_iter_ = self.max_iter
+        self._score_seed = seed
+        return self
+
+    def _posterior(self, x: np.ndarray) -> Posterior:
+        return self.model_.posterior(x=x)
+
+    def _log_density(self, x: np.ndarray) -> Tensor:
+        self._posterior(x)  # refuses missing cells that the encoder was not trained to read
+        samples, found = self.n_importance_samples, []
+        # The rows of one part share the noise of a single row.
+        for start in range(0, len(x), rows := max(1, 50_000 // samples)):
+            part = x[start : start + rows]
+            batch = self.model_.prepare(x=part)
+            partial = [name for name in ("x",) if np.isnan(part).any()]
+            plan = self.model_.plan(bound="iwae", samples=samples, partial=partial)
+            one = {key: value[:, :1] for key, value in batch.items()}
+            noise = {
+                key: value.expand(*value.shape[:-2], len(part), value.shape[-1])
+                for key, value in self.model_.draw_noise(plan, one, seed=self._score_seed).items()
+            }
+            found.append(self.model_.elbo(x=part, bound="iwae", samples=samples, noise=noise).value)
+        return torch.cat(found)

@@ -1,0 +1,66 @@
+"""The columns of a numeric table: their units, and those that a model can learn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Location and scale of every column [d], and which columns vary in the training rows.
+
+    A model of the table reads (x − location) / scale of the columns that vary. A constant column
+    has no density, so it is left out of the model: it contributes nothing to log p, and
+    :meth:`restore` returns its constant. A column without any value is left out too; its location
+    is NaN.
+    """
+
+    location: np.ndarray
+    scale: np.ndarray
+    varies: np.ndarray
+
+    @classmethod
+    def read(cls, X: np.ndarray) -> Columns:
+        """Read means and standard deviations of the known cells of every column of X [n, d].
+
+        >>> Columns.read(np.array([[1.0, 5.0], [3.0, 5.0], [np.nan, 5.0]]))
+        Columns(location=array([2., 5.]), scale=array([1., 1.]), varies=array([ True, False]))
+        """
+        known = ~np.isnan(X)
+        count = known.sum(0)
+        # The sums are over differences from one value, in units of the largest difference, so that
+        # they neither overflow nor lose a small spread around a large mean.
+        first = X[known.argmax(0), np.arange(X.shape[1])]
+        with np.errstate(over="ignore"):
+            difference = np.where(known, X - first, 0.0)
+        largest = np.abs(difference).max(0)
+        if not np.isfinite(largest).all():
+            wide = int(np.argmax(~np.isfinite(largest)))
+            raise ValueError(
+                f"Column {wide} (from 0) spans more than the range of float64. Rescale it."
+            )
+        varies = largest > 0
+        unit = np.where(varies, largest, 1.0)
+        relative = difference / unit
+        mean = relative.sum(0) / np.maximum(count, 1)
+        spread = np.sqrt((np.where(known, relative - mean, 0.0) ** 2).sum(0) / np.maximum(count, 1))
+        location = np.where(count > 0, first + mean * unit, np.nan)
+        return cls(location, np.where(varies, spread * unit, 1.0), varies)
+
+    def standardise(self, X: np.ndarray) -> np.ndarray:
+        """Return the columns that vary, in standard deviations from their means."""
+        here = self.varies
+        return (X[:, here] - self.location[here]) / self.scale[here]
+
+    def restore(self, x: np.ndarray) -> np.ndarray:
+        """Return all columns [n, d] in their own units, from the standardised ones that vary."""
+        X = np.broadcast_to(self.location, (len(x), len(self.location))).copy()
+        X[:, self.varies] = x * self.scale[self.varies] + self.location[self.varies]
+        return X
+
+    def log_jacobian(self, X: np.ndarray) -> np.ndarray:
+        """log |dx/dX| of the known cells of each row: log p(X) = log p(x) + this."""
+        here = self.varies
+        return -np.where(np.isnan(X[:, here]), 0.0, np.log(self.scale[here])).sum(1)

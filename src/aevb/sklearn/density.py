@@ -1,0 +1,214 @@
+"""The base of all estimators: a declared model of standardised columns, with its density."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, clone  # type: ignore[import-untyped]
+from sklearn.exceptions import ConvergenceWarning  # type: ignore[import-untyped]
+from sklearn.utils import check_array, check_random_state  # type: ignore[import-untyped]
+from sklearn.utils.validation import (  # type: ignore[import-untyped]
+    check_is_fitted,
+    validate_data,
+)
+
+from aevb.model import Model
+from aevb.posterior import ExactPosterior, Posterior, impute
+from aevb.runtime.seeding import seeded
+from aevb.sklearn.columns import Columns
+from aevb.training.fit import fit
+from aevb.training.run import Run
+
+ROWS = 4096  # rows that a model reads at once after training
+
+
+class DensityEstimator(BaseEstimator):
+    """A latent variable model of a numeric table, as a density of its columns.
+
+    A subclass declares the model, trains it in ``fit``, and sets ``columns_`` and ``model_``.
+    ``model_`` is an ordinary :class:`aevb.Model` of the standardised columns ``x``. Missing cells
+    (NaN) are marginalised out.
+    """
+
+    columns_: Columns
+    model_: Model
+    random_state: Any
+    verbose: Any
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
+    # Fitting --------------------------------------------------------------------------------------
+
+    def _read(self, X: Any) -> np.ndarray:
+        """Check the training rows, read their columns, and return the standardised rows."""
+        X = validate_data(
+            self, X, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2
+        )
+        self.columns_ = Columns.read(X)
+        if not self.columns_.varies.any():
+            raise ValueError(
+                f"All columns are constant in these rows (n_samples={len(X)}), so there is nothing "
+                f"to learn."
+            )
+        return self.columns_.standardise(X)
+
+    def _seed(self) -> int:
+        return int(check_random_state(self.random_state).randint(2**31 - 1))
+
+    def _train(
+        self, build: Callable[[], Model], data: dict[str, Any], seed: int, **settings: Any
+    ) -> Run:
+        """Build a model and train it, from a seed and without torch's global generator."""
+        with seeded(seed, all_code=True):
+            model = build()
+        return fit(model, data, seed=seed, progress=bool(self.verbose), compile=False, **settings)
+
+    def _check_convergence(self, run: Run) -> None:
+        """Set ``n_iter_`` and ``converged_`` of an exact method; warn if it did not converge."""
+        self.n_iter_ = run.step
+        self.converged_ = any(row.get("kind") == "converged" for row in run.rows)
+        if not self.converged_:
+            warnings.warn(
+                f"{type(self).__name__} took all max_iter={run.step} iterations without "
+                f"converging. Raise max_iter or tol.",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
+
+    # After fitting --------------------------------------------------------------------------------
+
+    def _check(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        return validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
+
+    def _parts(self, X: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the standardised rows, a limited number at a time."""
+        for start in range(0, len(X), ROWS):
+            yield self.columns_.standardise(X[start : start + ROWS])
+
+    def _posterior(self, x: np.ndarray) -> Posterior:
+        """The posterior of the latents of standardised rows."""
+        raise NotImplementedError
+
+    def _log_density(self, x: np.ndarray) -> torch.Tensor:
+        """log p of standardised rows."""
+        raise NotImplementedError
+
+    def score_samples(self, X: Any) -> np.ndarray:
+        """Compute log p of each row.
+
+        It is the log-density of the known cells in the units of X: a change of units of a column
+        changes it by the logarithm of the factor.
+
+        Parameters:
+            X: Rows [n, d]; NaN is a missing cell.
+
+        Returns:
+            The log-densities [n].
+        """
+        X = self._check(X)
+        with torch.no_grad():
+            found = [self._log_density(x).double().numpy() for x in self._parts(X)]
+        return np.concatenate(found) + self.columns_.log_jacobian(X)
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """Compute the mean of log p over the rows of X. ``y`` is ignored."""
+        return float(self.score_samples(X).mean())
+
+    def _draw(self, n_samples: int) -> dict[str, np.ndarray]:
+        check_is_fitted(self)
+        if n_samples < 1:
+            raise ValueError(
+                f"n_samples is the number of rows to draw, 1 or more, got {n_samples}."
+            )
+        found = self.model_.sample(n_samples, seed=self._seed())
+        return {name: value.numpy() for name, value in found.items()}
+
+    def sample(self, n_samples: int = 1) -> Any:
+        """Draw rows [n_samples, d] from the model, in the units of the training rows.
+
+        ``random_state`` decides the draw: an int gives the same rows at every call.
+        """
+        return self.columns_.restore(self._draw(n_samples)["x"])
+
+
+class ExactDensityEstimator(DensityEstimator):
+    """A density whose posterior, log p and imputation are exact."""
+
+    def _posterior(self, x: np.ndarray) -> Posterior:
+        return self.model_.posterior(x=x, method="exact")
+
+    def _log_density(self, x: np.ndarray) -> torch.Tensor:
+        return self.model_.log_evidence(x=x, method="exact").value
+
+    def _impute(
+        self, X: np.ndarray, draws: int, seed: int | None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Fill missing cells: their means [n, d], standard deviations [n, d], draws [S, n, d]."""
+        columns, missing = self.columns_, np.isnan(X)
+        batch = self.model_.prepare(x=columns.standardise(X))
+        found = impute(
+            ExactPosterior(self.model_, batch, seed=seed), max(draws, 1), draws=draws > 0
+        )
+        mean = np.where(missing, columns.restore(found.mean["x"].numpy()), X)
+        deviation = np.zeros_like(X)
+        deviation[:, columns.varies] = found.sd["x"].numpy() * columns.scale[columns.varies]
+        drawn = [
+            np.where(missing, columns.restore(one.numpy()), X) for one in found.draws.get("x", ())
+        ]
+        return mean, np.where(missing, deviation, 0.0), np.array(drawn)
+
+
+class CodesMixin:
+    """``transform`` to the posterior mean of the codes z, and back."""
+
+    columns_: Columns
+    model_: Model
+
+    def transform(self: Any, X: Any) -> np.ndarray:
+        """Compute the posterior means of the codes [n, n_components] of the rows X [n, d]."""
+        X = self._check(X)
+        with torch.no_grad():
+            found = [self._posterior(x)["z"].mean.double().numpy() for x in self._parts(X)]
+        return np.concatenate(found)
+
+    def inverse_transform(self: Any, X: Any) -> np.ndarray:
+        """Compute the mean row [n, d], in its own units, of each code X [n, n_components]."""
+        check_is_fitted(self)
+        codes = check_array(X, dtype=np.float64)
+        if codes.shape[1] != self._n_features_out:
+            raise ValueError(
+                f"A code has {self._n_features_out} numbers (n_components), got "
+                f"{codes.shape[1]} columns."
+            )
+        found = self.model_.sample(len(codes), z=codes, mean=True, seed=0)["x"]
+        return self.columns_.restore(found.numpy())
+
+    @property
+    def _n_features_out(self) -> int:
+        return int(self.model_.graph.size("z"))
+
+
+def check_count(name: str, value: Any, *, least: int = 1) -> int:
+    """Return a whole number of at least ``least``, or raise a ValueError that names it."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ValueError(f"{name} is a whole number, {least} or more, got {value!r}.")
+    return int(value)
+
+
+def fit_inner(estimator: Any, default: DensityEstimator, random_state: Any, X: np.ndarray) -> Any:
+    """Fit a clone of ``estimator`` (None: of ``default``) to X.
+
+    If the clone has no ``random_state`` of its own, it gets a seed from ``random_state``.
+    """
+    inner = clone(default if estimator is None else estimator)
+    if "random_state" in (own := inner.get_params()) and own["random_state"] is None:
+        inner.set_params(random_state=check_random_state(random_state).randint(2**31 - 1))
+    return inner.fit(X)

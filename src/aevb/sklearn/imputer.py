@@ -1,0 +1,102 @@
+"""Fill missing cells with their posterior means, with standard deviations and draws."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import (  # type: ignore[import-untyped]
+    BaseEstimator,
+    OneToOneFeatureMixin,
+    TransformerMixin,
+)
+from sklearn.utils import check_random_state  # type: ignore[import-untyped]
+from sklearn.utils.validation import (  # type: ignore[import-untyped]
+    check_is_fitted,
+    validate_data,
+)
+
+from aevb.sklearn.density import ROWS, ExactDensityEstimator, check_count, fit_inner
+from aevb.sklearn.mixture import MixtureClusterer
+
+
+class LatentImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+    """Fill missing cells (NaN) given the known cells of their row, by a latent variable model.
+
+    The posterior of the missing cells is exact: its mean fills a cell, ``return_std=True`` adds
+    its standard deviation, and :meth:`draw` gives several complete tables for multiple imputation.
+
+    Parameters:
+        estimator: An unfitted :class:`FactorAnalysis` or :class:`MixtureClusterer`. None is
+            ``MixtureClusterer(1, covariance_type="full")``, a joint Gaussian of all columns.
+        random_state: Decides the fit, if the estimator has no ``random_state`` of its own, and the
+            draws: an int, a RandomState or None.
+
+    Attributes:
+        estimator_: The fitted estimator.
+
+    A column without any known cell cannot be learned, and is refused with a ValueError.
+
+    >>> X = np.array([[1.0, 2.0], [2.0, 4.1], [3.0, 5.9], [4.0, np.nan]])
+    >>> filled, deviation = LatentImputer(random_state=0).fit(X).transform(X, return_std=True)
+    >>> filled[3].round(1).tolist(), bool(deviation[3, 1] < 0.5)
+    ([4.0, 7.9], True)
+    """
+
+    def __init__(self, estimator: Any = None, *, random_state: Any = None) -> None:
+        self.estimator = estimator
+        self.random_state = random_state
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Fit the model to the rows X [n, d], with missing cells or without. ``y`` is ignored."""
+        X = validate_data(
+            self, X, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2
+        )
+        if (empty := np.isnan(X).all(0)).any():
+            raise ValueError(
+                f"Column {int(empty.argmax())} (from 0) has no known cell, so its missing cells "
+                f"cannot be filled. Drop the column."
+            )
+        if not isinstance(self.estimator, ExactDensityEstimator | None):
+            raise TypeError(
+                f"estimator is a FactorAnalysis or a MixtureClusterer, whose posteriors of missing "
+                f"cells are exact, got {self.estimator!r}."
+            )
+        default = MixtureClusterer(1, covariance_type="full")
+        self.estimator_ = fit_inner(self.estimator, default, self.random_state, X)
+        return self
+
+    def _parts(self, X: Any) -> list[np.ndarray]:
+        check_is_fitted(self)
+        X = validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
+        return [X[start : start + ROWS] for start in range(0, len(X), ROWS)]
+
+    def transform(self, X: Any, return_std: bool = False) -> Any:
+        """Fill the missing cells of X [n, d] with their posterior means.
+
+        Returns:
+            The filled rows [n, d]; with ``return_std=True`` also the standard deviation of every
+            cell [n, d], which is 0 for a known cell.
+        """
+        found = [self.estimator_._impute(part, 0, None) for part in self._parts(X)]
+        mean = np.concatenate([one[0] for one in found])
+        return (mean, np.concatenate([one[1] for one in found])) if return_std else mean
+
+    def draw(self, X: Any, n_draws: int = 5) -> np.ndarray:
+        """Draw complete tables [n_draws, n, d] for multiple imputation.
+
+        The missing cells of a row are drawn jointly from their posterior.
+        """
+        check_count("n_draws", n_draws)
+        parts = self._parts(X)
+        random = check_random_state(self.random_state)
+        found = [
+            self.estimator_._impute(part, n_draws, int(random.randint(2**31 - 1)))[2]
+            for part in parts
+        ]
+        return np.concatenate(found, axis=1)
