@@ -63,11 +63,39 @@ def graph_partition(
         return _least_cut(rows, classes, neighbours, restarts, torch.Generator().manual_seed(seed))
 
 
+def spread_labels(
+    rows: Tensor,
+    labels: Tensor,
+    classes: int,
+    *,
+    neighbours: int = 7,
+    known_share: float = 0.01,
+    rounds: int = 200,
+) -> Tensor:
+    """Spread the labels [N] of some rows [N, d] over the graph of :func:`graph_partition`.
+
+    ``labels`` is −1 where unknown. Return the probability of every class [N, classes]; a row that
+    no known label reaches has zeros. In each round, a row's scores become the weighted mean of its
+    neighbours' scores, with a share of ``known_share`` for its own label. The labels of each class
+    have the same total weight.
+    """
+    with torch.sparse.check_sparse_tensor_invariants(False):
+        normal = _normalised(*_graph_and_degree(rows, min(neighbours, len(rows) - 1)))
+        known = labels >= 0
+        start = torch.zeros(len(rows), classes, dtype=rows.dtype, device=rows.device)
+        start[known, labels[known]] = 1.0
+        start = start / start.sum(0).clamp_min(1.0)
+        scores = start
+        for _ in range(rounds):
+            scores = (1 - known_share) * (normal @ scores) + known_share * start
+    total = scores.sum(1, keepdim=True)
+    return torch.where(total > 0, scores / total.clamp_min(torch.finfo(rows.dtype).tiny), 0.0)
+
+
 def _least_cut(
     rows: Tensor, classes: int, neighbours: int, restarts: int, generator: torch.Generator
 ) -> tuple[Tensor, float]:
-    graph = _graph(rows, neighbours)
-    degree = (graph @ torch.ones(len(rows), 1, device=rows.device, dtype=rows.dtype))[:, 0]
+    graph, degree = _graph_and_degree(rows, neighbours)
     vectors = _leading(graph, degree, 2 * classes, generator)
     best: tuple[float, Tensor] | None = None
     for count in range(classes, 2 * classes + 1, max(1, classes // 5)):
@@ -107,6 +135,18 @@ def _graph(rows: Tensor, neighbours: int) -> Tensor:
     return torch.sparse_coo_tensor(places, torch.cat([weight, weight]), (n, n)).coalesce()
 
 
+def _graph_and_degree(rows: Tensor, neighbours: int) -> tuple[Tensor, Tensor]:
+    graph = _graph(rows, neighbours)
+    return graph, (graph @ torch.ones(len(rows), 1, device=rows.device, dtype=rows.dtype))[:, 0]
+
+
+def _normalised(graph: Tensor, degree: Tensor) -> Tensor:
+    """The graph with each weight divided by the square roots of its two rows' degrees."""
+    scale, places = degree.clamp_min(1e-12).rsqrt(), graph.indices()
+    values = graph.values() * scale[places[0]] * scale[places[1]]
+    return torch.sparse_coo_tensor(places, values, graph.shape).coalesce()
+
+
 def _leading(
     graph: Tensor, degree: Tensor, count: int, generator: torch.Generator, rounds: int = 400
 ) -> Tensor:
@@ -114,9 +154,7 @@ def _leading(
 
     The subspace has twice as many vectors.
     """
-    scale, places = degree.clamp_min(1e-12).rsqrt(), graph.indices()
-    values = graph.values() * scale[places[0]] * scale[places[1]]
-    normal = torch.sparse_coo_tensor(places, values, graph.shape).coalesce()
+    normal = _normalised(graph, degree)
     space = torch.randn(
         graph.shape[0], min(2 * count, graph.shape[0]), generator=generator, dtype=degree.dtype
     ).to(degree.device)

@@ -7,6 +7,7 @@ from aevb.sklearn import (
     FactorAnalysis,
     LatentImputer,
     MixtureClusterer,
+    SemiSupervisedClassifier,
     VariationalAutoencoder,
 )
 
@@ -22,9 +23,21 @@ ESTIMATORS = [
     DensityOutlierDetector(),
     DensityOutlierDetector(MixtureClusterer(2)),
     DensityOutlierDetector(VariationalAutoencoder(max_iter=5)),
+    SemiSupervisedClassifier(max_iter=20),
+    SemiSupervisedClassifier(max_iter=20, missing_label=None),
 ]
 
 
-@parametrize_with_checks(ESTIMATORS)
+def _expected_failures(estimator):
+    if isinstance(estimator, SemiSupervisedClassifier) and estimator.missing_label == -1:
+        return {
+            "check_classifiers_classes": "The check uses the labels −1 and 1 as two classes, "
+            "except for three semi-supervised classifiers of scikit-learn that it knows by name. "
+            "Here −1 marks a row without a label, as there."
+        }
+    return {}
+
+
+@parametrize_with_checks(ESTIMATORS, expected_failed_checks=_expected_failures, xfail_strict=True)
 def test_checks_of_scikit_learn(estimator, check):
     check(estimator)

@@ -6,6 +6,7 @@ used. The attribute ``model_`` of a fitted estimator is an ordinary :class:`aevb
 """
 
 from aevb.sklearn.autoencoder import VariationalAutoencoder
+from aevb.sklearn.classifier import SemiSupervisedClassifier
 from aevb.sklearn.factor_analysis import FactorAnalysis
 from aevb.sklearn.imputer import LatentImputer
 from aevb.sklearn.mixture import MixtureClusterer
@@ -16,5 +17,6 @@ __all__ = [
     "FactorAnalysis",
     "LatentImputer",
     "MixtureClusterer",
+    "SemiSupervisedClassifier",
     "VariationalAutoencoder",
 ]

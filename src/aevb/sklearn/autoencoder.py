@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
-import torch
 from sklearn.base import (  # type: ignore[import-untyped]
     ClassNamePrefixFeaturesOutMixin,
     TransformerMixin,
@@ -17,7 +16,12 @@ from aevb.declare.families import Normal
 from aevb.declare.networks import mlp
 from aevb.model import Model
 from aevb.posterior import Posterior
-from aevb.sklearn.density import CodesMixin, DensityEstimator, check_count
+from aevb.sklearn.density import (
+    CodesMixin,
+    DensityEstimator,
+    check_count,
+    importance_weighted,
+)
 
 
 class VariationalAutoencoder(
@@ -107,17 +111,6 @@ class VariationalAutoencoder(
 
     def _log_density(self, x: np.ndarray) -> Tensor:
         self._posterior(x)  # refuses missing cells that the encoder was not trained to read
-        samples, found = self.n_importance_samples, []
-        # The rows of one part share the noise of a single row.
-        for start in range(0, len(x), rows := max(1, 50_000 // samples)):
-            part = x[start : start + rows]
-            batch = self.model_.prepare(x=part)
-            partial = [name for name in ("x",) if np.isnan(part).any()]
-            plan = self.model_.plan(bound="iwae", samples=samples, partial=partial)
-            one = {key: value[:, :1] for key, value in batch.items()}
-            noise = {
-                key: value.expand(*value.shape[:-2], len(part), value.shape[-1])
-                for key, value in self.model_.draw_noise(plan, one, seed=self._score_seed).items()
-            }
-            found.append(self.model_.elbo(x=part, bound="iwae", samples=samples, noise=noise).value)
-        return torch.cat(found)
+        return importance_weighted(
+            self.model_, {"x": x}, self.n_importance_samples, self._score_seed
+        )

@@ -22,8 +22,10 @@ class Columns:
     varies: np.ndarray
 
     @classmethod
-    def read(cls, X: np.ndarray) -> Columns:
+    def read(cls, X: np.ndarray, *, shared_unit: bool = False) -> Columns:
         """Read means and standard deviations of the known cells of every column of X [n, d].
+
+        With ``shared_unit`` all columns get one scale, the root of their mean variance.
 
         >>> Columns.read(np.array([[1.0, 5.0], [3.0, 5.0], [np.nan, 5.0]]))
         Columns(location=array([2., 5.]), scale=array([1., 1.]), varies=array([ True, False]))
@@ -47,7 +49,10 @@ class Columns:
         mean = relative.sum(0) / np.maximum(count, 1)
         spread = np.sqrt((np.where(known, relative - mean, 0.0) ** 2).sum(0) / np.maximum(count, 1))
         location = np.where(count > 0, first + mean * unit, np.nan)
-        return cls(location, np.where(varies, spread * unit, 1.0), varies)
+        scale = np.where(varies, spread * unit, 1.0)
+        if shared_unit and varies.any():
+            scale = np.where(varies, np.sqrt((scale[varies] ** 2).mean()), 1.0)
+        return cls(location, scale, varies)
 
     def standardise(self, X: np.ndarray) -> np.ndarray:
         """Return the columns that vary, in standard deviations from their means."""

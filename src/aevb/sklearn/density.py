@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,9 @@ from sklearn.utils.validation import (  # type: ignore[import-untyped]
     check_is_fitted,
     validate_data,
 )
+from torch import Tensor
 
+from aevb.estimate.batch import split_latents
 from aevb.model import Model
 from aevb.posterior import ExactPosterior, Posterior, impute
 from aevb.runtime.seeding import seeded
@@ -51,7 +53,10 @@ class DensityEstimator(BaseEstimator):
         X = validate_data(
             self, X, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2
         )
-        self.columns_ = Columns.read(X)
+        return self._read_columns(X)
+
+    def _read_columns(self, X: np.ndarray, *, shared_unit: bool = False) -> np.ndarray:
+        self.columns_ = Columns.read(X, shared_unit=shared_unit)
         if not self.columns_.varies.any():
             raise ValueError(
                 f"All columns are constant in these rows (n_samples={len(X)}), so there is nothing "
@@ -97,7 +102,7 @@ class DensityEstimator(BaseEstimator):
         """The posterior of the latents of standardised rows."""
         raise NotImplementedError
 
-    def _log_density(self, x: np.ndarray) -> torch.Tensor:
+    def _log_density(self, x: np.ndarray) -> Tensor:
         """log p of standardised rows."""
         raise NotImplementedError
 
@@ -145,7 +150,7 @@ class ExactDensityEstimator(DensityEstimator):
     def _posterior(self, x: np.ndarray) -> Posterior:
         return self.model_.posterior(x=x, method="exact")
 
-    def _log_density(self, x: np.ndarray) -> torch.Tensor:
+    def _log_density(self, x: np.ndarray) -> Tensor:
         return self.model_.log_evidence(x=x, method="exact").value
 
     def _impute(
@@ -164,6 +169,30 @@ class ExactDensityEstimator(DensityEstimator):
             np.where(missing, columns.restore(one.numpy()), X) for one in found.draws.get("x", ())
         ]
         return mean, np.where(missing, deviation, 0.0), np.array(drawn)
+
+
+def importance_weighted(
+    model: Model, data: Mapping[str, np.ndarray], samples: int, seed: int
+) -> Tensor:
+    """The importance-weighted bound of log p of each row, where all rows share their noise.
+
+    The bound of a row is then a function of this row alone. The latents in ``data`` are known.
+    """
+    found = []
+    n = len(data["x"])
+    for start in range(0, n, count := max(1, 50_000 // samples)):
+        part: dict[str, Any] = {name: value[start : start + count] for name, value in data.items()}
+        batch = model.prepare(**part)
+        clamped, partial = split_latents(model.graph, batch)
+        plan = model.plan(bound="iwae", samples=samples, clamped=clamped, partial=partial)
+        first = {name: value[..., :1, :] for name, value in batch.items()}
+        noise = {
+            name: value.expand(*value.shape[:-2], len(part["x"]), value.shape[-1])
+            for name, value in model.draw_noise(plan, first, seed=seed).items()
+        }
+        with torch.no_grad():
+            found.append(model.elbo(bound="iwae", samples=samples, noise=noise, **part).value)
+    return torch.cat(found)
 
 
 class CodesMixin:
