@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from aevb.clustering import deskew, graph_partition, principal
+from aevb.clustering import deskew, graph_partition, principal, spread_labels
 from aevb.data.builtin import digits
 from aevb.data.datasets import clustering_accuracy
 
@@ -31,6 +31,23 @@ def test_what_is_not_joined_is_separated(seed):
 def test_the_same_seed_gives_the_same_classes():
     rows, _ = rings()
     assert torch.equal(graph_partition(rows, 4, seed=3)[0], graph_partition(rows, 4, seed=3)[0])
+
+
+def test_one_label_per_ring_reaches_its_whole_ring():
+    rows, truth = rings()
+    labels = torch.full((len(rows),), -1)
+    for k in range(3):
+        labels[np.flatnonzero(truth == k)[0]] = k
+    found = spread_labels(rows.double(), labels, 3, neighbours=10)
+    torch.testing.assert_close(found.sum(1), torch.ones_like(found[:, 0]))
+    assert torch.equal(found.argmax(1), torch.as_tensor(truth))
+
+
+def test_rows_that_no_label_reaches_have_no_probabilities():
+    rows, truth = rings()
+    labels = torch.where(torch.as_tensor(truth) == 0, 0, -1)
+    found = spread_labels(rows, labels, 2)
+    assert torch.equal(found.any(1), torch.as_tensor(truth) == 0)
 
 
 def test_real_digits_fall_apart_without_labels():

@@ -68,8 +68,8 @@ def spread_labels(
     labels: Tensor,
     classes: int,
     *,
-    neighbours: int = 7,
-    known_share: float = 0.01,
+    neighbours: int = 5,
+    known_share: float = 0.05,
     rounds: int = 200,
 ) -> Tensor:
     """Spread the labels [N] of some rows [N, d] over the graph of :func:`graph_partition`.

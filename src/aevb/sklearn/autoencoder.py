@@ -16,6 +16,7 @@ from aevb.declare.families import Normal
 from aevb.declare.networks import mlp
 from aevb.model import Model
 from aevb.posterior import Posterior
+from aevb.sklearn.columns import MixedColumns
 from aevb.sklearn.density import (
     CodesMixin,
     DensityEstimator,
@@ -80,14 +81,17 @@ class VariationalAutoencoder(
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Train the autoencoder on the rows X [n, d]; NaN is a missing cell. ``y`` is ignored."""
-        x = self._read(X)
+        data = self._read(X)
         count = check_count("n_components", self.n_components)
         check_count("n_importance_samples", self.n_importance_samples)
-        net = mlp(*(check_count("a hidden layer", size) for size in self.hidden_layer_sizes))
+        hidden = [check_count("a hidden layer", size) for size in self.hidden_layer_sizes]
 
         def build() -> Model:
+            if isinstance(self.columns_, MixedColumns):
+                return self.columns_.schema.vae(count, hidden=hidden)
+            net, d = mlp(*hidden), data["x"].shape[1]
             return Model(
-                p={"z": Normal(count), "x | z": Normal(x.shape[1], net=net, scale="learned")},
+                p={"z": Normal(count), "x | z": Normal(d, net=net, scale="learned")},
                 q={"z | x": Normal(net=net)},
                 missing="mask",
             )
@@ -95,7 +99,7 @@ class VariationalAutoencoder(
         seed = self._seed()
         run = self._train(
             build,
-            {"x": x.astype(np.float32)},
+            {name: value.astype(np.float32) for name, value in data.items()},
             seed=seed,
             batch=check_count("batch_size", self.batch_size),
             lr=self.learning_rate,
@@ -106,11 +110,9 @@ class VariationalAutoencoder(
         self._score_seed = seed
         return self
 
-    def _posterior(self, x: np.ndarray) -> Posterior:
-        return self.model_.posterior(x=x)
+    def _posterior(self, data: dict[str, Any]) -> Posterior:
+        return self.model_.posterior(**data)
 
-    def _log_density(self, x: np.ndarray) -> Tensor:
-        self._posterior(x)  # refuses missing cells that the encoder was not trained to read
-        return importance_weighted(
-            self.model_, {"x": x}, self.n_importance_samples, self._score_seed
-        )
+    def _log_density(self, data: dict[str, Any]) -> Tensor:
+        self._posterior(data)  # refuses missing cells that the encoder was not trained to read
+        return importance_weighted(self.model_, data, self.n_importance_samples, self._score_seed)

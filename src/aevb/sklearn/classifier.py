@@ -20,7 +20,12 @@ from aevb.clustering import spread_labels
 from aevb.declare.families import Normal, OneHot
 from aevb.declare.networks import mlp
 from aevb.model import Model
-from aevb.sklearn.density import DensityEstimator, check_count, importance_weighted
+from aevb.sklearn.density import (
+    DensityEstimator,
+    check_count,
+    importance_weighted,
+    read_numbers,
+)
 from aevb.training.fit import fit
 
 WARM = 0.4  # share of the epochs that are trained with the labels that the graph suggests
@@ -71,7 +76,7 @@ class SemiSupervisedClassifier(ClassifierMixin, DensityEstimator):
         *,
         hidden_layer_sizes: Sequence[int] = (128,),
         shared_unit: bool = False,
-        n_neighbors: int = 7,
+        n_neighbors: int = 5,
         classify_weight: float = 50.0,
         batch_size: int = 100,
         learning_rate: float = 2e-3,
@@ -101,13 +106,14 @@ class SemiSupervisedClassifier(ClassifierMixin, DensityEstimator):
         )
         check_classification_targets(y)
         labels = self._encode(column_or_1d(y))
-        x = self._read_columns(X, shared_unit=self.shared_unit).astype(np.float32)
+        self.columns_ = read_numbers(X, shared_unit=self.shared_unit)
+        x = self.columns_.standardise(X).astype(np.float32)
         seed = self._seed()
         model = self._fit_model(x, labels, seed)
         self.model_ = model.double()
         self.n_iter_ = self.max_iter
         self._score_seed = seed
-        found = np.where(labels < 0, self._joint(self.columns_.standardise(X)).argmax(1), labels)
+        found = np.where(labels < 0, self._joint(self.columns_.encode(X)).argmax(1), labels)
         self.transduction_ = self.classes_[found]
         return self
 
@@ -198,13 +204,13 @@ class SemiSupervisedClassifier(ClassifierMixin, DensityEstimator):
         suggested = np.where(found.any(1), found.argmax(1), -1)
         return np.where(labels < 0, suggested, labels)
 
-    def _joint(self, x: np.ndarray) -> np.ndarray:
-        """log p(x, y) of standardised rows and all classes [n, classes]."""
-        self.model_.posterior(x=x)  # refuses missing cells that q was not trained to read
+    def _joint(self, data: dict[str, Any]) -> np.ndarray:
+        """log p(x, y) of encoded rows and all classes [n, classes]."""
+        self.model_.posterior(**data)  # refuses missing cells that q was not trained to read
         found = [
             importance_weighted(
                 self.model_,
-                {"x": x, "y": np.broadcast_to(one, (len(x), len(one)))},
+                data | {"y": np.broadcast_to(one, (len(data["x"]), len(one)))},
                 self.n_importance_samples,
                 self._score_seed,
             ).numpy()
@@ -212,13 +218,13 @@ class SemiSupervisedClassifier(ClassifierMixin, DensityEstimator):
         ]
         return np.stack(found, axis=1)
 
-    def _log_density(self, x: np.ndarray) -> Tensor:
-        return torch.from_numpy(self._joint(x)).logsumexp(1)
+    def _log_density(self, data: dict[str, Any]) -> Tensor:
+        return torch.from_numpy(self._joint(data)).logsumexp(1)
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Compute p(y | x) of each row and class [n, classes], in the order of ``classes_``."""
         X = self._check(X)
-        joint = np.concatenate([self._joint(x) for x in self._parts(X)])
+        joint = np.concatenate([self._joint(data) for data in self._parts(X)])
         found = np.exp(joint - joint.max(1, keepdims=True))
         return found / found.sum(1, keepdims=True)
 

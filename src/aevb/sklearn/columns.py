@@ -1,10 +1,19 @@
-"""The columns of a numeric table: their units, and those that a model can learn."""
+"""The columns of a table: their units, and those that a model can learn.
+
+:class:`Columns` reads arrays of numbers, and :class:`MixedColumns` frames with other columns too.
+Both encode rows as the data of a model, and decode data as rows.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+
+from aevb.tables.cells import frame_of
+from aevb.tables.schema import Schema
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +63,14 @@ class Columns:
             scale = np.where(varies, np.sqrt((scale[varies] ** 2).mean()), 1.0)
         return cls(location, scale, varies)
 
+    def encode(self, X: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the data of a model of these columns: its only variable is ``x``."""
+        return {"x": self.standardise(X)}
+
+    def decode(self, data: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return rows [n, d] in their own units."""
+        return self.restore(data["x"])
+
     def standardise(self, X: np.ndarray) -> np.ndarray:
         """Return the columns that vary, in standard deviations from their means."""
         here = self.varies
@@ -69,3 +86,33 @@ class Columns:
         """log |dx/dX| of the known cells of each row: log p(X) = log p(x) + this."""
         here = self.varies
         return -np.where(np.isnan(X[:, here]), 0.0, np.log(self.scale[here])).sum(1)
+
+
+@dataclass(frozen=True, eq=False)
+class MixedColumns:
+    """The columns of a frame of which some are not numbers: text, categories, truth values."""
+
+    schema: Schema
+
+    def encode(self, X: Any) -> dict[str, np.ndarray]:
+        """Return the data of a model of these columns, one variable per kind."""
+        return self.schema.encode(X)
+
+    def decode(self, data: Mapping[str, np.ndarray]) -> Any:
+        """Return a frame with the names, levels and units of the columns."""
+        found = {name: data[name] for name in self.schema.variables}
+        return frame_of(self.schema, self.schema.decode(found))
+
+    def log_jacobian(self, X: Any) -> np.ndarray:
+        """log |dx/dX| of the known cells of each row."""
+        return self.schema.log_jacobian(X)
+
+
+def is_mixed(X: Any) -> bool:
+    """Return whether X is a frame of pandas or polars with a column that is not a number."""
+    import narwhals as nw
+
+    frame = nw.from_native(X, eager_only=True, pass_through=True)
+    return isinstance(frame, nw.DataFrame) and not all(
+        kind.is_numeric() for kind in frame.schema.values()
+    )

@@ -21,7 +21,8 @@ from aevb.estimate.batch import split_latents
 from aevb.model import Model
 from aevb.posterior import ExactPosterior, Posterior, impute
 from aevb.runtime.seeding import seeded
-from aevb.sklearn.columns import Columns
+from aevb.sklearn.columns import Columns, MixedColumns, is_mixed
+from aevb.tables.schema import Schema
 from aevb.training.fit import fit
 from aevb.training.run import Run
 
@@ -29,14 +30,14 @@ ROWS = 4096  # rows that a model reads at once after training
 
 
 class DensityEstimator(BaseEstimator):
-    """A latent variable model of a numeric table, as a density of its columns.
+    """A latent variable model of a table, as a density of its columns.
 
     A subclass declares the model, trains it in ``fit``, and sets ``columns_`` and ``model_``.
-    ``model_`` is an ordinary :class:`aevb.Model` of the standardised columns ``x``. Missing cells
-    (NaN) are marginalised out.
+    ``model_`` is an ordinary :class:`aevb.Model` of the standardised columns. Missing cells are
+    marginalised out.
     """
 
-    columns_: Columns
+    columns_: Columns | MixedColumns
     model_: Model
     random_state: Any
     verbose: Any
@@ -48,21 +49,21 @@ class DensityEstimator(BaseEstimator):
 
     # Fitting --------------------------------------------------------------------------------------
 
-    def _read(self, X: Any) -> np.ndarray:
-        """Check the training rows, read their columns, and return the standardised rows."""
+    def _read(self, X: Any) -> dict[str, np.ndarray]:
+        """Check the training rows, read their columns, and return them as data of the model."""
+        if self._mixed(X):
+            validate_data(self, X, skip_check_array=True)
+            self.columns_ = MixedColumns(Schema.read(X))
+            return self.columns_.encode(X)
         X = validate_data(
             self, X, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2
         )
-        return self._read_columns(X)
+        self.columns_ = read_numbers(X)
+        return self.columns_.encode(X)
 
-    def _read_columns(self, X: np.ndarray, *, shared_unit: bool = False) -> np.ndarray:
-        self.columns_ = Columns.read(X, shared_unit=shared_unit)
-        if not self.columns_.varies.any():
-            raise ValueError(
-                f"All columns are constant in these rows (n_samples={len(X)}), so there is nothing "
-                f"to learn."
-            )
-        return self.columns_.standardise(X)
+    def _mixed(self, X: Any) -> bool:
+        """Whether to read X as a frame with other columns than numbers."""
+        return is_mixed(X)
 
     def _seed(self) -> int:
         return int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -89,21 +90,26 @@ class DensityEstimator(BaseEstimator):
 
     # After fitting --------------------------------------------------------------------------------
 
-    def _check(self, X: Any) -> np.ndarray:
+    def _check(self, X: Any) -> Any:
+        """Check new rows by number and names of their columns."""
         check_is_fitted(self)
+        if isinstance(self.columns_, MixedColumns):
+            validate_data(self, X, reset=False, skip_check_array=True)
+            return X
         return validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
 
-    def _parts(self, X: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield the standardised rows, a limited number at a time."""
-        for start in range(0, len(X), ROWS):
-            yield self.columns_.standardise(X[start : start + ROWS])
+    def _parts(self, X: Any) -> Iterator[dict[str, Any]]:
+        """Yield the rows as data of the model, a limited number at a time."""
+        data = self.columns_.encode(X)
+        for start in range(0, len(next(iter(data.values()))), ROWS):
+            yield {name: value[start : start + ROWS] for name, value in data.items()}
 
-    def _posterior(self, x: np.ndarray) -> Posterior:
-        """The posterior of the latents of standardised rows."""
+    def _posterior(self, data: dict[str, Any]) -> Posterior:
+        """The posterior of the latents of encoded rows."""
         raise NotImplementedError
 
-    def _log_density(self, x: np.ndarray) -> Tensor:
-        """log p of standardised rows."""
+    def _log_density(self, data: dict[str, Any]) -> Tensor:
+        """log p of encoded rows."""
         raise NotImplementedError
 
     def score_samples(self, X: Any) -> np.ndarray:
@@ -113,14 +119,14 @@ class DensityEstimator(BaseEstimator):
         changes it by the logarithm of the factor.
 
         Parameters:
-            X: Rows [n, d]; NaN is a missing cell.
+            X: Rows [n, d]; NaN is a missing cell, and in a frame also None.
 
         Returns:
             The log-densities [n].
         """
         X = self._check(X)
         with torch.no_grad():
-            found = [self._log_density(x).double().numpy() for x in self._parts(X)]
+            found = [self._log_density(data).double().numpy() for data in self._parts(X)]
         return np.concatenate(found) + self.columns_.log_jacobian(X)
 
     def score(self, X: Any, y: Any = None) -> float:
@@ -139,25 +145,28 @@ class DensityEstimator(BaseEstimator):
     def sample(self, n_samples: int = 1) -> Any:
         """Draw rows [n_samples, d] from the model, in the units of the training rows.
 
+        They are a frame if the training rows were one with other columns than numbers.
+
         ``random_state`` decides the draw: an int gives the same rows at every call.
         """
-        return self.columns_.restore(self._draw(n_samples)["x"])
+        return self.columns_.decode(self._draw(n_samples))
 
 
 class ExactDensityEstimator(DensityEstimator):
     """A density whose posterior, log p and imputation are exact."""
 
-    def _posterior(self, x: np.ndarray) -> Posterior:
-        return self.model_.posterior(x=x, method="exact")
+    def _posterior(self, data: dict[str, Any]) -> Posterior:
+        return self.model_.posterior(method="exact", **data)
 
-    def _log_density(self, x: np.ndarray) -> Tensor:
-        return self.model_.log_evidence(x=x, method="exact").value
+    def _log_density(self, data: dict[str, Any]) -> Tensor:
+        return self.model_.log_evidence(method="exact", **data).value
 
     def _impute(
         self, X: np.ndarray, draws: int, seed: int | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Fill missing cells: their means [n, d], standard deviations [n, d], draws [S, n, d]."""
         columns, missing = self.columns_, np.isnan(X)
+        assert isinstance(columns, Columns)
         batch = self.model_.prepare(x=columns.standardise(X))
         found = impute(
             ExactPosterior(self.model_, batch, seed=seed), max(draws, 1), draws=draws > 0
@@ -179,7 +188,7 @@ def importance_weighted(
     The bound of a row is then a function of this row alone. The latents in ``data`` are known.
     """
     found = []
-    n = len(data["x"])
+    n = len(next(iter(data.values())))
     for start in range(0, n, count := max(1, 50_000 // samples)):
         part: dict[str, Any] = {name: value[start : start + count] for name, value in data.items()}
         batch = model.prepare(**part)
@@ -187,7 +196,7 @@ def importance_weighted(
         plan = model.plan(bound="iwae", samples=samples, clamped=clamped, partial=partial)
         first = {name: value[..., :1, :] for name, value in batch.items()}
         noise = {
-            name: value.expand(*value.shape[:-2], len(part["x"]), value.shape[-1])
+            name: value.expand(*value.shape[:-2], min(count, n - start), value.shape[-1])
             for name, value in model.draw_noise(plan, first, seed=seed).items()
         }
         with torch.no_grad():
@@ -198,17 +207,17 @@ def importance_weighted(
 class CodesMixin:
     """``transform`` to the posterior mean of the codes z, and back."""
 
-    columns_: Columns
+    columns_: Columns | MixedColumns
     model_: Model
 
     def transform(self: Any, X: Any) -> np.ndarray:
         """Compute the posterior means of the codes [n, n_components] of the rows X [n, d]."""
         X = self._check(X)
         with torch.no_grad():
-            found = [self._posterior(x)["z"].mean.double().numpy() for x in self._parts(X)]
+            found = [self._posterior(data)["z"].mean.double().numpy() for data in self._parts(X)]
         return np.concatenate(found)
 
-    def inverse_transform(self: Any, X: Any) -> np.ndarray:
+    def inverse_transform(self: Any, X: Any) -> Any:
         """Compute the mean row [n, d], in its own units, of each code X [n, n_components]."""
         check_is_fitted(self)
         codes = check_array(X, dtype=np.float64)
@@ -217,12 +226,23 @@ class CodesMixin:
                 f"A code has {self._n_features_out} numbers (n_components), got "
                 f"{codes.shape[1]} columns."
             )
-        found = self.model_.sample(len(codes), z=codes, mean=True, seed=0)["x"]
-        return self.columns_.restore(found.numpy())
+        found = self.model_.sample(len(codes), z=codes, mean=True, seed=0)
+        return self.columns_.decode({name: value.numpy() for name, value in found.items()})
 
     @property
     def _n_features_out(self) -> int:
         return int(self.model_.graph.size("z"))
+
+
+def read_numbers(X: np.ndarray, *, shared_unit: bool = False) -> Columns:
+    """Read the columns of an array; raise ValueError if all of them are constant."""
+    columns = Columns.read(X, shared_unit=shared_unit)
+    if not columns.varies.any():
+        raise ValueError(
+            f"All columns are constant in these rows (n_samples={len(X)}), so there is nothing to "
+            f"learn."
+        )
+    return columns
 
 
 def check_count(name: str, value: Any, *, least: int = 1) -> int:
@@ -232,12 +252,12 @@ def check_count(name: str, value: Any, *, least: int = 1) -> int:
     return int(value)
 
 
-def fit_inner(estimator: Any, default: DensityEstimator, random_state: Any, X: np.ndarray) -> Any:
-    """Fit a clone of ``estimator`` (None: of ``default``) to X.
+def fit_inner(estimator: Any, random_state: Any, X: Any) -> Any:
+    """Fit a clone of an estimator to X.
 
     If the clone has no ``random_state`` of its own, it gets a seed from ``random_state``.
     """
-    inner = clone(default if estimator is None else estimator)
+    inner = clone(estimator)
     if "random_state" in (own := inner.get_params()) and own["random_state"] is None:
         inner.set_params(random_state=check_random_state(random_state).randint(2**31 - 1))
     return inner.fit(X)

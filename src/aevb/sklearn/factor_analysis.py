@@ -16,6 +16,7 @@ from torch import Tensor
 
 from aevb.declare.families import MultivariateNormal, Normal
 from aevb.model import Model
+from aevb.sklearn.columns import Columns
 from aevb.sklearn.density import CodesMixin, ExactDensityEstimator, check_count
 from aevb.training.schedules import em
 
@@ -68,8 +69,8 @@ class FactorAnalysis(
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fit the factors to the rows X [n, d]; NaN is a missing cell. ``y`` is ignored."""
-        x = self._read(X)
-        d = x.shape[1]
+        data = self._read(X)
+        d = data["x"].shape[1]
         count = d if self.n_components is None else check_count("n_components", self.n_components)
 
         def build() -> Model:
@@ -80,7 +81,7 @@ class FactorAnalysis(
 
         run = self._train(
             build,
-            {"x": x},
+            data,
             seed=0,  # EM starts at the principal components, so nothing is random
             schedule=em(tol=self.tol),
             steps=check_count("max_iter", self.max_iter),
@@ -89,6 +90,14 @@ class FactorAnalysis(
         self._check_convergence(run)
         self._rotate()
         return self
+
+    def _mixed(self, X: Any) -> bool:
+        if super()._mixed(X):
+            raise ValueError(
+                "FactorAnalysis reads numbers, but this frame has other columns. Select its "
+                "numbers, or use VariationalAutoencoder, which reads all columns."
+            )
+        return False
 
     def _loadings(self) -> tuple[Tensor, Tensor, Tensor]:
         """W [d, k], the mean [d] and the variance of the noise [d], all standardised."""
@@ -110,7 +119,9 @@ class FactorAnalysis(
         with torch.no_grad():
             factor: Any = self.model_.factors["p(x|z)"]
             factor.net.blocks.weights["z"].copy_(weights)
-        columns, here = self.columns_, self.columns_.varies
+        columns = self.columns_
+        assert isinstance(columns, Columns)
+        here = columns.varies
         self.components_ = np.zeros((weights.shape[1], len(here)))
         self.components_[:, here] = weights.mT.numpy() * columns.scale[here]
         self.mean_ = columns.restore(bias.numpy()[None])[0]

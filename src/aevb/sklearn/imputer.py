@@ -16,8 +16,10 @@ from sklearn.utils.validation import (  # type: ignore[import-untyped]
     validate_data,
 )
 
+from aevb.sklearn.columns import MixedColumns, is_mixed
 from aevb.sklearn.density import ROWS, ExactDensityEstimator, check_count, fit_inner
-from aevb.sklearn.mixture import MixtureClusterer
+from aevb.sklearn.mixture import default_density
+from aevb.tables.fitted import TableModel
 
 
 class LatentImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
@@ -28,7 +30,8 @@ class LatentImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
 
     Parameters:
         estimator: An unfitted :class:`FactorAnalysis` or :class:`MixtureClusterer`. None is
-            ``MixtureClusterer(1, covariance_type="full")``, a joint Gaussian of all columns.
+            ``MixtureClusterer(1, covariance_type="full")``, a joint Gaussian of all columns, and
+            ``MixtureClusterer(8, n_init=3)`` for a frame with other columns than numbers.
         random_state: Decides the fit, if the estimator has no ``random_state`` of its own, and the
             draws: an int, a RandomState or None.
 
@@ -54,49 +57,68 @@ class LatentImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fit the model to the rows X [n, d], with missing cells or without. ``y`` is ignored."""
-        X = validate_data(
-            self, X, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2
-        )
-        if (empty := np.isnan(X).all(0)).any():
-            raise ValueError(
-                f"Column {int(empty.argmax())} (from 0) has no known cell, so its missing cells "
-                f"cannot be filled. Drop the column."
+        if is_mixed(X):
+            validate_data(self, X, skip_check_array=True)
+        else:
+            X = validate_data(
+                self, X, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2
             )
+            if (empty := np.isnan(X).all(0)).any():
+                raise ValueError(
+                    f"Column {int(empty.argmax())} (from 0) has no known cell, so its missing "
+                    f"cells cannot be filled. Drop the column."
+                )
         if not isinstance(self.estimator, ExactDensityEstimator | None):
             raise TypeError(
                 f"estimator is a FactorAnalysis or a MixtureClusterer, whose posteriors of missing "
                 f"cells are exact, got {self.estimator!r}."
             )
-        default = MixtureClusterer(1, covariance_type="full")
-        self.estimator_ = fit_inner(self.estimator, default, self.random_state, X)
+        self.estimator_ = fit_inner(self.estimator or default_density(X), self.random_state, X)
         return self
 
-    def _parts(self, X: Any) -> list[np.ndarray]:
+    def _table(self) -> TableModel | None:
+        """The model of a frame with other columns than numbers, else None."""
         check_is_fitted(self)
+        columns = self.estimator_.columns_
+        if isinstance(columns, MixedColumns):
+            return TableModel(columns.schema, self.estimator_.model_)
+        return None
+
+    def _parts(self, X: Any) -> list[np.ndarray]:
         X = validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
         return [X[start : start + ROWS] for start in range(0, len(X), ROWS)]
 
     def transform(self, X: Any, return_std: bool = False) -> Any:
         """Fill the missing cells of X [n, d] with their posterior means.
 
+        In a frame with other columns than numbers, a level is the most probable one, and the filled
+        rows are a frame of the same kind.
+
         Returns:
             The filled rows [n, d]; with ``return_std=True`` also the standard deviation of every
-            cell [n, d], which is 0 for a known cell.
+            cell [n, d], which is 0 for a known cell, and for a level the probability that it is
+            another one.
         """
+        if (table := self._table()) is not None:
+            validate_data(self, X, reset=False, skip_check_array=True)
+            return table.impute(X, return_std=return_std)
         found = [self.estimator_._impute(part, 0, None) for part in self._parts(X)]
         mean = np.concatenate([one[0] for one in found])
         return (mean, np.concatenate([one[1] for one in found])) if return_std else mean
 
-    def draw(self, X: Any, n_draws: int = 5) -> np.ndarray:
+    def draw(self, X: Any, n_draws: int = 5) -> Any:
         """Draw complete tables [n_draws, n, d] for multiple imputation.
 
-        The missing cells of a row are drawn jointly from their posterior.
+        The missing cells of a row are drawn jointly from their posterior. The result is a list of
+        frames for a frame with other columns than numbers.
         """
         check_count("n_draws", n_draws)
-        parts = self._parts(X)
-        random = check_random_state(self.random_state)
+        table, random = self._table(), check_random_state(self.random_state)
+        if table is not None:
+            validate_data(self, X, reset=False, skip_check_array=True)
+            return table.impute(X, draws=n_draws, seed=int(random.randint(2**31 - 1)))
         found = [
             self.estimator_._impute(part, n_draws, int(random.randint(2**31 - 1)))[2]
-            for part in parts
+            for part in self._parts(X)
         ]
         return np.concatenate(found, axis=1)

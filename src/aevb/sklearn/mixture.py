@@ -13,11 +13,18 @@ from sklearn.utils import check_random_state  # type: ignore[import-untyped]
 from aevb.declare.conditionals import Conditional
 from aevb.declare.families import Exact, MultivariateNormal, Normal, OneHot
 from aevb.model import Model
+from aevb.runtime.seeding import seeded
+from aevb.sklearn.columns import Columns, MixedColumns, is_mixed
 from aevb.sklearn.density import ExactDensityEstimator, check_count
+from aevb.tables.fitting import fit_data
+from aevb.training.em import Responsibilities
+from aevb.training.fit import fit
 from aevb.training.run import Run
 from aevb.training.schedules import em
 
 COVARIANCES = ("diag", "full", "tied")
+# The smallest variance of a column within a cluster, as a share of the column's variance.
+LEAST = 1e-6
 
 
 class MixtureClusterer(ClusterMixin, ExactDensityEstimator):
@@ -72,79 +79,103 @@ class MixtureClusterer(ClusterMixin, ExactDensityEstimator):
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fit the mixture to the rows X [n, d]; NaN is a missing cell. ``y`` is ignored."""
-        x = self._read(X)
-        count = check_count("n_clusters", self.n_clusters)
-        if len(x) < count:
-            raise ValueError(f"n_samples={len(x)} should be at least n_clusters={count}.")
-        family = self._family(x.shape[1])
-
-        def build() -> Model:
-            return Model(
-                p={"y": OneHot(count, learned=True), "x | y": family}, q={"y | x": Exact()}
-            ).double()
+        data: dict[str, Any] = self._read(X)
+        rows, count = len(next(iter(data.values()))), check_count("n_clusters", self.n_clusters)
+        if rows < count:
+            raise ValueError(f"n_samples={rows} should be at least n_clusters={count}.")
 
         random, best = check_random_state(self.random_state), -math.inf
         kept: Run | None = None
         for _ in range(check_count("n_init", self.n_init)):
-            run = self._train(
-                build,
-                {"x": x},
-                seed=int(random.randint(2**31 - 1)),
-                schedule=em(tol=self.tol),
-                steps=check_count("max_iter", self.max_iter),
-            )
-            found = run.model.log_evidence(x=x, method="exact").mean
+            run = self._fit_once(count, data, seed=int(random.randint(2**31 - 1)))
+            found = run.model.log_evidence(method="exact", **data).mean
             if kept is None or found > best:
                 kept, best = run, found
         assert kept is not None
         self.model_ = kept.model
         self._check_convergence(kept)
-        every = np.eye(count)
         with torch.no_grad():
-            root: Any = self.model_.factors["p(y)"]
+            root: Any = self.model_.factors["p(cluster)"]
             self.weights_ = root.root.softmax(-1).numpy()
-            means = self.model_.sample(count, y=every, mean=True, seed=0)["x"].numpy()
-        self.means_ = self.columns_.restore(means)
-        self.labels_ = self._probabilities(x).argmax(1)
+        if isinstance(self.columns_, Columns):
+            means = self.model_.sample(count, cluster=np.eye(count), mean=True, seed=0)["x"]
+            self.means_ = self.columns_.restore(means.numpy())
+        self.labels_ = self._probabilities(data).argmax(1)
         return self
 
-    def _family(self, d: int) -> Conditional:
+    def _fit_once(self, count: int, data: dict[str, Any], seed: int) -> Run:
+        steps = check_count("max_iter", self.max_iter)
+        with seeded(seed, all_code=True):
+            model = self._declare(count, data)
+        settings: dict[str, Any] = {
+            "seed": seed,
+            "steps": steps,
+            "progress": bool(self.verbose),
+            "compile": False,
+        }
+        if isinstance(self.columns_, MixedColumns) and not Responsibilities(model).closed:
+            # Over-dispersed counts have no closed form of EM.
+            return fit_data(self.columns_.schema, model, data, starts=1, **settings)
+        return fit(model, data, schedule=em(tol=self.tol, least=LEAST), **settings)
+
+    def _declare(self, count: int, data: dict[str, np.ndarray]) -> Model:
         if self.covariance_type not in COVARIANCES:
             raise ValueError(
                 f"covariance_type is one of {', '.join(COVARIANCES)}, got {self.covariance_type!r}."
             )
-        if self.covariance_type == "diag":
-            return Normal(d)
-        return MultivariateNormal(
-            d, covariance="shared" if self.covariance_type == "tied" else "network"
-        )
+        if isinstance(self.columns_, MixedColumns):
+            if self.covariance_type == "tied":
+                raise ValueError(
+                    'covariance_type="tied" needs columns of numbers. Use "diag" or "full".'
+                )
+            full = self.covariance_type == "full"
+            return self.columns_.schema.mixture(count, covariance="full" if full else "diagonal")
+        d = data["x"].shape[1]
+        families: dict[str, Conditional] = {
+            "diag": Normal(d),
+            "full": MultivariateNormal(d),
+            "tied": MultivariateNormal(d, covariance="shared"),
+        }
+        return Model(
+            p={
+                "cluster": OneHot(count, learned=True),
+                "x | cluster": families[self.covariance_type],
+            },
+            q={"cluster | x": Exact()},
+        ).double()
 
-    def _probabilities(self, x: np.ndarray) -> np.ndarray:
+    def _probabilities(self, data: dict[str, Any]) -> np.ndarray:
         with torch.no_grad():
-            return self._posterior(x)["y"].probs.numpy()  # type: ignore[attr-defined]
+            return self._posterior(data)["cluster"].probs.numpy()  # type: ignore[attr-defined]
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Compute the posterior probability of each cluster [n, n_clusters]."""
         X = self._check(X)
-        return np.concatenate([self._probabilities(x) for x in self._parts(X)])
+        return np.concatenate([self._probabilities(data) for data in self._parts(X)])
 
     def predict(self, X: Any) -> np.ndarray:
         """Compute the most probable cluster of each row [n]."""
         return self.predict_proba(X).argmax(1)
 
-    def sample(self, n_samples: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    def sample(self, n_samples: int = 1) -> tuple[Any, np.ndarray]:
         """Draw rows [n_samples, d] and their clusters [n_samples].
 
         ``random_state`` decides the draw: an int gives the same rows at every call.
         """
         found = self._draw(n_samples)
-        return self.columns_.restore(found["x"]), found["y"].argmax(1)
+        return self.columns_.decode(found), found["cluster"].argmax(1)
 
     def _free_parameters(self) -> int:
-        k, d = len(self.weights_), int(self.columns_.varies.sum())
-        square = d * (d + 1) // 2
-        spread = {"diag": k * d, "full": k * square, "tied": square}[self.covariance_type]
-        return k - 1 + k * d + spread
+        count, graph = len(self.weights_), self.model_.graph
+        total = count - 1
+        for entry in graph.entries():
+            if entry.side == "p" and entry.key.name != "cluster":
+                spec: Any = entry.spec
+                d = graph.size(entry.key.name)
+                # The logits of the levels of a category have one number too many.
+                total += count * (sum(spec.heads(d).values()) - int(spec.categorical))
+                total += sum(vector.numel() for vector in spec.vectors(d).values())
+        return total
 
     def bic(self, X: Any) -> float:
         """Compute the Bayesian information criterion on X; lower is better."""
@@ -154,3 +185,15 @@ class MixtureClusterer(ClusterMixin, ExactDensityEstimator):
     def aic(self, X: Any) -> float:
         """Compute Akaike's information criterion on X; lower is better."""
         return float(-2 * self.score_samples(X).sum() + 2 * self._free_parameters())
+
+
+def default_density(X: Any) -> MixtureClusterer:
+    """The mixture that imputes and finds outliers by default: a joint Gaussian of numbers.
+
+    For a frame with other columns, several clusters connect the columns.
+    """
+    return (
+        MixtureClusterer(8, n_init=3)
+        if is_mixed(X)
+        else MixtureClusterer(1, covariance_type="full")
+    )

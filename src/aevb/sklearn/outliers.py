@@ -11,8 +11,9 @@ from sklearn.utils.validation import (  # type: ignore[import-untyped]
     validate_data,
 )
 
+from aevb.sklearn.columns import MixedColumns, is_mixed
 from aevb.sklearn.density import DensityEstimator, fit_inner
-from aevb.sklearn.mixture import MixtureClusterer
+from aevb.sklearn.mixture import default_density
 
 
 class DensityOutlierDetector(OutlierMixin, BaseEstimator):
@@ -20,7 +21,8 @@ class DensityOutlierDetector(OutlierMixin, BaseEstimator):
 
     Parameters:
         estimator: An unfitted estimator of this module with ``score_samples``. None is
-            ``MixtureClusterer(1, covariance_type="full")``, a joint Gaussian of all columns.
+            ``MixtureClusterer(1, covariance_type="full")``, a joint Gaussian of all columns, and
+            ``MixtureClusterer(8, n_init=3)`` for a frame with other columns than numbers.
         contamination: Share of outliers among the training rows, above 0 and at most 0.5.
         random_state: Decides the fit if the estimator has no ``random_state`` of its own: an int, a
             RandomState or None.
@@ -49,9 +51,12 @@ class DensityOutlierDetector(OutlierMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fit the density to the rows X [n, d]; NaN is a missing cell. ``y`` is ignored."""
-        X = validate_data(
-            self, X, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2
-        )
+        if is_mixed(X):
+            validate_data(self, X, skip_check_array=True)
+        else:
+            X = validate_data(
+                self, X, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2
+            )
         if not 0 < self.contamination <= 0.5:
             raise ValueError(
                 f"contamination is a share of the rows, above 0 and at most 0.5, got "
@@ -61,8 +66,7 @@ class DensityOutlierDetector(OutlierMixin, BaseEstimator):
             raise TypeError(
                 f"estimator is one of aevb.sklearn with score_samples, got {self.estimator!r}."
             )
-        default = MixtureClusterer(1, covariance_type="full")
-        self.estimator_ = fit_inner(self.estimator, default, self.random_state, X)
+        self.estimator_ = fit_inner(self.estimator or default_density(X), self.random_state, X)
         scores = self.estimator_.score_samples(X)
         self.offset_ = float(np.percentile(scores, 100 * self.contamination))
         return self
@@ -70,7 +74,10 @@ class DensityOutlierDetector(OutlierMixin, BaseEstimator):
     def score_samples(self, X: Any) -> np.ndarray:
         """Compute log p of each row [n], in the units of X; lower is more abnormal."""
         check_is_fitted(self)
-        X = validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
+        if isinstance(self.estimator_.columns_, MixedColumns):
+            validate_data(self, X, reset=False, skip_check_array=True)
+        else:
+            X = validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
         return self.estimator_.score_samples(X)
 
     def decision_function(self, X: Any) -> np.ndarray:

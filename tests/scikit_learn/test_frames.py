@@ -1,0 +1,143 @@
+"""Frames with text, categories and missing cells."""
+
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+
+from aevb import Schema
+from aevb.sklearn import (
+    DensityOutlierDetector,
+    FactorAnalysis,
+    LatentImputer,
+    MixtureClusterer,
+    VariationalAutoencoder,
+)
+
+
+def flowers(n=200, seed=0):
+    """Two kinds of flowers: colour, size and number of petals depend on the kind."""
+    random = np.random.default_rng(seed)
+    kind = random.integers(0, 2, n)
+    colours = np.where(random.random(n) < 0.9, kind, 1 - kind)
+    frame = pd.DataFrame(
+        {
+            "colour": np.array(["red", "blue"], dtype=object)[colours],
+            "width": random.normal(3.0 + 2 * kind, 0.5),
+            "height": random.normal(10.0 - 4 * kind, 1.0),
+            "petals": random.poisson(4 + 8 * kind),
+        },
+        index=np.arange(n) * 10,
+    )
+    return frame, kind
+
+
+def with_holes(frame, seed=1):
+    lost = np.random.default_rng(seed).random(frame.shape) < 0.1
+    return frame.mask(lost), lost
+
+
+FRAME, KIND = flowers()
+HOLES, LOST = with_holes(FRAME)
+
+
+@pytest.mark.parametrize("kind", ["diag", "full"])
+def test_clusters_of_a_frame_read_all_columns(kind):
+    found = MixtureClusterer(2, covariance_type=kind, n_init=3, random_state=0).fit(HOLES)
+    assert max((found.labels_ == KIND).mean(), (found.labels_ != KIND).mean()) > 0.97
+    assert list(found.feature_names_in_) == list(FRAME.columns)
+    np.testing.assert_allclose(found.predict_proba(HOLES).sum(1), 1)
+    rows, clusters = found.sample(6)
+    assert list(rows.columns) == list(FRAME.columns)
+    assert set(rows["colour"]) <= {"red", "blue"}
+    assert clusters.shape == (6,)
+    copy = pickle.loads(pickle.dumps(found))
+    np.testing.assert_array_equal(copy.score_samples(HOLES), found.score_samples(HOLES))
+
+
+def test_log_p_of_a_frame_is_that_of_its_schema():
+    found = MixtureClusterer(2, random_state=0).fit(HOLES)
+    schema = Schema.read(HOLES)
+    data = schema.encode(HOLES)
+    expected = found.model_.log_evidence(**data).value.detach().numpy()
+    np.testing.assert_allclose(
+        found.score_samples(HOLES), expected + schema.log_jacobian(HOLES), atol=1e-12
+    )
+
+
+def test_free_parameters_of_a_frame_are_counted():
+    found = MixtureClusterer(2, random_state=0).fit(FRAME)
+    # One probability of a cluster; in each cluster two means, two scales, a rate and a colour; and
+    # one dispersion of the counts.
+    assert found._free_parameters() == 1 + 2 * (2 + 2 + 1 + 1) + 1
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_cells_of_a_frame_are_filled_with_levels_and_numbers(library):
+    frame = HOLES
+    if library == "polars":
+        frame = pytest.importorskip("polars").from_pandas(HOLES)
+    imputer = LatentImputer(MixtureClusterer(2, n_init=3), random_state=0).fit(frame)
+    filled, deviation = imputer.transform(frame, return_std=True)
+    assert type(filled) is type(frame)
+    if library == "polars":
+        filled, deviation = filled.to_pandas(), deviation.to_pandas()
+    else:
+        pd.testing.assert_index_equal(filled.index, HOLES.index)
+    assert not filled.isna().to_numpy().any()
+    known = ~LOST
+    np.testing.assert_array_equal(filled.to_numpy()[known], HOLES.to_numpy()[known])
+    assert (deviation.to_numpy()[known] == 0).all()
+    assert (deviation.to_numpy()[LOST] > 0).all()
+    lost = LOST[:, 0]
+    assert (filled["colour"].to_numpy() == FRAME["colour"].to_numpy())[lost].mean() > 0.75
+    draws = imputer.draw(frame, n_draws=3)
+    assert len(draws) == 3
+    assert type(draws[0]) is type(frame)
+
+
+def test_outliers_of_a_frame_break_its_pattern():
+    odd = pd.DataFrame(
+        {"colour": ["red"], "width": [5.0], "height": [10.0], "petals": [12]}, index=[1]
+    )
+    detector = DensityOutlierDetector(
+        MixtureClusterer(2, n_init=3), contamination=0.02, random_state=0
+    ).fit(FRAME)
+    assert detector.predict(odd).tolist() == [-1]
+    assert (detector.predict(FRAME) == -1).sum() == 4
+
+
+def test_codes_of_a_frame_predict_in_a_pipeline():
+    pipeline = make_pipeline(
+        VariationalAutoencoder(2, max_iter=60, random_state=0), LogisticRegression()
+    )
+    assert cross_val_score(pipeline, HOLES, KIND, cv=2).mean() > 0.9
+    codes = pipeline.fit(HOLES, KIND)[0]
+    back = codes.inverse_transform(codes.transform(HOLES))
+    assert list(back.columns) == list(FRAME.columns)
+    assert (back["colour"].to_numpy() == FRAME["colour"].to_numpy()).mean() > 0.8
+
+
+def test_a_frame_of_numbers_is_read_as_an_array():
+    numbers = FRAME[["width", "height"]]
+    by_frame = MixtureClusterer(2, random_state=0).fit(numbers)
+    by_array = MixtureClusterer(2, random_state=0).fit(numbers.to_numpy())
+    np.testing.assert_array_equal(
+        by_frame.score_samples(numbers), by_array.score_samples(numbers.to_numpy())
+    )
+
+
+def test_frames_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="FactorAnalysis reads numbers"):
+        FactorAnalysis(1).fit(FRAME)
+    with pytest.raises(ValueError, match="needs columns of numbers"):
+        MixtureClusterer(2, covariance_type="tied").fit(FRAME)
+    found = MixtureClusterer(2, random_state=0).fit(FRAME)
+    with pytest.raises(ValueError, match="feature names should match"):
+        found.predict(FRAME.drop(columns="colour"))
+    with pytest.raises(ValueError, match="green"):
+        found.predict(FRAME.assign(colour="green"))
