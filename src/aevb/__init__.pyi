@@ -1,3 +1,4 @@
+from aevb.comparison import Comparison, compare
 from aevb.declare.conditionals import Conditional
 from aevb.declare.deterministic import GRU, LSTM, Deterministic
 from aevb.declare.families import (
@@ -47,6 +48,7 @@ __all__ = [
     "Bernoulli",
     "Beta",
     "Bound",
+    "Comparison",
     "Conditional",
     "ContinuousBernoulli",
     "Deterministic",
@@ -74,6 +76,7 @@ __all__ = [
     "__version__",
     "alternate",
     "bidirectional",
+    "compare",
     "compare_estimators",
     "conv",
     "deconv",

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from aevb.cli import doctor, estimators, reproduce, train, use
+from aevb.cli import compare, doctor, estimators, reproduce, sweep, train, use
 from aevb.cli import explain as look
 from aevb.cli.options import in_its_words
 from aevb.runtime.contention import sharing_cores
@@ -48,7 +48,9 @@ def _common(
 app.command(rich_help_panel="Models")(look.models)
 app.command(rich_help_panel="Models")(look.explain)
 app.command(rich_help_panel="Runs")(train.train)
+app.command(rich_help_panel="Runs")(sweep.sweep)
 app.command(rich_help_panel="Runs")(use.evaluate)
+app.command(rich_help_panel="Runs")(compare.compare)
 app.command(rich_help_panel="Runs")(use.sample)
 app.command(rich_help_panel="Runs")(use.encode)
 app.command(rich_help_panel="Runs")(use.impute)

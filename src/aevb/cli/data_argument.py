@@ -21,12 +21,9 @@ ROWS = 1000  # rows per batch after training
 
 def recipe_of(run: Path) -> Recipe | None:
     """Return how a run prepared its rows; None if the command line did not train the run."""
-    from aevb.data.datasets import Recipe
-    from aevb.training.checkpoint import check_beside, latest_manifest
+    from aevb.training.run import recipe_of
 
-    if (manifest := latest_manifest(run)) is not None:
-        check_beside(run, "data.json", manifest)
-    return Recipe.read(run)
+    return recipe_of(run)
 
 
 def whole_of(recipe: Recipe | None) -> Recipe | None:

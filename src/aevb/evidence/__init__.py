@@ -27,6 +27,7 @@ __all__ = [
     "bidirectional",
     "curve",
     "log_evidence",
+    "unnoted_evidence",
 ]
 
 
@@ -54,18 +55,23 @@ def log_evidence(
     Raises ValueError if the method is unknown or does not apply to this model; the message names a
     method that does.
     """
-    found = _found(model, batch, method, samples, seed, memory)
+    found = unnoted_evidence(model, batch, method=method, samples=samples, seed=seed, memory=memory)
     return replace(found, notes=(*found.notes, *note_repeats(model.graph, batch)))
 
 
-def _found(
+def unnoted_evidence(
     model: DeclaredModel,
     batch: Mapping[str, Tensor],
-    method: str | AIS | Particles,
-    samples: int | None,
-    seed: int | None,
-    memory: Memory,
+    *,
+    method: str | AIS | Particles = "auto",
+    samples: int | None = None,
+    seed: int | None = None,
+    memory: Memory = None,
 ) -> Evidence:
+    """Return the result of :func:`log_evidence` without its notes about the data.
+
+    All remaining notes are reasons not to trust the estimate.
+    """
     if not isinstance(method, AIS | Particles) and method not in METHODS:
         raise ValueError(
             f"Unknown method {method!r}. Choose {', '.join(METHODS[:-1])} or {METHODS[-1]}."

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aevb.data.datasets import Recipe
 from aevb.estimate.metric_names import Metric
 from aevb.loading import read_model
 from aevb.model import Model
@@ -23,6 +24,7 @@ from aevb.training.checkpoint import (
     check_fit,
     folder_of,
     folders,
+    latest_manifest,
     read,
     read_manifest,
 )
@@ -143,6 +145,13 @@ def load_run(out: str | Path, which: str = "best") -> Model:
     if which not in ("best", "last"):
         raise ValueError(f'which is "best" or "last", got {which!r}.')
     return _load(Path(out), which)[0]
+
+
+def recipe_of(out: Path) -> Recipe | None:
+    """Read how a run prepared its rows; None if the command line did not train the run."""
+    if (manifest := latest_manifest(out)) is not None:
+        check_beside(out, "data.json", manifest)
+    return Recipe.read(out)
 
 
 def _load(folder: Path, which: str) -> tuple[Model, Checkpoint, list[dict[str, Any]]]:

@@ -1,0 +1,277 @@
+"""The models of a comparison with their rows: checks that they compare, and their evidence."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
+
+from aevb.comparison.criteria import free_parameters
+from aevb.comparison.result import Compared, Comparison, counted, listed
+from aevb.data.repeated_values import note_repeated_rows
+from aevb.data.sources import Source, open_source
+from aevb.evidence import AIS, Evidence, Particles, unnoted_evidence
+from aevb.evidence.exact import why_not_exact
+from aevb.evidence.result import count
+from aevb.model import Model
+from aevb.training.evaluation import evaluate_precisely
+from aevb.training.resuming import fingerprint
+
+SOME = 2000  # rows whose given variables serve to count free parameters
+ROWS = 10_000  # rows whose exact evidence is computed at a time
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A model and the rows on which it is compared, laid out and prepared for it.
+
+    ``log_jacobian``, [N], is what to subtract from the model's log p to get a density in the units
+    of the data; None if the rows are in these units. ``rows_id`` identifies the rows before their
+    preparation; it must be the same for all models. ``trained_on`` says whether the model was
+    trained on exactly these rows, None if that is unknown.
+    """
+
+    name: str
+    model: Model
+    source: Source
+    log_jacobian: np.ndarray | None = None
+    rows_id: str = ""
+    trained_on: bool | None = None
+    seconds: float | None = None
+    folder: Path | None = None
+
+    @classmethod
+    def of(cls, name: str, model: Model, data: Any, **others: Any) -> Entrant:
+        """Lay out the rows of ``data`` for a model. Variables that it lacks are left out."""
+        if isinstance(data, Mapping):
+            mine = (*model.graph.shapes, "steps", "lengths")
+            data = {key: value for key, value in data.items() if key in mine}
+        source = open_source(model.graph, data, model._parameter())
+        return cls(
+            name, model, source, rows_id=others.pop("rows_id", "") or str(source.n), **others
+        )
+
+    def scored(self) -> dict[str, str]:
+        """Return what log p is a density of: variable → kind and size, for comparison."""
+        graph, found = self.model.graph, {}
+        known = self.source.read(torch.zeros(1).long())
+        for name in (*graph.observed, *(name for name in graph.latents if name in known)):
+            discrete = any(entry.spec.support.is_discrete for entry in graph.p[name].values())
+            kind = "probabilities" if discrete else "densities"
+            found[name] = f"{kind} of {math.prod(graph.shapes[name])} numbers"
+        return found
+
+
+def trained_here(folder: Path | None, source: Source) -> bool | None:
+    """Return whether the run in a folder was trained on these rows; None if it has no record."""
+    import tomllib
+
+    if folder is None or not (folder / "config.toml").is_file():
+        return None
+    recorded = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8")).get("data")
+    return None if recorded is None else bool(recorded == fingerprint(source))
+
+
+def identify(raw: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Return a hash of rows as they were before their preparation."""
+    digest = hashlib.sha256()
+    for name in sorted(set(names) & raw.keys()):
+        value = raw[name]
+        rows = list(value) if isinstance(value, list) else [np.asarray(value)]
+        digest.update(f"{name} {len(value)}".encode())
+        for row in rows:
+            digest.update(np.ascontiguousarray(np.asarray(row, dtype=np.float64)).tobytes())
+    return digest.hexdigest()
+
+
+def refuse_incomparable(entrants: Sequence[Entrant]) -> None:
+    """Raise ValueError unless all models give log p of the same variables and the same rows."""
+    first = entrants[0]
+    names = [one.name for one in entrants]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"Two models are called {twice[0]!r}. Give each a name of its own.")
+    for one in entrants[1:]:
+        ours, theirs = first.scored(), one.scored()
+        if ours.keys() != theirs.keys():
+            raise ValueError(
+                f"{first.name} gives log p({', '.join(ours)}) and {one.name} gives log "
+                f"p({', '.join(theirs)}): these are different quantities. Compare models of the "
+                f"same variables."
+            )
+        for name, kind in ours.items():
+            if kind != theirs[name]:
+                raise ValueError(
+                    f"{name}: {first.name} gives {kind}, {one.name} gives {theirs[name]}. These "
+                    f"cannot be compared."
+                )
+        if first.source.n != one.source.n or first.rows_id != one.rows_id:
+            raise ValueError(
+                f"{first.name} and {one.name} would be compared on different rows "
+                f"({first.source.n} and {one.source.n}). Compare them on rows that are new to "
+                f"both: name a file by data= (--data)."
+            )
+
+
+def compared(
+    entrant: Entrant,
+    *,
+    method: str | AIS | Particles = "auto",
+    samples: int | None = None,
+    seed: int = 0,
+    memory: float | str | None = None,
+    elbo: bool = False,
+    criteria: bool = False,
+) -> Compared:
+    """Compute the evidence of one model on its rows, and what else a comparison shows of it."""
+    model, source = entrant.model, entrant.source
+    exact = method in ("auto", "exact") and why_not_exact(model) is None
+    found = (
+        _exact(model, source)
+        if exact
+        else unnoted_evidence(
+            model,
+            source.take(torch.arange(source.n)),
+            method=method,
+            samples=samples,
+            seed=seed,
+            memory=memory,
+        )
+    )
+    value = found.value.double().cpu().numpy()
+    if entrant.log_jacobian is not None:
+        value = value - entrant.log_jacobian
+    bound, untrained = _bound(entrant, seed) if elbo else (None, [])
+    free = None
+    if criteria and exact:
+        free = free_parameters(model, source.take(torch.arange(min(source.n, SOME))))
+    return Compared(
+        entrant.name,
+        value,
+        found.stderr.double().cpu().numpy(),
+        found.method,
+        sum(one.numel() for one in model.theta()),
+        sum(one.numel() for one in model.phi()),
+        flags=found.notes,
+        notes=(*untrained, *note_repeated_rows(model.graph, source)),
+        seconds=entrant.seconds,
+        elbo=None if bound is None else bound[0],
+        elbo_error=None if bound is None else bound[1],
+        free=free,
+        rounding=4 * torch.finfo(model._parameter().dtype).eps,
+    )
+
+
+def compare_entrants(
+    entrants: Sequence[Entrant],
+    *,
+    what: str = "",
+    units: str = "",
+    criteria: bool | None = None,
+    elbo: bool = False,
+    **settings: Any,
+) -> Comparison:
+    """Compare models on their rows; see :func:`aevb.compare` for the settings."""
+    refuse_incomparable(entrants)
+    wanted = _criteria(entrants, criteria, settings.get("method", "auto"))
+    models = [compared(one, elbo=elbo, criteria=wanted, **settings) for one in entrants]
+    return Comparison.of(models, what, units, [*_notes(entrants), *_uncounted(models, wanted)])
+
+
+def _notes(entrants: Sequence[Entrant]) -> list[str]:
+    found = []
+    trained = [one.name for one in entrants if one.trained_on]
+    if trained:
+        whose = "all models" if len(trained) == len(entrants) else listed(trained)
+        found.append(
+            f"These are the training rows of {whose}: log p of new rows is lower, and the more so "
+            f"the more parameters a model has."
+        )
+    given = {one.name: tuple(one.model.graph.given) for one in entrants}
+    if len(set(given.values())) > 1:
+        found.append(
+            "The models are given different variables ("
+            + "; ".join(f"{name}: {', '.join(those) or 'none'}" for name, those in given.items())
+            + "): each log p is conditional on its own."
+        )
+    return found
+
+
+def _uncounted(models: Sequence[Compared], wanted: bool) -> list[str]:
+    many = [one.name for one in models if wanted and one.free is None]
+    return (
+        [f"AIC and BIC are not computed for {listed(many)}: too many parameters to count the free."]
+        if many
+        else []
+    )
+
+
+def _criteria(entrants: Sequence[Entrant], asked: bool | None, method: Any) -> bool:
+    """Return whether to compute AIC and BIC. Refuse them where they have no meaning."""
+    if asked is False:
+        return False
+    inexact = {
+        one.name: reason
+        for one in entrants
+        if (reason := why_not_exact(one.model) if method in ("auto", "exact") else "of method=")
+    }
+    elsewhere = [one.name for one in entrants if one.trained_on is False]
+    if asked is None:
+        return not inexact and all(one.trained_on for one in entrants)
+    if inexact:
+        name, reason = next(iter(inexact.items()))
+        raise ValueError(
+            f"AIC and BIC need the exact evidence, but that of {name} is not computed, because "
+            f"{reason}. Leave out criteria=True."
+        )
+    if elsewhere:
+        raise ValueError(
+            f"AIC and BIC are about the rows that a model was trained on, but {elsewhere[0]} was "
+            f"trained on others. Leave out criteria=True; held-out rows need no such criterion."
+        )
+    return True
+
+
+def _exact(model: Model, source: Source) -> Evidence:
+    """Return the exact evidence of all rows, with a flag if a row has none."""
+    parts = []
+    for start in range(0, source.n, ROWS):
+        batch = source.take(torch.arange(start, min(source.n, start + ROWS)))
+        try:
+            parts.append(unnoted_evidence(model, batch, method="exact").value)
+        except LinAlgError:
+            rows = next(iter(batch.values())).shape[-2]
+            parts.append(torch.full((rows,), torch.nan))
+    value = torch.cat(parts)
+    lost = int((~value.isfinite()).sum())
+    flags = (
+        (f"{count(lost, len(value))} have no finite log p: p gives NaN or zero probability there.",)
+        if lost
+        else ()
+    )
+    return Evidence(value, torch.zeros_like(value), "exact", notes=flags)
+
+
+def _bound(entrant: Entrant, seed: int) -> tuple[tuple[float, float] | None, list[str]]:
+    """Return the mean ELBO with its sampling error in the units of log p, or why there is none."""
+    reasons = sorted(set(entrant.model.untaught().values()))
+    if reasons:
+        return None, [f"{entrant.name} has no ELBO: {'; '.join(reasons)}."]
+    value, error = evaluate_precisely(entrant.model, entrant.source, seed=seed)["elbo"]
+    shift = 0.0 if entrant.log_jacobian is None else float(entrant.log_jacobian.mean())
+    return (value - shift, error), []
+
+
+def describe_rows(n: int, which: str = "", data: str = "") -> str:
+    """Describe rows for the title of a table.
+
+    >>> describe_rows(38, "held out", "table.csv")
+    '38 rows of table.csv (held out)'
+    """
+    return counted(n) + f" of {data}" * bool(data) + f" ({which})" * bool(which)

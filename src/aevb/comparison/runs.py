@@ -1,0 +1,229 @@
+"""Open the models of a comparison: models, runs and folders of runs, with their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from aevb.comparison.entrants import Entrant, describe_rows, identify, trained_here
+from aevb.data.datasets import Loaded, Recipe, load, log_jacobian, log_spreads
+from aevb.data.sources import Source
+from aevb.model import Model
+from aevb.training.run import Run, load_run, recipe_of
+from aevb.training.seed_folders import seed_folders
+
+Contestant = Model | Run | str | Path  # a text or path is the folder of a run
+CHUNK = 10_000  # rows whose Jacobian is computed at a time
+
+
+def named(models: Mapping[str, Contestant] | Sequence[Contestant]) -> dict[str, Contestant]:
+    """Return the models by name. Folders are named by what distinguishes their paths."""
+    if isinstance(models, Mapping):
+        return dict(models)
+    if isinstance(models, Model | Run | str | Path):
+        models = [models]
+    folders = [place(one) for one in models]
+    parts = distinct([one for one in folders if one is not None])
+    found: dict[str, Contestant] = {}
+    for i, (one, folder) in enumerate(zip(models, folders, strict=True), 1):
+        name = f"model {i}" if folder is None else parts[folder]
+        found[name if name not in found else f"{name} ({i})"] = one
+    return found
+
+
+def place(one: Contestant) -> Path | None:
+    """Return the folder of a run; None for a model or a run without files."""
+    return None if isinstance(one, Model) else one.out if isinstance(one, Run) else Path(one)
+
+
+def distinct(folders: Sequence[Path]) -> dict[Path, str]:
+    """Return short names of folders: their paths without the parts that all share.
+
+    >>> distinct([Path("runs/a/seed-0"), Path("runs/b/seed-0")])
+    {PosixPath('runs/a/seed-0'): 'a', PosixPath('runs/b/seed-0'): 'b'}
+    """
+    parts = {folder: folder.parts for folder in folders}
+    if len(set(parts.values())) < 2:
+        return {folder: folder.name or str(folder) for folder in folders}
+    most = min(map(len, parts.values()))
+    start = next((i for i in range(most) if len({one[i] for one in parts.values()}) > 1), most)
+    end = next((i for i in range(1, most + 1) if len({one[-i] for one in parts.values()}) > 1), 1)
+    kept = {folder: "/".join(one[start : len(one) - end + 1]) for folder, one in parts.items()}
+    whole = len(set(kept.values())) < len(kept) or "" in kept.values()
+    return {folder: str(folder) if whole else name for folder, name in kept.items()}
+
+
+def expanded(folders: Sequence[Path]) -> list[Path]:
+    """Replace a folder of several seeds, or of a sweep, by the folders of its runs."""
+    found: list[Path] = []
+    for folder in folders:
+        seeds = [path for path in seed_folders(folder) if (path / "checkpoints").is_dir()]
+        if (folder / "sweep.json").is_file():
+            inner = sorted(path for path in folder.iterdir() if seed_folders(path))
+            found += expanded(inner)
+        else:
+            found += seeds if seeds and not (folder / "model.json").is_file() else [folder]
+    return found
+
+
+def opened(one: Contestant) -> tuple[Model, Path | None, float | None]:
+    """Return the model of a contestant, its run's folder and the seconds of its training."""
+    if isinstance(one, Model):
+        return one, None, None
+    if isinstance(one, Run):
+        return one.model, one.out, one.seconds
+    folder = Path(one)
+    return load_run(folder), folder, Run.load(folder).seconds
+
+
+def on_arrays(models: Mapping[str, Contestant], data: Any) -> list[Entrant]:
+    """Return the models with the same arrays for each, in the units of the models.
+
+    Refuse runs of the command line that prepared their rows in different ways: the same numbers
+    would mean different things to them.
+    """
+    found, recipes = [], {}
+    for name, one in models.items():
+        model, folder, seconds = opened(one)
+        recipe = recipe_of(folder) if folder is not None else None
+        recipes[name] = recipe
+        entrant = Entrant.of(name, model, data, seconds=seconds, folder=folder)
+        found.append(replace(entrant, trained_on=trained_here(folder, entrant.source)))
+    prepared = {name: _preparation(recipe) for name, recipe in recipes.items()}
+    if len(set(prepared.values())) > 1:
+        first, other = _two_different(prepared)
+        raise ValueError(
+            f"{first} and {other} prepared their rows differently, so the same arrays mean "
+            f'different things to them. Name the file instead: data="table.csv"; each run then '
+            f"prepares its rows, and log p is in the units of the file."
+        )
+    return found
+
+
+def _preparation(recipe: Recipe | None) -> str:
+    """Return what a recipe does to the numbers of a row, as text; "" if it leaves them."""
+    if recipe is None or recipe.prepare is None:
+        return ""
+    return repr((recipe.prepare, recipe.levels, recipe.mean, recipe.scale, recipe.others))
+
+
+def _two_different(found: Mapping[str, str]) -> tuple[str, str]:
+    first = next(iter(found))
+    return first, next(name for name in found if found[name] != found[first])
+
+
+def on_file(
+    models: Mapping[str, Contestant],
+    data: str | None = None,
+    *,
+    missing: Sequence[float] | None = None,
+) -> tuple[list[Entrant], str, str]:
+    """Return the models with rows of a file, or of the runs' own data, prepared as in training.
+
+    The rows are the held-out ones if a run has any. Also return a description of the rows and a
+    sentence on the units of log p.
+    """
+    loaded: dict[str, Loaded] = {}
+    found: list[Entrant] = []
+    seed: int | None = None
+    units = ""
+    for name, one in models.items():
+        model, folder, seconds = opened(one)
+        recipe = recipe_of(folder) if folder is not None else None
+        if recipe is None and data is None:
+            raise ValueError(
+                f"{name} does not record which data it was trained on. Name them: data=… (--data)."
+            )
+        # Random preparations (binarise) draw the same values for every model.
+        seed = seed if seed is not None or recipe is None else recipe.seed
+        like = recipe if recipe is None or seed is None else replace(recipe, seed=seed)
+        rows = load(data or str(recipe and recipe.data), model.graph, missing=missing, like=like)
+        loaded[name] = rows
+        chosen = rows.test or rows.train
+        entrant = Entrant.of(name, model, chosen.data)
+        jacobian, note = units_of(model, rows, entrant.source)
+        units = units or note
+        found.append(
+            replace(
+                entrant,
+                log_jacobian=jacobian,
+                rows_id=identify(chosen.raw, list(entrant.scored())),
+                trained_on=trained_here(folder, entrant.source),
+                seconds=seconds,
+                folder=folder,
+            )
+        )
+    _refuse_other_rows(found, loaded)
+    first = next(iter(loaded.values()))
+    return found, describe_loaded(first, found[0].source.n), units
+
+
+def describe_loaded(loaded: Loaded, n: int) -> str:
+    """Describe the rows to compare on: the held-out ones if there are any."""
+    recipe = loaded.recipe
+    which = (
+        ""
+        if loaded.test is None
+        else "held out"
+        if recipe.hold_out
+        else "validation"
+        if recipe.validation
+        else "test"
+    )
+    return describe_rows(n, which, recipe.validation or recipe.data)
+
+
+def _refuse_other_rows(found: Sequence[Entrant], loaded: Mapping[str, Loaded]) -> None:
+    """Refuse runs whose rows differ, with the entry of their data.json that makes the difference.
+
+    Preparations that change more than the units of a column give other data.
+    """
+    first = found[0]
+    for one in found[1:]:
+        mine, theirs = loaded[first.name].recipe, loaded[one.name].recipe
+        units_only = (None, "standardise")
+        if mine.prepare != theirs.prepare and not (
+            mine.prepare in units_only and theirs.prepare in units_only
+        ):
+            raise ValueError(
+                f"{first.name} was trained on rows prepared by {mine.prepare or 'none'}, "
+                f"{one.name} on rows prepared by {theirs.prepare or 'none'}: these are different "
+                f"data. Compare runs with the same --prepare."
+            )
+        if one.rows_id == first.rows_id:
+            continue
+        for key in ("data", "columns", "validation", "hold_out", "split", "missing"):
+            if getattr(mine, key) != getattr(theirs, key):
+                raise ValueError(
+                    f"{first.name} and {one.name} have different rows: {key} is "
+                    f"{_short(getattr(mine, key))} and {_short(getattr(theirs, key))} (data.json). "
+                    f"Compare them on rows that are new to both: --data FILE."
+                )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def units_of(model: Model, loaded: Loaded, source: Source) -> tuple[np.ndarray | None, str]:
+    """Return what to subtract from log p for the units of the data, [N], and a sentence on it."""
+    names = list(log_spreads(loaded.recipe, model.graph))
+    if not names:
+        return None, ""
+    if loaded.recipe.prepare != "standardise":
+        return None, (
+            f"log p is of {', '.join(names)} with grey levels from 0 to 1 "
+            f"({loaded.recipe.prepare})."
+        )
+    parts = []
+    for start in range(0, source.n, CHUNK):
+        batch = source.take(torch.arange(start, min(source.n, start + CHUNK)))
+        rows = log_jacobian(loaded.recipe, model.graph, batch)
+        parts.append(torch.stack(list(rows.values())).sum(0).double().cpu().numpy())
+    return np.concatenate(parts), f"log p is of {', '.join(names)} in the units of the data."
