@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,12 +157,16 @@ def sweep_picture(
         key = ", ".join(f"{name} = {one.arguments[name]}" for name in others)
         lines.setdefault(key, []).append(one)
     ordered = sorted(lines, key=_natural)
-    for i, key in enumerate(ordered):
-        _line(axes, lines[key], comparison, across, values, _colour(i, len(ordered)), key)
     best = found[0]
+    for i, key in enumerate(ordered):
+        aside = _aside(values) * (i - (len(ordered) - 1) / 2)
+        places = [_place(values, one.arguments.get(across, "")) + aside for one in lines[key]]
+        _line(axes, lines[key], comparison, places, _colour(i, len(ordered)), key)
+        if best in lines[key]:
+            star = places[lines[key].index(best)]
     axes.axhline(0, color="0.6", lw=0.8, zorder=0)
     axes.plot(
-        [_place(values, best.arguments.get(across, ""))],
+        [star],
         [0],
         marker="*",
         ms=15,
@@ -194,6 +199,21 @@ def _place(values: Sequence[str], value: str) -> float:
     return float(value) if _numeric(values) else float(list(values).index(value))
 
 
+def _aside(values: Sequence[str]) -> float:
+    """Return how far apart lines are drawn, so that bars of the same value do not overlap."""
+    if _logarithmic(values):
+        return 0.0
+    places = sorted(_place(values, value) for value in values)
+    gaps = [b - a for a, b in pairwise(places)]
+    return 0.05 * min(gaps, default=1.0)
+
+
+def _logarithmic(values: Sequence[str]) -> bool:
+    """Return whether the axis is logarithmic: positive numbers over a wide range."""
+    numbers = [float(value) for value in values] if _numeric(values) else []
+    return bool(numbers) and min(numbers) > 0 and max(numbers) / min(numbers) >= 50
+
+
 def _numeric(values: Sequence[str]) -> bool:
     try:
         return all(math.isfinite(float(value)) for value in values)
@@ -219,15 +239,13 @@ def _line(
     axes: Axes,
     runs: Sequence[Finished],
     comparison: Comparison,
-    across: str,
-    values: Sequence[str],
+    places: Sequence[float],
     colour: Any,
     name: str,
 ) -> None:
     """Draw the runs as dots with error bars, and a line through the averages over seeds."""
     at: dict[float, list[float]] = {}
-    for one in runs:
-        x = _place(values, one.arguments.get(across, ""))
+    for one, x in zip(runs, places, strict=True):
         difference = comparison.difference(one.compared.name)
         at.setdefault(x, []).append(difference.mean)
         axes.errorbar(
@@ -240,10 +258,10 @@ def _line(
             elinewidth=1,
             alpha=0.9,
         )
-    places = sorted(at)
+    ordered = sorted(at)
     axes.plot(
-        places,
-        [float(np.mean(at[x])) for x in places],
+        ordered,
+        [float(np.mean(at[x])) for x in ordered],
         color=colour,
         lw=1.3,
         label=name or None,
@@ -268,8 +286,7 @@ def _dress(
     if _numeric(values):
         whole = all(float(value) == int(float(value)) for value in values)
         axes.xaxis.set_major_locator(MaxNLocator(integer=whole, nbins=12))
-        numbers = [float(value) for value in values]
-        if min(numbers) > 0 and max(numbers) / min(numbers) >= 50:
+        if _logarithmic(values):
             axes.set_xscale("log")
     else:
         axes.set_xticks(range(len(values)), list(values))
