@@ -42,8 +42,17 @@ class Mixtures:
             train, held_out, identify(train, ["x"]), identify(held_out, ["x"]), what="40 rows"
         )
 
-    def defaults(self):
-        return {"lr": 0.01}
+    def train(self, model, rows, seeds, out, *, resume, settings, **others):
+        return fit(
+            model,
+            rows.train,
+            validation=rows.held_out,
+            seeds=seeds,
+            out=out,
+            resume=resume,
+            progress=False,
+            **{"lr": 0.01, **settings, **others},
+        )
 
 
 class Failing(Mixtures):
@@ -53,6 +62,26 @@ class Failing(Mixtures):
         if model.graph.size("y") == 3:
             raise RuntimeError("the power went off")
         return super().rows(model)
+
+
+class PowerCutError(BaseException):
+    """Like a kill: nothing catches it."""
+
+
+class Dying(Mixtures):
+    """Die at step 15 of the fourth run, between two checkpoints."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started = 0
+
+    def train(self, *arguments, **others):
+        self.started += 1
+        return super().train(*arguments, **others, validate_every=5, after=self._cut)
+
+    def _cut(self, step, model):
+        if self.started == 4 and step == 15:
+            raise PowerCutError
 
 
 GRID = {"components": ["1", "2", "3"], "latent": ["1", "2"]}
@@ -145,25 +174,8 @@ def test_a_sweep_that_died_in_the_middle_goes_on_to_the_same_table(whole, tmp_pa
     _, expected = whole
     out = tmp_path / "sweep"
 
-    class PowerCutError(BaseException):
-        pass
-
-    started = []
-
-    def cut(step, model):
-        if len(started) == 4 and step == 20:
-            raise PowerCutError
-
-    from aevb.comparison import sweep as module
-
-    def counting(*arguments, **others):
-        started.append(others["out"])
-        return fit(*arguments, **others, validate_every=10, after=cut)
-
-    monkeypatch.setattr(module, "fit", counting)
     with pytest.raises(PowerCutError):
-        carried_out(sweep(out))
-    monkeypatch.setattr(module, "fit", fit)
+        carried_out(sweep(out, Dying()))
     assert len(list((out / "results").iterdir())) == 3
     half = out / "components=2,latent=2" / "seed-0"
     assert sorted(path.name for path in (half / "checkpoints").iterdir()) == ["step-10"]
@@ -171,7 +183,7 @@ def test_a_sweep_that_died_in_the_middle_goes_on_to_the_same_table(whole, tmp_pa
     def full(*arguments, **others):
         raise PowerCutError
 
-    monkeypatch.setattr(module.np, "savez", full)
+    monkeypatch.setattr(np, "savez", full)
     with pytest.raises(PowerCutError):
         carried_out(sweep(out))
     monkeypatch.undo()

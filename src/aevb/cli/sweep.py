@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,11 +22,12 @@ from aevb.cli.options import (
     path,
     takes_settings,
 )
-from aevb.cli.train import asked_settings
+from aevb.cli.train import _asked
 
 if TYPE_CHECKING:
     from aevb.comparison.sweep import Finished, Rows
     from aevb.model import Model
+    from aevb.training.run import Run
 
 HOLD_OUT = 0.2  # of a file's rows, unless --hold-out or --validation says otherwise
 STARTING = 10.0  # seconds of work that are worth the start of other processes
@@ -84,7 +85,31 @@ class NamedModel:
             units,
         )
 
-    def defaults(self) -> Mapping[str, Any]:
+    def train(
+        self,
+        model: Model,
+        rows: Rows,
+        seeds: Sequence[int],
+        out: Path,
+        *,
+        resume: bool,
+        settings: Mapping[str, Any],
+    ) -> list[Run]:
+        from aevb.training.fit import fit
+
+        return fit(
+            model,
+            rows.train,
+            validation=rows.held_out,
+            seeds=seeds,
+            out=out,
+            resume=resume,
+            recipe=rows.recipe,
+            progress=False,
+            **{**self._defaults(), **settings},
+        )
+
+    def _defaults(self) -> Mapping[str, Any]:
         from aevb.zoo import recipes
 
         return recipes.get(self.text, {})
@@ -171,7 +196,7 @@ def sweep(
         raise ValueError(
             f"Unknown --evidence {evidence}. Choose {', '.join(METHODS[:-1])} or {METHODS[-1]}."
         )
-    given = asked_settings(settings)
+    given = _asked(settings)
     if "seed" in given:
         raise ValueError("A sweep trains with the seeds 0, 1, …. Use --seeds instead of --seed.")
     grid = parse_grid(set_ or [])
@@ -187,7 +212,7 @@ def sweep(
         split,
         device_of(device),
     )
-    recorded = Settings(**{**builder.defaults(), **given}).record()
+    recorded = Settings(**given).record()
     named = {
         "model": model,
         "data": data,

@@ -137,7 +137,7 @@ def train(
     from aevb.training.run_folder import refuse_taken
     from aevb.zoo import recipes
 
-    asked = asked_settings(settings)
+    asked = _asked(settings)
     if seeds is not None and (seeds < 1 or asked.get("seed")):
         raise ValueError(
             f"--seeds {seeds} is a number of runs, at least 1, with the seeds 0, 1, …. For one "
@@ -266,7 +266,7 @@ def train(
     )
 
 
-def asked_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+def _asked(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that the user gave as options, as :class:`Settings` takes them."""
     given = {name: value for name, value in options.items() if value is not None and value != []}
     if "how" in given:

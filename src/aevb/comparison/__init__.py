@@ -8,10 +8,12 @@ from typing import Any
 
 from aevb.comparison.entrants import compare_entrants
 from aevb.comparison.result import Compared, Comparison, Difference
-from aevb.comparison.runs import Contestant, named, on_arrays, on_file
+from aevb.comparison.runs import Contestant, named, on_arrays, on_file, on_frame, tables_of
 from aevb.data.builtin import NAMES
 from aevb.evidence import AIS, Particles
 from aevb.runtime.contention import sharing_cores
+
+COLUMNS = "log p is of the columns in their own units; missing cells are marginalised out."
 
 __all__ = ["Compared", "Comparison", "Difference", "compare"]
 
@@ -35,11 +37,13 @@ def compare(
     cannot be told from the best and which estimates must not be trusted.
 
     Arguments:
-        models: Models, runs, or folders of runs; as a dictionary, with their names.
+        models: Models, runs, models of tables, or folders of runs; as a dictionary, with their
+            names.
         data: The rows, as for :func:`fit`, in the units of the models; rows that no model was
             trained on, unless you want to see the fit. For runs of the command line, a file or
             the name of a built-in data set, which each run prepares like its training rows; log p
-            is then in the units of the file. By default the held-out rows of these runs.
+            is then in the units of the file. By default the held-out rows of these runs. For
+            models of tables, a frame; log p is then a density of its columns.
         method: How to compute log p, as in :meth:`Model.log_evidence`: exact if possible, otherwise
             by importance sampling.
         samples: Samples of the method.
@@ -61,12 +65,12 @@ def compare(
     >>> from aevb import Exact, Model, Normal, OneHot, em, fit
     >>> x = np.random.default_rng(0).normal(size=(400, 1)) + 4 * (np.arange(400) % 2)[:, None]
     >>> runs = {}
-    >>> for k in (1, 2, 4):
-    ...     p = {"y": OneHot(k, learned=True), "x | y": Normal(1, scale="per class")}
-    ...     p = {"y": OneHot(k, learned=True), "x | y": Normal(1)}
-    ...     model = Model(p, q={"y | x": Exact()})
+    >>> for k in (1, 2, 3):
+    ...     model = Model({"y": OneHot(k, learned=True), "x | y": Normal(1)}, q={"y | x": Exact()})
     ...     runs[f"{k} clusters"] = fit(model, {"x": x[:200]}, schedule=em(), steps=50)
-    >>> print(compare(runs, {"x": x[200:]}))                             # doctest: +SKIP
+    >>> found = compare(runs, {"x": x[200:]})
+    >>> found.best.name, found.verdict("3 clusters"), found.verdict("1 clusters")
+    ('2 clusters', 'not told apart', 'worse')
     """
     contestants = named(models)
     if not contestants:
@@ -79,6 +83,11 @@ def compare(
         "seed": seed,
         "memory": memory,
     }
+    tables = tables_of(contestants)
+    if tables:
+        if data is None or isinstance(data, str | Path):
+            raise ValueError("Pass the rows as a frame with the columns of the schema.")
+        return compare_entrants(on_frame(tables, data), units=COLUMNS, **settings)
     if data is None or isinstance(data, Path) or (isinstance(data, str) and _is_table(data)):
         entrants, what, units = on_file(contestants, None if data is None else str(data))
         return compare_entrants(entrants, what=what, units=units, **settings)

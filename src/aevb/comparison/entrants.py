@@ -35,7 +35,8 @@ class Entrant:
     ``log_jacobian``, [N], is what to subtract from the model's log p to get a density in the units
     of the data; None if the rows are in these units. ``rows_id`` identifies the rows before their
     preparation; it must be the same for all models. ``trained_on`` says whether the model was
-    trained on exactly these rows, None if that is unknown.
+    trained on exactly these rows, None if that is unknown. ``quantities`` are what log p is of, if
+    these are not the variables of the model but the columns of a table.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Entrant:
     trained_on: bool | None = None
     seconds: float | None = None
     folder: Path | None = None
+    quantities: Mapping[str, str] | None = None
 
     @classmethod
     def of(cls, name: str, model: Model, data: Any, **others: Any) -> Entrant:
@@ -59,7 +61,9 @@ class Entrant:
         )
 
     def scored(self) -> dict[str, str]:
-        """Return what log p is a density of: variable → kind and size, for comparison."""
+        """Return what log p is a density of: variable or column → kind, for comparison."""
+        if self.quantities is not None:
+            return dict(self.quantities)
         graph, found = self.model.graph, {}
         known = self.source.read(torch.zeros(1).long())
         for name in (*graph.observed, *(name for name in graph.latents if name in known)):
@@ -101,8 +105,8 @@ def refuse_incomparable(entrants: Sequence[Entrant]) -> None:
         ours, theirs = first.scored(), one.scored()
         if ours.keys() != theirs.keys():
             raise ValueError(
-                f"{first.name} gives log p({', '.join(ours)}) and {one.name} gives log "
-                f"p({', '.join(theirs)}): these are different quantities. Compare models of the "
+                f"{first.name} gives log p({_joined(ours)}) and {one.name} gives log "
+                f"p({_joined(theirs)}): these are different quantities. Compare models of the "
                 f"same variables."
             )
         for name, kind in ours.items():
@@ -117,6 +121,10 @@ def refuse_incomparable(entrants: Sequence[Entrant]) -> None:
                 f"({first.source.n} and {one.source.n}). Compare them on rows that are new to "
                 f"both: name a file by data= (--data)."
             )
+
+
+def _joined(names: Mapping[str, str], most: int = 8) -> str:
+    return ", ".join(list(names)[:most]) + ", …" * (len(names) > most)
 
 
 def compared(

@@ -14,10 +14,12 @@ from aevb.comparison.entrants import Entrant, describe_rows, identify, trained_h
 from aevb.data.datasets import Loaded, Recipe, load, log_jacobian, log_spreads
 from aevb.data.sources import Source
 from aevb.model import Model
+from aevb.tables.fitted import SCHEMA, TableModel, load_table
+from aevb.tables.schema import Schema
 from aevb.training.run import Run, load_run, recipe_of
 from aevb.training.seed_folders import seed_folders
 
-Contestant = Model | Run | str | Path  # a text or path is the folder of a run
+Contestant = Model | Run | TableModel | str | Path  # a text or path is the folder of a run
 CHUNK = 10_000  # rows whose Jacobian is computed at a time
 
 
@@ -25,7 +27,7 @@ def named(models: Mapping[str, Contestant] | Sequence[Contestant]) -> dict[str, 
     """Return the models by name. Folders are named by what distinguishes their paths."""
     if isinstance(models, Mapping):
         return dict(models)
-    if isinstance(models, Model | Run | str | Path):
+    if isinstance(models, Model | Run | TableModel | str | Path):
         models = [models]
     folders = [place(one) for one in models]
     parts = distinct([one for one in folders if one is not None])
@@ -38,6 +40,8 @@ def named(models: Mapping[str, Contestant] | Sequence[Contestant]) -> dict[str, 
 
 def place(one: Contestant) -> Path | None:
     """Return the folder of a run; None for a model or a run without files."""
+    if isinstance(one, TableModel):
+        return one.run.out if one.run is not None else None
     return None if isinstance(one, Model) else one.out if isinstance(one, Run) else Path(one)
 
 
@@ -77,8 +81,51 @@ def opened(one: Contestant) -> tuple[Model, Path | None, float | None]:
         return one, None, None
     if isinstance(one, Run):
         return one.model, one.out, one.seconds
+    if isinstance(one, TableModel):
+        return one.model, place(one), one.run.seconds if one.run is not None else None
     folder = Path(one)
     return load_run(folder), folder, Run.load(folder).seconds
+
+
+def tables_of(models: Mapping[str, Contestant]) -> dict[str, TableModel]:
+    """Return the models of tables; empty if there is none. Refuse a mixture of both kinds."""
+    found = {
+        name: one if isinstance(one, TableModel) else load_table(one)
+        for name, one in models.items()
+        if isinstance(one, TableModel)
+        or (isinstance(one, str | Path) and (Path(one) / SCHEMA).is_file())
+    }
+    other = [name for name in models if name not in found]
+    if found and other:
+        raise ValueError(
+            f"{next(iter(found))} is a model of a table and {other[0]} is not. Compare models of "
+            f"tables with each other."
+        )
+    return found
+
+
+def on_frame(tables: Mapping[str, TableModel], frame: Any) -> list[Entrant]:
+    """Return models of tables with the rows of a frame; log p is a density of its columns."""
+    found = []
+    for name, table in tables.items():
+        entrant = Entrant.of(
+            name,
+            table.model,
+            table.schema.encode(frame),
+            log_jacobian=-table.schema.log_jacobian(frame),
+            seconds=opened(table)[2],
+            folder=place(table),
+            quantities=_quantities(table.schema),
+        )
+        found.append(replace(entrant, trained_on=trained_here(place(table), entrant.source)))
+    return found
+
+
+def _quantities(schema: Schema) -> dict[str, str]:
+    return {
+        column.name: "densities" if column.dense else "probabilities"
+        for column in sorted(schema.used, key=lambda column: column.name)
+    }
 
 
 def on_arrays(models: Mapping[str, Contestant], data: Any) -> list[Entrant]:

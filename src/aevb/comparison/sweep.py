@@ -30,8 +30,7 @@ from aevb.data.sources import open_source
 from aevb.model import Model
 from aevb.runtime.checked_files import read_json, replace, seal, whole_file
 from aevb.training.checkpoint import TrainingError
-from aevb.training.fit import fit
-from aevb.training.run import load_run
+from aevb.training.run import Run, load_run
 from aevb.training.run_folder import Folder
 from aevb.training.seed_folders import seed_folder
 from aevb.training.threads import threads
@@ -59,7 +58,7 @@ class Rows:
 
 
 class Builder(Protocol):
-    """What a sweep trains: a model for each combination of arguments, and rows for a model.
+    """What a sweep trains: a model for each combination of arguments, rows for it, and how.
 
     It is sent to other processes, so it must be picklable.
     """
@@ -72,8 +71,20 @@ class Builder(Protocol):
         """Load rows for a model."""
         ...
 
-    def defaults(self) -> Mapping[str, Any]:
-        """Return settings of fit for those that the user did not give."""
+    def train(
+        self,
+        model: Model,
+        rows: Rows,
+        seeds: Sequence[int],
+        out: Path,
+        *,
+        resume: bool,
+        settings: Mapping[str, Any],
+    ) -> list[Run]:
+        """Train fresh models with these seeds, in the folders ``seed-N`` of ``out``.
+
+        ``resume`` says that some of these folders have a run already.
+        """
         ...
 
 
@@ -150,20 +161,12 @@ class Sweep:
         with threads(1):
             model = self.builder.model(job.arguments)
             rows = self.builder.rows(model)
-            settings = {**self.builder.defaults(), **self.settings}
             # A folder that a kill left without files is a new run.
             places = [self.folder(job.arguments, seed) for seed in job.seeds]
             resume = any(place.is_dir() and any(place.iterdir()) for place in places)
-            runs = fit(
-                model,
-                rows.train,
-                validation=rows.held_out,
-                seeds=job.seeds,
-                out=self.out / folder_name(job.arguments),
-                resume=resume,
-                recipe=rows.recipe,
-                progress=False,
-                **settings,
+            out = self.out / folder_name(job.arguments)
+            runs = self.builder.train(
+                model, rows, job.seeds, out, resume=resume, settings=self.settings
             )
             found = []
             for run, seed, place in zip(runs, job.seeds, places, strict=True):

@@ -1,0 +1,197 @@
+"""``aevb compare`` and ``aevb sweep``, from the command to its table."""
+
+import csv
+import sys
+
+import numpy as np
+import pytest
+
+from aevb import cli, compare, load_run
+from aevb.training.seed_folders import seed_folder
+
+MODELS = """
+from aevb import Exact, Model, Normal, OneHot, mlp
+
+
+def mixture(components: int = 2):
+    p = {"y": OneHot(components, learned=True), "x | y": Normal(2)}
+    return Model(p, {"y | x": Exact()})
+
+
+def vae(z: int = 1):
+    return Model({"z": Normal(z), "x | z": Normal(2, net=mlp(4))}, {"z | x": Normal(net=mlp(4))})
+"""
+
+
+def aevb(monkeypatch, capsys, *arguments) -> str:
+    monkeypatch.setattr(sys, "argv", ["aevb", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    printed = capsys.readouterr()
+    assert stop.value.code in (0, None), printed.err
+    return printed.out
+
+
+def mistake(monkeypatch, capsys, *arguments) -> str:
+    monkeypatch.setattr(sys, "argv", ["aevb", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models.py").write_text(MODELS)
+    x = np.random.default_rng(0).normal(size=(200, 2)) + 5 * (np.arange(200) % 2)[:, None]
+    np.savetxt("x.csv", x * [1, 100], delimiter=",", header="a,b", comments="")
+    np.savetxt("y.csv", x, delimiter=",", header="a,b", comments="")
+    np.savetxt("z.csv", x, delimiter=",", header="a,c", comments="")
+    return tmp_path
+
+
+EM = ("--schedule", "em", "--steps", "30")
+DATA = ("--data", "x.csv", "--prepare", "standardise", "--hold-out", "0.25")
+
+
+def test_compare_prints_the_table_of_runs(files, monkeypatch, capsys):
+    for k in (1, 2):
+        aevb(
+            monkeypatch,
+            capsys,
+            "train",
+            "models.py:mixture",
+            *DATA,
+            "--set",
+            f"components={k}",
+            *EM,
+            "--out",
+            f"runs/k{k}",
+        )
+    printed = aevb(monkeypatch, capsys, "compare", "runs/k1", "runs/k2", "--elbo", "--out", "t.csv")
+    lines = printed.splitlines()
+    assert lines[0] == "50 rows of x.csv (held out): exact log p in nats per example"
+    assert lines[2].startswith("* k2 ")
+    assert lines[3].startswith("  k1 ")
+    assert max(map(len, lines)) <= 80
+    assert "k2 is better than the other: each difference exceeds 2.0" in " ".join(printed.split())
+    assert "in the units of the data" in printed
+    evaluated = aevb(monkeypatch, capsys, "evaluate", "runs/k2")
+    exact = next(line.split()[1] for line in evaluated.splitlines() if "evidence" in line)
+    assert float(lines[2].split()[2]) == pytest.approx(float(exact), abs=1.1e-3)
+    with open("t.csv", newline="") as file:
+        assert [row["model"] for row in csv.DictReader(file)] == ["k2", "k1"]
+    assert compare(["runs/k1", "runs/k2"])["k2"].mean == pytest.approx(float(exact), abs=1.1e-3)
+
+
+def test_compare_refuses_other_data_and_other_columns(files, monkeypatch, capsys):
+    train = ("train", "models.py:mixture", *EM)
+    aevb(monkeypatch, capsys, *train, *DATA, "--out", "x")
+    aevb(monkeypatch, capsys, *train, "--data", "y.csv", "--out", "y")
+    aevb(monkeypatch, capsys, *train, "--data", "z.csv", "--out", "z")
+    aevb(monkeypatch, capsys, *train, *DATA, "--split", "1", "--out", "w")
+    said = mistake(monkeypatch, capsys, "compare", "x", "y")
+    assert "x and y have different rows: data is 'x.csv' and 'y.csv' (data.json)" in said
+    said = mistake(monkeypatch, capsys, "compare", "x", "w")
+    assert "split is 0 and 1" in said
+    said = mistake(monkeypatch, capsys, "compare", "x", "z", "--data", "y.csv")
+    assert "c" in said
+    assert mistake(monkeypatch, capsys, "compare", "nowhere") == (
+        "aevb: nowhere is not the folder of a run."
+    )
+    # On rows that are new to both, runs compare, whatever they were trained on.
+    printed = aevb(monkeypatch, capsys, "compare", "x", "w", "--data", "y.csv")
+    assert printed.startswith("200 rows of y.csv: exact log p")
+
+
+def test_compare_says_what_must_not_be_trusted(files, monkeypatch, capsys):
+    aevb(monkeypatch, capsys, "train", "models.py:mixture", *DATA, *EM, "--out", "mixture")
+    aevb(monkeypatch, capsys, "train", "models.py:vae", *DATA, "--steps", "5", "--out", "vae")
+    printed = aevb(monkeypatch, capsys, "compare", "mixture", "vae", "--samples", "100")
+    text = " ".join(printed.split())
+    assert "log p was estimated (importance); it is exact for mixture." in text
+    assert "sampling error" in text
+
+
+SWEEP = ("sweep", "models.py:mixture", *DATA, "--set", "components=1..3", "--seeds", "2", *EM)
+
+
+def test_sweep_trains_the_grid_and_goes_on(files, monkeypatch, capsys):
+    printed = aevb(monkeypatch, capsys, *SWEEP, "--out", "sweep")
+    lines = printed.splitlines()
+    assert lines[0] == "6 runs in sweep; 6 to do."
+    assert "50 rows of x.csv (held out): exact log p in nats per example" in lines
+    assert max(map(len, lines)) <= 80
+    with open("sweep/table.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 6
+    assert {row["components"] for row in rows} == {"1", "2", "3"}
+    best = seed_folder(
+        files / "sweep" / f"components={rows[0]['components']}", int(rows[0]["seed"])
+    )
+    assert f"Chosen: components={rows[0]['components']} seed {rows[0]['seed']}" in printed
+    assert load_run(best).graph.size("y") == int(rows[0]["components"])
+    again = aevb(monkeypatch, capsys, *SWEEP, "--out", "sweep")
+    assert again.splitlines()[0] == "6 runs in sweep, 6 of them finished before."
+    table = [line for line in lines if " seed " in line and "±" in line]
+    assert table
+    assert all(line in again.splitlines() for line in table)
+    compared = aevb(monkeypatch, capsys, "compare", "sweep")
+    assert compared.splitlines()[2].split()[2] == f"{float(rows[0]['log_p']):.3f}"
+
+
+def test_sweep_takes_a_fifth_of_a_file_by_default(files, monkeypatch, capsys):
+    printed = aevb(
+        monkeypatch,
+        capsys,
+        "sweep",
+        "models.py:mixture",
+        "--data",
+        "y.csv",
+        *EM,
+        "--set",
+        "components=1,2",
+        "--out",
+        "sweep",
+    )
+    assert "40 rows of y.csv (held out)" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--set", "components=3..1"), "the range 3..1 is empty"),
+        (("--set", "clusters=2"), "models.py:mixture has no argument 'clusters'"),
+        (("--set", "components=two"), "a size is a positive whole number"),
+        (("--seed", "3"), "Use --seeds instead of --seed"),
+        (("--hold-out", "0"), "A sweep compares held-out rows"),
+        (("--evidence", "guess"), "Unknown --evidence guess"),
+        (("--schedule", "what"), "--schedule what"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_trained(
+    files, monkeypatch, capsys, arguments, message
+):
+    command = ("sweep", "models.py:mixture", "--data", "y.csv", "--out", "sweep")
+    assert message in mistake(monkeypatch, capsys, *command, *arguments)
+    assert not (files / "sweep").exists()
+
+
+def test_a_run_that_fails_is_listed_and_the_others_are_ranked(files, monkeypatch, capsys):
+    """EM needs closed forms, which a network does not have."""
+    (files / "models.py").write_text(
+        MODELS + "\n\ndef either(components: int = 1):\n"
+        "    return vae() if components == 2 else mixture(components)\n"
+    )
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["aevb", "sweep", "models.py:either", *DATA, *EM, "--set", "components=1..3", "--out", "s"],
+    )
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    printed = capsys.readouterr().out
+    assert stop.value.code == 1
+    assert "Failed: components=2 seed 0:" in printed
+    assert "Chosen: components=3 seed 0" in printed
