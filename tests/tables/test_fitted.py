@@ -288,6 +288,25 @@ def test_amortised_models_of_mixed_tables(make):
         assert model.clusters(table).shape == (240, 4)
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_profiles_are_the_parameters_of_the_clusters(library):
+    model = fitted(library)
+    found = model.profiles()
+    assert isinstance(found, FRAMES[library])
+    assert sum(cells(found, "share")) == pytest.approx(1, abs=1e-12)
+    weights = model.model.factors["p(x|cluster)"].net.blocks
+    loc = (weights.weights["cluster"].T + weights.bias).detach().numpy()
+    for j, column in enumerate(model.schema.variables["x"]):
+        if column.kind in ("real", "positive"):
+            expected = loc[:, j] * column.scale + column.location
+            expected = np.exp(expected) if column.kind == "positive" else expected
+            np.testing.assert_allclose(cells(found, column.name), expected, rtol=1e-9)
+    assert set(cells(found, "colour")) <= set(model.schema["colour"].levels)
+    other = TableModel(model.schema, model.schema.vae(2))
+    with pytest.raises(ValueError, match="those of a mixture"):
+        other.profiles()
+
+
 def test_questions_that_a_model_cannot_answer():
     table = mixed(20)
     with pytest.raises(ValueError, match="no continuous latents"):

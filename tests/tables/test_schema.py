@@ -25,7 +25,8 @@ def test_it_prints_a_table():
     lines = text.splitlines()
     assert lines[0] == "240 rows, 10 columns, 9 modelled"
     assert lines[1].split() == ["column", "kind", "missing", "likelihood", "values", "reason"]
-    assert len(lines) == 12
+    assert len(lines) == 13
+    assert "with_kind" in lines[-1]
     row = next(line for line in lines if line.startswith("income"))
     assert "LogNormal beats Normal by" in row
     assert next(line for line in lines if line.startswith("colour")).endswith("as asked")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from aevb.evidence import AIS, Particles
@@ -23,7 +24,7 @@ from aevb.runtime.checked_files import LONGEST_BESIDE, DataWarning, read_json
 from aevb.runtime.checked_files import replace as replace_file
 from aevb.tables.cells import frame_of, typed
 from aevb.tables.fitting import fit_data
-from aevb.tables.frames import Table, read_table
+from aevb.tables.frames import Table, new_frame, read_table
 from aevb.tables.schema import Column, Schema
 from aevb.training.run import Run, load_run
 
@@ -92,6 +93,37 @@ class TableModel:
         columns: dict[str, np.ndarray] = {"cluster": probabilities.argmax(1)}
         columns |= {f"p{k}": probabilities[:, k] for k in range(probabilities.shape[1])}
         return table.beside(columns)
+
+    def profiles(self) -> Any:
+        """What the clusters of a mixture are: one row per cluster.
+
+        The column ``share`` has the probability of the cluster. Every other column has its typical
+        cell there: the mean of a number, the median of a positive number, the most probable level.
+        """
+        graph = self.model.graph
+        rules = [graph.rule("p", name) for name in graph.observed]
+        (latent, *others) = graph.latents
+        mixture = not others and graph.rule("p", latent).spec.categorical
+        if not mixture or any([str(ref) for ref in rule.key.parents] != [latent] for rule in rules):
+            raise ValueError(
+                "Profiles are those of a mixture, whose columns depend on the cluster alone: fit "
+                "schema.mixture(3)."
+            )
+        fixed: dict[str, Any] = {latent: torch.eye(graph.size(latent)).to(self.model._parameter())}
+        found = self.model.sample(graph.size(latent), mean=True, seed=0, **fixed)
+        data = {name: _numpy(found[name]) for name in self.schema.variables}
+        factor: Any = self.model.factors[graph.rule("p", latent).id]
+        share = _numpy(factor.root.softmax(-1))
+        cells = self.schema.decode(data)
+        columns: dict[str, Any] = {"cluster": np.arange(len(share)), "share": share}
+        for column in self.schema.used:
+            values = cells[column.name]
+            columns[column.name] = (
+                typed(column, values, column.dtype)
+                if column.kind == "date" or column.listed
+                else values
+            )
+        return new_frame(self.schema.library, columns)
 
     def _probabilities(self, table: Table, seed: int) -> np.ndarray:
         graph = self.model.graph

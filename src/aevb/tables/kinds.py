@@ -165,10 +165,10 @@ def choose(cells: Cells, facts: Facts) -> Choice:
     if facts.type in ("text", "category"):
         return _choose_levels(cells, facts, known)
     if facts.type in ("date", "datetime"):
-        return Choice("date", "Normal", "dates, as days since 1970-01-01")
+        return Choice("date", "Normal", "dates, in days")
     choice = _choose_number(cells.values[~cells.missing].astype(float), facts, known)
     if choice.kind in ("real", "positive") and facts.spike_share >= SPIKE:
-        spike = f"{facts.spike_share:.0%} of the cells are {facts.spike:g}, where a density peaks"
+        spike = f"{facts.spike_share:.0%} of the cells are {facts.spike:g}"
         return Choice(choice.kind, choice.likelihood, f"{choice.reason}; {spike}")
     return choice
 
@@ -207,8 +207,7 @@ def _choose_levels(cells: Cells, facts: Facts, known: int) -> Choice:
         return Choice(
             "ordered",
             "OneHot",
-            f"{len(facts.levels)} ordered levels; the likelihood has a probability per level and "
-            f"does not use the order{more}",
+            f"a type with {len(facts.levels)} ordered levels; order not used{more}",
         )
     if len(facts.levels) == 2:
         return Choice("binary", "Bernoulli", f"{what} with two levels{more}")
@@ -245,37 +244,34 @@ def _choose_number(values: np.ndarray, facts: Facts, known: int) -> Choice:
         if (facts.whole or known >= FEW) and known > 2:
             return Choice("binary", "Bernoulli", f"two values, {low:g} and {high:g}")
     if facts.whole and known > FEW and bool((np.diff(values) == 1).all()):
-        return Choice(LEFT_OUT, "", "row numbers: whole numbers that rise by 1 from row to row")
+        return Choice(LEFT_OUT, "", "row numbers: they rise by 1 from row to row")
     if facts.whole and facts.low >= 0:
         return _choose_whole(values, facts, known)
     if facts.distinct <= FEW and known >= 5 * facts.distinct:
         return _few_values(facts)
-    if facts.low <= 0:
-        signs = "negative values" if facts.low < 0 else "zeros, which have no logarithm"
-        numbers = "whole numbers" if facts.whole else "numbers"
-        return Choice("real", "Normal", f"{numbers} with {signs}")
-    return _choose_density(facts, "positive numbers")
+    return _choose_density(facts, "all positive")
 
 
 def _few_values(facts: Facts) -> Choice:
     return Choice(
-        "ordered",
-        "OneHot",
-        f"only {facts.distinct} distinct numbers: a density would concentrate on them; "
-        f"a probability per value, without the order",
+        "ordered", "OneHot", f"{facts.distinct} distinct numbers, no density; order not used"
     )
 
 
 def _choose_density(facts: Facts, what: str) -> Choice:
+    assert facts.low is not None
+    if facts.low <= 0:
+        return Choice(
+            "real", "Normal", "negative values" if facts.low < 0 else "zeros, so no logarithm"
+        )
     gain = log_normal_gain(facts)
     if gain > CLEAR:
         return Choice(
-            "positive",
-            "LogNormal",
-            f"{what}; LogNormal beats Normal by {gain:.2f} nats per row",
+            "positive", "LogNormal", f"{what}: LogNormal beats Normal by {gain:.2f} nats/row"
         )
-    how = f"beats LogNormal by {-gain:.2f} nats" if gain < -CLEAR else "is as likely as LogNormal"
-    return Choice("real", "Normal", f"{what}; Normal {how}" + " per row" * (gain < -CLEAR))
+    if gain < -CLEAR:
+        return Choice("real", "Normal", f"{what}: Normal beats LogNormal by {-gain:.2f} nats/row")
+    return Choice("real", "Normal", f"{what}: Normal is as likely as LogNormal")
 
 
 def log_normal_gain(facts: Facts) -> float:
@@ -302,27 +298,25 @@ def _choose_whole(values: np.ndarray, facts: Facts, known: int) -> Choice:
         free = 0.5 * (facts.distinct - 2) * math.log(known) / known
         levels = float((share * np.log(share)).sum()) - free
         if levels - count > max(BETTER, DECISIVE / known):
+            gain = levels - count
             return Choice(
                 "ordered",
                 "OneHot",
-                f"{facts.distinct} whole numbers that are no counts: a probability per value, "
-                f"without the order, beats Poisson and NegativeBinomial by {levels - count:.2f} "
-                f"nats per row",
+                f"{facts.distinct} whole numbers: levels beat counts by {gain:.2f} nats/row; "
+                f"order not used",
             )
     if facts.spread > SMOOTH:
         normal = -math.log(facts.spread) - 0.5 * math.log(2 * math.pi * math.e)
-        density = max(normal, normal + max(log_normal_gain(facts), -math.inf))
-        if density >= count - CLEAR:
-            return _choose_density(facts, "whole numbers so large that the unit does not matter")
-    how, gain = ("NegativeBinomial", negative - poisson)
+        if max(normal, normal + log_normal_gain(facts)) >= count - BETTER:
+            return _choose_density(facts, "large whole numbers")
+    gain = negative - poisson
     if gain * known <= math.log(known):  # twice the penalty of one more parameter
-        how = "Poisson"
-    why = (
-        f"NegativeBinomial beats Poisson by {gain:.2f} nats per row"
-        if how == "NegativeBinomial"
-        else "no more spread than Poisson"
+        return Choice("count", "Poisson", "counts: no more spread than Poisson")
+    return Choice(
+        "count",
+        "NegativeBinomial",
+        f"counts: NegativeBinomial beats Poisson by {gain:.2f} nats/row",
     )
-    return Choice("count", how, f"whole numbers from {facts.low:g} on; {why}")
 
 
 def poisson_likelihood(values: np.ndarray) -> float:

@@ -321,7 +321,8 @@ class Schema:
         ]
         used, rows = len(self.used), self.rows
         head = f"{rows:,} rows, {len(self.columns)} columns, {used} modelled"
-        return "\n".join([head, told[0].rstrip(), *(line.rstrip() for line in told[1:])])
+        foot = "schema.with_kind(name, kind) changes a kind, schema.without(name) leaves one out."
+        return "\n".join([head, *(line.rstrip() for line in told), foot])
 
     def __repr__(self) -> str:
         return str(self)
@@ -501,6 +502,9 @@ class Schema:
         these choices; ``starts`` is the number of starts of a mixture. ``hide`` is for models with
         networks: it adds a copy of the rows with this share of the cells removed at random, so that
         the model can read rows with missing cells although its own table has none.
+
+        The history of the run is in units of the standardised data; :meth:`TableModel.score` is a
+        density of the original columns.
         """
         from aevb.tables.fitted import fit_table
 
