@@ -24,6 +24,7 @@ from aevb.model import Model
 from aevb.runtime.checked_files import DataWarning
 from aevb.tables.kinds import negative_binomial_likelihood
 from aevb.tables.schema import Schema
+from aevb.training.checkpoint import folders
 from aevb.training.em import Responsibilities
 from aevb.training.fit import fit
 from aevb.training.run import Run
@@ -55,46 +56,52 @@ def fit_data(
     take L-BFGS on the exact evidence. Exact factor analysis takes EM. Other models take gradient
     steps on the bound, with ``hide`` as in :meth:`Schema.fit`.
     """
-    if starts is not None and (isinstance(starts, bool) or starts < 1):
-        raise ValueError(f"starts is a positive whole number, got {starts!r}.")
     if isinstance(hide, bool) or not 0 <= hide < 1:
         raise ValueError(f"hide is a share of the cells, 0 or more and below 1, got {hide!r}.")
+    if starts is not None and (isinstance(starts, bool) or starts < 1):
+        raise ValueError(f"starts is a positive whole number, got {starts!r}.")
     fresh, seed = model.untouched(), int(settings.get("seed", 0))
     if fresh:  # the seed of the run decides the initial weights, too
         model.load_state_dict(model.fresh(seed).state_dict())
-        if why_not_exact(model) is not None:
-            _start_at_marginals(model, data)
-    if why_not_exact(model) is not None:
-        rows = _holed(data, hide, seed)
-        if "steps" not in settings and "epochs" not in settings:
-            n, batch = len(next(iter(rows.values()))), int(settings.get("batch", 100))
-            # A small table needs more passes than the default of fit.
-            if n * EPOCHS < LEAST_STEPS * batch:
-                settings["steps"] = LEAST_STEPS
-        return fit(model, rows, **settings)
-    if hide:
+    exact, finite = why_not_exact(model) is None, why_not_finite(model) is None
+    if starts is not None and ("schedule" in settings or not finite):
+        raise ValueError("starts= is for mixtures that are fitted by the default schedule.")
+    if hide and exact:
         raise ValueError(
             "hide= is for models with networks; this model marginalises missing cells exactly."
         )
+    if not exact:
+        return _by_gradients(model, data, _holed(data, hide, seed), settings, fresh=fresh)
     if "schedule" in settings:
         return fit(model, data, **settings)
+    out = None if settings.get("out") is None else Path(settings["out"])
+    begun = False
+    if out is not None and settings.get("resume") and folders(out):
+        begun = True
+        settings["seed"] = Settings.from_toml(out / "config.toml").seed
+    closed = Responsibilities(model).closed if finite else why_not_linear_gaussian(model) is None
+    if fresh and finite and not begun:
+        if closed:
+            settings["seed"] = _best_seed(model, data, starts, settings)
+        else:
+            _start_at_poisson(model, data, starts, seed)
     start = "data" if fresh else "keep"
-    if why_not_finite(model) is not None:
-        closed = why_not_linear_gaussian(model) is None
-        return fit(model, data, schedule=em(start=start) if closed else mle(), **settings)
-    begun = settings.get("resume") and (Path(settings["out"]) / "config.toml").is_file()
-    if begun:
-        settings["seed"] = Settings.from_toml(Path(settings["out"]) / "config.toml").seed
-    elif fresh and Responsibilities(model).closed:
-        settings["seed"] = _best_seed(model, data, starts, settings)
-    elif fresh:
-        _start_at_poisson(model, data, starts, seed)
-    if Responsibilities(model).closed:
-        run = fit(model, data, schedule=em(start=start, least=LEAST), **settings)
-    else:
-        run = fit(model, data, schedule=mle(), **settings)
+    run = fit(model, data, schedule=em(start=start, least=LEAST) if closed else mle(), **settings)
     _warn_of_collapse(schema, model, data)
     return run
+
+
+def _by_gradients(
+    model: Model, data: Data, rows: Data, settings: dict[str, Any], *, fresh: bool
+) -> Run:
+    """Gradient steps on the bound. A small table takes more passes than the default of ``fit``."""
+    if fresh:
+        _start_at_marginals(model, data)
+    if "steps" not in settings and "epochs" not in settings:
+        n, batch = len(next(iter(rows.values()))), int(settings.get("batch", 100))
+        if n * EPOCHS < LEAST_STEPS * batch:
+            settings = settings | {"steps": LEAST_STEPS}
+    return fit(model, rows, **settings)
 
 
 def _best_seed(model: Model, data: Data, starts: int | None, settings: Mapping[str, Any]) -> int:
@@ -191,50 +198,66 @@ def _most_likely(spec: Conditional, values: np.ndarray, size: int) -> dict[str, 
 
 
 def _collapsed(model: Model, data: Data) -> dict[int, list[int]]:
-    """Clusters that hold fewer than two rows, or whose scale of an entry of x is at its limit.
+    """Clusters that hold fewer than two rows, or whose scale of entries of x is at its limit.
 
-    The result maps a cluster to these entries of ``x``.
+    The result maps a cluster to these entries of ``x``. A scale is that of an entry, or of a
+    direction of a full covariance. A model without clusters has one, 0.
     """
-    graph = model.graph
-    (latent,) = graph.latents
-    held = model.posterior(method="exact", **data)[latent].probs.sum(0)  # type: ignore[attr-defined]
-    found: dict[int, list[int]] = {k: [] for k in (held < 2).nonzero()[:, 0].tolist()}
-    if "x" not in graph.observed:
-        return found
-    rule = graph.rule("p", "x")
-    factor: Any = model.factors[rule.id]
-    with torch.no_grad():
-        values = torch.eye(graph.size(latent)).to(model._parameter())
-        raw = factor.rest(factor.first({str(rule.key.parents[0]): values}))
-        heads = dict(zip(factor.sizes, raw.split(list(factor.sizes.values()), -1), strict=True))
-        if "tril" in heads:
-            root = ad.tril_from_vector(heads["tril"], graph.size("x"))
-            scales = root.square().sum(-1).sqrt()
-        else:
-            scales = F.softplus(heads["scale"])
-    for k, j in (scales < NEAR * LEAST**0.5).nonzero().tolist():
+    graph, found = model.graph, dict[int, list[int]]()
+    classes = [name for name in graph.latents if graph.rule("p", name).spec.categorical]
+    if classes == list(graph.latents) and len(classes) == 1:
+        probs = model.posterior(method="exact", **data)[classes[0]].probs  # type: ignore[attr-defined]
+        found = {k: [] for k in (probs.sum(0) < 2).nonzero()[:, 0].tolist()}
+    for k, j in _at_limit(model, classes).nonzero().tolist():
         found.setdefault(k, []).append(j)
     return found
+
+
+def _at_limit(model: Model, classes: list[str]) -> Tensor:
+    """Whether the scale of each entry of x is at its limit, [clusters, entries]."""
+    graph, limit = model.graph, NEAR * LEAST**0.5
+    rule = graph.rule("p", "x") if "x" in graph.observed else None
+    if rule is None:
+        return torch.zeros(0, 0)
+    factor: Any = model.factors[rule.id]
+    with torch.no_grad():
+        if "scale" in factor.vectors:
+            return (F.softplus(factor.vectors["scale"]) < limit).unsqueeze(0)
+        if [ref.name for ref in rule.key.parents] != classes or len(classes) != 1:
+            return torch.zeros(0, 0)
+        values = torch.eye(graph.size(classes[0])).to(model._parameter())
+        raw = factor.rest(factor.first({classes[0]: values}))
+        heads = dict(zip(factor.sizes, raw.split(list(factor.sizes.values()), -1), strict=True))
+        if "tril" not in heads:
+            return F.softplus(heads["scale"]) < limit
+        root = ad.tril_from_vector(heads["tril"], graph.size("x"))
+        _, scales, directions = torch.linalg.svd(root.mT)
+        return ((scales < limit).unsqueeze(-1) & (directions.abs() > 0.1)).any(-2)
 
 
 def _warn_of_collapse(schema: Schema, model: Model, data: Data) -> None:
     found = _collapsed(model, data)
     if not found:
         return
-    told = []
+    graph, told = model.graph, []
+    several = any(
+        graph.rule("p", name).spec.categorical and graph.size(name) > 1 for name in graph.latents
+    )
     for cluster, entries in sorted(found.items())[:3]:
-        names = [schema.variables["x"][j].name for j in entries[:5]]
+        names = ", ".join(repr(schema.variables["x"][j].name) for j in entries[:5])
+        where = f" in cluster {cluster}" if several else ""
         told.append(
-            f"cluster {cluster} has (nearly) equal cells in {', '.join(map(repr, names))}"
-            + ", …" * (len(entries) > 5)
-            if names
+            f"the cells of {names}{', …' * (len(entries) > 5)}{where} are (nearly) equal, or "
+            f"follow from the other columns"
+            if entries
             else f"cluster {cluster} holds fewer than two rows"
         )
-    more = f", and {len(found) - 3} more clusters" if len(found) > 3 else ""
+    more = f"; and so on in {len(found) - 3} more clusters" if len(found) > 3 else ""
     warnings.warn(
         f"Collapsed: {'; '.join(told)}{more}. The density there is set by a lower limit of the "
-        f"scale and not by the data. Take fewer clusters, or give a column that repeats a few "
-        f'values another kind: schema.with_kind(name, "ordered"), or "binary".',
+        f"scale, not by the data. Take fewer clusters or factors, leave a redundant column out "
+        f"(schema.without), or make a column that repeats a few values one of levels "
+        f'(schema.with_kind(name, "ordered")).',
         DataWarning,
         stacklevel=5,
     )
