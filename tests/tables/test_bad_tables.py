@@ -284,6 +284,13 @@ def test_a_type_may_change_within_its_kind():
         np.testing.assert_array_equal(schema.encode(other)[name], value)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_masked_arrays_are_missing_cells(whole):
+    values = np.ma.masked_less(numbers().reshape(20, 2), 0)
+    schema = Schema.read(values if whole else {"0": values[:, 0], "1": values[:, 1]})
+    assert [column.missing for column in schema.columns] == values.mask.sum(0).tolist()
+
+
 def test_arrow_strings_and_nulls():
     table = pa.table({"a": numbers(), "b": pa.array(["x", None, "y", "z"] * 10)})
     schema = Schema.read(table)

@@ -10,8 +10,9 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 
+from aevb.tables.columns import Column
 from aevb.tables.frames import new_frame
-from aevb.tables.schema import Column, Schema
+from aevb.tables.schema import Schema
 
 
 def typed(column: Column, values: np.ndarray, dtype: str) -> list[Any]:

@@ -23,9 +23,10 @@ from aevb.posterior.exact import ExactPosterior
 from aevb.runtime.checked_files import LONGEST_BESIDE, DataWarning, read_json
 from aevb.runtime.checked_files import replace as replace_file
 from aevb.tables.cells import frame_of, typed
+from aevb.tables.columns import Column
 from aevb.tables.fitting import fit_data
 from aevb.tables.frames import Table, new_frame, read_table
-from aevb.tables.schema import Column, Schema
+from aevb.tables.schema import Schema
 from aevb.training.run import Run, load_run
 
 DRAWS = 200  # of the latents, where the posterior is not exact

@@ -6,41 +6,15 @@ two-dimensional array are read directly. pandas frames keep their index.
 
 from __future__ import annotations
 
-import datetime
-import math
-import numbers
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from decimal import Decimal
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 import narwhals as nw
 import numpy as np
 
-EPOCH = datetime.date(1970, 1, 1)
-MICROSECONDS = 86_400_000_000  # per day
-# Words that other programs write for a missing cell. Text cells are compared without case.
-MISSING_WORDS = ("", "?", "na", "n/a", "#n/a", "<na>", "nan", "null", "none")
-
-
-@dataclass(frozen=True)
-class Cells:
-    """One column as plain arrays.
-
-    ``type`` is "number", "boolean", "text", "category", "date" or "datetime". ``values`` are
-    float64 for numbers, booleans and dates (days since 1970-01-01), and objects otherwise; the
-    values of missing cells have no meaning. ``levels`` are those that a categorical type declares.
-    """
-
-    name: str
-    type: str
-    dtype: str
-    values: np.ndarray
-    missing: np.ndarray
-    levels: tuple[Any, ...] | None = None
-    ordered: bool = False
-    words: tuple[str, ...] = ()  # texts of this column that mark a missing cell
+from aevb.tables.reading import MISSING_WORDS, Cells, cells_of_array, cells_of_series, with_words
 
 
 @dataclass(frozen=True)
@@ -59,10 +33,10 @@ class Table:
         """Read one column. Text cells that equal a missing word are missing."""
         position = self.names.index(name)
         if self.library in ("dict", "array"):
-            found = _of_array(name, self.native[name])
+            found = cells_of_array(name, self.native[name])
         else:
-            found = _of_series(name, self._series(position))
-        return _with_words(found, words)
+            found = cells_of_series(name, self._series(position))
+        return with_words(found, words)
 
     def _series(self, position: int) -> nw.Series[Any]:
         if self.library == "pandas":
@@ -194,7 +168,9 @@ def _of_matrix(data: Any) -> Table:
     if matrix.shape[1] == 0:
         raise ValueError("The table has no columns.")
     names = tuple(str(j) for j in range(matrix.shape[1]))
-    return Table({name: matrix[:, j] for j, name in enumerate(names)}, "array", names, len(matrix))
+    masked = data if isinstance(data, np.ma.MaskedArray) else matrix
+    columns = {name: _array(masked[:, j]) for j, name in enumerate(names)}
+    return Table(columns, "array", names, len(matrix))
 
 
 def _array(values: Any) -> np.ndarray:
@@ -214,182 +190,6 @@ def _array(values: Any) -> np.ndarray:
     for i, value in enumerate(values):
         found[i] = value
     return found
-
-
-# Reading a column ---------------------------------------------------------------------------------
-
-
-def _of_series(name: str, series: nw.Series[Any]) -> Cells:
-    dtype, shown = series.dtype, str(series.dtype)
-    missing = series.is_null().to_numpy().astype(bool)
-    if dtype.is_numeric():
-        values = _floats(name, series, missing)
-        return Cells(name, "number", shown, values, missing | np.isnan(values))
-    if dtype == nw.Boolean:
-        values = np.array([bool(v) for v in series.fill_null(False).to_list()], dtype=float)
-        return Cells(name, "boolean", shown, values, missing)
-    if dtype in (nw.Categorical, nw.Enum):
-        levels, ordered = _declared_levels(name, series)
-        return Cells(
-            name,
-            "category",
-            shown,
-            np.array(series.to_list(), dtype=object),
-            missing,
-            levels,
-            ordered,
-        )
-    if dtype == nw.String:
-        return Cells(name, "text", shown, _objects(series.to_list()), missing)
-    if dtype in (nw.Date, nw.Datetime):
-        return _of_objects(name, _objects(series.to_list()), shown)
-    if dtype == nw.Object or dtype == nw.Unknown:
-        return _of_objects(name, _objects(series.to_list()), shown)
-    raise _refused(name, shown)
-
-
-def _floats(name: str, series: nw.Series[Any], missing: np.ndarray) -> np.ndarray:
-    if series.dtype == nw.Decimal:
-        return np.array([math.nan if v is None else float(v) for v in series.to_list()])
-    values = (series.cast(nw.Float64) if missing.any() else series).to_numpy()
-    return np.where(missing, np.nan, values.astype(float))
-
-
-def _declared_levels(name: str, series: nw.Series[Any]) -> tuple[tuple[Any, ...], bool]:
-    native = series.to_native()
-    if hasattr(native, "cat") and hasattr(native.cat, "categories"):  # pandas
-        levels, ordered = native.cat.categories.tolist(), bool(native.cat.ordered)
-    elif hasattr(native, "combine_chunks"):  # pyarrow
-        whole = native.combine_chunks()
-        levels, ordered = whole.dictionary.to_pylist(), bool(whole.type.ordered)
-    elif isinstance(series.dtype, nw.Enum):
-        levels, ordered = list(series.dtype.categories), True
-    else:
-        levels, ordered = sorted({value for value in series.to_list() if value is not None}), False
-    for level in levels:
-        if not isinstance(level, str | bool | int | float):
-            raise ValueError(
-                f"Column {name!r} has the category {level!r} of type {type(level).__name__}; "
-                f"categories are text or numbers. Convert it: frame[{name!r}].astype(str)."
-            )
-    return tuple(levels), ordered
-
-
-def _objects(values: list[Any]) -> np.ndarray:
-    found = np.empty(len(values), dtype=object)
-    for i, value in enumerate(values):
-        found[i] = value
-    return found
-
-
-def _of_array(name: str, column: np.ndarray) -> Cells:
-    kind = column.dtype.kind
-    if kind in "iuf":
-        values = column.astype(float)
-        return Cells(name, "number", column.dtype.name.capitalize(), values, np.isnan(values))
-    if kind == "b":
-        return Cells(name, "boolean", "Boolean", column.astype(float), np.zeros(len(column), bool))
-    if kind in "US":
-        return Cells(name, "text", "String", _objects(column.tolist()), np.zeros(len(column), bool))
-    if kind in "MO":
-        return _of_objects(
-            name,
-            _objects(column.tolist() if kind == "O" else column.astype("datetime64[us]").tolist()),
-            "Object" if kind == "O" else "Datetime",
-        )
-    raise _refused(name, column.dtype.name)
-
-
-def _is_missing(value: Any) -> bool:
-    return (
-        value is None
-        or (isinstance(value, numbers.Real | Decimal) and value != value)
-        or type(value).__name__ in ("NAType", "NaTType")
-    )
-
-
-TYPES: dict[str, Any] = {
-    "boolean": bool | np.bool_,
-    "number": numbers.Real | Decimal,
-    "text": str,
-    "datetime": datetime.datetime,
-    "date": datetime.date,
-}
-
-
-def _of_objects(name: str, values: np.ndarray, shown: str) -> Cells:
-    """A column of Python objects, which must all be of one type."""
-    missing = np.fromiter((_is_missing(value) for value in values), bool, len(values))
-    first: dict[str, tuple[int, Any]] = {}
-    for i in np.flatnonzero(~missing).tolist():
-        value = values[i]
-        kind = next((kind for kind, types in TYPES.items() if isinstance(value, types)), None)
-        if kind is None:
-            raise _refused(name, type(value).__name__, i)
-        first.setdefault(kind, (i, value))
-    if len(first) > 1:
-        examples = ", ".join(f"{kind} ({value!r} in row {i})" for kind, (i, value) in first.items())
-        raise ValueError(
-            f"Column {name!r} mixes types: {examples}. Make all its cells one type: "
-            f"frame[{name!r}].astype(str) for categories, or numbers with missing cells."
-        )
-    kind = next(iter(first), "number")
-    if kind == "text":
-        return Cells(name, "text", "String", values, missing)
-    found = np.full(len(values), np.nan)
-    for i in np.flatnonzero(~missing).tolist():
-        found[i] = _days(values[i]) if kind in ("date", "datetime") else float(values[i])
-    stated = {"date": "Date", "datetime": shown, "boolean": "Boolean", "number": "Float64"}[kind]
-    return Cells(name, kind, stated, found, missing)
-
-
-def _days(value: Any) -> float:
-    """Days since 1970-01-01, with the time of day as a fraction."""
-    if not isinstance(value, datetime.datetime):
-        return float((value - EPOCH).days)
-    zone = value.tzinfo
-    start = datetime.datetime(1970, 1, 1, tzinfo=None if zone is None else datetime.UTC)
-    return (value - start) / datetime.timedelta(days=1)
-
-
-def _refused(name: str, what: str, row: int | None = None) -> ValueError:
-    fixes = {
-        "Duration": f"convert it to a number: frame[{name!r}].dt.total_seconds()",
-        "timedelta": f"convert it to a number: frame[{name!r}].dt.total_seconds()",
-        "Time": "convert it to a number of hours",
-        "complex": "split it into a real and an imaginary column",
-    }
-    fix = next(
-        (fix for key, fix in fixes.items() if key in what),
-        "drop it, or make columns of its parts: each cell is one number, text, truth value or date",
-    )
-    place = "" if row is None else f" (row {row})"
-    return ValueError(
-        f"Column {name!r} holds cells of type {what}{place}, which no likelihood fits: {fix}."
-    )
-
-
-def _with_words(cells: Cells, words: Sequence[str]) -> Cells:
-    """The same column; text cells that equal one of the words are missing."""
-    if cells.type not in ("text", "category"):
-        return cells
-    lower = frozenset(words)
-
-    def marks(value: Any) -> bool:
-        return isinstance(value, str) and value.strip().lower() in lower
-
-    values = cells.values.tolist()
-    found = {value for value in set(values) if marks(value)}
-    if not found:
-        return cells
-    marked = np.fromiter((value in found for value in values), bool, len(values))
-    levels = cells.levels
-    return replace(
-        cells,
-        missing=cells.missing | marked,
-        levels=None if levels is None else tuple(v for v in levels if not marks(v)),
-        words=tuple(sorted(found)),
-    )
 
 
 # Giving frames back -------------------------------------------------------------------------------

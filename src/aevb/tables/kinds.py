@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from aevb.tables.frames import Cells
+from aevb.tables.reading import Cells
 
 KINDS = ("real", "positive", "count", "binary", "category", "ordered", "date")
 LEFT_OUT = "left out"

@@ -1,0 +1,282 @@
+"""Columns of a schema: how their cells are checked, standardised and written."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from aevb.data.markers import marker_warnings
+from aevb.runtime.checked_files import DataWarning
+from aevb.tables.kinds import (
+    KINDS,
+    LEFT_OUT,
+    LIKELIHOODS,
+    Choice,
+    Facts,
+    asked,
+    levels_text,
+    why_not,
+)
+from aevb.tables.reading import Cells
+
+FAR = 8.0  # recorded scales between the median of new values and the recorded location
+COUNTS = {"Poisson": "counts", "NegativeBinomial": "overdispersed"}  # variables of counts
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table: its kind, its likelihood, and the reason.
+
+    ``variable`` is the variable of the model that holds it. Real, positive and date columns are
+    entries of ``x``, standardised: (v − location) / scale, with v the logarithm for a positive
+    column. ``levels`` are the levels of a binary, category or ordered column, in order.
+    """
+
+    name: str
+    kind: str
+    likelihood: str
+    reason: str
+    dtype: str
+    facts: Facts
+    levels: tuple[Any, ...] = ()
+    location: float = 0.0
+    scale: float = 1.0
+    variable: str = ""
+
+    @property
+    def missing(self) -> int:
+        """The number of missing cells in the table that the schema was read from."""
+        return self.facts.missing
+
+    @property
+    def used(self) -> bool:
+        return self.kind != LEFT_OUT
+
+    @property
+    def dense(self) -> bool:
+        """Whether the column has a density: it is an entry of ``x``."""
+        return self.kind in ("real", "positive", "date")
+
+    @property
+    def listed(self) -> bool:
+        """Whether the column has levels."""
+        return self.kind in ("binary", "category", "ordered")
+
+    def standardise(self, values: np.ndarray) -> np.ndarray:
+        """The values as the model reads them; NaN stays NaN."""
+        if not self.dense:
+            return values
+        return ((np.log(values) if self.kind == "positive" else values) - self.location) / (
+            self.scale
+        )
+
+    def log_jacobian(self, values: np.ndarray) -> np.ndarray:
+        """log |d standardised / d value| per cell; 0 for missing cells and for probabilities."""
+        if not self.dense:
+            return np.zeros(len(values))
+        found = np.full(len(values), -math.log(abs(self.scale)))
+        if self.kind == "positive":
+            found = found - np.log(values)
+        return np.where(np.isnan(values), 0.0, found)
+
+
+def column_of(name: str, dtype: str, facts: Facts, choice: Choice) -> Column:
+    levels: tuple[Any, ...] = ()
+    location, scale = 0.0, 1.0
+    if choice.kind in ("binary", "category", "ordered"):
+        assert facts.levels is not None
+        levels = facts.levels
+    elif choice.kind == "positive":
+        assert facts.log_mean is not None
+        assert facts.log_spread is not None
+        location, scale = facts.log_mean, facts.log_spread
+    elif choice.kind in ("real", "date", "count"):
+        assert facts.mean is not None
+        assert facts.spread is not None
+        location, scale = facts.mean, facts.spread
+    return Column(
+        name, choice.kind, choice.likelihood, choice.reason, dtype, facts, levels, location, scale
+    )
+
+
+def dropped(name: str) -> Column:
+    return Column(name, LEFT_OUT, "", "as asked", "", Facts("", 0, 0, 0))
+
+
+def asked_choice(name: str, facts: Facts, kind: str, likelihood: str | None = None) -> Choice:
+    if kind not in KINDS:
+        raise ValueError(f"Unknown kind {kind!r}. The kinds are {', '.join(KINDS)}.")
+    if (reason := why_not(facts, kind)) is not None:
+        raise ValueError(f"Column {name!r} cannot be of kind {kind}: {reason}.")
+    if likelihood is not None and (kind != "count" or likelihood not in COUNTS):
+        raise ValueError(
+            f'likelihood is "Poisson" or "NegativeBinomial", of a count, got {likelihood!r} of '
+            f"kind {kind}."
+        )
+    return asked(facts, kind, likelihood)
+
+
+def column_from(record: Mapping[str, Any]) -> Column:
+    facts = dict(record["facts"])
+    facts["levels"] = None if facts["levels"] is None else tuple(facts["levels"])
+    facts["words"] = tuple(facts["words"])
+    fields = dict(record) | {"facts": Facts(**facts), "levels": tuple(record["levels"])}
+    column = Column(**fields)
+    if column.kind not in (*KINDS, LEFT_OUT) or (
+        column.used and not (math.isfinite(column.location) and column.scale)
+    ):
+        raise ValueError(f"column {column.name!r} is damaged")
+    if column.used and column.likelihood not in (*LIKELIHOODS.values(), *COUNTS):
+        raise ValueError(f"column {column.name!r} has the likelihood {column.likelihood!r}")
+    return column
+
+
+def warn_of_markers(cells: Cells) -> None:
+    """Warn of numbers such as -999 that may mark missing cells."""
+    if cells.type != "number":
+        return
+    fix = (
+        f"make them missing, for example frame[{cells.name!r}] = "
+        f"frame[{cells.name!r}].replace({{marker}}, None)."
+    )
+    for warning in marker_warnings(cells.values[:, None], [cells.name], "", fix):
+        warnings.warn(warning, stacklevel=4)
+
+
+def rescaled_facts(facts: Facts, factor: float, offset: float) -> Facts:
+    ends = sorted(factor * end + offset for end in (facts.low, facts.high) if end is not None)
+    positive = ends[0] > 0 and factor > 0 and offset == 0
+    return replace(
+        facts,
+        whole=False,
+        spike=None if facts.spike is None else factor * facts.spike + offset,
+        levels=None,
+        low=ends[0],
+        high=ends[-1],
+        mean=factor * (facts.mean or 0.0) + offset,
+        spread=abs(factor) * (facts.spread or 0.0),
+        log_mean=None
+        if facts.log_mean is None or not positive
+        else facts.log_mean + math.log(factor),
+        log_spread=facts.log_spread if positive else None,
+    )
+
+
+# Checks of new cells ------------------------------------------------------------------------------
+
+
+def checked_cells(column: Column, cells: Cells) -> np.ndarray:
+    """The cells as float64, after checking them against the column's kind."""
+    if bool(cells.missing.all()):
+        return np.full(len(cells.values), np.nan)
+    if column.listed:
+        return _positions(column, cells)
+    dates = cells.type in ("date", "datetime")
+    if (column.kind == "date") != dates or cells.type in ("text", "category"):
+        was = "dates" if column.kind == "date" else "numbers"
+        now = (
+            "dates"
+            if dates
+            else {"number": "numbers", "boolean": "truth values"}.get(cells.type, "text")
+        )
+        first = int(np.argmin(cells.missing))
+        raise ValueError(
+            f"Column {column.name!r} had {was} when the schema was read, and now holds {now} "
+            f"({cells.values[first]!r} in row {first}). Convert it."
+        )
+    values = np.where(cells.missing, np.nan, cells.values.astype(float))
+    checks = [(np.isinf(values), "infinite", "Replace them by a number or a missing value")]
+    if column.kind == "positive":
+        checks.append((values <= 0, "not positive, so they have no logarithm", _fix(column)))
+    if column.kind == "count":
+        checks.append(
+            (
+                (values < 0) | (values != np.rint(values)) & ~np.isnan(values),
+                "no counts (whole numbers from 0 on)",
+                _fix(column),
+            )
+        )
+    for bad, what, fix in checks:
+        if bad.any():
+            row = int(np.argmax(bad))
+            raise ValueError(
+                f"Column {column.name!r}: {_count(int(bad.sum()), 'cell')} {what} "
+                f"({values[row]:g} in row {row}). {fix}."
+            )
+    return values
+
+
+def _fix(column: Column) -> str:
+    return (
+        f"Correct them or make them missing, or fit a schema with "
+        f'schema.with_kind({column.name!r}, "real")'
+    )
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what} is" if n == 1 else f"{n} {what}s are"
+
+
+def _positions(column: Column, cells: Cells) -> np.ndarray:
+    codes = {level: i for i, level in enumerate(column.levels)}
+    found = np.full(len(cells.values), np.nan)
+    known = np.flatnonzero(~cells.missing)
+    at = [codes.get(value, -1) for value in cells.values[known].tolist()]
+    found[known] = at
+    unknown = np.flatnonzero(found == -1)
+    if len(unknown):
+        levels = sorted({str(cells.values[i]) for i in unknown.tolist()})
+        more = f" and {len(levels) - 5} others" if len(levels) > 5 else ""
+        raise ValueError(
+            f"Column {column.name!r} has {'a level' if len(levels) == 1 else 'levels'} that the "
+            f"schema does not know: {', '.join(map(repr, levels[:5]))}{more} (row "
+            f"{int(unknown[0])}). Its levels are {levels_text(column.levels, 60)}. Correct the "
+            f"cells, make them missing, or fit again with a table that has all levels."
+        )
+    return found
+
+
+def warn_of_unit(column: Column, values: np.ndarray) -> None:
+    """Warn if the new cells lie far from those that the schema was read from."""
+    known = values[~np.isnan(values)]
+    if column.listed or not len(known):
+        return
+    standard = (np.log(known) if column.kind == "positive" else known) - column.location
+    distance = float(np.median(np.abs(standard))) / abs(column.scale)
+    if distance > FAR:
+        seen = f"{column.facts.low:g} to {column.facts.high:g}"
+        fix = (
+            f"Convert it, or use schema.rescaled({column.name!r}, factor)"
+            if column.kind in ("real", "positive")
+            else "Check it"
+        )
+        warnings.warn(
+            f"Column {column.name!r} lies far from the cells that the schema was read from: its "
+            f"median is {float(np.median(known)):g}, and they were {seen}. Has it another unit? "
+            f"{fix}.",
+            DataWarning,
+            stacklevel=5,
+        )
+
+
+def levels_at(column: Column, positions: np.ndarray) -> np.ndarray:
+    found = np.empty(len(positions), dtype=object)
+    for i, position in enumerate(positions.tolist()):
+        found[i] = None if position != position else column.levels[round(position)]
+    return found
+
+
+def range_text(column: Column) -> str:
+    if column.facts.low is None or not column.used:
+        return ""
+    if column.kind == "date":
+        low, high = (
+            np.datetime64(round(end), "D") for end in (column.facts.low, column.facts.high or 0.0)
+        )
+        return f"{low} … {high}"
+    return f"{column.facts.low:g} … {column.facts.high:g}"
