@@ -70,7 +70,7 @@ def train(asked: argparse.Namespace) -> None:
         {"z | x": Normal(net=mlp(32))},
     )
     fit(model, {"x": torch.randn(64, asked.columns)}, steps=20, batch=32, progress=False)
-    before = memory("VmRSS")
+    before, done = memory("VmRSS"), newest_checkpoint(asked.out) if asked.resume else 0
     start = time.perf_counter()
     data = {"x": np.load(asked.data)} if asked.data.suffix == ".npy" else asked.data
     source = open_source(model.graph, data, model._parameter())
@@ -92,7 +92,7 @@ def train(asked: argparse.Namespace) -> None:
         "source": type(source).__name__,
         "rows": source.n,
         "open_s": opened - start,
-        "step_ms": 1e3 * (time.perf_counter() - opened) / asked.steps,
+        "step_ms": 1e3 * (time.perf_counter() - opened) / (asked.steps - done),
         "before_bytes": before,
         "peak_bytes": memory("VmHWM") - before,
         "after_bytes": memory("VmRSS") - before,
@@ -128,14 +128,14 @@ def kill_in_the_middle(asked: argparse.Namespace, data: Path, out: Path) -> int:
     process = start(asked, data, out)
     while process.poll() is None:
         time.sleep(0.05)
-        if _steps(out) >= asked.steps // 2:
+        if newest_checkpoint(out) >= asked.steps // 2:
             process.send_signal(signal.SIGKILL)
             process.wait()
-            return _steps(out)
+            return newest_checkpoint(out)
     raise SystemExit("The run ended before it could be killed. Ask for more --steps.")
 
 
-def _steps(out: Path) -> int:
+def newest_checkpoint(out: Path) -> int:
     """Return the step of the newest checkpoint; 0 if there is none."""
     found = [path.name.partition("-")[2] for path in out.glob("checkpoints/step-*")]
     return max((int(step) for step in found if step.isdigit()), default=0)

@@ -146,7 +146,7 @@ def _parsed(block: bytes, layout: Layout, kept: Sequence[int], comma: bool) -> A
     first = block.find(b"\n") + 1
     try:
         return arrow.read_csv(
-            pa.BufferReader(block),
+            stream(block),
             read_options=arrow.ReadOptions(
                 column_names=names,
                 block_size=max(PIECE, 16 * first),
@@ -163,6 +163,18 @@ def _parsed(block: bytes, layout: Layout, kept: Sequence[int], comma: bool) -> A
         )
     except pa.ArrowException:
         return None
+
+
+def stream(text: bytes) -> Any:
+    """Return pyarrow's copy of the text.
+
+    Threads of pyarrow would need Python's lock to free memory that Python owns.
+    """
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    sink.write(text)
+    return pa.BufferReader(sink.getvalue())
 
 
 def parse_options(layout: Layout, *, quoted: bool, blank_rows: bool = False) -> Any:

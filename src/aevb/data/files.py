@@ -283,7 +283,10 @@ def _split(
             )
         index = {name: i for i, name in enumerate(names)}
         arrays = {
-            name: table.values[:, [index[cell] for cell in cells]]
+            # A variable that has all columns in the order of the table needs no copy.
+            name: table.values
+            if list(cells) == list(names)
+            else table.values[:, [index[cell] for cell in cells]]
             for name, cells in taken.items()
             if cells
         }
@@ -486,7 +489,7 @@ def _labels(graph: Graph, name: str) -> bool:
     return graph.size(name) > 1 and (name in graph.given or graph.rule("p", name).spec.categorical)
 
 
-def _values(graph: Graph, name: str, array: np.ndarray, check: bool) -> np.ndarray:
+def _values(graph: Graph, name: str, array: np.ndarray | ParquetRows, check: bool) -> Any:
     """Return the values of a variable.
 
     A single column of a variable with several classes holds labels, [N].

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from aevb.data.arrow_text import normalised, null_words, parse_options
+from aevb.data.arrow_text import normalised, null_words, parse_options, stream
 from aevb.data.text_tables import MISSING, Layout, check_lines, check_quotes, opened, read_layout
 
 _PLAIN = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
@@ -60,18 +60,13 @@ def _read_text(path: Path) -> Any:
     layout = read_layout(path)
     check_quotes(path)
     names = list(layout.names or (str(j + 1) for j in range(layout.width)))
-    with opened(path) as text:
-        wide = text.encoding == "utf-16"
-        source: Any = text.buffer
-        if layout.separator is None:
-            source = pa.BufferReader(normalised(text.read().encode()))
-        try:
+    try:
+        with _source(path, layout) as source:
             found = csv.read_csv(
                 source,
                 read_options=csv.ReadOptions(
                     column_names=names,
                     skip_rows=layout.header,
-                    encoding="utf-16" if wide and layout.separator is not None else "utf8",
                     block_size=2**22 if layout.width < 1000 else 2**25,
                 ),
                 parse_options=parse_options(layout, quoted=True, blank_rows=layout.width == 1),
@@ -79,9 +74,9 @@ def _read_text(path: Path) -> Any:
                     null_values=null_words(), strings_can_be_null=True
                 ),
             )
-        except (pa.ArrowException, UnicodeDecodeError) as error:
-            check_lines(path)
-            raise ValueError(str(error).splitlines()[0]) from None
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        check_lines(path)
+        raise ValueError(str(error).splitlines()[0]) from None
     if any(pa.types.is_binary(kind) for kind in found.schema.types):
         check_lines(path)
         raise ValueError("it holds bytes that are not text")
@@ -90,6 +85,17 @@ def _read_text(path: Path) -> Any:
     if not found.num_rows:
         raise ValueError("it has a header but no rows" if layout.names else "it is empty")
     return _numbers_with_commas(_trimmed(found), layout)
+
+
+def _source(path: Path, layout: Layout) -> Any:
+    """Open the file for pyarrow, which reads UTF-8 with one separator between two cells."""
+    import pyarrow as pa
+
+    with opened(path) as text:
+        if text.encoding != "utf-16" and layout.separator is not None:
+            return pa.OSFile(str(path))
+        content = text.read().encode()
+    return stream(normalised(content) if layout.separator is None else content)
 
 
 def _blank_end(path: Path) -> int:
