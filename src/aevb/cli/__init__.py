@@ -12,7 +12,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from aevb.cli import compare, doctor, estimators, reproduce, sweep, train, use
+from aevb.cli import compare, doctor, estimators, reproduce, sweep, train, use, use_table
 from aevb.cli import explain as look
 from aevb.cli.options import in_its_words
 from aevb.runtime.contention import sharing_cores
@@ -24,7 +24,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Latent variable models by auto-encoding variational Bayes: you declare p and q, and aevb "
     "derives the bound.",
-    epilog="Start with: aevb models; aevb train gmvae --data digits --out run",
+    epilog="Start with: aevb train table.csv; or: aevb models; aevb train gmvae --data digits "
+    "--out run",
 )
 
 
@@ -54,6 +55,8 @@ app.command(rich_help_panel="Runs")(compare.compare)
 app.command(rich_help_panel="Runs")(use.sample)
 app.command(rich_help_panel="Runs")(use.encode)
 app.command(rich_help_panel="Runs")(use.impute)
+app.command(rich_help_panel="Runs of tables")(use_table.score)
+app.command(rich_help_panel="Runs of tables")(use_table.cluster)
 app.command(rich_help_panel="Runs")(doctor.doctor)
 app.command(rich_help_panel="Runs")(doctor.check)
 app.command(rich_help_panel="Runs")(estimators.estimators)

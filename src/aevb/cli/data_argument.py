@@ -47,8 +47,12 @@ def load_rows(
 
     ``whole=True`` loads all rows of a file and holds out none.
     """
+    from aevb.cli.use_table import is_table_run, loaded_rows, refuse_options
     from aevb.data.datasets import load
 
+    if is_table_run(run):
+        refuse_options({"--prepare": prepare})
+        return loaded_rows(run, data, missing)
     recipe = whole_of(recipe_of(run)) if whole else recipe_of(run)
     name = data or (recipe.data if recipe else None)
     if name is None:

@@ -108,7 +108,7 @@ def _arguments(name: str, build: Callable[..., Any], settings: Mapping[str, str]
                 f"{name} has no argument {key!r}. Its arguments are "
                 f"{', '.join(map(argument, parameters.values())) or 'none'}."
             )
-    values = {key: _value(text) for key, text in settings.items()}
+    values = {key: value_of(text) for key, text in settings.items()}
     lists = {key for key in values if isinstance(parameters[key].default, tuple)}
     return {
         key: (value,) if key in lists and not isinstance(value, tuple) else value
@@ -123,7 +123,7 @@ def argument(parameter: inspect.Parameter) -> str:
     return f"{parameter.name}={json.dumps(default) if isinstance(default, tuple) else default}"
 
 
-def _value(text: str) -> Any:
+def value_of(text: str) -> Any:
     """Parse a value as JSON (number, list, true, false); return anything else as a string."""
     try:
         value = json.loads(text)

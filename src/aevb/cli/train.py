@@ -22,7 +22,6 @@ from aevb.cli.options import (
     SEEDS,
     Data,
     Missing,
-    ModelName,
     Prepare,
     Set,
     device_of,
@@ -32,6 +31,7 @@ from aevb.cli.options import (
     path,
     takes_settings,
 )
+from aevb.cli.train_table import TableOptions, names_table, train_table
 from aevb.cli.units import units_note
 from aevb.estimate.metric_names import OBJECTIVE
 from aevb.training.schedules import parse_schedule
@@ -47,15 +47,52 @@ SHOWN = 4  # columns of a variable to print
 
 @takes_settings
 def train(
-    model: ModelName,
-    out: Annotated[
-        Path,
-        typer.Option(
-            parser=path, help="A folder for the files of the run; it must be new or empty."
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="TABLE|MODEL",
+            help="A table (.csv, .tsv, .txt, .parquet); or a model with --data: a name from `aevb "
+            "models`, file.py:name (Python executes the file), or the folder of a saved model or "
+            "run.",
         ),
     ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            parser=path,
+            help="A folder for the files of the run; it must be new or empty. By default, that of "
+            "table.csv is table-run.",
+        ),
+    ] = None,
     data: Data = None,
     set_: Set = None,
+    model_: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            help="The model of a table: auto (chosen by BIC), mixture (--set components=3 "
+            "covariance=full), factors (--set latent=2), vae (latent, hidden) or gmvae "
+            "(components, latent, hidden).",
+            rich_help_panel="Table",
+        ),
+    ] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN=KIND",
+            help="The kind of a column: real, positive, count, binary, category, ordered or date. "
+            "May be repeated.",
+            rich_help_panel="Table",
+        ),
+    ] = None,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMNS",
+            help="Columns to leave out, between commas, e.g. --without id,species.",
+            rich_help_panel="Table",
+        ),
+    ] = None,
     prepare: Prepare = None,
     missing: Missing = None,
     validation: Annotated[
@@ -104,10 +141,19 @@ def train(
     ] = False,
     **settings: Any,
 ) -> None:
-    """Train a model on data and write everything about the run into a folder.
+    """Train a model on a table or on other data, and write the run into a folder.
 
-    A zoo model takes its sizes from the data and may have its own defaults for --lr and --batch.
-    Validation uses the test rows of built-in data sets.
+    A table may hold numbers, words, dates and missing cells. Its columns get kinds and likelihoods,
+    which are printed, and BIC chooses a model, unless --model names one:
+
+    aevb train table.csv
+
+    aevb train table.csv --without id,species --kind year=category --hold-out 0.1 --out run
+
+    aevb train table.csv --model mixture --set components=3
+
+    With a model's name, the data follow. A zoo model takes its sizes from the data and may have its
+    own defaults for --lr and --batch. Validation uses the test rows of built-in data sets.
 
     Examples:
 
@@ -138,6 +184,26 @@ def train(
     from aevb.zoo import recipes
 
     asked = _asked(settings)
+    if names_table(model):
+        _refuse_for_tables(model, data, prepare, seeds)
+        given = _over(read_toml(config) if config is not None else {}, asked)
+        options = TableOptions(
+            model_ or "auto",
+            pairs("--set", set_),
+            kind or (),
+            without or (),
+            missing or (),
+            validation,
+            hold_out,
+            split,
+        )
+        train_table(
+            model, out, options, given, device=device, tensorboard=tensorboard, resume=resume
+        )
+        return
+    _refuse_table_options(model, model_, kind, without)
+    if out is None:
+        raise ValueError("Say where to write the run, e.g. --out run.")
     if seeds is not None and (seeds < 1 or asked.get("seed")):
         raise ValueError(
             f"--seeds {seeds} is a number of runs, at least 1, with the seeds 0, 1, …. For one "
@@ -264,6 +330,43 @@ def train(
             for command in ("evaluate", "doctor", "sample")
         )
     )
+
+
+def _refuse_for_tables(
+    table: str, data: str | None, prepare: str | None, seeds: int | None
+) -> None:
+    """Refuse options that a table has no use for."""
+    if data is not None:
+        raise ValueError(
+            f"{table} is a table already, so --data {data} has no place. To train a named model: "
+            f"aevb train vae --data {data} --out run."
+        )
+    if prepare is not None:
+        raise ValueError(
+            "Columns of a table are standardised as their kinds need it. Leave out --prepare, or "
+            "use --kind."
+        )
+    if seeds is not None:
+        raise ValueError(
+            "A mixture of a table is fitted from several starts already. Leave out --seeds, or "
+            "use --seed with another --out for each run."
+        )
+
+
+def _refuse_table_options(
+    model: str, name: str | None, kind: list[str] | None, without: list[str] | None
+) -> None:
+    for option, value in (("--model", name), ("--kind", kind), ("--without", without)):
+        if value:
+            raise ValueError(
+                f"{option} belongs to a table, e.g. aevb train table.csv {option} …, but "
+                f"{model} is a model."
+            )
+    if (Path(model) / "schema.json").is_file():
+        raise ValueError(
+            f"{model} is the run of a table. Continue an interrupted run by its own command and "
+            f"--resume, or train a new one: aevb train table.csv --out FOLDER."
+        )
 
 
 def _asked(options: Mapping[str, Any]) -> dict[str, Any]:

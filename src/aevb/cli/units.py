@@ -25,7 +25,7 @@ def units_note(model: Model, loaded: Loaded) -> list[str]:
     graph, recipe = model.graph, loaded.recipe
     spreads = log_spreads(recipe, graph)
     if not spreads:
-        return []
+        return list(loaded.notes)
     terms = [
         f"{-spread.sum():.3f} nats per "
         f"{'step' if graph.timed[name] and spread.ndim == 1 else 'row'} ({name}, no cell missing)"
@@ -45,7 +45,7 @@ def statistics_note(model: Model, loaded: Loaded) -> list[str]:
     return (
         [f"Statistics are of {_as_prepared(loaded.recipe, names)}, not in the units of the data."]
         if names
-        else []
+        else list(loaded.notes)
     )
 
 

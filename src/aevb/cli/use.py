@@ -34,6 +34,15 @@ from aevb.cli.options import (
     refuse_input,
 )
 from aevb.cli.units import Units
+from aevb.cli.use_table import (
+    File,
+    encode_table,
+    evaluate_table,
+    impute_table,
+    is_table_run,
+    refuse_options,
+    sample_table,
+)
 from aevb.estimate.keys import LENGTHS, STEPS, real_steps
 
 if TYPE_CHECKING:
@@ -48,6 +57,7 @@ if TYPE_CHECKING:
 
 def evaluate(
     run: RunFolder,
+    file: File = None,
     data: RunData = None,
     prepare: RunPrepare = None,
     missing: RunMissing = None,
@@ -65,8 +75,10 @@ def evaluate(
 ) -> None:
     """Print the bound, its terms and log p(x) in nats per example.
 
-    If the data have labels, print the clustering accuracy too. The command uses the test rows if
-    there are any (of a built-in data set, --validation or --hold-out), otherwise the training rows.
+    For the run of a table, it also hides known cells at random and compares their predictions with
+    the truth. If the data have labels, print the clustering accuracy too. The command uses the test
+    rows if there are any (of a built-in data set, --validation or --hold-out), otherwise the
+    training rows.
 
     Example: aevb evaluate run
     """
@@ -79,6 +91,11 @@ def evaluate(
     from aevb.posterior import UntaughtError
     from aevb.training import evaluation
 
+    data = _one_file(file, data)
+    if is_table_run(run):
+        refuse_options({"--prepare": prepare, "--evidence": evidence})
+        evaluate_table(run, data, missing, samples or None, seed)
+        return
     if evidence is not None and evidence not in METHODS:  # before anything is computed
         raise ValueError(
             f"Unknown --evidence {evidence}. Choose {', '.join(METHODS[:-1])} or {METHODS[-1]}."
@@ -235,8 +252,9 @@ def sample(
 ) -> None:
     """Sample from a trained model, as images or as a table.
 
-    Images form a grid with one row per class. A table has all observed variables, in the units of
-    the data.
+    The run of a table gives new rows with its columns, as a .csv, .tsv or .parquet file; without
+    --out, it prints some. Otherwise images form a grid with one row per class, and a table has all
+    observed variables, in the units of the data.
 
     Example: aevb sample run --out samples.png
     """
@@ -247,6 +265,10 @@ def sample(
     for option, number in (("-n", n), ("--steps", steps)):
         if number is not None and number < 1:
             raise ValueError(f"{option} must be at least 1, got {number}.")
+    if is_table_run(run):
+        refuse_options({"--steps": steps})
+        sample_table(run, out, n, seed)
+        return
     model, recipe = open_run(run), recipe_of(run)
     graph = model.graph
     first = graph.observed[0]
@@ -305,9 +327,15 @@ def sample(
 
 def encode(
     run: RunFolder,
+    file: File = None,
     out: Annotated[
-        Path, typer.Option(parser=path, help="A .csv or .npz file, or .npy for a single latent.")
-    ],
+        Path | None,
+        typer.Option(
+            parser=path,
+            help="A .csv or .npz file, or .npy for a single latent. For the run of a table: .csv, "
+            ".tsv or .parquet; without it, a part is printed.",
+        ),
+    ] = None,
     data: RunData = None,
     prepare: RunPrepare = None,
     missing: RunMissing = None,
@@ -315,12 +343,20 @@ def encode(
 ) -> None:
     """Write the posterior means of the latents (probabilities for discrete ones).
 
-    There is one line per row of a file, or per test row of a built-in data set.
+    There is one line per row of a file, or per test row of a built-in data set. The run of a table
+    gives the columns of the table, and the codes and their standard deviations beside them.
 
     Example: aevb encode run --out codes.csv
     """
     import numpy as np
 
+    data = _one_file(file, data)
+    if is_table_run(run):
+        refuse_options({"--prepare": prepare})
+        encode_table(run, data, missing, out, seed)
+        return
+    if out is None:
+        raise ValueError("Say where to write the codes, e.g. --out codes.csv.")
     refuse_kind(out)
     model = open_run(run)
     loaded = load_rows(run, model, data, prepare, seed, missing=missing, whole=True)
@@ -339,13 +375,15 @@ def encode(
 
 def impute(
     run: RunFolder,
+    file: File = None,
     out: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             parser=path,
-            help="A .csv or .npz file, or .npy for a single array. Parquet cannot be written.",
+            help="A .csv or .npz file, or .npy for a single array. For the run of a table: .csv, "
+            ".tsv or .parquet; without it, a part is printed.",
         ),
-    ],
+    ] = None,
     data: Annotated[
         str | None,
         typer.Option(
@@ -357,17 +395,35 @@ def impute(
         int,
         typer.Option(help="Number of draws from q to average over, if the posterior is not exact."),
     ] = 50,
+    std: Annotated[
+        bool,
+        typer.Option(
+            "--std",
+            help="For the run of a table: also write the standard deviation of each filled cell "
+            "(of a level, the probability that it is another one).",
+        ),
+    ] = False,
     seed: Seed = 0,
 ) -> None:
     """Fill the missing cells of a file by their posterior mean given the known cells.
 
-    Example: aevb impute run --data table.csv --out filled.csv
+    The run of a table fills words with the most probable level. All known cells stay as they are.
+
+    Example: aevb impute run table.csv --out filled.csv
     """
     import numpy as np
 
     from aevb.data.datasets import in_units, load
     from aevb.estimate.batch import pad
 
+    data = _one_file(file, data)
+    if is_table_run(run):
+        impute_table(run, data, missing, out, seed, std=std)
+        return
+    if out is None:
+        raise ValueError("Say where to write the filled table, e.g. --out filled.csv.")
+    if std:
+        raise ValueError("--std is for runs of tables (`aevb train table.csv`).")
     refuse_kind(out)
     model, recipe = open_run(run), recipe_of(run)
     graph = model.graph
@@ -398,6 +454,13 @@ def impute(
         f"{count} missing cells of {counted_rows(model, loaded, loaded.train)} filled, in {out} "
         f"({how})"
     )
+
+
+def _one_file(file: str | None, data: str | None) -> str | None:
+    """The file after the run, or that of --data."""
+    if file is not None and data is not None:
+        raise ValueError(f"Two files are named: {file} and --data {data}. Name one.")
+    return file or data
 
 
 # Computations -------------------------------------------------------------------------------------

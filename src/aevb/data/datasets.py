@@ -254,6 +254,7 @@ class Loaded:
     lines: Lines | None = (
         None  # of a table with one line per step: which lines belong to which row, held out or not
     )
+    notes: tuple[str, ...] = ()  # sentences on the columns and units of the variables, to print
 
 
 def sizes(name: str, graph: Graph, missing: Sequence[float] = ()) -> dict[str, int]:

@@ -1,0 +1,262 @@
+"""Table files of the command line: read a table, and write results beside its cells as written."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import dropwhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aevb.runtime.checked_files import whole_file
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from aevb.tables.schema import Column, Schema
+
+TEXT = (".csv", ".tsv", ".txt")
+WRITTEN = (".csv", ".tsv", ".parquet")
+DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
+Cells = Sequence[Any]
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """A table file: ``frame`` is a ``pyarrow.Table`` with typed columns."""
+
+    path: Path
+    frame: Any
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.frame.column_names)
+
+    @property
+    def rows(self) -> int:
+        return int(self.frame.num_rows)
+
+    @cached_property
+    def written(self) -> dict[str, list[str]] | None:
+        """The cells of a text file as they are written, by column; None for Parquet."""
+        if self.path.suffix not in TEXT:
+            return None
+        rows = _written_rows(self.path)
+        # The two readers agree on the rows unless a file is odd; then typed cells are written.
+        if len(rows) != self.rows or any(len(row) != len(self.names) for row in rows):
+            return None
+        return dict(zip(self.names, map(list, zip(*rows, strict=True)), strict=True))
+
+    @cached_property
+    def layout(self) -> tuple[str, str]:
+        """The separator and the decimal sign of a text file; "," and "." for others."""
+        from aevb.data.text_tables import read_layout
+
+        if self.path.suffix not in TEXT:
+            return ",", "."
+        found = read_layout(self.path)
+        commas = found.decimal and any(
+            DECIMAL_COMMA.fullmatch(cell.strip())
+            for cells in (self.written or {}).values()
+            for cell in cells
+        )
+        return found.separator or ",", "," if commas else "."
+
+    def known_to(self, schema: Schema) -> Any:
+        """The columns that the schema knows, with the types of the table that it was read from.
+
+        A category of words stays words if all its cells of this file look like numbers.
+        """
+        import pyarrow as pa  # type: ignore[import-untyped]
+
+        from aevb.data.text_tables import MISSING
+
+        frame = self.frame.select([name for name in self.names if name in schema])
+        for column in schema.used:
+            if column.name not in self.names or not column.listed or not self.written:
+                continue
+            words = all(isinstance(level, str) for level in column.levels)
+            if words and not pa.types.is_string(frame.schema.field(column.name).type):
+                cells = [cell.strip() for cell in self.written[column.name]]
+                found = pa.array([None if cell in MISSING else cell for cell in cells], pa.string())
+                position = frame.column_names.index(column.name)
+                frame = frame.set_column(position, column.name, found)
+        return frame
+
+
+def read_table_file(path: str | Path, missing: Collection[float] = ()) -> TableFile:
+    """Read a table file whole; ``missing`` are numbers that mark missing cells."""
+    import pyarrow as pa
+    import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+    from aevb.data.frames import read_frame
+
+    path = Path(path)
+    if not path.exists():
+        raise ValueError(f"There is no file {path}.")
+    frame = read_frame(path)
+    for j, field in enumerate(frame.schema if missing else ()):
+        if pa.types.is_integer(field.type) or pa.types.is_floating(field.type):
+            column = frame.column(j)
+            marks = pa.array([float(number) for number in missing])
+            marked = pc.is_in(pc.cast(column, pa.float64(), safe=False), value_set=marks)
+            frame = frame.set_column(j, field, pc.if_else(marked, None, column))
+    return TableFile(path, frame)
+
+
+def _written_rows(path: Path) -> list[list[str]]:
+    from aevb.data.text_tables import opened, read_layout
+
+    layout = read_layout(path)
+    with opened(path) as file:
+        if layout.separator is None:
+            lines = file.read().splitlines()[layout.header :]
+            return [line.split() for line in lines if line.strip()]
+        reader = csv.reader(file, delimiter=layout.separator)
+        while reader.line_num < layout.header:
+            next(reader)
+        rows = list(reader)
+    if layout.width > 1:
+        return [row for row in rows if row]
+    # In a table of one column, a blank line is a missing cell, unless it is at the end.
+    kept = list(dropwhile(lambda row: not "".join(row).strip(), reversed(rows)))
+    return [row or [""] for row in reversed(kept)]
+
+
+# Writing ------------------------------------------------------------------------------------------
+
+
+def refuse_ending(out: Path) -> None:
+    """Refuse an output file of an unsupported type, before anything is computed."""
+    if out.suffix not in WRITTEN:
+        raise ValueError(f"{out}: write a .csv, .tsv or .parquet file.")
+
+
+def own_names(names: Sequence[str], taken: Collection[str]) -> dict[str, str]:
+    """New names for columns of results, so that none is a column of the table already.
+
+    >>> own_names(["log_p", "stderr"], ["log_p", "mass"])
+    {'log_p': 'log_p_', 'stderr': 'stderr'}
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        new = name
+        while new in taken or new in found.values():
+            new += "_"
+        found[name] = new
+    return found
+
+
+def write_beside(
+    out: Path,
+    file: TableFile,
+    results: Mapping[str, Cells | np.ndarray],
+    filled: Mapping[str, tuple[np.ndarray, Cells]] | None = None,
+) -> None:
+    """Write the columns of a table, and results beside them.
+
+    ``filled`` maps a column to the rows whose cells are replaced, and their new cells. All other
+    cells of a text file are written as they are in the file; a .parquet file has typed cells.
+    """
+    filled = filled or {}
+    if out.suffix == ".parquet":
+        from aevb.tables.frames import read_table
+
+        frame = read_table(file.frame).replaced(filled)
+        for name, values in results.items():
+            frame = frame.append_column(name, [_arrow(values)])
+        write_parquet(out, frame)
+        return
+    separator, sign = file.layout
+    columns = dict(file.written or {})
+    if not columns:
+        columns = {name: texts(file.frame.column(name).to_pylist()) for name in file.names}
+    for name, (rows, cells) in filled.items():
+        column = list(columns[name])
+        for row, cell in zip(rows.tolist(), texts(cells, sign), strict=True):
+            column[row] = cell
+        columns[name] = column
+    columns |= {name: texts(_plain(values), sign) for name, values in results.items()}
+    write_texts(out, columns, separator)
+
+
+def write_frame(out: Path, frame: Any) -> None:
+    """Write a pyarrow table."""
+    if out.suffix == ".parquet":
+        write_parquet(out, frame)
+    else:
+        names = frame.column_names
+        write_texts(out, {name: texts(frame.column(name).to_pylist()) for name in names}, ",")
+
+
+def write_parquet(out: Path, frame: Any) -> None:
+    from pyarrow import parquet  # type: ignore[import-untyped]
+
+    with whole_file(out) as place:
+        parquet.write_table(frame, place)
+
+
+def write_texts(out: Path, columns: Mapping[str, Sequence[str]], separator: str) -> None:
+    separator = "\t" if out.suffix == ".tsv" else separator
+    with whole_file(out) as place, place.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, delimiter=separator, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+
+
+def texts(cells: Cells, sign: str = ".") -> list[str]:
+    """Cells as texts: "" for a missing cell, dates in ISO form."""
+    found = [_text(cell) for cell in cells]
+    if sign == ".":
+        return found
+    return [
+        text.replace(".", sign) if isinstance(cell, float) else text
+        for text, cell in zip(found, cells, strict=True)
+    ]
+
+
+def _text(cell: Any) -> str:
+    if cell is None or cell != cell:
+        return ""
+    if isinstance(cell, bool):
+        return "true" if cell else "false"
+    if isinstance(cell, float):
+        return repr(int(cell)) if cell == int(cell) and abs(cell) < 2**53 else repr(cell)
+    return cell.isoformat() if isinstance(cell, datetime.date) else str(cell)
+
+
+def _plain(values: Cells | np.ndarray) -> Cells:
+    return values.tolist() if hasattr(values, "tolist") else values
+
+
+def _arrow(values: Cells | np.ndarray) -> Any:
+    import pyarrow as pa
+
+    return pa.array(_plain(values))
+
+
+# Digits -------------------------------------------------------------------------------------------
+
+
+def rounded(values: np.ndarray) -> np.ndarray:
+    """Results with six significant digits."""
+    import numpy as np
+
+    if values.dtype.kind != "f":
+        return values
+    return np.array([float(f"{value:.6g}") for value in values.tolist()])
+
+
+def rounded_cells(column: Column, cells: Cells) -> list[Any]:
+    """Cells of a column to about three digits of its standard deviation."""
+    import math
+
+    spread = column.facts.spread
+    if not spread or column.listed:
+        return list(cells)
+    digits = 3 - math.floor(math.log10(spread))
+    return [round(cell, digits) if isinstance(cell, float) else cell for cell in cells]

@@ -1,0 +1,128 @@
+"""Print schemas and parts of tables within the width of the terminal."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from aevb.cli.table_files import texts
+
+if TYPE_CHECKING:
+    from aevb.tables.schema import Column, Schema
+
+SHOWN = 40  # columns of a schema to print
+NARROW = 8  # characters to which a cell of a cramped table is cut
+WIDEST = 24  # characters of a cell of a table
+
+
+def terminal_width() -> int:
+    return shutil.get_terminal_size().columns
+
+
+def paragraph(text: str, indent: str = "") -> str:
+    """Wrap a text at the width of the terminal."""
+    return textwrap.fill(
+        text,
+        terminal_width(),
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def schema_text(schema: Schema) -> str:
+    """The columns that are modelled, one line each, then those that are left out and why."""
+    used = schema.used[:SHOWN]
+    lines = [("column", "kind", "likelihood", "missing", "values")]
+    lines += [
+        (
+            column.name,
+            column.kind,
+            column.likelihood,
+            str(column.missing) if column.missing else "",
+            values_text(column),
+        )
+        for column in used
+    ]
+    found = aligned(lines, right={3})
+    if len(schema.used) > SHOWN:
+        found.append(f"… {len(schema.used) - SHOWN} more columns")
+    left = [column for column in schema.columns if not column.used]
+    if left:
+        width = min(max(len(column.name) for column in left[:SHOWN]), WIDEST)
+        found += ["", "left out:"]
+        found += [
+            paragraph(f"{cut(column.name, width):<{width}}  {column.reason}", " " * (width + 4))
+            for column in left[:SHOWN]
+        ]
+        if len(left) > SHOWN:
+            found.append(f"… {len(left) - SHOWN} more columns")
+    return "\n".join(f"  {line}".rstrip() for line in found)
+
+
+def values_text(column: Column) -> str:
+    """The levels of a column, or its smallest and largest value."""
+    import numpy as np
+
+    if column.listed:
+        return ", ".join(one_line(str(level)) for level in column.levels)
+    low, high = column.facts.low, column.facts.high
+    if low is None or high is None:
+        return ""
+    if column.kind == "date":
+        return f"{np.datetime64(round(low), 'D')} … {np.datetime64(round(high), 'D')}"
+    return f"{low:g} … {high:g}"
+
+
+def aligned(lines: Sequence[Sequence[str]], right: Sequence[int] | set[int] = ()) -> list[str]:
+    """Lines of cells, aligned in columns; the last column is cut at the width of the terminal."""
+    widths = [min(max(len(line[j]) for line in lines), WIDEST) for j in range(len(lines[0]) - 1)]
+    room = terminal_width() - 2 - sum(widths) - 2 * len(widths)
+    widths.append(min(max(len(line[-1]) for line in lines), max(room, NARROW)))
+    return [
+        "  ".join(
+            cut(cell, width).rjust(width) if j in right else cut(cell, width).ljust(width)
+            for j, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+
+
+def rows_text(columns: dict[str, Sequence[Any]], *, first: int) -> str:
+    """Some rows as text, columns aligned; columns beyond the width of the terminal are counted.
+
+    The ``first`` columns are always shown.
+    """
+    shown = {name: [name, *map(one_line, texts(cells))] for name, cells in columns.items()}
+    numbers = {
+        name for name, cells in columns.items() if all(isinstance(c, int | float) for c in cells)
+    }
+    parts, total = [], 2
+    for j, (name, cells) in enumerate(shown.items()):
+        width = min(max(map(len, cells)), WIDEST)
+        room = terminal_width() - (0 if j == len(shown) - 1 else len(" … 99 more"))
+        if j >= first and total + width > room:
+            break
+        total += width + 2
+        parts.append(
+            [
+                cut(cell, width).rjust(width) if name in numbers else cut(cell, width).ljust(width)
+                for cell in cells
+            ]
+        )
+    left = len(shown) - len(parts)
+    lines = ["  " + "  ".join(line).rstrip() for line in zip(*parts, strict=True)]
+    if left:
+        lines[0] += f" … {left} more"
+    return "\n".join(lines)
+
+
+def one_line(text: str) -> str:
+    """A cell on one line."""
+    return " ".join(text.split()) if "\n" in text or "\t" in text else text
+
+
+def cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"

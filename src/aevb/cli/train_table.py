@@ -1,0 +1,348 @@
+"""``aevb train table.csv``: read the schema of a table, choose a model, train it, and write it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from aevb.cli.options import device_of, in_its_words
+from aevb.cli.table_files import TableFile, read_table_file
+from aevb.cli.table_models import (
+    Candidate,
+    compare,
+    declare,
+    described,
+    is_open,
+    read_arguments,
+)
+from aevb.cli.table_text import paragraph, schema_text
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from aevb.data.datasets import Recipe
+    from aevb.tables.fitted import TableModel
+    from aevb.tables.schema import Schema
+
+NOTES = "notes.txt"
+ARRAYS = (".npz", ".npy")
+OTHERS = {
+    ".xlsx": "save the sheet as CSV",
+    ".xls": "save the sheet as CSV",
+    ".json": "save the table as CSV or Parquet",
+    ".feather": "save the table as Parquet",
+    ".gz": "unpack it",
+    ".zip": "unpack it",
+}
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """The options of ``aevb train`` that concern a table."""
+
+    model: str = "auto"
+    arguments: Mapping[str, str] | None = None
+    kinds: Sequence[str] = ()
+    without: Sequence[str] = ()
+    missing: Sequence[float] = ()
+    validation: str | None = None
+    hold_out: float = 0.0
+    split: int = 0
+
+
+def names_table(text: str) -> bool:
+    """Whether the first argument of ``aevb train`` names a table and not a model.
+
+    Raise ValueError for a file of another type.
+    """
+    from aevb.data.tables import TABLES
+    from aevb.zoo import zoo
+
+    path = Path(text)
+    if text in zoo or ".py:" in text:
+        return False
+    if path.is_dir():
+        known = (path / "model.json").is_file() or (path / "checkpoints").is_dir()
+        return not known and any(path.rglob("*.parquet"))
+    if path.suffix in TABLES:
+        if not path.exists():
+            raise ValueError(
+                f"There is no file {text} in this folder ({Path.cwd()}). Name a table that "
+                f"exists, or a model and its data: aevb train vae --data FILE --out run."
+            )
+        return True
+    if path.suffix in ARRAYS:
+        raise ValueError(
+            f"{text} holds arrays and is no table. Name a model for them: aevb train vae --data "
+            f"{shlex.quote(text)} --out run."
+        )
+    if path.is_file():
+        fix = OTHERS.get(path.suffix, "tables are .csv, .tsv, .txt or .parquet files")
+        raise ValueError(f"{text} is not a file that can be read as a table: {fix}.")
+    return False
+
+
+def train_table(
+    table: str,
+    out: Path | None,
+    options: TableOptions,
+    settings: Mapping[str, Any],
+    *,
+    device: str,
+    tensorboard: bool,
+    resume: bool,
+) -> None:
+    """Train a model of a table and write the run."""
+    from aevb.data.datasets import Recipe
+    from aevb.training.run_folder import refuse_taken
+
+    path = Path(table)
+    out = out or Path(f"{path.stem}-run")
+    arguments = read_arguments(options.model, options.arguments or {})
+    if not 0 <= options.hold_out < 1:
+        raise ValueError(f"--hold-out is a fraction of the rows below 1, got {options.hold_out}.")
+    if options.hold_out and options.validation:
+        raise ValueError("Use --hold-out or --validation, not both.")
+    if resume and not (out.is_dir() and any(out.iterdir())):
+        raise ValueError(
+            f"There is no run in {out} that --resume could continue. Name its folder by --out, or "
+            f"leave out --resume to start a new run."
+        )
+    refuse_taken(out, resume and out.exists())
+    file = read_table_file(path, options.missing)
+    schema = read_schema(file, options)
+    recipe = Recipe(
+        table,
+        validation=options.validation,
+        hold_out=options.hold_out,
+        split=options.split,
+        missing=list(options.missing) or None,
+    )
+    train, held_out = split_rows(file, recipe)
+    check = _validation(schema, recipe, held_out)
+    notes = [
+        f"{table}: {file.rows:,} rows, {len(file.names)} columns, {len(schema.used)} modelled",
+        "",
+        schema_text(schema),
+        "",
+    ]
+    if check is not None:
+        notes += [
+            f"{train.num_rows:,} rows to train on, {check.num_rows:,} "
+            f"{'held out' if options.hold_out else 'of ' + str(options.validation)}.",
+            "",
+        ]
+    print("\n".join(notes))
+    model, told = _model(schema, train, options.model, arguments, out, settings, resume=resume)
+    notes += told
+    try:
+        fitted = schema.fit(
+            model.to(device_of(device)),
+            train,
+            validation=check,
+            out=out,
+            resume=resume,
+            progress=True,
+            tensorboard=tensorboard,
+            recipe=recipe,
+            **settings,
+        )
+    except KeyboardInterrupt as stop:  # typer would drop the message
+        print(f"aevb: {in_its_words(stop) or 'interrupted'}", file=sys.stderr)
+        raise typer.Exit(130) from None
+    result = _result(fitted, train, check)
+    (out / NOTES).write_text("\n".join([*notes, *result, "", str(schema)]) + "\n", encoding="utf-8")
+    assert fitted.run is not None
+    fitted.run.plot(out / "curves.png")
+    print("\n".join(["", *result, "", *_next(fitted, out)]))
+
+
+def read_schema(file: TableFile, options: TableOptions) -> Schema:
+    """Read the schema of a table, with the kinds and the columns left out of the options."""
+    from aevb.tables.schema import Schema
+
+    kinds = _kinds(options.kinds, file.names)
+    without = _listed_names(options.without, file.names)
+    for name in without:
+        if name in kinds:
+            raise ValueError(f"Column {name!r} is named by --kind and by --without.")
+    schema = Schema.read(file.frame, kinds=kinds)
+    return schema.without(*without) if without else schema
+
+
+def _kinds(items: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for item in items:
+        name, equals, kind = item.rpartition("=")
+        if not equals:
+            raise ValueError(f"--kind takes COLUMN=KIND, e.g. --kind year=category; got {item!r}.")
+        _check_column("--kind", name, names)
+        found[name] = kind
+    return found
+
+
+def _listed_names(items: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Columns between commas. A name that holds a comma is found if it is an item of its own."""
+    found: list[str] = []
+    for item in items:
+        parts = [item] if item in names else [part.strip() for part in item.split(",")]
+        for name in filter(None, parts):
+            _check_column("--without", name, names)
+            found += [name] if name not in found else []
+    return found
+
+
+def _check_column(option: str, name: str, names: Sequence[str]) -> None:
+    if name not in names:
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, names, 1)
+        shown = ", ".join(names[:12]) + (f", … ({len(names)} in all)" if len(names) > 12 else "")
+        raise ValueError(
+            f"{option} names the column {name!r}, which the table does not have."
+            + (f" Did you mean {near[0]!r}?" if near else f" Its columns are {shown}.")
+        )
+
+
+# Rows ---------------------------------------------------------------------------------------------
+
+
+def split_rows(file: TableFile, recipe: Recipe) -> tuple[Any, Any]:
+    """The rows to train on, and those held out (None without --hold-out), in their order.
+
+    They depend on the number of rows and on ``recipe.split`` only.
+    """
+    import numpy as np
+
+    if not recipe.hold_out:
+        return file.frame, None
+    n = file.rows
+    held = max(1, round(n * recipe.hold_out))
+    if n - held < 2:
+        raise ValueError(f"{file.path} has {n} rows: holding out {held} leaves too few.")
+    order: np.ndarray = np.random.default_rng(recipe.split).permutation(n)
+    return file.frame.take(np.sort(order[held:])), file.frame.take(np.sort(order[:held]))
+
+
+def _validation(schema: Schema, recipe: Recipe, held_out: Any) -> Any:
+    if recipe.validation is None:
+        return held_out
+    return read_table_file(recipe.validation, recipe.missing or ()).known_to(schema)
+
+
+# The model ----------------------------------------------------------------------------------------
+
+
+def _model(
+    schema: Schema,
+    frame: Any,
+    name: str,
+    arguments: Mapping[str, Any],
+    out: Path,
+    settings: Mapping[str, Any],
+    *,
+    resume: bool,
+) -> tuple[Any, list[str]]:
+    """Declare the model, chosen by BIC where the options leave it open, and say what was chosen."""
+    from aevb.training.checkpoint import folders
+    from aevb.training.run import load_run
+
+    seed = int(settings.get("seed", 0))
+    if resume and folders(out):
+        _check_schema(schema, out)
+        return load_run(out).fresh(seed), []
+    if not is_open(name, arguments):
+        text = f"Model: {described(name, arguments)}."
+        print(text)
+        return declare(schema, name, arguments), [text]
+    head = [
+        "Choosing the model by BIC (smaller is better):",
+        "",
+        f"  {'model':<24} {'parameters':>10}  {'log p per row':>13}  {'BIC':>13}",
+    ]
+    print("\n".join(head))
+
+    def line(one: Candidate) -> str:
+        return f"  {one.short:<24} {one.parameters:>10,}  {one.log_p:>13.3f}  {one.bic:>13,.1f}"
+
+    found = compare(
+        schema,
+        frame,
+        name,
+        arguments,
+        seed=seed,
+        tell=lambda one: print(line(one), flush=True),
+    )
+    best = found[0]
+    worse = f"; the next best has a BIC {found[1].bic - best.bic:,.1f} larger" if found[1:] else ""
+    told = [paragraph(f"Chosen: {best.name}{worse}.")]
+    print("\n".join(["", *told]))
+    return declare(schema, best.model, best.arguments), [*head, *map(line, found), "", *told]
+
+
+def _check_schema(schema: Schema, out: Path) -> None:
+    """Refuse to resume a run with other columns or kinds."""
+    from aevb.tables.fitted import SCHEMA
+    from aevb.tables.schema import Schema
+
+    if not (out / SCHEMA).is_file():
+        return
+    there = Schema.from_json((out / SCHEMA).read_text(encoding="utf-8"))
+    before = {column.name: column.kind for column in there.columns}
+    now = {column.name: column.kind for column in schema.columns}
+    for name in {**before, **now}:
+        if before.get(name) != now.get(name):
+            raise ValueError(
+                f"{out} was trained with column {name!r} as {before.get(name, 'no column')}, and "
+                f"now it is {now.get(name, 'no column')}. Repeat the command of the run (--kind, "
+                f"--without and the file) and add --resume."
+            )
+
+
+def _result(fitted: TableModel, train: Any, check: Any) -> list[str]:
+    """How well the model fits, and where the run is."""
+    run = fitted.run
+    assert run is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `aevb evaluate` says how certain an estimate is
+        scores = {"training rows": fitted.score(train)}
+        if check is not None:
+            scores["held-out rows"] = fitted.score(check)
+    exact = "stderr" not in scores["training rows"].column_names
+    parts = []
+    for rows, frame in scores.items():
+        values: np.ndarray = frame["log_p"].to_numpy()
+        parts.append(f"{values.mean():.3f} ({rows})")
+    how = "exact" if exact else "estimated by importance sampling"
+    return [
+        paragraph(
+            f"Trained in {run.seconds:.1f} s ({run.step} steps). log p per row, a density of the "
+            f"table's own columns, {how}: {', '.join(parts)}."
+        )
+    ]
+
+
+def _next(fitted: TableModel, out: Path) -> list[str]:
+    """Commands to try next."""
+    graph = fitted.model.graph
+    clusters = any(graph.rule("p", name).spec.categorical for name in graph.latents)
+    codes = any(not graph.rule("p", name).spec.finite for name in graph.latents)
+    run = shlex.quote(str(out))
+    lines = [(f"aevb evaluate {run}", "how well it predicts hidden cells")]
+    if clusters:
+        lines.append((f"aevb cluster {run} --out clusters.csv", "the cluster of each row"))
+    if codes:
+        lines.append((f"aevb encode {run} --out codes.csv", "the codes of each row"))
+    if any(column.missing for column in fitted.schema.used):
+        lines.append((f"aevb impute {run} --out filled.csv", "fill the missing cells"))
+    lines.append((f"aevb score {run} --out scored.csv", "log p of each row, and outliers"))
+    lines.append((f"aevb sample {run} -n 100 --out new.csv", "new rows like these"))
+    width = max(len(command) for command, _ in lines)
+    return [f"The run is in {out}. Next:", *(f"  {a:<{width}}  # {b}" for a, b in lines)]
