@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 TEXT = (".csv", ".tsv", ".txt")
 WRITTEN = (".csv", ".tsv", ".parquet")
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
+LEADING_ZERO = re.compile(r"\s*[+-]?0\d")
 Cells = Sequence[Any]
 
 
@@ -66,12 +67,29 @@ class TableFile:
         )
         return found.separator or ",", "," if commas else "."
 
+    def whole_numbers_as_written(self) -> Any:
+        """The frame; a column of whole numbers with leading zeros (00123) is text."""
+        import pyarrow as pa  # type: ignore[import-untyped]
+
+        frame = self.frame
+        for j, field in enumerate(frame.schema):
+            cells = (self.written or {}).get(field.name, [])
+            if pa.types.is_integer(field.type) and any(map(LEADING_ZERO.match, cells)):
+                frame = frame.set_column(j, field.name, pa.array(cells, pa.string()))
+        return frame
+
+    def cells(self, name: str, rows: np.ndarray) -> list[Any]:
+        """Some cells of a column, as written in a text file."""
+        if self.written:
+            return [self.written[name][row] for row in rows.tolist()]
+        return list(self.frame.column(name).take(rows).to_pylist())
+
     def known_to(self, schema: Schema) -> Any:
         """The columns that the schema knows, with the types of the table that it was read from.
 
         A category of words stays words if all its cells of this file look like numbers.
         """
-        import pyarrow as pa  # type: ignore[import-untyped]
+        import pyarrow as pa
 
         from aevb.data.text_tables import MISSING
 
@@ -137,18 +155,15 @@ def refuse_ending(out: Path) -> None:
 
 
 def own_names(names: Sequence[str], taken: Collection[str]) -> dict[str, str]:
-    """New names for columns of results, so that none is a column of the table already.
+    """Names for columns of results that are no columns of the table: all with the same ending.
 
-    >>> own_names(["log_p", "stderr"], ["log_p", "mass"])
-    {'log_p': 'log_p_', 'stderr': 'stderr'}
+    >>> own_names(["log_p", "tail"], ["log_p", "mass"])
+    {'log_p': 'log_p_', 'tail': 'tail_'}
     """
-    found: dict[str, str] = {}
-    for name in names:
-        new = name
-        while new in taken or new in found.values():
-            new += "_"
-        found[name] = new
-    return found
+    ending = ""
+    while any(name + ending in taken for name in names):
+        ending += "_"
+    return {name: name + ending for name in names}
 
 
 def write_beside(
@@ -166,7 +181,7 @@ def write_beside(
     if out.suffix == ".parquet":
         from aevb.tables.frames import read_table
 
-        frame = read_table(file.frame).replaced(filled)
+        frame = read_table(file.whole_numbers_as_written()).replaced(filled)
         for name, values in results.items():
             frame = frame.append_column(name, [_arrow(values)])
         write_parquet(out, frame)
@@ -209,17 +224,18 @@ def write_texts(out: Path, columns: Mapping[str, Sequence[str]], separator: str)
 
 
 def texts(cells: Cells, sign: str = ".") -> list[str]:
-    """Cells as texts: "" for a missing cell, dates in ISO form."""
-    found = [_text(cell) for cell in cells]
+    """Cells as texts; ``sign`` is the decimal sign."""
+    found = [text(cell) for cell in cells]
     if sign == ".":
         return found
     return [
-        text.replace(".", sign) if isinstance(cell, float) else text
-        for text, cell in zip(found, cells, strict=True)
+        shown.replace(".", sign) if isinstance(cell, float) else shown
+        for shown, cell in zip(found, cells, strict=True)
     ]
 
 
-def _text(cell: Any) -> str:
+def text(cell: Any) -> str:
+    """A cell as text: "" for a missing cell, true and false, dates in ISO form."""
     if cell is None or cell != cell:
         return ""
     if isinstance(cell, bool):

@@ -66,17 +66,26 @@ def described(model: str, arguments: Mapping[str, Any]) -> str:
     return f"{model}, {shown}"
 
 
-def read_arguments(model: str, given: Mapping[str, str]) -> dict[str, Any]:
-    """Parse the items of ``--set`` for a model."""
+def read_arguments(model: str | None, given: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
+    """Return the model of ``--model`` and ``--set``, and the arguments of ``--set``.
+
+    Without --model, components or a covariance mean a mixture.
+    """
+    if model is None and given:
+        if not given.keys() <= ARGUMENTS["mixture"].keys():
+            raise ValueError(
+                f"--set {next(iter(given))}=… needs the model that it belongs to, e.g. --model "
+                f"mixture --set components=3, --model factors --set latent=2, or --model vae "
+                f"--set latent=4."
+            )
+        model = "mixture"
+    model = model or "auto"
     if model not in MODELS:
         raise ValueError(f"Unknown --model {model}. Choose one of {', '.join(MODELS)}.")
     if model == "auto":
         if given:
-            raise ValueError(
-                f"--set {next(iter(given))}=… belongs to one model. Name it: --model mixture --set "
-                f"components=3, or --model vae --set latent=4."
-            )
-        return {}
+            raise ValueError("--model auto chooses the arguments of --set. Leave out one of them.")
+        return model, {}
     known = ARGUMENTS[model]
     for name in given:
         if name not in known:
@@ -95,7 +104,7 @@ def read_arguments(model: str, given: Mapping[str, str]) -> dict[str, Any]:
             if not all(isinstance(size, int) and size > 0 for size in sizes):
                 raise ValueError(f"--set hidden is a list of sizes, e.g. [64,64], got {value!r}.")
             found[name] = sizes
-    return {name: found.get(name, default) for name, default in known.items()}
+    return model, {name: found.get(name, default) for name, default in known.items()}
 
 
 def declare(schema: Schema, model: str, arguments: Mapping[str, Any]) -> Model:

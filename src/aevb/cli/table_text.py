@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from aevb.cli.table_files import texts
+from aevb.cli.table_files import text, texts
 
 if TYPE_CHECKING:
     from aevb.tables.schema import Column, Schema
@@ -15,16 +16,17 @@ if TYPE_CHECKING:
 SHOWN = 40  # columns of a schema to print
 NARROW = 8  # characters to which a cell of a cramped table is cut
 WIDEST = 24  # characters of a cell of a table
+NUMBER = re.compile(r"([+-]?[\d.,]+([eE][+-]?\d+)?)?")
 
 
 def terminal_width() -> int:
     return shutil.get_terminal_size().columns
 
 
-def paragraph(text: str, indent: str = "") -> str:
+def paragraph(words: str, indent: str = "") -> str:
     """Wrap a text at the width of the terminal."""
     return textwrap.fill(
-        text,
+        words,
         terminal_width(),
         subsequent_indent=indent,
         break_long_words=False,
@@ -67,7 +69,7 @@ def values_text(column: Column) -> str:
     import numpy as np
 
     if column.listed:
-        return ", ".join(one_line(str(level)) for level in column.levels)
+        return ", ".join(one_line(text(level)) for level in column.levels)
     low, high = column.facts.low, column.facts.high
     if low is None or high is None:
         return ""
@@ -96,9 +98,7 @@ def rows_text(columns: dict[str, Sequence[Any]], *, first: int) -> str:
     The ``first`` columns are always shown.
     """
     shown = {name: [name, *map(one_line, texts(cells))] for name, cells in columns.items()}
-    numbers = {
-        name for name, cells in columns.items() if all(isinstance(c, int | float) for c in cells)
-    }
+    numbers = {name for name, cells in shown.items() if all(map(NUMBER.fullmatch, cells[1:]))}
     parts, total = [], 2
     for j, (name, cells) in enumerate(shown.items()):
         width = min(max(map(len, cells)), WIDEST)
@@ -119,10 +119,10 @@ def rows_text(columns: dict[str, Sequence[Any]], *, first: int) -> str:
     return "\n".join(lines)
 
 
-def one_line(text: str) -> str:
+def one_line(cell: str) -> str:
     """A cell on one line."""
-    return " ".join(text.split()) if "\n" in text or "\t" in text else text
+    return " ".join(cell.split()) if "\n" in cell or "\t" in cell else cell
 
 
-def cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
+def cut(cell: str, width: int) -> str:
+    return cell if len(cell) <= width else cell[: width - 1] + "…"

@@ -188,7 +188,7 @@ def train(
         _refuse_for_tables(model, data, prepare, seeds)
         given = _over(read_toml(config) if config is not None else {}, asked)
         options = TableOptions(
-            model_ or "auto",
+            model_,
             pairs("--set", set_),
             kind or (),
             without or (),
@@ -203,6 +203,7 @@ def train(
         return
     _refuse_table_options(model, model_, kind, without)
     if out is None:
+        resolve(model, settings=pairs("--set", set_))  # a wrong name is the first thing to say
         raise ValueError("Say where to write the run, e.g. --out run.")
     if seeds is not None and (seeds < 1 or asked.get("seed")):
         raise ValueError(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from aevb.cli.model_argument import is_run
 from aevb.cli.options import device_of, in_its_words
 from aevb.cli.table_files import TableFile, read_table_file
 from aevb.cli.table_models import (
@@ -47,7 +48,7 @@ OTHERS = {
 class TableOptions:
     """The options of ``aevb train`` that concern a table."""
 
-    model: str = "auto"
+    model: str | None = None
     arguments: Mapping[str, str] | None = None
     kinds: Sequence[str] = ()
     without: Sequence[str] = ()
@@ -69,8 +70,12 @@ def names_table(text: str) -> bool:
     if text in zoo or ".py:" in text:
         return False
     if path.is_dir():
-        known = (path / "model.json").is_file() or (path / "checkpoints").is_dir()
-        return not known and any(path.rglob("*.parquet"))
+        known = (path / "model.json").is_file() or is_run(text)
+        if not known and not any(path.rglob("*.parquet")):
+            raise ValueError(
+                f"The folder {text} holds no run, no saved model and no Parquet files."
+            )
+        return not known
     if path.suffix in TABLES:
         if not path.exists():
             raise ValueError(
@@ -105,7 +110,7 @@ def train_table(
 
     path = Path(table)
     out = out or Path(f"{path.stem}-run")
-    arguments = read_arguments(options.model, options.arguments or {})
+    name, arguments = read_arguments(options.model, options.arguments or {})
     if not 0 <= options.hold_out < 1:
         raise ValueError(f"--hold-out is a fraction of the rows below 1, got {options.hold_out}.")
     if options.hold_out and options.validation:
@@ -140,7 +145,7 @@ def train_table(
             "",
         ]
     print("\n".join(notes))
-    model, told = _model(schema, train, options.model, arguments, out, settings, resume=resume)
+    model, told = _model(schema, train, name, arguments, out, settings, resume=resume)
     notes += told
     try:
         fitted = schema.fit(

@@ -20,6 +20,7 @@ from aevb.cli.table_files import (
     refuse_ending,
     rounded,
     rounded_cells,
+    text,
     write_beside,
     write_frame,
 )
@@ -150,11 +151,10 @@ def _beside(opened: Opened, results: Mapping[str, Any]) -> dict[str, Any]:
 
 def _some(opened: Opened, results: Mapping[str, Any], rows: np.ndarray) -> str:
     """Some rows in text: the row number, the results, then the columns of the table."""
-    frame = opened.file.frame.take(rows)
     shown: dict[str, Any] = {"row": (rows + 1).tolist()}
     shown |= {name: values[rows].tolist() for name, values in results.items()}
     first = len(shown)
-    shown |= {name: frame.column(name).to_pylist() for name in opened.file.names}
+    shown |= {name: opened.file.cells(name, rows) for name in opened.file.names}
     return rows_text(shown, first=first)
 
 
@@ -241,9 +241,9 @@ def score(
         print(
             "\n"
             + paragraph(
-                f"tail: share of simulated rows that are at most as likely. {few} rows have a "
-                f"tail of at most {level:g}; about {level * len(log_p):.1f} would, if the rows "
-                f"came from the model."
+                f"tail: share of simulated rows that are at most as likely. {few} "
+                f"row{'s have' if few != 1 else ' has'} a tail of at most {level:g}; about "
+                f"{level * len(log_p):.1f} would, if the rows came from the model."
             )
         )
     print()
@@ -390,7 +390,7 @@ def _summary(column: Column, cells: list[Any], rows: np.ndarray) -> str:
         return "—"
     if column.listed:
         level = max(column.levels, key=here.count)
-        return f"{level} {round(100 * here.count(level) / len(here))} %"
+        return f"{text(level)} {round(100 * here.count(level) / len(here))} %"
     if column.kind == "date":
         return str(np.array(here, dtype="datetime64[D]").astype(float).mean().astype("M8[D]"))
     return f"{float(np.mean(here)):.4g}"
@@ -422,7 +422,7 @@ def _against(opened: Opened, labels: np.ndarray, count: int, name: str) -> str:
     lines = [(name, *(f"cluster {k}" for k in range(count)))]
     for level in levels:
         rows = [i for i in known if cells[i] == level]
-        lines.append((str(level), *(str(int((labels[rows] == k).sum())) for k in range(count))))
+        lines.append((text(level), *(str(int((labels[rows] == k).sum())) for k in range(count))))
     agreement = adjusted_rand_score([str(cells[i]) for i in known], labels[known])
     table = [[int(number) for number in line[1:]] for line in lines[1:]]
     same = sum(max(column) for column in zip(*table, strict=True))
@@ -502,7 +502,7 @@ def _filled_text(
         doubt = spread[name].to_numpy()[rows]
         listed = opened.schema[name].listed
         shown = [
-            f"{cell} ({1 - s:.0%})" if listed else f"{_short(cell)} ± {_short(s, 2)}"
+            f"{text(cell)} ({1 - s:.0%})" if listed else f"{_short(cell)} ± {_short(s, 2)}"
             for cell, s in list(zip(cells, doubt.tolist(), strict=True))[:4]
         ]
         examples = ", ".join(shown) + (", …" if len(rows) > 4 else "")
