@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from aevb.cli.options import RunMissing, Seed, in_its_words, path
+
+if TYPE_CHECKING:
+    from aevb.comparison.entrants import Entrant
+    from aevb.tables.fitted import TableModel
 
 
 def compare(
@@ -52,12 +57,16 @@ def compare(
     """
     from aevb.cli.model_argument import is_run
     from aevb.comparison.entrants import compare_entrants
-    from aevb.comparison.runs import expanded, named, on_file
+    from aevb.comparison.runs import expanded, named, on_file, tables_of
 
     for folder in runs:
         if not (is_run(str(folder)) or (folder / "sweep.json").is_file()):
             raise ValueError(f"{folder} is not the folder of a run.")
-    entrants, what, units = on_file(named(expanded(runs)), data, missing=missing)
+    models = named(expanded(runs))
+    tables = tables_of(models)
+    entrants, what, units = (
+        _on_tables(tables, data, missing) if tables else on_file(models, data, missing=missing)
+    )
     found = compare_entrants(
         entrants, what=what, units=units, method=evidence, samples=samples, elbo=elbo, seed=seed
     )
@@ -65,3 +74,26 @@ def compare(
     if out is not None:
         found.save(out)
         print(f"The table is in {out}.")
+
+
+def _on_tables(
+    tables: Mapping[str, TableModel], data: str | None, missing: Sequence[float] | None
+) -> tuple[list[Entrant], str, str]:
+    """Return models of tables with the rows of a file, or else with the rows that all held out."""
+    from aevb.cli.data_argument import recipe_of
+    from aevb.cli.use_table import judged_rows
+    from aevb.comparison import COLUMNS
+    from aevb.comparison.entrants import describe_rows
+    from aevb.comparison.runs import on_frame, place
+
+    folders = [folder for table in tables.values() if (folder := place(table)) is not None]
+    recipes = [recipe_of(folder) for folder in folders]
+    rows = {r and (r.data, r.validation, r.hold_out, r.split) for r in recipes}
+    if data is None and len(rows) > 1:
+        raise ValueError(
+            "These runs were trained on different rows, or held out different ones. Name rows to "
+            "compare on, which none of them was trained on: --data FILE."
+        )
+    opened, frame, which = judged_rows(folders[0], data, missing)
+    what = describe_rows(frame.num_rows, which, str(opened.file.path))
+    return on_frame(tables, frame), what, COLUMNS

@@ -31,13 +31,18 @@ MODELS = ("auto", *ARGUMENTS)
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model that was compared: log p per row, free parameters and BIC."""
+    """A model that was compared: log p per row, free parameters and BIC.
+
+    A model is not ``sound`` if a cluster collapsed onto equal cells or a single row: its log p can
+    be raised at will.
+    """
 
     model: str
     arguments: Mapping[str, Any]
     log_p: float
     parameters: int
     bic: float
+    sound: bool = True
 
     @property
     def name(self) -> str:
@@ -177,24 +182,27 @@ def compare(
             candidate = _fitted(schema, frame, name, {varied: size} | fixed, seed)
             found.append(candidate)
             tell(candidate)
-            worse = 0 if candidate.bic < best else worse + 1
-            best = min(best, candidate.bic)
+            better = candidate.sound and candidate.bic < best
+            worse, best = (0, candidate.bic) if better else (worse + 1, best)
             if worse == PATIENCE:
                 break
-    return sorted(found, key=lambda candidate: candidate.bic)
+    return sorted(found, key=lambda candidate: (not candidate.sound, candidate.bic))
 
 
 def _fitted(
     schema: Schema, frame: Any, model: str, arguments: Mapping[str, Any], seed: int
 ) -> Candidate:
+    from aevb.tables.fitting import _collapsed
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the chosen model is fitted again, with its warnings
         table = schema.fit(
             declare(schema, model, arguments), frame, starts=STARTS, seed=seed, progress=False
         )
         total = float(table.score(frame)["log_p"].to_numpy().sum())
+    sound = model != "mixture" or not _collapsed(table.model, schema.encode(frame))
     free, n = parameters(schema, model, arguments), frame.num_rows
-    return Candidate(model, arguments, total / n, free, free * math.log(n) - 2 * total)
+    return Candidate(model, arguments, total / n, free, free * math.log(n) - 2 * total, sound)
 
 
 def parameters(schema: Schema, model: str, arguments: Mapping[str, Any]) -> int:

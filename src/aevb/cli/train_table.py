@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from aevb.tables.schema import Schema
 
 NOTES = "notes.txt"
+HIDE = 0.2  # share of cells hidden in a copy of the rows, so that networks learn to do without them
+LARGE = 1_000_000  # cells of a table whose exact training shows its progress
 ARRAYS = (".npz", ".npy")
 OTHERS = {
     ".xlsx": "save the sheet as CSV",
@@ -106,6 +108,7 @@ def train_table(
 ) -> None:
     """Train a model of a table and write the run."""
     from aevb.data.datasets import Recipe
+    from aevb.evidence.exact import why_not_exact
     from aevb.training.run_folder import refuse_taken
 
     path = Path(table)
@@ -147,6 +150,7 @@ def train_table(
     print("\n".join(notes))
     model, told = _model(schema, train, name, arguments, out, settings, resume=resume)
     notes += told
+    networks = why_not_exact(model) is not None
     try:
         fitted = schema.fit(
             model.to(device_of(device)),
@@ -154,7 +158,8 @@ def train_table(
             validation=check,
             out=out,
             resume=resume,
-            progress=True,
+            hide=HIDE if networks else 0.0,
+            progress=networks or train.num_rows * len(schema.used) > LARGE,
             tensorboard=tensorboard,
             recipe=recipe,
             **settings,
@@ -262,6 +267,7 @@ def _model(
     seed = int(settings.get("seed", 0))
     if resume and folders(out):
         _check_schema(schema, out)
+        print(f"The model is that of {out}.")
         return load_run(out).fresh(seed), []
     if not is_open(name, arguments):
         text = f"Model: {described(name, arguments)}."
@@ -275,7 +281,9 @@ def _model(
     print("\n".join(head))
 
     def line(one: Candidate) -> str:
-        return f"  {one.short:<24} {one.parameters:>10,}  {one.log_p:>13.3f}  {one.bic:>13,.1f}"
+        return f"  {one.short:<24} {one.parameters:>10,}  {one.log_p:>13.3f}  {one.bic:>13,.1f}" + (
+            "" if one.sound else "  collapsed"
+        )
 
     found = compare(
         schema,
@@ -288,6 +296,13 @@ def _model(
     best = found[0]
     worse = f"; the next best has a BIC {found[1].bic - best.bic:,.1f} larger" if found[1:] else ""
     told = [paragraph(f"Chosen: {best.name}{worse}.")]
+    if not all(one.sound for one in found):
+        told.append(
+            paragraph(
+                "collapsed: a cluster holds equal cells or fewer than two rows, so that its "
+                "density has no limit. Such models are not chosen."
+            )
+        )
     print("\n".join(["", *told]))
     return declare(schema, best.model, best.arguments), [*head, *map(line, found), "", *told]
 
@@ -340,14 +355,14 @@ def _next(fitted: TableModel, out: Path) -> list[str]:
     clusters = any(graph.rule("p", name).spec.categorical for name in graph.latents)
     codes = any(not graph.rule("p", name).spec.finite for name in graph.latents)
     run = shlex.quote(str(out))
-    lines = [(f"aevb evaluate {run}", "how well it predicts hidden cells")]
+    lines = [(f"aevb evaluate {run}", "how well it predicts cells")]
     if clusters:
         lines.append((f"aevb cluster {run} --out clusters.csv", "the cluster of each row"))
     if codes:
         lines.append((f"aevb encode {run} --out codes.csv", "the codes of each row"))
     if any(column.missing for column in fitted.schema.used):
         lines.append((f"aevb impute {run} --out filled.csv", "fill the missing cells"))
-    lines.append((f"aevb score {run} --out scored.csv", "log p of each row, and outliers"))
+    lines.append((f"aevb score {run} --out scored.csv", "log p of rows, outliers"))
     lines.append((f"aevb sample {run} -n 100 --out new.csv", "new rows like these"))
     width = max(len(command) for command, _ in lines)
     return [f"The run is in {out}. Next:", *(f"  {a:<{width}}  # {b}" for a, b in lines)]

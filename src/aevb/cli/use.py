@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from aevb.declare.graph import Graph
     from aevb.model import Model
 
+SAMPLES = 100  # importance samples of evaluate, unless --samples says otherwise
+
 
 def evaluate(
     run: RunFolder,
@@ -62,8 +64,12 @@ def evaluate(
     prepare: RunPrepare = None,
     missing: RunMissing = None,
     samples: Annotated[
-        int, typer.Option(help="Importance samples for log p(x); 0 skips it.")
-    ] = 100,
+        int | None,
+        typer.Option(
+            help="Importance samples for log p(x), by default 100 (of a table: as --evidence "
+            "needs); 0 skips it."
+        ),
+    ] = None,
     evidence: Annotated[
         str | None,
         typer.Option(
@@ -91,15 +97,16 @@ def evaluate(
     from aevb.posterior import UntaughtError
     from aevb.training import evaluation
 
-    data = _one_file(file, data)
-    if is_table_run(run):
-        refuse_options({"--prepare": prepare, "--evidence": evidence})
-        evaluate_table(run, data, missing, samples or None, seed)
-        return
     if evidence is not None and evidence not in METHODS:  # before anything is computed
         raise ValueError(
             f"Unknown --evidence {evidence}. Choose {', '.join(METHODS[:-1])} or {METHODS[-1]}."
         )
+    data = _one_file(file, data)
+    if is_table_run(run):
+        refuse_options({"--prepare": prepare})
+        evaluate_table(run, data, missing, evidence=evidence or "auto", samples=samples, seed=seed)
+        return
+    samples = SAMPLES if samples is None else samples
     model = open_run(run)
     loaded = load_rows(run, model, data, prepare, seed, missing=missing)
     chosen = loaded.test or loaded.train

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 LISTED = 5  # rows of a preview
 SIMULATED = 1000  # rows per pattern of missing cells, for tail probabilities
 PATTERNS = 200  # most patterns of missing cells for which rows are simulated
-HIDDEN = 0.1  # share of the known cells that evaluate hides
+HIDDEN = 0.1  # share of the known cells that evaluate hides in each round
+ENOUGH, ROUNDS = 100, 10  # hidden cells per column that are enough; most rounds
 UNRELATED = 0.05  # adjusted Rand index up to which a column and the clusters are unrelated
 FEW = 20  # most levels of a column that clusters are compared with
 
@@ -177,7 +179,7 @@ def loaded_rows(run: Path, file: str | None, missing: Sequence[float] | None) ->
     data = opened.schema.encode(known)
     rows = Split(dict(data), raw=dict(data))
     recipe = opened.recipe or Recipe(str(opened.file.path))
-    held_out = rows if which in (" (held out)", " (validation)") else None
+    held_out = rows if which in ("held out", "validation") else None
     return Loaded(rows, held_out, recipe, notes=_variables(opened.schema))
 
 
@@ -575,17 +577,19 @@ def judged_rows(
         return opened, opened.known, ""
     if recipe.validation:
         opened = open_table(run, recipe.validation, missing)
-        return opened, opened.known, " (validation)"
+        return opened, opened.known, "validation"
     if recipe.hold_out:
         rows = split_rows(TableFile(opened.file.path, opened.known), recipe)[1]
-        return opened, rows, " (held out)"
-    return opened, opened.known, " (the training rows)"
+        return opened, rows, "held out"
+    return opened, opened.known, "the training rows"
 
 
 def evaluate_table(
     run: Path,
     file: str | None,
     missing: Sequence[float] | None,
+    *,
+    evidence: str,
     samples: int | None,
     seed: int,
 ) -> None:
@@ -593,17 +597,20 @@ def evaluate_table(
     import numpy as np
 
     opened, known, which = judged_rows(run, file, missing)
-    scores = opened.table.score(known, samples=samples, seed=seed)
+    scores = opened.table.score(known, method=evidence, samples=samples, seed=seed)
     log_p = scores["log_p"].to_numpy()
-    exact = "stderr" not in scores.column_names
+    how = "exact"
+    if "stderr" in scores.column_names:
+        noise = float(np.sqrt(np.mean(scores["stderr"].to_numpy() ** 2) / len(log_p)))
+        method = "importance sampling" if evidence == "auto" else evidence
+        how = f"{method}, sampling error {noise:.2g}"
     error = log_p.std(ddof=1) / len(log_p) ** 0.5 if len(log_p) > 1 else np.nan
-    rows = f"{len(log_p):,} row{'s' * (len(log_p) != 1)} of {opened.file.path}{which}"
-    print(f"{rows}\n")
+    rows = f"{len(log_p):,} row{'s' * (len(log_p) != 1)} of {opened.file.path}"
+    print(rows + f" ({which})" * bool(which) + "\n")
     print(
         paragraph(
-            f"log p per row  {log_p.mean():.3f} ± {error:.2g} nats "
-            f"({'exact' if exact else 'importance sampling'}; ± is the standard error between "
-            f"rows), a density of the table's own columns."
+            f"log p per row: {log_p.mean():.3f} ± {error:.2g} nats "
+            f"({how}; ± is the standard error between rows), a density of the table's own columns."
         )
     )
     print("\n" + _hidden_cells(opened, known, seed))
@@ -615,39 +622,57 @@ def _hidden_cells(opened: Opened, frame: Any, seed: int) -> str:
 
     draw = np.random.default_rng(seed)
     missing = opened.schema.missing_cells(frame)
-    hide = {name: ~gone & (draw.random(len(gone)) < HIDDEN) for name, gone in missing.items()}
-    filled = opened.table.impute(_without_cells(frame, hide), seed=seed)
+    rounds = min(max(math.ceil(ENOUGH / (HIDDEN * frame.num_rows)), 1), ROUNDS)
+    found: dict[str, list[tuple[list[Any], list[Any], list[Any]]]] = {name: [] for name in missing}
+    for k in range(rounds):
+        hide = {name: ~gone & (draw.random(len(gone)) < HIDDEN) for name, gone in missing.items()}
+        filled = opened.table.impute(_without_cells(frame, hide), seed=seed + k)
+        for name, rows in hide.items():
+            kept = ~missing[name] & ~rows
+            truth, rest = (frame.column(name).filter(which).to_pylist() for which in (rows, kept))
+            guess = filled.column(name).filter(rows).to_pylist()
+            found[name].append((truth, guess, _typical(opened.schema[name], rest, len(truth))))
     lines: list[tuple[str, ...]] = [
         ("column", "hidden", "error", "model", "column alone", "better by")
     ]
     for column in opened.schema.used:
-        rows = hide[column.name].nonzero()[0]
-        if not len(rows):
+        truth, guess, typical = (
+            [cell for part in parts for cell in part]
+            for parts in zip(*found[column.name], strict=True)
+        )
+        if not truth:
             continue
-        truth = frame.column(column.name).take(rows).to_pylist()
-        guess = filled.column(column.name).take(rows).to_pylist()
-        kept = (~missing[column.name] & ~hide[column.name]).nonzero()[0]
-        rest = frame.column(column.name).take(kept).to_pylist()
         if column.listed:
-            mode = max(column.levels, key=rest.count)
             ours, theirs = (
                 sum(a != b for a, b in zip(truth, other, strict=True)) / len(truth)
-                for other in (guess, [mode] * len(truth))
+                for other in (guess, typical)
             )
             what, shown = "wrong level", [f"{100 * value:.1f} %" for value in (ours, theirs)]
         else:
-            numbers = [_days(cells) for cells in (truth, guess, rest)]
-            ours = float(np.sqrt(np.mean((numbers[0] - numbers[1]) ** 2)))
-            theirs = float(np.sqrt(np.mean((numbers[0] - numbers[2].mean()) ** 2)))
-            unit = " days" if column.kind == "date" else ""
-            what, shown = f"RMSE{unit}", [f"{value:.4g}" for value in (ours, theirs)]
+            numbers = _days(truth)
+            ours, theirs = (
+                float(np.sqrt(np.mean((numbers - _days(other)) ** 2))) for other in (guess, typical)
+            )
+            unit = ", days" if column.kind == "date" else ""
+            what, shown = f"RMSE{unit}", [_short(value) for value in (ours, theirs)]
         gain = f"{100 * (1 - ours / theirs):.0f} %" if theirs else "—"
-        lines.append((column.name, str(len(rows)), what, *shown, gain))
+        lines.append((column.name, str(len(truth)), what, *shown, gain))
+    times = f" in each of {rounds} rounds" if rounds > 1 else ""
     head = paragraph(
-        f"Cells hidden at random ({HIDDEN:.0%} of the known ones, seed {seed}) and filled from the "
-        f"other cells of their row, against filling with the column's mean or commonest level:"
+        f"Cells hidden at random ({HIDDEN:.0%} of the known ones{times}, seed {seed}) and filled "
+        f"from the other cells of their row, against filling with the column's mean or commonest "
+        f"level:"
     )
     return head + "\n\n" + "\n".join("  " + line for line in aligned(lines, right={1, 3, 4, 5}))
+
+
+def _typical(column: Column, cells: list[Any], count: int) -> list[Any]:
+    """The commonest level of some cells, or their mean, ``count`` times."""
+    import numpy as np
+
+    if column.listed:
+        return [max(column.levels, key=cells.count)] * count
+    return [float(np.mean(_days(cells))) if cells else np.nan] * count
 
 
 def _without_cells(frame: Any, hide: Mapping[str, np.ndarray]) -> Any:
