@@ -1,15 +1,17 @@
-"""Run the Python of a document, and write the output of each block into it.
+"""Run the Python and the commands of a document, and write the output of each block into it.
 
-python docs/run.py README.md docs/guide.md
+python docs/run.py README.md docs/guide.md docs/tables.md docs/scikit_learn.md
 
 Blocks marked ``python`` run in order, in one namespace and an empty folder. A block marked ``text``
-right after such a block is its output, and is written again. Python in an HTML comment runs too: it
-makes the files that a reader is assumed to have.
+right after such a block is its output, and is written again. A block marked ``sh`` runs only if its
+output follows it. Python in an HTML comment runs too: it makes the files that a reader is assumed
+to have. ``DOCS`` is the folder of the documents.
 """
 
 import io
 import os
 import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,14 +20,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BLOCK = re.compile(
-    r"^```python\n(?P<code>.*?)^```\n(?:```text\n(?P<printed>.*?)^```\n)?", re.MULTILINE | re.DOTALL
+    r"^```(?P<language>python|sh)\n(?P<code>.*?)^```\n(?:```text\n(?P<printed>.*?)^```\n)?",
+    re.MULTILINE | re.DOTALL,
 )
+DOCS = Path(__file__).resolve().parent
+WIDTH = 100  # columns of the terminal that commands see
 
 
 @dataclass(frozen=True)
 class Block:
-    """A piece of Python in a document, its line there, and its shown output (None if none)."""
+    """A piece of code in a document, its line there, and its shown output (None if none)."""
 
+    language: str
     code: str
     line: int
     printed: str | None
@@ -35,12 +41,14 @@ class Block:
 def blocks(text: str) -> list[Block]:
     return [
         Block(
+            found["language"],
             found["code"],
             text.count("\n", 0, found.start()) + 2,
             found["printed"],
             found.span("printed"),
         )
         for found in BLOCK.finditer(text)
+        if found["language"] == "python" or found["printed"] is not None
     ]
 
 
@@ -60,11 +68,14 @@ def printed(
     path: Path, change: Callable[[str], str] = lambda code: code
 ) -> list[tuple[Block, str]]:
     """Return every block of a document with its output; ``change`` may make a block smaller."""
-    namespace: dict[str, object] = {}
+    namespace: dict[str, object] = {"DOCS": DOCS}
     found = []
     text = path.read_text(encoding="utf-8")
     with empty_folder():
         for block in blocks(text):
+            if block.language == "sh":
+                found.append((block, command_output(change(block.code))))
+                continue
             stream = io.StringIO()
             with redirect_stdout(stream):
                 # The code has blank lines above it, so that an error names the document's line.
@@ -74,6 +85,19 @@ def printed(
                 )
             found.append((block, stream.getvalue()))
     return found
+
+
+def command_output(commands: str) -> str:
+    """Run commands in a shell; return what they print. ``aevb`` is this environment's."""
+    folders = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        ["bash", "-euc", commands],
+        env=os.environ | {"PATH": folders, "COLUMNS": str(WIDTH)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return "\n".join(line.rstrip() for line in done.stdout.splitlines()) + "\n"
 
 
 def update(path: Path) -> None:

@@ -26,8 +26,11 @@ SMALLER = {
     r"\bpredictive_check\(.*(?=, seed=0)": r"\g<0>, replicates=20",
     r"\bcompare_estimators\(\w+, \{[^}]*\}": r"\g<0>, replicates=16, rounds=1",
 }
-# The same for the page about scikit-learn.
+# The same for the pages about tables and scikit-learn.
 SMALLER |= {
+    r"--without species": "--without species --model mixture --set components=2",
+    r"mixture\(6\)": "mixture(2)",
+    r"\(1, 2, 3, 6, 9\)": "(1, 2)",
     r"\bcv=5\b": "cv=2",
     r"\[1, 2, 4, 8, 12\]": "[1, 2]",
     r"\[0\.1, 1, 10\]": "[1]",
@@ -35,7 +38,13 @@ SMALLER |= {
     r"\bn_class=5\b": "n_class=2",
     r"\bmax_iter=40\b": "max_iter=2",
 }
-UNTRAINED = ("print(gmvae.explain())", "explain(bound=", "explain(how=", "draws.shape")
+UNTRAINED = (
+    "Schema.read(penguins)\nprint",
+    "print(gmvae.explain())",
+    "explain(bound=",
+    "explain(how=",
+    "draws.shape",
+)
 
 
 def runner() -> ModuleType:
@@ -53,7 +62,9 @@ def smaller(code: str) -> str:
     return code
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/guide.md", "docs/scikit_learn.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/guide.md", "docs/tables.md", "docs/scikit_learn.md"]
+)
 def test_every_block_runs_and_prints_what_the_page_shows(name):
     found = runner().printed(ROOT / name, smaller)
     assert len(found) > 5
