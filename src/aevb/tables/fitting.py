@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import fields
@@ -33,7 +34,9 @@ from aevb.training.settings import Settings
 
 Data = Mapping[str, Any]  # of arrays, by variable
 STARTS, FEW_STARTS = 10, 3  # of a mixture, for small tables and for large ones
-SMALL = 1_000_000  # cells of a small table
+SMALL = 3_000_000  # operations of an iteration on a small table
+# A start is compared with the others after this many iterations, or when they gain less.
+TRIAL_STEPS, TRIAL_TOL = 100, 1e-3
 # The smallest variance of a column within a cluster, as a share of the column's variance. A cluster
 # of equal cells would otherwise have an unbounded density.
 LEAST = 1e-4
@@ -109,23 +112,39 @@ def _best_seed(model: Model, data: Data, starts: int | None, settings: Mapping[s
 
     Solutions with a collapsed cluster come last.
     """
-    first, cells = int(settings.get("seed", 0)), sum(value.size for value in data.values())
-    count = starts or (STARTS if cells <= SMALL else FEW_STARTS)
-    if count == 1:
+    first = int(settings.get("seed", 0))
+    count = starts or (STARTS if _operations(model, data) <= SMALL else FEW_STARTS)
+    clusters = math.prod(model.graph.size(name) for name in model.graph.latents)
+    if count == 1 or clusters == 1:
         return first
-    names = {field.name for field in fields(Settings)}
-    own = {key: value for key, value in settings.items() if key in names and key != "patience"}
+    names = {field.name for field in fields(Settings)} - {"patience", "epochs"}
+    own = {key: value for key, value in settings.items() if key in names}
+    own["steps"] = min(TRIAL_STEPS, int(settings.get("steps") or TRIAL_STEPS))
+    trial = em(start="data", least=LEAST, tol=TRIAL_TOL)
     found = []
     for seed in range(first, first + count):
         run = fit(
             model.fresh(seed),
             data,
             progress=False,
-            **(own | {"seed": seed, "schedule": em(start="data", least=LEAST)}),
+            **(own | {"seed": seed, "schedule": trial}),
         )
         sound = not _collapsed(run.model, data)
         found.append((sound, float(run.history["evidence"][-1]), -seed))
     return -max(found)[2]
+
+
+def _operations(model: Model, data: Data) -> int:
+    """About how many multiplications an iteration of EM takes."""
+    graph = model.graph
+    clusters = math.prod(graph.size(name) for name in graph.latents)
+    total = 0
+    for name, value in data.items():
+        full = graph.rule("p", name).spec.full_moments
+        # With missing entries, every row has a covariance of its own to factor.
+        power = 1 if not full else 3 if np.isnan(value).any() else 2
+        total += len(value) * clusters * graph.size(name) ** power
+    return total
 
 
 def _start_at_poisson(model: Model, data: Data, starts: int | None, seed: int) -> None:
