@@ -111,6 +111,31 @@ def test_a_pass_reads_every_row_once_and_every_group_once(folder, small, monkeyp
     assert (neighbours == 1).float().mean() < 0.05  # rows of a window are mixed
 
 
+def test_a_sample_of_rows_comes_from_few_groups(folder, small):
+    m = model_of(labels=True)
+    source = open_source(m.graph, folder[0], m._parameter())
+    rows = source.spread(100)
+    assert len(rows) <= 100
+    assert torch.equal(rows, rows.unique())
+    starts = torch.tensor([0, *source.windows.sizes]).cumsum(0)
+    groups = torch.searchsorted(starts, rows, right=True).unique()
+    assert len(groups) == 8
+    assert groups[0] == 1
+    assert groups[-1] == len(source.windows.sizes)
+    assert source.spread(N).tolist() == list(range(N))
+
+
+def test_rows_brought_to_a_device_keep_their_order(folder, small):
+    m = model_of(labels=True)
+    lazy = open_source(m.graph, folder[0], m._parameter())
+    brought = Resident.brought(lazy)
+    assert brought.windows == lazy.windows
+    rows = torch.arange(N)
+    assert all(
+        torch.equal(value, lazy.take(rows)[name]) for name, value in brought.take(rows).items()
+    )
+
+
 class KilledError(Exception):
     pass
 

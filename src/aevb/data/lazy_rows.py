@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-LARGE = 2**28  # bytes; larger data are read when indexed, and so much of them is kept in memory
+# Data of more bytes are read when indexed, and at most so many bytes are kept in memory.
+# The order of rows depends on it: raise NUMBERS of training/row_order.py if it changes.
+LARGE = 2**28
 
 
 @dataclass(frozen=True)

@@ -243,6 +243,8 @@ class Resident(Source):
             True,
         )
         self.batch, self.lacking = {}, source.lacking
+        # The order of rows must not depend on the device.
+        self.windows = source.windows
         for start in range(0, self.n, source.part):
             rows = torch.arange(start, min(self.n, start + source.part))
             for name, value in source.on_host(rows).items():
