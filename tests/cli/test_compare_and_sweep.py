@@ -6,7 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from aevb import cli, compare, load_run
+from aevb import cli, compare, load_run, load_table
+from aevb.data.frames import read_frame
 from aevb.training.seed_folders import seed_folder
 
 MODELS = """
@@ -194,4 +195,94 @@ def test_a_run_that_fails_is_listed_and_the_others_are_ranked(files, monkeypatch
     printed = capsys.readouterr().out
     assert stop.value.code == 1
     assert "Failed: components=2 seed 0:" in printed
-    assert "Chosen: components=3 seed 0" in printed
+    assert "Chosen: components=3 (s/components=3/seed-0)" in printed
+
+
+# Tables -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def birds(tmp_path, monkeypatch):
+    """A table of three kinds of birds, with words and missing cells."""
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    kind = draw.integers(3, size=150)
+    columns = {
+        "ring": [f"r{i:03d}" for i in range(150)],
+        "mass": [f"{value:.4f}" for value in np.exp(draw.normal(kind, 0.3))],
+        "length": [
+            "" if draw.random() < 0.05 else f"{value:.3f}" for value in draw.normal(6 * kind, 1)
+        ],
+        "island": np.array(["A", "B", "C"])[kind].tolist(),
+    }
+    with open("birds.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+    return tmp_path
+
+
+def test_sweep_of_a_table_chooses_the_number_of_clusters(birds, monkeypatch, capsys):
+    command = ("sweep", "birds.csv", "--set", "components=1..3", "--without", "ring", "--out", "s")
+    printed = aevb(monkeypatch, capsys, *command)
+    assert "island  category" in printed
+    assert "30 rows of birds.csv (held out): exact log p in nats per example" in printed
+    assert "Chosen: components=3 (s/components=3/seed-0)." in printed
+    assert "log p is of the columns in their own units" in printed
+    with open("s/table.csv", newline="") as file:
+        best = next(csv.DictReader(file))
+    table = load_table("s/components=3/seed-0")
+    order = np.random.default_rng(0).permutation(150)
+    held_out = read_frame("birds.csv").drop_columns(["ring"]).take(np.sort(order[:30]))
+    scores = table.score(held_out)["log_p"].to_numpy()
+    assert scores.mean() == pytest.approx(float(best["log_p"]), abs=1e-9)
+    again = aevb(monkeypatch, capsys, *command)
+    assert "3 runs in s, 3 of them finished before." in again
+    compared = aevb(monkeypatch, capsys, "compare", "s")
+    assert compared.splitlines()[2].split()[2] == f"{float(best['log_p']):.3f}"
+    said = mistake(monkeypatch, capsys, *command[:4], "--out", "s")
+    assert "without = ['ring'], but this command has []" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "Say which model of the table to train"),
+        (("--set", "hidden=[8],[16]"), "Say which model of the table to train"),
+        (("--model", "mixture", "--set", "latent=2"), "has no argument 'latent'"),
+        (("--model", "mixture", "--set", "covariance=full"), "Give --set components="),
+        (("--set", "components=0..2"), "a whole number from 1 on"),
+        (("--set", "components=2", "--data", "birds.csv"), "is a table already"),
+        (("--set", "components=2", "--without", "wing"), "which the table does not have"),
+        (("--set", "components=2", "--hold-out", "0"), "A sweep compares held-out rows"),
+    ],
+)
+def test_mistakes_of_a_table_are_found_before_anything_is_trained(
+    birds, monkeypatch, capsys, arguments, message
+):
+    command = ("sweep", "birds.csv", "--out", "sweep")
+    assert message in mistake(monkeypatch, capsys, *command, *arguments)
+    assert not (birds / "sweep").exists()
+
+
+def test_sweep_of_a_table_takes_two_arguments_of_one_model(birds, monkeypatch, capsys):
+    printed = aevb(
+        monkeypatch,
+        capsys,
+        "sweep",
+        "birds.csv",
+        "--without",
+        "ring",
+        "--set",
+        "components=2",
+        "--set",
+        "latent=1,2",
+        "--steps",
+        "20",
+        "--evidence-samples",
+        "50",
+        "--out",
+        "s",
+    )
+    assert "2/2  components=2 latent=2: log p " in printed
+    assert load_table("s/components=2,latent=1/seed-0").model.graph.size("z") == 1

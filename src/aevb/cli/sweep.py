@@ -16,13 +16,15 @@ from aevb.cli.options import (
     SEEDS,
     Data,
     Missing,
-    ModelName,
     Prepare,
+    device_of,
     in_its_words,
     path,
     takes_settings,
 )
-from aevb.cli.train import _asked
+from aevb.cli.sweep_table import ModelOfTable, model_of
+from aevb.cli.train import _asked, refuse_for_tables, refuse_table_options
+from aevb.cli.train_table import TableOptions, names_table
 
 if TYPE_CHECKING:
     from aevb.comparison.sweep import Finished, Rows
@@ -117,7 +119,14 @@ class NamedModel:
 
 @takes_settings
 def sweep(
-    model: ModelName,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="TABLE|MODEL",
+            help="A table (.csv, .tsv, .txt, .parquet); or a model with --data: a name from `aevb "
+            "models`, or file.py:name (Python executes the file).",
+        ),
+    ],
     out: Annotated[
         Path,
         typer.Option(parser=path, help="A folder for the runs; the same command goes on in it."),
@@ -131,6 +140,32 @@ def sweep(
             help="Values of an argument of the model: components=2..12 (whole numbers), "
             "latent=2,4,8 (a list). May be repeated; all combinations are trained.",
             rich_help_panel="Model",
+        ),
+    ] = None,
+    model_: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            help="The model of a table: mixture (components, covariance), factors (latent), vae "
+            "(latent, hidden) or gmvae (components, latent, hidden). By default components means "
+            "a mixture, latent means factors, and both mean gmvae.",
+            rich_help_panel="Table",
+        ),
+    ] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN=KIND",
+            help="The kind of a column, as in aevb train.",
+            rich_help_panel="Table",
+        ),
+    ] = None,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMNS",
+            help="Columns to leave out, between commas, e.g. --without id,species.",
+            rich_help_panel="Table",
         ),
     ] = None,
     prepare: Prepare = None,
@@ -180,9 +215,12 @@ def sweep(
 
     The folder has one folder per run, table.csv and sweep.png.
 
-    Example: aevb sweep gmvae --data digits --set y=5..15 --set z=4,8 --seeds 2 --out sweep
+    Examples:
+
+    aevb sweep table.csv --set components=1..12 --out sweep
+
+    aevb sweep gmvae --data digits --set y=5..15 --set z=4,8 --seeds 2 --out sweep
     """
-    from aevb.cli.options import device_of
     from aevb.comparison.grid import parse_grid
     from aevb.comparison.sweep import Sweep, ranked
     from aevb.comparison.sweep_report import sweep_picture, sweep_text, write_table
@@ -190,8 +228,6 @@ def sweep(
     from aevb.evidence import METHODS
     from aevb.training.settings import Settings
 
-    if data is None:
-        raise ValueError("Say which data to train on, e.g. --data digits or --data table.csv.")
     if evidence not in METHODS:
         raise ValueError(
             f"Unknown --evidence {evidence}. Choose {', '.join(METHODS[:-1])} or {METHODS[-1]}."
@@ -202,16 +238,28 @@ def sweep(
     grid = parse_grid(set_ or [])
     if hold_out is None:
         hold_out = HOLD_OUT if validation is None and data not in NAMES else 0.0
-    builder = NamedModel(
-        model,
-        data,
-        prepare,
-        tuple(missing or ()),
-        validation,
-        hold_out,
-        split,
-        device_of(device),
-    )
+    marks, device = tuple(missing or ()), device_of(device)
+    builder: NamedModel | ModelOfTable
+    if names_table(model):
+        refuse_for_tables(model, data, prepare, None)
+        options = TableOptions(
+            model_of(grid, model_),
+            None,
+            tuple(kind or ()),
+            tuple(without or ()),
+            marks,
+            validation,
+            hold_out,
+            split,
+        )
+        # Several seeds are starts of their own, so that they differ.
+        builder = ModelOfTable(model, options, 1 if seeds > 1 else None, device)
+        print(f"{builder.described()}\n")
+    else:
+        refuse_table_options(model, model_, kind, without)
+        if data is None:
+            raise ValueError("Say which data to train on, e.g. --data digits or --data table.csv.")
+        builder = NamedModel(model, data, prepare, marks, validation, hold_out, split, device)
     recorded = Settings(**given).record()
     named = {
         "model": model,
@@ -223,6 +271,10 @@ def sweep(
         "split": split,
         "evidence": evidence,
         "evidence_samples": samples_evidence,
+        "table model": model_,
+        "kind": list(kind or ()),
+        "without": list(without or ()),
+        "starts": getattr(builder, "starts", None),
     }
     plan = Sweep(
         builder,

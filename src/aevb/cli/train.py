@@ -185,7 +185,7 @@ def train(
 
     asked = _asked(settings)
     if names_table(model):
-        _refuse_for_tables(model, data, prepare, seeds)
+        refuse_for_tables(model, data, prepare, seeds)
         given = _over(read_toml(config) if config is not None else {}, asked)
         options = TableOptions(
             model_,
@@ -201,7 +201,7 @@ def train(
             model, out, options, given, device=device, tensorboard=tensorboard, resume=resume
         )
         return
-    _refuse_table_options(model, model_, kind, without)
+    refuse_table_options(model, model_, kind, without)
     if out is None:
         resolve(model, settings=pairs("--set", set_))  # a wrong name is the first thing to say
         raise ValueError("Say where to write the run, e.g. --out run.")
@@ -333,9 +333,7 @@ def train(
     )
 
 
-def _refuse_for_tables(
-    table: str, data: str | None, prepare: str | None, seeds: int | None
-) -> None:
+def refuse_for_tables(table: str, data: str | None, prepare: str | None, seeds: int | None) -> None:
     """Refuse options that a table has no use for."""
     if data is not None:
         raise ValueError(
@@ -354,7 +352,7 @@ def _refuse_for_tables(
         )
 
 
-def _refuse_table_options(
+def refuse_table_options(
     model: str, name: str | None, kind: list[str] | None, without: list[str] | None
 ) -> None:
     for option, value in (("--model", name), ("--kind", kind), ("--without", without)):

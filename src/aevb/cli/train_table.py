@@ -134,7 +134,7 @@ def train_table(
         missing=list(options.missing) or None,
     )
     train, held_out = split_rows(file, recipe)
-    check = _validation(schema, recipe, held_out)
+    check = validation_rows(schema, recipe, held_out)
     notes = [
         f"{table}: {file.rows:,} rows, {len(file.names)} columns, {len(schema.used)} modelled",
         "",
@@ -241,7 +241,8 @@ def split_rows(file: TableFile, recipe: Recipe) -> tuple[Any, Any]:
     return file.frame.take(np.sort(order[held:])), file.frame.take(np.sort(order[:held]))
 
 
-def _validation(schema: Schema, recipe: Recipe, held_out: Any) -> Any:
+def validation_rows(schema: Schema, recipe: Recipe, held_out: Any) -> Any:
+    """The rows of --validation, or else those held out."""
     if recipe.validation is None:
         return held_out
     return read_table_file(recipe.validation, recipe.missing or ()).known_to(schema)

@@ -128,6 +128,10 @@ class Sweep:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     record: Mapping[str, Any] = field(default_factory=dict)
 
+    def name(self, arguments: Mapping[str, str], seed: int) -> str:
+        """Return the name of a run in tables; without its seed if there is one seed only."""
+        return label(arguments) + (f" seed {seed}" if self.seeds > 1 else "")
+
     def folder(self, arguments: Mapping[str, str], seed: int) -> Path:
         return seed_folder(self.out / folder_name(arguments), seed)
 
@@ -173,7 +177,7 @@ class Sweep:
                 best = load_run(place).to(model._parameter().device)
                 source = open_source(best.graph, rows.held_out, best._parameter())
                 entrant = Entrant(
-                    f"{label(job.arguments)} seed {seed}",
+                    self.name(job.arguments, seed),
                     best,
                     source,
                     rows.log_jacobian,
@@ -206,6 +210,7 @@ class Sweep:
         record, arrays = _read_result(path)
         plain = record["compared"]
         plain |= {name: tuple(plain[name]) for name in ("flags", "notes")}
+        plain["name"] = self.name(arguments, seed)  # the number of seeds may have changed
         return Finished(
             arguments,
             seed,

@@ -85,8 +85,8 @@ def chosen(
     elif others and all(comparison.difference(one.name).told for one in comparison.models[1:]):
         next_ = comparison.models[1]
         said[0] += (
-            f" Every other run is worse by more than noise; the next, {next_.name}, by "
-            f"{comparison.difference(next_.name)} nats per example."
+            f" Every other run is worse by more than noise; the next is {next_.name}, with a "
+            f"difference of {comparison.difference(next_.name)} nats per example."
         )
     said += [
         sentence
