@@ -372,7 +372,7 @@ def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def plus_minus(value: float, error: float, *, sign: bool = False) -> str:
-    """Format a value with its error, to two digits of the error.
+    """Format a value with its error, to two digits of the error and at most four decimals.
 
     >>> plus_minus(-15.4567, 0.0234), plus_minus(-3.2, 0.0, sign=True), plus_minus(-812.3, 41.0)
     ('-15.457 ± 0.023', '-3.200 ± 0', '-812 ± 41')
@@ -382,7 +382,7 @@ def plus_minus(value: float, error: float, *, sign: bool = False) -> str:
         return f"{value:{form}.3f}"
     if error == 0:
         return f"{value:{form}.3f} ± 0"
-    digits = max(0, min(9, 1 - math.floor(math.log10(error))))
+    digits = max(0, min(4, 1 - math.floor(math.log10(error))))
     return f"{value:{form}.{digits}f} ± {error:.{digits}f}"
 
 

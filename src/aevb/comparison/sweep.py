@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from zipfile import BadZipFile
 
 import numpy as np
+import torch
 
 from aevb.comparison.entrants import Entrant, compared
 from aevb.comparison.grid import combinations, folder_name, label
@@ -162,7 +163,8 @@ class Sweep:
 
     def carry_out(self, job: Job) -> list[Finished]:
         """Train the runs of a job on one thread, or resume them, and write their results."""
-        with threads(1):
+        with threads(1), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # for a builder whose code draws from torch's global generator
             model = self.builder.model(job.arguments)
             rows = self.builder.rows(model)
             # A folder that a kill left without files is a new run.
