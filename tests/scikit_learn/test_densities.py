@@ -10,6 +10,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import adjusted_rand_score
 from sklearn.mixture import GaussianMixture
 
+from aevb.runtime.checked_files import DataWarning
 from aevb.sklearn import FactorAnalysis, MixtureClusterer, VariationalAutoencoder
 from aevb.sklearn.columns import Columns
 
@@ -67,6 +68,22 @@ def test_factors_are_rotated_to_independent_posteriors_in_order():
     scale = WINE.std(0)
     largest = np.abs(found.components_ / scale).argmax(1)
     assert (found.components_[np.arange(4), largest] > 0).all()
+
+
+def test_bic_finds_the_number_of_factors():
+    random = np.random.default_rng(0)
+    X = random.normal(size=(500, 3)) @ random.normal(size=(3, 12)) + random.normal(size=(500, 12))
+    found = FactorAnalysis("bic").fit(X)
+    assert found.n_components_ == 3
+    np.testing.assert_array_equal(found.transform(X), FactorAnalysis(3).fit(X).transform(X))
+    # A criterion of a few rows would choose too many factors.
+    assert FactorAnalysis("bic").fit(X[:25]).n_components_ <= 2
+
+
+def test_a_density_as_narrow_as_em_allows_warns():
+    X = np.repeat(IRIS[:4], 10, axis=0)
+    with pytest.warns(DataWarning, match="MixtureClusterer: a variance is at its lower limit"):
+        MixtureClusterer(4, random_state=0).fit(X)
 
 
 @pytest.mark.parametrize("kind", ["diag", "full", "tied"])
@@ -196,6 +213,7 @@ def test_random_state_decides_everything_and_global_generators_stay(name):
     ("estimator", "message"),
     [
         (FactorAnalysis(0), "n_components is a whole number, 1 or more, got 0"),
+        (FactorAnalysis("aic"), "whole number, None or .bic., got 'aic'"),
         (FactorAnalysis(max_iter=0), "max_iter is a whole number"),
         (MixtureClusterer(2.5), "n_clusters is a whole number"),
         (MixtureClusterer(200), "n_samples=150 should be at least n_clusters=200"),

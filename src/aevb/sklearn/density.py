@@ -20,6 +20,7 @@ from torch import Tensor
 from aevb.estimate.batch import split_latents
 from aevb.model import Model
 from aevb.posterior import ExactPosterior, Posterior, impute
+from aevb.runtime.checked_files import DataWarning
 from aevb.runtime.seeding import seeded
 from aevb.sklearn.columns import Columns, MixedColumns, is_mixed
 from aevb.tables.schema import Schema
@@ -77,7 +78,10 @@ class DensityEstimator(BaseEstimator):
         return fit(model, data, seed=seed, progress=bool(self.verbose), compile=False, **settings)
 
     def _check_convergence(self, run: Run) -> None:
-        """Set ``n_iter_`` and ``converged_`` of an exact method; warn if it did not converge."""
+        """Set ``n_iter_`` and ``converged_`` of an exact method.
+
+        Warn if it did not converge, or if a density is as narrow as EM allows.
+        """
         self.n_iter_ = run.step
         self.converged_ = any(row.get("kind") == "converged" for row in run.rows)
         if not self.converged_:
@@ -85,6 +89,14 @@ class DensityEstimator(BaseEstimator):
                 f"{type(self).__name__} took all max_iter={run.step} iterations without "
                 f"converging. Raise max_iter or tol.",
                 ConvergenceWarning,
+                stacklevel=3,
+            )
+        if any(row.get("kind") == "variance floor" for row in run.rows):
+            warnings.warn(
+                f"{type(self).__name__}: a variance is at its lower limit, because values repeat "
+                f"or follow from other columns. log p depends on this limit. Take fewer clusters "
+                f"or components, or leave such columns out.",
+                DataWarning,
                 stacklevel=3,
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Self
 
 import numpy as np
@@ -18,7 +19,11 @@ from aevb.declare.families import MultivariateNormal, Normal
 from aevb.model import Model
 from aevb.sklearn.columns import Columns
 from aevb.sklearn.density import CodesMixin, ExactDensityEstimator, check_count
+from aevb.training.run import Run
 from aevb.training.schedules import em
+
+COUNTS = (1, 2, 3, 4, 6, 8, 11, 15, 20, 27, 36, 48)  # of factors that "bic" tries
+ROWS_PER_FACTOR = 10  # at least: the criterion is wrong for fewer rows
 
 
 class FactorAnalysis(
@@ -31,13 +36,15 @@ class FactorAnalysis(
     the largest loading of each factor is positive. The result therefore does not depend on a seed.
 
     Parameters:
-        n_components: Number of factors. None is the number of columns.
+        n_components: Number of factors. None is the number of columns; "bic" chooses the number
+            by the Bayesian information criterion.
         tol: EM stops when three iterations raise the mean of log p by less than this.
         max_iter: Maximum number of iterations of EM.
         random_state: Decides the draws of ``sample``: an int, a RandomState or None.
         verbose: Print the progress.
 
     Attributes:
+        n_components_: Number of factors.
         components_: Loadings [n_components, d], in the units of the columns.
         mean_: Means of the columns [d].
         noise_variance_: Variances of the noise [d]; 0 for a constant column.
@@ -54,7 +61,7 @@ class FactorAnalysis(
 
     def __init__(
         self,
-        n_components: int | None = None,
+        n_components: int | str | None = None,
         *,
         tol: float = 1e-5,
         max_iter: int = 1000,
@@ -70,26 +77,53 @@ class FactorAnalysis(
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fit the factors to the rows X [n, d]; NaN is a missing cell. ``y`` is ignored."""
         data = self._read(X)
-        d = data["x"].shape[1]
-        count = d if self.n_components is None else check_count("n_components", self.n_components)
+        rows, d = data["x"].shape
+        if isinstance(self.n_components, str):
+            run = self._choose(data, rows, d)
+        else:
+            asked = d if self.n_components is None else self.n_components
+            run = self._fit_count(check_count("n_components", asked), data)
+        self.model_ = run.model
+        self._check_convergence(run)
+        self._rotate()
+        self.n_components_ = len(self.components_)
+        return self
 
+    def _fit_count(self, count: int, data: dict[str, Any]) -> Run:
         def build() -> Model:
             return Model(
-                p={"z": Normal(count), "x | z": Normal(d, scale="learned")},
+                p={"z": Normal(count), "x | z": Normal(data["x"].shape[1], scale="learned")},
                 q={"z | x": MultivariateNormal(covariance="shared")},
             ).double()
 
-        run = self._train(
+        return self._train(
             build,
             data,
             seed=0,  # EM starts at the principal components, so nothing is random
             schedule=em(tol=self.tol),
             steps=check_count("max_iter", self.max_iter),
         )
-        self.model_ = run.model
-        self._check_convergence(run)
-        self._rotate()
-        return self
+
+    def _choose(self, data: dict[str, Any], rows: int, d: int) -> Run:
+        """Fit numbers of factors until two in turn do not lower BIC, and keep the best fit."""
+        if self.n_components != "bic":
+            raise ValueError(
+                f'n_components is a whole number, None or "bic", got {self.n_components!r}.'
+            )
+        kept: Run | None = None
+        best, worse = math.inf, 0
+        for count in (k for k in COUNTS if k == 1 or (k < d and ROWS_PER_FACTOR * k <= rows)):
+            run = self._fit_count(count, data)
+            # A rotation of the factors changes nothing.
+            free = 2 * d + d * count - count * (count - 1) / 2
+            evidence = run.model.log_evidence(method="exact", **data).mean
+            found = free * math.log(rows) - 2 * rows * evidence
+            if kept is None or found < best:
+                kept, best, worse = run, found, 0
+            elif (worse := worse + 1) == 2:
+                break
+        assert kept is not None
+        return kept
 
     def _mixed(self, X: Any) -> bool:
         if super()._mixed(X):

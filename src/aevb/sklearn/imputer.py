@@ -17,8 +17,8 @@ from sklearn.utils.validation import (  # type: ignore[import-untyped]
 )
 
 from aevb.sklearn.columns import MixedColumns, is_mixed
+from aevb.sklearn.default_density import default_density
 from aevb.sklearn.density import ROWS, ExactDensityEstimator, check_count, fit_inner
-from aevb.sklearn.mixture import default_density
 from aevb.tables.fitted import TableModel
 
 
@@ -30,8 +30,8 @@ class LatentImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
 
     Parameters:
         estimator: An unfitted :class:`FactorAnalysis` or :class:`MixtureClusterer`. None is
-            ``MixtureClusterer(1, covariance_type="full")``, a joint Gaussian of all columns, and
-            ``MixtureClusterer(8, n_init=3)`` for a frame with other columns than numbers.
+            ``FactorAnalysis("bic")``, and ``MixtureClusterer(8, n_init=3)`` for a frame with other
+            columns than numbers.
         random_state: Decides the fit, if the estimator has no ``random_state`` of its own, and the
             draws: an int, a RandomState or None.
 

@@ -14,7 +14,7 @@ from aevb.declare.conditionals import Conditional
 from aevb.declare.families import Exact, MultivariateNormal, Normal, OneHot
 from aevb.model import Model
 from aevb.runtime.seeding import seeded
-from aevb.sklearn.columns import Columns, MixedColumns, is_mixed
+from aevb.sklearn.columns import Columns, MixedColumns
 from aevb.sklearn.density import ExactDensityEstimator, check_count
 from aevb.tables.fitting import fit_data
 from aevb.training.em import Responsibilities
@@ -185,15 +185,3 @@ class MixtureClusterer(ClusterMixin, ExactDensityEstimator):
     def aic(self, X: Any) -> float:
         """Compute Akaike's information criterion on X; lower is better."""
         return float(-2 * self.score_samples(X).sum() + 2 * self._free_parameters())
-
-
-def default_density(X: Any) -> MixtureClusterer:
-    """The mixture that imputes and finds outliers by default: a joint Gaussian of numbers.
-
-    For a frame with other columns, several clusters connect the columns.
-    """
-    return (
-        MixtureClusterer(8, n_init=3)
-        if is_mixed(X)
-        else MixtureClusterer(1, covariance_type="full")
-    )

@@ -12,8 +12,8 @@ from sklearn.utils.validation import (  # type: ignore[import-untyped]
 )
 
 from aevb.sklearn.columns import MixedColumns, is_mixed
+from aevb.sklearn.default_density import default_density
 from aevb.sklearn.density import DensityEstimator, fit_inner
-from aevb.sklearn.mixture import default_density
 
 
 class DensityOutlierDetector(OutlierMixin, BaseEstimator):
@@ -21,8 +21,8 @@ class DensityOutlierDetector(OutlierMixin, BaseEstimator):
 
     Parameters:
         estimator: An unfitted estimator of this module with ``score_samples``. None is
-            ``MixtureClusterer(1, covariance_type="full")``, a joint Gaussian of all columns, and
-            ``MixtureClusterer(8, n_init=3)`` for a frame with other columns than numbers.
+            ``FactorAnalysis("bic")``, and ``MixtureClusterer(8, n_init=3)`` for a frame with other
+            columns than numbers.
         contamination: Share of outliers among the training rows, above 0 and at most 0.5.
         random_state: Decides the fit if the estimator has no ``random_state`` of its own: an int, a
             RandomState or None.
