@@ -1,0 +1,554 @@
+"""The command line for a table: from a file with words, dates and missing cells to results beside
+its columns.
+"""
+
+import csv
+import datetime
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from aevb import cli, load_table
+from aevb.cli.table_files import own_names, read_table_file, rounded_cells, write_beside
+from aevb.cli.table_models import compare, parameters, read_arguments
+from aevb.comparison.criteria import free_parameters
+from aevb.tables import Schema
+
+ROWS = 120
+HEADER = ["code", "remark", "seen", "city", "visits", "price", "vip", "p0", "log_p"]
+
+
+def aevb(monkeypatch, capsys, *arguments, columns: int = 80) -> str:
+    monkeypatch.setattr(sys, "argv", ["aevb", *map(str, arguments)])
+    monkeypatch.setenv("COLUMNS", str(columns))
+    try:
+        cli.main()
+    except SystemExit as stop:
+        if stop.code:
+            raise
+    return capsys.readouterr().out
+
+
+def refused(monkeypatch, capsys, *arguments) -> str:
+    """Run a command that must fail with code 2, and return its message."""
+    with pytest.raises(SystemExit) as stop:
+        aevb(monkeypatch, capsys, *arguments)
+    assert stop.value.code == 2
+    return capsys.readouterr().err
+
+
+def two_kinds(rows: int = ROWS) -> list[list[str]]:
+    """Rows of two kinds of guests, with quotes, line breaks, leading zeros and missing cells.
+
+    Some columns are named like results of the commands.
+    """
+    draw = np.random.default_rng(0)
+    found = []
+    for i in range(rows):
+        old = i % 3 == 0
+        day = datetime.date(2020, 1, 1) + datetime.timedelta(
+            days=int(draw.integers(90)) + 400 * old
+        )
+        found.append(
+            [
+                f"{i:05d}",
+                f'said "{i}"\nand, left' if i % 2 else "",
+                "NA" if i % 11 == 5 else day.isoformat(),
+                ""
+                if i % 13 == 4
+                else str(draw.choice(["Köln", "Bonn"] if old else ["Nice", "Lyon"])),
+                "" if i % 17 == 3 else str(draw.poisson(2 if old else 9)),
+                f"{draw.lognormal(1 + 2 * old, 0.3):.2f}",
+                str(draw.choice(["true", "false"])),
+                f"{draw.normal():.3f}",
+                f"{draw.normal(5 * old):.3f}",
+            ]
+        )
+    return found
+
+
+def write_csv(path: Path, rows: list[list[str]], header=HEADER, **how) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, **how).writerows([header, *rows])
+    return path
+
+
+def read_csv(path: Path, **how) -> tuple[list[str], list[list[str]]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        header, *rows = csv.reader(file, **how)
+    return header, rows
+
+
+@pytest.fixture(scope="module")
+def guests(tmp_path_factory):
+    """A folder with guests.csv and the run of a mixture of two components."""
+    folder = tmp_path_factory.mktemp("guests")
+    write_csv(folder / "guests.csv", two_kinds())
+    patch = pytest.MonkeyPatch()
+    patch.chdir(folder)
+    arguments = ["train", "guests.csv", "--set", "components=2", "--set", "covariance=diagonal"]
+    patch.setattr(sys, "argv", ["aevb", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    patch.undo()
+    assert not stop.value.code
+    return folder
+
+
+@pytest.fixture
+def here(guests, monkeypatch):
+    monkeypatch.chdir(guests)
+    return guests
+
+
+# Training -----------------------------------------------------------------------------------------
+
+
+def test_a_table_is_read_modelled_and_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_csv(tmp_path / "guests.csv", two_kinds())
+    printed = aevb(
+        monkeypatch, capsys, "train", "guests.csv", "--without", "vip,p0", "--kind", "visits=count"
+    )
+    assert max(map(len, printed.splitlines())) <= 80
+    assert "guests.csv: 120 rows, 9 columns, 5 modelled" in printed
+    for line in (
+        "visits  count",
+        "seen    date      Normal",
+        "city    category  OneHot",
+        "Bonn, Köln, Lyon, Nice",
+        "vip     as asked",
+        "code    row numbers",
+        "remark  an identifier",
+        "Chosen: mixture of 2 components, diagonal covariance",
+        "aevb cluster guests-run --out clusters.csv",
+    ):
+        assert line in printed, line
+    run = tmp_path / "guests-run"
+    files = {path.name for path in run.iterdir()}
+    assert {"schema.json", "config.toml", "data.json", "notes.txt", "curves.png"} <= files
+    schema = load_table(run).schema
+    assert {column.name for column in schema.used} == {"seen", "city", "visits", "price", "log_p"}
+    assert schema["visits"].kind == "count"
+    notes = (run / "notes.txt").read_text()
+    assert "Chosen: mixture of 2 components" in notes
+    assert all(column.reason in notes for column in schema.columns)
+    assert json.loads((run / "data.json").read_text())["data"] == "guests.csv"
+
+
+def test_held_out_rows_are_the_same_for_every_seed_and_evaluated(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_csv(tmp_path / "guests.csv", two_kinds())
+    for seed in (0, 1):
+        printed = aevb(
+            monkeypatch,
+            capsys,
+            *("train", "guests.csv", "--out", f"run-{seed}", "--set", "components=2"),
+            *("--set", "covariance=diagonal", "--hold-out", "0.25", "--seed", seed),
+        )
+        assert "90 rows to train on, 30 held out." in printed
+        held = float(printed.split("(training rows), ")[1].split()[0])
+        order = np.sort(np.random.default_rng(0).permutation(ROWS)[:30])
+        frame = read_table_file("guests.csv").frame.take(order)
+        want = load_table(f"run-{seed}").score(frame)["log_p"].to_numpy().mean()
+        assert held == pytest.approx(want, abs=6e-4)
+        printed = aevb(monkeypatch, capsys, "evaluate", f"run-{seed}")
+        assert "30 rows of guests.csv (held out)" in printed
+        assert f"log p per row: {want:.3f}" in printed
+    printed = aevb(monkeypatch, capsys, "compare", "run-0", "run-1")
+    assert "30 rows of guests.csv (held out)" in printed
+    assert f"{want:.3f}" in printed
+
+
+def test_a_stopped_run_of_a_table_resumes_as_if_it_had_not_stopped(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_csv(tmp_path / "guests.csv", two_kinds())
+    command = ["train", "guests.csv", "--model", "vae", "--set", "latent=2", "--set", "hidden=8"]
+    command += ["--decay", "constant", "--seed", "3"]
+    aevb(monkeypatch, capsys, *command, "--out", "whole", "--steps", "20")
+    aevb(monkeypatch, capsys, *command, "--out", "parts", "--steps", "10")
+    printed = aevb(monkeypatch, capsys, *command, "--out", "parts", "--steps", "20", "--resume")
+    assert "The model is that of parts." in printed
+    whole, parts = (load_table(run).model.state_dict() for run in ("whole", "parts"))
+    assert all(torch.equal(value, parts[name]) for name, value in whole.items())
+    err = refused(monkeypatch, capsys, *command, "--out", "parts", "--resume", "--without", "city")
+    assert "was trained with column 'city' as category, and now it is left out" in err
+
+
+def test_numbers_that_mark_missing_cells_are_missing_in_later_files_too(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    rows = two_kinds()
+    for row in rows[::7]:
+        row[7] = "-999"
+    write_csv(tmp_path / "guests.csv", rows)
+    aevb(
+        monkeypatch,
+        capsys,
+        *("train", "guests.csv", "--missing", "-999", "--set", "components=2"),
+        *("--out", "run"),
+    )
+    assert load_table("run").schema["p0"].missing == len(rows[::7])
+    aevb(monkeypatch, capsys, "impute", "run", "--out", "filled.csv")
+    header, filled = read_csv(tmp_path / "filled.csv")
+    assert all(row[header.index("p0")] != "-999" for row in filled)
+
+
+# Results ------------------------------------------------------------------------------------------
+
+
+def test_scores_stand_beside_the_cells_as_they_were_written(here, monkeypatch, capsys):
+    printed = aevb(monkeypatch, capsys, "score", "guests-run", "--out", "scored.csv")
+    header, rows = read_csv(here / "scored.csv")
+    # A column log_p is in the table already.
+    assert header == [*HEADER, "log_p_", "tail_"]
+    assert [row[:9] for row in rows] == two_kinds()
+    table, frame = load_table("guests-run"), read_table_file("guests.csv").frame
+    want = table.score(frame)["log_p"].to_numpy()
+    got = np.array([float(row[9]) for row in rows])
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    tails = np.array([float(row[10]) for row in rows])
+    assert f"log p per row is {want.mean():.3f} in the mean" in printed.replace("\n", " ")
+    listed = [int(line.split()[0]) for line in printed.splitlines() if line[:5].strip().isdigit()]
+    assert listed == (np.lexsort((want, tails))[:5] + 1).tolist()
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+def test_tail_probabilities_of_rows_from_the_model_are_uniform(here, monkeypatch, capsys):
+    """200 rows drawn from the model, with holes: their tails' mean is 1/2 within 4 errors."""
+    table = load_table("guests-run")
+    frame = table.sample(200, seed=5)
+    holes = np.random.default_rng(1).random(200) < 0.5
+    price = frame.column("price").to_numpy()
+    new = pa.array(np.where(holes, np.nan, price), from_pandas=True)
+    frame = frame.set_column(frame.column_names.index("price"), "price", new)
+    pq.write_table(frame, here / "drawn.parquet")
+    aevb(monkeypatch, capsys, "score", "guests-run", "drawn.parquet", "--out", "tails.parquet")
+    tails = pq.read_table(here / "tails.parquet")["tail_"].to_numpy()
+    assert abs(tails.mean() - 0.5) < 4 * (1 / 12 / 200 + 1 / 12 / 1000) ** 0.5
+    assert 0 <= tails.min() < 0.1 < 0.9 < tails.max() <= 1
+
+
+def test_clusters_stand_beside_the_columns_and_are_compared(here, monkeypatch, capsys):
+    kinds = ["old" if i % 3 == 0 else "young" for i in range(ROWS)]
+    rows = [[*row, kind] for row, kind in zip(two_kinds(), kinds, strict=True)]
+    write_csv(here / "labelled.csv", rows, [*HEADER, "kind"])
+    printed = aevb(
+        monkeypatch, capsys, "cluster", "guests-run", "labelled.csv", "--out", "clusters.csv"
+    )
+    header, found = read_csv(here / "clusters.csv")
+    assert header == [*HEADER, "kind", "cluster_", "p0_", "p1_"]
+    assert [row[:10] for row in found] == rows
+    clusters = [int(row[10]) for row in found]
+    old = clusters[0]
+    assert clusters == [old if kind == "old" else 1 - old for kind in kinds]
+    flat = " ".join(printed.split())
+    assert "Clusters against kind, which the model did not read: 120 of 120 rows" in flat
+    assert "adjusted Rand index 1.000" in flat
+    assert "Not in the run's table, so not read by the model: kind." in flat
+    assert sorted(line.split()[1:] for line in printed.splitlines() if "rows  " in line) == [
+        ["40", "80"] if old == 0 else ["80", "40"]
+    ]
+
+
+def test_only_missing_cells_are_filled(here, monkeypatch, capsys):
+    printed = aevb(monkeypatch, capsys, "impute", "guests-run", "--std", "--out", "filled.csv")
+    header, rows = read_csv(here / "filled.csv")
+    assert header == [*HEADER, "seen_std", "city_std", "visits_std"]
+    count = 0
+    for before, after in zip(two_kinds(), rows, strict=True):
+        for name, old, new in zip(HEADER, before, after, strict=False):
+            if name in ("seen", "city", "visits") and old in ("", "NA"):
+                count += 1
+                assert new
+                assert float(after[header.index(f"{name}_std")]) > 0
+            else:
+                assert new == old
+    assert f"{count} missing cells filled" in printed
+    assert {row[3] for row in rows} == {"Köln", "Bonn", "Nice", "Lyon"}
+    days = [datetime.date.fromisoformat(row[2]) for row in rows]
+    assert min(days) >= datetime.date(2020, 1, 1)
+    assert all(row[4].isdigit() for row in rows)
+    # A filled table has nothing left to fill.
+    printed = aevb(monkeypatch, capsys, "impute", "guests-run", "filled.csv")
+    assert "0 missing cells filled" in printed
+
+
+def test_parquet_keeps_types_and_leading_zeros(here, monkeypatch, capsys):
+    aevb(monkeypatch, capsys, "impute", "guests-run", "--out", "filled.parquet")
+    found = pq.read_table(here / "filled.parquet")
+    assert found.column_names == HEADER
+    assert found["code"].to_pylist() == [row[0] for row in two_kinds()]
+    assert pa.types.is_date(found.schema.field("seen").type)
+    assert pa.types.is_integer(found.schema.field("visits").type)
+    assert found["city"].null_count == found["seen"].null_count == found["visits"].null_count == 0
+    aevb(monkeypatch, capsys, "score", "guests-run", "filled.parquet", "--out", "s.csv")
+    header, rows = read_csv(here / "s.csv")
+    assert header == [*HEADER, "log_p_", "tail_"]
+    assert [row[1] for row in rows] == [row[1] for row in two_kinds()]
+
+
+def test_samples_have_the_columns_of_the_table(here, monkeypatch, capsys):
+    aevb(monkeypatch, capsys, "sample", "guests-run", "-n", "50", "--out", "new.csv")
+    header, rows = read_csv(here / "new.csv")
+    assert header == ["seen", "city", "visits", "price", "vip", "p0", "log_p"]
+    assert len(rows) == 50
+    assert {row[1] for row in rows} <= {"Köln", "Bonn", "Nice", "Lyon"}
+    assert {row[4] for row in rows} == {"true", "false"}
+    assert all(row[2].isdigit() and float(row[3]) > 0 for row in rows)
+    # The samples are rows that the model reads.
+    assert "50 rows of new.csv" in aevb(monkeypatch, capsys, "score", "guests-run", "new.csv")
+    printed = aevb(monkeypatch, capsys, "sample", "guests-run", "-n", "12")
+    assert "… 2 more rows" in printed
+
+
+def test_codes_stand_beside_the_columns(here, monkeypatch, capsys):
+    err = refused(monkeypatch, capsys, "encode", "guests-run")
+    assert "aevb cluster guests-run" in err
+    numbers = [[row[0], row[5], row[7], row[8]] for row in two_kinds()]
+    write_csv(here / "numbers.csv", numbers, ["code", "price", "p0", "z"])
+    command = ["train", "numbers.csv", "--model", "factors", "--set", "latent=1", "--out", "fa"]
+    aevb(monkeypatch, capsys, *command)
+    aevb(monkeypatch, capsys, "encode", "fa", "--out", "codes.csv")
+    header, rows = read_csv(here / "codes.csv")
+    assert header == ["code", "price", "p0", "z", "z_", "z_std_"]
+    means, spreads = load_table("fa").codes(read_table_file("numbers.csv").frame, return_std=True)
+    np.testing.assert_allclose([float(row[4]) for row in rows], means["z"].to_numpy(), rtol=1e-5)
+    np.testing.assert_allclose([float(row[5]) for row in rows], spreads["z"].to_numpy(), rtol=1e-5)
+    err = refused(monkeypatch, capsys, "cluster", "fa")
+    assert "aevb encode fa" in err
+    printed = aevb(monkeypatch, capsys, "encode", "fa")
+    assert printed.splitlines()[1].split()[:4] == ["row", "z_", "z_std_", "code"]
+    assert printed.splitlines()[2].split()[3] == "00000"
+
+
+def test_columns_may_come_in_another_order_and_with_numbers_for_words(
+    tmp_path, monkeypatch, capsys
+):
+    """A category of words such as 01 stays words in a file where all of them look like numbers."""
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    rows = [[str(draw.choice(["01", "02", "x"])), f"{draw.normal():.3f}"] for _ in range(60)]
+    write_csv(tmp_path / "all.csv", rows, ["code", "value"])
+    aevb(monkeypatch, capsys, "train", "all.csv", "--set", "components=1", "--out", "run")
+    some = [[value, code] for code, value in rows if code != "x"]
+    write_csv(tmp_path / "some.csv", some, ["value", "code"])
+    aevb(monkeypatch, capsys, "score", "run", "some.csv", "--out", "scored.csv")
+    header, scored = read_csv(tmp_path / "scored.csv")
+    assert header == ["value", "code", "log_p", "tail"]
+    assert [row[:2] for row in scored] == some
+    frame = read_table_file("all.csv").frame
+    kept = [i for i, (code, _) in enumerate(rows) if code != "x"]
+    want = load_table("run").score(frame)["log_p"].to_numpy()[kept]
+    np.testing.assert_allclose([float(row[2]) for row in scored], want, rtol=1e-5)
+
+
+def test_semicolons_and_decimal_commas_come_back(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = [[row[3], row[5].replace(".", ","), row[7].replace(".", ",")] for row in two_kinds()]
+    rows[5][1] = ""
+    write_csv(tmp_path / "euro.csv", rows, ["city", "price", "p"], delimiter=";")
+    aevb(monkeypatch, capsys, "train", "euro.csv", "--set", "components=1", "--out", "run")
+    aevb(monkeypatch, capsys, "impute", "run", "--out", "filled.csv")
+    header, filled = read_csv(tmp_path / "filled.csv", delimiter=";")
+    assert header == ["city", "price", "p"]
+    assert [row[2] for row in filled] == [row[2] for row in rows]
+    assert "," in filled[5][1]
+    aevb(monkeypatch, capsys, "score", "run", "filled.csv", "--out", "scored.csv")
+    header, scored = read_csv(tmp_path / "scored.csv", delimiter=";")
+    assert header == ["city", "price", "p", "log_p", "tail"]
+    assert all("," in row[3] and "." not in row[3] for row in scored)
+
+
+# Other commands on the run of a table -------------------------------------------------------------
+
+
+def test_commands_that_examine_a_model_read_the_table(here, monkeypatch, capsys):
+    printed = aevb(monkeypatch, capsys, "doctor", "guests-run", "--no-calibrate")
+    assert "x holds seen, price, p0, log_p, standardised." in printed
+    assert "120 rows examined" in printed
+    found = json.loads(
+        aevb(monkeypatch, capsys, "doctor", "guests-run", "--no-calibrate", "--json")
+    )
+    assert found
+    printed = aevb(monkeypatch, capsys, "check", "guests-run", "--replicates", "20")
+    assert "120 rows against 20 replicates" in printed
+    printed = aevb(monkeypatch, capsys, "explain", "guests-run")
+    assert "cluster: enumerated by Bayes" in printed
+
+
+def test_evaluate_hides_known_cells_and_compares_with_the_truth(here, monkeypatch, capsys):
+    printed = aevb(monkeypatch, capsys, "evaluate", "guests-run")
+    frame = read_table_file("guests.csv").frame
+    want = load_table("guests-run").score(frame)["log_p"].to_numpy().mean()
+    assert f"log p per row: {want:.3f}" in printed
+    lines = {line.split()[0]: line.split() for line in printed.splitlines() if line[:3] == "  p"}
+    # The price depends on the cluster, and p0 on nothing.
+    gains = {name: float(cells[-2]) for name, cells in lines.items()}
+    assert gains["price"] > 40
+    assert abs(gains["p0"]) < 15
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+# Errors -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "no.csv"], "There is no file no.csv in this folder"),
+        (["train", "empty.csv"], "empty.csv cannot be read: it is empty."),
+        (["train", "header.csv"], "it has a header but no rows"),
+        (["train", "one.csv"], "The table has one row"),
+        (["train", "folder"], "The folder folder holds no run, no saved model and no Parquet"),
+        (["train", "book.xlsx"], "book.xlsx is not a file that can be read as a table: save"),
+        (["train", "rows.npz"], "aevb train vae --data rows.npz --out run"),
+        (["train", "nothing"], "There is no model 'nothing'"),
+        (["train", "guests.csv", "--data", "digits"], "guests.csv is a table already"),
+        (["train", "guests.csv", "--prepare", "standardise"], "Leave out --prepare"),
+        (["train", "guests.csv", "--seeds", "2"], "Leave out --seeds"),
+        (["train", "guests.csv", "--kind", "visit=count"], "Did you mean 'visits'?"),
+        (["train", "guests.csv", "--kind", "visits=counts"], "Unknown kind 'counts'"),
+        (["train", "guests.csv", "--kind", "city=real"], "'city' cannot be of kind real"),
+        (["train", "guests.csv", "--kind", "city"], "--kind takes COLUMN=KIND"),
+        (["train", "guests.csv", "--without", "id"], "--without names the column 'id'"),
+        (
+            ["train", "guests.csv", "--without", "city", "--kind", "city=category"],
+            "'city' is named by --kind and by --without",
+        ),
+        (["train", "guests.csv", "--model", "gmm"], "Unknown --model gmm"),
+        (["train", "guests.csv", "--set", "latent=2"], "--set latent=… needs the model"),
+        (["train", "guests.csv", "--set", "components=0"], "whole number from 1 on, got 0"),
+        (["train", "guests.csv", "--set", "covariance=round"], "diagonal or full, got 'round'"),
+        (["train", "guests.csv", "--model", "factors"], "--set latent=2"),
+        (["train", "guests.csv", "--model", "vae", "--set", "z=2"], "arguments are latent, hidden"),
+        (["train", "guests.csv", "--hold-out", "1"], "--hold-out is a fraction"),
+        (["train", "guests.csv", "--out", "guests-run"], "holds a run already"),
+        (["train", "guests.csv", "--resume", "--out", "none"], "There is no run in none"),
+        (["train", "guests-run", "--out", "more"], "guests-run is the run of a table"),
+        (["train", "vae", "--data", "digits"], "Say where to write the run, e.g. --out run"),
+        (["train", "vae", "--without", "a", "--out", "r"], "--without belongs to a table"),
+        (["score", "guests-run", "no.csv"], "There is no file no.csv"),
+        (["score", "guests-run", "empty.csv"], "it is empty"),
+        (["score", "guests-run", "lacks.csv"], "lacks.csv lacks the columns 'visits', 'price'"),
+        (["score", "guests-run", "level.csv"], "a level that the schema does not know: 'Metz'"),
+        (["score", "guests-run", "words.csv"], "Column 'price' had numbers"),
+        (["score", "guests-run", "--out", "s.xlsx"], "write a .csv, .tsv or .parquet file"),
+        (["score", "guests-run", "--out", "guests.csv"], "the data are read from"),
+        (["score", "folder"], "folder holds no run"),
+        (["impute", "guests-run", "guests.csv", "--data", "guests.csv"], "Two files are named"),
+        (["sample", "guests-run", "-n", "0"], "-n must be at least 1"),
+        (["sample", "guests-run", "--steps", "3"], "--steps is not for the run of a table"),
+        (["doctor", "guests-run", "--prepare", "none"], "--prepare is not for the run of a table"),
+        (["evaluate", "guests-run", "--evidence", "guess"], "Unknown --evidence guess"),
+    ],
+)
+def test_a_wrong_command_says_what_is_wrong(here, monkeypatch, capsys, arguments, message):
+    rows = two_kinds(4)
+    (here / "empty.csv").write_text("")
+    (here / "header.csv").write_text("a,b\n")
+    (here / "one.csv").write_text("a,b\n1,x\n")
+    (here / "book.xlsx").write_bytes(b"PK\x03\x04")
+    (here / "folder").mkdir(exist_ok=True)
+    write_csv(here / "lacks.csv", [row[:4] for row in rows], HEADER[:4])
+    write_csv(here / "level.csv", [[*row[:3], "Metz", *row[4:]] for row in rows])
+    write_csv(here / "words.csv", [[*row[:5], "dear", *row[6:]] for row in rows])
+    if arguments[:2] == ["train", "guests.csv"] and "--out" not in arguments:
+        arguments = [*arguments, "--out", "another"]
+    err = refused(monkeypatch, capsys, *arguments)
+    assert message in err
+    assert err.startswith("aevb: ")
+    assert "Traceback" not in err
+
+
+def test_a_run_whose_table_is_gone_asks_for_it(here, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    err = refused(monkeypatch, capsys, "score", here / "guests-run")
+    assert "was trained on guests.csv, which is not here" in err
+    printed = aevb(monkeypatch, capsys, "score", here / "guests-run", here / "guests.csv")
+    assert "120 rows of" in printed
+
+
+# Parts --------------------------------------------------------------------------------------------
+
+
+def test_bic_counts_the_dimensions_of_the_family():
+    draw = np.random.default_rng(0)
+    frame = {
+        "a": draw.normal(size=80),
+        "b": draw.normal(size=80),
+        "n": draw.poisson(3, 80) + draw.poisson(40, 80) * (draw.random(80) < 0.1),
+        "flag": draw.random(80) < 0.4,
+        "city": draw.choice(["Köln", "Bonn", "Nice"], 80),
+    }
+    schema = Schema.read(frame, kinds={"n": "count"})
+    for arguments in (
+        {"components": 2, "covariance": "diagonal"},
+        {"components": 3, "covariance": "full"},
+    ):
+        model = schema.mixture(arguments["components"], covariance=arguments["covariance"])
+        batch = model.prepare(**schema.encode(frame))
+        assert parameters(schema, "mixture", arguments) == free_parameters(model, batch)
+    numbers = {name: draw.normal(size=80) for name in "abcd"}
+    schema = Schema.read(numbers)
+    model = schema.factors(1)
+    batch = model.prepare(**schema.encode(numbers))
+    assert parameters(schema, "factors", {"latent": 1}) == free_parameters(model, batch)
+
+
+def test_bic_finds_the_number_of_clusters():
+    draw = np.random.default_rng(0)
+    which = np.arange(240) % 3
+    frame = pa.table(
+        {
+            "a": draw.normal(size=240) + 6 * which,
+            "b": draw.normal(size=240) - 6 * (which == 1),
+            "city": [["Köln", "Bonn", "Nice"][k] for k in which],
+        }
+    )
+    schema, told = Schema.read(frame), []
+    model, arguments = read_arguments("mixture", {})
+    found = compare(schema, frame, model, arguments, seed=0, tell=told.append)
+    assert found[0].arguments == {"components": 3, "covariance": "diagonal"}
+    assert {id(one) for one in found} == {id(one) for one in told}
+    # Each family stops after three sizes without improvement.
+    sizes = [one.arguments["components"] for one in told]
+    assert sizes == [1, 2, 3, 4, 5, 6, *sizes[6:]]
+    total = found[0].log_p * 240
+    assert found[0].bic == pytest.approx(found[0].parameters * np.log(240) - 2 * total)
+
+
+def test_new_columns_never_have_the_name_of_a_column():
+    names = own_names(["cluster", "p0", "p1"], ["p1", "p1_", "x"])
+    assert names == {"cluster": "cluster__", "p0": "p0__", "p1": "p1__"}
+
+
+def test_cells_are_rounded_to_a_small_part_of_the_spread():
+    schema = Schema.read({"far": 1e9 + np.arange(50.0) / 7, "level": ["a", "b"] * 25})
+    (cell,) = rounded_cells(schema["far"], [1e9 + 1.23456789])
+    assert abs(cell - 1e9 - 1.23456789) < 1e-3 * schema["far"].facts.spread
+    assert rounded_cells(schema["level"], ["a"]) == ["a"]
+
+
+@pytest.mark.parametrize("text", ["a\n\n1\n2\n\n", "a b\n1 2\n3 4\n", "a\tb\n1\t2\n3\t\n"])
+def test_odd_layouts_come_back_with_all_rows(tmp_path, text):
+    path = tmp_path / "odd.txt"
+    path.write_text(text)
+    file = read_table_file(path)
+    assert file.written is not None
+    write_beside(tmp_path / "out.tsv", file, {"r": np.arange(file.rows)})
+    header, rows = read_csv(tmp_path / "out.tsv", delimiter="\t")
+    assert header == [*file.names, "r"]
+    assert len(rows) == file.rows
+    typed = [
+        ["" if cell is None else str(cell) for cell in row.values()]
+        for row in file.frame.to_pylist()
+    ]
+    assert [row[:-1] for row in rows] == typed
