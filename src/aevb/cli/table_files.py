@@ -17,7 +17,8 @@ from aevb.runtime.checked_files import whole_file
 if TYPE_CHECKING:
     import numpy as np
 
-    from aevb.tables.schema import Column, Schema
+    from aevb.tables.columns import Column
+    from aevb.tables.schema import Schema
 
 TEXT = (".csv", ".tsv", ".txt")
 WRITTEN = (".csv", ".tsv", ".parquet")

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from aevb.cli.table_files import text, texts
 
 if TYPE_CHECKING:
-    from aevb.tables.schema import Column, Schema
+    from aevb.tables.columns import Column
+    from aevb.tables.schema import Schema
 
 SHOWN = 40  # columns of a schema to print
 NARROW = 8  # characters to which a cell of a cramped table is cut

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from aevb.data.datasets import Loaded, Recipe
+    from aevb.tables.columns import Column
     from aevb.tables.fitted import TableModel
-    from aevb.tables.schema import Column, Schema
+    from aevb.tables.schema import Schema
 
 LISTED = 5  # rows of a preview
 SIMULATED = 1000  # rows per pattern of missing cells, for tail probabilities

@@ -185,9 +185,7 @@ class TableModel:
 
         A number gets its posterior mean in the units of the table (of a positive column: the mean
         of the log-normal, not the exponential of the mean logarithm), a count its mean, rounded,
-        and a level the most probable one. A number is limited to the range of the table that the
-        schema was read from, plus half of its width on either side: a model with many parameters
-        may extrapolate without bounds. Known cells and columns left out are unchanged.
+        and a level the most probable one. Known cells and columns left out are unchanged.
 
         ``draws`` returns a list of that many frames filled with joint draws instead (multiple
         imputation). ``return_std`` also returns a frame with the posterior standard deviation of
@@ -389,15 +387,4 @@ def _number(
             np.array([column.levels[i] for i in which], dtype=object),
             np.minimum(middle, 1 - middle),
         )
-    if column.dense:
-        middle = _limited(column, middle)
     return (np.rint(middle) if column.kind == "count" else middle), spread
-
-
-def _limited(column: Column, values: np.ndarray) -> np.ndarray:
-    """The values, not further from the known cells than half of their range."""
-    low, high = column.facts.low, column.facts.high
-    if low is None or high is None:
-        return values
-    margin = (high - low) / 2
-    return np.clip(values, low / 2 if column.kind == "positive" else low - margin, high + margin)
