@@ -371,6 +371,22 @@ def test_the_seed_decides_everything():
         )
 
 
+def test_the_seed_decides_the_start_of_over_dispersed_counts():
+    draw = np.random.default_rng(0)
+    table = {"eggs": draw.negative_binomial(2, 0.2, 200), "mass": draw.normal(size=200)}
+    table["length"] = np.where(
+        draw.random(200) < 0.1, np.nan, table["mass"] + draw.normal(size=200)
+    )
+    schema = Schema.read(table)
+    assert schema["eggs"].likelihood == "NegativeBinomial"
+    scores = []
+    for other in (1, 2):
+        torch.manual_seed(other)
+        fitted = schema.fit(schema.mixture(2, covariance="full"), table, starts=1, seed=0)
+        scores.append(np.asarray(fitted.score(table)["log_p"]))
+    assert np.array_equal(*scores)
+
+
 def test_more_starts_do_not_lower_the_evidence():
     table = mixed().drop(columns="clicks")
     schema = Schema.read(table)

@@ -158,7 +158,7 @@ def _start_at_poisson(model: Model, data: Data, starts: int | None, seed: int) -
         {str(entry.key): plain(entry.spec) for entry in entries if entry.side == side}
         for side in ("p", "q")
     )
-    twin = Model(p, q).to(model._parameter().dtype)
+    twin = Model(p, q).to(model._parameter().dtype).fresh(seed)
     seed = _best_seed(twin, data, starts, {"seed": seed})
     fit(twin, data, schedule=em(start="data", least=LEAST), seed=seed, progress=False)
     model.load_state_dict(dict(model.state_dict()) | dict(twin.state_dict()))
