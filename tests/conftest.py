@@ -12,6 +12,7 @@ torch.set_num_threads(1)
 # These tests need a core of their own: they measure time, start processes that wait for each other,
 # or run a C++ compiler.
 ONE_AFTER_ANOTHER = {
+    "tests/comparison/test_sweep.py",
     "tests/compiled_step/test_array_bounds.py",
     "tests/compiled_step/test_fused_adam.py",
     "tests/compiled_step/test_rewriting.py",

@@ -317,7 +317,7 @@ def test_a_result_that_is_not_trusted_says_so_in_the_text(whole):
 
 # Signals ------------------------------------------------------------------------------------------
 
-LONGER = {"grid": {"components": ["1", "2"]}, "seeds": 2, "steps": 200, "checkpoint_every": 50}
+LONGER = {"grid": {"components": ["1", "2"]}, "seeds": 2, "steps": 100, "checkpoint_every": 25}
 PROGRAM = """
 import sys
 from pathlib import Path
