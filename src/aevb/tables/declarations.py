@@ -43,17 +43,14 @@ def factors(specs: Specs, size: int) -> Model:
         p["x | z"] = Normal(specs["x"][1], net=linear(), scale="learned")
         q = MultivariateNormal(net=linear(init="zeros"), covariance="shared")
         return Model(p=p, q={"z | x": q}).double()
-    for name, (family, width) in specs.items():
-        spec = FAMILIES[family](width, net=linear())
-        p[f"{name} | z"] = replace(spec, scale="learned") if isinstance(spec, Normal) else spec
-    return _amortised(specs, p, (64, 64), {"z": Normal})
+    return _amortised(specs, p | _decoders(specs, linear()), (64, 64))
 
 
 def vae(specs: Specs, codes: int, *, hidden: tuple[int, ...]) -> Model:
     """A variational auto-encoder with one decoder per variable."""
     _check_size("codes", codes)
     p: dict[str, Conditional] = {"z": Normal(codes)}
-    return _amortised(specs, p | _decoders(specs, mlp(*hidden)), hidden, {"z": Normal})
+    return _amortised(specs, p | _decoders(specs, mlp(*hidden)), hidden)
 
 
 def gmvae(specs: Specs, clusters: int, codes: int, *, hidden: tuple[int, ...]) -> Model:
@@ -64,8 +61,7 @@ def gmvae(specs: Specs, clusters: int, codes: int, *, hidden: tuple[int, ...]) -
         "cluster": OneHot(clusters, learned=True),
         "z | cluster": Normal(codes, net=linear()),
     }
-    p |= _decoders(specs, mlp(*hidden))
-    return _amortised(specs, p, hidden, {"z": Normal}, cluster=True)
+    return _amortised(specs, p | _decoders(specs, mlp(*hidden)), hidden, cluster=True)
 
 
 def _decoders(specs: Specs, net: Network) -> dict[str, Conditional]:
@@ -81,16 +77,13 @@ def _amortised(
     specs: Specs,
     p: dict[str, Conditional],
     hidden: tuple[int, ...],
-    latents: Mapping[str, type[Normal]],
     *,
     cluster: bool = False,
 ) -> Model:
     """Add q: networks that read all columns, and a mask of the missing ones."""
     counted = any(family in COUNTS for family, _ in specs.values())
-    net, read = mlp(*hidden, log=counted), ", ".join(specs)
-    q: dict[str, Conditional] = {
-        f"{name} | {read}": kind(net=net) for name, kind in latents.items()
-    }
+    net = mlp(*hidden, log=counted and bool(hidden))
+    q: dict[str, Conditional] = {f"z | {', '.join(specs)}": Normal(net=net)}
     if cluster:  # the cluster depends on the data through the codes alone, and is summed out
         q["cluster | z"] = Exact()
     return Model(p=p, q=q, missing="mask")

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from aevb.model import Model
     from aevb.tables.fitted import TableModel
 
+__all__ = ["Column", "Schema"]
+
 FORMAT = "aevb schema"
 # Names of variables that are no columns: latents of the declarations, and shared variables.
 SHARED = ("x", "counts", "overdispersed", "flags")
