@@ -525,6 +525,17 @@ def test_bic_finds_the_number_of_clusters():
     assert found[0].bic == pytest.approx(found[0].parameters * np.log(240) - 2 * total)
 
 
+def test_factors_are_compared_with_mixtures_of_numbers():
+    draw = np.random.default_rng(0)
+    z = draw.normal(size=(300, 1))
+    values = z @ np.ones((1, 6)) + 0.5 * draw.normal(size=(300, 6))
+    frame = pa.table({f"v{j}": values[:, j] for j in range(6)})
+    model, arguments = read_arguments(None, {})
+    found = compare(Schema.read(frame), frame, model, arguments, seed=0, tell=lambda _: None)
+    assert (found[0].model, found[0].arguments) == ("factors", {"latent": 1})
+    assert found[0].name == "factor analysis, 1 factor"
+
+
 def test_new_columns_never_have_the_name_of_a_column():
     names = own_names(["cluster", "p0", "p1"], ["p1", "p1_", "x"])
     assert names == {"cluster": "cluster__", "p0": "p0__", "p1": "p1__"}

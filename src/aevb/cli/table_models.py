@@ -12,12 +12,12 @@ from aevb.cli.model_argument import value_of
 
 if TYPE_CHECKING:
     from aevb.model import Model
-    from aevb.tables.schema import Schema
+    from aevb.tables import Schema
 
 MOST = 10  # components of the largest mixture that is compared
 PATIENCE = 3  # sizes without improvement before the comparison stops
 STARTS = 3  # of each mixture that is compared
-ROWS = 5000  # the comparison reads at most this many rows
+CELLS, ROWS = 40_000, 1000  # the comparison reads this many cells, or this many rows if more
 WIDE = 50  # columns of x beyond which full covariances are not compared
 # Arguments of --set for each model, with their defaults. None means that BIC chooses.
 ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -156,6 +156,11 @@ def families(
     return found
 
 
+def compared_rows(schema: Schema, rows: int) -> int:
+    """The number of rows that the comparison reads."""
+    return min(rows, max(ROWS, CELLS // len(schema.used)))
+
+
 def compare(
     schema: Schema,
     frame: Any,
@@ -168,12 +173,13 @@ def compare(
     """Fit models of rising size and return them with their BIC, the best one first.
 
     BIC = −2 Σ log p + parameters · log(rows), which is smaller for a better model. A family ends
-    after ``PATIENCE`` sizes without improvement. Of a large table, ``ROWS`` random rows are read.
+    after ``PATIENCE`` sizes without improvement. Of a large table, random rows are read.
     """
     import numpy as np
 
-    if frame.num_rows > ROWS:
-        order = np.random.default_rng(seed).permutation(frame.num_rows)[:ROWS]
+    most = compared_rows(schema, frame.num_rows)
+    if most < frame.num_rows:
+        order = np.random.default_rng(seed).permutation(frame.num_rows)[:most]
         frame = frame.take(np.sort(order))
     found: list[Candidate] = []
     for name, varied, fixed, sizes in families(schema, model, arguments):
@@ -196,8 +202,9 @@ def _fitted(
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the chosen model is fitted again, with its warnings
+        starts = {"starts": STARTS} if arguments.get("components", 1) > 1 else {}
         table = schema.fit(
-            declare(schema, model, arguments), frame, starts=STARTS, seed=seed, progress=False
+            declare(schema, model, arguments), frame, seed=seed, progress=False, **starts
         )
         total = float(table.score(frame)["log_p"].to_numpy().sum())
     sound = model != "mixture" or not _collapsed(table.model, schema.encode(frame))

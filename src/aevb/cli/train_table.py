@@ -18,6 +18,7 @@ from aevb.cli.table_files import TableFile, read_table_file
 from aevb.cli.table_models import (
     Candidate,
     compare,
+    compared_rows,
     declare,
     described,
     is_open,
@@ -29,11 +30,12 @@ if TYPE_CHECKING:
     import numpy as np
 
     from aevb.data.datasets import Recipe
+    from aevb.tables import Schema
     from aevb.tables.fitted import TableModel
-    from aevb.tables.schema import Schema
 
 NOTES = "notes.txt"
 HIDE = 0.2  # share of cells hidden in a copy of the rows, so that networks learn to do without them
+CLEAR = 10.0  # difference of BIC from which a model is clearly better
 LARGE = 1_000_000  # cells of a table whose exact training shows its progress
 ARRAYS = (".npz", ".npy")
 OTHERS = {
@@ -176,7 +178,7 @@ def train_table(
 
 def read_schema(file: TableFile, options: TableOptions) -> Schema:
     """Read the schema of a table, with the kinds and the columns left out of the options."""
-    from aevb.tables.schema import Schema
+    from aevb.tables import Schema
 
     kinds = _kinds(options.kinds, file.names)
     without = _listed_names(options.without, file.names)
@@ -274,8 +276,10 @@ def _model(
         text = f"Model: {described(name, arguments)}."
         print(text)
         return declare(schema, name, arguments), [text]
+    rows = compared_rows(schema, frame.num_rows)
+    some = f" of {rows:,} random rows" if rows < frame.num_rows else ""
     head = [
-        "Choosing the model by BIC (smaller is better):",
+        f"Choosing the model by BIC{some} (smaller is better):",
         "",
         f"  {'model':<24} {'parameters':>10}  {'log p per row':>13}  {'BIC':>13}",
     ]
@@ -295,8 +299,7 @@ def _model(
         tell=lambda one: print(line(one), flush=True),
     )
     best = found[0]
-    worse = f"; the next best has a BIC {found[1].bic - best.bic:,.1f} larger" if found[1:] else ""
-    told = [paragraph(f"Chosen: {best.name}{worse}.")]
+    told = [paragraph(f"Chosen: {best.name}{_next_best(found)}.")]
     if not all(one.sound for one in found):
         told.append(
             paragraph(
@@ -308,10 +311,19 @@ def _model(
     return declare(schema, best.model, best.arguments), [*head, *map(line, found), "", *told]
 
 
+def _next_best(found: Sequence[Candidate]) -> str:
+    if len(found) < 2 or not found[1].sound:
+        return ""
+    more = found[1].bic - found[0].bic
+    if more < CLEAR:
+        return f". The {found[1].name} is nearly as good: its BIC is only {more:.1f} larger"
+    return f"; the BIC of the next best is {more:,.1f} larger"
+
+
 def _check_schema(schema: Schema, out: Path) -> None:
     """Refuse to resume a run with other columns or kinds."""
+    from aevb.tables import Schema
     from aevb.tables.fitted import SCHEMA
-    from aevb.tables.schema import Schema
 
     if not (out / SCHEMA).is_file():
         return
