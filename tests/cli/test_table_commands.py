@@ -397,6 +397,19 @@ def test_evaluate_hides_known_cells_and_compares_with_the_truth(here, monkeypatc
     assert max(map(len, printed.splitlines())) <= 80
 
 
+def test_evaluate_sees_no_gain_where_columns_are_independent(tmp_path, monkeypatch, capsys):
+    """With one component, the model predicts the commonest level, as the column alone does."""
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    rows = [list(draw.choice(["a", "b", "c"], 3)) for _ in range(60)]
+    write_csv(tmp_path / "words.csv", rows, ["first", "second", "third"])
+    command = ["train", "words.csv", "--set", "components=1", "--out", "run", "--hold-out", "0.3"]
+    aevb(monkeypatch, capsys, *command)
+    printed = aevb(monkeypatch, capsys, "evaluate", "run")
+    gains = [line.split()[-2] for line in printed.splitlines() if "wrong level" in line]
+    assert gains == ["0", "0", "0"]
+
+
 # Errors -------------------------------------------------------------------------------------------
 
 
@@ -434,6 +447,10 @@ def test_evaluate_hides_known_cells_and_compares_with_the_truth(here, monkeypatc
         (["train", "guests.csv", "--resume", "--out", "none"], "There is no run in none"),
         (["train", "guests-run", "--out", "more"], "guests-run is the run of a table"),
         (["train", "vae", "--data", "digits"], "Say where to write the run, e.g. --out run"),
+        (
+            ["train", "vae", "--data", "guests.csv", "--out", "r"],
+            "To model the table with its words as they are: aevb train guests.csv.",
+        ),
         (["train", "vae", "--without", "a", "--out", "r"], "--without belongs to a table"),
         (["score", "guests-run", "no.csv"], "There is no file no.csv"),
         (["score", "guests-run", "empty.csv"], "it is empty"),

@@ -94,6 +94,6 @@ def _on_tables(
             "These runs were trained on different rows, or held out different ones. Name rows to "
             "compare on, which none of them was trained on: --data FILE."
         )
-    opened, frame, which = judged_rows(folders[0], data, missing)
-    what = describe_rows(frame.num_rows, which, str(opened.file.path))
-    return on_frame(tables, frame), what, COLUMNS
+    found = judged_rows(folders[0], data, missing)
+    what = describe_rows(found.rows.num_rows, found.which, str(found.opened.file.path))
+    return on_frame(tables, found.rows), what, COLUMNS

@@ -9,7 +9,8 @@ import inspect
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -236,17 +237,18 @@ def train(
     found = found.to(device_of(device))
     if before is not None and (validation or hold_out):
         before = replace(before, validation=validation, hold_out=hold_out, split=split, data=data)
-    loaded = load(
-        data,
-        found.graph,
-        prepare=prepare,
-        seed=seed,
-        validation=validation,
-        hold_out=hold_out,
-        split=split,
-        missing=missing,
-        like=before,
-    )
+    with _offering_tables(data):
+        loaded = load(
+            data,
+            found.graph,
+            prepare=prepare,
+            seed=seed,
+            validation=validation,
+            hold_out=hold_out,
+            split=split,
+            missing=missing,
+            like=before,
+        )
     speaks = os.environ.get("RANK", "0") == "0"  # of several processes, only the first one prints
     for place in places:
         refuse_taken(place, resume and place.exists())
@@ -452,6 +454,31 @@ def _unused_classes(loaded: Loaded, known: Mapping[str, int]) -> list[str]:
                 f"numbered from 1, subtract 1."
             )
     return found
+
+
+@contextmanager
+def _offering_tables(data: str) -> Iterator[None]:
+    """Add to an error about a table with words that ``aevb train table.csv`` reads it."""
+    try:
+        yield
+    except ValueError as error:
+        if not _has_words(data):
+            raise
+        raise ValueError(
+            f"{error} To model the table with its words as they are: aevb train {data}."
+        ) from None
+
+
+def _has_words(data: str) -> bool:
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+    from aevb.data.frames import read_frame
+    from aevb.data.tables import is_table
+
+    try:
+        return is_table(Path(data)) and any(map(pa.types.is_string, read_frame(data).schema.types))
+    except ValueError:
+        return False
 
 
 class _advised:

@@ -300,6 +300,13 @@ def _model(
     )
     best = found[0]
     told = [paragraph(f"Chosen: {best.name}{_next_best(found)}.")]
+    if best.arguments.get("components") == 1:
+        told.append(
+            paragraph(
+                "With one component, BIC finds no clusters in this table. To see some in spite of "
+                "that: --set components=3."
+            )
+        )
     if not all(one.sound for one in found):
         told.append(
             paragraph(
@@ -317,7 +324,7 @@ def _next_best(found: Sequence[Candidate]) -> str:
     more = found[1].bic - found[0].bic
     if more < CLEAR:
         return f". The {found[1].name} is nearly as good: its BIC is only {more:.1f} larger"
-    return f"; the BIC of the next best is {more:,.1f} larger"
+    return f"; the next best has a BIC {more:,.1f} larger"
 
 
 def _check_schema(schema: Schema, out: Path) -> None:
@@ -365,7 +372,9 @@ def _result(fitted: TableModel, train: Any, check: Any) -> list[str]:
 def _next(fitted: TableModel, out: Path) -> list[str]:
     """Commands to try next."""
     graph = fitted.model.graph
-    clusters = any(graph.rule("p", name).spec.categorical for name in graph.latents)
+    clusters = any(
+        graph.rule("p", name).spec.categorical and graph.size(name) > 1 for name in graph.latents
+    )
     codes = any(not graph.rule("p", name).spec.finite for name in graph.latents)
     run = shlex.quote(str(out))
     lines = [(f"aevb evaluate {run}", "how well it predicts cells")]

@@ -176,11 +176,12 @@ def loaded_rows(run: Path, file: str | None, missing: Sequence[float] | None) ->
     """The rows of a table as the data of its model, for commands that examine a model."""
     from aevb.data.datasets import Loaded, Recipe, Split
 
-    opened, known, which = judged_rows(run, file, missing)
-    data = opened.schema.encode(known)
+    found = judged_rows(run, file, missing)
+    opened = found.opened
+    data = opened.schema.encode(found.rows)
     rows = Split(dict(data), raw=dict(data))
     recipe = opened.recipe or Recipe(str(opened.file.path))
-    held_out = rows if which in ("held out", "validation") else None
+    held_out = rows if found.which in ("held out", "validation") else None
     return Loaded(rows, held_out, recipe, notes=_variables(opened.schema))
 
 
@@ -314,8 +315,9 @@ def cluster(
     labels, sure = columns["cluster"], _most_probable(columns)
     print(
         paragraph(
-            f"{opened.rows()} in {len(columns) - 1} clusters; the mean probability of a row's own "
-            f"cluster is {sure.mean():.3f}, and {int((sure < 0.8).sum())} rows have less than 0.8."
+            f"{opened.rows()} in {len(columns) - 1} cluster{'s' * (len(columns) > 2)}; the mean "
+            f"probability of a row's own cluster is {sure.mean():.3f}, and "
+            f"{int((sure < 0.8).sum())} rows have less than 0.8."
         )
         + "\n"
     )
@@ -326,7 +328,11 @@ def cluster(
     if out is None:
         print(_offer("cluster", opened, "clusters.csv"))
     else:
-        print(_written(opened, out, results, f"cluster and {len(columns) - 1} probabilities"))
+        print(_written(opened, out, results, _probabilities(len(columns) - 1)))
+
+
+def _probabilities(count: int) -> str:
+    return "cluster and its probability" if count == 1 else f"cluster and {count} probabilities"
 
 
 def _need_latent(opened: Opened, what: str, *, clusters: bool) -> None:
@@ -563,26 +569,39 @@ def sample_table(run: Path, out: Path | None, n: int, seed: int) -> None:
 # Evaluation ---------------------------------------------------------------------------------------
 
 
-def judged_rows(
-    run: Path, file: str | None, missing: Sequence[float] | None
-) -> tuple[Opened, Any, str]:
-    """Open a table, and return its rows to judge the model by, and which rows these are.
+@dataclass(frozen=True)
+class Judged:
+    """Rows to judge a model by: which they are, and the rows that it was trained on."""
+
+    opened: Opened
+    rows: Any
+    which: str
+    trained_on: Any
+
+
+def judged_rows(run: Path, file: str | None, missing: Sequence[float] | None) -> Judged:
+    """Open a table, and return its rows to judge the model by.
 
     They are the rows of the file, or else the run's validation or held-out rows, or all its rows.
     """
     from aevb.cli.train_table import split_rows
 
     opened = open_table(run, file, missing)
-    recipe = opened.recipe
-    if file is not None or recipe is None:
-        return opened, opened.known, ""
+    recipe, known = opened.recipe, opened.known
+    own = known
+    if file is not None and recipe is not None and Path(recipe.data).exists():
+        own = read_table_file(recipe.data, recipe.missing or ()).known_to(opened.schema)
+    if recipe is None:
+        return Judged(opened, known, "", known)
+    trained_on, held_out = split_rows(TableFile(opened.file.path, own), recipe)
+    if file is not None:
+        return Judged(opened, known, "", trained_on)
     if recipe.validation:
         opened = open_table(run, recipe.validation, missing)
-        return opened, opened.known, "validation"
-    if recipe.hold_out:
-        rows = split_rows(TableFile(opened.file.path, opened.known), recipe)[1]
-        return opened, rows, "held out"
-    return opened, opened.known, "the training rows"
+        return Judged(opened, opened.known, "validation", trained_on)
+    if held_out is not None:
+        return Judged(opened, held_out, "held out", trained_on)
+    return Judged(opened, known, "the training rows", trained_on)
 
 
 def evaluate_table(
@@ -597,8 +616,9 @@ def evaluate_table(
     """``aevb evaluate`` for the run of a table: log p, and cells that are hidden and predicted."""
     import numpy as np
 
-    opened, known, which = judged_rows(run, file, missing)
-    scores = opened.table.score(known, method=evidence, samples=samples, seed=seed)
+    found = judged_rows(run, file, missing)
+    opened, which = found.opened, found.which
+    scores = opened.table.score(found.rows, method=evidence, samples=samples, seed=seed)
     log_p = scores["log_p"].to_numpy()
     how = "exact"
     if "stderr" in scores.column_names:
@@ -614,35 +634,39 @@ def evaluate_table(
             f"({how}; ± is the standard error between rows), a density of the table's own columns."
         )
     )
-    print("\n" + _hidden_cells(opened, known, seed))
+    print("\n" + _hidden_cells(found, seed))
 
 
-def _hidden_cells(opened: Opened, frame: Any, seed: int) -> str:
-    """Hide known cells at random, fill them, and compare with the truth and with column means."""
+def _hidden_cells(judged: Judged, seed: int) -> str:
+    """Hide known cells at random, fill them, and compare with the truth.
+
+    The comparison is with the mean or commonest level of each column's training cells, which the
+    model knows, too.
+    """
     import numpy as np
 
+    opened, frame = judged.opened, judged.rows
     draw = np.random.default_rng(seed)
     missing = opened.schema.missing_cells(frame)
     rounds = min(max(math.ceil(ENOUGH / (HIDDEN * frame.num_rows)), 1), ROUNDS)
-    found: dict[str, list[tuple[list[Any], list[Any], list[Any]]]] = {name: [] for name in missing}
+    found: dict[str, list[tuple[list[Any], list[Any]]]] = {name: [] for name in missing}
     for k in range(rounds):
         hide = {name: ~gone & (draw.random(len(gone)) < HIDDEN) for name, gone in missing.items()}
         filled = opened.table.impute(_without_cells(frame, hide), seed=seed + k)
         for name, rows in hide.items():
-            kept = ~missing[name] & ~rows
-            truth, rest = (frame.column(name).filter(which).to_pylist() for which in (rows, kept))
-            guess = filled.column(name).filter(rows).to_pylist()
-            found[name].append((truth, guess, _typical(opened.schema[name], rest, len(truth))))
+            truth, guess = (one.column(name).filter(rows).to_pylist() for one in (frame, filled))
+            found[name].append((truth, guess))
     lines: list[tuple[str, ...]] = [
         ("column", "hidden", "error", "model", "column alone", "better by")
     ]
     for column in opened.schema.used:
-        truth, guess, typical = (
+        truth, guess = (
             [cell for part in parts for cell in part]
             for parts in zip(*found[column.name], strict=True)
         )
         if not truth:
             continue
+        typical = _typical(column, judged.trained_on, len(truth))
         if column.listed:
             ours, theirs = (
                 sum(a != b for a, b in zip(truth, other, strict=True)) / len(truth)
@@ -656,21 +680,22 @@ def _hidden_cells(opened: Opened, frame: Any, seed: int) -> str:
             )
             unit = ", days" if column.kind == "date" else ""
             what, shown = f"RMSE{unit}", [_short(value) for value in (ours, theirs)]
-        gain = f"{100 * (1 - ours / theirs):.0f} %" if theirs else "—"
+        gain = f"{100 * (1 - ours / theirs):.0f} %" if theirs > 0 else "—"
         lines.append((column.name, str(len(truth)), what, *shown, gain))
     times = f" in each of {rounds} rounds" if rounds > 1 else ""
     head = paragraph(
         f"Cells hidden at random ({HIDDEN:.0%} of the known ones{times}, seed {seed}) and filled "
-        f"from the other cells of their row, against filling with the column's mean or commonest "
-        f"level:"
+        f"from the other cells of their row, against the mean or the commonest level of the "
+        f"column in the training rows:"
     )
     return head + "\n\n" + "\n".join("  " + line for line in aligned(lines, right={1, 3, 4, 5}))
 
 
-def _typical(column: Column, cells: list[Any], count: int) -> list[Any]:
-    """The commonest level of some cells, or their mean, ``count`` times."""
+def _typical(column: Column, frame: Any, count: int) -> list[Any]:
+    """The commonest level of a column, or its mean, ``count`` times."""
     import numpy as np
 
+    cells = [cell for cell in frame.column(column.name).to_pylist() if _is(cell)]
     if column.listed:
         return [max(column.levels, key=cells.count)] * count
     return [float(np.mean(_days(cells))) if cells else np.nan] * count
