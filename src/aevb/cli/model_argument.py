@@ -66,7 +66,7 @@ def resolve(
         return open_run(Path(text)) if is_run(text) else load(text)
     raise ValueError(
         f"There is no model {text!r}. Name one of {', '.join(zoo)}, a file.py:name, or the folder "
-        f"of a run or a saved model. aevb train also takes a table: {text}.csv or {text}.parquet."
+        f"of a run or a saved model."
     )
 
 
