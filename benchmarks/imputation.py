@@ -182,7 +182,7 @@ def iterative(frame: pd.DataFrame, listed: Sequence[str], truth: pd.DataFrame, s
 
 
 def draws(frame: pd.DataFrame, listed: Sequence[str], truth: pd.DataFrame, seed: int) -> Filled:
-    """Ten draws of IterativeImputer(sample_posterior=True): their mean, and a mixture of Normals."""
+    """The mean of ten draws of IterativeImputer(sample_posterior=True); a mixture of Normals."""
     return _chained(frame, listed, truth, range(10 * seed, 10 * seed + 10), sample=True)
 
 
@@ -196,9 +196,7 @@ def _chained(
 ) -> Filled:
     coded = Coded.of(frame, listed)
     # With a column for every level, each regression would repeat the fill it starts from.
-    kept = np.delete(
-        np.arange(coded.matrix.shape[1]), [coded.place[name].start for name in listed]
-    )
+    kept = np.delete(np.arange(coded.matrix.shape[1]), [coded.place[name].start for name in listed])
     total = np.zeros_like(coded.matrix)
     found: dict[str, list[np.ndarray]] = {}
     for seed in seeds:
@@ -279,15 +277,6 @@ def ours(frame: pd.DataFrame, listed: Sequence[str], truth: pd.DataFrame, seed: 
     return predicted(table, frame, truth)
 
 
-def numbers(frame: pd.DataFrame, listed: Sequence[str], truth: pd.DataFrame, seed: int) -> Filled:
-    """The default model of the table, with every column of numbers modelled as real or positive."""
-    schema = Schema.read(frame)
-    for column in schema.used:
-        if column.name not in listed and column.kind in ("ordered", "count"):
-            schema = schema.with_kind(column.name, "real")
-    return predicted(fit_default(schema, frame, seed=seed), frame, truth)
-
-
 def predicted(table: TableModel, frame: pd.DataFrame, truth: pd.DataFrame) -> Filled:
     """Posterior means and most probable levels, and the exact log densities of the truth.
 
@@ -338,7 +327,6 @@ METHODS: dict[str, Callable[..., Filled]] = {
     "draws": draws,
     "forest": forest,
     "ours": ours,
-    "numbers": numbers,
 }
 
 
@@ -421,8 +409,12 @@ def show(path: Path) -> None:
         table = frame.pivot_table(index=["table", "rate"], columns="method", values=what)
         print(f"\n{what}\n{table.round(3).to_string()}")
         print(table.mean().round(3).to_string())
-    print("\nseeds\n", frame.pivot_table(
-        index=["table", "rate"], columns="method", values="seed", aggfunc="count").to_string())
+    print(
+        "\nseeds\n",
+        frame.pivot_table(
+            index=["table", "rate"], columns="method", values="seed", aggfunc="count"
+        ).to_string(),
+    )
 
 
 def main() -> None:

@@ -1,14 +1,13 @@
-"""The default model of a table: a mixture, chosen by held-out evidence and protected from overfit.
+"""The default model of a table: mixtures with a prior, joined into one.
 
 The model is a mixture with a full covariance of the real and positive columns
-(``schema.mixture(k, covariance="full")``). It is fitted in three steps:
+(``schema.mixture(k, covariance="full")``). Three things keep it from overfitting small tables:
 
-1. The number of clusters is the one with the highest evidence of held-out cells given the other
-   cells of their rows.
-2. EM with a prior (:class:`Shrunken`): every cluster is pulled towards the whole table, so that
-   clusters of few rows have sound covariances and no probability is 0.
-3. Several such fits, from different starts, are joined into one mixture. Its density is the mean of
-   their densities, which predicts better than each of them.
+1. EM with a prior (:class:`Shrunken`) pulls every cluster towards the whole table, so that clusters
+   of few rows have sound covariances and no probability is 0.
+2. Fits with different numbers of clusters, from different starts, are joined into one mixture. Its
+   density is the mean of their densities, which predicts better than each of them.
+3. Larger numbers of clusters are used only if they give held-out cells a higher evidence.
 
 The result is an ordinary :class:`~aevb.tables.fitted.TableModel` with an exact posterior.
 """
@@ -37,10 +36,12 @@ from aevb.training.row_order import seed_of
 FIRST, MORE = (3, 5, 8), (12, 18, 27, 40)  # numbers of clusters
 LEAST_ROWS = 20  # per cluster
 MEMBERS = 3  # fits of each number of clusters
-ROUNDS = 60  # of EM at most
-TOLERANCE = 1e-3  # nats per row: EM ends when a round gains less
+ROUNDS = 40  # of EM at most
+TOLERANCE = 1e-3  # nats per row and entry: EM ends when a round gains less
 MOST_ROWS = 10_000  # rows that are fitted; a larger table is sampled
-MOST_WORK = 2e9  # rows · clusters · columns³ of a full covariance; beyond it, covariances are diagonal
+# Rows · clusters · columns³ of x, the work of a round of EM with a full covariance: beyond the first
+# number a fit is not repeated, beyond the second the covariance is diagonal.
+HEAVY, TOO_HEAVY = 1e8, 5e9
 SHARE, GROUPS = 0.2, 10  # of the columns that are held out, and of rows that hold out the same ones
 
 
@@ -59,11 +60,11 @@ class Shrunken(Mixtures):
 
     def _centres(self, seed: int) -> dict[str, Tensor]:
         """Start at random rows. Different starts make the fits that are joined differ."""
-        batch = next(iter(self.rows.parts()))
-        rows, some, _ = self._standard(batch, self.latent)
+        parts = [self._standard(batch, self.latent)[:2] for batch in self.rows.parts()]
+        rows = torch.cat([rows[some] for rows, some in parts])
         generator = torch.Generator().manual_seed(seed_of(seed, "clusters"))
-        order = torch.randperm(int(some.sum()), generator=generator)
-        return {self.latent: rows[some][order[: self.graph.size(self.latent)]]}
+        order = torch.randperm(len(rows), generator=generator)
+        return {self.latent: rows[order[: self.graph.size(self.latent)]]}
 
     def most_likely(
         self, entry: Entry, count: Tensor, first: Tensor, second: Tensor
@@ -72,9 +73,8 @@ class Shrunken(Mixtures):
             return super().most_likely(entry, count + count.shape[-1], first + 1, second + 1)
         total = count.sum(0)
         if not entry.spec.gaussian:
-            levels = isinstance(entry.spec, OneHot)
-            rows = 0.5 * count.shape[-1] if levels else 1.0
-            whole = (first.sum(0) + 0.5) / (total + rows + 0.5 * (not levels))
+            rows = 0.5 * count.shape[-1] if isinstance(entry.spec, OneHot) else 1.0
+            whole = (first.sum(0) + 0.5) / (total + rows)
             return super().most_likely(entry, count + rows, first + rows * whole, second)
         whole = first.sum(0) / total.clamp_min(1e-9)
         mean = (first + 0.5 * whole) / (count + 0.5)
@@ -99,15 +99,18 @@ def fit_default(
     frame: Any,
     *,
     clusters: int | None = None,
-    members: int = MEMBERS,
+    members: int | None = None,
     seed: int = 0,
 ) -> TableModel:
     """Fit the default model of a table, for filling cells, scoring and sampling.
 
-    ``clusters`` per fit is chosen by held-out evidence if it is None. The model has ``clusters`` ·
-    ``members`` clusters. Over-dispersed counts are modelled as positive numbers, or as real ones if
-    there are zeros, so that the model stays exact. A table of more than ``MOST_ROWS`` rows is
-    fitted on a random sample of them.
+    The model joins ``members`` fits of each number of clusters (3 by default, 1 for a large table
+    with many real columns). ``clusters`` is that number; by default, there are three: 3, 5 and 8,
+    or more if held-out cells ask for more, or fewer if the table has few rows.
+
+    Over-dispersed counts are modelled as positive numbers, or as real ones if there are zeros, so
+    that the posterior is exact; the schema of the result says so. A table of more than
+    ``MOST_ROWS`` rows is fitted on a random sample of them.
     """
     for what, value in (("clusters", clusters), ("members", members)):
         if value is not None and (isinstance(value, bool) or value < 1):
@@ -115,13 +118,21 @@ def fit_default(
     schema = _without_dispersion(schema)
     data: Mapping[str, Any] = schema.encode(read_table(frame))
     n = len(next(iter(data.values())))
-    rng = np.random.default_rng([seed, 20])
+    if clusters is not None and clusters > n:
+        raise ValueError(f"The table has {n} rows, fewer than the {clusters} clusters.")
+    rng = np.random.default_rng(seed)
     if n > MOST_ROWS:
         some = np.sort(rng.choice(n, MOST_ROWS, replace=False))
         data = {name: value[some] for name, value in data.items()}
     sizes = _chosen(schema, data, seed, rng) if clusters is None else [clusters]
+    if members is None:
+        light = _work(data, max(sizes)) <= HEAVY or _covariance(data) == "diagonal"
+        members = MEMBERS if light else 1
+    one = fitted(schema, data, 1)
     fits = [
-        fitted(schema, data, k, seed=seed + j) for k in sizes for j in range(members if k > 1 else 1)
+        fitted(schema, data, k, seed=seed + j, start=one) if k > 1 else one
+        for k in sizes
+        for j in range(members if k > 1 else 1)
     ]
     return TableModel(schema, joined(schema, fits))
 
@@ -134,27 +145,44 @@ def _without_dispersion(schema: Schema) -> Schema:
     return schema
 
 
-def fitted(schema: Schema, data: Mapping[str, Any], clusters: int, *, seed: int) -> Model:
-    """Fit one mixture to encoded rows by EM with a prior."""
-    model = schema.mixture(clusters, covariance=_covariance(schema, data, clusters))
+def fitted(
+    schema: Schema,
+    data: Mapping[str, Any],
+    clusters: int,
+    *,
+    seed: int = 0,
+    start: Model | None = None,
+) -> Model:
+    """Fit one mixture to encoded rows by EM with a prior.
+
+    ``start`` is a fit with one cluster. Its covariance fills the missing cells of the first round,
+    which saves many rounds.
+    """
+    model = schema.mixture(clusters, covariance=_covariance(data)).fresh(seed)
+    if start is not None:
+        old = start.state_dict()
+        model.load_state_dict({n: old[n].expand_as(v) for n, v in model.state_dict().items()})
     method = Shrunken(model)
-    source = open_source(model.graph, data, next(model.parameters()))
-    method.open(Rows(source, World()))
+    method.open(Rows(open_source(model.graph, data, next(model.parameters())), World()))
     point, before = method.from_data(method.read(), seed), -float("inf")
+    enough = TOLERANCE * sum(model.graph.size(name) for name in model.graph.observed)
     for _ in range(ROUNDS):
         evidence, after = method.update(point)
-        if abs(float(evidence) - before) < TOLERANCE:
+        if abs(float(evidence) - before) < enough:
             break
         point, before = after, float(evidence)
     method.write(point)
     return model
 
 
-def _covariance(schema: Schema, data: Mapping[str, Any], clusters: int) -> str:
-    if "x" not in schema.variables:
-        return "diagonal"
-    rows, columns = data["x"].shape
-    return "full" if rows * clusters * columns**3 <= MOST_WORK else "diagonal"
+def _work(data: Mapping[str, Any], clusters: int) -> float:
+    """The work of a round of EM with a full covariance of x."""
+    rows, columns = data["x"].shape if "x" in data else (0, 0)
+    return float(rows) * clusters * columns**3
+
+
+def _covariance(data: Mapping[str, Any]) -> str:
+    return "full" if 0 < _work(data, max(FIRST)) <= TOO_HEAVY else "diagonal"
 
 
 def joined(schema: Schema, fits: list[Model]) -> Model:
@@ -162,14 +190,18 @@ def joined(schema: Schema, fits: list[Model]) -> Model:
     if len(fits) == 1:
         return fits[0]
     first = fits[0]
-    covariance = "full" if first.graph.rule("p", "x").spec.full_moments else "diagonal"
+    full = "x" in first.graph.observed and first.graph.rule("p", "x").spec.full_moments
     model = schema.mixture(
-        sum(fit.graph.size("cluster") for fit in fits), covariance=covariance
+        sum(fit.graph.size("cluster") for fit in fits), covariance="full" if full else "diagonal"
     )
+    root = first.graph.rule("p", "cluster").id
+    parts = [fit.state_dict() for fit in fits]
     state: dict[str, Tensor] = {}
     for name, value in model.state_dict().items():
-        parts = [fit.state_dict()[name] for fit in fits]
-        state[name] = torch.cat(parts, -1) if value.shape != parts[0].shape else parts[0]
+        each = [part[name] for part in parts]
+        if name.startswith(f"factors.{root}."):  # every fit has the same total probability
+            each = [one.log_softmax(-1) for one in each]
+        state[name] = torch.cat(each, -1) if value.shape != each[0].shape else each[0]
     model.load_state_dict(state)
     return model
 
@@ -186,14 +218,16 @@ def _chosen(
     """
     most = len(next(iter(data.values()))) // LEAST_ROWS
     first = [k for k in FIRST if k <= most] or [1]
-    more = [k for k in MORE if k <= most]
-    if not more:
+    full = _covariance(data) == "full"
+    more = [k for k in MORE if k <= most and not (full and _work(data, k) > HEAVY)]
+    if not more or len(schema.used) == 1:
         return first
     kept = held_out(data, rng)
-    sizes, fits = first, [fitted(schema, kept, k, seed=seed) for k in first]
+    one = fitted(schema, kept, 1)
+    sizes, fits = first, [fitted(schema, kept, k, seed=seed, start=one) for k in first]
     best = predictive(joined(schema, fits), data, kept)
     for k in more:
-        fits = [*fits[1:], fitted(schema, kept, k, seed=seed)]
+        fits = [*fits[1:], fitted(schema, kept, k, seed=seed, start=one)]
         score = predictive(joined(schema, fits), data, kept)
         if score <= best:
             break
@@ -209,11 +243,8 @@ def held_out(data: Mapping[str, Any], rng: np.random.Generator) -> dict[str, np.
     sizes = {name: 1 if value.ndim == 1 else value.shape[1] for name, value in data.items()}
     rows, columns = len(next(iter(data.values()))), sum(sizes.values())
     group = rng.permutation(rows) % GROUPS
-    # Every group hides some columns and keeps some, where there is more than one.
-    count = min(max(1, round(SHARE * columns)), max(columns - 1, 1))
-    order = np.concatenate(
-        [rng.permutation(columns) for _ in range(GROUPS * count // columns + 1)]
-    )
+    count = max(1, round(SHARE * columns))
+    order = np.concatenate([rng.permutation(columns) for _ in range(GROUPS * count // columns + 1)])
     hidden = np.zeros((rows, columns), dtype=bool)
     for g in range(GROUPS):
         hidden[np.ix_(group == g, order[g * count : (g + 1) * count])] = True

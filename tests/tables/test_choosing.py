@@ -1,0 +1,176 @@
+"""The default model of a table: the prior, joining, held-out cells, and what it fills."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy.stats import multivariate_normal
+from small_tables import mixed
+
+from aevb import Schema
+from aevb.data.sources import open_source
+from aevb.evidence.exact import why_not_exact
+from aevb.tables import choosing
+from aevb.tables.choosing import Shrunken, fit_default, fitted, held_out, joined, predictive
+from aevb.training.distributed import World
+from aevb.training.em.factors import Rows
+
+
+def numbers(rows: int = 200, seed: int = 0) -> pd.DataFrame:
+    """Two correlated columns, a third one that depends on a level, and the level."""
+    rng = np.random.default_rng(seed)
+    level = rng.integers(3, size=rows)
+    a = rng.normal(size=rows)
+    b = 0.9 * a + 0.3 * rng.normal(size=rows)
+    c = 4.0 * level + rng.normal(size=rows)
+    return pd.DataFrame({"a": a, "b": b, "c": c, "level": np.array(["p", "q", "r"])[level]})
+
+
+def with_holes(frame: pd.DataFrame, rate: float = 0.3, seed: int = 0) -> pd.DataFrame:
+    return frame.mask(np.random.default_rng(seed).random(frame.shape) < rate)
+
+
+def update(model, data):
+    """Two M-steps from the start."""
+    method = Shrunken(model)
+    method.open(Rows(open_source(model.graph, data, next(model.parameters())), World()))
+    with torch.no_grad():
+        point = method.from_data(method.read(), 0)
+        method.write(method.update(point)[1])
+
+
+@pytest.mark.parametrize("covariance", ["diagonal", "full"])
+def test_the_prior_of_one_cluster_is_imaginary_rows(covariance):
+    frame = numbers()[["a", "b", "c"]]
+    schema = Schema.read(frame)
+    data = schema.encode(frame)
+    model = schema.mixture(1, covariance=covariance).fresh(0)
+    update(model, data)
+    n, pull, u = len(frame), Shrunken.pull, Shrunken.uncorrelated
+    own = np.cov(data["x"].T, ddof=0)
+    alone = np.diag(own.diagonal())
+    own = own if covariance == "full" else alone
+    pooled = (n * own + u * alone) / (n + u)
+    expected = multivariate_normal(data["x"].mean(0), (n * own + pull * pooled) / (n + pull))
+    found = model.log_evidence(**data).value.detach().numpy()
+    assert np.allclose(found, expected.logpdf(data["x"]), rtol=0, atol=1e-9)
+
+
+def test_a_probability_is_never_zero():
+    frame = pd.DataFrame(
+        {
+            "v": np.r_[np.zeros(100), 9 * np.ones(100)] + np.random.default_rng(0).normal(size=200),
+            "level": ["p"] * 50 + ["q"] * 50 + ["r"] * 100,
+        }
+    )
+    schema = Schema.read(frame)
+    table = fit_default(schema, frame, clusters=2, members=1)
+    known = pd.DataFrame({"v": [9.0], "level": [None]})
+    found = table.model.posterior(method="exact", **schema.encode(known)).marginals
+    level = found.components["level"]
+    share = (level.weight.unsqueeze(-1) * level.mean)[0, 0].sum(0)
+    # The cluster has 100 rows, none of them p, and 1.5 imaginary ones, a quarter of them p.
+    assert float(share[0]) == pytest.approx(1.5 * 50.5 / 201.5 / 101.5, rel=1e-3)
+
+
+def test_the_density_of_joined_fits_is_the_mean_of_their_densities():
+    frame = with_holes(numbers())
+    schema = Schema.read(frame)
+    data = schema.encode(frame)
+    fits = [fitted(schema, data, k, seed=k) for k in (1, 2, 4)]
+    whole = joined(schema, fits).log_evidence(**data).value
+    parts = torch.stack([fit.log_evidence(**data).value for fit in fits])
+    assert torch.allclose(whole, parts.logsumexp(0) - np.log(3), rtol=0, atol=1e-10)
+
+
+def test_held_out_cells_are_known_ones_and_leave_each_row_some():
+    frame = with_holes(numbers(), 0.1)
+    data = Schema.read(frame).encode(frame)
+    kept = held_out(data, np.random.default_rng(0))
+    assert list(kept) == list(data)
+    hidden = 0
+    for name in data:
+        same = kept[name] == data[name]
+        assert np.array_equal(np.isnan(kept[name]), ~same)
+        hidden += int((np.isnan(kept[name]) & ~np.isnan(data[name])).sum())
+    # One of four columns in each group of rows.
+    assert hidden / frame.notna().to_numpy().sum() == pytest.approx(0.25, abs=0.03)
+
+
+def test_the_evidence_of_held_out_cells_is_a_difference_of_evidences():
+    frame = numbers()
+    schema = Schema.read(frame)
+    data = schema.encode(frame)
+    kept = {name: value.copy() for name, value in data.items()}
+    kept["x"][:, 1] = np.nan
+    model = fitted(schema, data, 1)
+    x = data["x"]
+    mean = model.posterior(method="exact", **kept).marginals.components["x"]
+    m, v = (part[:, 0, 0, 1].detach().numpy() for part in (mean.mean, mean.variance))
+    expected = -0.5 * ((x[:, 1] - m) ** 2 / v + np.log(2 * np.pi * v))
+    assert predictive(model, data, kept) == pytest.approx(expected.mean(), abs=1e-9)
+
+
+def test_filled_cells_are_better_than_column_means_and_the_posterior_is_exact():
+    truth = numbers(300)
+    frame = with_holes(truth)
+    table = fit_default(Schema.read(frame), frame)
+    assert why_not_exact(table.model) is None
+    assert table.model.graph.size("cluster") == choosing.MEMBERS * sum(choosing.FIRST)
+    filled = table.impute(frame)
+    gone = frame["b"].isna() & frame["a"].notna()
+    error = np.sqrt(((filled["b"] - truth["b"])[gone] ** 2).mean())
+    assert error < 0.4  # the noise of b given a is 0.3, its standard deviation 0.95
+    gone = frame["level"].isna() & frame["c"].notna()
+    assert (filled["level"] == truth["level"])[gone].mean() > 0.9
+
+
+def test_it_fits_every_kind_of_column():
+    frame = mixed()
+    table = fit_default(Schema.read(frame), frame, clusters=3, members=2)
+    assert np.isfinite(table.score(frame)["log_p"]).all()
+    assert all(column.likelihood != "NegativeBinomial" for column in table.schema.used)
+
+
+def test_the_seed_decides():
+    frame = with_holes(numbers(100))
+    schema = Schema.read(frame)
+    first, again, other = (
+        fit_default(schema, frame, seed=seed).score(frame)["log_p"] for seed in (1, 1, 2)
+    )
+    assert first.equals(again)
+    assert not first.equals(other)
+
+
+def test_few_rows_take_few_clusters_and_many_rows_a_sample(monkeypatch):
+    few = numbers(30)
+    assert fit_default(Schema.read(few), few).model.graph.size("cluster") == 1
+    monkeypatch.setattr(choosing, "MOST_ROWS", 100)
+    many = numbers(500)
+    table = fit_default(Schema.read(many), many)
+    assert table.model.graph.size("cluster") == choosing.MEMBERS * (3 + 5)
+    assert len(table.score(many)) == 500
+
+
+def test_a_table_without_real_columns_and_one_of_one_column():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"u": rng.choice(["a", "b", "c"], 300), "v": rng.choice(["d", "e"], 300)})
+    assert np.isfinite(fit_default(Schema.read(frame), frame).score(frame)["log_p"]).all()
+    frame = pd.DataFrame({"v": rng.normal(size=300)})
+    assert np.isfinite(fit_default(Schema.read(frame), frame).score(frame)["log_p"]).all()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"clusters": 0}, "clusters is a positive whole number, got 0"),
+        ({"members": 0}, "members is a positive whole number, got 0"),
+        ({"clusters": 101}, "100 rows, fewer than the 101 clusters"),
+    ],
+)
+def test_bad_sizes_are_refused(wrong, match):
+    frame = numbers(100)
+    with pytest.raises(ValueError, match=match):
+        fit_default(Schema.read(frame), frame, **wrong)
