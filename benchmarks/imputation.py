@@ -1,4 +1,4 @@
-"""Filling missing cells: the default model of a table against four usual imputers.
+"""Filling missing cells: the default model of a table against five usual imputers.
 
     python benchmarks/imputation.py run results.jsonl            # all tables, rates and seeds
     python benchmarks/imputation.py run results.jsonl --only wine --methods mean,knn --seeds 3

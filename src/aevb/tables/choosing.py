@@ -39,8 +39,8 @@ MEMBERS = 3  # fits of each number of clusters
 ROUNDS = 40  # of EM at most
 TOLERANCE = 1e-3  # nats per row and entry: EM ends when a round gains less
 MOST_ROWS = 10_000  # rows that are fitted; a larger table is sampled
-# Rows · clusters · columns³ of x, the work of a round of EM with a full covariance: beyond the first
-# number a fit is not repeated, beyond the second the covariance is diagonal.
+# Rows · clusters · columns³ of x, the work of a round of EM with a full covariance. Beyond the
+# first number a fit is not repeated, beyond the second the covariance is diagonal.
 HEAVY, TOO_HEAVY = 1e8, 5e9
 SHARE, GROUPS = 0.2, 10  # of the columns that are held out, and of rows that hold out the same ones
 
