@@ -75,3 +75,9 @@ def test_runs_of_tables_are_read_from_their_folders(schema, tmp_path):
     # each cluster two means, two scales, one probability and one rate, and 1 dispersion for all.
     assert schema["eggs"].likelihood == "NegativeBinomial"
     assert found["folder"].free == 1 + 2 * (2 + 2 + 1 + 1) + 1
+
+
+def test_numbers_are_names_too():
+    schema = Schema.read(FRAME)
+    models = {k: schema.fit(schema.mixture(k), FRAME, seed=0) for k in (1, 2)}
+    assert {"1", "2"} <= set(str(compare(models, FRAME)).split())

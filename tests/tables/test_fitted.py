@@ -480,3 +480,81 @@ def test_clusters_are_found():
     found = schema.fit(schema.mixture(3), table).clusters(table)["cluster"]
     pairs = pd.crosstab(truth, found).to_numpy()
     assert pairs.max(1).sum() >= 290
+
+
+def small(shift=0.0):
+    rng = np.random.default_rng(5)
+    return pd.DataFrame({"a": rng.normal(size=60) + shift, "b": rng.normal(size=60)})
+
+
+def test_a_refused_fit_leaves_the_schema_of_the_run_alone(tmp_path):
+    table, out = small(), tmp_path / "run"
+    schema = Schema.read(table)
+    schema.fit(schema.mixture(2), table, out=out, seed=0)
+    before = (out / "schema.json").read_bytes()
+    log_p = load_table(out).score(table)["log_p"].to_numpy()
+    other = small(shift=3.0)
+    for settings in ({}, {"resume": True}):
+        wanted = Schema.read(other)
+        with pytest.raises(ValueError, match="trained with another schema: column 'a' was real"):
+            wanted.fit(wanted.mixture(2), other, out=out, seed=0, **settings)
+    with pytest.raises(ValueError, match="holds a run"):
+        schema.fit(schema.mixture(2), table, out=out, seed=0)
+    assert (out / "schema.json").read_bytes() == before
+    np.testing.assert_array_equal(load_table(out).score(table)["log_p"].to_numpy(), log_p)
+
+
+def test_a_fit_with_wrong_settings_leaves_no_schema(tmp_path):
+    table = small()
+    schema = Schema.read(table)
+    with pytest.raises(ValueError):
+        schema.fit(schema.mixture(2), table, out=tmp_path / "run", steps=-1)
+    assert not (tmp_path / "run" / "schema.json").exists()
+
+
+def test_a_killed_run_has_its_schema(tmp_path):
+    table = small()
+    schema = Schema.read(table)
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        schema.fit(
+            schema.vae(1, hidden=(4,)),
+            table,
+            out=tmp_path / "run",
+            steps=30,
+            validation=table,
+            after=stop,
+        )
+    assert (tmp_path / "run" / "schema.json").read_text() == schema.to_json()
+
+
+def test_samples_of_positive_whole_numbers_have_a_logarithm():
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(
+        {"income": np.ceil(np.exp(rng.normal(2, 1.5, 300))).astype(int), "b": rng.normal(size=300)}
+    )
+    schema = Schema.read(table, kinds={"income": "positive"})
+    model = schema.fit(schema.mixture(1), table)
+    drawn = model.sample(500, seed=0)
+    assert drawn["income"].min() == 1
+    assert np.isfinite(model.score(drawn)["log_p"]).all()
+
+
+def test_cells_far_beyond_the_known_ones_are_warned_of():
+    """A linear model of logarithms extrapolates: the true value of b is exp(9)."""
+    rng = np.random.default_rng(0)
+    a = rng.normal(size=300)
+    a, b, c, d = (slope * a + 0.1 * rng.normal(size=300) for slope in (1, 1, -2, 1))
+    table = pd.DataFrame({"a": a, "b": np.exp(b), "c": c, "d": d})
+    schema = Schema.read(table)
+    model = schema.fit(schema.factors(1), table)
+    table.loc[[0, 1], ["b", "c"]] = np.nan
+    model.impute(table)
+    far = pd.DataFrame({"a": [1.0, 9.0], "b": np.nan, "c": np.nan, "d": np.nan})
+    with pytest.warns(
+        DataWarning, match=r"far beyond all known cells of 'b' \(1, up to [\d.e+]+\)"
+    ):
+        model.impute(far)

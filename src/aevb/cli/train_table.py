@@ -330,7 +330,7 @@ def _next_best(found: Sequence[Candidate]) -> str:
 def _check_schema(schema: Schema, out: Path) -> None:
     """Refuse to resume a run with other columns or kinds."""
     from aevb.tables import Schema
-    from aevb.tables.fitted import SCHEMA
+    from aevb.training.run_folder import SCHEMA
 
     if not (out / SCHEMA).is_file():
         return

@@ -14,9 +14,10 @@ from aevb.comparison.entrants import Entrant, describe_rows, identify, trained_h
 from aevb.data.datasets import Loaded, Recipe, load, log_jacobian, log_spreads
 from aevb.data.sources import Source
 from aevb.model import Model
-from aevb.tables.fitted import SCHEMA, TableModel, load_table
+from aevb.tables.fitted import TableModel, load_table
 from aevb.tables.schema import Schema
 from aevb.training.run import Run, load_run, recipe_of
+from aevb.training.run_folder import SCHEMA
 from aevb.training.seed_folders import seed_folders
 
 Contestant = Model | Run | TableModel | str | Path  # a text or path is the folder of a run
@@ -26,7 +27,7 @@ CHUNK = 10_000  # rows whose Jacobian is computed at a time
 def named(models: Mapping[str, Contestant] | Sequence[Contestant]) -> dict[str, Contestant]:
     """Return the models by name. Folders are named by what distinguishes their paths."""
     if isinstance(models, Mapping):
-        return dict(models)
+        return {str(name): one for name, one in models.items()}
     if isinstance(models, Model | Run | TableModel | str | Path):
         models = [models]
     folders = [place(one) for one in models]

@@ -29,10 +29,8 @@ def typed(column: Column, values: np.ndarray, dtype: str) -> list[Any]:
         return [_date(days, dtype) for days in values.tolist()]
     if (bits := re.fullmatch(r"(u?)int(\d+)", dtype.lower())) is not None:
         bound = np.iinfo(bits[0])
-        return [
-            int(number)
-            for number in np.clip(np.rint(values), float(bound.min), float(bound.max)).tolist()
-        ]
+        low = 1.0 if column.kind == "positive" else float(bound.min)  # 0 has no logarithm
+        return [int(number) for number in np.clip(np.rint(values), low, float(bound.max)).tolist()]
     return values.astype(float).tolist()
 
 
@@ -52,6 +50,8 @@ def frame_of(schema: Schema, values: Mapping[str, np.ndarray]) -> Any:
         numbers = values[column.name]
         if not column.listed and column.facts.whole and column.kind != "date":
             numbers = np.rint(numbers)
+            if column.kind == "positive":
+                numbers = np.maximum(numbers, 1)  # 0 has no logarithm
         cells = typed(column, numbers, column.dtype)
         name = int(column.name) if schema.integer_names else column.name
         columns[name] = _series(schema.library, column, cells)

@@ -28,9 +28,9 @@ from aevb.tables.fitting import fit_data
 from aevb.tables.frames import Table, new_frame, read_table
 from aevb.tables.schema import Schema
 from aevb.training.run import Run, load_run
+from aevb.training.run_folder import SCHEMA
 
 DRAWS = 200  # of the latents, where the posterior is not exact
-SCHEMA = "schema.json"
 
 
 @dataclass(frozen=True)
@@ -209,6 +209,7 @@ class TableModel:
                 dtype = table.cells(column.name, ()).dtype
                 filled[column.name] = rows, typed(column, values, dtype)
             spreads[column.name] = spread
+        _warn_of_extrapolation(self.schema, found, hidden)
         whole = table.replaced(filled)
         return (whole, table.beside(spreads)) if return_std else whole
 
@@ -253,7 +254,7 @@ def load_table(folder: str | Path) -> TableModel:
             f"{place} holds no model of a table: {SCHEMA} is missing. aevb.load and aevb.load_run "
             f"read other models."
         )
-    schema = Schema.from_json(json.dumps(read_json(place / SCHEMA, LONGEST_BESIDE)))
+    schema = _read_schema(place)
     if (place / "checkpoints").is_dir():
         model = load_run(place)
         return TableModel(schema, model, replace(Run.load(place), model=model))
@@ -275,14 +276,60 @@ def fit_table(
     _check_matches(schema, model)
     data = schema.encode(frame)
     held_out = None if validation is None else schema.encode(validation)
+    settings |= {"starts": starts, "hide": hide, "validation": held_out, "out": out}
+    if out is None:
+        return TableModel(schema, model, fit_data(schema, model, data, **settings))
+    with _schema_beside(schema, Path(out)):
+        return TableModel(schema, model, fit_data(schema, model, data, **settings))
+
+
+@contextmanager
+def _schema_beside(schema: Schema, folder: Path) -> Iterator[None]:
+    """Write ``schema.json`` before a run begins, so that a killed run has it, too.
+
+    The schema of a run that is there already is never changed: its weights belong to it. Raise
+    ValueError if that schema is another one.
+    """
+    file, model = folder / SCHEMA, folder / "model.json"
+    if file.is_file() and model.is_file():
+        _check_same(schema, _read_schema(folder), folder)
+    fresh = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    if fresh:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(file, schema.to_json())
     try:
-        run = fit_data(
-            schema, model, data, starts=starts, hide=hide, validation=held_out, out=out, **settings
-        )
-    finally:
-        if out is not None and (Path(out) / "model.json").is_file():
-            replace_file(Path(out) / SCHEMA, schema.to_json())
-    return TableModel(schema, model, run)
+        yield
+    except BaseException:
+        if fresh and not model.is_file():
+            file.unlink(missing_ok=True)  # fit refused its settings or data
+        raise
+    if not file.is_file():
+        replace_file(file, schema.to_json())
+
+
+def _read_schema(folder: Path) -> Schema:
+    return Schema.from_json(json.dumps(read_json(folder / SCHEMA, LONGEST_BESIDE)))
+
+
+def _check_same(schema: Schema, there: Schema, folder: Path) -> None:
+    """Raise ValueError if a run in a folder was trained with another schema."""
+    if schema.to_json() == there.to_json():
+        return
+    now, before = ({column.name: column for column in one.columns} for one in (schema, there))
+    name = next(
+        (name for name in {**before, **now} if before.get(name) != now.get(name)), schema.names[0]
+    )
+    parts = [
+        "not there"
+        if column is None
+        else f"{column.kind} (location {column.location:g}, scale {column.scale:g})"
+        for column in (before.get(name), now.get(name))
+    ]
+    raise ValueError(
+        f"{folder} was trained with another schema: column {name!r} was {parts[0]} and is now "
+        f"{parts[1]}. To resume, give the table and the schema of the run; otherwise choose "
+        f"another folder."
+    )
 
 
 def _check_matches(schema: Schema, model: Model) -> None:
@@ -368,6 +415,30 @@ def _moments(
             else:
                 result[column.name] = _number(column, weight, mean[..., j], variance[..., j])
     return result
+
+
+def _warn_of_extrapolation(schema: Schema, found: Moments, hidden: dict[str, np.ndarray]) -> None:
+    """Warn if filled numbers lie far beyond all known cells of their column."""
+    told = []
+    for column in schema.used:
+        low, high = column.facts.low, column.facts.high
+        if not column.dense or low is None or high is None or column.name not in found:
+            continue
+        values = found[column.name][0][hidden[column.name]].astype(float)
+        far = np.maximum(values - high, low - values)
+        count = int((far > (high - low) / 2).sum())
+        if count:
+            told.append(f"{column.name!r} ({count}, up to {values[far.argmax()]:.4g})")
+    if told:
+        more = f" and {len(told) - 5} more columns" if len(told) > 5 else ""
+        warnings.warn(
+            DataWarning(
+                f"Filled cells lie far beyond all known cells of {', '.join(told[:5])}{more}: the "
+                f"model extrapolates. A model with fewer parameters does so less, and so does the "
+                f'kind "real" instead of "positive".'
+            ),
+            stacklevel=3,
+        )
 
 
 def _number(

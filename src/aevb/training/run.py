@@ -50,6 +50,21 @@ class Run:
     step: int
     seconds: float
 
+    def __repr__(self) -> str:
+        """Return a summary; ``rows`` and ``history`` have the details.
+
+        >>> from aevb import Normal, fit
+        >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
+        >>> fit(model, {"x": np.random.default_rng(0).normal(size=(50, 2))}, steps=20)
+        Run of 20 steps, seed 0, not saved
+        """
+        best = self.best
+        parts = [f"Run of {self.step:,} steps", f"seed {self.settings.seed}"]
+        if best is not None:
+            parts.append(f"best validation {best.value:.4f} at step {best.step:,}")
+        parts.append("not saved" if self.out is None else f"in {self.out}")
+        return ", ".join(parts)
+
     @classmethod
     def load(cls, out: str | Path) -> Run:
         """Read a run from its folder: the model at the last checkpoint, and the history.

@@ -31,6 +31,7 @@ try:
 except ImportError:  # no such locks on Windows
     fcntl = None  # type: ignore[assignment]
 
+SCHEMA = "schema.json"  # the columns of the table that a run models
 _REMEDIES = {
     errno.ENOSPC: "Make room",
     errno.EDQUOT: "Make room in your quota",
@@ -270,6 +271,8 @@ def refuse_taken(path: Path, resume: bool) -> None:
             )
         return
     names = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
+    if names == [SCHEMA]:  # of the run that begins now
+        return
     if names and not _began_here(path, names):
         listed = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
         what = (
@@ -296,7 +299,7 @@ def _began_here(path: Path, names: list[str]) -> bool:
             content = file.read(200)
     except (OSError, ValueError):
         return False
-    whole = ("model.json", "data.json", "config.toml", "metrics.jsonl")
+    whole = ("model.json", "data.json", "config.toml", "metrics.jsonl", SCHEMA)
     ours = {".lock", "checkpoints", "tensorboard", *whole, *(f"{name}.writing" for name in whole)}
     return bool(re.fullmatch(r"\d+\n([0-9a-f]{32}\n)?", content)) or (
         not content and ours.issuperset(names) and _is_ours(path / "model.json")
