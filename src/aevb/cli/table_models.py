@@ -33,8 +33,8 @@ MODELS = ("auto", *ARGUMENTS)
 class Candidate:
     """A model that was compared: log p per row, free parameters and BIC.
 
-    A model is not ``sound`` if a cluster collapsed onto equal cells or a single row: its log p can
-    be raised at will.
+    A model is not ``sound`` if it collapsed onto equal or redundant cells or a single row: its
+    log p can be raised at will.
     """
 
     model: str
@@ -198,7 +198,7 @@ def compare(
 def _fitted(
     schema: Schema, frame: Any, model: str, arguments: Mapping[str, Any], seed: int
 ) -> Candidate:
-    from aevb.tables.fitting import _collapsed
+    from aevb.tables.fitting import collapsed
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the chosen model is fitted again, with its warnings
@@ -207,7 +207,7 @@ def _fitted(
             declare(schema, model, arguments), frame, seed=seed, progress=False, **starts
         )
         total = float(table.score(frame)["log_p"].to_numpy().sum())
-    sound = model != "mixture" or not _collapsed(table.model, schema.encode(frame))
+    sound = not collapsed(table.model, schema.encode(frame))
     free, n = parameters(schema, model, arguments), frame.num_rows
     return Candidate(model, arguments, total / n, free, free * math.log(n) - 2 * total, sound)
 

@@ -310,8 +310,9 @@ def _model(
     if not all(one.sound for one in found):
         told.append(
             paragraph(
-                "collapsed: a cluster holds equal cells or fewer than two rows, so that its "
-                "density has no limit. Such models are not chosen."
+                "collapsed: the model holds a column for constant or for a function of other "
+                "columns, or a cluster has fewer than two rows, so that its density has no limit. "
+                "Such models are not chosen."
             )
         )
     print("\n".join(["", *told]))

@@ -129,7 +129,7 @@ def _best_seed(model: Model, data: Data, starts: int | None, settings: Mapping[s
             progress=False,
             **(own | {"seed": seed, "schedule": trial}),
         )
-        sound = not _collapsed(run.model, data)
+        sound = not collapsed(run.model, data)
         found.append((sound, float(run.history["evidence"][-1]), -seed))
     return -max(found)[2]
 
@@ -216,7 +216,7 @@ def _most_likely(spec: Conditional, values: np.ndarray, size: int) -> dict[str, 
 # Collapsed clusters -------------------------------------------------------------------------------
 
 
-def _collapsed(model: Model, data: Data) -> dict[int, list[int]]:
+def collapsed(model: Model, data: Data) -> dict[int, list[int]]:
     """Clusters that hold fewer than two rows, or whose scale of entries of x is at its limit.
 
     The result maps a cluster to these entries of ``x``. A scale is that of an entry, or of a
@@ -255,7 +255,7 @@ def _at_limit(model: Model, classes: list[str]) -> Tensor:
 
 
 def _warn_of_collapse(schema: Schema, model: Model, data: Data) -> None:
-    found = _collapsed(model, data)
+    found = collapsed(model, data)
     if not found:
         return
     graph, told = model.graph, []
