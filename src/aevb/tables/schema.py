@@ -436,6 +436,18 @@ class Schema:
                 found[variable] = (family, len(columns))
         return found
 
+    def fit_default(self, frame: Any, *, seed: int = 0) -> TableModel:
+        """Fit a model that needs no choice, for filling cells, scoring rows and drawing new ones.
+
+        It is a mixture: several fits with different numbers of clusters, each with full covariances
+        that are pulled towards the whole table, joined into one. Its clusters are parts of a
+        density and have no meaning of their own; to find groups, fit :meth:`mixture`.
+        Over-dispersed counts become positive or real columns of the result's schema.
+        """
+        from aevb.tables.choosing import fit_default
+
+        return fit_default(self, frame, seed=seed)
+
     def fit(self, model: Model, frame: Any, **settings: Any) -> TableModel:
         """Fit a model to a frame, and return it with its schema.
 
