@@ -111,6 +111,20 @@ def test_outliers_of_a_frame_break_its_pattern():
     assert (detector.predict(FRAME) == -1).sum() == 4
 
 
+def test_units_of_a_frame_do_not_change_its_outliers():
+    random = np.random.default_rng(0)
+    frame = HOLES.assign(mass=np.exp(random.normal(KIND, 1.5))).astype({"colour": "category"})
+    frame.loc[random.random(200) < 0.2, "mass"] = np.nan
+    assert Schema.read(frame)["mass"].kind == "positive"
+    detector = DensityOutlierDetector(MixtureClusterer(2, n_init=2), random_state=0)
+    scores = detector.fit(frame).score_samples(frame)
+    whole = frame.notna().all(axis=1)
+    log_p = detector.estimator_.score_samples(frame)
+    np.testing.assert_array_equal(np.argsort(scores[whole]), np.argsort(log_p[whole]))
+    other = frame.assign(mass=frame["mass"] * 1e3, width=frame["width"] * 1e-3)
+    np.testing.assert_allclose(detector.fit(other).score_samples(other), scores, atol=1e-4)
+
+
 def test_codes_of_a_frame_predict_in_a_pipeline():
     pipeline = make_pipeline(
         VariationalAutoencoder(2, max_iter=60, random_state=0), LogisticRegression()

@@ -100,6 +100,54 @@ def test_planted_outliers_have_the_lowest_density(inner):
     )
 
 
+@pytest.mark.parametrize(
+    "inner",
+    [
+        None,
+        MixtureClusterer(2, covariance_type="full"),
+        VariationalAutoencoder(1, max_iter=3, n_importance_samples=5),
+    ],
+)
+@pytest.mark.parametrize("unit", [1e-6, 1e6])
+def test_units_do_not_change_the_outliers(inner, unit):
+    X = np.random.default_rng(0).normal(size=(400, 3))
+    lost = np.random.default_rng(1).random(400) < 0.1
+    X[lost, 2] = np.nan
+    detector = DensityOutlierDetector(inner, contamination=0.1, random_state=0)
+    scores, flags = detector.fit(X).score_samples(X), detector.predict(X)
+    np.testing.assert_allclose(
+        detector.fit(X * [1, 1, unit]).score_samples(X * [1, 1, unit]), scores, atol=1e-4
+    )
+    np.testing.assert_array_equal(detector.predict(X * [1, 1, unit]), flags)
+    # Rows with and without a hole come from one distribution: 41 and 359 rows, of which a tenth is
+    # marked. The difference of the shares has a standard deviation of 0.05.
+    assert abs((flags == -1)[lost].mean() - (flags == -1)[~lost].mean()) < 0.1
+    log_p = detector.estimator_.score_samples(X * [1, 1, unit])
+    np.testing.assert_array_equal(np.argsort(scores[~lost]), np.argsort(log_p[~lost]))
+
+
+def test_scores_of_a_gaussian_are_its_standardised_log_density():
+    X = holes(WINE)
+    detector = DensityOutlierDetector(FactorAnalysis(2)).fit(X)
+    mean, covariance = detector.estimator_.mean_, detector.estimator_.get_covariance()
+    expected = []
+    for row in X:
+        here = ~np.isnan(row)
+        off = (row - mean)[here]
+        # The squared distance is χ² with as many degrees of freedom as the row has known cells.
+        distance = off @ np.linalg.solve(covariance[np.ix_(here, here)], off)
+        expected.append((here.sum() - distance) / np.sqrt(2 * here.sum()))
+    # Of 1,000 rows: the mean has a standard error of 0.03, the standard deviation of about 4 %.
+    np.testing.assert_allclose(detector.score_samples(X), expected, rtol=0.2, atol=0.15)
+
+
+def test_a_row_without_known_cells_is_no_outlier():
+    detector = DensityOutlierDetector(random_state=0).fit(holes(WINE))
+    empty = np.full((1, 13), np.nan)
+    assert detector.score_samples(empty).tolist() == [0.0]
+    assert detector.predict(empty).tolist() == [1]
+
+
 def test_a_detector_refuses_wrong_parameters():
     for share in (0.0, 0.6):
         with pytest.raises(ValueError, match="contamination is a share of the rows"):

@@ -87,6 +87,10 @@ class Columns:
         here = self.varies
         return -np.where(np.isnan(X[:, here]), 0.0, np.log(self.scale[here])).sum(1)
 
+    def relative_log_jacobian(self, data: Mapping[str, np.ndarray]) -> np.ndarray:
+        """log |dx/dX| of encoded rows, less its value at x = 0: 0, as the units are constants."""
+        return np.zeros(len(data["x"]))
+
 
 @dataclass(frozen=True, eq=False)
 class MixedColumns:
@@ -106,6 +110,18 @@ class MixedColumns:
     def log_jacobian(self, X: Any) -> np.ndarray:
         """log |dx/dX| of the known cells of each row."""
         return self.schema.log_jacobian(X)
+
+    def relative_log_jacobian(self, data: Mapping[str, np.ndarray]) -> np.ndarray:
+        """log |dx/dX| of encoded rows, less its value at x = 0 with the same missing cells.
+
+        No unit of a column changes it. x of a positive column is (log X − location) / scale.
+        """
+        rows = len(next(iter(data.values())))
+        slope = [
+            -column.scale if column.kind == "positive" else 0.0
+            for column in self.schema.variables.get("x", ())
+        ]
+        return np.nan_to_num(data["x"]) @ np.array(slope) if slope else np.zeros(rows)
 
 
 def is_mixed(X: Any) -> bool:

@@ -112,9 +112,7 @@ class DensityEstimator(BaseEstimator):
 
     def _parts(self, X: Any) -> Iterator[dict[str, Any]]:
         """Yield the rows as data of the model, a limited number at a time."""
-        data = self.columns_.encode(X)
-        for start in range(0, len(next(iter(data.values()))), ROWS):
-            yield {name: value[start : start + ROWS] for name, value in data.items()}
+        return split(self.columns_.encode(X))
 
     def _posterior(self, data: dict[str, Any]) -> Posterior:
         """The posterior of the latents of encoded rows."""
@@ -137,9 +135,13 @@ class DensityEstimator(BaseEstimator):
             The log-densities [n].
         """
         X = self._check(X)
+        return self._encoded_scores(self.columns_.encode(X)) + self.columns_.log_jacobian(X)
+
+    def _encoded_scores(self, data: dict[str, Any]) -> np.ndarray:
+        """log p of encoded rows, a limited number at a time."""
         with torch.no_grad():
-            found = [self._log_density(data).double().numpy() for data in self._parts(X)]
-        return np.concatenate(found) + self.columns_.log_jacobian(X)
+            found = [self._log_density(part).double().numpy() for part in split(data)]
+        return np.concatenate(found)
 
     def score(self, X: Any, y: Any = None) -> float:
         """Compute the mean of log p over the rows of X. ``y`` is ignored."""
@@ -162,6 +164,12 @@ class DensityEstimator(BaseEstimator):
         ``random_state`` decides the draw: an int gives the same rows at every call.
         """
         return self.columns_.decode(self._draw(n_samples))
+
+
+def split(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield encoded rows, a limited number at a time."""
+    for start in range(0, len(next(iter(data.values()))), ROWS):
+        yield {name: value[start : start + ROWS] for name, value in data.items()}
 
 
 class ExactDensityEstimator(DensityEstimator):

@@ -15,9 +15,19 @@ from aevb.sklearn.columns import MixedColumns, is_mixed
 from aevb.sklearn.default_density import default_density
 from aevb.sklearn.density import DensityEstimator, fit_inner
 
+MOST, LEAST = 1000, 100  # rows simulated from the model per pattern of missing cells,
+IN_ALL = 100_000  # and for all patterns of the training rows together, unless LEAST needs more
+EQUAL = 1e-9  # a smaller standard deviation of log p is rounding
+
 
 class DensityOutlierDetector(OutlierMixin, BaseEstimator):
-    """Mark the rows as outliers whose density under a latent variable model is lowest.
+    """Mark the rows as outliers that are least likely under a latent variable model.
+
+    log p of rows with different missing cells is not comparable: each known cell adds a term that
+    depends on the unit of its column. The score of a row is therefore (log p − m) / s, where m and
+    s are the mean and standard deviation of log p of rows simulated from the model with the same
+    missing cells. It has no unit, and orders rows with the same missing cells as log p does. A row
+    without any known cell has the score 0.
 
     Parameters:
         estimator: An unfitted estimator of this module with ``score_samples``. None is
@@ -29,7 +39,7 @@ class DensityOutlierDetector(OutlierMixin, BaseEstimator):
 
     Attributes:
         estimator_: The fitted estimator.
-        offset_: The density below which a row is an outlier, as log p.
+        offset_: The score below which a row is an outlier.
 
     >>> X = np.vstack([np.random.default_rng(0).normal(size=(99, 2)), [[8.0, -8.0]]])
     >>> detector = DensityOutlierDetector(contamination=0.01, random_state=0)
@@ -67,18 +77,60 @@ class DensityOutlierDetector(OutlierMixin, BaseEstimator):
                 f"estimator is one of aevb.sklearn with score_samples, got {self.estimator!r}."
             )
         self.estimator_ = fit_inner(self.estimator or default_density(X), self.random_state, X)
-        scores = self.estimator_.score_samples(X)
-        self.offset_ = float(np.percentile(scores, 100 * self.contamination))
+        data = self.estimator_.columns_.encode(X)
+        self._simulate(data)
+        self.offset_ = float(np.percentile(self._scores(data), 100 * self.contamination))
         return self
 
+    def _simulate(self, data: dict[str, np.ndarray]) -> None:
+        """Draw rows from the model, and summarise log p for the training rows' missing cells."""
+        patterns = np.unique(_missing(data), axis=0)
+        count = max(LEAST, min(MOST, IN_ALL // len(patterns)))
+        drawn = self.estimator_.model_.sample(count, seed=0)
+        # The model draws one-hot rows of a category, of which the data has positions.
+        self._simulated = {
+            name: drawn[name].numpy() if value.ndim == 2 else drawn[name].numpy().argmax(1) * 1.0
+            for name, value in data.items()
+        }
+        self._moments = {pattern.tobytes(): self._moments_of(pattern) for pattern in patterns}
+
+    def _moments_of(self, pattern: np.ndarray) -> tuple[float, float]:
+        """Mean and standard deviation of log p of simulated rows with these missing cells."""
+        data, start = {}, 0
+        for name, value in self._simulated.items():
+            width = value.shape[1] if value.ndim == 2 else 1
+            hidden = pattern[start : start + width]
+            data[name] = np.where(hidden if value.ndim == 2 else hidden[0], np.nan, value)
+            start += width
+        found = self._relative_log_p(data)
+        spread = float(found.std())
+        return float(found.mean()), spread if spread > EQUAL else 1.0
+
+    def _relative_log_p(self, data: dict[str, np.ndarray]) -> np.ndarray:
+        """log p of encoded rows, up to a constant for each pattern of missing cells."""
+        inner = self.estimator_
+        return inner._encoded_scores(data) + inner.columns_.relative_log_jacobian(data)
+
+    def _scores(self, data: dict[str, np.ndarray]) -> np.ndarray:
+        found = self._relative_log_p(data)
+        patterns, which = np.unique(_missing(data), axis=0, return_inverse=True)
+        moments = np.array(
+            [self._moments.get(one.tobytes()) or self._moments_of(one) for one in patterns]
+        )[which.reshape(-1)]
+        return (found - moments[:, 0]) / moments[:, 1]
+
     def score_samples(self, X: Any) -> np.ndarray:
-        """Compute log p of each row [n], in the units of X; lower is more abnormal."""
+        """Compute the score of each row [n]; lower is more abnormal.
+
+        It is log p in standard deviations from its mean, both over rows simulated from the model
+        with the same missing cells. ``estimator_.score_samples`` computes log p itself.
+        """
         check_is_fitted(self)
         if isinstance(self.estimator_.columns_, MixedColumns):
             validate_data(self, X, reset=False, skip_check_array=True)
         else:
             X = validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
-        return self.estimator_.score_samples(X)
+        return self._scores(self.estimator_.columns_.encode(X))
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Compute ``score_samples(X) − offset_`` [n]; it is negative for outliers."""
@@ -87,3 +139,8 @@ class DensityOutlierDetector(OutlierMixin, BaseEstimator):
     def predict(self, X: Any) -> np.ndarray:
         """Return −1 for outliers and 1 for other rows [n]."""
         return np.where(self.decision_function(X) < 0, -1, 1)
+
+
+def _missing(data: dict[str, np.ndarray]) -> np.ndarray:
+    """Which entries of encoded rows are missing [n, entries]."""
+    return np.column_stack([np.isnan(value) for value in data.values()])
