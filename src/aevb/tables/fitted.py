@@ -157,7 +157,12 @@ class TableModel:
 
         Missing cells are marginalised out. The column is ``log_p``. If the evidence is not exact,
         a second column ``stderr`` has the standard error of importance sampling with ``samples``
-        draws, or of another ``method`` of :meth:`Model.log_evidence`. Outlier scores are −log_p.
+        draws, or of another ``method`` of :meth:`Model.log_evidence`.
+
+        Among rows with the same missing cells, those with the lowest log_p are outliers. log_p of
+        rows with different missing cells is not comparable: each known cell adds a term that
+        depends on its unit. Their tail probabilities are, which ``aevb score`` computes: the share
+        of rows simulated from the model, with the same missing cells, that are at most as likely.
         """
         table = read_table(frame)
         data: dict[str, Any] = dict(self.schema.encode(table))
