@@ -201,6 +201,24 @@ def test_labels_that_do_not_suffice():
         SemiSupervisedClassifier(max_iter=2).fit(WINE, np.where(KINDS == 1, 1, -1))
 
 
+@pytest.mark.parametrize(
+    ("labels", "missing", "fix"),
+    [
+        (["a", "b", "-1"], -1, "missing_label='-1'"),
+        (["a", "b", "-1.0"], -1, "missing_label='-1.0'"),
+        ([0, 1, -1], "-1", "missing_label=-1"),
+    ],
+)
+def test_a_missing_label_of_another_type_is_refused(labels, missing, fix):
+    y = np.array(labels)[KINDS]
+    classifier = SemiSupervisedClassifier(missing_label=missing, max_iter=2, random_state=0)
+    with pytest.raises(ValueError, match=f"y has the label .* Pass {fix}, or None"):
+        classifier.fit(WINE, y)
+    for right, classes in ((np.array(labels)[2].item(), 2), (None, 3)):
+        found = classifier.set_params(missing_label=right).fit(WINE, y)
+        assert len(found.classes_) == classes
+
+
 def test_a_random_state_decides_the_classifier():
     labels = np.where(np.arange(178) % 5 == 0, KINDS, -1)
     found = [

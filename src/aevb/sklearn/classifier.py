@@ -52,7 +52,8 @@ class SemiSupervisedClassifier(ClassifierMixin, DensityEstimator):
         max_iter: Number of epochs.
         n_importance_samples: Draws of z per row and class in predictions.
         missing_label: The value of y that marks a row without a label, −1 as in
-            ``sklearn.semi_supervised``. With None all rows have labels.
+            ``sklearn.semi_supervised``. With None all rows have labels. It has the type of the
+            labels: −1 does not mark a text "-1", and y with such a label is refused.
         random_state: Decides weights, noise and draws: an int, a RandomState or None.
         verbose: Print the progress.
 
@@ -121,6 +122,12 @@ class SemiSupervisedClassifier(ClassifierMixin, DensityEstimator):
         """Set ``classes_``, and return the index of each label, −1 for a row without one."""
         known = np.ones(len(y), dtype=bool)
         if self.missing_label is not None:
+            if (alike := [one for one in y.tolist() if _alike(one, self.missing_label)]) != []:
+                raise ValueError(
+                    f"y has the label {alike[0]!r}, but missing_label={self.missing_label!r} is "
+                    f"{'no' if isinstance(alike[0], str) else 'a'} text, so it would not mark this "
+                    f"row. Pass missing_label={alike[0]!r}, or None if it is a class."
+                )
             known = np.array([one != self.missing_label for one in y], dtype=bool)
         if not known.any():
             raise ValueError(
@@ -232,3 +239,13 @@ class SemiSupervisedClassifier(ClassifierMixin, DensityEstimator):
         """Return the most probable class of each row [n]."""
         most = self.predict_proba(X).argmax(1)
         return self.classes_[most]
+
+
+def _alike(label: Any, missing: Any) -> bool:
+    """Whether one of two labels is a text that writes the other one, a number."""
+    if isinstance(label, str) == isinstance(missing, str):
+        return False
+    try:
+        return float(label) == float(missing)
+    except (TypeError, ValueError):
+        return False
