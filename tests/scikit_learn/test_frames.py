@@ -17,6 +17,7 @@ from aevb.sklearn import (
     MixtureClusterer,
     VariationalAutoencoder,
 )
+from aevb.sklearn.default_density import default_density
 
 
 def flowers(n=200, seed=0):
@@ -134,6 +135,18 @@ def test_codes_of_a_frame_predict_in_a_pipeline():
     back = codes.inverse_transform(codes.transform(HOLES))
     assert list(back.columns) == list(FRAME.columns)
     assert (back["colour"].to_numpy() == FRAME["colour"].to_numpy()).mean() > 0.8
+
+
+@pytest.mark.parametrize(("rows", "clusters"), [(4, 1), (8, 1), (30, 3)])
+def test_the_default_mixture_has_few_clusters_for_few_rows(rows, clusters):
+    frame = HOLES[:rows]
+    imputer = LatentImputer(random_state=0).fit(frame)
+    assert imputer.estimator_.n_clusters == clusters
+    assert not imputer.transform(frame).isna().to_numpy().any()
+    detector = DensityOutlierDetector(random_state=0).fit(frame)
+    assert detector.estimator_.n_clusters == clusters
+    assert set(detector.predict(frame)) == {-1, 1}
+    assert default_density(FRAME).n_clusters == 8
 
 
 def test_a_frame_of_numbers_is_read_as_an_array():

@@ -31,7 +31,7 @@ class LatentImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     Parameters:
         estimator: An unfitted :class:`FactorAnalysis` or :class:`MixtureClusterer`. None is
             ``FactorAnalysis("bic")``, and ``MixtureClusterer(8, n_init=3)`` for a frame with other
-            columns than numbers.
+            columns than numbers, with fewer clusters if it has fewer than 80 rows.
         random_state: Decides the fit, if the estimator has no ``random_state`` of its own, and the
             draws: an int, a RandomState or None.
 

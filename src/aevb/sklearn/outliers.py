@@ -32,7 +32,7 @@ class DensityOutlierDetector(OutlierMixin, BaseEstimator):
     Parameters:
         estimator: An unfitted estimator of this module with ``score_samples``. None is
             ``FactorAnalysis("bic")``, and ``MixtureClusterer(8, n_init=3)`` for a frame with other
-            columns than numbers.
+            columns than numbers, with fewer clusters if it has fewer than 80 rows.
         contamination: Share of outliers among the training rows, above 0 and at most 0.5.
         random_state: Decides the fit if the estimator has no ``random_state`` of its own: an int, a
             RandomState or None.
