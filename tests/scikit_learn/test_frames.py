@@ -5,9 +5,11 @@ import pickle
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.compose import ColumnTransformer
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder
 
 from aevb import Schema
 from aevb.sklearn import (
@@ -15,6 +17,7 @@ from aevb.sklearn import (
     FactorAnalysis,
     LatentImputer,
     MixtureClusterer,
+    SemiSupervisedClassifier,
     VariationalAutoencoder,
 )
 from aevb.sklearn.default_density import default_density
@@ -156,6 +159,25 @@ def test_a_frame_of_numbers_is_read_as_an_array():
     np.testing.assert_array_equal(
         by_frame.score_samples(numbers), by_array.score_samples(numbers.to_numpy())
     )
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_a_text_in_the_place_of_a_number_is_named(library):
+    frame, numbers = FRAME, FRAME.assign(colour=FRAME["colour"] == "red")
+    if library == "polars":
+        polars = pytest.importorskip("polars")
+        frame, numbers = polars.from_pandas(frame), polars.from_pandas(numbers)
+    classifier = SemiSupervisedClassifier(max_iter=2, random_state=0)
+    wanted = "SemiSupervisedClassifier reads numbers, but column 'colour' .*OneHotEncoder"
+    with pytest.raises(ValueError, match=wanted):
+        classifier.fit(frame, KIND)
+    classifier.fit(numbers, KIND)
+    with pytest.raises(ValueError, match=wanted):
+        classifier.predict(frame)
+    encode = ColumnTransformer(
+        [("levels", OneHotEncoder(sparse_output=False), ["colour"])], remainder="passthrough"
+    )
+    assert make_pipeline(encode, classifier).fit(frame, KIND).predict(frame).shape == (200,)
 
 
 def test_frames_that_do_not_fit_are_refused():

@@ -10,10 +10,7 @@ import numpy as np
 import torch
 from sklearn.base import ClassifierMixin  # type: ignore[import-untyped]
 from sklearn.utils.multiclass import check_classification_targets  # type: ignore[import-untyped]
-from sklearn.utils.validation import (  # type: ignore[import-untyped]
-    column_or_1d,
-    validate_data,
-)
+from sklearn.utils.validation import column_or_1d  # type: ignore[import-untyped]
 from torch import Tensor
 
 from aevb.clustering import spread_labels
@@ -25,6 +22,7 @@ from aevb.sklearn.density import (
     check_count,
     importance_weighted,
     read_numbers,
+    validate_numbers,
 )
 from aevb.training.fit import fit
 
@@ -102,9 +100,7 @@ class SemiSupervisedClassifier(ClassifierMixin, DensityEstimator):
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train on the rows X [n, d] and their labels y [n]; NaN is a missing cell of X."""
-        X, y = validate_data(
-            self, X, y, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2
-        )
+        X, y = validate_numbers(self, X, y, ensure_min_samples=2)
         check_classification_targets(y)
         labels = self._encode(column_or_1d(y))
         self.columns_ = read_numbers(X, shared_unit=self.shared_unit)

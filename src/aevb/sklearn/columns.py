@@ -132,3 +132,24 @@ def is_mixed(X: Any) -> bool:
     return isinstance(frame, nw.DataFrame) and not all(
         kind.is_numeric() for kind in frame.schema.values()
     )
+
+
+def first_text(X: Any) -> tuple[str, str] | None:
+    """The name and a cell of the first column of a frame with text that is no number, or None."""
+    import narwhals as nw
+
+    frame = nw.from_native(X, eager_only=True, pass_through=True)
+    if isinstance(frame, nw.DataFrame):
+        for name in frame.columns:
+            for cell in frame[name].to_list():
+                if isinstance(cell, str) and not _is_number(cell):
+                    return name, cell
+    return None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

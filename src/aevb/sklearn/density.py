@@ -22,7 +22,7 @@ from aevb.model import Model
 from aevb.posterior import ExactPosterior, Posterior, impute
 from aevb.runtime.checked_files import DataWarning
 from aevb.runtime.seeding import seeded
-from aevb.sklearn.columns import Columns, MixedColumns, is_mixed
+from aevb.sklearn.columns import Columns, MixedColumns, first_text, is_mixed
 from aevb.tables.schema import Schema
 from aevb.training.fit import fit
 from aevb.training.run import Run
@@ -56,9 +56,7 @@ class DensityEstimator(BaseEstimator):
             validate_data(self, X, skip_check_array=True)
             self.columns_ = MixedColumns(Schema.read(X))
             return self.columns_.encode(X)
-        X = validate_data(
-            self, X, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2
-        )
+        X = validate_numbers(self, X, ensure_min_samples=2)
         self.columns_ = read_numbers(X)
         return self.columns_.encode(X)
 
@@ -105,10 +103,7 @@ class DensityEstimator(BaseEstimator):
     def _check(self, X: Any) -> Any:
         """Check new rows by number and names of their columns."""
         check_is_fitted(self)
-        if isinstance(self.columns_, MixedColumns):
-            validate_data(self, X, reset=False, skip_check_array=True)
-            return X
-        return validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
+        return check_rows(self, X, self.columns_)
 
     def _parts(self, X: Any) -> Iterator[dict[str, Any]]:
         """Yield the rows as data of the model, a limited number at a time."""
@@ -263,6 +258,32 @@ def read_numbers(X: np.ndarray, *, shared_unit: bool = False) -> Columns:
             f"learn."
         )
     return columns
+
+
+def validate_numbers(estimator: Any, X: Any, *y: Any, **settings: Any) -> Any:
+    """Check rows of numbers as scikit-learn does, and name a column that is none."""
+    try:
+        return validate_data(
+            estimator, X, *y, dtype=np.float64, ensure_all_finite="allow-nan", **settings
+        )
+    except (TypeError, ValueError) as error:
+        if (found := first_text(X)) is None:
+            raise
+        raise ValueError(
+            f"{type(estimator).__name__} reads numbers, but column {found[0]!r} holds "
+            f"{found[1]!r}. Encode such columns first, for example in a pipeline with "
+            f'ColumnTransformer([("levels", OneHotEncoder(sparse_output=False), '
+            f'[{found[0]!r}])], remainder="passthrough"), or drop them.'
+        ) from error
+
+
+def check_rows(estimator: Any, X: Any, columns: Columns | MixedColumns) -> Any:
+    """Check new rows by number and names of their columns."""
+    if isinstance(columns, MixedColumns):
+        validate_data(estimator, X, reset=False, skip_check_array=True)
+    else:
+        X = validate_numbers(estimator, X, reset=False)
+    return X
 
 
 def check_count(name: str, value: Any, *, least: int = 1) -> int:

@@ -18,7 +18,14 @@ from sklearn.utils.validation import (  # type: ignore[import-untyped]
 
 from aevb.sklearn.columns import MixedColumns, is_mixed
 from aevb.sklearn.default_density import default_density
-from aevb.sklearn.density import ROWS, ExactDensityEstimator, check_count, fit_inner
+from aevb.sklearn.density import (
+    ROWS,
+    ExactDensityEstimator,
+    check_count,
+    check_rows,
+    fit_inner,
+    validate_numbers,
+)
 from aevb.tables.fitted import TableModel
 
 
@@ -60,9 +67,7 @@ class LatentImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         if is_mixed(X):
             validate_data(self, X, skip_check_array=True)
         else:
-            X = validate_data(
-                self, X, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2
-            )
+            X = validate_numbers(self, X, ensure_min_samples=2)
             if (empty := np.isnan(X).all(0)).any():
                 raise ValueError(
                     f"Column {int(empty.argmax())} (from 0) has no known cell, so its missing "
@@ -84,8 +89,7 @@ class LatentImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
             return TableModel(columns.schema, self.estimator_.model_)
         return None
 
-    def _parts(self, X: Any) -> list[np.ndarray]:
-        X = validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
+    def _parts(self, X: np.ndarray) -> list[np.ndarray]:
         return [X[start : start + ROWS] for start in range(0, len(X), ROWS)]
 
     def transform(self, X: Any, return_std: bool = False) -> Any:
@@ -99,8 +103,9 @@ class LatentImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
             cell [n, d], which is 0 for a known cell, and for a level the probability that it is
             another one.
         """
-        if (table := self._table()) is not None:
-            validate_data(self, X, reset=False, skip_check_array=True)
+        table = self._table()
+        X = check_rows(self, X, self.estimator_.columns_)
+        if table is not None:
             return table.impute(X, return_std=return_std)
         found = [self.estimator_._impute(part, 0, None) for part in self._parts(X)]
         mean = np.concatenate([one[0] for one in found])
@@ -114,8 +119,8 @@ class LatentImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         """
         check_count("n_draws", n_draws)
         table, random = self._table(), check_random_state(self.random_state)
+        X = check_rows(self, X, self.estimator_.columns_)
         if table is not None:
-            validate_data(self, X, reset=False, skip_check_array=True)
             return table.impute(X, draws=n_draws, seed=int(random.randint(2**31 - 1)))
         found = [
             self.estimator_._impute(part, n_draws, int(random.randint(2**31 - 1)))[2]

@@ -11,9 +11,9 @@ from sklearn.utils.validation import (  # type: ignore[import-untyped]
     validate_data,
 )
 
-from aevb.sklearn.columns import MixedColumns, is_mixed
+from aevb.sklearn.columns import is_mixed
 from aevb.sklearn.default_density import default_density
-from aevb.sklearn.density import DensityEstimator, fit_inner
+from aevb.sklearn.density import DensityEstimator, check_rows, fit_inner, validate_numbers
 
 MOST, LEAST = 1000, 100  # rows simulated from the model per pattern of missing cells,
 IN_ALL = 100_000  # and for all patterns of the training rows together, unless LEAST needs more
@@ -64,9 +64,7 @@ class DensityOutlierDetector(OutlierMixin, BaseEstimator):
         if is_mixed(X):
             validate_data(self, X, skip_check_array=True)
         else:
-            X = validate_data(
-                self, X, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2
-            )
+            X = validate_numbers(self, X, ensure_min_samples=2)
         if not 0 < self.contamination <= 0.5:
             raise ValueError(
                 f"contamination is a share of the rows, above 0 and at most 0.5, got "
@@ -126,11 +124,8 @@ class DensityOutlierDetector(OutlierMixin, BaseEstimator):
         with the same missing cells. ``estimator_.score_samples`` computes log p itself.
         """
         check_is_fitted(self)
-        if isinstance(self.estimator_.columns_, MixedColumns):
-            validate_data(self, X, reset=False, skip_check_array=True)
-        else:
-            X = validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
-        return self._scores(self.estimator_.columns_.encode(X))
+        columns = self.estimator_.columns_
+        return self._scores(columns.encode(check_rows(self, X, columns)))
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Compute ``score_samples(X) − offset_`` [n]; it is negative for outliers."""
