@@ -1,5 +1,6 @@
 """Frames with text, categories and missing cells."""
 
+import datetime
 import pickle
 
 import numpy as np
@@ -12,6 +13,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 
 from aevb import Schema
+from aevb.runtime.checked_files import DataWarning
 from aevb.sklearn import (
     DensityOutlierDetector,
     FactorAnalysis,
@@ -150,6 +152,34 @@ def test_the_default_mixture_has_few_clusters_for_few_rows(rows, clusters):
     assert detector.estimator_.n_clusters == clusters
     assert set(detector.predict(frame)) == {-1, 1}
     assert default_density(FRAME).n_clusters == 8
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+@pytest.mark.parametrize(
+    ("training", "new", "was"),
+    [
+        ("north", "south", "was always north"),
+        (7, 8, "was always 7"),
+        (1.5, 2.5, "was always 1.5"),
+        (True, False, "was always True"),
+        (datetime.date(2020, 1, 2), datetime.date(2021, 1, 2), "was always 2020-01-02"),
+        (None, "south", "had no known cell"),
+    ],
+)
+def test_other_values_of_a_constant_column_warn(library, training, new, was):
+    def read(value):
+        frame = FRAME.assign(place=[value] * 200)
+        return frame if library == "pandas" else polars.from_pandas(frame)
+
+    if library == "polars":
+        polars = pytest.importorskip("polars")
+    found = MixtureClusterer(2, random_state=0).fit(read(training))
+    before = found.score_samples(read(training))
+    with pytest.warns(DataWarning, match=f"Column 'place' {was} in the training rows.*200 of"):
+        np.testing.assert_array_equal(found.score_samples(read(new)), before)
+    detector = DensityOutlierDetector(MixtureClusterer(2), random_state=0).fit(read(training))
+    with pytest.warns(DataWarning, match="Column 'place'"):
+        detector.predict(read(new))
 
 
 def test_a_frame_of_numbers_is_read_as_an_array():

@@ -16,6 +16,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 
+from aevb.runtime.checked_files import DataWarning
 from aevb.sklearn import (
     DensityOutlierDetector,
     FactorAnalysis,
@@ -262,6 +263,24 @@ def test_frames_are_checked_by_name(estimator):
     assert list(fitted.feature_names_in_) == list(frame.columns)
     with pytest.raises(ValueError, match="feature names should match"):
         answer(fitted, frame[frame.columns[::-1]])
+
+
+@pytest.mark.parametrize("estimator", EVERY, ids=lambda one: type(one).__name__)
+def test_other_values_of_a_constant_column_warn(estimator):
+    X = np.insert(WINE, 2, 7.0, axis=1)
+    fitted = clone(estimator).fit(X, KINDS)
+    before = answer(fitted, X)
+    X[:3, 2] = 8.0
+    with pytest.warns(DataWarning, match=r"Column 2 \(from 0\) was always 7 .* in 3 of these rows"):
+        after = answer(fitted, X)
+    same = np.delete(after, 2, axis=1) if after.shape == X.shape else after
+    np.testing.assert_array_equal(
+        same, np.delete(before, 2, axis=1) if before.shape == X.shape else before
+    )
+    named = pd.DataFrame(X, columns=[f"c{j}" for j in range(14)])
+    fitted = clone(estimator).fit(named.assign(c2=7.0), KINDS)
+    with pytest.warns(DataWarning, match="Column 'c2' was always 7"):
+        answer(fitted, named)
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])

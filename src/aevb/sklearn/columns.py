@@ -6,13 +6,17 @@ Both encode rows as the data of a model, and decode data as rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from aevb.tables.cells import frame_of
+from aevb.runtime.checked_files import DataWarning
+from aevb.tables.cells import frame_of, typed
+from aevb.tables.columns import Column
+from aevb.tables.frames import read_table
 from aevb.tables.schema import Schema
 
 
@@ -87,6 +91,14 @@ class Columns:
         here = self.varies
         return -np.where(np.isnan(X[:, here]), 0.0, np.log(self.scale[here])).sum(1)
 
+    def warn_of_changes(self, X: np.ndarray, names: Sequence[str] | None = None) -> None:
+        """Warn of new values in columns that were constant or empty in the training rows."""
+        changed = (~np.isnan(X) & (self.location != X)).sum(0)
+        for j in np.flatnonzero(~self.varies & (changed > 0)).tolist():
+            name = f"{j} (from 0)" if names is None else repr(str(names[j]))
+            constant = None if np.isnan(self.location[j]) else f"{self.location[j]:g}"
+            _warn_of_change(name, constant, int(changed[j]))
+
     def relative_log_jacobian(self, data: Mapping[str, np.ndarray]) -> np.ndarray:
         """log |dx/dX| of encoded rows, less its value at x = 0: 0, as the units are constants."""
         return np.zeros(len(data["x"]))
@@ -94,9 +106,24 @@ class Columns:
 
 @dataclass(frozen=True, eq=False)
 class MixedColumns:
-    """The columns of a frame of which some are not numbers: text, categories, truth values."""
+    """The columns of a frame of which some are not numbers: text, categories, truth values.
+
+    ``constants`` are the cells of the columns that are constant in the training rows, as
+    :class:`aevb.tables.reading.Cells` has them. The schema leaves these columns out.
+    """
 
     schema: Schema
+    constants: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, X: Any) -> MixedColumns:
+        """Read the kinds of the columns of a frame, and the constants among them."""
+        schema, table, constants = Schema.read(X), read_table(X), {}
+        for column in schema.columns:
+            if not column.used and column.facts.constant:
+                cells = table.cells(column.name, schema.missing_words)
+                constants[column.name] = cells.values[~cells.missing].tolist()[0]
+        return cls(schema, constants)
 
     def encode(self, X: Any) -> dict[str, np.ndarray]:
         """Return the data of a model of these columns, one variable per kind."""
@@ -111,6 +138,33 @@ class MixedColumns:
         """log |dx/dX| of the known cells of each row."""
         return self.schema.log_jacobian(X)
 
+    def warn_of_changes(self, X: Any, names: Sequence[str] | None = None) -> None:
+        """Warn of new values in columns that were constant or empty in the training rows."""
+        table = read_table(X)
+        for column in self.schema.columns:
+            facts = column.facts
+            if column.used or not (facts.constant or not facts.distinct):
+                continue
+            cells = table.cells(column.name, self.schema.missing_words)
+            known = cells.values[~cells.missing]
+            numeric = known.dtype != object
+            if facts.distinct and numeric == (facts.low is not None):
+                same = (
+                    (known >= facts.low) & (known <= facts.high)
+                    if numeric
+                    else known == self.constants[column.name]
+                )
+                known = known[~same]
+            if len(known):
+                constant = str(self.constant(column, column.dtype)) if facts.distinct else None
+                _warn_of_change(repr(column.name), constant, len(known))
+
+    def constant(self, column: Column, dtype: str) -> Any:
+        """The constant of a column as a Python object of a type."""
+        kinds = {"number": "real", "boolean": "binary", "date": "date", "datetime": "date"}
+        kind = kinds.get(column.facts.type, "category")
+        return typed(replace(column, kind=kind), np.array([self.constants[column.name]]), dtype)[0]
+
     def relative_log_jacobian(self, data: Mapping[str, np.ndarray]) -> np.ndarray:
         """log |dx/dX| of encoded rows, less its value at x = 0 with the same missing cells.
 
@@ -122,6 +176,17 @@ class MixedColumns:
             for column in self.schema.variables.get("x", ())
         ]
         return np.nan_to_num(data["x"]) @ np.array(slope) if slope else np.zeros(rows)
+
+
+def _warn_of_change(name: str, constant: str | None, rows: int) -> None:
+    was = "had no known cell" if constant is None else f"was always {constant}"
+    warnings.warn(
+        f"Column {name} {was} in the training rows, so the model does not read it. Its other "
+        f"values in {rows} of these rows change no result. Fit with rows in which it varies, or "
+        f"drop it.",
+        DataWarning,
+        stacklevel=5,
+    )
 
 
 def is_mixed(X: Any) -> bool:

@@ -23,7 +23,6 @@ from aevb.posterior import ExactPosterior, Posterior, impute
 from aevb.runtime.checked_files import DataWarning
 from aevb.runtime.seeding import seeded
 from aevb.sklearn.columns import Columns, MixedColumns, first_text, is_mixed
-from aevb.tables.schema import Schema
 from aevb.training.fit import fit
 from aevb.training.run import Run
 
@@ -54,7 +53,7 @@ class DensityEstimator(BaseEstimator):
         """Check the training rows, read their columns, and return them as data of the model."""
         if self._mixed(X):
             validate_data(self, X, skip_check_array=True)
-            self.columns_ = MixedColumns(Schema.read(X))
+            self.columns_ = MixedColumns.read(X)
             return self.columns_.encode(X)
         X = validate_numbers(self, X, ensure_min_samples=2)
         self.columns_ = read_numbers(X)
@@ -278,11 +277,12 @@ def validate_numbers(estimator: Any, X: Any, *y: Any, **settings: Any) -> Any:
 
 
 def check_rows(estimator: Any, X: Any, columns: Columns | MixedColumns) -> Any:
-    """Check new rows by number and names of their columns."""
+    """Check new rows by number and names of their columns, and warn of columns left out."""
     if isinstance(columns, MixedColumns):
         validate_data(estimator, X, reset=False, skip_check_array=True)
     else:
         X = validate_numbers(estimator, X, reset=False)
+    columns.warn_of_changes(X, getattr(estimator, "feature_names_in_", None))
     return X
 
 

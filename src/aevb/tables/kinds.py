@@ -63,6 +63,13 @@ class Facts:
     spike: float | None = None  # the most frequent number,
     spike_share: float = 0.0  # and its share of the known cells
 
+    @property
+    def constant(self) -> bool:
+        """Whether the known cells are equal, up to rounding, and float64 can represent them."""
+        if self.whole and self.low is not None and _beyond(self):
+            return False
+        return self.distinct == 1 or _rounding(self)
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -180,6 +187,13 @@ def _beyond(facts: Facts) -> bool:
     return max(abs(facts.low), abs(facts.high)) > 2**53
 
 
+def _rounding(facts: Facts) -> bool:
+    """Whether numbers differ by no more than rounding."""
+    if facts.spread is None or facts.mean is None:
+        return False
+    return facts.spread <= 1e-12 * abs(facts.mean)
+
+
 def _choose_levels(cells: Cells, facts: Facts, known: int) -> Choice:
     what = "text" if facts.type == "text" else "a categorical type"
     if (
@@ -235,9 +249,7 @@ def _is_numeric_text(values: np.ndarray) -> bool:
 def _choose_number(values: np.ndarray, facts: Facts, known: int) -> Choice:
     assert facts.low is not None
     assert facts.high is not None
-    assert facts.spread is not None
-    assert facts.mean is not None
-    if facts.spread <= 1e-12 * abs(facts.mean):
+    if _rounding(facts):
         return Choice(LEFT_OUT, "", f"constant up to rounding: {facts.mean:g}")
     if facts.distinct == 2 and facts.levels is not None:
         low, high = facts.levels
