@@ -49,6 +49,7 @@ def with_holes(frame, seed=1):
 
 FRAME, KIND = flowers()
 HOLES, LOST = with_holes(FRAME)
+NAMES = [f"flower {i}" for i in range(200)]
 
 
 @pytest.mark.parametrize("kind", ["diag", "full"])
@@ -104,6 +105,51 @@ def test_cells_of_a_frame_are_filled_with_levels_and_numbers(library):
     draws = imputer.draw(frame, n_draws=3)
     assert len(draws) == 3
     assert type(draws[0]) is type(frame)
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+@pytest.mark.parametrize(
+    "constant",
+    ["north", 7, 1.5, True, datetime.date(2020, 1, 2), datetime.datetime(2020, 1, 2, 3, 4)],
+)
+def test_holes_of_a_constant_column_are_filled_with_the_constant(library, constant):
+    cells = [constant, None] * 100
+    frame = HOLES.assign(place=pd.Series(cells, dtype=object, index=HOLES.index), name=NAMES)
+    if library == "polars":
+        polars = pytest.importorskip("polars")
+        frame = polars.from_pandas(HOLES).with_columns(
+            place=polars.Series(cells), name=polars.Series(NAMES)
+        )
+    imputer = LatentImputer(MixtureClusterer(2), random_state=0).fit(frame)
+    filled, deviation = imputer.transform(frame, return_std=True)
+    for one in (filled, *imputer.draw(frame, n_draws=2)):
+        assert list(one["place"]) == [constant] * 200
+        assert list(one["name"]) == NAMES
+    assert list(deviation.columns) == list(frame.columns)
+    assert not np.asarray(deviation[["place", "name"]]).any()
+
+
+def test_categories_with_one_level_in_use_are_filled():
+    place = pd.Categorical(["north", None] * 100, categories=["north", "south"])
+    frame = HOLES.assign(place=place)
+    filled = LatentImputer(MixtureClusterer(2), random_state=0).fit_transform(frame)
+    assert list(filled["place"]) == ["north"] * 200
+    assert filled["place"].dtype == frame["place"].dtype
+
+
+def test_holes_of_a_column_that_is_left_out_are_refused():
+    whole = HOLES.assign(name=NAMES)
+    holes = whole.assign(name=[None, *NAMES[1:]])
+    refused = pytest.raises(ValueError, match="Column 'name' has 1 missing cell, .*identifier.*Dro")
+    imputer = LatentImputer(MixtureClusterer(2), random_state=0)
+    with refused:
+        imputer.fit(holes)
+    imputer.fit(whole)
+    for method in (imputer.transform, imputer.draw):
+        with refused:
+            method(holes)
+    with pytest.raises(ValueError, match="Column 'name' has 200 missing cells, .*every cell"):
+        imputer.fit(whole.assign(name=np.nan))
 
 
 def test_outliers_of_a_frame_break_its_pattern():

@@ -159,6 +159,27 @@ class MixedColumns:
                 constant = str(self.constant(column, column.dtype)) if facts.distinct else None
                 _warn_of_change(repr(column.name), constant, len(known))
 
+    def with_constants(self, X: Any) -> Any:
+        """Return the frame with the missing cells of constant columns filled.
+
+        Raise ValueError if another column that is left out has missing cells.
+        """
+        table, filled = read_table(X), {}
+        for column in self.schema.columns:
+            if column.used:
+                continue
+            cells = table.cells(column.name, self.schema.missing_words)
+            rows = np.flatnonzero(cells.missing)
+            if len(rows) and column.name not in self.constants:
+                raise ValueError(
+                    f"Column {column.name!r} has {len(rows)} missing "
+                    f"cell{'s' * (len(rows) > 1)}, which cannot be filled, because the model "
+                    f"leaves it out ({column.reason}). Drop the column, or fill it before."
+                )
+            if len(rows):
+                filled[column.name] = rows, [self.constant(column, cells.dtype)] * len(rows)
+        return table.replaced(filled) if filled else X
+
     def constant(self, column: Column, dtype: str) -> Any:
         """The constant of a column as a Python object of a type."""
         kinds = {"number": "real", "boolean": "binary", "date": "date", "datetime": "date"}

@@ -27,6 +27,7 @@ from aevb.sklearn.density import (
     validate_numbers,
 )
 from aevb.tables.fitted import TableModel
+from aevb.tables.frames import read_table
 
 
 class LatentImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
@@ -45,7 +46,9 @@ class LatentImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     Attributes:
         estimator_: The fitted estimator.
 
-    A column without any known cell cannot be learned, and is refused with a ValueError.
+    The missing cells of a constant column are filled with its constant. A column without any known
+    cell cannot be learned, and neither can some columns of a frame with other columns than numbers,
+    such as identifiers: if such a column has missing cells, a ValueError names it.
 
     >>> X = np.array([[1.0, 2.0], [2.0, 4.1], [3.0, 5.9], [4.0, np.nan]])
     >>> filled, deviation = LatentImputer(random_state=0).fit(X).transform(X, return_std=True)
@@ -79,6 +82,8 @@ class LatentImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
                 f"cells are exact, got {self.estimator!r}."
             )
         self.estimator_ = fit_inner(self.estimator or default_density(X), self.random_state, X)
+        if isinstance(columns := self.estimator_.columns_, MixedColumns):
+            columns.with_constants(X)  # refuses missing cells that cannot be filled
         return self
 
     def _table(self) -> TableModel | None:
@@ -106,7 +111,17 @@ class LatentImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         table = self._table()
         X = check_rows(self, X, self.estimator_.columns_)
         if table is not None:
-            return table.impute(X, return_std=return_std)
+            X = self.estimator_.columns_.with_constants(X)
+            if not return_std:
+                return table.impute(X)
+            filled, spreads = table.impute(X, return_std=True)
+            rows = read_table(X)
+            return filled, rows.beside(
+                {
+                    name: spreads[name] if table.schema[name].used else np.zeros(rows.rows)
+                    for name in rows
+                }
+            )
         found = [self.estimator_._impute(part, 0, None) for part in self._parts(X)]
         mean = np.concatenate([one[0] for one in found])
         return (mean, np.concatenate([one[1] for one in found])) if return_std else mean
@@ -121,6 +136,7 @@ class LatentImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         table, random = self._table(), check_random_state(self.random_state)
         X = check_rows(self, X, self.estimator_.columns_)
         if table is not None:
+            X = self.estimator_.columns_.with_constants(X)
             return table.impute(X, draws=n_draws, seed=int(random.randint(2**31 - 1)))
         found = [
             self.estimator_._impute(part, n_draws, int(random.randint(2**31 - 1)))[2]
