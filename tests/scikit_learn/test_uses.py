@@ -220,6 +220,13 @@ def test_a_missing_label_of_another_type_is_refused(labels, missing, fix):
         assert len(found.classes_) == classes
 
 
+def test_a_number_marks_missing_labels_among_names():
+    y = np.array(["a", "b", -1], dtype=object)[KINDS]
+    found = SemiSupervisedClassifier(max_iter=2, random_state=0).fit(WINE, y)
+    assert found.classes_.tolist() == ["a", "b"]
+    np.testing.assert_array_equal(found.transduction_[KINDS < 2], y[KINDS < 2])
+
+
 def test_a_random_state_decides_the_classifier():
     labels = np.where(np.arange(178) % 5 == 0, KINDS, -1)
     found = [

@@ -101,7 +101,6 @@ class SemiSupervisedClassifier(ClassifierMixin, DensityEstimator):
     def fit(self, X: Any, y: Any) -> Self:
         """Train on the rows X [n, d] and their labels y [n]; NaN is a missing cell of X."""
         X, y = validate_numbers(self, X, y, ensure_min_samples=2)
-        check_classification_targets(y)
         labels = self._encode(column_or_1d(y))
         self.columns_ = read_numbers(X, shared_unit=self.shared_unit)
         x = self.columns_.standardise(X).astype(np.float32)
@@ -129,6 +128,7 @@ class SemiSupervisedClassifier(ClassifierMixin, DensityEstimator):
             raise ValueError(
                 f"y has no label: every value is missing_label={self.missing_label!r}."
             )
+        check_classification_targets(y[known])
         self.classes_, index = np.unique(y[known], return_inverse=True)
         if len(self.classes_) == 1 and not known.all():
             warnings.warn(
