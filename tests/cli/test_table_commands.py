@@ -17,6 +17,7 @@ import torch
 from aevb import cli, load_table
 from aevb.cli.table_files import own_names, read_table_file, rounded_cells, write_beside
 from aevb.cli.table_models import compare, parameters, read_arguments
+from aevb.cli.table_text import schema_text
 from aevb.comparison.criteria import free_parameters
 from aevb.tables import Schema
 
@@ -105,6 +106,21 @@ def guests(tmp_path_factory):
 def here(guests, monkeypatch):
     monkeypatch.chdir(guests)
     return guests
+
+
+# Reading ------------------------------------------------------------------------------------------
+
+
+def test_words_for_missing_are_shown_and_levels_kept(tmp_path):
+    cells = ["none", "?", "NA", "x"] * 5
+    path = write_csv(tmp_path / "t.csv", [[cell] for cell in cells], ["a"])
+    schema = Schema.read(read_table_file(path).frame)
+    assert schema["a"].levels == ("?", "none", "x")
+    assert schema["a"].missing == 5
+    assert "a: missing where the text is 'NA'" in schema_text(schema)
+    write_csv(tmp_path / "new.csv", [["None"], ["NA"]], ["a"])
+    with pytest.raises(ValueError, match="does not know: 'None'"):
+        schema.encode(read_table_file(tmp_path / "new.csv").known_to(schema))
 
 
 # Training -----------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Text tables: pyarrow reads what the reader of lines reads, and frames keep words and types."""
 
 import datetime
+import json
 import re
 
 import numpy as np
@@ -133,6 +134,12 @@ FRAMES = {
     ),
     "decimal commas": ("a;b\n1,5;x,y\n2;z\n", {"a": [1.5, 2.0], "b": ["x,y", "z"]}),
     "quoted line breaks": ('\ufeffa,b\n1,"x\ny"\n2,z\n', {"a": [1, 2], "b": ["x\ny", "z"]}),
+    "words that may be levels": (
+        "a,b,c\n?,?,none\n2,None,?\nNone,null,NA\n",
+        {"a": [None, 2, None], "b": [None, None, None], "c": ["none", "?", None]},
+    ),
+    "levels named None": ("a\nNone\nx\nnull\n", {"a": ["None", "x", "null"]}),
+    "commas and holes": ("a;b\n1,5;x\n?;z\n", {"a": [1.5, None], "b": ["x", "z"]}),
     "mixed": ("a,b\n1,2\nx,3\n", {"a": ["1", "x"], "b": [2, 3]}),
     "a gap": ("a\n1\n\nNA\n\n\n", {"a": [1, None, None]}),
     "no header": ("1,2\n2,NA\n", {"1": [1, 2], "2": [2, None]}),
@@ -148,6 +155,14 @@ def test_a_frame_keeps_words_types_and_holes(tmp_path, text, columns, encoding):
     text = text.lstrip("\ufeff") if encoding == "utf-16" else text
     path.write_bytes(text.encode(encoding))
     assert read_frame(path).to_pydict() == columns
+
+
+def test_the_metadata_count_words_that_were_made_missing(tmp_path):
+    (tmp_path / "t.csv").write_text("a,b\nx,NA\nNA,1\n NA ,2\n,3\nn/a,?\n")
+    frame = read_frame(tmp_path / "t.csv")
+    assert frame.to_pydict() == {"a": ["x", *[None] * 4], "b": [None, 1, 2, 3, None]}
+    assert json.loads(frame.schema.field("a").metadata[b"missing words"]) == {"NA": 2, "n/a": 1}
+    assert frame.schema.field("b").metadata is None
 
 
 REFUSED = {

@@ -6,11 +6,14 @@ import json
 
 import numpy as np
 import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 from scipy import stats
 from small_tables import mixed
 
 from aevb import Schema
+from aevb.runtime.checked_files import DataWarning
 from aevb.tables.frames import read_table
 from aevb.tables.kinds import (
     facts_of,
@@ -169,11 +172,40 @@ def test_data_are_standardised_and_decoded_again():
 
 def test_words_for_missing_can_be_chosen():
     table = {"a": ["x", "none", "y", "?"] * 5}
-    assert Schema.read(table)["a"].levels == ("x", "y")
+    assert Schema.read(table)["a"].levels == ("?", "none", "x", "y")
     schema = Schema.read(table, missing=["?"])
     assert schema["a"].levels == ("none", "x", "y")
     assert schema["a"].missing == 5
     assert np.isnan(schema.encode(table)["a"]).sum() == 5
+
+
+def test_declared_categories_are_never_missing():
+    cells = ["NA", "none", "x", None] * 5
+    frames = {
+        "pandas": pd.DataFrame({"a": pd.Categorical(cells)}),
+        "polars": pl.DataFrame({"a": pl.Series(cells, dtype=pl.Enum(["NA", "none", "x"]))}),
+        "pyarrow": pa.table({"a": pa.array(cells).dictionary_encode()}),
+    }
+    for library, frame in frames.items():
+        schema = Schema.read(frame)
+        assert schema["a"].levels == ("NA", "none", "x"), library
+        assert schema["a"].missing == 5
+        assert "text is" not in schema["a"].reason
+        # A level stays a level in a frame of texts, too.
+        assert schema.encode({"a": cells})["a"].tolist()[:3] == [0, 1, 2]
+
+
+def test_the_reason_names_words_that_were_made_missing():
+    table = {"a": ["x", "NA", "y", "z"] * 5}
+    for schema in (Schema.read(table), Schema.read(table, kinds={"a": "category"})):
+        assert schema["a"].reason.endswith("missing where the text is 'NA'")
+        assert Schema.from_json(schema.to_json()) == schema
+
+
+def test_a_frequent_word_for_missing_is_warned_of():
+    table = {"a": ["x", "NA", "y", "NA"] * 5}
+    with pytest.warns(DataWarning, match="'a' is missing where the text is 'NA': 10 of 20 cells"):
+        Schema.read(table)
 
 
 def test_only_units_of_numbers_can_change():

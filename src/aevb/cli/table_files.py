@@ -92,16 +92,18 @@ class TableFile:
         """
         import pyarrow as pa
 
-        from aevb.data.text_tables import MISSING
+        from aevb.data.text_tables import MISSING, MISSING_TEXT
 
         frame = self.frame.select([name for name in self.names if name in schema])
         for column in schema.used:
             if column.name not in self.names or not column.listed or not self.written:
                 continue
             words = all(isinstance(level, str) for level in column.levels)
-            if words and not pa.types.is_string(frame.schema.field(column.name).type):
+            kind = frame.schema.field(column.name).type
+            if words and not pa.types.is_string(kind):
                 cells = [cell.strip() for cell in self.written[column.name]]
-                found = pa.array([None if cell in MISSING else cell for cell in cells], pa.string())
+                missing = MISSING_TEXT if pa.types.is_null(kind) else MISSING
+                found = pa.array([None if cell in missing else cell for cell in cells], pa.string())
                 position = frame.column_names.index(column.name)
                 frame = frame.set_column(position, column.name, found)
         return frame

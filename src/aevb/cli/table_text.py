@@ -37,6 +37,8 @@ def paragraph(words: str, indent: str = "") -> str:
 
 def schema_text(schema: Schema) -> str:
     """The columns that are modelled, one line each, then those that are left out and why."""
+    from aevb.tables.kinds import words_text
+
     used = schema.used[:SHOWN]
     lines = [("column", "kind", "likelihood", "missing", "values")]
     lines += [
@@ -52,6 +54,9 @@ def schema_text(schema: Schema) -> str:
     found = aligned(lines, right={3})
     if len(schema.used) > SHOWN:
         found.append(f"… {len(schema.used) - SHOWN} more columns")
+    for column in used:
+        if column.facts.words:
+            found.append(paragraph(f"{column.name}: {words_text(column.facts)}", " " * 4))
     left = [column for column in schema.columns if not column.used]
     if left:
         width = min(max(len(column.name) for column in left[:SHOWN]), WIDEST)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from aevb.data.arrow_text import normalised, null_words, parse_options, stream
-from aevb.data.text_tables import MISSING, Layout, check_lines, check_quotes, opened, read_layout
+from aevb.data.text_tables import (
+    MISSING,
+    MISSING_TEXT,
+    Layout,
+    check_lines,
+    check_quotes,
+    opened,
+    read_layout,
+)
 
 _PLAIN = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 _COMMA = r"^[+-]?\d+,\d+([eE][+-]?\d+)?$"
@@ -19,9 +29,11 @@ def read_frame(path: str | Path) -> Any:
     ``path`` is a text table (.csv, .tsv, .txt), a Parquet file, or a folder of Parquet files. The
     separator, the encoding, the header and decimal commas of a text table are found as for a table
     of numbers. Its columns hold integers, numbers, truth values, ISO dates or times, or words; a
-    cell that is empty or holds one of ``NA``, ``N/A``, ``n/a``, ``NaN``, ``nan``, ``null``,
-    ``None``, ``?`` is missing (null). Blanks around words are removed. Without a header the columns
-    are named 1, 2, ….
+    cell that is empty or holds one of ``NA``, ``N/A``, ``n/a``, ``NaN``, ``nan`` is missing (null).
+    ``null``, ``None`` and ``?`` are missing too, except in columns of words, where they may be
+    levels. Blanks around words are removed. The metadata of a column of words count its cells that
+    a word made missing: ``missing words`` is JSON such as ``{"NA": 2}``. Without a header the
+    columns are named 1, 2, ….
 
     Raises ValueError that names the file, and the line where there is one.
     """
@@ -71,7 +83,7 @@ def _read_text(path: Path) -> Any:
                 ),
                 parse_options=parse_options(layout, quoted=True, blank_rows=layout.width == 1),
                 convert_options=csv.ConvertOptions(
-                    null_values=null_words(), strings_can_be_null=True
+                    null_values=null_words(), strings_can_be_null=False
                 ),
             )
     except (pa.ArrowException, UnicodeDecodeError) as error:
@@ -84,7 +96,7 @@ def _read_text(path: Path) -> Any:
         found = found.slice(0, found.num_rows - _blank_end(path))
     if not found.num_rows:
         raise ValueError("it has a header but no rows" if layout.names else "it is empty")
-    return _numbers_with_commas(_trimmed(found), layout)
+    return _without_words(_numbers_with_commas(_trimmed(found), layout))
 
 
 def _source(path: Path, layout: Layout) -> Any:
@@ -108,17 +120,40 @@ def _blank_end(path: Path) -> int:
 
 
 def _trimmed(found: Any) -> Any:
-    """Remove blanks around words; a cell that then marks a missing cell is missing."""
+    """Remove blanks around words."""
     import pyarrow as pa
     import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-    for j, field in enumerate(found.schema):
-        if not pa.types.is_string(field.type):
-            continue
-        words = pc.utf8_trim_whitespace(found.column(j))
-        missing = pc.is_in(words, value_set=pa.array(MISSING))
-        found = found.set_column(j, field.name, pc.if_else(missing, None, words))
+    for j, (name, kind) in enumerate(_fields(found)):
+        if pa.types.is_string(kind):
+            found = found.set_column(j, name, pc.utf8_trim_whitespace(found.column(j)))
     return found
+
+
+def _without_words(found: Any) -> Any:
+    """Make cells of words that mark a missing cell missing, and count them in the metadata."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for j, (name, kind) in enumerate(_fields(found)):
+        if not pa.types.is_string(kind):
+            continue
+        column = _null(found.column(j), MISSING)
+        if not pc.all(pc.match_substring_regex(column, _PLAIN)).as_py():
+            column = _null(found.column(j), MISSING_TEXT)
+        gone = found.column(j).filter(pc.is_null(column))
+        times = {one["values"]: one["counts"] for one in gone.value_counts().to_pylist()}
+        times.pop("", None)
+        metadata = {"missing words": json.dumps(times)} if times else None
+        found = found.set_column(j, pa.field(name, kind, metadata=metadata), column)
+    return found
+
+
+def _null(words: Any, missing: Sequence[str]) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return pc.if_else(pc.is_in(words, value_set=pa.array(missing)), None, words)
 
 
 def _numbers_with_commas(found: Any, layout: Layout) -> Any:
@@ -136,13 +171,14 @@ def _numbers_with_commas(found: Any, layout: Layout) -> Any:
     for j, (name, kind) in enumerate(_fields(found)):
         if not pa.types.is_string(kind):
             continue
-        comma = pc.match_substring_regex(found.column(j), _COMMA)
-        plain = pc.match_substring_regex(found.column(j), _PLAIN)
+        column = _null(found.column(j), MISSING)
+        comma = pc.match_substring_regex(column, _COMMA)
+        plain = pc.match_substring_regex(column, _PLAIN)
         if pc.any(comma).as_py() and pc.all(pc.or_(comma, plain)).as_py():
-            dots = pc.match_substring(found.column(j), ".")
+            dots = pc.match_substring(column, ".")
             points += [name] if pc.any(dots).as_py() else []
             commas.append(name)
-            numbers = pc.cast(pc.replace_substring(found.column(j), ",", "."), pa.float64())
+            numbers = pc.cast(pc.replace_substring(column, ",", "."), pa.float64())
             found = found.set_column(j, name, numbers)
     if commas and points:
         raise ValueError(

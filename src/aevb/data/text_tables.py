@@ -19,6 +19,8 @@ from typing import IO
 import numpy as np
 
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "None", "?")
+# In a column of words, the others of these are often levels of their own.
+MISSING_TEXT = ("", "NA", "N/A", "n/a", "NaN", "nan")
 # A first line of this many consecutive numbers may be a header even if whole numbers follow.
 MANY = 5
 FEW = 50  # most distinct words of a column of categories

@@ -24,6 +24,7 @@ from aevb.tables.kinds import (
 )
 from aevb.tables.reading import Cells
 
+MANY = 3  # a word for missing cells in more than 1 / MANY of the cells is warned of
 FAR = 8.0  # recorded scales between the median of new values and the recorded location
 COUNTS = {"Poisson": "counts", "NegativeBinomial": "overdispersed"}  # variables of counts
 
@@ -146,6 +147,19 @@ def warn_of_markers(cells: Cells) -> None:
     )
     for warning in marker_warnings(cells.values[:, None], [cells.name], "", fix):
         warnings.warn(warning, stacklevel=4)
+
+
+def warn_of_words(cells: Cells) -> None:
+    """Warn of a word for missing cells that is so frequent that it may be a level."""
+    for word, times in cells.words.items():
+        if word.strip() and times > len(cells.values) / MANY:
+            warnings.warn(
+                f"Column {cells.name!r} is missing where the text is {word!r}: {times} of "
+                f"{len(cells.values)} cells. If {word!r} is a level, give it another name, or make "
+                f"the column categorical (a pandas Categorical, a polars Enum).",
+                DataWarning,
+                stacklevel=4,
+            )
 
 
 def rescaled_facts(facts: Facts, factor: float, offset: float) -> Facts:

@@ -6,15 +6,23 @@ two-dimensional array are read directly. pandas frames keep their index.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
 import narwhals as nw
 import numpy as np
 
-from aevb.tables.reading import MISSING_WORDS, Cells, cells_of_array, cells_of_series, with_words
+from aevb.tables.reading import (
+    MISSING_WORDS,
+    WORDS_METADATA,
+    Cells,
+    cells_of_array,
+    cells_of_series,
+    with_words,
+)
 
 
 @dataclass(frozen=True)
@@ -29,14 +37,19 @@ class Table:
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
 
-    def cells(self, name: str, words: Sequence[str] = MISSING_WORDS) -> Cells:
-        """Read one column. Text cells that equal a missing word are missing."""
+    def cells(
+        self, name: str, words: Sequence[str] = MISSING_WORDS, levels: Collection[Any] = ()
+    ) -> Cells:
+        """Read one column. Text cells that equal a missing word, and no level, are missing."""
         position = self.names.index(name)
         if self.library in ("dict", "array"):
             found = cells_of_array(name, self.native[name])
         else:
             found = cells_of_series(name, self._series(position))
-        return with_words(found, words)
+        if self.library == "pyarrow":
+            metadata = self.native.schema.field(position).metadata or {}
+            found = replace(found, words=json.loads(metadata.get(WORDS_METADATA, b"{}")))
+        return with_words(found, words, levels)
 
     def _series(self, position: int) -> nw.Series[Any]:
         if self.library == "pandas":

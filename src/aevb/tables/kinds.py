@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -94,7 +94,7 @@ def facts_of(cells: Cells) -> Facts:
             len(seen),
             levels if len(levels) <= MOST_ASKED else None,
             cells.ordered,
-            cells.words,
+            tuple(sorted(cells.words)),
         )
     values = known.astype(float)
     if (infinite := np.isinf(values)).any():
@@ -159,6 +159,10 @@ def _ordered_levels(cells: Cells, seen: set[Any]) -> tuple[Any, ...]:
 
 def choose(cells: Cells, facts: Facts) -> Choice:
     """Choose the kind of a column by its type and its values."""
+    return _with_words(_chosen(cells, facts), facts)
+
+
+def _chosen(cells: Cells, facts: Facts) -> Choice:
     known = facts.rows - facts.missing
     if not known:
         return Choice(LEFT_OUT, "", "every cell is missing")
@@ -234,9 +238,20 @@ def _remarks(facts: Facts) -> str:
     plain = {str(level).strip().casefold() for level in facts.levels or ()}
     if len(plain) < len(facts.levels or ()):
         found += "; some differ only in spaces or capitals"
-    if facts.words:
-        found += f"; missing where the text is {', '.join(map(repr, facts.words[:5]))}"
     return found
+
+
+def _with_words(choice: Choice, facts: Facts) -> Choice:
+    """The same choice; its reason names the texts that were made missing."""
+    if not facts.words:
+        return choice
+    return replace(choice, reason=f"{choice.reason}; {words_text(facts)}")
+
+
+def words_text(facts: Facts) -> str:
+    """The texts that mark missing cells of a column."""
+    more = f" and {len(facts.words) - 5} others" if len(facts.words) > 5 else ""
+    return f"missing where the text is {', '.join(map(repr, facts.words[:5]))}{more}"
 
 
 def _is_numeric_text(values: np.ndarray) -> bool:
@@ -396,7 +411,7 @@ def why_not(facts: Facts, kind: str) -> str | None:
 
 def asked(facts: Facts, kind: str, likelihood: str | None = None) -> Choice:
     """The choice of a user."""
-    return Choice(kind, likelihood or LIKELIHOODS[kind], "as asked")
+    return _with_words(Choice(kind, likelihood or LIKELIHOODS[kind], "as asked"), facts)
 
 
 def levels_text(levels: Sequence[Any], width: int = 40) -> str:

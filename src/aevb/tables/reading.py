@@ -5,8 +5,9 @@ from __future__ import annotations
 import datetime
 import math
 import numbers
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
@@ -14,8 +15,11 @@ import narwhals as nw
 import numpy as np
 
 EPOCH = datetime.date(1970, 1, 1)
-# Words that other programs write for a missing cell. Text cells are compared without case.
-MISSING_WORDS = ("", "?", "na", "n/a", "#n/a", "<na>", "nan", "null", "none")
+# Words that other programs write for a missing cell. Text cells are compared without case. Words
+# that are often levels of their own ("none", "null", "?") are not among them.
+MISSING_WORDS = ("", "na", "n/a", "#n/a", "<na>", "nan")
+# The metadata of a pyarrow field: words that its reader made missing, and how often, as JSON.
+WORDS_METADATA = b"missing words"
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Cells:
     missing: np.ndarray
     levels: tuple[Any, ...] | None = None
     ordered: bool = False
-    words: tuple[str, ...] = ()  # texts of this column that mark a missing cell
+    words: Mapping[str, int] = field(default_factory=dict)  # texts made missing, and how often
 
 
 def cells_of_series(name: str, series: nw.Series[Any]) -> Cells:
@@ -187,24 +191,22 @@ def _refused(name: str, what: str, row: int | None = None) -> ValueError:
     )
 
 
-def with_words(cells: Cells, words: Sequence[str]) -> Cells:
-    """The same column; text cells that equal one of the words are missing."""
-    if cells.type not in ("text", "category"):
+def with_words(cells: Cells, words: Sequence[str], levels: Collection[Any] = ()) -> Cells:
+    """The same column; text cells that equal one of the words, and no level, are missing.
+
+    A categorical type declares its levels, so its cells keep their texts.
+    """
+    if cells.type != "text":
         return cells
     lower = frozenset(words)
 
     def marks(value: Any) -> bool:
-        return isinstance(value, str) and value.strip().lower() in lower
+        return isinstance(value, str) and value.strip().lower() in lower and value not in levels
 
     values = cells.values.tolist()
-    found = {value for value in set(values) if marks(value)}
+    times = Counter(values)
+    found = {value: count for value, count in times.items() if marks(value)}
     if not found:
         return cells
     marked = np.fromiter((value in found for value in values), bool, len(values))
-    levels = cells.levels
-    return replace(
-        cells,
-        missing=cells.missing | marked,
-        levels=None if levels is None else tuple(v for v in levels if not marks(v)),
-        words=tuple(sorted(found)),
-    )
+    return replace(cells, missing=cells.missing | marked, words=dict(cells.words) | found)

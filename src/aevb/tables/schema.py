@@ -24,6 +24,7 @@ from aevb.tables.columns import (
     rescaled_facts,
     warn_of_markers,
     warn_of_unit,
+    warn_of_words,
 )
 from aevb.tables.frames import Table, read_table
 from aevb.tables.kinds import choose, facts_of, levels_text
@@ -93,8 +94,9 @@ class Schema:
         """Read the schema of a frame: choose a kind for every column, with the reason.
 
         ``kinds`` sets the kind of some columns, and ``drop`` leaves columns out. ``missing`` are
-        the words that mark a missing cell of a text column, compared without case; the usual words
-        of CSV files by default.
+        the words that mark a missing cell of a text column, compared without case: by default
+        empty cells, "NA", "N/A", "#N/A", "<NA>" and "NaN". The levels of a categorical type are
+        never missing.
         """
         table = read_table(frame)
         if not table.rows:
@@ -109,6 +111,7 @@ class Schema:
             cells = table.cells(name, words)
             facts = facts_of(cells)
             warn_of_markers(cells)
+            warn_of_words(cells)
             wanted = (kinds or {}).get(name)
             choice = choose(cells, facts) if wanted is None else asked_choice(name, facts, wanted)
             columns.append(column_of(name, cells.dtype, facts, choice))
@@ -352,7 +355,8 @@ class Schema:
             )
         found = {}
         for column in self.used:
-            found[column.name] = checked_cells(column, table.cells(column.name, self.missing_words))
+            cells = table.cells(column.name, self.missing_words, column.levels)
+            found[column.name] = checked_cells(column, cells)
             if warn:
                 warn_of_unit(column, found[column.name])
         return found
