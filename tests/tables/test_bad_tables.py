@@ -36,6 +36,12 @@ REFUSED = {
     "a pandas series": (pd.Series([1, 2]), TypeError, "to_frame"),
     "a polars series": (pl.Series([1, 2]), TypeError, "to_frame"),
     "empty": (pd.DataFrame(), ValueError, "no columns"),
+    "an array of bytes": (
+        {"b": np.array([b"x", b"y"] * 20)},
+        ValueError,
+        "decode it to text, for example [cell.decode() for cell in table['b']]",
+    ),
+    "bytes of pyarrow": (pa.table({"b": [b"x", b"y"] * 20}), ValueError, "decode it to text"),
     "an empty dictionary": ({}, ValueError, "no columns"),
     "header only": (pd.DataFrame({"a": [], "b": []}), ValueError, "no rows"),
     "one row": (pd.DataFrame({"a": [1.0]}), ValueError, "one row"),

@@ -111,7 +111,7 @@ def cells_of_array(name: str, column: np.ndarray) -> Cells:
         return Cells(name, "number", column.dtype.name.capitalize(), values, np.isnan(values))
     if kind == "b":
         return Cells(name, "boolean", "Boolean", column.astype(float), np.zeros(len(column), bool))
-    if kind in "US":
+    if kind == "U":
         return Cells(name, "text", "String", _objects(column.tolist()), np.zeros(len(column), bool))
     if kind in "MO":
         return _of_objects(
@@ -179,6 +179,8 @@ def _refused(name: str, what: str, row: int | None = None) -> ValueError:
         "Duration": f"convert it to a number: frame[{name!r}].dt.total_seconds()",
         "timedelta": f"convert it to a number: frame[{name!r}].dt.total_seconds()",
         "Time": "convert it to a number of hours",
+        "bytes": f"decode it to text, for example [cell.decode() for cell in table[{name!r}]]",
+        "Binary": "decode it to text",
         "complex": "split it into a real and an imaginary column",
     }
     fix = next(
