@@ -208,6 +208,15 @@ def test_a_frequent_word_for_missing_is_warned_of():
         Schema.read(table)
 
 
+@pytest.mark.parametrize("kind", ["binary", "category", "ordered"])
+def test_whole_numbers_beyond_float64_are_no_levels(kind):
+    table = {"a": [2**53 - 1, 2**53, 2**53 + 1] * 5, "b": [0.5, 1.7, 2.1] * 5}
+    with pytest.raises(ValueError, match=f"of kind {kind}: its whole numbers lie beyond 2.53"):
+        Schema.read(table).with_kind("a", kind)
+    with pytest.raises(ValueError, match="convert it to text"):
+        Schema.read(table, kinds={"a": kind})
+
+
 def test_only_units_of_numbers_can_change():
     schema = Schema.read(mixed())
     with pytest.raises(ValueError, match="only real and positive"):

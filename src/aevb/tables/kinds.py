@@ -188,7 +188,7 @@ def _beyond(facts: Facts) -> bool:
     """Whether float64 cannot tell neighbouring whole numbers apart."""
     assert facts.low is not None
     assert facts.high is not None
-    return max(abs(facts.low), abs(facts.high)) > 2**53
+    return max(abs(facts.low), abs(facts.high)) >= 2**53  # 2^53 + 1 rounds to 2^53
 
 
 def _rounding(facts: Facts) -> bool:
@@ -389,6 +389,11 @@ def why_not(facts: Facts, kind: str) -> str | None:
     number = facts.type in ("number", "boolean")
     if facts.rows == facts.missing:
         return "every cell is missing"
+    if kind in ("binary", "category", "ordered") and number and facts.whole and _beyond(facts):
+        return (
+            "its whole numbers lie beyond 2^53, where neighbours are one number in float64; "
+            "convert it to text"
+        )
     if facts.distinct == 1:
         return "its known cells are all equal"
     if kind == "date":
