@@ -140,6 +140,20 @@ def test_whole_numbers_are_drawn_whole_and_dates_as_dates():
     assert drawn.schema == table.schema
 
 
+@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
+def test_whole_numbers_in_another_unit_are_drawn_and_filled_as_numbers(library):
+    made = LIBRARIES[library] if library != "polars" else pl.from_pandas
+    whole = made(pd.DataFrame({"cm": np.arange(150, 210, 2), "v": np.arange(30) % 7 / 3}))
+    schema = Schema.read(whole, kinds={"cm": "real"})
+    model = schema.fit(schema.mixture(1, covariance="full"), whole, starts=1)
+    metres = TableModel(schema.rescaled("cm", 0.01), model.model)
+    drawn = np.array(cells(metres.sample(20, seed=0), "cm"))
+    assert drawn.dtype == float
+    assert (drawn != np.rint(drawn)).any()
+    table = made(pd.DataFrame({"cm": [1.5, None, 1.7], "v": [0.0, None, 1.0]}))
+    assert cells(metres.impute(table), "cm") == [1.5, pytest.approx(1.79), 1.7]
+
+
 @pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
 @pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
 def test_times_come_back_in_their_unit_and_zone(library, zone):

@@ -202,6 +202,7 @@ class Schema:
             else factor * old.location + offset,
             scale=old.scale if positive else factor * old.scale,
             reason=f"{old.reason}; rescaled",
+            dtype=old.dtype if old.dtype == "Float32" else "Float64",
             facts=rescaled_facts(old.facts, factor, offset),
         )
         return self._replaced(name, new)
