@@ -154,7 +154,10 @@ def test_whole_numbers_in_another_unit_are_drawn_and_filled_as_numbers(library):
     assert cells(metres.impute(table), "cm") == [1.5, pytest.approx(1.79), 1.7]
 
 
-@pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
+@pytest.mark.parametrize(
+    "zone",
+    [None, "Europe/Berlin", "America/New_York", datetime.timezone(datetime.timedelta(hours=2))],
+)
 @pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
 def test_times_come_back_in_their_unit_and_zone(library, zone):
     times = pd.date_range("2020-03-01", periods=60, freq="11h", tz=zone).to_series()
@@ -170,6 +173,34 @@ def test_times_come_back_in_their_unit_and_zone(library, zone):
     assert types(filled) == types(model.sample(5, seed=0)) == types(table)
     found = pd.Series(cells(filled, "time"))
     assert abs(found - pd.Series(whole["time"])).max() < pd.Timedelta(days=2)
+
+
+def test_times_with_and_without_a_zone_are_not_mixed():
+    naive = pd.DataFrame({"time": pd.date_range("2020", periods=20, freq="7h")})
+    naive["v"] = np.random.default_rng(0).normal(size=20)
+    zoned = naive.assign(time=naive["time"].dt.tz_localize("America/New_York"))
+    schema = Schema.read(zoned)
+    other = naive.assign(time=zoned["time"].dt.tz_convert("Asia/Tokyo"))
+    assert schema.encode(other)["x"].tolist() == schema.encode(zoned)["x"].tolist()
+    for frame in (naive, naive.assign(time=naive["time"].where(naive["v"] > 99))):
+        with pytest.raises(ValueError, match=r"\['time'\]\.dt\.tz_localize\('America/New_York'\)"):
+            schema.encode(frame)
+    with pytest.raises(ValueError, match=r"in the zone America/New_York.*tz_localize\(None\)"):
+        Schema.read(naive).encode(zoned)
+    mixed_times = [*naive["time"].dt.to_pydatetime(), *zoned["time"].dt.to_pydatetime()]
+    with pytest.raises(ValueError, match="mixes times with and without a time zone"):
+        Schema.read({"time": mixed_times})
+
+
+def test_a_column_of_missing_times_is_filled_in_its_zone():
+    table = pd.DataFrame({"time": pd.date_range("2020", periods=20, tz="America/New_York")})
+    table["v"] = np.random.default_rng(0).normal(size=20)
+    schema = Schema.read(table)
+    model = schema.fit(schema.mixture(1), table, starts=1)
+    filled = model.impute(table.assign(time=table["time"].where(table["v"] > 99)))
+    assert filled["time"].dtype == table["time"].dtype
+    mean = table["time"].mean()
+    assert (abs(filled["time"] - mean) < pd.Timedelta(seconds=1)).all()
 
 
 def test_a_complete_training_table_needs_hide_for_networks():

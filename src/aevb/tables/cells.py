@@ -6,12 +6,12 @@ import datetime
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import numpy as np
 
 from aevb.tables.columns import Column
 from aevb.tables.frames import new_frame
+from aevb.tables.reading import time_zone, zone_of
 from aevb.tables.schema import Schema
 
 
@@ -26,6 +26,7 @@ def typed(column: Column, values: np.ndarray, dtype: str) -> list[Any]:
             return [bool(level) for level in levels]
         return [float(level) for level in levels] if dtype.startswith("Float") else levels
     if column.kind == "date":
+        dtype = dtype if dtype.startswith("Date") else column.dtype
         return [_date(days, dtype) for days in values.tolist()]
     if (bits := re.fullmatch(r"(u?)int(\d+)", dtype.lower())) is not None:
         bound = np.iinfo(bits[0])
@@ -37,10 +38,10 @@ def typed(column: Column, values: np.ndarray, dtype: str) -> list[Any]:
 def _date(days: float, dtype: str) -> Any:
     if dtype == "Date":
         return datetime.date(1970, 1, 1) + datetime.timedelta(days=round(days))
-    zone = re.search(r"time_zone='([^']+)'", dtype)
+    zone = zone_of(dtype)
     start = datetime.datetime(1970, 1, 1, tzinfo=None if zone is None else datetime.UTC)
     found = start + datetime.timedelta(days=days)
-    return found if zone is None else found.astimezone(ZoneInfo(zone[1]))
+    return found if zone is None else found.astimezone(time_zone(zone))
 
 
 def frame_of(schema: Schema, values: Mapping[str, np.ndarray]) -> Any:

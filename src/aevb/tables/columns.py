@@ -22,7 +22,7 @@ from aevb.tables.kinds import (
     levels_text,
     why_not,
 )
-from aevb.tables.reading import Cells
+from aevb.tables.reading import Cells, zone_of
 
 MANY = 3  # a word for missing cells in more than 1 / MANY of the cells is warned of
 FAR = 8.0  # recorded scales between the median of new values and the recorded location
@@ -186,6 +186,8 @@ def rescaled_facts(facts: Facts, factor: float, offset: float) -> Facts:
 
 def checked_cells(column: Column, cells: Cells) -> np.ndarray:
     """The cells as float64, after checking them against the column's kind."""
+    if column.kind == "date" and cells.type in ("date", "datetime"):
+        _check_zone(column, cells)
     if bool(cells.missing.all()):
         return np.full(len(cells.values), np.nan)
     if column.listed:
@@ -223,6 +225,21 @@ def checked_cells(column: Column, cells: Cells) -> np.ndarray:
                 f"({values[row]:g} in row {row}). {fix}."
             )
     return values
+
+
+def _check_zone(column: Column, cells: Cells) -> None:
+    was, now = zone_of(column.dtype), zone_of(cells.dtype)
+    if (was is None) == (now is None):
+        return
+    if now is None:
+        told, fix = f"times in the zone {was}", f"tz_localize({was!r})"
+        found = "times without a zone"
+    else:
+        told, found, fix = "times without a zone", f"times in the zone {now}", "tz_localize(None)"
+    raise ValueError(
+        f"Column {column.name!r} had {told} when the schema was read, and now holds {found}. "
+        f"Convert it: in pandas, frame[{column.name!r}].dt.{fix}."
+    )
 
 
 def _fix(column: Column) -> str:

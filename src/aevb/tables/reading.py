@@ -5,11 +5,13 @@ from __future__ import annotations
 import datetime
 import math
 import numbers
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import narwhals as nw
 import numpy as np
@@ -63,7 +65,13 @@ def cells_of_series(name: str, series: nw.Series[Any]) -> Cells:
         )
     if dtype == nw.String:
         return Cells(name, "text", shown, _objects(series.to_list()), missing)
-    if dtype in (nw.Date, nw.Datetime):
+    if (zone := getattr(getattr(series.to_native(), "dtype", None), "tz", None)) is not None:
+        # narwhals does not know the names of all zones of pandas.
+        shown = _zoned(name, zone, series.to_native().dtype.unit)
+    if dtype in (nw.Date, nw.Datetime) or zone is not None:
+        if missing.all():
+            kind = "date" if dtype == nw.Date else "datetime"
+            return Cells(name, kind, shown, np.full(len(missing), np.nan), missing)
         return _of_objects(name, _objects(series.to_list()), shown)
     if dtype == nw.Object or dtype == nw.Unknown:
         return _of_objects(name, _objects(series.to_list()), shown)
@@ -156,6 +164,8 @@ def _of_objects(name: str, values: np.ndarray, shown: str) -> Cells:
             f"frame[{name!r}].astype(str) for categories, or numbers with missing cells."
         )
     kind = next(iter(first), "number")
+    if kind == "datetime":
+        shown = _checked_zone(name, values, missing, shown)
     if kind == "text":
         return Cells(name, "text", "String", values, missing)
     found = np.full(len(values), np.nan)
@@ -163,6 +173,53 @@ def _of_objects(name: str, values: np.ndarray, shown: str) -> Cells:
         found[i] = _days(values[i]) if kind in ("date", "datetime") else float(values[i])
     stated = {"date": "Date", "datetime": shown, "boolean": "Boolean", "number": "Float64"}[kind]
     return Cells(name, kind, stated, found, missing)
+
+
+def _checked_zone(name: str, values: np.ndarray, missing: np.ndarray, shown: str) -> str:
+    """The type of times, with the zone of the first one if it has a zone."""
+    known = np.flatnonzero(~missing)
+    zones = [values[i].tzinfo for i in known.tolist()]
+    without = [zone is None for zone in zones]
+    if any(without) and not all(without):
+        first = sorted((without.index(True), without.index(False)))
+        examples = " and ".join(f"{values[known[i]]} in row {known[i]}" for i in first)
+        raise ValueError(
+            f"Column {name!r} mixes times with and without a time zone ({examples}). Give all "
+            f"the same zone."
+        )
+    if zones[0] is None or zone_of(shown) is not None:
+        return shown
+    return _zoned(name, zones[0])
+
+
+def _zoned(name: str, zone: datetime.tzinfo, unit: str = "us") -> str:
+    """The type of times in a zone."""
+    try:
+        time_zone(str(zone))
+    except ValueError:
+        raise ValueError(
+            f"Column {name!r} has times in the zone {str(zone)!r}, which has no name of the time "
+            f'zone database. Convert it: frame[{name!r}].dt.tz_convert("UTC").'
+        ) from None
+    return f"Datetime(time_unit='{unit}', time_zone='{zone}')"
+
+
+def zone_of(dtype: str) -> str | None:
+    """The time zone of a type; None if its times have no zone."""
+    found = re.search(r"time_zone='([^']+)'", dtype)
+    return None if found is None else found[1]
+
+
+def time_zone(name: str) -> datetime.tzinfo:
+    """The zone of a name such as "Europe/Berlin", "+02:00" or "UTC+02:00"."""
+    offset = re.fullmatch(r"(?:UTC)?([+-])(\d\d):(\d\d)", name)
+    if offset is None:
+        try:
+            return ZoneInfo(name)
+        except (ValueError, OSError, ZoneInfoNotFoundError):
+            raise ValueError(f"there is no time zone {name!r}") from None
+    size = datetime.timedelta(hours=int(offset[2]), minutes=int(offset[3]))
+    return datetime.timezone(size if offset[1] == "+" else -size)
 
 
 def _days(value: Any) -> float:
