@@ -123,6 +123,19 @@ def test_words_for_missing_are_shown_and_levels_kept(tmp_path):
         schema.encode(read_table_file(tmp_path / "new.csv").known_to(schema))
 
 
+def test_codes_with_leading_zeros_are_levels(tmp_path):
+    codes = [f"{i % 25:03d}" for i in range(100)]
+    numbers = [f"{i % 25}" for i in range(100)]
+    rows = [list(row) for row in zip(codes, numbers, strict=True)]
+    schema = Schema.read(read_table_file(write_csv(tmp_path / "t.csv", rows, ["a", "b"])).frame)
+    assert schema["a"].kind == "category"
+    assert schema["a"].levels[:2] == ("000", "001")
+    # A new file that writes the numbers with zeros has the same numbers.
+    write_csv(tmp_path / "new.csv", [["020", "07"], ["021", "7"]], ["a", "b"])
+    new = read_table_file(tmp_path / "new.csv").known_to(schema)
+    assert new.to_pydict() == {"a": ["020", "021"], "b": [7, 7]}
+
+
 # Training -----------------------------------------------------------------------------------------
 
 
@@ -140,7 +153,7 @@ def test_a_table_is_read_modelled_and_written(tmp_path, monkeypatch, capsys):
         "city    category  OneHot",
         "Bonn, Köln, Lyon, Nice",
         "vip     as asked",
-        "code    row numbers",
+        "code    an identifier",
         "remark  an identifier",
         "Chosen: mixture of 2 components, diagonal covariance",
         "aevb cluster guests-run --out clusters.csv",

@@ -140,6 +140,10 @@ FRAMES = {
     ),
     "levels named None": ("a\nNone\nx\nnull\n", {"a": ["None", "x", "null"]}),
     "commas and holes": ("a;b\n1,5;x\n?;z\n", {"a": [1.5, None], "b": ["x", "z"]}),
+    "codes": (
+        'zip,n\n02139,1\n94305,20\n?,3\n"00501",0\n',
+        {"zip": ["02139", "94305", None, "00501"], "n": [1, 20, 3, 0]},
+    ),
     "mixed": ("a,b\n1,2\nx,3\n", {"a": ["1", "x"], "b": [2, 3]}),
     "a gap": ("a\n1\n\nNA\n\n\n", {"a": [1, None, None]}),
     "no header": ("1,2\n2,NA\n", {"1": [1, 2], "2": [2, None]}),

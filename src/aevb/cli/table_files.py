@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 TEXT = (".csv", ".tsv", ".txt")
 WRITTEN = (".csv", ".tsv", ".parquet")
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
-LEADING_ZERO = re.compile(r"\s*[+-]?0\d")
+WHOLE = r"^-?\d{1,18}$"
 Cells = Sequence[Any]
 
 
@@ -68,17 +68,6 @@ class TableFile:
         )
         return found.separator or ",", "," if commas else "."
 
-    def whole_numbers_as_written(self) -> Any:
-        """The frame; a column of whole numbers with leading zeros (00123) is text."""
-        import pyarrow as pa  # type: ignore[import-untyped]
-
-        frame = self.frame
-        for j, field in enumerate(frame.schema):
-            cells = (self.written or {}).get(field.name, [])
-            if pa.types.is_integer(field.type) and any(map(LEADING_ZERO.match, cells)):
-                frame = frame.set_column(j, field.name, pa.array(cells, pa.string()))
-        return frame
-
     def cells(self, name: str, rows: np.ndarray) -> list[Any]:
         """Some cells of a column, as written in a text file."""
         if self.written:
@@ -88,23 +77,29 @@ class TableFile:
     def known_to(self, schema: Schema) -> Any:
         """The columns that the schema knows, with the types of the table that it was read from.
 
-        A category of words stays words if all its cells of this file look like numbers.
+        A category of words stays words if all its cells of this file look like numbers, and
+        numbers stay numbers if some cells of this file have leading zeros.
         """
-        import pyarrow as pa
+        import pyarrow as pa  # type: ignore[import-untyped]
+        import pyarrow.compute as pc  # type: ignore[import-untyped]
 
         from aevb.data.text_tables import MISSING, MISSING_TEXT
 
         frame = self.frame.select([name for name in self.names if name in schema])
         for column in schema.used:
-            if column.name not in self.names or not column.listed or not self.written:
+            if column.name not in self.names or not self.written:
                 continue
-            words = all(isinstance(level, str) for level in column.levels)
+            words = column.listed and all(isinstance(level, str) for level in column.levels)
             kind = frame.schema.field(column.name).type
+            position = frame.column_names.index(column.name)
+            if column.facts.type == "number" and pa.types.is_string(kind):
+                cells = frame.column(position)
+                if pc.all(pc.match_substring_regex(cells, WHOLE)).as_py():
+                    frame = frame.set_column(position, column.name, pc.cast(cells, pa.int64()))
             if words and not pa.types.is_string(kind):
                 cells = [cell.strip() for cell in self.written[column.name]]
                 missing = MISSING_TEXT if pa.types.is_null(kind) else MISSING
                 found = pa.array([None if cell in missing else cell for cell in cells], pa.string())
-                position = frame.column_names.index(column.name)
                 frame = frame.set_column(position, column.name, found)
         return frame
 
@@ -184,7 +179,7 @@ def write_beside(
     if out.suffix == ".parquet":
         from aevb.tables.frames import read_table
 
-        frame = read_table(file.whole_numbers_as_written()).replaced(filled)
+        frame = read_table(file.frame).replaced(filled)
         for name, values in results.items():
             frame = frame.append_column(name, [_arrow(values)])
         write_parquet(out, frame)

@@ -19,6 +19,7 @@ from aevb.data.text_tables import (
 )
 
 _PLAIN = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+_LEADING_ZERO = r"^[+-]?0\d"
 _COMMA = r"^[+-]?\d+,\d+([eE][+-]?\d+)?$"
 _TEXT = (".csv", ".tsv", ".txt")
 
@@ -31,9 +32,9 @@ def read_frame(path: str | Path) -> Any:
     of numbers. Its columns hold integers, numbers, truth values, ISO dates or times, or words; a
     cell that is empty or holds one of ``NA``, ``N/A``, ``n/a``, ``NaN``, ``nan`` is missing (null).
     ``null``, ``None`` and ``?`` are missing too, except in columns of words, where they may be
-    levels. Blanks around words are removed. The metadata of a column of words count its cells that
-    a word made missing: ``missing words`` is JSON such as ``{"NA": 2}``. Without a header the
-    columns are named 1, 2, ….
+    levels. Whole numbers are words if some have leading zeros (00123). Blanks around words are
+    removed. The metadata of a column of words count its cells that a word made missing: ``missing
+    words`` is JSON such as ``{"NA": 2}``. Without a header the columns are named 1, 2, ….
 
     Raises ValueError that names the file, and the line where there is one.
     """
@@ -72,20 +73,34 @@ def _read_text(path: Path) -> Any:
     layout = read_layout(path)
     check_quotes(path)
     names = list(layout.names or (str(j + 1) for j in range(layout.width)))
+    parsing = parse_options(layout, quoted=True, blank_rows=layout.width == 1)
+    read_options = csv.ReadOptions(
+        column_names=names,
+        skip_rows=layout.header,
+        block_size=2**22 if layout.width < 1000 else 2**25,
+    )
     try:
         with _source(path, layout) as source:
             found = csv.read_csv(
                 source,
-                read_options=csv.ReadOptions(
-                    column_names=names,
-                    skip_rows=layout.header,
-                    block_size=2**22 if layout.width < 1000 else 2**25,
-                ),
-                parse_options=parse_options(layout, quoted=True, blank_rows=layout.width == 1),
+                read_options=read_options,
+                parse_options=parsing,
                 convert_options=csv.ConvertOptions(
                     null_values=null_words(), strings_can_be_null=False
                 ),
             )
+        whole = [name for name, kind in _fields(found) if pa.types.is_integer(kind)]
+        if whole:
+            with _source(path, layout) as source:
+                written = csv.read_csv(
+                    source,
+                    read_options=read_options,
+                    parse_options=parsing,
+                    convert_options=csv.ConvertOptions(
+                        include_columns=whole, column_types=dict.fromkeys(whole, pa.string())
+                    ),
+                )
+            found = _codes(found, _trimmed(written))
     except (pa.ArrowException, UnicodeDecodeError) as error:
         check_lines(path)
         raise ValueError(str(error).splitlines()[0]) from None
@@ -127,6 +142,18 @@ def _trimmed(found: Any) -> Any:
     for j, (name, kind) in enumerate(_fields(found)):
         if pa.types.is_string(kind):
             found = found.set_column(j, name, pc.utf8_trim_whitespace(found.column(j)))
+    return found
+
+
+def _codes(found: Any, written: Any) -> Any:
+    """Keep whole numbers with leading zeros (00123) as they are written: they are codes."""
+    import pyarrow.compute as pc
+
+    for name in written.column_names:
+        zeros = pc.match_substring_regex(written[name], _LEADING_ZERO)
+        if pc.any(zeros).as_py():
+            position = found.column_names.index(name)
+            found = found.set_column(position, name, written[name])
     return found
 
 

@@ -7,6 +7,7 @@ a logarithm counted, so that the densities have the same units.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -255,6 +256,9 @@ def words_text(facts: Facts) -> str:
 
 
 def _is_numeric_text(values: np.ndarray) -> bool:
+    """Whether all texts are numbers, and none is a code with a leading zero (00123)."""
+    if any(re.match(r"[+-]?0\d", value.strip()) for value in set(values.tolist())):
+        return False
     try:
         return all(math.isfinite(float(value)) for value in set(values.tolist()))
     except (TypeError, ValueError):
