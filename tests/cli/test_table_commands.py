@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from small_tables import mixed
 
 from aevb import cli, load_table
 from aevb.cli.table_files import own_names, read_table_file, rounded_cells, write_beside
@@ -20,6 +21,7 @@ from aevb.cli.table_models import compare, parameters, read_arguments
 from aevb.cli.table_text import schema_text
 from aevb.comparison.criteria import free_parameters
 from aevb.tables import Schema
+from aevb.tables.columns import KINDS
 
 ROWS = 120
 HEADER = ["code", "remark", "seen", "city", "visits", "price", "vip", "p0", "log_p"]
@@ -547,6 +549,19 @@ def test_bic_counts_the_dimensions_of_the_family():
     model = schema.factors(1)
     batch = model.prepare(**schema.encode(numbers))
     assert parameters(schema, "factors", {"latent": 1}) == free_parameters(model, batch)
+
+
+@pytest.mark.parametrize("covariance", ["diagonal", "full"])
+@pytest.mark.parametrize("components", [1, 2])
+def test_bic_counts_a_shared_dispersion_once(components, covariance):
+    """The table has every kind of column; clusters share the dispersion of overdispersed counts."""
+    frame = mixed()
+    schema = Schema.read(frame).with_kind("clicks", "count", likelihood="NegativeBinomial")
+    assert set(KINDS) <= {column.kind for column in schema.used}
+    model = schema.mixture(components, covariance=covariance)
+    batch = model.prepare(**schema.encode(frame))
+    counted = parameters(schema, "mixture", {"components": components, "covariance": covariance})
+    assert counted == free_parameters(model, batch)
 
 
 def test_bic_finds_the_number_of_clusters():

@@ -214,18 +214,9 @@ def _fitted(
 
 def parameters(schema: Schema, model: str, arguments: Mapping[str, Any]) -> int:
     """The number of free parameters of a mixture or an exact factor analysis."""
-    dense = sum(column.dense for column in schema.used)
+    from aevb.comparison.criteria import mixture_parameters
+
     if model == "factors":
-        size = arguments["latent"]
+        size, dense = arguments["latent"], len(schema.used)
         return dense * (size + 2) - size * (size - 1) // 2
-    k = int(arguments["components"])
-    full = arguments["covariance"] == "full"
-    each = dense + (dense * (dense + 1) // 2 if full else dense)
-    for column in schema.used:
-        if column.kind in ("category", "ordered"):
-            each += len(column.levels) - 1
-        elif column.kind == "binary":
-            each += 1
-        elif column.kind == "count":
-            each += 2 if column.likelihood == "NegativeBinomial" else 1
-    return k - 1 + k * each
+    return mixture_parameters(declare(schema, model, arguments))

@@ -10,6 +10,7 @@ import torch
 from sklearn.base import ClusterMixin  # type: ignore[import-untyped]
 from sklearn.utils import check_random_state  # type: ignore[import-untyped]
 
+from aevb.comparison.criteria import mixture_parameters
 from aevb.declare.conditionals import Conditional
 from aevb.declare.families import Exact, MultivariateNormal, Normal, OneHot
 from aevb.model import Model
@@ -166,16 +167,7 @@ class MixtureClusterer(ClusterMixin, ExactDensityEstimator):
         return self.columns_.decode(found), found["cluster"].argmax(1)
 
     def _free_parameters(self) -> int:
-        count, graph = len(self.weights_), self.model_.graph
-        total = count - 1
-        for entry in graph.entries():
-            if entry.side == "p" and entry.key.name != "cluster":
-                spec: Any = entry.spec
-                d = graph.size(entry.key.name)
-                # The logits of the levels of a category have one number too many.
-                total += count * (sum(spec.heads(d).values()) - int(spec.categorical))
-                total += sum(vector.numel() for vector in spec.vectors(d).values())
-        return total
+        return mixture_parameters(self.model_)
 
     def bic(self, X: Any) -> float:
         """Compute the Bayesian information criterion on X; lower is better."""
