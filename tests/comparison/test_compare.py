@@ -348,6 +348,17 @@ def test_criteria_need_exact_evidence_of_the_training_rows(tmp_path):
         compare({"a": vae()}, TRAIN, criteria=True)
 
 
+def test_criteria_without_a_record_of_the_rows_say_what_they_assume(tmp_path):
+    recorded = fit(mixture(2), TRAIN, schedule=em(), steps=10, out=tmp_path / "run")
+    models = {"recorded": recorded, "in memory": mixture(1)}
+    found = compare(models, TRAIN, criteria=True)
+    said = "take these rows to be the training rows of in memory, of which"
+    assert found["in memory"].bic is not None
+    assert any(said in note for note in found.notes)
+    for found in (compare(models, TRAIN), compare({"a": recorded}, TRAIN, criteria=True)):
+        assert not any("take these rows" in note for note in found.notes)
+
+
 # Text ---------------------------------------------------------------------------------------------
 
 

@@ -49,7 +49,9 @@ def compare(
         samples: Samples of the method.
         elbo: Add the ELBO of each model.
         criteria: Add AIC and BIC. They need the exact evidence of the training rows. By default
-            they are shown if every model is a run that was trained on exactly these rows.
+            they are shown if every model is a run that was trained on exactly these rows. True
+            takes the rows to be the training rows of models without a record of theirs, and says
+            so.
         seed: Seed of estimates.
         memory: Limit of the memory, such as "2 GiB".
 

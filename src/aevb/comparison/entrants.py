@@ -189,7 +189,8 @@ def compare_entrants(
     refuse_incomparable(entrants)
     wanted = _criteria(entrants, criteria, settings.get("method", "auto"))
     models = [compared(one, elbo=elbo, criteria=wanted, **settings) for one in entrants]
-    return Comparison.of(models, what, units, [*_notes(entrants), *_uncounted(models, wanted)])
+    notes = [*_notes(entrants), *_assumed(entrants, wanted), *_uncounted(models, wanted)]
+    return Comparison.of(models, what, units, notes)
 
 
 def _notes(entrants: Sequence[Entrant]) -> list[str]:
@@ -209,6 +210,19 @@ def _notes(entrants: Sequence[Entrant]) -> list[str]:
             + "): each log p is conditional on its own."
         )
     return found
+
+
+def _assumed(entrants: Sequence[Entrant], wanted: bool) -> list[str]:
+    """Say for which models AIC and BIC rely on the caller that these are the training rows."""
+    unknown = [one.name for one in entrants if wanted and one.trained_on is None]
+    return (
+        [
+            f"AIC and BIC take these rows to be the training rows of {listed(unknown)}, of which "
+            f"there is no record. On other rows they have no meaning."
+        ]
+        if unknown
+        else []
+    )
 
 
 def _uncounted(models: Sequence[Compared], wanted: bool) -> list[str]:
