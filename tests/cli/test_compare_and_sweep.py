@@ -2,6 +2,7 @@
 
 import csv
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -286,3 +287,31 @@ def test_sweep_of_a_table_takes_two_arguments_of_one_model(birds, monkeypatch, c
     )
     assert "2/2  components=2 latent=2: log p " in printed
     assert load_table("s/components=2,latent=1/seed-0").model.graph.size("z") == 1
+
+
+def test_each_run_of_a_table_reads_its_own_missing_cells(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    lines = [f"{-999 if i % 8 == 0 else draw.normal():.3f},{draw.normal():.3f}" for i in range(80)]
+    Path("marked.csv").write_text("\n".join(["a,b", *lines]) + "\n")
+    Path("plain.csv").write_text("\n".join(["a,b", *lines[1:8]]) + "\n")
+    common = ("train", "marked.csv", "--set", "components=1", "--hold-out", "0.5")
+    marks = {
+        "asis": (),
+        "marked": ("--missing", "-999"),
+        "more": ("--missing", "-999", "--missing", "-99"),
+    }
+    for out, options in marks.items():
+        aevb(monkeypatch, capsys, *common, *options, "--out", out)
+    held_out = np.random.default_rng(0).permutation(80)[:40]
+    known = int((held_out % 8 != 0).sum())
+    said = mistake(monkeypatch, capsys, "compare", "asis", "marked")
+    assert f"Column 'a': asis reads 40 of 40 cells and marked {known}" in said
+    said = mistake(monkeypatch, capsys, "compare", "marked", "asis")
+    assert f"Column 'a': marked reads {known} of 40 cells and asis 40" in said
+    assert "40 rows of marked.csv (held out)" in aevb(
+        monkeypatch, capsys, "compare", "marked", "more"
+    )
+    assert "7 rows of plain.csv" in aevb(
+        monkeypatch, capsys, "compare", "asis", "marked", "--data", "plain.csv"
+    )

@@ -67,6 +67,23 @@ def test_other_columns_and_other_quantities_are_refused(schema):
         compare({"full": full, "plain": full.model}, TEST)
 
 
+def test_schemas_with_other_missing_cells_are_refused():
+    """A cell that one model reads and another marginalises out would favour the second."""
+    texts = np.where(np.arange(400) % 10 == 0, "none", FRAME["sex"])
+    frame = {"length": FRAME["length"], "sex": texts}
+    tables = {}
+    for name, words in (("missing", ("none",)), ("level", ())):
+        schema = Schema.read(frame, missing=words)
+        tables[name] = schema.fit(schema.mixture(2), frame)
+    message = "Column 'sex': missing reads 360 of 400 cells and level 400"
+    with pytest.raises(ValueError, match=message):
+        compare(tables, frame)
+    with pytest.raises(ValueError, match="Column 'sex': level reads 400 of 400 cells"):
+        compare(dict(reversed(tables.items())), frame)
+    known = {name: cells[texts != "none"] for name, cells in frame.items()}
+    assert compare(tables, known).rows == 360
+
+
 def test_runs_of_tables_are_read_from_their_folders(schema, tmp_path):
     table = schema.fit(schema.mixture(2), TRAIN, out=tmp_path / "run")
     found = compare({"memory": table, "folder": tmp_path / "run"}, TRAIN)

@@ -79,21 +79,27 @@ def compare(
 def _on_tables(
     tables: Mapping[str, TableModel], data: str | None, missing: Sequence[float] | None
 ) -> tuple[list[Entrant], str, str]:
-    """Return models of tables with the rows of a file, or else with the rows that all held out."""
+    """Return models of tables with the rows of a file, or else with the rows that all held out.
+
+    Each run reads the file with its own markers of missing cells, unless ``missing`` names them.
+    """
     from aevb.cli.data_argument import recipe_of
     from aevb.cli.use_table import judged_rows
     from aevb.comparison import COLUMNS
     from aevb.comparison.entrants import describe_rows
-    from aevb.comparison.runs import on_frame, place
+    from aevb.comparison.runs import on_frames, place
 
-    folders = [folder for table in tables.values() if (folder := place(table)) is not None]
-    recipes = [recipe_of(folder) for folder in folders]
+    folders = {n: folder for n, table in tables.items() if (folder := place(table)) is not None}
+    recipes = [recipe_of(folder) for folder in folders.values()]
     rows = {r and (r.data, r.validation, r.hold_out, r.split) for r in recipes}
     if data is None and len(rows) > 1:
         raise ValueError(
             "These runs were trained on different rows, or held out different ones. Name rows to "
             "compare on, which none of them was trained on: --data FILE."
         )
-    found = judged_rows(folders[0], data, missing)
-    what = describe_rows(found.rows.num_rows, found.which, str(found.opened.file.path))
-    return on_frame(tables, found.rows), what, COLUMNS
+    found = {
+        name: judged_rows(folder, data, missing, tell=False) for name, folder in folders.items()
+    }
+    first = next(iter(found.values()))
+    what = describe_rows(first.rows.num_rows, first.which, str(first.opened.file.path))
+    return on_frames(tables, {name: one.rows for name, one in found.items()}), what, COLUMNS

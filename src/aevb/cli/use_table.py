@@ -88,10 +88,13 @@ def open_table(
     file: str | None = None,
     missing: Sequence[float] | None = None,
     out: Path | None = None,
+    *,
+    tell: bool = True,
 ) -> Opened:
     """Open the run of a table and a file for it, by default the run's own.
 
-    ``missing`` are numbers that mark missing cells, by default those of the training.
+    ``missing`` are numbers that mark missing cells, by default those of the training. With
+    ``tell=False``, columns that the model does not read are not listed.
     """
     from aevb.tables.fitted import load_table
 
@@ -118,11 +121,11 @@ def open_table(
         refuse_input(out, name)
     marks = (recipe.missing if recipe else None) if missing is None else missing
     found = read_table_file(name, marks or ())
-    _check_columns(table.schema, found)
+    _check_columns(table.schema, found, tell=tell)
     return Opened(run, table, recipe, found, found.known_to(table.schema))
 
 
-def _check_columns(schema: Schema, file: TableFile) -> None:
+def _check_columns(schema: Schema, file: TableFile, *, tell: bool) -> None:
     absent = [column.name for column in schema.used if column.name not in file.names]
     if absent:
         shown = ", ".join(map(repr, absent[:5])) + (", …" if len(absent) > 5 else "")
@@ -132,7 +135,7 @@ def _check_columns(schema: Schema, file: TableFile) -> None:
             f"train a model without: aevb train … --without {','.join(absent[:5])}."
         )
     extra = [name for name in file.names if name not in schema]
-    if extra:
+    if extra and tell:
         shown = ", ".join(extra[:5]) + (", …" if len(extra) > 5 else "")
         print(
             paragraph(
@@ -579,14 +582,16 @@ class Judged:
     trained_on: Any
 
 
-def judged_rows(run: Path, file: str | None, missing: Sequence[float] | None) -> Judged:
+def judged_rows(
+    run: Path, file: str | None, missing: Sequence[float] | None, *, tell: bool = True
+) -> Judged:
     """Open a table, and return its rows to judge the model by.
 
     They are the rows of the file, or else the run's validation or held-out rows, or all its rows.
     """
     from aevb.cli.train_table import split_rows
 
-    opened = open_table(run, file, missing)
+    opened = open_table(run, file, missing, tell=tell)
     recipe, known = opened.recipe, opened.known
     own = known
     if file is not None and recipe is not None and Path(recipe.data).exists():
@@ -597,7 +602,7 @@ def judged_rows(run: Path, file: str | None, missing: Sequence[float] | None) ->
     if file is not None:
         return Judged(opened, known, "", trained_on)
     if recipe.validation:
-        opened = open_table(run, recipe.validation, missing)
+        opened = open_table(run, recipe.validation, missing, tell=tell)
         return Judged(opened, opened.known, "validation", trained_on)
     if held_out is not None:
         return Judged(opened, held_out, "held out", trained_on)

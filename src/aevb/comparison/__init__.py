@@ -8,7 +8,7 @@ from typing import Any
 
 from aevb.comparison.entrants import compare_entrants
 from aevb.comparison.result import Compared, Comparison, Difference
-from aevb.comparison.runs import Contestant, named, on_arrays, on_file, on_frame, tables_of
+from aevb.comparison.runs import Contestant, named, on_arrays, on_file, on_frames, tables_of
 from aevb.data.builtin import NAMES
 from aevb.evidence import AIS, Particles
 from aevb.runtime.contention import sharing_cores
@@ -89,7 +89,9 @@ def compare(
     if tables:
         if data is None or isinstance(data, str | Path):
             raise ValueError("Pass the rows as a frame with the columns of the schema.")
-        return compare_entrants(on_frame(tables, data), units=COLUMNS, **settings)
+        return compare_entrants(
+            on_frames(tables, dict.fromkeys(tables, data)), units=COLUMNS, **settings
+        )
     if data is None or isinstance(data, Path) or (isinstance(data, str) and _is_table(data)):
         entrants, what, units = on_file(contestants, None if data is None else str(data))
         return compare_entrants(entrants, what=what, units=units, **settings)

@@ -105,10 +105,17 @@ def tables_of(models: Mapping[str, Contestant]) -> dict[str, TableModel]:
     return found
 
 
-def on_frame(tables: Mapping[str, TableModel], frame: Any) -> list[Entrant]:
-    """Return models of tables with the rows of a frame; log p is a density of its columns."""
+def on_frames(tables: Mapping[str, TableModel], frames: Mapping[str, Any]) -> list[Entrant]:
+    """Return models of tables with their rows; log p is a density of the columns.
+
+    ``frames`` are the same rows for each model. Refuse models that read different cells of a
+    column as missing: they would give log p of different cells.
+    """
     found = []
+    missing = {name: table.schema.missing_cells(frames[name]) for name, table in tables.items()}
+    _refuse_other_cells(missing)
     for name, table in tables.items():
+        frame = frames[name]
         entrant = Entrant.of(
             name,
             table.model,
@@ -117,9 +124,24 @@ def on_frame(tables: Mapping[str, TableModel], frame: Any) -> list[Entrant]:
             seconds=opened(table)[2],
             folder=place(table),
             quantities=_quantities(table.schema),
+            rows_id=identify(missing[name], list(missing[name])),
         )
         found.append(replace(entrant, trained_on=trained_here(place(table), entrant.source)))
     return found
+
+
+def _refuse_other_cells(missing: Mapping[str, Mapping[str, np.ndarray]]) -> None:
+    first, *others = missing
+    for other in others:
+        for column, mine in missing[first].items():
+            theirs = missing[other].get(column, mine)
+            if len(mine) == len(theirs) and (mine != theirs).any():
+                raise ValueError(
+                    f"Column {column!r}: {first} reads {int((~mine).sum())} of {len(mine)} cells "
+                    f"and {other} {int((~theirs).sum())}; the other cells are missing to them. "
+                    f"log p of different cells cannot be compared. Train both models with the same "
+                    f"missing cells (the same schema, or the same --missing)."
+                )
 
 
 def _quantities(schema: Schema) -> dict[str, str]:
