@@ -243,6 +243,10 @@ def test_sweep_of_a_table_chooses_the_number_of_clusters(birds, monkeypatch, cap
     assert compared.splitlines()[2].split()[2] == f"{float(best['log_p']):.3f}"
     said = mistake(monkeypatch, capsys, *command[:4], "--out", "s")
     assert "without = ['ring'], but this command has []" in said
+    header, *lines = Path("birds.csv").read_text().splitlines()
+    Path("birds.csv").write_text("\n".join([header, *lines[::-1]]) + "\n")
+    said = mistake(monkeypatch, capsys, "compare", "s")
+    assert "birds.csv has changed since components=1 was trained" in said
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,39 @@ def test_held_out_rows_are_the_same_for_every_seed_and_evaluated(tmp_path, monke
     assert f"{want:.3f}" in printed
 
 
+def test_rows_of_a_changed_file_are_not_called_held_out(tmp_path, monkeypatch, capsys):
+    """The split depends on the order of the lines, so that after a shuffle it is another one."""
+    monkeypatch.chdir(tmp_path)
+    rows = two_kinds()
+    write_csv(tmp_path / "guests.csv", rows)
+    write_csv(tmp_path / "new.csv", rows[:40])
+    options = ("--set", "components=2", "--set", "covariance=diagonal", "--hold-out", "0.25")
+    for out, more in (("run", ()), ("other", ("--without", "city"))):
+        aevb(monkeypatch, capsys, "train", "guests.csv", "--out", out, *options, *more)
+    write_csv(tmp_path / "guests.csv", rows)  # the same cells, written again
+    assert "30 rows of guests.csv (held out)" in aevb(monkeypatch, capsys, "evaluate", "run")
+    turned = [one[:1] + other[1:] for one, other in zip(rows, rows[::-1], strict=True)]
+    write_csv(tmp_path / "guests.csv", turned)
+    printed = " ".join(aevb(monkeypatch, capsys, "evaluate", "run").split())
+    assert "120 rows of guests.csv Note: guests.csv has changed since training" in printed
+    assert "which of its rows were held out is unknown" in printed
+    assert "(held out)" not in printed
+    assert "training rows" not in printed
+    for command in (("compare", "run"), ("compare", "other", "run")):
+        said = refused(monkeypatch, capsys, *command)
+        assert f"guests.csv has changed since {command[1]} was trained" in said
+    printed = aevb(monkeypatch, capsys, "compare", "run", "--data", "new.csv")
+    assert "40 rows of new.csv" in printed
+    printed = aevb(monkeypatch, capsys, "evaluate", "run", "--data", "new.csv")
+    assert "guests.csv has changed since training" in printed
+    said = refused(monkeypatch, capsys, "train", "guests.csv", "--out", "run", *options, "--resume")
+    assert "guests.csv has changed since run was trained" in said
+    (tmp_path / "guests.csv").unlink()
+    printed = " ".join(aevb(monkeypatch, capsys, "evaluate", "run", "--data", "new.csv").split())
+    assert "guests.csv, the table of the training, is not here" in printed
+    assert "training rows" not in printed
+
+
 def test_a_stopped_run_of_a_table_resumes_as_if_it_had_not_stopped(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_csv(tmp_path / "guests.csv", two_kinds())

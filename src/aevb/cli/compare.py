@@ -100,6 +100,13 @@ def _on_tables(
     found = {
         name: judged_rows(folder, data, missing, tell=False) for name, folder in folders.items()
     }
+    for name, one in found.items():
+        if data is None and one.changed and one.which != "validation":
+            raise ValueError(
+                f"{one.opened.file.path} has changed since {name} was trained, so which rows it "
+                f"held out is unknown. Name rows to compare on, which no run was trained on: "
+                f"--data FILE."
+            )
     first = next(iter(found.values()))
     what = describe_rows(first.rows.num_rows, first.which, str(first.opened.file.path))
     return on_frames(tables, {name: one.rows for name, one in found.items()}), what, COLUMNS

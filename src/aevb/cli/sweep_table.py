@@ -13,6 +13,7 @@ from aevb.cli.table_text import schema_text
 from aevb.cli.train_table import (
     HIDE,
     TableOptions,
+    digest_of,
     read_schema,
     split_rows,
     validation_rows,
@@ -121,6 +122,7 @@ def _opened(builder: ModelOfTable) -> tuple[Schema, Any, Any, Recipe]:
         hold_out=options.hold_out,
         split=options.split,
         missing=list(options.missing) or None,
+        digest=digest_of(schema, file.frame),
     )
     train, held_out = split_rows(file, recipe)
     held_out = validation_rows(schema, recipe, held_out)

@@ -134,6 +134,7 @@ def train_table(
         hold_out=options.hold_out,
         split=options.split,
         missing=list(options.missing) or None,
+        digest=digest_of(schema, file.frame),
     )
     train, held_out = split_rows(file, recipe)
     check = validation_rows(schema, recipe, held_out)
@@ -229,7 +230,8 @@ def _check_column(option: str, name: str, names: Sequence[str]) -> None:
 def split_rows(file: TableFile, recipe: Recipe) -> tuple[Any, Any]:
     """The rows to train on, and those held out (None without --hold-out), in their order.
 
-    They depend on the number of rows and on ``recipe.split`` only.
+    They depend on the number of rows and on ``recipe.split`` only, so they are those of the
+    training only if the file has not changed: see :func:`has_changed`.
     """
     import numpy as np
 
@@ -241,6 +243,32 @@ def split_rows(file: TableFile, recipe: Recipe) -> tuple[Any, Any]:
         raise ValueError(f"{file.path} has {n} rows: holding out {held} leaves too few.")
     order: np.ndarray = np.random.default_rng(recipe.split).permutation(n)
     return file.frame.take(np.sort(order[held:])), file.frame.take(np.sort(order[:held]))
+
+
+def digest_of(schema: Schema, frame: Any) -> str:
+    """A hash of the modelled cells of a table, row by row."""
+    import hashlib
+
+    import numpy as np
+
+    cells = schema.cells(frame)
+    digest = hashlib.sha256()
+    for name in sorted(cells):
+        values = cells[name]
+        digest.update(f"{name} {len(values)}".encode())
+        digest.update(np.where(np.isnan(values), np.nan, values).tobytes())  # one NaN for all
+    return digest.hexdigest()
+
+
+def has_changed(schema: Schema, recipe: Recipe) -> bool:
+    """Whether the table of a run differs from the one that it was trained on."""
+    if recipe.digest is None:  # an older run
+        return False
+    try:
+        frame = read_table_file(recipe.data, recipe.missing or ()).known_to(schema)
+        return digest_of(schema, frame) != recipe.digest
+    except ValueError:  # it has other columns, or cells that the schema does not allow
+        return True
 
 
 def validation_rows(schema: Schema, recipe: Recipe, held_out: Any) -> Any:

@@ -184,8 +184,9 @@ def loaded_rows(run: Path, file: str | None, missing: Sequence[float] | None) ->
     data = opened.schema.encode(found.rows)
     rows = Split(dict(data), raw=dict(data))
     recipe = opened.recipe or Recipe(str(opened.file.path))
+    told = (paragraph(found.changed, "  "),) if found.changed else ()
     held_out = rows if found.which in ("held out", "validation") else None
-    return Loaded(rows, held_out, recipe, notes=_variables(opened.schema))
+    return Loaded(rows, held_out, recipe, notes=(*_variables(opened.schema), *told))
 
 
 def _variables(schema: Schema) -> tuple[str, ...]:
@@ -574,12 +575,17 @@ def sample_table(run: Path, out: Path | None, n: int, seed: int) -> None:
 
 @dataclass(frozen=True)
 class Judged:
-    """Rows to judge a model by: which they are, and the rows that it was trained on."""
+    """Rows to judge a model by: which they are, and the rows that it was trained on.
+
+    ``changed`` is a note that the run's own file is not the one of the training; ``trained_on`` are
+    then the rows themselves.
+    """
 
     opened: Opened
     rows: Any
     which: str
     trained_on: Any
+    changed: str = ""
 
 
 def judged_rows(
@@ -588,25 +594,48 @@ def judged_rows(
     """Open a table, and return its rows to judge the model by.
 
     They are the rows of the file, or else the run's validation or held-out rows, or all its rows.
+    If the run's own file has changed since training, which rows were held out is unknown: they are
+    all its rows, and a note says so.
     """
     from aevb.cli.train_table import split_rows
 
     opened = open_table(run, file, missing, tell=tell)
     recipe, known = opened.recipe, opened.known
-    own = known
-    if file is not None and recipe is not None and Path(recipe.data).exists():
-        own = read_table_file(recipe.data, recipe.missing or ()).known_to(opened.schema)
     if recipe is None:
         return Judged(opened, known, "", known)
-    trained_on, held_out = split_rows(TableFile(opened.file.path, own), recipe)
-    if file is not None:
-        return Judged(opened, known, "", trained_on)
-    if recipe.validation:
-        opened = open_table(run, recipe.validation, missing, tell=tell)
-        return Judged(opened, opened.known, "validation", trained_on)
+    note = _changed(opened.schema, recipe)
+    if file is not None or recipe.validation:
+        which = "" if file is not None else "validation"
+        if file is None:
+            opened = open_table(run, recipe.validation, missing, tell=tell)
+        if note:
+            return Judged(opened, opened.known, which, opened.known, f"{note}.")
+        own = read_table_file(recipe.data, recipe.missing or ())
+        trained_on, _ = split_rows(TableFile(own.path, own.known_to(opened.schema)), recipe)
+        return Judged(opened, opened.known, which, trained_on)
+    if note:
+        unknown = (
+            "which of its rows were held out is unknown. These are all its rows, and the model may "
+            "have been trained on most of them"
+            if recipe.hold_out
+            else "whether the model was trained on these rows is unknown"
+        )
+        return Judged(
+            opened, known, "", known, f"{note}, so {unknown}. Name new rows: --data FILE."
+        )
+    trained_on, held_out = split_rows(TableFile(opened.file.path, known), recipe)
     if held_out is not None:
         return Judged(opened, held_out, "held out", trained_on)
     return Judged(opened, known, "the training rows", trained_on)
+
+
+def _changed(schema: Schema, recipe: Recipe) -> str:
+    """Say that the table of a run is not the one of its training; "" if it is."""
+    from aevb.cli.train_table import has_changed
+
+    if not Path(recipe.data).exists():
+        return f"{recipe.data}, the table of the training, is not here"
+    return f"{recipe.data} has changed since training" if has_changed(schema, recipe) else ""
 
 
 def evaluate_table(
@@ -633,6 +662,8 @@ def evaluate_table(
     error = log_p.std(ddof=1) / len(log_p) ** 0.5 if len(log_p) > 1 else np.nan
     rows = f"{len(log_p):,} row{'s' * (len(log_p) != 1)} of {opened.file.path}"
     print(rows + f" ({which})" * bool(which) + "\n")
+    if found.changed:
+        print(paragraph(f"Note: {found.changed}") + "\n")
     print(
         paragraph(
             f"log p per row: {log_p.mean():.3f} ± {error:.2g} nats "
@@ -688,10 +719,11 @@ def _hidden_cells(judged: Judged, seed: int) -> str:
         gain = f"{100 * (1 - ours / theirs):.0f} %" if theirs > 0 else "—"
         lines.append((column.name, str(len(truth)), what, *shown, gain))
     times = f" in each of {rounds} rounds" if rounds > 1 else ""
+    which = "these rows" if judged.changed else "the training rows"
     head = paragraph(
         f"Cells hidden at random ({HIDDEN:.0%} of the known ones{times}, seed {seed}) and filled "
         f"from the other cells of their row, against the mean or the commonest level of the "
-        f"column in the training rows:"
+        f"column in {which}:"
     )
     return head + "\n\n" + "\n".join("  " + line for line in aligned(lines, right={1, 3, 4, 5}))
 

@@ -63,6 +63,7 @@ class Recipe:
     known: list[str] | None = (
         None  # the variables, latents included, that the training rows have values of
     )
+    digest: str | None = None  # a hash of the modelled cells of a table, held-out rows included
 
     def text(self) -> str:
         return (
@@ -172,7 +173,7 @@ def _table_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 _KINDS: dict[str, Callable[[Any], bool]] = {  # checks of a recipe's fields
-    **dict.fromkeys(("data", "prepare", "validation"), _is(str)),
+    **dict.fromkeys(("data", "prepare", "validation", "digest"), _is(str)),
     **dict.fromkeys(("split", "seed"), _whole(0, 2**63 - 1)),
     "levels": _whole(2, 2**53),
     "steps": _whole(1, 2**24),

@@ -308,8 +308,14 @@ class Schema:
 
     def missing_cells(self, frame: Any) -> dict[str, np.ndarray]:
         """Which cells of the modelled columns are missing, by column."""
-        raw = self._read(read_table(frame), warn=False)
-        return {name: np.isnan(values) for name, values in raw.items()}
+        return {name: np.isnan(values) for name, values in self.cells(frame).items()}
+
+    def cells(self, frame: Any) -> dict[str, np.ndarray]:
+        """The cells of the modelled columns as float64, by column: NaN where a cell is missing.
+
+        A level is its position among the levels.
+        """
+        return self._read(read_table(frame), warn=False)
 
     def decode(self, data: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Return the cells of a data dictionary, by column, in the units of the table.

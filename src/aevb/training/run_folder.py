@@ -349,8 +349,14 @@ def check_recipe(path: Path, recipe: Recipe, recorded: str | None) -> None:
     """
     from aevb.data.datasets import Recipe
 
-    if recorded in {seal(json.loads(one.text())) for one in (recipe, altered(recipe, known=None))}:
-        # Older runs did not record ``known``.
+    older: list[dict[str, Any]] = [
+        {},
+        {"known": None},
+        {"digest": None},
+        {"known": None, "digest": None},
+    ]
+    if recorded in {seal(json.loads(altered(recipe, **one).text())) for one in older}:
+        # Older runs did not record ``known`` and ``digest``.
         return
     try:
         there = Recipe.read(path)
@@ -366,8 +372,14 @@ def check_recipe(path: Path, recipe: Recipe, recorded: str | None) -> None:
         else []
     )
     changed = [
-        key for key in changed if key != "known" or (there is not None and there.known is not None)
+        key
+        for key in changed
+        if key not in ("known", "digest") or (there is not None and getattr(there, key) is not None)
     ]
+    if changed == ["digest"]:
+        raise ValueError(
+            f"{recipe.data} has changed since {path} was trained. Resume with the same data."
+        )
     if changed:
         raise ValueError(
             f"{path} was trained with {changed[0]}={getattr(there, changed[0])!r}, not "
