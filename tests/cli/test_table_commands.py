@@ -265,6 +265,22 @@ def test_numbers_that_mark_missing_cells_are_missing_in_later_files_too(
     assert all(row[header.index("p0")] != "-999" for row in filled)
 
 
+def test_a_marker_of_missing_cells_is_named_with_its_option(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = two_kinds()
+    for row in rows[::7]:
+        row[7] = "-999"
+    write_csv(tmp_path / "guests.csv", rows)
+    monkeypatch.setattr(sys, "argv", ["aevb", "train", "guests.csv", "--set", "components=1"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert not stop.value.code
+    said = capsys.readouterr().err
+    assert "the value -999 repeats far outside the others of its column: column p0" in said
+    assert "If it marks missing entries, leave its cells empty, or add --missing -999." in said
+    assert "frame" not in said
+
+
 # Results ------------------------------------------------------------------------------------------
 
 

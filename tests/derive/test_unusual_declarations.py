@@ -483,3 +483,12 @@ def test_a_mixtures_estimator_under_iwae_is_the_one_that_is_written():
     assert torch.allclose(
         model.elbo(x=x, bound="iwae", noise=noise).value, expected, rtol=0, atol=1e-10
     )
+
+
+@pytest.mark.parametrize(
+    ("components", "said"),
+    [(1, "the only component is drawn"), (2, "each of the 2 components is drawn once")],
+)
+def test_the_plan_counts_the_components_of_a_mixture(components, said):
+    p = {"z": Normal(1), "x | z": Normal(2)}
+    assert said in str(build(p, {"z | x": Mixture(components=components)}).explain())

@@ -17,6 +17,7 @@ from small_tables import mixed
 import aevb
 from aevb import Schema, TableModel, joint, load_table
 from aevb.runtime.checked_files import DataWarning
+from aevb.tables import fitting
 
 LIBRARIES = {
     "pandas": lambda table: table,
@@ -449,6 +450,17 @@ def test_a_trained_model_goes_on_from_its_weights():
     again = schema.fit(model.model, table)
     assert again.run.step < 10
     assert again.score(table)["log_p"].mean() >= model.score(table)["log_p"].mean() - 1e-9
+
+
+@pytest.mark.parametrize(("collapsed", "said"), [(4, "1 more cluster."), (5, "2 more clusters.")])
+def test_the_number_of_further_collapsed_clusters_is_told(monkeypatch, collapsed, said):
+    monkeypatch.setattr(
+        fitting, "_collapsed", lambda model, data: {k: [] for k in range(collapsed)}
+    )
+    table = pd.DataFrame(np.random.default_rng(0).normal(size=(60, 2)), columns=["a", "b"])
+    schema = Schema.read(table)
+    with pytest.warns(DataWarning, match=f"cluster 2 holds fewer .* and so on in {said}"):
+        schema.fit(schema.mixture(2), table, starts=1)
 
 
 def test_clusters_do_not_collapse_onto_equal_rows():

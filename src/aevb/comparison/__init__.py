@@ -69,10 +69,10 @@ def compare(
     >>> runs = {}
     >>> for k in (1, 2, 3):
     ...     model = Model({"y": OneHot(k, learned=True), "x | y": Normal(1)}, q={"y | x": Exact()})
-    ...     runs[f"{k} clusters"] = fit(model, {"x": x[:200]}, schedule=em(), steps=50)
+    ...     runs[f"K={k}"] = fit(model, {"x": x[:200]}, schedule=em(), steps=50)
     >>> found = compare(runs, {"x": x[200:]})
-    >>> found.best.name, found.verdict("3 clusters"), found.verdict("1 clusters")
-    ('2 clusters', 'not told apart', 'worse')
+    >>> found.best.name, found.verdict("K=3"), found.verdict("K=1")
+    ('K=2', 'not told apart', 'worse')
     """
     contestants = named(models)
     if not contestants:

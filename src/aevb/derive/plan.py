@@ -369,7 +369,9 @@ def _draws(
         elif q.strata is not None:
             draws[name] = (
                 Draw.STRATIFY,
-                f"each of the {q.strata} components is drawn once and weighted by its probability",
+                f"each of the {q.strata} components is drawn once and weighted by its probability"
+                if q.strata > 1
+                else "the only component is drawn",
             )
         elif all(entry.spec.pathwise for entry in graph.q[name].values()):
             draws[name] = (

@@ -145,7 +145,8 @@ def warn_of_markers(cells: Cells) -> None:
         f"make them missing, for example frame[{cells.name!r}] = "
         f"frame[{cells.name!r}].replace({{marker}}, None)."
     )
-    for warning in marker_warnings(cells.values[:, None], [cells.name], "", fix):
+    option = "leave its cells empty, or add --missing {marker}."
+    for warning in marker_warnings(cells.values[:, None], [cells.name], "", fix, option):
         warnings.warn(warning, stacklevel=4)
 
 

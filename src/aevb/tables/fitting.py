@@ -271,7 +271,8 @@ def _warn_of_collapse(schema: Schema, model: Model, data: Data) -> None:
             if entries
             else f"cluster {cluster} holds fewer than two rows"
         )
-    more = f"; and so on in {len(found) - 3} more clusters" if len(found) > 3 else ""
+    rest = len(found) - 3
+    more = f"; and so on in {rest} more cluster{'s' * (rest > 1)}" if rest > 0 else ""
     warnings.warn(
         f"Collapsed: {'; '.join(told)}{more}. The density there is set by a lower limit of the "
         f"scale, not by the data. Take fewer clusters or factors, leave a redundant column out "
