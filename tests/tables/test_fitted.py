@@ -176,6 +176,17 @@ def test_times_come_back_in_their_unit_and_zone(library, zone):
     assert abs(found - pd.Series(whole["time"])).max() < pd.Timedelta(days=2)
 
 
+@pytest.mark.parametrize("unit", ["s", "ms"])
+def test_filled_times_are_no_finer_than_their_unit(unit):
+    times = pd.date_range("2020", periods=20, tz="America/New_York", unit=unit)
+    table = pd.DataFrame({"time": times.where(np.arange(20) % 4 > 0)})
+    table["v"] = np.random.default_rng(0).normal(size=20)
+    schema = Schema.read(table)
+    (filled,) = schema.fit(schema.mixture(1), table, starts=1).impute(table, draws=1)
+    assert filled["time"].dtype == table["time"].dtype
+    assert filled["time"].notna().all()
+
+
 def test_times_with_and_without_a_zone_are_not_mixed():
     naive = pd.DataFrame({"time": pd.date_range("2020", periods=20, freq="7h")})
     naive["v"] = np.random.default_rng(0).normal(size=20)

@@ -40,7 +40,9 @@ def _date(days: float, dtype: str) -> Any:
         return datetime.date(1970, 1, 1) + datetime.timedelta(days=round(days))
     zone = zone_of(dtype)
     start = datetime.datetime(1970, 1, 1, tzinfo=None if zone is None else datetime.UTC)
-    found = start + datetime.timedelta(days=days)
+    # pandas refuses times that are finer than the unit of the column.
+    finest = {"s": 1e6, "ms": 1e3}.get((re.findall("time_unit='([^']+)'", dtype) or [""])[0], 1.0)
+    found = start + datetime.timedelta(microseconds=round(days * 864e8 / finest) * finest)
     return found if zone is None else found.astimezone(time_zone(zone))
 
 
