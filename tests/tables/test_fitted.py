@@ -466,7 +466,7 @@ def test_a_trained_model_goes_on_from_its_weights():
 @pytest.mark.parametrize(("collapsed", "said"), [(4, "1 more cluster."), (5, "2 more clusters.")])
 def test_the_number_of_further_collapsed_clusters_is_told(monkeypatch, collapsed, said):
     monkeypatch.setattr(
-        fitting, "_collapsed", lambda model, data: {k: [] for k in range(collapsed)}
+        fitting, "collapsed", lambda model, data: {k: [] for k in range(collapsed)}
     )
     table = pd.DataFrame(np.random.default_rng(0).normal(size=(60, 2)), columns=["a", "b"])
     schema = Schema.read(table)
