@@ -13,6 +13,7 @@ from sklearn.mixture import GaussianMixture
 
 from aevb import Bernoulli, Exact, Model, MultivariateNormal, Normal, OneHot, Poisson, em, fit
 from aevb.data.sources import open_source
+from aevb.declare import distributions as ad
 from aevb.training.distributed import World
 from aevb.training.em import Mixtures, Responsibilities, exact_em, responsibilities
 from aevb.training.em.factors import Rows
@@ -250,6 +251,27 @@ def test_a_cluster_of_equal_rows_has_the_least_variance(least):
     factor = model.factors["p(x|y)"]
     scale = torch.nn.functional.softplus(factor.net.blocks.weights["y"][1]).min()
     assert scale.item() ** 2 == pytest.approx(least * x.var(), rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["full", "tied"])
+def test_an_extrapolated_covariance_is_raised_to_the_least_variance(kind):
+    """Acceleration may leave the parameters that an M-step can reach; ``within`` returns there."""
+    method = opened(Mixtures, declared(SPECS[kind]), rows(kind))
+    method.least = 1e-4
+    point = method.read()
+    heads = method._heads(point)["p(x|y)"]
+    kept = heads["tril"].clone()
+    root = torch.diag(torch.tensor([300.0, 1.0, 1e-3, 1e-9], dtype=torch.float64))
+    mixing = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64))[0]
+    narrow = torch.linalg.qr((mixing @ root).mT)[1].mT
+    narrow = narrow * narrow.diagonal().sign()
+    one = heads["tril"] if kind == "tied" else heads["tril"][1]
+    one.copy_(ad.vector_from_tril(narrow))
+    raised = method._heads(method.within(point))["p(x|y)"]["tril"]
+    found = ad.tril_from_vector(raised if kind == "tied" else raised[1], 4)
+    assert torch.linalg.svdvals(found).tolist() == pytest.approx([300, 1, 1e-2, 1e-2], rel=1e-6)
+    if kind == "full":
+        assert torch.equal(raised[[0, 2]], kept[[0, 2]])
 
 
 def test_labels_say_which_cluster_is_which():

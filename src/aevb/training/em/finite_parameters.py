@@ -5,6 +5,7 @@ The vector holds the distribution parameters ("heads") of every factor for each 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -148,9 +149,25 @@ class Heads(EM):
         vector = vector.clone()
         found = self._heads(vector)
         for entry in self.entries:
-            if entry.spec.gaussian and "scale" in found[entry.id]:
-                found[entry.id]["scale"].clamp_(min=self.raw_least)  # a view of the vector
+            heads = found[entry.id]  # views of the vector
+            if entry.spec.gaussian and "scale" in heads:
+                heads["scale"].clamp_(min=self.raw_least)
+            if entry.spec.gaussian and "tril" in heads:
+                heads["tril"].copy_(self._raised(heads["tril"]))
         return vector
+
+    def _raised(self, tril: Tensor) -> Tensor:
+        """Raise the standard deviations of raw Cholesky factors to the lower limit.
+
+        A factor has a standard deviation in each of its principal directions. Factors above the
+        limit keep their values, bit for bit.
+        """
+        size = (math.isqrt(8 * tril.shape[-1] + 1) - 1) // 2
+        directions, values, _ = torch.linalg.svd(ad.tril_from_vector(tril, size))
+        least = math.sqrt(self.least)
+        root = directions * values.clamp_min(least).unsqueeze(-2)
+        raised = ad.vector_from_tril(torch.linalg.cholesky(root @ root.mT))
+        return torch.where(values[..., -1:] < least, raised, tril)
 
     def floored(self, vector: Tensor) -> dict[str, list[int]]:
         heads = self._heads(vector)
