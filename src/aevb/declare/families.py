@@ -266,22 +266,24 @@ class MultivariateNormal(Conditional):
         )
 
     def given_known(self, dist: td.Distribution, value: Tensor, present: Tensor) -> td.Distribution:
-        """The conditional Gaussian N(μ + C S⁻¹ (x − μ), Σ − C S⁻¹ Cᵀ) of the missing entries.
+        """The conditional Gaussian N(μ − R⁻¹ C (x − μ), R⁻¹) of the missing entries.
 
-        S is the covariance of the present entries, and C the covariance of all entries with them.
+        R is the block of the precision matrix of the missing entries, and C its block of missing
+        and present ones. A difference of covariances would lose the digits of a small variance.
         The present entries get their value as mean, and unit variance.
         """
         keep, factor = present.to(value.dtype), dist._unbroadcasted_scale_tril  # type: ignore[attr-defined]
-        covariance = factor @ factor.mT
-        cross = covariance * keep.unsqueeze(-2)
-        observed = cross * keep.unsqueeze(-1) + torch.diag_embed(1 - keep)
-        gain = torch.linalg.solve(observed, cross.mT).mT
+        gone, eye = 1 - keep, torch.eye(keep.shape[-1]).to(factor)
+        inverse = torch.linalg.solve_triangular(factor, eye, upper=False)
+        precision = inverse.mT @ inverse * gone.unsqueeze(-1)
+        block = precision * gone.unsqueeze(-2) + torch.diag_embed(keep)
+        # R = U Uᵀ with U upper triangular, so U⁻ᵀ is the Cholesky factor of R⁻¹.
+        upper = torch.linalg.cholesky(block.flip(-1, -2)).flip(-1, -2)
+        root = torch.linalg.solve_triangular(upper.mT, eye, upper=False)
         loc = dist.loc  # type: ignore[attr-defined]
-        loc = loc + ad.matvec(gain, torch.where(present, value - loc, torch.zeros_like(loc)))
-        left = (covariance - gain @ cross.mT) * (1 - keep).unsqueeze(-1) * (1 - keep).unsqueeze(
-            -2
-        ) + torch.diag_embed(keep)
-        return ad.MultivariateNormal(torch.where(present, value, loc), torch.linalg.cholesky(left))
+        pull = ad.matvec(precision, torch.where(present, value - loc, torch.zeros_like(loc)))
+        loc = loc - ad.matvec(root, ad.matvec(root.mT, pull))
+        return ad.MultivariateNormal(torch.where(present, value, loc), root)
 
 
 @register
