@@ -20,7 +20,7 @@ from aevb.evidence.filtering import Filter
 from aevb.evidence.finite import Tables
 from aevb.evidence.forward import Paths
 from aevb.evidence.linear_gaussian import LinearGaussian, why_not_linear_gaussian
-from aevb.evidence.memory_limit import narrow
+from aevb.evidence.missing_patterns import parts
 from aevb.evidence.structure import Axes, NotExactError, Structure
 
 INTEGRAL = "∫"  # the name of the term that holds the integral over the Gaussian unknowns
@@ -49,12 +49,16 @@ def exact_evidence(
         value = LinearGaussian(model, batch, torch.float64).log_evidence()
     else:
         structure = structure or Structure(model, split_latents(model.graph, batch)[0])
-        n, steps = model._extent(batch)
+        steps = model._extent(batch)[1]
         rows = max(
             1, AT_ONCE // (_numbers_per_row(structure, batch) * (steps if structure.carried else 1))
         )
-        cuts = (narrow(batch, start, min(rows, n - start)) for start in range(0, n, rows))
-        value = torch.cat([marginal(model, structure, cut) for cut in cuts])
+        found = [
+            (index, marginal(model, structure, part))
+            for index, part in parts(structure, batch, rows, AT_ONCE)
+        ]
+        value = torch.cat([part for _, part in found])
+        value = value[torch.cat([index for index, _ in found]).argsort()]
     return value.to(model._parameter().dtype)
 
 

@@ -22,7 +22,7 @@ from aevb.estimate.keys import mask_of, variable_of
 from aevb.evidence.exact import AT_ONCE, INTEGRAL, Term, discrete_terms, integral_term, log_sum
 from aevb.evidence.filtering import Filter
 from aevb.evidence.finite import Tables
-from aevb.evidence.memory_limit import narrow
+from aevb.evidence.missing_patterns import parts
 from aevb.evidence.smoothing import Smoother
 from aevb.evidence.structure import Structure
 from aevb.runtime.seeding import generator
@@ -85,48 +85,53 @@ class Unknowns:
 
     def _parts(
         self, batch: Mapping[str, Tensor], samples: int = 1
-    ) -> list[tuple[int, dict[str, Tensor]]]:
-        """Split the rows into parts that fit into memory; each part comes with its first row.
+    ) -> list[tuple[Tensor, dict[str, Tensor]]]:
+        """Split the rows into parts that fit into memory; each part comes with its row numbers.
 
         The largest tensors hold pairs of states, or covariances, of all steps.
         """
         values = math.prod(_count(self.structure, name) for name, _ in self.structure.linked_axes)
         wide = sum(self.graph.size(name) for name in self.structure.linked)
         numbers = self.steps * max(self.structure.count**2, values * wide**2, samples * wide)
-        n, rows = self.model._extent(batch)[0], max(1, AT_ONCE // numbers)
-        return [(start, narrow(batch, start, min(rows, n - start))) for start in range(0, n, rows)]
+        return list(parts(self.structure, batch, max(1, AT_ONCE // numbers), AT_ONCE))
 
     # Probabilities and moments --------------------------------------------------------------------
 
     def marginals(self) -> Marginals:
         """Return the marginal posterior of every unknown at each step."""
-        parts = [self._marginals(part, start) for start, part in self._parts(self.batch)]
-        if len(parts) == 1:
-            return parts[0]
-        probs = {name: torch.cat([part.probs[name] for part in parts]) for name in parts[0].probs}
+        cuts = self._parts(self.batch)
+        found = [self._marginals(part, index) for index, part in cuts]
+        if len(found) == 1:
+            return found[0]
+        order = torch.cat([index for index, _ in cuts]).argsort()
+
+        def joined(each: list[Tensor]) -> Tensor:
+            return torch.cat(each)[order]
+
+        probs = {name: joined([one.probs[name] for one in found]) for name in found[0].probs}
         components = {}
-        for name, first in parts[0].components.items():
-            found = [part.components[name] for part in parts]
+        for name, first in found[0].components.items():
+            own = [one.components[name] for one in found]
             weight, mean, variance = (
-                torch.cat([getattr(one, field) for one in found])
+                joined([getattr(one, field) for one in own])
                 for field in ("weight", "mean", "variance")
             )
             covariance = (
                 None
                 if first.covariance is None
-                else torch.cat([one.covariance for one in found if one.covariance is not None])
+                else joined([one.covariance for one in own if one.covariance is not None])
             )
             components[name] = Components(weight, mean, variance, covariance)
         return Marginals(probs, components)
 
-    def _marginals(self, batch: Mapping[str, Tensor], start: int) -> Marginals:
+    def _marginals(self, batch: Mapping[str, Tensor], index: Tensor) -> Marginals:
         tables = Tables(self.model, self.structure, batch)
         integral = Filter(self.model, tables, batch) if self.structure.linked else None
         n = self.model._extent(batch)[0]
         terms = [*discrete_terms(tables), *([] if integral is None else [integral_term(integral)])]
         weights = {
             term.name: weight
-            for term, weight in zip(terms, _derivatives(tables, terms, n, start), strict=True)
+            for term, weight in zip(terms, _derivatives(tables, terms, n, index), strict=True)
         }
         probs = {
             name: _normalised(
@@ -180,15 +185,18 @@ class Unknowns:
 
         Discrete latents are drawn first, then Gaussian latents given the discrete ones.
         """
-        parts = [
-            self._draw(part, samples, start) for start, part in self._parts(self.batch, samples)
-        ]
-        return {name: torch.cat([part[name] for part in parts], -2) for name in parts[0]}
+        cuts = self._parts(self.batch, samples)
+        found = [self._draw(part, samples, index) for index, part in cuts]
+        order = torch.cat([index for index, _ in cuts]).argsort()
+        return {
+            name: torch.cat([one[name] for one in found], -2).index_select(-2, order)
+            for name in found[0]
+        }
 
-    def _draw(self, batch: Mapping[str, Tensor], samples: int, start: int) -> dict[str, Tensor]:
+    def _draw(self, batch: Mapping[str, Tensor], samples: int, index: Tensor) -> dict[str, Tensor]:
         if not self.structure.discrete:
             return self._draw_gaussian(batch, samples)
-        found = self._draw_discrete(batch, samples, start)
+        found = self._draw_discrete(batch, samples, index)
         if not any(name in self.structure.gaussian for name in self.graph.latents):
             return found
         # Each draw of the discrete latents becomes a row in which they are known.
@@ -220,7 +228,7 @@ class Unknowns:
         )
 
     def _draw_discrete(
-        self, batch: Mapping[str, Tensor], samples: int, start: int
+        self, batch: Mapping[str, Tensor], samples: int, index: Tensor
     ) -> dict[str, Tensor]:
         """Draw the discrete latents: static ones and the first step jointly, then step by step."""
         tables, n = Tables(self.model, self.structure, batch), self.model._extent(batch)[0]
@@ -250,7 +258,7 @@ class Unknowns:
         terms = [pairs, *discrete_terms(tables)]
         if self.structure.linked:
             terms.append(integral_term(Filter(self.model, tables, batch)))
-        joint = _derivatives(tables, terms, n, start)[0]
+        joint = _derivatives(tables, terms, n, index)[0]
         order = [axis + depth for axis in (-3, -2, *slots)]  # type: ignore[operator]
         rest = [axis for axis in range(depth) if axis not in order]
         states = math.prod(sizes[name] for name in timed)
@@ -271,8 +279,8 @@ class Unknowns:
                 ).reshape(samples, n)
             )
         found = {}
-        index = torch.stack(path, 1)  # [S, T, N]
-        for names, number in ((static, fixed.unsqueeze(1)), (timed, index)):
+        steps = torch.stack(path, 1)  # [S, T, N]
+        for names, number in ((static, fixed.unsqueeze(1)), (timed, steps)):
             for name in reversed(names):
                 factor = self.model.factors[graph.rule("p", name).id]
                 assert isinstance(factor, Factor)
@@ -281,10 +289,10 @@ class Unknowns:
         return found
 
 
-def _derivatives(tables: Tables, terms: list[Term], n: int, start: int) -> list[Tensor]:
+def _derivatives(tables: Tables, terms: list[Term], n: int, index: Tensor) -> list[Tensor]:
     """Differentiate the log evidence by each term: the posterior probabilities of its values.
 
-    Raises ValueError if p gives a row probability zero; the error counts rows from ``start``.
+    Raises ValueError if p gives a row probability zero; ``index`` are their row numbers.
     """
     whole = []
     for term in terms:
@@ -301,7 +309,7 @@ def _derivatives(tables: Tables, terms: list[Term], n: int, start: int) -> list[
     if tables.structure.discrete and not bool(values.isfinite().all()):
         row = int((~values.isfinite()).nonzero()[0])
         raise ValueError(
-            f"Row {start + row} (from 0) has no exact posterior: p gives its data the "
+            f"Row {int(index[row])} (from 0) has no exact posterior: p gives its data the "
             f"log-probability {float(values[row])}. Check the row's values "
             "and labels (labels that p rules out, values far outside the data that p was fitted "
             "to), and that all parameters of p are finite."
