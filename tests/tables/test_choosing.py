@@ -118,7 +118,7 @@ def test_filled_cells_are_better_than_column_means_and_the_posterior_is_exact():
     frame = with_holes(truth)
     table = fit_default(Schema.read(frame), frame)
     assert why_not_exact(table.model) is None
-    assert table.model.graph.size("cluster") == choosing.MEMBERS * sum(choosing.FIRST)
+    assert table.model.graph.size("part") == choosing.MEMBERS * sum(choosing.FIRST)
     filled = table.impute(frame)
     gone = frame["b"].isna() & frame["a"].notna()
     error = np.sqrt(((filled["b"] - truth["b"])[gone] ** 2).mean())
@@ -146,11 +146,11 @@ def test_the_seed_decides():
 
 def test_few_rows_take_few_clusters_and_many_rows_a_sample(monkeypatch):
     few = numbers(30)
-    assert fit_default(Schema.read(few), few).model.graph.size("cluster") == 1
+    assert fit_default(Schema.read(few), few).model.graph.size("part") == 1
     monkeypatch.setattr(choosing, "MOST_ROWS", 100)
     many = numbers(500)
     table = fit_default(Schema.read(many), many)
-    assert table.model.graph.size("cluster") == choosing.MEMBERS * (3 + 5)
+    assert table.model.graph.size("part") == choosing.MEMBERS * (3 + 5)
     assert len(table.score(many)) == 500
 
 

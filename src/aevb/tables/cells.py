@@ -24,6 +24,8 @@ def typed(column: Column, values: np.ndarray, dtype: str) -> list[Any]:
         levels = values.tolist()
         if dtype == "Boolean":
             return [bool(level) for level in levels]
+        if values.dtype.kind == "f" and not dtype.startswith("Float"):  # means of whole numbers
+            return [round(level) for level in levels]
         return [float(level) for level in levels] if dtype.startswith("Float") else levels
     if column.kind == "date":
         dtype = dtype if dtype.startswith("Date") else column.dtype

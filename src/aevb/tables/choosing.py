@@ -1,4 +1,4 @@
-"""The default model of a table: mixtures with a prior, joined into one.
+"""The default density of a table: mixtures with a prior, joined into one.
 
 The model is a mixture with a full covariance of the real and positive columns
 (``schema.mixture(k, covariance="full")``). Three things keep it from overfitting small tables:
@@ -9,7 +9,8 @@ The model is a mixture with a full covariance of the real and positive columns
    density is the mean of their densities, which predicts better than each of them.
 3. Larger numbers of clusters are used only if they give held-out cells a higher evidence.
 
-The result is an ordinary :class:`~aevb.tables.fitted.TableModel` with an exact posterior.
+The result is an ordinary :class:`~aevb.tables.fitted.TableModel` with an exact posterior. Its class
+is called ``part``, because the parts of a density are no clusters.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from aevb.data.sources import open_source
 from aevb.declare.families import OneHot
 from aevb.declare.graph import Entry
 from aevb.model import Model
+from aevb.tables.declarations import PART, mixture
 from aevb.tables.fitted import TableModel
 from aevb.tables.frames import read_table
 from aevb.tables.schema import Schema
@@ -158,7 +160,8 @@ def fitted(
     ``start`` is a fit with one cluster. Its covariance fills the missing cells of the first round,
     which saves many rounds.
     """
-    model = schema.mixture(clusters, covariance=_covariance(data)).fresh(seed)
+    covariance = _covariance(data)
+    model = mixture(schema._specs(), clusters, covariance=covariance, latent=PART).fresh(seed)
     if start is not None:
         old = start.state_dict()
         model.load_state_dict({n: old[n].expand_as(v) for n, v in model.state_dict().items()})
@@ -191,10 +194,13 @@ def joined(schema: Schema, fits: list[Model]) -> Model:
         return fits[0]
     first = fits[0]
     full = "x" in first.graph.observed and first.graph.rule("p", "x").spec.full_moments
-    model = schema.mixture(
-        sum(fit.graph.size("cluster") for fit in fits), covariance="full" if full else "diagonal"
+    model = mixture(
+        schema._specs(),
+        sum(fit.graph.size(PART) for fit in fits),
+        covariance="full" if full else "diagonal",
+        latent=PART,
     )
-    root = first.graph.rule("p", "cluster").id
+    root = first.graph.rule("p", PART).id
     parts = [fit.state_dict() for fit in fits]
     state: dict[str, Tensor] = {}
     for name, value in model.state_dict().items():

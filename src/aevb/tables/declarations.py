@@ -16,9 +16,12 @@ from aevb.model import Model
 
 Specs = Mapping[str, tuple[str, int]]
 COUNTS = ("Poisson", "NegativeBinomial")
+PART = "part"  # the class of a joined mixture, whose values are no clusters
 
 
-def mixture(specs: Specs, clusters: int, *, covariance: str = "diagonal") -> Model:
+def mixture(
+    specs: Specs, clusters: int, *, covariance: str = "diagonal", latent: str = "cluster"
+) -> Model:
     """A mixture: a cluster, and all variables given the cluster; float64, exact."""
     if covariance not in ("diagonal", "full"):
         raise ValueError(f'covariance is "diagonal" or "full", got {covariance!r}.')
@@ -28,11 +31,11 @@ def mixture(specs: Specs, clusters: int, *, covariance: str = "diagonal") -> Mod
             'Use covariance="diagonal".'
         )
     _check_size("clusters", clusters)
-    p: dict[str, Conditional] = {"cluster": OneHot(clusters, learned=True)}
+    p: dict[str, Conditional] = {latent: OneHot(clusters, learned=True)}
     for name, (family, size) in specs.items():
         full = covariance == "full" and name == "x"
-        p[f"{name} | cluster"] = (MultivariateNormal if full else FAMILIES[family])(size)
-    return Model(p=p, q={f"cluster | {', '.join(specs)}": Exact()}).double()
+        p[f"{name} | {latent}"] = (MultivariateNormal if full else FAMILIES[family])(size)
+    return Model(p=p, q={f"{latent} | {', '.join(specs)}": Exact()}).double()
 
 
 def factors(specs: Specs, size: int) -> Model:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from aevb.runtime.checked_files import LONGEST_BESIDE, DataWarning, read_json
 from aevb.runtime.checked_files import replace as replace_file
 from aevb.tables.cells import frame_of, typed
 from aevb.tables.columns import Column
+from aevb.tables.declarations import PART
 from aevb.tables.fitting import fit_data
 from aevb.tables.frames import Table, new_frame, read_table
 from aevb.tables.schema import Schema
@@ -31,6 +32,7 @@ from aevb.training.run import Run, load_run
 from aevb.training.run_folder import SCHEMA
 
 DRAWS = 200  # of the latents, where the posterior is not exact
+AT_ONCE = 2**23  # numbers per array: entries of the rows of a part, for all values of the classes
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,13 @@ class TableModel:
                 "This model has no continuous latents, so rows have no codes. Use clusters(frame) "
                 "for the probabilities of its clusters, or fit schema.factors(3) or schema.vae(3)."
             )
-        posterior = self._posterior(table, seed)
+        found = [
+            [(p[name].mean, p[name].variance.clamp_min(0).sqrt()) for name in names]
+            for p in self._posteriors(table, seed)
+        ]
         means, spreads = {}, {}
-        for name in names:
-            found = posterior[name]
-            mean, spread = _numpy(found.mean), _numpy(found.variance.clamp_min(0).sqrt())
+        for name, each in zip(names, zip(*found, strict=True), strict=True):
+            mean, spread = (_numpy(torch.cat(part)) for part in zip(*each, strict=True))
             for j in range(mean.shape[1]):
                 label = name if mean.shape[1] == 1 else f"{name}{j + 1}"
                 means[label], spreads[label] = mean[:, j], spread[:, j]
@@ -129,19 +133,24 @@ class TableModel:
     def _probabilities(self, table: Table, seed: int) -> np.ndarray:
         graph = self.model.graph
         names = [name for name in graph.latents if graph.rule("p", name).spec.categorical]
+        if names == [PART]:
+            raise ValueError(
+                "This model is a density of several mixtures, whose parts are no clusters. Use "
+                "schema.fit_clusters(frame), or fit schema.mixture(3)."
+            )
         if not names:
             raise ValueError(
                 "This model has no clusters. Use codes(frame), or fit schema.mixture(3) or "
                 "schema.gmvae(3, 2)."
             )
-        return _numpy(self._posterior(table, seed)[names[0]].probs)  # type: ignore[attr-defined]
+        return np.concatenate([_numpy(p[names[0]].probs) for p in self._posteriors(table, seed)])
 
-    def _posterior(self, table: Table, seed: int) -> Any:
+    def _posteriors(self, table: Table, seed: int) -> Iterator[Any]:
+        """Yield the posterior of the latents, a limited number of rows at a time."""
         method = "exact" if why_not_exact(self.model) is None else "auto"
-        with _advising():
-            return self.model.posterior(
-                samples=DRAWS, seed=seed, method=method, **self.schema.encode(table)
-            )
+        for part in _parts(self.model, self.schema.encode(table)):
+            with _advising():
+                yield self.model.posterior(samples=DRAWS, seed=seed, method=method, **part)
 
     # Density --------------------------------------------------------------------------------------
 
@@ -184,13 +193,21 @@ class TableModel:
     # Missing cells --------------------------------------------------------------------------------
 
     def impute(
-        self, frame: Any, draws: int | None = None, *, return_std: bool = False, seed: int = 0
+        self,
+        frame: Any,
+        draws: int | None = None,
+        *,
+        return_std: bool = False,
+        rounded: bool = True,
+        seed: int = 0,
     ) -> Any:
         """Fill the missing cells of the modelled columns, given the known cells of their row.
 
         A number gets its posterior mean in the units of the table (of a positive column: the mean
         of the log-normal, not the exponential of the mean logarithm), a count its mean, rounded,
         and a level the most probable one. Known cells and columns left out are unchanged.
+        ``rounded=False`` fills counts, and numbers of an ordered column, with posterior means that
+        need not be whole; their mean squared error is smaller.
 
         ``draws`` returns a list of that many frames filled with joint draws instead (multiple
         imputation). ``return_std`` also returns a frame with the posterior standard deviation of
@@ -204,19 +221,37 @@ class TableModel:
             if return_std:
                 raise ValueError("Use draws= or return_std=True, not both.")
             return self._drawn(table, data, hidden, draws, seed)
-        found = _moments(self.schema, self.model, data, hidden, seed)
-        filled, spreads = {}, {}
+        some = np.flatnonzero(np.logical_or.reduce(list(hidden.values())))
+        found = self._moments({name: value[some] for name, value in data.items()}, rounded, seed)
+        filled, spreads, means = {}, {}, {}
         for column in self.schema.used:
             rows = np.flatnonzero(hidden[column.name])
             spread = np.zeros(table.rows)
             if len(rows):
-                values, spread[rows] = (part[rows] for part in found[column.name])
+                at = np.searchsorted(some, rows)
+                means[column.name], spread[rows] = (part[at] for part in found[column.name])
                 dtype = table.cells(column.name, ()).dtype
-                filled[column.name] = rows, typed(column, values, dtype)
+                filled[column.name] = rows, typed(column, means[column.name], dtype)
             spreads[column.name] = spread
-        _warn_of_extrapolation(self.schema, found, hidden)
+        _warn_of_extrapolation(self.schema, means)
         whole = table.replaced(filled)
         return (whole, table.beside(spreads)) if return_std else whole
+
+    def _moments(self, data: dict[str, np.ndarray], rounded: bool, seed: int) -> Moments:
+        """The value and the uncertainty of the cells of columns with missing ones, [rows] each."""
+        cuts = list(_parts(self.model, data)) if len(next(iter(data.values()))) else []
+        found = [_moments(self.schema, self.model, part, rounded, seed) for part in cuts]
+        sizes = [len(next(iter(part.values()))) for part in cuts]
+
+        def joined(name: str, which: int) -> np.ndarray:
+            return np.concatenate(
+                [
+                    part[name][which] if name in part else np.full(size, np.nan)  # all are known
+                    for part, size in zip(found, sizes, strict=True)
+                ]
+            )
+
+        return {name: (joined(name, 0), joined(name, 1)) for part in found for name in part}
 
     def _drawn(
         self,
@@ -375,16 +410,20 @@ def _numpy(value: Tensor) -> np.ndarray:
 Moments = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
+def _parts(model: Model, data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield encoded rows, as many at a time as the memory of their posterior allows."""
+    graph, n = model.graph, len(next(iter(data.values())))
+    specs = {name: graph.rule("p", name).spec for name in graph.latents}
+    values = max(spec.count(graph.size(name)) or DRAWS for name, spec in specs.items())
+    entries = sum(graph.size(name) for name in graph.observed)
+    rows = max(100, AT_ONCE // (values * entries))
+    for start in range(0, n, rows):
+        yield {name: value[start : start + rows] for name, value in data.items()}
+
+
 def _moments(
-    schema: Schema,
-    model: Model,
-    data: dict[str, Any],
-    hidden: dict[str, np.ndarray],
-    seed: int,
+    schema: Schema, model: Model, data: dict[str, Any], rounded: bool, seed: int
 ) -> Moments:
-    """The value and the uncertainty of every column's missing cells, by column, [rows] each."""
-    if not any(mask.any() for mask in hidden.values()):
-        return {}
     exact = why_not_exact(model) is None
     parts: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
     if exact:
@@ -412,24 +451,25 @@ def _moments(
         for j, column in enumerate(columns):
             if column.kind in ("category", "ordered"):
                 shares = (weight[..., None] * mean).sum(1)
-                best = shares.argmax(1)
-                result[column.name] = (
-                    np.array([column.levels[i] for i in best], dtype=object),
-                    1 - shares.max(1),
-                )
+                best = np.array(column.levels, dtype=object)[shares.argmax(1)]
+                if column.kind == "ordered" and column.facts.type == "number" and not rounded:
+                    best = shares @ np.array(column.levels, dtype=float)
+                result[column.name] = best, 1 - shares.max(1)
             else:
-                result[column.name] = _number(column, weight, mean[..., j], variance[..., j])
+                result[column.name] = _number(
+                    column, weight, mean[..., j], variance[..., j], rounded=rounded
+                )
     return result
 
 
-def _warn_of_extrapolation(schema: Schema, found: Moments, hidden: dict[str, np.ndarray]) -> None:
+def _warn_of_extrapolation(schema: Schema, filled: Mapping[str, np.ndarray]) -> None:
     """Warn if filled numbers lie far beyond all known cells of their column."""
     told = []
     for column in schema.used:
         low, high = column.facts.low, column.facts.high
-        if not column.dense or low is None or high is None or column.name not in found:
+        if not column.dense or low is None or high is None or column.name not in filled:
             continue
-        values = found[column.name][0][hidden[column.name]].astype(float)
+        values = filled[column.name].astype(float)
         far = np.maximum(values - high, low - values)
         count = int((far > (high - low) / 2).sum())
         if count:
@@ -447,7 +487,12 @@ def _warn_of_extrapolation(schema: Schema, found: Moments, hidden: dict[str, np.
 
 
 def _number(
-    column: Column, weight: np.ndarray, mean: np.ndarray, variance: np.ndarray
+    column: Column,
+    weight: np.ndarray,
+    mean: np.ndarray,
+    variance: np.ndarray,
+    *,
+    rounded: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of a mixture of components, in the units of the table."""
     if column.dense:
@@ -463,4 +508,4 @@ def _number(
             np.array([column.levels[i] for i in which], dtype=object),
             np.minimum(middle, 1 - middle),
         )
-    return (np.rint(middle) if column.kind == "count" else middle), spread
+    return (np.rint(middle) if column.kind == "count" and rounded else middle), spread

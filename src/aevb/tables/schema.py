@@ -43,6 +43,7 @@ RESERVED = (
     *SHARED,
     "z",
     "cluster",
+    "part",
     "t",
     "T",
     "steps",
@@ -448,16 +449,26 @@ class Schema:
         return found
 
     def fit_default(self, frame: Any, *, seed: int = 0) -> TableModel:
-        """Fit a model that needs no choice, for filling cells, scoring rows and drawing new ones.
+        """Fit a density that needs no choice, for filling cells, scoring rows and drawing new ones.
 
         It is a mixture: several fits with different numbers of clusters, each with full covariances
-        that are pulled towards the whole table, joined into one. Its clusters are parts of a
-        density and have no meaning of their own; to find groups, fit :meth:`mixture`.
-        Over-dispersed counts become positive or real columns of the result's schema.
+        that are pulled towards the whole table, joined into one. The parts of a density have no
+        meaning of their own; :meth:`fit_clusters` finds groups of rows. Over-dispersed counts
+        become positive or real columns of the result's schema.
         """
         from aevb.tables.choosing import fit_default
 
         return fit_default(self, frame, seed=seed)
+
+    def fit_clusters(self, frame: Any, *, seed: int = 0, **settings: Any) -> TableModel:
+        """Fit a mixture whose number of clusters and covariance BIC chooses.
+
+        Mixtures of 1, 2, 3, … clusters are compared, with independent columns and with full
+        covariances, until more clusters do not help. ``settings`` are those of :meth:`fit`.
+        """
+        from aevb.tables.selection import fit_clusters
+
+        return fit_clusters(self, frame, seed=seed, **settings)
 
     def fit(self, model: Model, frame: Any, **settings: Any) -> TableModel:
         """Fit a model to a frame, and return it with its schema.
