@@ -12,7 +12,17 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from aevb.cli import compare, doctor, estimators, reproduce, sweep, train, use, use_table
+from aevb.cli import (
+    cluster_table,
+    compare,
+    doctor,
+    estimators,
+    reproduce,
+    score_table,
+    sweep,
+    train,
+    use,
+)
 from aevb.cli import explain as look
 from aevb.cli.options import in_its_words
 from aevb.runtime.contention import sharing_cores
@@ -55,8 +65,8 @@ app.command(rich_help_panel="Runs")(compare.compare)
 app.command(rich_help_panel="Runs")(use.sample)
 app.command(rich_help_panel="Runs")(use.encode)
 app.command(rich_help_panel="Runs")(use.impute)
-app.command(rich_help_panel="Runs of tables")(use_table.score)
-app.command(rich_help_panel="Runs of tables")(use_table.cluster)
+app.command(rich_help_panel="Runs of tables")(score_table.score)
+app.command(rich_help_panel="Runs of tables")(cluster_table.cluster)
 app.command(rich_help_panel="Runs")(doctor.doctor)
 app.command(rich_help_panel="Runs")(doctor.check)
 app.command(rich_help_panel="Runs")(estimators.estimators)

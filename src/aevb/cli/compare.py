@@ -84,7 +84,7 @@ def _on_tables(
     Each run reads the file with its own markers of missing cells, unless ``missing`` names them.
     """
     from aevb.cli.data_argument import recipe_of
-    from aevb.cli.use_table import judged_rows
+    from aevb.cli.judged_rows import judged_rows
     from aevb.comparison import COLUMNS
     from aevb.comparison.entrants import describe_rows
     from aevb.comparison.runs import on_frames, place

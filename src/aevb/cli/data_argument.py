@@ -47,7 +47,8 @@ def load_rows(
 
     ``whole=True`` loads all rows of a file and holds out none.
     """
-    from aevb.cli.use_table import is_table_run, loaded_rows, refuse_options
+    from aevb.cli.judged_rows import loaded_rows
+    from aevb.cli.open_table import is_table_run, refuse_options
     from aevb.data.datasets import load
 
     if is_table_run(run):

@@ -234,13 +234,17 @@ def texts(cells: Cells, sign: str = ".") -> list[str]:
 
 def text(cell: Any) -> str:
     """A cell as text: "" for a missing cell, true and false, dates in ISO form."""
-    if cell is None or cell != cell:
+    if not is_known(cell):
         return ""
     if isinstance(cell, bool):
         return "true" if cell else "false"
     if isinstance(cell, float):
         return repr(int(cell)) if cell == int(cell) and abs(cell) < 2**53 else repr(cell)
     return cell.isoformat() if isinstance(cell, datetime.date) else str(cell)
+
+
+def is_known(cell: Any) -> bool:
+    return cell is not None and cell == cell
 
 
 def _plain(values: Cells | np.ndarray) -> Cells:

@@ -132,3 +132,11 @@ def one_line(cell: str) -> str:
 
 def cut(cell: str, width: int) -> str:
     return cell if len(cell) <= width else cell[: width - 1] + "…"
+
+
+def short(cell: Any, digits: int = 4) -> str:
+    """A cell with few significant digits, if it is a number."""
+    if not isinstance(cell, float):
+        return str(cell)
+    shown = f"{cell:.{digits}g}"
+    return f"{cell:.0f}" if "e+" in shown and abs(cell) < 1e7 else shown

@@ -22,7 +22,11 @@ from aevb.cli.data_argument import (
     whole_of,
     without_latents,
 )
+from aevb.cli.encode_table import encode_table
+from aevb.cli.evaluate_table import evaluate_table
+from aevb.cli.impute_table import impute_table
 from aevb.cli.model_argument import open_run
+from aevb.cli.open_table import File, is_table_run, refuse_options
 from aevb.cli.options import (
     RunData,
     RunFolder,
@@ -33,16 +37,8 @@ from aevb.cli.options import (
     path,
     refuse_input,
 )
+from aevb.cli.sample_table import sample_table
 from aevb.cli.units import Units
-from aevb.cli.use_table import (
-    File,
-    encode_table,
-    evaluate_table,
-    impute_table,
-    is_table_run,
-    refuse_options,
-    sample_table,
-)
 from aevb.estimate.keys import LENGTHS, STEPS, real_steps
 
 if TYPE_CHECKING:

@@ -1,0 +1,157 @@
+"""The command ``aevb cluster``: clusters of the rows of a table, and what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from aevb.cli.open_table import File, Opened, Out, columns_of, open_table
+from aevb.cli.options import RunFolder, RunMissing, Seed
+from aevb.cli.table_files import is_known, text
+from aevb.cli.table_text import paragraph, terminal_width
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from aevb.tables.columns import Column
+
+UNRELATED = 0.05  # adjusted Rand index up to which a column and the clusters are unrelated
+FEW = 20  # most levels of a column that clusters are compared with
+
+
+def cluster(
+    run: RunFolder,
+    file: File = None,
+    out: Out = None,
+    missing: RunMissing = None,
+    seed: Seed = 0,
+) -> None:
+    """Assign each row of a table to a cluster, with the probability of every cluster.
+
+    The command describes the clusters, and compares them with categories that were left out of the
+    model.
+
+    Example: aevb cluster run --out clusters.csv
+    """
+    opened = open_table(run, file, missing, out)
+    _need_clusters(opened)
+    columns = columns_of(opened.table.clusters(opened.known, seed=seed))
+    results = opened.beside(columns)
+    labels, sure = columns["cluster"], _most_probable(columns)
+    print(
+        paragraph(
+            f"{opened.rows()} in {len(columns) - 1} cluster{'s' * (len(columns) > 2)}; the mean "
+            f"probability of a row's own cluster is {sure.mean():.3f}, and "
+            f"{int((sure < 0.8).sum())} rows have less than 0.8."
+        )
+        + "\n"
+    )
+    print(_described(opened, labels, len(columns) - 1))
+    for name in _comparable(opened):
+        print("\n" + _against(opened, labels, len(columns) - 1, name))
+    print()
+    if out is None:
+        print(opened.offer("cluster", "clusters.csv"))
+    else:
+        print(opened.written(out, results, _probabilities(len(columns) - 1)))
+
+
+def _probabilities(count: int) -> str:
+    return "cluster and its probability" if count == 1 else f"cluster and {count} probabilities"
+
+
+def _need_clusters(opened: Opened) -> None:
+    graph = opened.table.model.graph
+    if not any(graph.rule("p", name).spec.categorical for name in graph.latents):
+        raise ValueError(
+            f"The model of {opened.run} has no clusters. For the codes of its rows: aevb encode "
+            f"{opened.run}. For clusters train with --model mixture or --model gmvae."
+        )
+
+
+def _most_probable(columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    import numpy as np
+
+    return np.column_stack([columns[f"p{k}"] for k in range(len(columns) - 1)]).max(1)
+
+
+def _described(opened: Opened, labels: np.ndarray, count: int) -> str:
+    """A table of the clusters: size, and the mean or the most frequent level of each column."""
+    lines = [("column", *(f"cluster {k}" for k in range(count)))]
+    sizes = [int((labels == k).sum()) for k in range(count)]
+    lines.append(("rows", *map(str, sizes)))
+    for column in opened.schema.used:
+        cells = opened.known.column(column.name).to_pylist()
+        lines.append((column.name, *(_summary(column, cells, labels == k) for k in range(count))))
+    return _blocks(lines)
+
+
+def _blocks(lines: list[tuple[str, ...]]) -> str:
+    """A wide table in blocks that fit the terminal, each with the first column."""
+    widths = [max(len(line[j]) for line in lines) for j in range(len(lines[0]))]
+    room, j, blocks = terminal_width() - 2 - widths[0], 1, []
+    while j < len(widths):
+        end, used = j, 0
+        while end < len(widths) and (end == j or used + widths[end] + 2 <= room):
+            used += widths[end] + 2
+            end += 1
+        blocks.append(
+            "\n".join(
+                "  "
+                + line[0].ljust(widths[0])
+                + "".join("  " + line[i].rjust(widths[i]) for i in range(j, end))
+                for line in lines
+            )
+        )
+        j = end
+    return "\n\n".join(blocks)
+
+
+def _summary(column: Column, cells: list[Any], rows: np.ndarray) -> str:
+    import numpy as np
+
+    here = [
+        cell for cell, kept in zip(cells, rows.tolist(), strict=True) if kept and is_known(cell)
+    ]
+    if not here:
+        return "—"
+    if column.listed:
+        level = max(column.levels, key=here.count)
+        return f"{text(level)} {round(100 * here.count(level) / len(here))} %"
+    if column.kind == "date":
+        return str(np.array(here, dtype="datetime64[D]").astype(float).mean().astype("M8[D]"))
+    return f"{float(np.mean(here)):.4g}"
+
+
+def _comparable(opened: Opened) -> list[str]:
+    """Columns with few levels that the model did not read."""
+    read = {column.name for column in opened.schema.used}
+    found = []
+    for name in opened.file.names:
+        if name not in read:
+            levels = set(opened.file.frame.column(name).to_pylist()) - {None}
+            if 2 <= len(levels) <= FEW:
+                found.append(name)
+    return found
+
+
+def _against(opened: Opened, labels: np.ndarray, count: int, name: str) -> str:
+    """Clusters against a column that the model did not read."""
+    from sklearn.metrics import adjusted_rand_score  # type: ignore[import-untyped]
+
+    cells = opened.file.frame.column(name).to_pylist()
+    known = [i for i, cell in enumerate(cells) if is_known(cell)]
+    levels = sorted({cells[i] for i in known})
+    lines = [(name, *(f"cluster {k}" for k in range(count)))]
+    for level in levels:
+        rows = [i for i in known if cells[i] == level]
+        lines.append((text(level), *(str(int((labels[rows] == k).sum())) for k in range(count))))
+    agreement = adjusted_rand_score([str(cells[i]) for i in known], labels[known])
+    table = [[int(number) for number in line[1:]] for line in lines[1:]]
+    same = sum(max(column) for column in zip(*table, strict=True))
+    head = paragraph(
+        f"Clusters against {name}, which the model did not read: {same} of {len(known)} rows have "
+        f"the commonest {name} of their cluster (adjusted Rand index {agreement:.3f})"
+    )
+    # A table of numbers without a pattern would only distract.
+    return f"{head}:\n\n{_blocks(lines)}" if agreement > UNRELATED else f"{head}."

@@ -1,0 +1,106 @@
+"""Rows to judge the model of a table by, and whether its table has changed since training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aevb.cli.open_table import Opened, open_table
+from aevb.cli.table_files import TableFile, read_table_file
+from aevb.cli.table_text import paragraph
+
+if TYPE_CHECKING:
+    from aevb.data.datasets import Loaded, Recipe
+    from aevb.tables.schema import Schema
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Rows to judge a model by: which they are, and the rows that it was trained on.
+
+    ``changed`` is a note that the run's own file is not the one of the training; ``trained_on`` are
+    then the rows themselves.
+    """
+
+    opened: Opened
+    rows: Any
+    which: str
+    trained_on: Any
+    changed: str = ""
+
+
+def judged_rows(
+    run: Path, file: str | None, missing: Sequence[float] | None, *, tell: bool = True
+) -> Judged:
+    """Open a table, and return its rows to judge the model by.
+
+    They are the rows of the file, or else the run's validation or held-out rows, or all its rows.
+    If the run's own file has changed since training, which rows were held out is unknown: they are
+    all its rows, and a note says so.
+    """
+    from aevb.cli.train_table import split_rows
+
+    opened = open_table(run, file, missing, tell=tell)
+    recipe, known = opened.recipe, opened.known
+    if recipe is None:
+        return Judged(opened, known, "", known)
+    note = _changed(opened.schema, recipe)
+    if file is not None or recipe.validation:
+        which = "" if file is not None else "validation"
+        if file is None:
+            opened = open_table(run, recipe.validation, missing, tell=tell)
+        if note:
+            return Judged(opened, opened.known, which, opened.known, f"{note}.")
+        own = read_table_file(recipe.data, recipe.missing or ())
+        trained_on, _ = split_rows(TableFile(own.path, own.known_to(opened.schema)), recipe)
+        return Judged(opened, opened.known, which, trained_on)
+    if note:
+        unknown = (
+            "which of its rows were held out is unknown. These are all its rows, and the model may "
+            "have been trained on most of them"
+            if recipe.hold_out
+            else "whether the model was trained on these rows is unknown"
+        )
+        return Judged(
+            opened, known, "", known, f"{note}, so {unknown}. Name new rows: --data FILE."
+        )
+    trained_on, held_out = split_rows(TableFile(opened.file.path, known), recipe)
+    if held_out is not None:
+        return Judged(opened, held_out, "held out", trained_on)
+    return Judged(opened, known, "the training rows", trained_on)
+
+
+def _changed(schema: Schema, recipe: Recipe) -> str:
+    """Say that the table of a run is not the one of its training; "" if it is."""
+    from aevb.cli.train_table import has_changed
+
+    if not Path(recipe.data).exists():
+        return f"{recipe.data}, the table of the training, is not here"
+    return f"{recipe.data} has changed since training" if has_changed(schema, recipe) else ""
+
+
+def loaded_rows(run: Path, file: str | None, missing: Sequence[float] | None) -> Loaded:
+    """The rows of a table as the data of its model, for commands that examine a model."""
+    from aevb.data.datasets import Loaded, Recipe, Split
+
+    found = judged_rows(run, file, missing)
+    opened = found.opened
+    data = opened.schema.encode(found.rows)
+    rows = Split(dict(data), raw=dict(data))
+    recipe = opened.recipe or Recipe(str(opened.file.path))
+    told = (paragraph(found.changed, "  "),) if found.changed else ()
+    held_out = rows if found.which in ("held out", "validation") else None
+    return Loaded(rows, held_out, recipe, notes=(*_variables(opened.schema), *told))
+
+
+def _variables(schema: Schema) -> tuple[str, ...]:
+    """Say which columns each variable of the model holds."""
+    found = []
+    for name, columns in schema.variables.items():
+        shown = ", ".join(column.name for column in columns[:8]) + ", …" * (len(columns) > 8)
+        scaled = ", standardised" if columns[0].dense else ""
+        if shown != name:
+            found.append(paragraph(f"{name} holds {shown}{scaled}.", "  "))
+    return tuple(found)

@@ -1,0 +1,110 @@
+"""The command ``aevb score``: log p of the rows of a table, and its outliers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from aevb.cli.open_table import LISTED, File, Out, open_table
+from aevb.cli.options import RunFolder, RunMissing, Seed
+from aevb.cli.table_files import rounded
+from aevb.cli.table_text import paragraph
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from aevb.tables.fitted import TableModel
+
+SIMULATED = 1000  # rows per pattern of missing cells, for tail probabilities
+PATTERNS = 200  # most patterns of missing cells for which rows are simulated
+
+
+def score(
+    run: RunFolder,
+    file: File = None,
+    out: Out = None,
+    missing: RunMissing = None,
+    seed: Seed = 0,
+) -> None:
+    """Compute log p of each row of a table, and list the least likely rows (outliers).
+
+    log p is a density of the table's own columns, in nats; missing cells are marginalised out. The
+    tail probability of a row is the share of rows simulated from the model, with the same missing
+    cells, that are at most as likely: it compares rows with different missing cells fairly.
+
+    Example: aevb score run new.csv --out scored.csv
+    """
+    import numpy as np
+
+    opened = open_table(run, file, missing, out)
+    found = opened.table.score(opened.known, seed=seed)
+    columns = {name: found[name].to_numpy() for name in found.column_names}
+    if "stderr" not in columns:
+        tail = tail_probabilities(opened.table, opened.known, columns["log_p"], seed)
+        columns |= {} if tail is None else {"tail": tail}
+    log_p = columns["log_p"]
+    results = opened.beside({name: rounded(values) for name, values in columns.items()})
+    error = log_p.std(ddof=1) / len(log_p) ** 0.5 if len(log_p) > 1 else np.nan
+    print(
+        paragraph(
+            f"{opened.rows()}: log p per row is {log_p.mean():.3f} in the mean (standard error "
+            f"{error:.3f}), from {log_p.min():.3f} to {log_p.max():.3f} nats"
+            + (
+                f"; its sampling error is {columns['stderr'].mean():.2g} per row."
+                if "stderr" in columns
+                else ", exactly."
+            )
+        )
+    )
+    order = np.lexsort((log_p, columns["tail"])) if "tail" in columns else log_p.argsort()
+    print(f"\nThe least likely rows{' for their missing cells' * ('tail' in columns)}:")
+    print(opened.some(results, order[:LISTED]))
+    if "tail" in columns:
+        level = 10 / SIMULATED
+        few = int((columns["tail"] <= level).sum())
+        print(
+            "\n"
+            + paragraph(
+                f"tail: share of simulated rows that are at most as likely. {few} "
+                f"row{'s have' if few != 1 else ' has'} a tail of at most {level:g}; about "
+                f"{level * len(log_p):.1f} would, if the rows came from the model."
+            )
+        )
+    print()
+    if out is None:
+        print(opened.offer("score", "scored.csv"))
+    else:
+        print(opened.written(out, results, " and ".join(results)))
+
+
+def tail_probabilities(
+    table: TableModel, frame: Any, log_p: np.ndarray, seed: int
+) -> np.ndarray | None:
+    """The share of simulated rows, with the same missing cells, that are at most as likely, [N].
+
+    None if the table has more than ``PATTERNS`` patterns of missing cells.
+    """
+    import numpy as np
+
+    hidden = np.column_stack(list(table.schema.missing_cells(frame).values()))
+    patterns, which = np.unique(hidden, axis=0, return_inverse=True)
+    if len(patterns) > PATTERNS:
+        return None
+    names = [column.name for column in table.schema.used]
+    simulated = table.sample(SIMULATED, seed=seed)
+    found = np.empty(len(log_p))
+    for i, pattern in enumerate(patterns):
+        rows = which.reshape(-1) == i
+        known = _hidden(simulated, [name for name, h in zip(names, pattern, strict=True) if h])
+        reference = np.sort(table.score(known, seed=seed)["log_p"].to_numpy())
+        found[rows] = np.searchsorted(reference, log_p[rows], side="right") / SIMULATED
+    return found
+
+
+def _hidden(frame: Any, names: list[str]) -> Any:
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+    for name in names:
+        field = frame.schema.field(name)
+        nothing = pa.nulls(frame.num_rows, field.type)
+        frame = frame.set_column(frame.column_names.index(name), field, nothing)
+    return frame
